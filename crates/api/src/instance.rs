@@ -1,0 +1,195 @@
+//! The running instance, on the worker.
+
+use penstock_base::{Env, LocalBoxFuture};
+use penstock_client::Client;
+use penstock_drive::runtime::blocking;
+use penstock_fuse::Mount;
+use penstock_node::{AdminError, Node, StatusReport};
+use serde::Serialize;
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use tokio::sync::Notify;
+
+/// A task for the worker.
+pub type Task = Box<dyn FnOnce(Rc<Instance>) -> LocalBoxFuture<'static, ()> + Send>;
+
+/// Jobs whose results are kept.
+const KEPT_JOBS: usize = 100;
+
+/// How a job stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// It goes on.
+    Running,
+    /// It ended well.
+    Done,
+    /// It failed.
+    Failed,
+}
+
+/// A job that was started.
+#[derive(Clone, Debug, Serialize)]
+pub struct Job {
+    /// Its number.
+    pub id: u64,
+    /// What it does.
+    pub what: String,
+    /// How it stands.
+    pub state: JobState,
+    /// Its result, or why it failed.
+    pub result: serde_json::Value,
+}
+
+/// Node, client, mount and jobs.
+pub struct Instance {
+    env: Env,
+    node: Rc<Node>,
+    client: Rc<Client>,
+    mount: RefCell<Option<Mount>>,
+    mounting: tokio::sync::Mutex<()>,
+    dir: PathBuf,
+    api_url: String,
+    jobs: RefCell<Vec<Job>>,
+    next_job: Cell<u64>,
+    stopping: Notify,
+}
+
+impl Instance {
+    /// An instance on `node`, reached at `api_url`.
+    pub fn new(env: &Env, node: Rc<Node>, client: Rc<Client>, dir: &Path, api_url: String) -> Rc<Self> {
+        Rc::new(Self {
+            env: env.clone(),
+            node,
+            client,
+            mount: RefCell::default(),
+            mounting: tokio::sync::Mutex::default(),
+            dir: dir.to_owned(),
+            api_url,
+            jobs: RefCell::default(),
+            next_job: Cell::new(1),
+            stopping: Notify::new(),
+        })
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Rc<Node> {
+        &self.node
+    }
+
+    /// Everything at once.
+    pub fn status(&self) -> StatusReport {
+        let mut status = self.node.status();
+        status.dir = self.dir.display().to_string();
+        status.api_url.clone_from(&self.api_url);
+        status.mounts = self.mount.borrow().iter().map(|mount| mount.path().display().to_string()).collect();
+        status
+    }
+
+    /// Mounts the file system. One mount at a time.
+    pub async fn mount(&self, path: &Path) -> Result<(), AdminError> {
+        let _one = self.mounting.lock().await;
+        if let Some(mount) = &*self.mount.borrow() {
+            return Err(AdminError::Refused(format!(
+                "the file system is mounted at {}; this release serves one mount at a time",
+                mount.path().display()
+            )));
+        }
+        let mount = Mount::start(&self.env, &self.client, path)
+            .map_err(|error| AdminError::Refused(error.to_string()))?;
+        *self.mount.borrow_mut() = Some(mount);
+        Ok(())
+    }
+
+    /// Unmounts. With `force`, a mount in use is detached and its open files get errors.
+    pub async fn unmount(&self, force: bool) -> Result<(), AdminError> {
+        let _one = self.mounting.lock().await;
+        let Some(mount) = self.mount.borrow_mut().take() else { return Ok(()) };
+        // Off the worker: requests on their way need it until the kernel lets go.
+        let (result, rest) = blocking(move || mount.stop(force)).await;
+        *self.mount.borrow_mut() = rest;
+        result.map_err(|error| AdminError::Refused(format!("{error}")))
+    }
+
+    /// Replaces a drive and notes where the new one is.
+    pub(crate) async fn replace_drive(
+        &self,
+        id: &str,
+        path: Option<&str>,
+    ) -> Result<penstock_node::DriveReport, AdminError> {
+        let report = self.node.replace_drive(id, path).await?;
+        penstock_node::StoreFile::of(&self.node).save(&self.dir).map_err(AdminError::Refused)?;
+        Ok(report)
+    }
+
+    /// Checks the file system, with everything that the mount wrote before.
+    pub(crate) async fn check_fs(&self) -> Result<penstock_node::FsCheckReport, AdminError> {
+        self.client
+            .sync_all()
+            .await
+            .map_err(|failure| AdminError::Refused(format!("nothing was checked: {failure}")))?;
+        self.node.check_fs().await
+    }
+
+    /// Starts a job and returns its number.
+    pub(crate) fn start_job<F>(self: &Rc<Self>, what: String, work: F) -> u64
+    where
+        F: Future<Output = Result<serde_json::Value, AdminError>> + 'static,
+    {
+        let id = self.next_job.get();
+        self.next_job.set(id + 1);
+        let mut jobs = self.jobs.borrow_mut();
+        if jobs.len() >= KEPT_JOBS {
+            jobs.retain(|job| job.state == JobState::Running || job.id + KEPT_JOBS as u64 / 2 > id);
+        }
+        jobs.push(Job { id, what, state: JobState::Running, result: serde_json::Value::Null });
+        let instance = self.clone();
+        let task = async move {
+            let (state, result) = match work.await {
+                Ok(result) => (JobState::Done, result),
+                Err(error) => (JobState::Failed, serde_json::Value::String(error.to_string())),
+            };
+            let mut jobs = instance.jobs.borrow_mut();
+            if let Some(job) = jobs.iter_mut().find(|job| job.id == id) {
+                (job.state, job.result) = (state, result);
+            }
+        };
+        self.env.spawn("admin job", Box::pin(task));
+        id
+    }
+
+    /// A job by its number.
+    pub(crate) fn job(&self, id: u64) -> Option<Job> {
+        self.jobs.borrow().iter().find(|job| job.id == id).cloned()
+    }
+
+    /// Asks the instance to stop.
+    pub fn stop(&self) {
+        self.stopping.notify_one();
+    }
+
+    /// Waits until the instance is asked to stop, serving `tasks` meanwhile.
+    pub async fn run(self: &Rc<Self>, tasks: &mut tokio::sync::mpsc::UnboundedReceiver<Task>) {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stopping.notified() => return,
+                task = tasks.recv() => match task {
+                    Some(task) => self.env.spawn("admin request", task(self.clone())),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    /// Unmounts, makes everything durable and closes the node.
+    pub async fn shut_down(&self) -> Result<(), String> {
+        if let Err(error) = self.unmount(true).await {
+            tracing::warn!(%error, "the mount does not come off");
+        }
+        let synced = self.client.close().await.map_err(|failure| failure.to_string());
+        let closed = self.node.close().await.map_err(|error| error.to_string());
+        synced.and(closed)
+    }
+}

@@ -1,0 +1,131 @@
+//! Metrics in Prometheus' text format (exposition format 0.0.4).
+
+use penstock_node::{FsReport, StatusReport};
+use std::fmt::Write;
+
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "# HELP penstock_{name} {help}\n# TYPE penstock_{name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: u64) {
+        let _ = match labels.is_empty() {
+            true => writeln!(self.0, "penstock_{name} {value}"),
+            false => writeln!(self.0, "penstock_{name}{{{labels}}} {value}"),
+        };
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// All metrics.
+pub(crate) fn text(status: &StatusReport, fs: &FsReport) -> String {
+    let mut text = Text(String::new());
+    text.family("health", "gauge", "0 ok, 1 degraded, 2 critical, 3 failed");
+    let rank = ["ok", "degraded", "critical", "failed"].iter().position(|word| *word == status.health);
+    text.sample("health", "", rank.map_or(3, |rank| rank as u64));
+    for (name, help, value) in [
+        ("redundancy_debt_stripes", "Stripes that lack strips", status.redundancy_debt_stripes),
+        (
+            "redundancy_debt_carriers",
+            "Copies of logs and checkpoints that are missing",
+            status.redundancy_debt_carriers,
+        ),
+        ("fs_total_bytes", "Size of the file system", fs.total_bytes),
+        ("fs_free_bytes", "Free space of the file system", fs.free_bytes),
+        ("fs_meta_used_bytes", "Bytes of metadata rows", fs.meta_used_bytes),
+        ("fs_meta_budget_bytes", "Bytes that metadata rows may take", fs.meta_budget_bytes),
+    ] {
+        text.family(name, "gauge", help);
+        text.sample(name, "", value);
+    }
+    for (name, help, value) in [
+        ("fs_written_bytes_total", "Bytes that clients wrote", fs.written_bytes),
+        ("fs_read_bytes_total", "Bytes that clients read", fs.read_bytes),
+        ("fs_commits_total", "Commits of files", fs.commits),
+        ("fs_whole_chunks_total", "Chunks written as whole stripes", fs.whole_chunks),
+        ("fs_logged_chunks_total", "Whole chunks that took the log", fs.logged_chunks),
+    ] {
+        text.family(name, "counter", help);
+        text.sample(name, "", value);
+    }
+    drives(&mut text, status);
+    arrays(&mut text, status);
+    text.0
+}
+
+fn drives(text: &mut Text, status: &StatusReport) {
+    let labels: Vec<String> = status
+        .drives
+        .iter()
+        .map(|drive| format!("drive=\"{}\",path=\"{}\"", drive.id, escaped(&drive.path)))
+        .collect();
+    text.family("drive_online", "gauge", "Whether the drive takes I/O");
+    for (drive, labels) in status.drives.iter().zip(&labels) {
+        text.sample("drive_online", labels, u64::from(drive.state == "online"));
+    }
+    type Get = fn(&penstock_node::DriveReport) -> u64;
+    let counters: [(&str, &str, Get); 9] = [
+        ("drive_read_bytes_total", "Bytes read", |drive| drive.read_bytes),
+        ("drive_write_bytes_total", "Bytes written", |drive| drive.write_bytes),
+        ("drive_reads_total", "Reads", |drive| drive.reads),
+        ("drive_writes_total", "Writes", |drive| drive.writes),
+        ("drive_flushes_total", "Flushes", |drive| drive.flushes),
+        ("drive_io_errors_total", "I/Os that failed", |drive| drive.io_errors),
+        ("drive_timeouts_total", "I/Os without an answer in time", |drive| drive.timeouts),
+        ("drive_checksum_errors_total", "Contents that were not what was written", |drive| {
+            drive.checksum_errors
+        }),
+        ("drive_repaired_blocks_total", "Blocks written again from redundancy", |drive| {
+            drive.repaired_blocks
+        }),
+    ];
+    for (name, help, get) in counters {
+        text.family(name, "counter", help);
+        for (drive, labels) in status.drives.iter().zip(&labels) {
+            text.sample(name, labels, get(drive));
+        }
+    }
+}
+
+fn arrays(text: &mut Text, status: &StatusReport) {
+    type Get = fn(&penstock_node::ArrayReport) -> u64;
+    let metrics: [(&str, &str, &str, Get); 17] = [
+        ("array_redundancy_debt_stripes", "gauge", "Stripes that lack strips", |array| {
+            array.redundancy_debt_stripes
+        }),
+        ("array_unreadable_stripes", "gauge", "Stripes that cannot be read", |array| {
+            array.unreadable_stripes
+        }),
+        ("array_suspended", "gauge", "Whether writes wait", |array| u64::from(array.suspended.is_some())),
+        ("array_stripes", "gauge", "Stripes", |array| array.stripes),
+        ("array_written_stripes", "gauge", "Stripes with data", |array| array.written_stripes),
+        ("array_log_used_percent", "gauge", "Share of the log in use", |array| array.log_used_percent),
+        ("array_dirty_bytes", "gauge", "Bytes in the log that wait for their strips", |array| {
+            array.dirty_bytes
+        }),
+        ("array_checksum_errors_total", "counter", "Contents that did not verify", |array| {
+            array.checksum_errors
+        }),
+        ("array_repaired_blocks_total", "counter", "Blocks repaired", |array| array.repaired_blocks),
+        ("array_parity_defects_total", "counter", "Stripes with wrong parity", |array| array.parity_defects),
+        ("array_degraded_reads_total", "counter", "Reads by reconstruction", |array| array.degraded_reads),
+        ("array_logged_bytes_total", "counter", "Bytes that took the log", |array| array.logged_bytes),
+        ("array_fresh_stripes_total", "counter", "Stripes written past the log", |array| array.fresh_stripes),
+        ("array_destaged_stripes_total", "counter", "Stripes destaged", |array| array.destaged_stripes),
+        ("array_log_records_total", "counter", "Records appended", |array| array.log_records),
+        ("array_log_flushes_total", "counter", "Flushes of the log", |array| array.log_flushes),
+        ("array_checkpoints_total", "counter", "Checkpoints", |array| array.checkpoints),
+    ];
+    for (name, kind, help, get) in metrics {
+        text.family(name, kind, help);
+        for array in &status.arrays {
+            text.sample(name, &format!("array=\"{}\"", escaped(&array.name)), get(array));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The API's own description (OpenAPI 3.1).
+
+use serde_json::{Map, Value, json};
+
+/// Path, method, what it does, and its path parameter.
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 20] = [
+    ("/v1/status", "get", "Health, drives, arrays, mounts", None),
+    ("/v1/events", "get", "What happened; ?after=SEQ for what is newer", None),
+    ("/v1/drives", "get", "All drives", None),
+    ("/v1/drives/{id}", "get", "One drive", Some("id")),
+    ("/v1/drives/{id}/fail", "post", "Takes a drive out of service", Some("id")),
+    (
+        "/v1/drives/{id}/replace",
+        "post",
+        "Puts a blank drive in its place; body {\"path\": PATH} is optional",
+        Some("id"),
+    ),
+    ("/v1/arrays", "get", "All arrays", None),
+    ("/v1/arrays/{id}", "get", "One array, by id or name", Some("id")),
+    (
+        "/v1/arrays/{id}/rebuild",
+        "post",
+        "Job that ends when nothing more can be rebuilt; `all` for every array",
+        Some("id"),
+    ),
+    ("/v1/arrays/{id}/scrub", "post", "Job that verifies and repairs; `all` for every array", Some("id")),
+    ("/v1/fs", "get", "All file systems", None),
+    ("/v1/fs/{name}", "get", "One file system", Some("name")),
+    (
+        "/v1/fs/{name}/check",
+        "post",
+        "Checks names, links, chunks, extents and bitmaps; reads only",
+        Some("name"),
+    ),
+    ("/v1/mounts", "get", "Where the file system is mounted", None),
+    ("/v1/mounts", "post", "Mounts it; body {\"path\": PATH}", None),
+    ("/v1/mounts", "delete", "Unmounts it", None),
+    ("/v1/jobs/{id}", "get", "A job: running, done or failed, with its result", Some("id")),
+    ("/v1/down", "post", "Stops the instance", None),
+    ("/v1/openapi.json", "get", "This description", None),
+    ("/metrics", "get", "Metrics in Prometheus' text format", None),
+];
+
+/// The document.
+pub(crate) fn document() -> Value {
+    let mut paths: Map<String, Value> = Map::new();
+    for (path, method, summary, parameter) in OPERATIONS {
+        let parameters: Vec<Value> = parameter
+            .iter()
+            .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
+            .collect();
+        let operation = json!({
+            "summary": summary,
+            "parameters": parameters,
+            "responses": {
+                "200": { "description": "done" },
+                "401": { "description": "no token, or a wrong one" },
+                "403": { "description": "Host or Origin does not name the listener" },
+                "404": { "description": "no such thing; the body says which" },
+                "409": { "description": "refused; the body says why, nothing was changed" },
+            },
+        });
+        let entry = paths.entry(path).or_insert_with(|| json!({}));
+        entry[method] = operation;
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": { "title": "Penstock", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "Apache-2.0" } },
+        "security": [{ "token": [] }],
+        "components": { "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } } },
+        "paths": paths,
+    })
+}

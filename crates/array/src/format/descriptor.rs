@@ -1,0 +1,122 @@
+//! The array's descriptor, which every superblock of its drives carries. Byte map: docs/format/superblock.md.
+
+use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch};
+
+const FORMAT: u16 = 1;
+
+/// One member of an array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberEntry {
+    /// Its drive.
+    pub drive: DriveId,
+    /// Where its slice starts on the drive.
+    pub offset: u64,
+    /// Length of the slice in bytes.
+    pub len: u64,
+    /// Raised whenever the slice starts a new life.
+    pub generation: u64,
+    /// Recorded as missing writes: not a carrier, and its stale strips do not count.
+    pub stale: bool,
+}
+
+/// What an array is and who belongs to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// The array.
+    pub array: ArrayId,
+    /// Its name, for people.
+    pub name: String,
+    /// Data strips in a stripe.
+    pub k: u16,
+    /// Redundancy strips in a stripe.
+    pub m: u16,
+    /// Data blocks in a strip.
+    pub strip_blocks: u32,
+    /// Bytes of each slice that are kept for the log.
+    pub log_bytes: u64,
+    /// Bytes of a log segment.
+    pub segment_bytes: u32,
+    /// Stripes in the array.
+    pub stripes: u64,
+    /// Revision of ownership.
+    pub epoch: Epoch,
+    /// Raised with every change of this descriptor.
+    pub revision: u64,
+    /// Raised with every change of the carriers.
+    pub carriers_epoch: u64,
+    /// Members that carry the log, the checkpoints and the roots.
+    pub carriers: Vec<u16>,
+    /// The members by position.
+    pub members: Vec<MemberEntry>,
+}
+
+impl Descriptor {
+    /// The descriptor's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        // Layout: 0 is fixed. Integrity: 1 is a trailer in each strip. One group.
+        enc.u16(FORMAT).u8(0).u8(1).u16(1).u16(self.k).u16(self.m).u16(0).u32(self.strip_blocks);
+        enc.id(self.array.0).u64(self.log_bytes).u32(self.segment_bytes).u32(0).u64(self.stripes);
+        enc.u64(self.epoch.0).u64(self.revision).u64(self.carriers_epoch).bytes(self.name.as_bytes());
+        enc.u16(self.carriers.len() as u16);
+        self.carriers.iter().for_each(|carrier| {
+            enc.u16(*carrier);
+        });
+        enc.u16(self.members.len() as u16);
+        for member in &self.members {
+            enc.id(member.drive.0).u64(member.offset).u64(member.len).u64(member.generation);
+            enc.u8(u8::from(member.stale));
+        }
+        enc.finish()
+    }
+
+    /// Reads a descriptor.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("array descriptor", bytes);
+        let format = dec.u16()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", u64::from(format)));
+        }
+        let (layout, integrity, groups) = (dec.u8()?, dec.u8()?, dec.u16()?);
+        for (field, found, known) in
+            [("layout", layout.into(), 0), ("integrity", integrity.into(), 1), ("groups", groups, 1)]
+        {
+            if found != known {
+                return Err(dec.unknown(field, u64::from(found)));
+            }
+        }
+        let (k, m, _, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
+        let (array, log_bytes, segment_bytes, _) = (ArrayId(dec.id()?), dec.u64()?, dec.u32()?, dec.u32()?);
+        let (stripes, epoch, revision, carriers_epoch) =
+            (dec.u64()?, Epoch(dec.u64()?), dec.u64()?, dec.u64()?);
+        let name = String::from_utf8_lossy(dec.bytes()?).into_owned();
+        let carrier_count = dec.u16()?;
+        let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
+        let member_count = dec.u16()?;
+        let mut members = Vec::new();
+        for _ in 0..member_count {
+            let (drive, offset, len, generation) = (DriveId(dec.id()?), dec.u64()?, dec.u64()?, dec.u64()?);
+            members.push(MemberEntry { drive, offset, len, generation, stale: dec.u8()? != 0 });
+        }
+        let sound = members.len() == usize::from(k) + usize::from(m)
+            && carriers.iter().all(|carrier| usize::from(*carrier) < members.len());
+        if !sound {
+            return Err(dec.bad("members, carriers and code do not agree"));
+        }
+        Ok(Self {
+            array,
+            name,
+            k,
+            m,
+            strip_blocks,
+            log_bytes,
+            segment_bytes,
+            stripes,
+            epoch,
+            revision,
+            carriers_epoch,
+            carriers,
+            members,
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! A log record: a head of whole blocks with entries, and then the payload blocks. Byte map: docs/format/log.md.
+//!
+//! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block, so the chain value
+//! (the head's CRC) stands for the whole record.
+
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, Version, crc32c};
+
+const MAGIC: &[u8; 4] = b"PREC";
+const FORMAT: u16 = 1;
+const HEADER_BYTES: usize = 64;
+
+/// New contents of one strip in a destage: some of its blocks, and its whole new trailer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StripPatch {
+    /// Position in the stripe.
+    pub position: u16,
+    /// Its new version.
+    pub version: Version,
+    /// Columns whose blocks are in the payload, ascending.
+    pub columns: Vec<u16>,
+    /// CRC32C of every block of the strip.
+    pub crcs: Vec<u32>,
+}
+
+/// What a record says. Payload blocks follow in the order of the entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Data blocks of one stripe, waiting to be destaged.
+    Data {
+        /// The stripe.
+        stripe: u64,
+        /// Place in the order of all data entries.
+        order: u64,
+        /// First data block within the stripe.
+        block: u32,
+        /// CRC32C of each block.
+        crcs: Vec<u32>,
+    },
+    /// A stripe that was unwritten now holds whole strips of one version.
+    Fresh {
+        /// The stripe.
+        stripe: u64,
+        /// Data entries up to here are void.
+        upto: u64,
+        /// The version of every strip.
+        version: Version,
+        /// Strips that were not written.
+        stale: u64,
+        /// Data blocks contained, and up to which order.
+        contained: Vec<(u32, u64)>,
+    },
+    /// Everything that is about to be written into strips of a written stripe.
+    Destage {
+        /// The stripe.
+        stripe: u64,
+        /// Strips that will not be written.
+        stale: u64,
+        /// Data blocks contained, and up to which order.
+        contained: Vec<(u32, u64)>,
+        /// The strips' new contents.
+        patches: Vec<StripPatch>,
+    },
+    /// Stripes that are unwritten from now on.
+    Discard {
+        /// First stripe.
+        stripe: u64,
+        /// Number of stripes.
+        count: u64,
+        /// Data entries up to here are void.
+        upto: u64,
+    },
+    /// Versions up to here may be used.
+    Versions {
+        /// The last of the run.
+        reserved: Version,
+    },
+    /// Strips that became stale, or valid again.
+    Strips {
+        /// The stripe.
+        stripe: u64,
+        /// Now stale.
+        set: u64,
+        /// Valid again.
+        clear: u64,
+        /// Version of those that are valid again.
+        version: Version,
+    },
+    /// All strips of a member are stale: it starts from nothing.
+    MemberReset {
+        /// The member.
+        member: u16,
+    },
+}
+
+impl Entry {
+    fn encode(&self, enc: &mut Enc) {
+        match self {
+            Self::Data { stripe, order, block, crcs } => {
+                enc.u8(1).u64(*stripe).u64(*order).u32(*block);
+                encode_crcs(enc, crcs);
+            }
+            Self::Fresh { stripe, upto, version, stale, contained } => {
+                enc.u8(2).u64(*stripe).u64(*upto).u64(version.0).u64(*stale);
+                encode_contained(enc, contained);
+            }
+            Self::Destage { stripe, stale, contained, patches } => {
+                enc.u8(3).u64(*stripe).u64(*stale);
+                encode_contained(enc, contained);
+                enc.u16(patches.len() as u16);
+                for patch in patches {
+                    enc.u16(patch.position).u64(patch.version.0).u32(patch.columns.len() as u32);
+                    patch.columns.iter().for_each(|column| {
+                        enc.u16(*column);
+                    });
+                    encode_crcs(enc, &patch.crcs);
+                }
+            }
+            Self::Discard { stripe, count, upto } => {
+                enc.u8(4).u64(*stripe).u64(*count).u64(*upto);
+            }
+            Self::Versions { reserved } => {
+                enc.u8(5).u64(reserved.0);
+            }
+            Self::Strips { stripe, set, clear, version } => {
+                enc.u8(6).u64(*stripe).u64(*set).u64(*clear).u64(version.0);
+            }
+            Self::MemberReset { member } => {
+                enc.u8(7).u16(*member);
+            }
+        }
+    }
+
+    fn decode(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
+        Ok(match dec.u8()? {
+            1 => Self::Data {
+                stripe: dec.u64()?,
+                order: dec.u64()?,
+                block: dec.u32()?,
+                crcs: decode_crcs(dec)?,
+            },
+            2 => Self::Fresh {
+                stripe: dec.u64()?,
+                upto: dec.u64()?,
+                version: Version(dec.u64()?),
+                stale: dec.u64()?,
+                contained: decode_contained(dec)?,
+            },
+            3 => Self::decode_destage(dec)?,
+            4 => Self::Discard { stripe: dec.u64()?, count: dec.u64()?, upto: dec.u64()? },
+            5 => Self::Versions { reserved: Version(dec.u64()?) },
+            6 => Self::Strips {
+                stripe: dec.u64()?,
+                set: dec.u64()?,
+                clear: dec.u64()?,
+                version: Version(dec.u64()?),
+            },
+            7 => Self::MemberReset { member: dec.u16()? },
+            kind => return Err(dec.unknown("entry kind", u64::from(kind))),
+        })
+    }
+
+    fn decode_destage(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
+        let (stripe, stale, contained) = (dec.u64()?, dec.u64()?, decode_contained(dec)?);
+        let patch_count = dec.u16()?;
+        let mut patches = Vec::new();
+        for _ in 0..patch_count {
+            let (position, version, count) = (dec.u16()?, Version(dec.u64()?), dec.u32()?);
+            let columns = (0..count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
+            let crcs = decode_crcs(dec)?;
+            if columns.iter().any(|column| usize::from(*column) >= crcs.len()) {
+                return Err(dec.bad("a column beyond the strip"));
+            }
+            patches.push(StripPatch { position, version, columns, crcs });
+        }
+        Ok(Self::Destage { stripe, stale, contained, patches })
+    }
+
+    /// CRC32C of each payload block of this entry, in order.
+    pub fn payload_crcs(&self) -> Vec<u32> {
+        match self {
+            Self::Data { crcs, .. } => crcs.clone(),
+            Self::Destage { patches, .. } => {
+                let of_patch = |patch: &StripPatch| {
+                    patch.columns.iter().map(|column| patch.crcs[usize::from(*column)]).collect::<Vec<_>>()
+                };
+                patches.iter().flat_map(of_patch).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The entry that strips of a stripe became stale.
+    pub fn stale_strips(stripe: u64, set: u64) -> Self {
+        Self::Strips { stripe, set, clear: 0, version: Version(0) }
+    }
+
+    /// Bytes of the entry in a record's head.
+    pub fn encoded_bytes(&self) -> usize {
+        let mut enc = Enc::new();
+        self.encode(&mut enc);
+        enc.len()
+    }
+}
+
+fn encode_contained(enc: &mut Enc, contained: &[(u32, u64)]) {
+    enc.u32(contained.len() as u32);
+    for (block, order) in contained {
+        enc.u32(*block).u64(*order);
+    }
+}
+
+fn decode_contained(dec: &mut Dec<'_>) -> Result<Vec<(u32, u64)>, DecodeError> {
+    let count = dec.u32()?;
+    (0..count).map(|_| Ok((dec.u32()?, dec.u64()?))).collect()
+}
+
+fn encode_crcs(enc: &mut Enc, crcs: &[u32]) {
+    enc.u32(crcs.len() as u32);
+    crcs.iter().for_each(|crc| {
+        enc.u32(*crc);
+    });
+}
+
+fn decode_crcs(dec: &mut Dec<'_>) -> Result<Vec<u32>, DecodeError> {
+    let count = dec.u32()?;
+    if count as usize * 4 > dec.left() {
+        return Err(dec.bad("more checksums than bytes"));
+    }
+    (0..count).map(|_| dec.u32()).collect()
+}
+
+/// The head of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordHead {
+    /// The array.
+    pub array: ArrayId,
+    /// The opening of the array that wrote it.
+    pub incarnation: u64,
+    /// Its place in the log.
+    pub seq: LogSeq,
+    /// Chain value of its predecessor.
+    pub chain: u32,
+    /// Records up to here were durable when it was written.
+    pub durable: LogSeq,
+    /// What it says.
+    pub entries: Vec<Entry>,
+}
+
+/// Where a record's parts lie and what the next one must chain to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordShape {
+    /// Blocks of the head.
+    pub head_blocks: u32,
+    /// Blocks of payload behind it.
+    pub payload_blocks: u32,
+    /// The record's chain value.
+    pub chain: u32,
+}
+
+/// Blocks that a head with entries of `entry_bytes` takes.
+pub fn head_blocks(entry_bytes: usize) -> usize {
+    (HEADER_BYTES + entry_bytes).div_ceil(BLOCK_BYTES)
+}
+
+impl RecordHead {
+    /// The record's bytes with its payload behind the head, and its shape.
+    pub fn encode(&self, payload: &[Buf]) -> (Buf, RecordShape) {
+        let mut entries = Enc::new();
+        self.entries.iter().for_each(|entry| entry.encode(&mut entries));
+        let head_blocks = head_blocks(entries.len());
+        let payload_blocks = payload.iter().map(Buf::len).sum::<usize>() / BLOCK_BYTES;
+        let mut head = Enc::new();
+        head.raw(MAGIC).u32(0).id(self.array.0).u64(self.incarnation).u64(self.seq.0).u32(self.chain);
+        head.u16(u16::try_from(head_blocks).expect("a head is shorter than a segment"))
+            .u16(FORMAT)
+            .u64(self.durable.0)
+            .u32(payload_blocks as u32);
+        head.u32(u32::try_from(entries.len()).expect("entries are shorter than 4 GiB"))
+            .raw(entries.as_slice());
+        let chain = crc32c(&head.as_slice()[8..]);
+        head.set_u32(4, chain);
+        let mut record = BufMut::zeroed((head_blocks + payload_blocks) * BLOCK_BYTES);
+        record.as_mut()[..head.len()].copy_from_slice(head.as_slice());
+        let mut at = head_blocks * BLOCK_BYTES;
+        for part in payload {
+            record.as_mut()[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        (
+            record.freeze(),
+            RecordShape { head_blocks: head_blocks as u32, payload_blocks: payload_blocks as u32, chain },
+        )
+    }
+
+    /// Reads a head at the start of `bytes` (the rest of a segment). The payload is not looked at.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, RecordShape), DecodeError> {
+        let mut dec = Dec::new("log record", bytes);
+        if dec.raw(4)? != MAGIC {
+            return Err(dec.bad("wrong magic number"));
+        }
+        let (chain, array) = (dec.u32()?, ArrayId(dec.id()?));
+        let (incarnation, seq, before) = (dec.u64()?, LogSeq(dec.u64()?), dec.u32()?);
+        let (head_blocks, format) = (u32::from(dec.u16()?), dec.u16()?);
+        let (durable, payload_blocks, entry_bytes) = (LogSeq(dec.u64()?), dec.u32()?, dec.u32()? as usize);
+        let entries_at = HEADER_BYTES;
+        let raw = dec.raw(entry_bytes)?;
+        if crc32c(&bytes[8..entries_at + entry_bytes]) != chain {
+            return Err(dec.bad("checksum"));
+        }
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        let total = (head_blocks as usize).saturating_add(payload_blocks as usize);
+        if total > bytes.len() / BLOCK_BYTES || head_blocks as usize != self::head_blocks(entry_bytes) {
+            return Err(dec.bad("lengths do not agree"));
+        }
+        let mut inner = Dec::new("log record entries", raw);
+        let mut entries = Vec::new();
+        while inner.left() > 0 {
+            entries.push(Entry::decode(&mut inner)?);
+        }
+        let head = Self { array, incarnation, seq, chain: before, durable, entries };
+        if head.entries.iter().map(|entry| entry.payload_crcs().len()).sum::<usize>()
+            != payload_blocks as usize
+        {
+            return Err(dec.bad("entries and payload do not agree"));
+        }
+        Ok((head, RecordShape { head_blocks, payload_blocks, chain }))
+    }
+}

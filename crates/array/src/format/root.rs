@@ -1,0 +1,69 @@
+//! The root of a checkpoint: where the log's replay starts and which table pages count. Byte map: docs/format/log.md.
+
+use super::{check_block, seal_block};
+use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq, Version};
+
+const MAGIC: &[u8; 4] = b"PROT";
+const FORMAT: u32 = 1;
+
+/// A checkpoint's root. It lies in two places on each carrier; checkpoint `seq` goes to place `seq % 2`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The array.
+    pub array: ArrayId,
+    /// Number of the checkpoint: table pages with a greater number do not count.
+    pub seq: u64,
+    /// Raised at every opening, before the first append.
+    pub incarnation: u64,
+    /// Records from this sequence on count only if they carry `incarnation`.
+    pub incarnation_start: LogSeq,
+    /// The segment where replay starts.
+    pub replay_segment: u64,
+    /// Sequence of the first record in that segment.
+    pub replay_seq: LogSeq,
+    /// Chain value before that record.
+    pub replay_chain: u32,
+    /// Records up to here were durable when the root was written.
+    pub durable: LogSeq,
+    /// Versions up to here may have been used.
+    pub versions_reserved: Version,
+    /// Data entries up to here may exist.
+    pub order: u64,
+}
+
+impl Root {
+    /// The root block.
+    pub fn encode(&self) -> Buf {
+        let mut enc = Enc::new();
+        enc.raw(MAGIC).u32(0).u32(FORMAT).u32(self.replay_chain).id(self.array.0).u64(self.seq);
+        enc.u64(self.incarnation)
+            .u64(self.incarnation_start.0)
+            .u64(self.replay_segment)
+            .u64(self.replay_seq.0);
+        enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order);
+        seal_block(&mut enc)
+    }
+
+    /// Reads a root block.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        check_block("checkpoint root", MAGIC, bytes)?;
+        let mut dec = Dec::new("checkpoint root", &bytes[8..]);
+        let format = dec.u32()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", u64::from(format)));
+        }
+        let replay_chain = dec.u32()?;
+        Ok(Self {
+            array: ArrayId(dec.id()?),
+            seq: dec.u64()?,
+            incarnation: dec.u64()?,
+            incarnation_start: LogSeq(dec.u64()?),
+            replay_segment: dec.u64()?,
+            replay_seq: LogSeq(dec.u64()?),
+            replay_chain,
+            durable: LogSeq(dec.u64()?),
+            versions_reserved: Version(dec.u64()?),
+            order: dec.u64()?,
+        })
+    }
+}

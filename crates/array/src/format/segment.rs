@@ -1,0 +1,55 @@
+//! The header of a log segment: which part of the chain it holds. Byte map: docs/format/log.md.
+
+use super::{check_block, seal_block};
+use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq};
+
+const MAGIC: &[u8; 4] = b"PSEG";
+const FORMAT: u32 = 1;
+
+/// First block of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentHeader {
+    /// The array.
+    pub array: ArrayId,
+    /// Number of the segment, rising by one; it lies at `number % segments` of the log region.
+    pub number: u64,
+    /// Sequence of its first record.
+    pub first_seq: LogSeq,
+    /// Chain value before that record.
+    pub chain: u32,
+    /// Incarnation that began it.
+    pub incarnation: u64,
+    /// Revision of the set of carriers.
+    pub carriers_epoch: u64,
+    /// Members that carry it.
+    pub carriers: Vec<u16>,
+}
+
+impl SegmentHeader {
+    /// The header block.
+    pub fn encode(&self) -> Buf {
+        let mut enc = Enc::new();
+        enc.raw(MAGIC).u32(0).u32(FORMAT).u32(self.chain).id(self.array.0).u64(self.number);
+        enc.u64(self.first_seq.0).u64(self.incarnation).u64(self.carriers_epoch);
+        enc.u16(self.carriers.len() as u16);
+        self.carriers.iter().for_each(|member| {
+            enc.u16(*member);
+        });
+        seal_block(&mut enc)
+    }
+
+    /// Reads a header block.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        check_block("log segment header", MAGIC, bytes)?;
+        let mut dec = Dec::new("log segment header", &bytes[8..]);
+        let format = dec.u32()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", u64::from(format)));
+        }
+        let (chain, array, number) = (dec.u32()?, ArrayId(dec.id()?), dec.u64()?);
+        let (first_seq, incarnation, carriers_epoch) = (LogSeq(dec.u64()?), dec.u64()?, dec.u64()?);
+        let count = dec.u16()?;
+        let carriers = (0..count).map(|_| dec.u16()).collect::<Result<_, _>>()?;
+        Ok(Self { array, number, first_seq, chain, incarnation, carriers_epoch, carriers })
+    }
+}

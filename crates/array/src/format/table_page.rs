@@ -1,0 +1,62 @@
+//! A page of the stripe table. Byte map: docs/format/stripe-table.md.
+//!
+//! Every entry has the same size, a stale mask and one version per strip, because a checkpoint must never lack the
+//! room for the worst case. A stripe is unwritten when all its versions are 0, which is never given.
+
+use super::{check_block, seal_block};
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};
+
+const MAGIC: &[u8; 4] = b"PTBL";
+const FORMAT: u16 = 1;
+const HEADER_BYTES: usize = 48;
+
+/// Entries in one page for stripes of `strips` strips.
+pub fn entries_per_page(strips: usize) -> usize {
+    (BLOCK_BYTES - HEADER_BYTES) / entry_bytes(strips)
+}
+
+fn entry_bytes(strips: usize) -> usize {
+    8 * (1 + strips)
+}
+
+/// One page: `words` holds, for each of its stripes, the stale mask and then the version of each strip.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TablePage {
+    /// The array.
+    pub array: ArrayId,
+    /// Number of the page.
+    pub index: u64,
+    /// The checkpoint that wrote it.
+    pub checkpoint: u64,
+    /// Strips in a stripe.
+    pub strips: u16,
+    /// Masks and versions.
+    pub words: Vec<u64>,
+}
+
+impl TablePage {
+    /// The page's block.
+    pub fn encode(&self) -> Buf {
+        let mut enc = Enc::new();
+        enc.raw(MAGIC).u32(0).id(self.array.0).u64(self.index).u64(self.checkpoint);
+        enc.u16(self.strips).u16(FORMAT).u32(self.words.len() as u32);
+        assert_eq!(enc.len(), HEADER_BYTES);
+        self.words.iter().for_each(|word| {
+            enc.u64(*word);
+        });
+        seal_block(&mut enc)
+    }
+
+    /// Reads a page's block.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        check_block("stripe table page", MAGIC, bytes)?;
+        let mut dec = Dec::new("stripe table page", &bytes[8..]);
+        let (array, index, checkpoint) = (ArrayId(dec.id()?), dec.u64()?, dec.u64()?);
+        let (strips, format, count) = (dec.u16()?, dec.u16()?, dec.u32()?);
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        let words = (0..count).map(|_| dec.u64()).collect::<Result<_, _>>()?;
+        Ok(Self { array, index, checkpoint, strips, words })
+    }
+}

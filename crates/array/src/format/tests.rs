@@ -1,0 +1,221 @@
+//! Golden bytes, damage and noise for every structure: old images must open, and nothing that is read may panic.
+
+use super::descriptor::{Descriptor, MemberEntry};
+use super::record::{Entry, RecordHead, StripPatch};
+use super::root::Root;
+use super::segment::SegmentHeader;
+use super::table_page::TablePage;
+use super::trailer::Trailer;
+use penstock_base::{
+    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, SECTOR_BYTES, StripeIndex, Version, crc32c,
+    crc32c_blocks,
+};
+use std::fmt::Debug;
+use std::ops::Range;
+
+const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
+/// Random inputs for each decoder.
+const NOISE_ROUNDS: usize = 10_000;
+
+fn root() -> Root {
+    Root {
+        array: ARRAY,
+        seq: 3,
+        incarnation: 2,
+        incarnation_start: LogSeq(40),
+        replay_segment: 5,
+        replay_seq: LogSeq(33),
+        replay_chain: 0x0102_0304,
+        durable: LogSeq(44),
+        versions_reserved: Version(1 << 20),
+        order: 77,
+    }
+}
+
+fn segment() -> SegmentHeader {
+    SegmentHeader {
+        array: ARRAY,
+        number: 5,
+        first_seq: LogSeq(33),
+        chain: 0x0102_0304,
+        incarnation: 2,
+        carriers_epoch: 9,
+        carriers: vec![0, 1, 4],
+    }
+}
+
+fn page() -> TablePage {
+    TablePage { array: ARRAY, index: 1, checkpoint: 3, strips: 2, words: vec![0, 7, 7, 2, 9, 8] }
+}
+
+fn trailer() -> Trailer {
+    Trailer {
+        array: ARRAY,
+        stripe: StripeIndex(6),
+        position: 2,
+        version: Version(11),
+        crcs: vec![1, 2, 3, 4],
+    }
+}
+
+fn descriptor() -> Descriptor {
+    let member = |number: u8| MemberEntry {
+        drive: DriveId(Id128([number; 16])),
+        offset: 1 << 20,
+        len: 5 << 20,
+        generation: u64::from(number),
+        stale: number == 2,
+    };
+    Descriptor {
+        array: ARRAY,
+        name: "golden".into(),
+        k: 2,
+        m: 1,
+        strip_blocks: 64,
+        log_bytes: 64 << 20,
+        segment_bytes: 2 << 20,
+        stripes: 1000,
+        epoch: Epoch(4),
+        revision: 12,
+        carriers_epoch: 9,
+        carriers: vec![0, 2],
+        members: (1..=3).map(member).collect(),
+    }
+}
+
+/// A record with an entry of every kind, and its payload.
+fn record() -> (RecordHead, Vec<Buf>) {
+    let payload = vec![Buf::copy_from(&[0x5a; BLOCK_BYTES]), Buf::copy_from(&[0xc3; BLOCK_BYTES])];
+    let crcs: Vec<u32> = payload.iter().flat_map(|block| crc32c_blocks(block)).collect();
+    let patch = StripPatch { position: 2, version: Version(13), columns: vec![1], crcs: vec![5, crcs[1]] };
+    let entries = vec![
+        Entry::Data { stripe: 1, order: 7, block: 3, crcs: vec![crcs[0]] },
+        Entry::Fresh { stripe: 2, upto: 6, version: Version(12), stale: 1, contained: vec![(0, 5)] },
+        Entry::Destage { stripe: 3, stale: 2, contained: vec![(1, 4)], patches: vec![patch] },
+        Entry::Discard { stripe: 4, count: 2, upto: 7 },
+        Entry::Versions { reserved: Version(2 << 20) },
+        Entry::Strips { stripe: 5, set: 1, clear: 2, version: Version(14) },
+        Entry::MemberReset { member: 1 },
+    ];
+    let (seq, durable) = (LogSeq(45), LogSeq(44));
+    (RecordHead { array: ARRAY, incarnation: 2, seq, chain: 0x0a0b_0c0d, durable, entries }, payload)
+}
+
+/// Checks that `bytes` have the checksum `golden` and decode to `wanted`, that every flipped bit in `covered` is
+/// found, that one elsewhere in the first sector is harmless, and that noise is never a panic.
+fn check<T: Debug + PartialEq>(
+    bytes: &[u8],
+    golden: u32,
+    covered: Range<usize>,
+    wanted: &T,
+    decode: impl Fn(&[u8]) -> Option<T>,
+) {
+    assert_eq!(decode(bytes).as_ref(), Some(wanted));
+    assert_eq!(crc32c(bytes), golden, "the bytes are those of the first release: {:#010x}", crc32c(bytes));
+    let mut damaged = bytes.to_vec();
+    for bit in 0..8 * SECTOR_BYTES.min(bytes.len()) {
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        let found = decode(&damaged);
+        match covered.contains(&(bit / 8)) {
+            true => assert_eq!(found, None, "bit {bit}"),
+            false => assert_eq!(found.as_ref(), Some(wanted), "bit {bit}"),
+        }
+        damaged[bit / 8] ^= 1 << (bit % 8);
+    }
+    never_panics(bytes, decode);
+}
+
+/// Noise after a true beginning of any length, so that every field meets it; cut short at any length.
+fn never_panics<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> T) {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..NOISE_ROUNDS {
+        let mut noise = bytes.to_vec();
+        let from = random() as usize % (SECTOR_BYTES.min(bytes.len()) + 1);
+        let upto = (from + 1 + random() as usize % 64).min(noise.len());
+        noise[from..upto].iter_mut().for_each(|byte| *byte = random() as u8);
+        if random() % 4 == 0 {
+            noise.truncate(random() as usize % (noise.len() + 1));
+        }
+        decode(&noise);
+    }
+}
+
+#[test]
+fn root_is_as_in_the_first_release() {
+    check(&root().encode(), 0x167b_888d, 0..SECTOR_BYTES, &root(), |bytes| Root::decode(bytes).ok());
+}
+
+#[test]
+fn segment_header_is_as_in_the_first_release() {
+    let decode = |bytes: &[u8]| SegmentHeader::decode(bytes).ok();
+    check(&segment().encode(), 0x4305_9afa, 0..SECTOR_BYTES, &segment(), decode);
+}
+
+#[test]
+fn table_page_is_as_in_the_first_release() {
+    check(&page().encode(), 0x89f7_f53c, 0..SECTOR_BYTES, &page(), |bytes| TablePage::decode(bytes).ok());
+}
+
+#[test]
+fn trailer_is_as_in_the_first_release() {
+    // 48 bytes and a checksum for each of four blocks; the rest of the block is not covered.
+    check(&trailer().encode(), 0xaea6_1a69, 0..64, &trailer(), |bytes| Trailer::decode(bytes).ok());
+}
+
+#[test]
+fn record_is_as_in_the_first_release() {
+    let (head, payload) = record();
+    let (bytes, shape) = head.encode(&payload);
+    assert_eq!((shape.head_blocks, shape.payload_blocks), (1, 2));
+    let entry_bytes: usize = head.entries.iter().map(Entry::encoded_bytes).sum();
+    let decode = |bytes: &[u8]| RecordHead::decode(bytes).ok().map(|(head, _)| head);
+    check(&bytes, 0x6f95_0d9c, 0..64 + entry_bytes, &head, decode);
+}
+
+/// The descriptor is covered by the checksum of the superblock that carries it, so a flipped bit may be read; it
+/// must only never be a panic.
+#[test]
+fn descriptor_is_as_in_the_first_release() {
+    let bytes = descriptor().encode();
+    assert_eq!(Descriptor::decode(&bytes).as_ref(), Ok(&descriptor()));
+    assert_eq!(crc32c(&bytes), 0x64ef_c930, "{:#010x}", crc32c(&bytes));
+    never_panics(&bytes, Descriptor::decode);
+}
+
+/// Entries are parsed only behind a good checksum: noise is given a good one, so that their decoder meets it.
+#[test]
+fn entries_of_noise_under_a_good_checksum_are_refused() {
+    let (head, payload) = record();
+    let (bytes, _) = head.encode(&payload);
+    never_panics(&bytes, |noise| {
+        let mut sealed = noise.to_vec();
+        let Some(len) = sealed.get(60..64) else { return };
+        let end = 64usize.saturating_add(u32::from_le_bytes([len[0], len[1], len[2], len[3]]) as usize);
+        if end <= sealed.len() {
+            let chain = crc32c(&sealed[8..end]);
+            sealed[4..8].copy_from_slice(&chain.to_le_bytes());
+        }
+        let _ = RecordHead::decode(&sealed);
+    });
+}
+
+/// The same for the structures of one block.
+#[test]
+fn blocks_of_noise_under_a_good_checksum_are_refused() {
+    for whole in [root().encode(), segment().encode(), page().encode()] {
+        never_panics(&whole, |noise| {
+            let mut sealed = noise.to_vec();
+            if sealed.len() == BLOCK_BYTES {
+                let crc = crc32c(&sealed[8..]);
+                sealed[4..8].copy_from_slice(&crc.to_le_bytes());
+            }
+            let _ = (Root::decode(&sealed), SegmentHeader::decode(&sealed), TablePage::decode(&sealed));
+        });
+    }
+}

@@ -1,0 +1,250 @@
+//! Where everything of an array lies on each of its slices. Byte map: docs/format/slice.md.
+//!
+//! slice = log region | two roots | table pages, two places each | strips, each with its trailer
+
+use crate::error::ArrayError;
+use crate::format::table_page::entries_per_page;
+use crate::format::trailer::MAX_STRIP_BLOCKS;
+use penstock_base::{BLOCK_BYTES, SECTOR_BYTES};
+use std::ops::Range;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Most strips in a stripe: their numbers must fit a 64-bit mask.
+pub const MAX_STRIPS: usize = 64;
+
+/// How an array is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateSpec {
+    /// Its name, for people.
+    pub name: String,
+    /// Data strips in a stripe.
+    pub k: usize,
+    /// Redundancy strips in a stripe.
+    pub m: usize,
+    /// Data blocks in a strip.
+    pub strip_blocks: u32,
+    /// Bytes of each slice that are kept for the log.
+    pub log_bytes: u64,
+    /// Bytes of a log segment.
+    pub segment_bytes: u32,
+}
+
+impl CreateSpec {
+    /// A code with the ordinary strip (256 KiB) and log (64 MiB in segments of 2 MiB).
+    pub fn new(name: &str, k: usize, m: usize) -> Self {
+        let (strip_blocks, log_bytes, segment_bytes) = (64, 64 << 20, 2 << 20);
+        Self { name: name.to_owned(), k, m, strip_blocks, log_bytes, segment_bytes }
+    }
+}
+
+/// The places on a slice. All offsets are in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Data strips in a stripe.
+    pub k: usize,
+    /// Redundancy strips in a stripe.
+    pub m: usize,
+    /// Data blocks in a strip.
+    pub strip_blocks: u32,
+    /// Bytes of a log segment.
+    pub segment_bytes: u32,
+    /// Segments in the log region.
+    pub segments: u64,
+    /// Stripes in the array.
+    pub stripes: u64,
+}
+
+impl Geometry {
+    /// The geometry with the most stripes that fit in slices of `slice_bytes`.
+    pub fn fit(spec: &CreateSpec, slice_bytes: u64) -> Result<Self, ArrayError> {
+        let invalid = |why: String| Err(ArrayError::Invalid(format!("array {}: {why}", spec.name)));
+        let strips = spec.k + spec.m;
+        if spec.k == 0 || strips > MAX_STRIPS {
+            return invalid(format!("{}+{} is not a code of 1 to {MAX_STRIPS} strips", spec.k, spec.m));
+        }
+        if spec.strip_blocks == 0 || spec.strip_blocks > MAX_STRIP_BLOCKS {
+            return invalid(format!("a strip has 1 to {MAX_STRIP_BLOCKS} blocks, not {}", spec.strip_blocks));
+        }
+        let segments = spec.log_bytes / u64::from(spec.segment_bytes.max(1));
+        let fewest = Self::fewest_segments(spec);
+        if u64::from(spec.segment_bytes) % BLOCK != 0 || segments < fewest {
+            return invalid(format!("the log wants at least {fewest} segments of whole blocks"));
+        }
+        let mut geometry = Self {
+            k: spec.k,
+            m: spec.m,
+            strip_blocks: spec.strip_blocks,
+            segment_bytes: spec.segment_bytes,
+            segments,
+            stripes: 0,
+        };
+        let too_long = 2 * geometry.longest_entry_blocks() * BLOCK_BYTES > spec.segment_bytes as usize;
+        if geometry.max_payload_blocks() < strips + 1 || too_long {
+            return invalid(format!(
+                "segments of {} bytes are too small for {strips} strips",
+                spec.segment_bytes
+            ));
+        }
+        let upper = slice_bytes.saturating_sub(geometry.roots_at() + 2 * BLOCK) / geometry.strip_slot_bytes();
+        // Table pages take a small share: start from the bound without them and give stripes up until all fits.
+        geometry.stripes = upper;
+        while geometry.stripes > 0 && geometry.end() > slice_bytes {
+            let excess = geometry.end() - slice_bytes;
+            geometry.stripes -= excess.div_ceil(geometry.strip_slot_bytes()).min(geometry.stripes);
+        }
+        if geometry.stripes == 0 {
+            return invalid(format!("slices of {slice_bytes} bytes are too small"));
+        }
+        Ok(geometry)
+    }
+
+    /// Segments with which a log full of data can still be destaged. To destage one segment of single blocks takes,
+    /// for each block, itself, its parity and its trailers again; a quarter of the log is kept free for that.
+    fn fewest_segments(spec: &CreateSpec) -> u64 {
+        let patched = 1 + spec.m as u64;
+        let trailer_blocks = (patched * u64::from(spec.strip_blocks) * 4).div_ceil(BLOCK);
+        4 * (patched + trailer_blocks + 1)
+    }
+
+    /// Strips in a stripe, which is also the number of members.
+    pub fn strips(&self) -> usize {
+        self.k + self.m
+    }
+
+    /// Copies of the log and of checkpoints.
+    pub fn carriers(&self) -> usize {
+        1 + self.m
+    }
+
+    /// Data blocks in a stripe.
+    pub fn stripe_blocks(&self) -> u32 {
+        self.k as u32 * self.strip_blocks
+    }
+
+    /// Data bytes in a strip.
+    pub fn strip_bytes(&self) -> usize {
+        self.strip_blocks as usize * BLOCK_BYTES
+    }
+
+    /// Bytes of a strip with its trailer.
+    pub fn strip_slot_bytes(&self) -> u64 {
+        (u64::from(self.strip_blocks) + 1) * BLOCK
+    }
+
+    /// Most payload blocks in a log record: two records always fit in a segment, and none is longer than 1 MiB.
+    pub fn max_payload_blocks(&self) -> usize {
+        ((self.segment_bytes as usize / BLOCK_BYTES).saturating_sub(4) / 2).min(256)
+    }
+
+    /// Most blocks of payload in a destage record, unless one column alone has more: short, so that little of a
+    /// segment is wasted when one does not fit.
+    pub fn destage_payload_blocks(&self) -> usize {
+        (self.max_payload_blocks() / 2).max(self.strips())
+    }
+
+    /// Blocks of the longest destage entry with its head.
+    pub fn longest_entry_blocks(&self) -> usize {
+        let trailers = self.strips() * (4 * self.strip_blocks as usize + 40);
+        self.destage_payload_blocks() + (trailers + 12 * self.max_payload_blocks()).div_ceil(BLOCK_BYTES) + 1
+    }
+
+    /// Start of segment `number` of the log.
+    pub fn segment_at(&self, number: u64) -> u64 {
+        (number % self.segments) * u64::from(self.segment_bytes)
+    }
+
+    fn roots_at(&self) -> u64 {
+        self.segments * u64::from(self.segment_bytes)
+    }
+
+    /// Place of the root of checkpoint `seq`.
+    pub fn root_at(&self, seq: u64) -> u64 {
+        self.roots_at() + (seq % 2) * BLOCK
+    }
+
+    /// Stripes in one table page.
+    pub fn stripes_per_page(&self) -> u64 {
+        entries_per_page(self.strips()) as u64
+    }
+
+    /// Table pages.
+    pub fn pages(&self) -> u64 {
+        self.stripes.div_ceil(self.stripes_per_page())
+    }
+
+    /// Place 0 or 1 of a table page. Both places of all pages with one place number lie in a row.
+    pub fn page_at(&self, page: u64, place: u64) -> u64 {
+        assert!(page < self.pages() && place < 2, "page {page} place {place}");
+        self.roots_at() + 2 * BLOCK + (place * self.pages() + page) * BLOCK
+    }
+
+    fn strips_at(&self) -> u64 {
+        self.roots_at() + 2 * BLOCK + 2 * self.pages() * BLOCK
+    }
+
+    /// Log, roots and table pages: what is allocated in full at creation.
+    pub fn reserved(&self) -> Range<u64> {
+        0..self.strips_at()
+    }
+
+    /// Start of the strip of `stripe`.
+    pub fn strip_at(&self, stripe: u64) -> u64 {
+        assert!(stripe < self.stripes, "stripe {stripe} of {}", self.stripes);
+        self.strips_at() + stripe * self.strip_slot_bytes()
+    }
+
+    /// Place of a block of the strip of `stripe`.
+    pub fn block_at(&self, stripe: u64, column: u32) -> u64 {
+        assert!(column < self.strip_blocks, "column {column} of {}", self.strip_blocks);
+        self.strip_at(stripe) + u64::from(column) * BLOCK
+    }
+
+    /// Place of the trailer of the strip of `stripe`.
+    pub fn trailer_at(&self, stripe: u64) -> u64 {
+        self.strip_at(stripe) + u64::from(self.strip_blocks) * BLOCK
+    }
+
+    /// First byte behind the last strip.
+    pub fn end(&self) -> u64 {
+        self.strips_at() + self.stripes * self.strip_slot_bytes()
+    }
+
+    /// Position and column of a data block of a stripe.
+    pub fn locate(&self, block: u32) -> (usize, u32) {
+        assert!(block < self.stripe_blocks(), "block {block} of {}", self.stripe_blocks());
+        ((block / self.strip_blocks) as usize, block % self.strip_blocks)
+    }
+
+    /// Positions of all strips as a mask.
+    pub fn all_strips(&self) -> u64 {
+        u64::MAX >> (64 - self.strips())
+    }
+}
+
+const _: () = assert!(
+    48 + 4 * 116 <= SECTOR_BYTES,
+    "the contents of a trailer for strips of up to 116 blocks (464 KiB) lie in one sector"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_fits_and_nothing_overlaps() {
+        for (k, m, mib) in [(4, 2, 3500), (1, 2, 500), (10, 4, 2000), (8, 0, 300), (60, 4, 300)] {
+            let spec = CreateSpec::new("t", k, m);
+            let geometry = Geometry::fit(&spec, mib << 20).unwrap();
+            assert!(geometry.end() <= mib << 20, "{k}+{m}");
+            assert!(geometry.end() + 2 * geometry.strip_slot_bytes() > mib << 20, "{k}+{m} wastes space");
+            assert!(geometry.page_at(geometry.pages() - 1, 1) + BLOCK == geometry.strip_at(0));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(Geometry::fit(&CreateSpec::new("t", 4, 2), 64 << 20).is_err());
+        assert!(Geometry::fit(&CreateSpec::new("t", 0, 2), 1 << 30).is_err());
+        assert!(Geometry::fit(&CreateSpec::new("t", 63, 2), 1 << 30).is_err());
+    }
+}

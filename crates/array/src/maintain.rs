@@ -1,0 +1,239 @@
+//! Background work that restores redundancy: rebuild and resync of a member, and repair of single stripes.
+//!
+//! Rebuild and resync are one thing: every strip of the member that the table marks stale is reconstructed from
+//! verified strips, written under a new version, flushed, read back and verified, and only then recorded as valid.
+//! The table holds the progress, so a restart goes on where it was.
+
+use crate::engine::Array;
+use crate::error::ArrayError;
+use crate::format::record::Entry;
+use crate::format::trailer::Trailer;
+use crate::strip::Part;
+use futures_util::future::join_all;
+use penstock_base::{BLOCK_BYTES, Version, crc32c};
+use penstock_drive::{Class, Io};
+use std::rc::Rc;
+use std::time::Duration;
+
+const IO: Io = Io::new(Class::Rebuild, "rebuild.strip");
+/// Stripes rebuilt between two flushes.
+const BATCH: usize = 8;
+/// Pause before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// How far a long job is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobProgress {
+    /// Stripes done.
+    pub done_stripes: u64,
+    /// Stripes to do in all.
+    pub total_stripes: u64,
+    /// Stripes that could not be done.
+    pub failed_stripes: u64,
+    /// Nanoseconds since 1970 when it began.
+    pub started_ns: i64,
+}
+
+impl Array {
+    /// Rebuilds members that are back or were replaced.
+    pub(crate) async fn resync_task(self: Rc<Self>) {
+        while !self.closed.get() {
+            let Some(position) = self.member_to_mend() else {
+                self.resync_wake.notified().await;
+                continue;
+            };
+            match self.rebuild_member(position).await {
+                Ok(true) => {}
+                Ok(false) => self.env.sleep(RETRY).await,
+                Err(ArrayError::Closed) => break,
+                Err(error) => {
+                    tracing::warn!(array = self.name, position, %error, "rebuild interrupted; it will go on");
+                    self.env.sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// A reachable member that is stale, or that missed single strips.
+    fn member_to_mend(&self) -> Option<usize> {
+        let members = self.members.borrow();
+        let table = self.table.borrow();
+        let missed = |position: usize| table.counts().1 > 0 && table.count_stale(1 << position) > 0;
+        let wanted = |position: &usize| members[*position].stale || missed(*position);
+        (0..members.len()).filter(|position| members[*position].reachable().is_some()).find(wanted)
+    }
+
+    /// Rebuilds one member. Returns whether it is whole now.
+    async fn rebuild_member(&self, position: usize) -> Result<bool, ArrayError> {
+        let bit = 1u64 << position;
+        let total = self.table.borrow().count_stale(bit);
+        let mut progress =
+            JobProgress { total_stripes: total, started_ns: self.env.wall_ns(), ..JobProgress::default() };
+        *self.rebuild.borrow_mut() = Some(progress);
+        let mut from = 0;
+        let result = loop {
+            if self.closed.get() || self.member_slice(position).is_none() {
+                break Ok(false);
+            }
+            let batch = self.stale_batch(from, bit);
+            let Some(last) = batch.last() else {
+                // Stripes whose record is on its way may have missed it too: they show in the table after a flush.
+                if self.fresh.borrow().values().any(|pending| pending.stale & bit != 0) {
+                    self.flush(IO.at("rebuild.flush")).await?;
+                    from = 0;
+                    continue;
+                }
+                break Ok(progress.failed_stripes == 0);
+            };
+            from = last + 1;
+            match self.rebuild_batch(position, &batch).await {
+                Ok(done) => {
+                    progress.done_stripes += done;
+                    progress.failed_stripes += batch.len() as u64 - done;
+                    *self.rebuild.borrow_mut() = Some(progress);
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        *self.rebuild.borrow_mut() = None;
+        // Stripes written meanwhile may have missed it again.
+        if !result? || self.table.borrow().count_stale(bit) > 0 {
+            return Ok(false);
+        }
+        if self.members.borrow()[position].stale {
+            self.activate_member(position).await?;
+        }
+        Ok(true)
+    }
+
+    fn stale_batch(&self, from: u64, bit: u64) -> Vec<u64> {
+        let table = self.table.borrow();
+        let mut batch = Vec::new();
+        let mut at = from;
+        while batch.len() < BATCH
+            && let Some(stripe) = table.find_written(at, |stale| stale & bit != 0)
+        {
+            batch.push(stripe);
+            at = stripe + 1;
+        }
+        batch
+    }
+
+    async fn rebuild_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
+        self.wait_for_log_room().await?;
+        let life = self.lives()[position];
+        let mut locks = Vec::new();
+        for stripe in stripes {
+            locks.push(self.locks.exclusive(*stripe).await);
+        }
+        let written = join_all(stripes.iter().map(|stripe| self.rebuild_strip(*stripe, position))).await;
+        self.flush_member(position, IO.at("rebuild.flush")).await?;
+        let mut records = Vec::new();
+        let mut done = 0;
+        for (stripe, written) in stripes.iter().zip(written) {
+            match written {
+                Ok(Some((version, part))) if self.reads_back(*stripe, position, version, &part).await => {
+                    if self.lives()[position] != life {
+                        return Err(ArrayError::Invalid(format!("member {position} was replaced")));
+                    }
+                    let entry = Entry::Strips { stripe: *stripe, set: 0, clear: 1 << position, version };
+                    records.push(self.log.queue_control(entry, Vec::new()));
+                    done += 1;
+                }
+                Ok(None) => done += 1,
+                Ok(Some(_)) => {
+                    tracing::warn!(array = self.name, stripe, position, "a rebuilt strip does not read back")
+                }
+                Err(error @ (ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. })) => {
+                    self.unreadable.borrow_mut().insert(*stripe);
+                    tracing::error!(array = self.name, stripe, %error, "a stripe cannot be rebuilt");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for record in records {
+            record.await.map_err(|_| ArrayError::Closed)?;
+        }
+        Ok(done)
+    }
+
+    async fn rebuild_strip(
+        &self,
+        stripe: u64,
+        position: usize,
+    ) -> Result<Option<(Version, Part)>, ArrayError> {
+        let stale =
+            self.table.borrow().is_written(stripe) && self.stale_strips(stripe) & (1 << position) != 0;
+        if !stale {
+            return Ok(None);
+        }
+        let whole = 0..self.geo.strip_blocks;
+        let part = self.recover(stripe, &[position], &whole, IO.at("rebuild.read")).await?.remove(0);
+        let version = self.new_version().await?;
+        match self.write_strip(stripe, position, &part, version, IO).await? {
+            true => Ok(Some((version, part))),
+            false => Err(ArrayError::Invalid(format!("member {position} failed while it was rebuilt"))),
+        }
+    }
+
+    /// Whether a strip on the drive is what was written.
+    async fn reads_back(&self, stripe: u64, position: usize, version: Version, part: &Part) -> bool {
+        let Some(slice) = self.member_slice(position) else { return false };
+        let io = IO.at("rebuild.verify");
+        let data = slice.read(self.geo.strip_at(stripe), self.geo.strip_bytes(), io);
+        let trailer = slice.read(self.geo.trailer_at(stripe), BLOCK_BYTES, io);
+        let (Ok(data), Ok(trailer)) = futures_util::future::join(data, trailer).await else { return false };
+        let blocks_agree = data.chunks_exact(BLOCK_BYTES).map(crc32c).eq(part.crcs.iter().copied());
+        let trailer_agrees = Trailer::decode(&trailer).is_ok_and(|found| {
+            found.array == self.id
+                && found.stripe.0 == stripe
+                && usize::from(found.position) == position
+                && found.version == version
+                && found.crcs == part.crcs
+        });
+        blocks_agree && trailer_agrees
+    }
+
+    /// Repairs stripes in which a read found something wrong.
+    pub(crate) async fn repair_task(self: Rc<Self>) {
+        while !self.closed.get() {
+            if self.metadata_bad.get()
+                && let Err(error) = self.scrub_metadata().await
+            {
+                tracing::warn!(array = self.name, %error, "damaged metadata not mended yet");
+                self.env.sleep(RETRY).await;
+                continue;
+            }
+            let next = self.repair_queue.borrow_mut().pop_first();
+            let Some(stripe) = next else {
+                self.repair_wake.notified().await;
+                continue;
+            };
+            match self.scrub_stripe(stripe).await {
+                Ok(_) | Err(ArrayError::Closed) => {}
+                Err(error) => {
+                    tracing::error!(array = self.name, stripe, %error, "a stripe could not be repaired")
+                }
+            }
+            // What the repair itself found bad is repaired already.
+            self.repair_queue.borrow_mut().remove(&stripe);
+        }
+    }
+
+    /// Waits until no member is being rebuilt or could be, and every copy of the log that can be there is. Returns the redundancy debt that is left.
+    pub async fn wait_rebuilt(&self) -> u64 {
+        loop {
+            // What a fresh stripe misses shows in the table once its record is written.
+            if self.fresh.borrow().values().any(|pending| pending.stale != 0) {
+                let _ = self.flush(IO.at("rebuild.flush")).await;
+            }
+            let carriers = self.mend_wanted.get() || self.carriers_need_mending() || self.metadata_bad.get();
+            let busy = self.member_to_mend().is_some() || carriers;
+            let stuck = !self.unreadable.borrow().is_empty();
+            if !busy || stuck || self.closed.get() {
+                return self.redundancy_debt_stripes();
+            }
+            self.env.sleep(Duration::from_millis(20)).await;
+        }
+    }
+}

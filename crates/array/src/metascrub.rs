@@ -1,0 +1,149 @@
+//! Scrub of what an array keeps for itself: log segments, roots and table pages on every carrier.
+//!
+//! Memory has the truth of roots and pages, so a bad copy of those is mended by a new checkpoint, which writes all
+//! of them again. A log record is mended from a carrier that has it whole.
+
+use crate::engine::Array;
+use crate::error::ArrayError;
+use crate::format::record::{Entry, RecordHead};
+use crate::format::root::Root;
+use crate::format::segment::SegmentHeader;
+use crate::format::table_page::TablePage;
+use crate::log::Segment;
+use penstock_base::{BLOCK_BYTES, Buf, crc32c};
+use penstock_drive::{Class, Io};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+const IO: Io = Io::new(Class::Scrub, "metascrub.read");
+
+impl Array {
+    /// Verifies the metadata of the array on all carriers and mends it.
+    pub async fn scrub_metadata(&self) -> Result<(), ArrayError> {
+        let carriers_epoch = self.desc.borrow().carriers_epoch;
+        let unmended = self.scrub_log().await?;
+        let (bad_copies, pages) = self.bad_checkpoint_copies().await;
+        if bad_copies > 0 || unmended {
+            self.table.borrow_mut().put_dirty(pages);
+            if unmended {
+                self.destage_all().await?;
+            }
+            // Two checkpoints: both places of the root, and of every bad page, hold good copies afterwards.
+            for _ in 0..2 {
+                let all: BTreeSet<u64> = (0..self.geo.pages()).collect();
+                self.table.borrow_mut().put_dirty(all);
+                self.write_checkpoint().await?;
+            }
+            self.count(|counts| counts.repaired_blocks += bad_copies);
+        }
+        if self.desc.borrow().carriers_epoch == carriers_epoch {
+            self.metadata_bad.set(false);
+        }
+        // Carriers that could not be mended while the checkpoint was held still.
+        self.log.wake.notify_one();
+        Ok(())
+    }
+
+    fn note_bad_metadata(&self, carrier: usize, what: &str) {
+        self.count(|counts| counts.checksum_errors += 1);
+        if let Some(slice) = &self.members.borrow()[carrier].slice {
+            slice.drive().count_checksum_error();
+        }
+        tracing::warn!(array = self.name, carrier, what, "a copy of metadata is damaged");
+    }
+
+    /// Counts bad copies of the root and of table pages; returns the pages.
+    async fn bad_checkpoint_copies(&self) -> (u64, BTreeSet<u64>) {
+        let state = self.checkpoint.lock().await;
+        let (mut bad, mut pages) = (0, BTreeSet::new());
+        for carrier in self.live_carriers() {
+            let Some(slice) = self.member_slice(carrier) else { continue };
+            let root = slice.read(self.geo.root_at(state.root.seq), BLOCK_BYTES, IO).await;
+            if !root.is_ok_and(|block| Root::decode(&block).is_ok_and(|root| root == state.root)) {
+                self.note_bad_metadata(carrier, "root");
+                bad += 1;
+            }
+            let read =
+                |place| slice.read(self.geo.page_at(0, place), self.geo.pages() as usize * BLOCK_BYTES, IO);
+            let places = [read(0).await.ok(), read(1).await.ok()];
+            for page in 0..self.geo.pages() {
+                let (place, checkpoint) = self.table.borrow().place(page);
+                let at = page as usize * BLOCK_BYTES..(page as usize + 1) * BLOCK_BYTES;
+                let good = places[usize::from(place)].as_ref().is_some_and(|bytes| {
+                    TablePage::decode(&bytes[at]).is_ok_and(|found| {
+                        found.array == self.id && found.index == page && found.checkpoint == checkpoint
+                    })
+                });
+                if !good {
+                    self.note_bad_metadata(carrier, "stripe table page");
+                    bad += 1;
+                    pages.insert(page);
+                }
+            }
+        }
+        (bad, pages)
+    }
+
+    /// Verifies all live records on all carriers. Returns whether some record is bad on every carrier.
+    async fn scrub_log(&self) -> Result<bool, ArrayError> {
+        // No checkpoint, so no segment is used again meanwhile; records already appended never change.
+        let _still = self.checkpoint.lock().await;
+        let segments: Vec<Segment> = self.log.segments.borrow().iter().cloned().collect();
+        let mut unmended = false;
+        for segment in segments {
+            let mut copies: Vec<(usize, Option<Buf>)> = Vec::new();
+            for carrier in self.live_carriers() {
+                let Some(slice) = self.member_slice(carrier) else { continue };
+                let bytes = slice
+                    .read(self.geo.segment_at(segment.number), self.geo.segment_bytes as usize, IO)
+                    .await;
+                copies.push((carrier, bytes.ok()));
+            }
+            let header = |bytes: &Buf| {
+                SegmentHeader::decode(&bytes[..BLOCK_BYTES])
+                    .is_ok_and(|found| found.array == self.id && found.number == segment.number)
+            };
+            unmended |= self.mend_range(&segment, &copies, 0..BLOCK_BYTES, &header).await?;
+            for place in &segment.records {
+                let start = place.offset_blocks as usize * BLOCK_BYTES;
+                let blocks = (place.shape.head_blocks + place.shape.payload_blocks) as usize;
+                let range = start..start + blocks * BLOCK_BYTES;
+                let chain = place.shape.chain;
+                let record = |bytes: &Buf| record_is_good(&bytes[range.clone()], chain);
+                unmended |= self.mend_range(&segment, &copies, range.clone(), &record).await?;
+            }
+        }
+        Ok(unmended)
+    }
+
+    async fn mend_range(
+        &self,
+        segment: &Segment,
+        copies: &[(usize, Option<Buf>)],
+        range: Range<usize>,
+        good: &dyn Fn(&Buf) -> bool,
+    ) -> Result<bool, ArrayError> {
+        let is_good = |copy: &Option<Buf>| copy.as_ref().is_some_and(good);
+        let whole = copies.iter().find(|(_, copy)| is_good(copy)).and_then(|(_, copy)| copy.clone());
+        for (carrier, _) in copies.iter().filter(|(_, copy)| !is_good(copy)) {
+            self.note_bad_metadata(*carrier, "log");
+            let Some(whole) = &whole else { return Ok(true) };
+            let at = self.geo.segment_at(segment.number) + range.start as u64;
+            self.write_member(*carrier, at, whole.slice(range.clone()), None, IO.at("metascrub.log")).await?;
+            if let Some(slice) = self.member_slice(*carrier)
+                && let Err(error) = slice.flush(IO.at("metascrub.flush")).await
+            {
+                self.fail_member(*carrier, &error.to_string()).await?;
+            }
+            self.count(|counts| counts.repaired_blocks += (range.len() / BLOCK_BYTES) as u64);
+        }
+        Ok(false)
+    }
+}
+
+fn record_is_good(bytes: &[u8], chain: u32) -> bool {
+    let Ok((head, shape)) = RecordHead::decode(bytes) else { return false };
+    let payload = &bytes[shape.head_blocks as usize * BLOCK_BYTES..];
+    let crcs = head.entries.iter().flat_map(Entry::payload_crcs);
+    shape.chain == chain && payload.chunks_exact(BLOCK_BYTES).map(crc32c).eq(crcs)
+}

@@ -1,0 +1,396 @@
+//! Making an array, and opening one: claim, root, table, log, redo, new incarnation.
+//!
+//! Nothing is written before the claim is recorded; nothing is appended before a root with a raised incarnation is
+//! durable, so leftovers of the last opening never join the chain. What that root says is durable on every carrier
+//! before it: the log up to its end, and that table pages of a checkpoint without a root do not count.
+
+use crate::checkpoint::CheckpointState;
+use crate::engine::Array;
+use crate::error::ArrayError;
+use crate::format::descriptor::{Descriptor, MemberEntry};
+use crate::format::root::Root;
+use crate::format::table_page::TablePage;
+use crate::geometry::{CreateSpec, Geometry};
+use crate::log::{Head, Log, Segment};
+use crate::member::Member;
+use crate::overlay::Overlay;
+use crate::ownership::{Claim, ClaimError, Ownership};
+use crate::table::StripeTable;
+use futures_util::future::join_all;
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Env, Epoch, LogSeq, Version, env::random_id};
+use penstock_drive::{Class, Io, Slice};
+use penstock_raid::Code;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+use tokio::sync::{Mutex, Notify};
+
+const IO: Io = Io::new(Class::Meta, "array.create");
+
+/// A member's slice; none while its drive is missing.
+pub type MemberSlice = Option<Slice>;
+
+/// Writes an empty array into `slices` and returns its descriptor. The slices' drives carry no word of it yet: it
+/// exists once the caller has put the descriptor into their superblocks.
+pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<Descriptor, ArrayError> {
+    let slice_bytes = slices.iter().map(Slice::len).min().unwrap_or(0);
+    let geometry = Geometry::fit(spec, slice_bytes)?;
+    if slices.len() != geometry.strips() {
+        return Err(ArrayError::Invalid(format!("{} slices for {} strips", slices.len(), geometry.strips())));
+    }
+    let array = ArrayId(random_id(env));
+    let carriers: Vec<u16> = (0..geometry.carriers().min(slices.len()) as u16).collect();
+    let table = StripeTable::new(&geometry);
+    for carrier in &carriers {
+        let slice = &slices[usize::from(*carrier)];
+        for page in 0..geometry.pages() {
+            let words = table.page_words(page);
+            let strips = geometry.strips() as u16;
+            let block = TablePage { array, index: page, checkpoint: 0, strips, words }.encode();
+            slice.write(geometry.page_at(page, 0), block, IO).await?;
+        }
+        slice.write(geometry.root_at(0), first_root(array).encode(), IO).await?;
+        slice.flush(IO).await?;
+    }
+    let members = slices.iter().map(|slice| MemberEntry {
+        drive: slice.drive().id(),
+        offset: slice.offset(),
+        len: slice.len(),
+        generation: 1,
+        stale: false,
+    });
+    Ok(Descriptor {
+        array,
+        name: spec.name.clone(),
+        k: spec.k as u16,
+        m: spec.m as u16,
+        strip_blocks: spec.strip_blocks,
+        log_bytes: spec.log_bytes,
+        segment_bytes: spec.segment_bytes,
+        stripes: geometry.stripes,
+        epoch: Epoch(0),
+        revision: 1,
+        carriers_epoch: 1,
+        carriers,
+        members: members.collect(),
+    })
+}
+
+fn first_root(array: ArrayId) -> Root {
+    Root {
+        array,
+        seq: 0,
+        incarnation: 0,
+        incarnation_start: LogSeq(1),
+        replay_segment: 1,
+        replay_seq: LogSeq(1),
+        replay_chain: 0,
+        durable: LogSeq(0),
+        versions_reserved: Version(0),
+        order: 0,
+    }
+}
+
+/// Opens an array: `members` by position, with their slices where their drives are here.
+pub async fn open(
+    env: &Env,
+    descriptor: Descriptor,
+    members: Vec<MemberSlice>,
+    ownership: Rc<dyn Ownership>,
+) -> Result<Rc<Array>, ArrayError> {
+    let mut array = prepare(env, descriptor, members, ownership)?;
+    let (claim, stale) = array.recorded().await?;
+    check_members(&array, stale)?;
+    let positions = array.trusted_carriers(stale);
+    let carriers: Vec<Slice> = positions.iter().filter_map(|at| array.member_slice(*at)).collect();
+    let root = array.read_root(&carriers).await?;
+    let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
+    array.reserved_version.set(root.versions_reserved.0);
+    array.order.set(root.order);
+    let found = array.read_log(&root, &carriers).await?;
+    let head =
+        Head { incarnation: root.incarnation + 1, incarnation_start: found.head.seq.next(), ..found.head };
+    let segments = match found.segments.is_empty() {
+        false => found.segments,
+        // An array that never logged anything: its first segment is begun below.
+        true => VecDeque::from([Segment {
+            number: root.replay_segment - 1,
+            first_seq: root.replay_seq,
+            chain: root.replay_chain,
+            records: Vec::new(),
+        }]),
+    };
+    let started = segments.back().is_some_and(|segment| segment.number >= root.replay_segment);
+    array.log = Log::new(array.geo, head, segments);
+    let (redo, redone) = array.fold(found.records);
+    array.next_version.set(array.reserved_version.get());
+    let array = Rc::new(array);
+    array.claim_ownership(claim, stale).await?;
+    // The chain must be whole on every carrier before anything rests on it.
+    if !found.mends.is_empty() || !voids.is_empty() {
+        for mend in found.mends {
+            array
+                .write_member(positions[mend.carrier], mend.at, mend.bytes, None, IO.at("replay.mend"))
+                .await?;
+        }
+        for (carrier, at) in voids {
+            let zeros = Buf::zeroed(BLOCK_BYTES);
+            array.write_member(positions[carrier], at, zeros, None, IO.at("replay.void")).await?;
+        }
+        array.flush_carriers().await?;
+    }
+    array.redo(redo).await?;
+    redone.into_iter().for_each(|segment| array.log.release_at_checkpoint(segment));
+    array.begin_incarnation(root, started).await?;
+    let bad = bad_pages + found.bad_copies;
+    array.count(|counts| counts.checksum_errors += bad);
+    array.metadata_bad.set(bad > 0);
+    array.start();
+    array.want_mending();
+    Ok(array)
+}
+
+fn check_members(array: &Array, stale: u64) -> Result<(), ArrayError> {
+    let members = array.members.borrow();
+    let absent: Vec<usize> = (0..members.len()).filter(|at| members[*at].reachable().is_none()).collect();
+    if absent.len() > array.geo.m {
+        let drives = array.desc.borrow();
+        let which: Vec<String> = absent.iter().map(|at| drives.members[*at].drive.to_string()).collect();
+        return Err(ArrayError::TooManyMissing {
+            name: array.name.clone(),
+            missing: absent.len(),
+            members: members.len(),
+            allowed: array.geo.m,
+            which: which.join(", "),
+        });
+    }
+    drop(members);
+    match array.trusted_carriers(stale).is_empty() {
+        false => Ok(()),
+        true => Err(ArrayError::Damaged { name: array.name.clone(), what: "every copy of the log".into() }),
+    }
+}
+
+fn prepare(
+    env: &Env,
+    descriptor: Descriptor,
+    members: Vec<MemberSlice>,
+    ownership: Rc<dyn Ownership>,
+) -> Result<Array, ArrayError> {
+    let spec = CreateSpec {
+        name: descriptor.name.clone(),
+        k: descriptor.k.into(),
+        m: descriptor.m.into(),
+        strip_blocks: descriptor.strip_blocks,
+        log_bytes: descriptor.log_bytes,
+        segment_bytes: descriptor.segment_bytes,
+    };
+    let slice_bytes = descriptor.members.iter().map(|member| member.len).min().unwrap_or(0);
+    let most = Geometry::fit(&spec, slice_bytes)?;
+    let geo = Geometry { stripes: descriptor.stripes, ..most };
+    if geo.stripes == 0 || geo.stripes > most.stripes || members.len() != geo.strips() {
+        return Err(ArrayError::Invalid(format!("array {}: descriptor and slices do not agree", spec.name)));
+    }
+    let code = Code::new(geo.k, geo.m).map_err(|error| ArrayError::Invalid(error.to_string()))?;
+    let members = members
+        .into_iter()
+        .zip(&descriptor.members)
+        .map(|(slice, entry)| Member {
+            slice,
+            stale: entry.stale,
+            unflushed: BTreeSet::new(),
+            life: 0,
+            flushing: Rc::default(),
+        })
+        .collect();
+    let head =
+        Head { seq: LogSeq(0), chain: 0, offset_blocks: 1, incarnation: 0, incarnation_start: LogSeq(1) };
+    Ok(Array {
+        env: env.clone(),
+        id: descriptor.array,
+        name: descriptor.name.clone(),
+        code,
+        geo,
+        desc: RefCell::new(descriptor),
+        members: RefCell::new(members),
+        table: RefCell::new(StripeTable::new(&geo)),
+        fresh: RefCell::default(),
+        overlay: RefCell::new(Overlay::new(geo.strip_blocks)),
+        order: Cell::new(0),
+        log: Log::new(geo, head, VecDeque::new()),
+        locks: Default::default(),
+        trailers: RefCell::default(),
+        ownership,
+        claim: Cell::default(),
+        reconfig: Mutex::default(),
+        checkpoint: Mutex::new(CheckpointState { root: first_root(ArrayId::default()) }),
+        flush_lock: Mutex::default(),
+        destage_lock: Mutex::default(),
+        version_lock: Mutex::default(),
+        next_version: Cell::new(0),
+        reserved_version: Cell::new(0),
+        counts: Cell::default(),
+        suspended: RefCell::default(),
+        closed: Cell::new(false),
+        destage_wake: Notify::new(),
+        resync_wake: Notify::new(),
+        repair_queue: RefCell::default(),
+        repair_wake: Notify::new(),
+        unreadable: RefCell::default(),
+        rebuild: RefCell::default(),
+        scrub: RefCell::default(),
+        metadata_bad: Cell::new(false),
+        mend_wanted: Cell::new(false),
+        log_short: Cell::new(false),
+        destaging: Cell::new(0),
+    })
+}
+
+impl Array {
+    /// The claim on record, and the members that are stale by it or, where superblocks are newer, by them.
+    async fn recorded(&self) -> Result<(Claim, u64), ArrayError> {
+        let claim = self.ownership.current(self.id).await.map_err(|error| self.unclaimed(&error))?;
+        let desc = self.desc.borrow();
+        if claim.revision >= desc.revision {
+            return Ok((claim, claim.stale));
+        }
+        let stale =
+            (0..).zip(&desc.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
+        Ok((claim, stale))
+    }
+
+    fn unclaimed(&self, error: &ClaimError) -> ArrayError {
+        ArrayError::Ownership { array: self.id, why: error.to_string() }
+    }
+
+    /// Takes the array over: a new epoch, and members that are not here recorded as stale.
+    async fn claim_ownership(&self, found: Claim, stale: u64) -> Result<(), ArrayError> {
+        self.claim.set(found);
+        let absent: Vec<bool> =
+            self.members.borrow().iter().map(|member| member.reachable().is_none()).collect();
+        let _one_at_a_time = self.reconfig.lock().await;
+        let failed = self
+            .record(|next| {
+                next.epoch = Epoch(next.epoch.0.max(found.epoch.0) + 1);
+                for (position, member) in next.members.iter_mut().enumerate() {
+                    member.stale = stale & (1 << position) != 0 || absent[position];
+                }
+            })
+            .await?;
+        drop(_one_at_a_time);
+        self.fail_unwritten(failed).await
+    }
+
+    fn trusted_carriers(&self, stale: u64) -> Vec<usize> {
+        let desc = self.desc.borrow();
+        let members = self.members.borrow();
+        let good =
+            desc.carriers.iter().map(|carrier| usize::from(*carrier)).filter(|at| stale & (1 << at) == 0);
+        good.filter(|at| members[*at].reachable().is_some()).collect()
+    }
+
+    async fn read_root(&self, carriers: &[Slice]) -> Result<Root, ArrayError> {
+        let mut best: Option<Root> = None;
+        for carrier in carriers {
+            for place in 0..2 {
+                let Ok(block) = carrier.read(self.geo.root_at(place), BLOCK_BYTES, IO.at("open.read")).await
+                else {
+                    continue;
+                };
+                if let Ok(root) = Root::decode(&block)
+                    && root.array == self.id
+                    && root.replay_seq.0 > 0
+                    && root.replay_segment > 0
+                    && best.as_ref().is_none_or(|best| best.seq < root.seq)
+                {
+                    best = Some(root);
+                }
+            }
+        }
+        best.ok_or_else(|| ArrayError::Damaged {
+            name: self.name.clone(),
+            what: "the checkpoint's root".into(),
+        })
+    }
+
+    /// Loads every table page from the carrier that has its newest committed copy. Returns how many copies were bad,
+    /// and the places (by carrier) of pages whose checkpoint has no root: the next root's number would make them
+    /// count.
+    async fn read_table(
+        &self,
+        root: &Root,
+        carriers: &[Slice],
+    ) -> Result<(u64, Vec<(usize, u64)>), ArrayError> {
+        let pages = self.geo.pages();
+        let mut bytes: Vec<[Option<Buf>; 2]> = Vec::new();
+        for carrier in carriers {
+            let read = async |place| {
+                carrier
+                    .read(self.geo.page_at(0, place), pages as usize * BLOCK_BYTES, IO.at("open.read"))
+                    .await
+                    .ok()
+            };
+            let places = join_all([read(0), read(1)]).await;
+            bytes.push(places.try_into().expect("two places were read"));
+        }
+        let (mut bad, mut voids) = (0, Vec::new());
+        for page in 0..pages {
+            let at = page as usize * BLOCK_BYTES..(page as usize + 1) * BLOCK_BYTES;
+            let mut decode = |carrier: usize, place: usize| {
+                let copy = bytes[carrier][place].as_ref()?;
+                let found = TablePage::decode(&copy[at.clone()]).ok()?;
+                if found.array == self.id && found.index == page && found.checkpoint > root.seq {
+                    voids.push((carrier, self.geo.page_at(page, place as u64)));
+                    return None;
+                }
+                let counts = found.array == self.id && found.index == page;
+                (counts && usize::from(found.strips) == self.geo.strips()).then_some(found)
+            };
+            let found: Vec<[Option<TablePage>; 2]> =
+                (0..bytes.len()).map(|carrier| [decode(carrier, 0), decode(carrier, 1)]).collect();
+            let newest = found.iter().flatten().flatten().map(|copy| copy.checkpoint).max();
+            let copies = |place: usize| found.iter().filter_map(move |places| places[place].as_ref());
+            let holds = |place: &usize| copies(*place).any(|copy| Some(copy.checkpoint) == newest);
+            let place = [0, 1].into_iter().find(holds);
+            let best =
+                place.and_then(|place| copies(place).find(|copy| Some(copy.checkpoint) == newest).cloned());
+            let (Some(place), Some(best)) = (place, best) else { return Err(self.page_damaged(page)) };
+            bad +=
+                (found.len() - copies(place).filter(|copy| Some(copy.checkpoint) == newest).count()) as u64;
+            let loaded = self.table.borrow_mut().load_page(page, place as u8, best.checkpoint, &best.words);
+            if !loaded {
+                return Err(self.page_damaged(page));
+            }
+        }
+        Ok((bad, voids))
+    }
+
+    fn page_damaged(&self, page: u64) -> ArrayError {
+        ArrayError::Damaged { name: self.name.clone(), what: format!("stripe table page {page}") }
+    }
+
+    /// Makes a root with the new incarnation durable; begins the first segment of an array that has none.
+    async fn begin_incarnation(&self, last: Root, started: bool) -> Result<(), ArrayError> {
+        let head = *self.log.head.borrow();
+        let root = Root {
+            seq: last.seq + 1,
+            incarnation: head.incarnation,
+            incarnation_start: head.incarnation_start,
+            durable: head.seq,
+            versions_reserved: Version(self.reserved_version.get()),
+            order: self.order.get(),
+            ..last
+        };
+        if !started {
+            let (number, seq) = (root.replay_segment, root.replay_seq);
+            self.write_segment_header(number, seq, head.chain, head.incarnation).await?;
+            let mut segments = self.log.segments.borrow_mut();
+            let only = segments.back_mut().expect("there is always a segment");
+            only.number = number;
+        }
+        // What replay found, durable or not, counts from here on.
+        self.write_root(&root).await?;
+        self.checkpoint.lock().await.root = root;
+        Ok(())
+    }
+}

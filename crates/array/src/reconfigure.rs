@@ -1,0 +1,293 @@
+//! Changes of who belongs to the array: a member that fails, one that is replaced, one that is whole again, and the
+//! set of carriers.
+//!
+//! Every change is one revision of the claim: recorded in coordination by compare-and-swap first, then copied to the
+//! superblocks of all reachable members, then acted on. A power cut between the two leaves coordination ahead, which
+//! the next opening takes as the truth.
+
+use crate::engine::Array;
+use crate::error::ArrayError;
+use crate::format::descriptor::Descriptor;
+use crate::format::record::Entry;
+use crate::ownership::{Claim, ClaimError};
+use penstock_base::{BLOCK_BYTES, Buf};
+use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
+use penstock_drive::{Class, DriveHandle, Io, Slice};
+use std::rc::Rc;
+
+const IO: Io = Io::new(Class::Rebuild, "carrier.copy");
+const COPY_BYTES: u64 = 1 << 20;
+
+/// Puts an array's descriptor and the slice of one of its members into a superblock.
+pub(crate) fn put_descriptor(superblock: &mut Superblock, descriptor: &Descriptor, position: usize) {
+    let member = &descriptor.members[position];
+    let (array, revision) = (descriptor.array, descriptor.revision);
+    superblock.arrays.retain(|entry| entry.array != array);
+    superblock.arrays.push(ArrayEntry { array, revision, descriptor: descriptor.encode() });
+    superblock.slices.retain(|slice| slice.array != array);
+    superblock.slices.push(SliceEntry {
+        array,
+        member: position as u16,
+        generation: member.generation,
+        offset: member.offset,
+        len: member.len,
+    });
+}
+
+impl Array {
+    fn claim_error(&self, error: ClaimError) -> ArrayError {
+        match error {
+            ClaimError::Changed(found) if found.epoch > self.claim.get().epoch => {
+                ArrayError::Fenced { array: self.id, found: found.epoch.0, mine: self.claim.get().epoch.0 }
+            }
+            other => ArrayError::Ownership { array: self.id, why: other.to_string() },
+        }
+    }
+
+    /// Records `change` of the descriptor: coordination, then superblocks. Call under the reconfiguration lock.
+    /// Returns members whose superblock could not be written.
+    pub(crate) async fn record(
+        &self,
+        change: impl FnOnce(&mut Descriptor),
+    ) -> Result<Vec<usize>, ArrayError> {
+        let mut next = self.desc.borrow().clone();
+        change(&mut next);
+        let claim = self.claim.get();
+        next.revision = next.revision.max(claim.revision) + 1;
+        let stale =
+            (0..).zip(&next.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
+        let claimed = Claim { epoch: next.epoch, revision: next.revision, stale };
+        self.ownership.swap(self.id, claim, claimed).await.map_err(|error| self.claim_error(error))?;
+        self.claim.set(claimed);
+        *self.desc.borrow_mut() = next.clone();
+        for (member, entry) in self.members.borrow_mut().iter_mut().zip(&next.members) {
+            member.stale = entry.stale;
+        }
+        let mut failed = Vec::new();
+        for position in 0..next.members.len() {
+            let Some(slice) = self.member_slice(position) else { continue };
+            let write =
+                slice.drive().update_superblock(|superblock| put_descriptor(superblock, &next, position));
+            if let Err(error) = write.await {
+                tracing::warn!(array = self.name, position, %error, "superblock not written");
+                failed.push(position);
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Latches a member whose write or flush failed and records it as stale. Returns when that is recorded.
+    pub async fn fail_member(&self, position: usize, why: &str) -> Result<(), ArrayError> {
+        let _one_at_a_time = self.reconfig.lock().await;
+        let mut failing = vec![(position, why.to_owned())];
+        while let Some((position, why)) = failing.pop() {
+            let was_stale = self.members.borrow()[position].stale;
+            if !was_stale && !self.can_lose(position) {
+                return Err(ArrayError::Suspended(format!(
+                    "member {position} fails ({why}) and no further member may be lost"
+                )));
+            }
+            if let Some(slice) = &self.members.borrow()[position].slice {
+                slice.drive().latch(why.clone());
+            }
+            if !was_stale {
+                tracing::warn!(array = self.name, position, why, "member recorded as stale");
+                let failed = self.record(|next| next.members[position].stale = true).await?;
+                failing.extend(failed.into_iter().map(|at| (at, "superblock not written".to_owned())));
+            }
+            self.note_unflushed(position);
+            self.want_mending();
+        }
+        Ok(())
+    }
+
+    /// Lets the log's writer and the resync task look at the members.
+    pub(crate) fn want_mending(&self) {
+        self.mend_wanted.set(true);
+        self.log.wake.notify_one();
+        self.resync_wake.notify_one();
+    }
+
+    /// What a failed member held since its last flush may be gone: those strips are stale.
+    fn note_unflushed(&self, position: usize) {
+        let unflushed = std::mem::take(&mut self.members.borrow_mut()[position].unflushed);
+        for stripe in unflushed {
+            if let Some(pending) = self.fresh.borrow_mut().get_mut(&stripe) {
+                pending.stale |= 1 << position;
+            }
+            // Not waited for: until it is durable the strip's version proves the same.
+            drop(self.log.queue_control(Entry::stale_strips(stripe, 1 << position), Vec::new()));
+        }
+    }
+
+    /// Puts a blank slice in a member's place. Everything on it counts as stale until rebuilt.
+    pub async fn replace_member(
+        &self,
+        position: usize,
+        drive: &Rc<DriveHandle>,
+        slice: Slice,
+    ) -> Result<(), ArrayError> {
+        if !self.members.borrow()[position].stale {
+            self.fail_member(position, "replaced by an administrator").await?;
+        }
+        {
+            // No strip that is on its way to the old slice counts as written once the entry is queued.
+            let mut members = self.members.borrow_mut();
+            members[position].slice = None;
+            members[position].life += 1;
+            members[position].unflushed.clear();
+        }
+        self.append(Entry::MemberReset { member: position as u16 }, Vec::new()).await?;
+        let _one_at_a_time = self.reconfig.lock().await;
+        self.members.borrow_mut()[position].slice = Some(slice.clone());
+        let failed = self
+            .record(|next| {
+                let member = &mut next.members[position];
+                member.drive = drive.id();
+                member.offset = slice.offset();
+                member.len = slice.len();
+                member.generation += 1;
+                member.stale = true;
+            })
+            .await?;
+        if failed.contains(&position) {
+            return Err(ArrayError::Invalid(format!("drive {} does not take its superblock", drive.id())));
+        }
+        self.want_mending();
+        Ok(())
+    }
+
+    /// A rebuilt member counts again.
+    pub(crate) async fn activate_member(&self, position: usize) -> Result<(), ArrayError> {
+        let _one_at_a_time = self.reconfig.lock().await;
+        if self.member_slice(position).is_none() {
+            return Err(ArrayError::Invalid("the member went away".into()));
+        }
+        tracing::info!(array = self.name, position, "member is whole again");
+        // Its copy of the log is from before it was stale: it leaves the carriers before it counts again. Two records,
+        // because a cut may leave coordination ahead of the superblocks, and only those name the carriers.
+        let mut failed = Vec::new();
+        if self.desc.borrow().carriers.contains(&(position as u16)) {
+            let leave = |next: &mut Descriptor| {
+                next.carriers.retain(|carrier| usize::from(*carrier) != position);
+                next.carriers_epoch += 1;
+            };
+            failed = self.record(leave).await?;
+        }
+        failed.extend(self.record(|next| next.members[position].stale = false).await?);
+        drop(_one_at_a_time);
+        self.want_mending();
+        self.fail_unwritten(failed).await
+    }
+
+    /// Fails members that did not take a superblock.
+    pub(crate) async fn fail_unwritten(&self, positions: Vec<usize>) -> Result<(), ArrayError> {
+        for position in positions {
+            self.fail_member(position, "superblock not written").await?;
+        }
+        Ok(())
+    }
+
+    /// The carriers there should be: those that still serve, and then the first active members.
+    fn wanted_carriers(&self) -> Vec<usize> {
+        let members = self.members.borrow();
+        let good = |at: &usize| !members[*at].stale && members[*at].reachable().is_some();
+        let desc = self.desc.borrow();
+        let mut wanted: Vec<usize> = desc.carriers.iter().map(|at| usize::from(*at)).filter(good).collect();
+        for position in (0..members.len()).filter(good) {
+            if wanted.len() < self.geo.carriers() && !wanted.contains(&position) {
+                wanted.push(position);
+            }
+        }
+        wanted
+    }
+
+    /// Whether a lost carrier can be replaced.
+    pub(crate) fn carriers_need_mending(&self) -> bool {
+        let wanted = self.wanted_carriers();
+        let desc = self.desc.borrow();
+        wanted.len() != desc.carriers.len() || wanted.iter().any(|at| !desc.carriers.contains(&(*at as u16)))
+    }
+
+    /// Replaces lost carriers: copies log, roots and table pages to new members, then records the new set. Only the
+    /// log's writer calls it, between two records, so nothing is appended meanwhile; the checkpoint lock keeps roots
+    /// and pages still.
+    pub(crate) async fn mend_carriers(&self) -> Result<(), ArrayError> {
+        if !self.carriers_need_mending() {
+            self.mend_wanted.set(false);
+            return Ok(());
+        }
+        // A checkpoint in progress writes to the carriers it began with: come back at the next segment.
+        let Ok(_no_checkpoint) = self.checkpoint.try_lock() else { return Ok(()) };
+        let wanted = self.wanted_carriers();
+        let old = self.live_carriers();
+        if wanted.is_empty() || old.is_empty() {
+            return Ok(());
+        }
+        for position in wanted.iter().filter(|at| !old.contains(at)) {
+            if !self.copy_carrier(&old, *position).await? {
+                return Ok(());
+            }
+        }
+        let _one_at_a_time = self.reconfig.lock().await;
+        if wanted.iter().any(|at| self.members.borrow()[*at].stale) {
+            return Ok(());
+        }
+        tracing::info!(array = self.name, carriers = ?wanted, "carriers of the log replaced");
+        let failed = self
+            .record(|next| {
+                next.carriers = wanted.iter().map(|at| *at as u16).collect();
+                next.carriers_epoch += 1;
+            })
+            .await?;
+        drop(_one_at_a_time);
+        // What was copied is not verified yet: a rotten source block must not count as a copy.
+        self.metadata_bad.set(true);
+        self.repair_wake.notify_one();
+        self.log.wake.notify_one();
+        self.fail_unwritten(failed).await
+    }
+
+    async fn copy_carrier(&self, from: &[usize], to: usize) -> Result<bool, ArrayError> {
+        let reserved = self.geo.reserved();
+        let mut at = reserved.start;
+        while at < reserved.end {
+            let len = COPY_BYTES.min(reserved.end - at) as usize;
+            if self.is_needed(at, len as u64) {
+                let Some(bytes) = self.read_any(from, at, len).await else { return Ok(false) };
+                if !self.write_member(to, at, bytes, None, IO).await? {
+                    return Ok(false);
+                }
+            }
+            at += len as u64;
+        }
+        let Some(slice) = self.member_slice(to) else { return Ok(false) };
+        match slice.flush(IO).await {
+            Ok(()) => Ok(true),
+            Err(error) => self.fail_member(to, &error.to_string()).await.map(|()| false),
+        }
+    }
+
+    /// Whether a range of the reserved part holds live segments, roots or pages.
+    fn is_needed(&self, at: u64, len: u64) -> bool {
+        let segment_bytes = u64::from(self.geo.segment_bytes);
+        let log_end = self.geo.segments * segment_bytes;
+        let in_use = |slot: u64| {
+            self.log.segments.borrow().iter().any(|segment| segment.number % self.geo.segments == slot)
+        };
+        at + len > log_end || (at / segment_bytes..=(at + len - 1) / segment_bytes).any(in_use)
+    }
+
+    /// Copies verified structures only in the sense that every one carries its own checksum: a rotten source block is
+    /// found, and mended from the other carriers, by the scrub that follows a change of carriers.
+    async fn read_any(&self, from: &[usize], at: u64, len: usize) -> Option<Buf> {
+        debug_assert!(len.is_multiple_of(BLOCK_BYTES));
+        for carrier in from {
+            let Some(slice) = self.member_slice(*carrier) else { continue };
+            if let Ok(bytes) = slice.read(at, len, IO).await {
+                return Some(bytes);
+            }
+        }
+        None
+    }
+}

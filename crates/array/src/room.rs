@@ -1,0 +1,67 @@
+//! Room in the log: who brings work for it waits here first, so that a log full of data can always be destaged.
+//!
+//! Invariant: what is used, what is queued, and what it would take at most to destage every dirty block in place
+//! fit in the log together, with a reserve for what the array itself appends. The proof that destage ends: it never
+//! appends more than is counted here for the blocks it takes, and with the last of them the whole log is free at the
+//! next checkpoint.
+//!
+//! To destage a column of a stripe in place takes its dirty blocks, its parity, and the trailers of all these strips;
+//! a record may need a head of its own. At the end of a segment less than the longest entry is wasted.
+
+use crate::engine::Array;
+use crate::error::ArrayError;
+use penstock_base::BLOCK_BYTES;
+
+/// Bytes of a patch, a column or a contained block besides the trailer's checksums.
+const PATCH_BYTES: u64 = 40;
+
+impl Array {
+    /// Blocks of log that destaging `blocks` dirty blocks in `columns` columns takes at most.
+    pub(crate) fn destage_cost(&self, (blocks, columns): (u64, u64)) -> u64 {
+        let patched = blocks + columns * self.geo.m as u64;
+        let trailer_bytes = 4 * u64::from(self.geo.strip_blocks) + PATCH_BYTES;
+        patched + (patched * trailer_bytes).div_ceil(BLOCK_BYTES as u64) + columns
+    }
+
+    fn has_log_room(&self) -> bool {
+        let geo = &self.geo;
+        let (queued, items) = self.log.queued_data();
+        if queued > (geo.max_payload_blocks() * 8) as u64 {
+            return false;
+        }
+        let dirty = {
+            let overlay = self.overlay.borrow();
+            (overlay.blocks(), overlay.columns())
+        };
+        // Each record of fresh stripes is a few dozen bytes.
+        let fresh = (self.fresh.borrow().len() as u64).div_ceil(32);
+        let segment = u64::from(geo.segment_bytes) / BLOCK_BYTES as u64 - 1;
+        let longest = geo.longest_entry_blocks() as u64;
+        let owed = self.destage_cost(dirty) + self.destaging.get() + fresh;
+        // Two data records fit in a segment.
+        let wanted = owed.div_ceil(segment - longest) + (2 * (queued + items)).div_ceil(segment);
+        self.log.used_segments() + wanted + geo.segments / 4 <= geo.segments
+    }
+
+    /// Waits until the log has room for more.
+    pub(crate) async fn wait_for_log_room(&self) -> Result<(), ArrayError> {
+        loop {
+            if self.closed.get() {
+                return Err(ArrayError::Closed);
+            }
+            if self.has_log_room() {
+                return Ok(());
+            }
+            self.log_short.set(true);
+            self.destage_wake.notify_one();
+            self.log.space.notified().await;
+        }
+    }
+
+    /// Whether somebody waited for room since the last call and there is still none.
+    pub(crate) fn is_log_short(&self) -> bool {
+        let short = self.log_short.get() && !self.has_log_room();
+        self.log_short.set(short);
+        short
+    }
+}

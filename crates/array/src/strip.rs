@@ -1,0 +1,379 @@
+//! Strips: reading with proof, reconstruction, and writing with a trailer.
+//!
+//! Invariants: a block is handed on only if its CRC32C agrees with a trailer that is of this array, stripe and
+//! position and of the version that the stripe table names; everything else is an erasure. All callers hold the
+//! stripe's lock, so no write of the stripe is in flight when a mismatch is judged.
+
+use crate::engine::Array;
+use crate::error::ArrayError;
+use crate::format::trailer::Trailer;
+use futures_util::future::join_all;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, HashMap, StripeIndex, Version, crc32c, crc32c_blocks};
+use penstock_drive::{Io, Slice};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Verified columns of a strip.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) data: Buf,
+    pub(crate) crcs: Vec<u32>,
+}
+
+/// Why columns of a strip cannot be used.
+#[derive(Clone, Debug)]
+pub(crate) enum Erased {
+    /// The member is not there, or did not answer.
+    Unreachable,
+    /// The trailer is bad, or of another version: the whole strip counts as lost.
+    Strip,
+    /// The trailer is good and these columns are not what it says.
+    Blocks {
+        /// What was read, with the trailer's checksums.
+        part: Part,
+        /// The bad columns, relative to the part.
+        bad: Vec<usize>,
+    },
+}
+
+type CachedTrailer = (Version, Rc<Vec<u32>>);
+
+/// Checksums of strips read lately, so that a small read is one I/O. Bounded, first in first out.
+#[derive(Default)]
+pub(crate) struct TrailerCache {
+    entries: HashMap<(u64, usize), CachedTrailer>,
+    order: VecDeque<(u64, usize)>,
+}
+
+/// Strips whose checksums are kept: 64 blocks each, 16 MiB in all.
+const CACHED_TRAILERS: usize = 1 << 16;
+
+impl TrailerCache {
+    fn get(&self, stripe: u64, position: usize, version: Version) -> Option<Rc<Vec<u32>>> {
+        let (cached, crcs) = self.entries.get(&(stripe, position))?;
+        (*cached == version).then(|| crcs.clone())
+    }
+
+    pub(crate) fn put(&mut self, stripe: u64, position: usize, version: Version, crcs: Rc<Vec<u32>>) {
+        if self.entries.insert((stripe, position), (version, crcs)).is_none() {
+            self.order.push_back((stripe, position));
+        }
+        while self.order.len() > CACHED_TRAILERS {
+            let oldest = self.order.pop_front().expect("the queue is longer than the bound");
+            self.entries.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn forget(&mut self, stripe: u64, position: usize) {
+        if let Some((version, _)) = self.entries.get_mut(&(stripe, position)) {
+            // Its place in the queue stays; a version that is never given matches nothing.
+            *version = Version(0);
+        }
+    }
+}
+
+fn bytes_of(columns: &Range<u32>) -> usize {
+    columns.len() * BLOCK_BYTES
+}
+
+fn bad_columns(part: &Part) -> Vec<usize> {
+    let blocks = part.data.chunks_exact(BLOCK_BYTES).zip(&part.crcs).enumerate();
+    blocks.filter(|(_, (block, crc))| crc32c(block) != **crc).map(|(at, _)| at).collect()
+}
+
+impl Array {
+    async fn read_trailer(
+        &self,
+        slice: &Slice,
+        stripe: u64,
+        position: usize,
+        io: Io,
+    ) -> Result<Rc<Vec<u32>>, Erased> {
+        let version = self.expected_version(stripe, position);
+        if let Some(crcs) = self.trailers.borrow().get(stripe, position, version) {
+            return Ok(crcs);
+        }
+        let block = slice
+            .read(self.geo.trailer_at(stripe), BLOCK_BYTES, io)
+            .await
+            .map_err(|_| Erased::Unreachable)?;
+        match Trailer::decode(&block) {
+            Ok(trailer)
+                if trailer.array == self.id
+                    && trailer.stripe == StripeIndex(stripe)
+                    && usize::from(trailer.position) == position
+                    && trailer.version == version
+                    && trailer.crcs.len() == self.geo.strip_blocks as usize =>
+            {
+                let crcs = Rc::new(trailer.crcs);
+                self.trailers.borrow_mut().put(stripe, position, version, crcs.clone());
+                Ok(crcs)
+            }
+            _ => Err(Erased::Strip),
+        }
+    }
+
+    /// The checksums that a strip's trailer holds, if the trailer is good.
+    pub(crate) async fn trailer_crcs(&self, stripe: u64, position: usize, io: Io) -> Option<Vec<u32>> {
+        if self.stale_strips(stripe) & (1 << position) != 0 {
+            return None;
+        }
+        let slice = self.member_slice(position)?;
+        self.read_trailer(&slice, stripe, position, io).await.ok().map(|crcs| crcs.to_vec())
+    }
+
+    async fn try_part(
+        &self,
+        stripe: u64,
+        position: usize,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Part, Erased> {
+        let Some(slice) = self.member_slice(position) else { return Err(Erased::Unreachable) };
+        let at = self.geo.block_at(stripe, columns.start);
+        let data = slice.read(at, bytes_of(columns), io);
+        let trailer = self.read_trailer(&slice, stripe, position, io);
+        let (data, crcs) = futures_util::future::join(data, trailer).await;
+        let crcs = crcs?;
+        let data = data.map_err(|_| Erased::Unreachable)?;
+        let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
+        let part = Part { data, crcs };
+        match bad_columns(&part) {
+            bad if bad.is_empty() => Ok(part),
+            bad => Err(Erased::Blocks { part, bad }),
+        }
+    }
+
+    /// Reads columns of a strip. What does not verify is read once more before it is counted as bad.
+    pub(crate) async fn read_part(
+        &self,
+        stripe: u64,
+        position: usize,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Part, Erased> {
+        if self.stale_strips(stripe) & (1 << position) != 0 {
+            return Err(Erased::Unreachable);
+        }
+        match self.try_part(stripe, position, columns, io).await {
+            Ok(part) => Ok(part),
+            Err(Erased::Unreachable) => Err(Erased::Unreachable),
+            Err(_) => {
+                self.trailers.borrow_mut().forget(stripe, position);
+                let again = self.try_part(stripe, position, columns, io).await;
+                if let Err(erased) = &again {
+                    self.note_bad(stripe, position, erased);
+                }
+                again
+            }
+        }
+    }
+
+    fn note_bad(&self, stripe: u64, position: usize, erased: &Erased) {
+        let bad = match erased {
+            Erased::Unreachable => return,
+            Erased::Strip => 1,
+            Erased::Blocks { bad, .. } => bad.len() as u64,
+        };
+        self.trailers.borrow_mut().forget(stripe, position);
+        self.count(|counts| counts.checksum_errors += bad);
+        if let Some(slice) = &self.members.borrow()[position].slice {
+            (0..bad).for_each(|_| slice.drive().count_checksum_error());
+        }
+        tracing::warn!(array = self.name, stripe, position, "contents are not what was written");
+        self.repair_queue.borrow_mut().insert(stripe);
+        self.repair_wake.notify_one();
+    }
+
+    /// Makes columns of the wanted strips from the others.
+    pub(crate) async fn recover(
+        &self,
+        stripe: u64,
+        wanted: &[usize],
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Vec<Part>, ArrayError> {
+        self.count(|counts| counts.degraded_reads += 1);
+        let mut available = self.readable(stripe);
+        available.retain(|position| !wanted.contains(position));
+        let first: Vec<usize> = available.iter().copied().take(self.geo.k).collect();
+        let mut found = self.read_parts(stripe, &first, columns, io).await;
+        let all_good = found.len() == self.geo.k && found.values().all(Result::is_ok);
+        if !all_good {
+            let rest: Vec<usize> =
+                available.into_iter().skip(self.geo.k).chain(wanted.iter().copied()).collect();
+            found.extend(self.read_parts(stripe, &rest, columns, io).await);
+        }
+        self.decode_columns(stripe, wanted, columns, &found)
+    }
+
+    async fn read_parts(
+        &self,
+        stripe: u64,
+        positions: &[usize],
+        columns: &Range<u32>,
+        io: Io,
+    ) -> HashMap<usize, Result<Part, Erased>> {
+        let reads =
+            positions.iter().map(|at| async { (*at, self.read_part(stripe, *at, columns, io).await) });
+        join_all(reads).await.into_iter().collect()
+    }
+
+    /// Decodes column by column, each from the strips whose block verified there; runs of columns with the same
+    /// good strips are decoded together.
+    fn decode_columns(
+        &self,
+        stripe: u64,
+        wanted: &[usize],
+        columns: &Range<u32>,
+        found: &HashMap<usize, Result<Part, Erased>>,
+    ) -> Result<Vec<Part>, ArrayError> {
+        let count = columns.len();
+        let good_at = |column: usize| -> Vec<usize> {
+            let good = |part: &Result<Part, Erased>| match part {
+                Ok(_) => true,
+                Err(Erased::Blocks { bad, .. }) => !bad.contains(&column),
+                Err(_) => false,
+            };
+            (0..self.geo.strips()).filter(|at| found.get(at).is_some_and(good)).collect()
+        };
+        let mut outputs: Vec<BufMut> = wanted.iter().map(|_| BufMut::zeroed(bytes_of(columns))).collect();
+        let mut start = 0;
+        while start < count {
+            let good = good_at(start);
+            let end = (start + 1..count).find(|column| good_at(*column) != good).unwrap_or(count);
+            self.decode_run(stripe, wanted, start..end, &good, found, &mut outputs)?;
+            start = end;
+        }
+        let parts = wanted.iter().zip(outputs).map(|(position, output)| {
+            let data = output.freeze();
+            let crcs = crc32c_blocks(&data);
+            let known = match found.get(position) {
+                Some(Ok(part) | Err(Erased::Blocks { part, .. })) => Some(&part.crcs),
+                _ => None,
+            };
+            match known {
+                Some(known) if *known != crcs => {
+                    Err(ArrayError::Disagrees { array: self.id, stripe, position: *position })
+                }
+                _ => Ok(Part { data, crcs }),
+            }
+        });
+        parts.collect()
+    }
+
+    fn decode_run(
+        &self,
+        stripe: u64,
+        wanted: &[usize],
+        run: Range<usize>,
+        good: &[usize],
+        found: &HashMap<usize, Result<Part, Erased>>,
+        outputs: &mut [BufMut],
+    ) -> Result<(), ArrayError> {
+        let bytes = run.start * BLOCK_BYTES..run.end * BLOCK_BYTES;
+        let part_of = |position: usize| match &found[&position] {
+            Ok(part) | Err(Erased::Blocks { part, .. }) => &part.data[bytes.clone()],
+            Err(_) => unreachable!("only strips that were read are good"),
+        };
+        let (have, need): (Vec<usize>, Vec<usize>) = wanted.iter().partition(|at| good.contains(at));
+        for position in have {
+            let output = wanted.iter().position(|at| *at == position).expect("it is wanted");
+            outputs[output].as_mut()[bytes.clone()].copy_from_slice(part_of(position));
+        }
+        if need.is_empty() {
+            return Ok(());
+        }
+        let plan = self.code.plan_with(good, &need).map_err(|_| {
+            self.unreadable.borrow_mut().insert(stripe);
+            ArrayError::Unreadable { array: self.id, stripe, good: good.len(), wanted: self.geo.k }
+        })?;
+        let sources: Vec<&[u8]> = plan.sources().iter().map(|at| part_of(*at)).collect();
+        let mut made: Vec<&mut [u8]> = Vec::new();
+        for (position, output) in wanted.iter().zip(outputs.iter_mut()) {
+            if need.contains(position) {
+                made.push(&mut output.as_mut()[bytes.clone()]);
+            }
+        }
+        // The plan's order is that of `need`, which keeps the order of `wanted`.
+        plan.decode(&sources, &mut made);
+        Ok(())
+    }
+
+    /// Writes a whole strip and its trailer. `Ok(false)` when the member is gone.
+    pub(crate) async fn write_strip(
+        &self,
+        stripe: u64,
+        position: usize,
+        part: &Part,
+        version: Version,
+        io: Io,
+    ) -> Result<bool, ArrayError> {
+        assert_eq!(part.data.len(), self.geo.strip_bytes(), "a whole strip is written");
+        let data =
+            self.write_member(position, self.geo.strip_at(stripe), part.data.clone(), Some(stripe), io);
+        let trailer = self.write_trailer(stripe, position, &part.crcs, version, io);
+        let (data, trailer) = futures_util::future::join(data, trailer).await;
+        Ok(data? && trailer?)
+    }
+
+    pub(crate) async fn write_trailer(
+        &self,
+        stripe: u64,
+        position: usize,
+        crcs: &[u32],
+        version: Version,
+        io: Io,
+    ) -> Result<bool, ArrayError> {
+        let trailer = Trailer {
+            array: self.id,
+            stripe: StripeIndex(stripe),
+            position: position as u16,
+            version,
+            crcs: crcs.to_vec(),
+        };
+        let site = match io.site {
+            "fresh.strip" => "fresh.trailer",
+            "destage.strip" => "destage.trailer",
+            other => other,
+        };
+        let at = self.geo.trailer_at(stripe);
+        let landed = self.write_member(position, at, trailer.encode(), Some(stripe), io.at(site)).await?;
+        if landed {
+            self.trailers.borrow_mut().put(stripe, position, version, Rc::new(trailer.crcs));
+        }
+        Ok(landed)
+    }
+
+    /// Parity strips for whole data strips (or the same columns of each).
+    pub(crate) fn encode(&self, data: &[&[u8]]) -> Vec<Part> {
+        let bytes = data[0].len();
+        let mut parity: Vec<BufMut> = (0..self.geo.m).map(|_| BufMut::zeroed(bytes)).collect();
+        let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(AsMut::as_mut).collect();
+        self.code.encode(data, &mut outputs);
+        let part = |buf: BufMut| {
+            let data = buf.freeze();
+            let crcs = crc32c_blocks(&data);
+            Part { data, crcs }
+        };
+        parity.into_iter().map(part).collect()
+    }
+
+    /// Writes all strips of a stripe. Returns the strips that did not land.
+    pub(crate) async fn write_stripe(
+        &self,
+        stripe: u64,
+        parts: &[Part],
+        version: Version,
+        io: Io,
+    ) -> Result<u64, ArrayError> {
+        let lives = self.lives();
+        let writes =
+            parts.iter().enumerate().map(|(at, part)| self.write_strip(stripe, at, part, version, io));
+        let landed = join_all(writes).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let kept = lives.into_iter().zip(self.lives()).map(|(before, after)| before == after);
+        let landed = landed.into_iter().zip(kept).map(|(landed, kept)| landed && kept);
+        Ok((0..).zip(landed).filter(|(_, landed)| !landed).map(|(at, _)| 1u64 << at).sum())
+    }
+}

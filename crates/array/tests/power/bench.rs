@@ -1,0 +1,407 @@
+//! A small array on simulated disks, and a model of what it must hold.
+
+use penstock_array::format::descriptor::Descriptor;
+use penstock_array::ownership::MemoryOwnership;
+use penstock_array::{Array, ArrayError, CreateSpec, Volume, create, open};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
+use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
+use penstock_drive::{Class, Drive, DriveHandle, FaultyDrive, Io, Slice};
+use penstock_sim::{CutMode, CutPlan, SimDisk, SimDrive, World};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+pub const IO: Io = Io::new(Class::Client, "test");
+const DISK_BYTES: u64 = 7 << 20;
+const SLICE_AT: u64 = 1 << 20;
+
+/// Disks and coordination: what survives a power cut.
+pub struct Site {
+    pub disks: Vec<Rc<SimDisk>>,
+    pub ownership: Rc<MemoryOwnership>,
+    pub spec: CreateSpec,
+}
+
+/// One life of the machine.
+pub struct Machine {
+    pub world: World,
+    pub env: Env,
+    pub disks: Vec<Rc<SimDisk>>,
+    pub drives: Vec<Option<Rc<FaultyDrive>>>,
+    pub handles: Vec<Option<Rc<DriveHandle>>>,
+    pub array: Rc<Array>,
+    pub volume: Volume,
+}
+
+pub fn spec(k: usize, m: usize) -> CreateSpec {
+    CreateSpec { name: "test".into(), k, m, strip_blocks: 8, log_bytes: 3 << 20, segment_bytes: 128 << 10 }
+}
+
+fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
+    Slice::new(handle.clone(), SLICE_AT, superblock::slices_end(DISK_BYTES) - SLICE_AT)
+}
+
+impl Site {
+    /// Disks with an empty array.
+    pub fn new(spec: CreateSpec) -> Self {
+        let world = World::new(1);
+        let env = world.env();
+        let disks: Vec<_> = (0..spec.k + spec.m).map(|_| SimDisk::new(DISK_BYTES)).collect();
+        let site = Self { disks, ownership: Rc::default(), spec };
+        world
+            .run(async {
+                let mut handles = Vec::new();
+                for (number, disk) in site.disks.iter().enumerate() {
+                    let drive = SimDrive::new(&world, disk.clone());
+                    let sb =
+                        Superblock { drive: drive_id(number), size_bytes: DISK_BYTES, ..Default::default() };
+                    handles.push(DriveHandle::online(env.clone(), format!("disk{number}"), drive, sb));
+                }
+                let slices: Vec<Slice> = handles.iter().map(slice_of).collect();
+                let descriptor = create(&env, &site.spec, &slices).await.unwrap();
+                for (position, handle) in handles.iter().enumerate() {
+                    let entry = &descriptor.members[position];
+                    let slice = SliceEntry {
+                        array: descriptor.array,
+                        member: position as u16,
+                        generation: entry.generation,
+                        offset: entry.offset,
+                        len: entry.len,
+                    };
+                    let array =
+                        ArrayEntry { array: descriptor.array, revision: 1, descriptor: descriptor.encode() };
+                    let put = |sb: &mut Superblock| {
+                        sb.slices.push(slice);
+                        sb.arrays.push(array);
+                    };
+                    handle.update_superblock(put).await.unwrap();
+                }
+            })
+            .unwrap();
+        world.destroy();
+        site
+    }
+
+    /// Opens the array in `world`, without the disks in `lost`.
+    pub async fn open(&self, world: &World, lost: &[usize]) -> Result<Machine, ArrayError> {
+        let env = world.env();
+        let mut drives = Vec::new();
+        let mut handles: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
+        let mut newest: Option<(u64, Vec<u8>)> = None;
+        for (number, disk) in self.disks.iter().enumerate() {
+            if lost.contains(&number) {
+                drives.push(None);
+                continue;
+            }
+            let inner = SimDrive::new(world, disk.clone());
+            let drive = Rc::new(FaultyDrive::new(env.clone(), inner));
+            drives.push(Some(drive.clone()));
+            let Ok(found) = superblock::read(&*drive).await else { continue };
+            if let Some(entry) = found.arrays.first()
+                && newest.as_ref().is_none_or(|(revision, _)| *revision < entry.revision)
+            {
+                newest = Some((entry.revision, entry.descriptor.clone()));
+            }
+            let drive: Rc<dyn Drive> = drive;
+            handles
+                .insert(found.drive, DriveHandle::online(env.clone(), format!("disk{number}"), drive, found));
+        }
+        let descriptor = Descriptor::decode(&newest.expect("some disk has a superblock").1).unwrap();
+        let used: Vec<_> =
+            descriptor.members.iter().map(|member| handles.get(&member.drive).cloned()).collect();
+        let members = used.iter().map(|handle| handle.as_ref().map(slice_of)).collect();
+        let array = open(&env, descriptor, members, self.ownership.clone()).await?;
+        let volume = Volume::whole(&array);
+        Ok(Machine {
+            world: world.clone(),
+            env,
+            disks: self.disks.clone(),
+            drives,
+            handles: used,
+            array,
+            volume,
+        })
+    }
+
+    /// What a power cut leaves.
+    pub fn cut(&self, world: &World) {
+        world.destroy();
+        for disk in &self.disks {
+            disk.cut(world, CutMode::draw(world));
+        }
+    }
+
+    /// A blank disk in place of a lost one.
+    pub fn replace(&mut self, number: usize) {
+        self.disks[number] = SimDisk::new(DISK_BYTES);
+    }
+}
+
+impl Machine {
+    /// Whether the drive of a member failed in this life.
+    pub fn latched(&self, position: usize) -> bool {
+        self.handles[position].as_ref().is_some_and(|handle| !handle.is_online())
+    }
+
+    /// Puts a blank drive in the place of member `position`.
+    pub async fn replace(&self, disk: &Rc<SimDisk>, position: usize, life: u64) -> Result<(), ArrayError> {
+        let drive = SimDrive::new(&self.world, disk.clone());
+        let id = DriveId(Id128::from_words(life, position as u64 + 100));
+        let sb = Superblock { drive: id, size_bytes: DISK_BYTES, ..Default::default() };
+        let handle = DriveHandle::online(self.env.clone(), "new".into(), drive, sb);
+        self.array.replace_member(position, &handle, slice_of(&handle)).await
+    }
+}
+
+fn drive_id(number: usize) -> DriveId {
+    DriveId(Id128::from_words(7, number as u64 + 1))
+}
+
+/// A block that names its content.
+pub fn block_of(tag: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK_BYTES];
+    if tag != 0 {
+        for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&(tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index as u64).to_le_bytes());
+        }
+        bytes[..8].copy_from_slice(&tag.to_le_bytes());
+    }
+    bytes
+}
+
+pub fn buf_of(tags: &[u64]) -> (Buf, Vec<u32>) {
+    let mut buf = BufMut::zeroed(tags.len() * BLOCK_BYTES);
+    for (part, tag) in buf.as_mut().chunks_exact_mut(BLOCK_BYTES).zip(tags) {
+        part.copy_from_slice(&block_of(*tag));
+    }
+    let buf = buf.freeze();
+    let crcs = crc32c_blocks(&buf);
+    (buf, crcs)
+}
+
+/// The tag of each block of the volume from `from` on; panics when a block is none that was ever written.
+pub async fn tags(volume: &Volume, from: u64, count: u64) -> Result<Vec<u64>, ArrayError> {
+    let blocks = volume.read(from, count, IO).await?;
+    let bytes = blocks.gather();
+    assert_eq!(crc32c_blocks(&bytes), blocks.crcs, "a read brings the checksums of what it brings");
+    let tag = |block: &[u8]| {
+        let tag = u64::from_le_bytes(block[..8].try_into().unwrap());
+        assert_eq!(block, block_of(tag), "a block is whole");
+        tag
+    };
+    Ok(bytes.chunks_exact(BLOCK_BYTES).map(tag).collect())
+}
+
+/// What was written to the part of the volume that goes through the log, in order.
+#[derive(Default)]
+pub struct LoggedModel {
+    pub ops: Vec<(u64, Vec<u64>)>,
+    pub durable: usize,
+}
+
+impl LoggedModel {
+    /// Whether `found` is the state after some prefix of the writes that contains all durable ones.
+    pub fn allows(&self, found: &[u64]) -> bool {
+        let mut state = vec![0; found.len()];
+        for (index, (block, tags)) in self.ops.iter().enumerate() {
+            if index >= self.durable && state == found {
+                return true;
+            }
+            for (at, tag) in (*block as usize..).zip(tags) {
+                state[at] = *tag;
+            }
+        }
+        state == found
+    }
+}
+
+impl LoggedModel {
+    /// Says how the found state differs from the prefix that is nearest to it.
+    fn nearest(&self, found: &[u64]) -> String {
+        let mut state = vec![0; found.len()];
+        let mut best = (usize::MAX, String::new());
+        for index in 0..=self.ops.len() {
+            let wrong: Vec<_> = (0..found.len()).filter(|at| state[*at] != found[*at]).collect();
+            if wrong.len() < best.0 {
+                let shown: Vec<_> = wrong.iter().map(|at| (*at, found[*at], state[*at])).collect();
+                best = (
+                    wrong.len(),
+                    format!(
+                        "prefix {index} of {}, durable {}; (block, found, wanted) {shown:?}",
+                        self.ops.len(),
+                        self.durable
+                    ),
+                );
+            }
+            if let Some((block, tags)) = self.ops.get(index) {
+                (*block as usize..).zip(tags).for_each(|(at, tag)| state[at] = *tag);
+            }
+        }
+        best.1
+    }
+}
+
+/// What each whole stripe may hold: the durable content and everything begun since.
+#[derive(Default)]
+pub struct FreshModel {
+    /// By stripe: contents (tag of its first block; 0 is unwritten), the durable one first.
+    pub may: BTreeMap<u64, Vec<u64>>,
+}
+
+/// A load that goes on until the world is cut or `rounds` are over.
+pub struct Load {
+    pub logged: RefCell<LoggedModel>,
+    pub fresh: RefCell<FreshModel>,
+    pub next_tag: Cell<u64>,
+    pub rounds: u64,
+    /// Calls of `write_fresh` that have not returned.
+    writing_fresh: Cell<u64>,
+}
+
+pub const LOGGED_STRIPES: u64 = 6;
+pub const FRESH_STRIPES: u64 = 6;
+
+impl Load {
+    pub fn new(rounds: u64) -> Self {
+        Self {
+            logged: RefCell::default(),
+            fresh: RefCell::default(),
+            next_tag: Cell::new(1),
+            rounds,
+            writing_fresh: Cell::new(0),
+        }
+    }
+
+    /// Flushes the volume and proves that the drives were flushed for it.
+    ///
+    /// What a flush stands on is every write that returned before it began: log records (`log.append`) and the
+    /// headers of their segments (`log.segment`) on the carriers, strips of fresh stripes (`fresh.strip`) and their
+    /// trailers (`fresh.trailer`) on all members. Not part of it: destage, checkpoints, rebuild and repair, which
+    /// the log stands in for until they are flushed themselves; strips of a `write_fresh` that has not returned; and
+    /// anything on a member that is recorded as stale.
+    async fn flush(&self, machine: &Machine) -> Result<(), ArrayError> {
+        let marks: Vec<u64> = machine.disks.iter().map(|disk| disk.order()).collect();
+        let in_flight = self.writing_fresh.get() > 0;
+        machine.volume.flush().await?;
+        let report = machine.array.report();
+        for (position, member) in report.members.iter().enumerate() {
+            if member.state != "active" {
+                continue;
+            }
+            let owed = machine.disks[position].unflushed_before(marks[position]);
+            let is_owed = |site: &str| match site {
+                "log.append" | "log.segment" => true,
+                "fresh.strip" | "fresh.trailer" => !in_flight,
+                _ => false,
+            };
+            let owed: Vec<_> = owed.into_iter().filter(|site| is_owed(site)).collect();
+            assert!(owed.is_empty(), "a flush returned and member {position} has not flushed {owed:?}");
+        }
+        Ok(())
+    }
+
+    fn tag(&self) -> u64 {
+        let tag = self.next_tag.get();
+        self.next_tag.set(tag + 1);
+        tag
+    }
+
+    /// Writes through the log, with flushes.
+    pub async fn run_logged(&self, machine: &Machine) -> Result<(), ArrayError> {
+        let world = &machine.world;
+        let blocks = LOGGED_STRIPES * machine.volume.stripe_blocks();
+        for _ in 0..self.rounds {
+            let count = if world.below(8) == 0 { 1 + world.below(12) } else { 1 + world.below(2) };
+            let block = world.below(blocks - count);
+            let tags: Vec<u64> = (0..count).map(|_| self.tag()).collect();
+            // A write that is longer than a record is several, in order.
+            let atomic = machine.array.geometry().max_payload_blocks();
+            for (part, tags) in (block..).step_by(atomic).zip(tags.chunks(atomic)) {
+                self.logged.borrow_mut().ops.push((part, tags.to_vec()));
+            }
+            let (data, crcs) = buf_of(&tags);
+            machine.volume.write(block, &data, &crcs).await?;
+            if world.below(5) == 0 {
+                let upto = self.logged.borrow().ops.len();
+                self.flush(machine).await?;
+                let mut logged = self.logged.borrow_mut();
+                logged.durable = logged.durable.max(upto);
+            }
+            if world.below(20) == 0 {
+                machine.env.sleep(std::time::Duration::from_millis(world.below(5000))).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes and discards whole stripes.
+    pub async fn run_fresh(&self, machine: &Machine) -> Result<(), ArrayError> {
+        let world = &machine.world;
+        for _ in 0..self.rounds / 4 {
+            let stripe = LOGGED_STRIPES + world.below(FRESH_STRIPES);
+            let written = self.fresh.borrow().may.get(&stripe).is_some_and(|may| *may.last().unwrap() != 0);
+            if written {
+                self.fresh.borrow_mut().may.get_mut(&stripe).unwrap().push(0);
+                machine.volume.discard(stripe, 1).await?;
+                self.fresh.borrow_mut().may.insert(stripe, vec![0]);
+                continue;
+            }
+            let tag = self.tag();
+            self.next_tag.set(tag + machine.volume.stripe_blocks());
+            let tags: Vec<u64> = (tag..tag + machine.volume.stripe_blocks()).collect();
+            self.fresh.borrow_mut().may.entry(stripe).or_insert_with(|| vec![0]).push(tag);
+            let (data, crcs) = buf_of(&tags);
+            self.writing_fresh.set(self.writing_fresh.get() + 1);
+            machine.volume.write_fresh(stripe, &data, &crcs, IO).await?;
+            self.writing_fresh.set(self.writing_fresh.get() - 1);
+            if world.below(2) == 0 {
+                self.flush(machine).await?;
+                self.fresh.borrow_mut().may.insert(stripe, vec![tag]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the array holds what it must, at the start of a life: what is found is what counts from now on.
+    pub async fn settle(&self, machine: &Machine) -> Result<(), ArrayError> {
+        self.check(machine).await?;
+        let per_stripe = machine.volume.stripe_blocks();
+        let found = tags(&machine.volume, 0, LOGGED_STRIPES * per_stripe).await?;
+        *self.logged.borrow_mut() = LoggedModel { ops: vec![(0, found)], durable: 1 };
+        for stripe in LOGGED_STRIPES..LOGGED_STRIPES + FRESH_STRIPES {
+            let first = tags(&machine.volume, stripe * per_stripe, 1).await?[0];
+            self.fresh.borrow_mut().may.insert(stripe, vec![first]);
+        }
+        self.writing_fresh.set(0);
+        Ok(())
+    }
+
+    /// Checks that the array holds what it must.
+    pub async fn check(&self, machine: &Machine) -> Result<(), ArrayError> {
+        let per_stripe = machine.volume.stripe_blocks();
+        let found = tags(&machine.volume, 0, LOGGED_STRIPES * per_stripe).await?;
+        {
+            let logged = self.logged.borrow();
+            assert!(
+                logged.allows(&found),
+                "no prefix that holds all flushed writes: {}",
+                logged.nearest(&found)
+            );
+        }
+        let fresh = self.fresh.borrow().may.clone();
+        for (stripe, may) in &fresh {
+            let found = tags(&machine.volume, stripe * per_stripe, per_stripe).await?;
+            let whole = found
+                .iter()
+                .enumerate()
+                .all(|(at, tag)| found[0] == 0 && *tag == 0 || *tag == found[0] + at as u64);
+            assert!(whole && may.contains(&found[0]), "stripe {stripe} holds {} of {may:?}", found[0]);
+        }
+        Ok(())
+    }
+}
+
+/// Plans a cut at a random write, chosen among what a first run of the same seed passes.
+pub fn plan(site: &str, nth: u64) -> CutPlan {
+    CutPlan { site: site.to_owned(), nth }
+}

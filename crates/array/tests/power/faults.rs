@@ -1,0 +1,272 @@
+//! Lost drives, failing writes and rot while the array works.
+
+use crate::bench::{IO, Load, Site, buf_of, spec, tags};
+use penstock_base::BLOCK_BYTES;
+use penstock_drive::{Fault, Op};
+use penstock_sim::World;
+use std::time::Duration;
+
+#[test]
+fn two_drives_lost_one_after_the_other_and_rebuilt() {
+    let mut site = Site::new(spec(4, 2));
+    let load = Load::new(100);
+    for (life, pair) in [[0, 1], [2, 3], [4, 5], [1, 4]].into_iter().enumerate() {
+        let world = World::new(life as u64 + 50);
+        let run = world.run(async {
+            let machine = site.open(&world, &[]).await?;
+            load.check(&machine).await?;
+            load.run_logged(&machine).await?;
+            load.run_fresh(&machine).await?;
+            machine.array.close().await
+        });
+        run.unwrap().unwrap();
+        pair.iter().for_each(|number| site.replace(*number));
+        let world = World::new(life as u64 + 90);
+        let run = world.run(async {
+            let machine = site.open(&world, &pair).await?;
+            assert!(machine.array.redundancy_debt_stripes() > 0);
+            load.check(&machine).await?;
+            load.run_logged(&machine).await?;
+            load.run_fresh(&machine).await?;
+            for number in pair {
+                machine.replace(&site.disks[number], number, life as u64 * 10 + 5).await?;
+            }
+            load.run_logged(&machine).await?;
+            assert_eq!(machine.array.wait_rebuilt().await, 0);
+            machine.env.sleep(Duration::from_secs(10)).await;
+            assert_eq!(machine.array.missing_carriers(), 0, "{:?}", machine.array.report());
+            load.check(&machine).await?;
+            let report = machine.array.scrub().await?;
+            assert!(report.is_clean(), "{report:?}");
+            machine.array.close().await
+        });
+        run.unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_failing_write_latches_the_drive_and_nothing_is_lost() {
+    for position in 0..6 {
+        let mut site = Site::new(spec(4, 2));
+        let world = World::new(300 + position as u64);
+        let load = Load::new(120);
+        let run = world.run(async {
+            let machine = site.open(&world, &[]).await?;
+            machine.drives[position].as_ref().unwrap().plant(Op::Write, 40, Fault::Fail);
+            load.run_logged(&machine).await?;
+            load.run_fresh(&machine).await?;
+            machine.volume.flush().await?;
+            load.check(&machine).await?;
+            assert_eq!(machine.array.report().members[position].state, "missing");
+            machine.array.close().await
+        });
+        run.unwrap().unwrap();
+        site.replace(position);
+        let world = World::new(400);
+        let run = world.run(async {
+            let machine = site.open(&world, &[position]).await?;
+            load.check(&machine).await?;
+            machine.replace(&site.disks[position], position, 3).await?;
+            assert_eq!(machine.array.wait_rebuilt().await, 0);
+            let report = machine.array.scrub().await?;
+            assert!(report.is_clean(), "{report:?}");
+            machine.array.close().await
+        });
+        run.unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_drive_that_returns_with_old_contents_is_resynced() {
+    let site = Site::new(spec(4, 2));
+    let load = Load::new(100);
+    for lost in [3, 0] {
+        for (round, without) in [vec![], vec![lost], vec![]].into_iter().enumerate() {
+            let world = World::new(500 + round as u64 + lost as u64 * 10);
+            let run = world.run(async {
+                let machine = site.open(&world, &without).await?;
+                load.check(&machine).await?;
+                load.run_logged(&machine).await?;
+                load.run_fresh(&machine).await?;
+                if without.is_empty() {
+                    assert_eq!(machine.array.wait_rebuilt().await, 0);
+                    machine.env.sleep(Duration::from_secs(10)).await;
+                    let report = machine.array.scrub().await?;
+                    assert!(report.is_clean(), "{report:?}");
+                }
+                machine.array.close().await
+            });
+            run.unwrap().unwrap();
+        }
+    }
+}
+
+const WRITE_FAULTS: [Fault; 5] = [
+    Fault::Rotten,
+    Fault::Torn { sectors: 3 },
+    Fault::Dropped,
+    Fault::Misdirected { blocks: 40 },
+    Fault::Slow(Duration::from_secs(5)),
+];
+
+/// Lets the `nth` write of a drive suffer a fault. Everything must be right, be repaired, and stay so. Returns whether
+/// there were that many writes, and how many blocks were repaired.
+fn one_bad_write(fault: Fault, drive: usize, nth: u64) -> (bool, u64) {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(700);
+    let load = Load::new(100);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        let faulty = machine.drives[drive].as_ref().unwrap().clone();
+        faulty.plant(Op::Write, nth, fault);
+        load.run_logged(&machine).await?;
+        load.run_fresh(&machine).await?;
+        load.check(&machine).await?;
+        machine.array.destage_and_checkpoint().await?;
+        let first = machine.array.scrub().await?;
+        assert_eq!(first.parity_defects, 0, "{fault:?} {drive} {nth}: {first:?}");
+        assert!(first.unreadable.is_empty(), "{fault:?} {drive} {nth}: {first:?}");
+        let second = machine.array.scrub().await?;
+        assert!(second.is_clean(), "{fault:?} {drive} {nth}: {second:?}");
+        load.check(&machine).await?;
+        let repaired = machine.array.counts().repaired_blocks;
+        machine.array.close().await?;
+        let machine = site.open(&world, &[]).await?;
+        load.check(&machine).await?;
+        machine.array.close().await?;
+        Ok::<_, penstock_array::ArrayError>((!faulty.has_planted(), repaired))
+    });
+    let result = run.unwrap().unwrap_or_else(|error| panic!("{fault:?} {drive} {nth}: {error}"));
+    world.destroy();
+    result
+}
+
+#[test]
+fn rot_torn_dropped_and_misdirected_writes_are_found_and_repaired() {
+    for fault in WRITE_FAULTS {
+        for nth in [20, 41, 60, 75] {
+            assert!(one_bad_write(fault, 1, nth).0, "there are that many writes");
+        }
+    }
+}
+
+#[test]
+#[ignore = "full form: cargo xtask show 01.4"]
+fn show_rot() {
+    for fault in WRITE_FAULTS {
+        let (mut writes, mut mattered) = (0, 0);
+        // A carrier, and a member that carries nothing but strips.
+        for drive in [1, 5] {
+            for nth in 0.. {
+                let (came, repaired) = one_bad_write(fault, drive, nth);
+                if !came {
+                    break;
+                }
+                writes += 1;
+                mattered += u64::from(repaired > 0);
+            }
+        }
+        println!("{fault:?}: {writes} writes in turn, {mattered} needed repair, nothing was wrong");
+    }
+}
+
+#[test]
+fn every_block_overwritten_in_turn_is_found_and_repaired() {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(900);
+    let load = Load::new(60);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        load.run_logged(&machine).await?;
+        load.run_fresh(&machine).await?;
+        machine.volume.flush().await?;
+        machine.array.stop();
+        Ok::<_, penstock_array::ArrayError>(())
+    });
+    run.unwrap().unwrap();
+    world.destroy();
+    let noise: Vec<u8> = (0..BLOCK_BYTES).map(|at| (at * 31 + 7) as u8).collect();
+    let mut repaired = 0;
+    for number in 0..6 {
+        for block in site.disks[number].used_blocks() {
+            let copy = Site {
+                disks: site.disks.iter().map(|disk| disk.duplicate()).collect(),
+                ownership: std::rc::Rc::default(),
+                spec: site.spec.clone(),
+            };
+            copy.disks[number].corrupt(block, &noise);
+            let world = World::new(block);
+            let run = world.run(async {
+                let machine = copy.open(&world, &[]).await?;
+                load.check(&machine).await?;
+                machine.array.destage_and_checkpoint().await?;
+                machine.array.scrub().await?;
+                let second = machine.array.scrub().await?;
+                assert!(second.is_clean(), "disk {number} block {block}: {second:?}");
+                load.check(&machine).await?;
+                let counts = machine.array.counts();
+                machine.array.stop();
+                Ok::<_, penstock_array::ArrayError>(counts.repaired_blocks)
+            });
+            repaired += run.unwrap().unwrap_or_else(|error| panic!("disk {number} block {block}: {error}"));
+            world.destroy();
+        }
+    }
+    assert!(repaired > 100, "rot was repaired and counted: {repaired}");
+}
+
+#[test]
+fn a_full_host_suspends_writes_and_loses_nothing() {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(1000);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        let volume = machine.volume.clone();
+        let (data, crcs) = buf_of(&(1..=volume.stripe_blocks()).collect::<Vec<_>>());
+        machine.drives[2].as_ref().unwrap().set_full(true);
+        let write = volume.write_fresh(0, &data, &crcs, IO);
+        let later = async {
+            machine.env.sleep(Duration::from_secs(20)).await;
+            assert_eq!(machine.array.report().suspended.as_deref(), Some("host full"));
+            machine.drives[2].as_ref().unwrap().set_full(false);
+        };
+        let (written, ()) = futures_util::future::join(write, later).await;
+        written?;
+        volume.flush().await?;
+        assert_eq!(machine.array.report().suspended, None);
+        assert_eq!(tags(&volume, 0, 2).await?, [1, 2]);
+        assert_eq!(machine.array.redundancy_debt_stripes(), 0);
+        machine.array.close().await
+    });
+    run.unwrap().unwrap();
+}
+
+#[test]
+fn three_drives_failing_at_once_suspend_the_array_and_latch_none_too_many() {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(1100);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        let (data, crcs) = buf_of(&(1..=machine.volume.stripe_blocks()).collect::<Vec<_>>());
+        for number in 3..6 {
+            machine.drives[number].as_ref().unwrap().set_gone(true);
+        }
+        let later = async {
+            machine.env.sleep(Duration::from_secs(30)).await;
+            assert_eq!(machine.array.report().state, penstock_array::ArrayState::Suspended);
+            for number in 3..6 {
+                machine.drives[number].as_ref().unwrap().set_gone(false);
+            }
+        };
+        let write = machine.volume.write_fresh(0, &data, &crcs, IO);
+        let (written, ()) = futures_util::future::join(write, later).await;
+        written?;
+        machine.volume.flush().await?;
+        assert_eq!(tags(&machine.volume, 0, 2).await?, [1, 2]);
+        let latched =
+            machine.array.report().members.iter().filter(|member| member.state == "missing").count();
+        assert!(latched <= 2, "{latched} members latched");
+        machine.array.close().await
+    });
+    run.unwrap().unwrap();
+}

@@ -1,0 +1,8 @@
+//! Arrays in the simulated world: power cuts at every write site, lost drives, rot.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod bench;
+mod campaign;
+mod cuts;
+mod faults;
+mod room;

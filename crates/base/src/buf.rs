@@ -1,0 +1,194 @@
+//! Buffers: memory that drives can read from and write to without a copy.
+//!
+//! A buffer is (memory kind, handle, range). Host memory is the only kind today; device memory takes its place
+//! beside it. Code that moves data hands buffers on; only kernels (`encode`, `crc`, `copy`) look inside.
+//!
+//! Invariants: the memory starts on a 4 KiB boundary, so that any block-aligned range suits O_DIRECT. A [`Buf`]
+//! is immutable and shared; a [`BufMut`] has one owner, and becomes a [`Buf`] when it is complete.
+
+use crate::BLOCK_BYTES;
+use std::ops::Range;
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; BLOCK_BYTES]);
+
+#[derive(Clone)]
+enum Memory {
+    Host(Arc<Vec<Page>>),
+}
+
+/// An immutable, shared range of memory.
+#[derive(Clone)]
+pub struct Buf {
+    memory: Memory,
+    start: usize,
+    len: usize,
+}
+
+impl Buf {
+    /// A buffer of `len` zero bytes.
+    pub fn zeroed(len: usize) -> Self {
+        BufMut::zeroed(len).freeze()
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_from(bytes: &[u8]) -> Self {
+        let mut buf = BufMut::zeroed(bytes.len());
+        buf.as_mut().copy_from_slice(bytes);
+        buf.freeze()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of this buffer that shares its memory.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
+        Self { memory: self.memory.clone(), start: self.start + range.start, len: range.end - range.start }
+    }
+
+    /// Joins two buffers that lie next to each other in the same memory.
+    pub fn try_join(&self, next: &Self) -> Option<Self> {
+        let (Memory::Host(mine), Memory::Host(theirs)) = (&self.memory, &next.memory);
+        let adjacent = Arc::ptr_eq(mine, theirs) && self.start + self.len == next.start;
+        adjacent.then(|| Self { memory: self.memory.clone(), start: self.start, len: self.len + next.len })
+    }
+}
+
+impl AsRef<[u8]> for Buf {
+    fn as_ref(&self) -> &[u8] {
+        let Memory::Host(pages) = &self.memory;
+        &pages.as_bytes()[self.start..self.start + self.len]
+    }
+}
+
+impl std::ops::Deref for Buf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.as_ref()
+    }
+}
+
+impl std::fmt::Debug for Buf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+/// A range of memory with one owner.
+pub struct BufMut {
+    pages: Vec<Page>,
+    len: usize,
+}
+
+impl BufMut {
+    /// A buffer of `len` zero bytes.
+    pub fn zeroed(len: usize) -> Self {
+        // Allocation failure aborts like every other allocation of this process.
+        let pages = Page::new_vec_zeroed(len.div_ceil(BLOCK_BYTES)).unwrap_or_else(|_| {
+            std::alloc::handle_alloc_error(std::alloc::Layout::new::<Page>());
+        });
+        Self { pages, len }
+    }
+
+    /// A zeroed buffer that begins with `bytes` and is padded to whole blocks.
+    pub fn padded_from(bytes: &[u8]) -> Self {
+        let mut buf = Self::zeroed(bytes.len().next_multiple_of(BLOCK_BYTES));
+        buf.as_mut()[..bytes.len()].copy_from_slice(bytes);
+        buf
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Gives up the right to write.
+    pub fn freeze(self) -> Buf {
+        Buf { memory: Memory::Host(Arc::new(self.pages)), start: 0, len: self.len }
+    }
+}
+
+impl AsRef<[u8]> for BufMut {
+    fn as_ref(&self) -> &[u8] {
+        &self.pages.as_bytes()[..self.len]
+    }
+}
+
+impl AsMut<[u8]> for BufMut {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.pages.as_mut_bytes()[..self.len]
+    }
+}
+
+impl std::fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BufMut({} bytes)", self.len)
+    }
+}
+
+/// Joins `parts` into one buffer; without a copy where they already lie in a row.
+pub fn gather(parts: &[Buf]) -> Buf {
+    let mut joined = match parts.first() {
+        Some(first) => first.clone(),
+        None => return Buf::zeroed(0),
+    };
+    for part in &parts[1..] {
+        match joined.try_join(part) {
+            Some(longer) => joined = longer,
+            None => return copy_all(parts),
+        }
+    }
+    joined
+}
+
+fn copy_all(parts: &[Buf]) -> Buf {
+    let mut whole = BufMut::zeroed(parts.iter().map(Buf::len).sum());
+    let mut at = 0;
+    for part in parts {
+        whole.as_mut()[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+    whole.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_page_aligned_and_slices_share_it() {
+        let mut buf = BufMut::zeroed(10_000);
+        assert_eq!(buf.as_ref().as_ptr() as usize % BLOCK_BYTES, 0);
+        buf.as_mut()[5000] = 7;
+        let buf = buf.freeze();
+        let tail = buf.slice(5000..10_000);
+        assert_eq!((tail[0], tail.len()), (7, 5000));
+        assert_eq!(tail.as_ptr(), buf[5000..].as_ptr());
+    }
+
+    #[test]
+    fn gather_copies_only_what_is_apart() {
+        let whole = Buf::copy_from(&[1, 2, 3, 4]);
+        let joined = gather(&[whole.slice(0..2), whole.slice(2..4)]);
+        assert_eq!(joined.as_ptr(), whole.as_ptr());
+        let swapped = gather(&[whole.slice(2..4), whole.slice(0..2)]);
+        assert_eq!(&swapped[..], &[3, 4, 1, 2]);
+    }
+}

@@ -1,0 +1,228 @@
+//! Little-endian encoding of structures on drives and in messages.
+//!
+//! [`Dec`] reads bytes that come from a drive, the network or a user: it never panics, it returns
+//! [`DecodeError`] with what it wanted.
+
+use crate::ids::Id128;
+
+/// Bytes do not hold what they should.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The bytes end too early.
+    #[error("{what}: {wanted} more bytes wanted, {left} left")]
+    Short {
+        /// The structure being read.
+        what: &'static str,
+        /// Bytes still wanted.
+        wanted: usize,
+        /// Bytes left.
+        left: usize,
+    },
+    /// A field has a value that this release does not know.
+    #[error("{what}: {field} is {found}, which this release does not know")]
+    Unknown {
+        /// The structure being read.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+    },
+    /// A checksum, magic number or bound does not hold.
+    #[error("{what}: {why}")]
+    Bad {
+        /// The structure being read.
+        what: &'static str,
+        /// What does not hold.
+        why: &'static str,
+    },
+}
+
+/// Appends little-endian fields to a byte vector.
+#[derive(Default)]
+pub struct Enc {
+    bytes: Vec<u8>,
+}
+
+impl Enc {
+    /// An empty encoder.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends one byte.
+    pub fn u8(&mut self, value: u8) -> &mut Self {
+        self.bytes.push(value);
+        self
+    }
+
+    /// Appends 16 bits.
+    pub fn u16(&mut self, value: u16) -> &mut Self {
+        self.raw(&value.to_le_bytes())
+    }
+
+    /// Appends 32 bits.
+    pub fn u32(&mut self, value: u32) -> &mut Self {
+        self.raw(&value.to_le_bytes())
+    }
+
+    /// Appends 64 bits.
+    pub fn u64(&mut self, value: u64) -> &mut Self {
+        self.raw(&value.to_le_bytes())
+    }
+
+    /// Appends 64 signed bits.
+    pub fn i64(&mut self, value: i64) -> &mut Self {
+        self.raw(&value.to_le_bytes())
+    }
+
+    /// Appends an identifier.
+    pub fn id(&mut self, value: Id128) -> &mut Self {
+        self.raw(&value.0)
+    }
+
+    /// Appends bytes as they are.
+    pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    /// Appends a 32-bit length and the bytes.
+    pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        let len = u32::try_from(bytes.len()).expect("an encoded field is shorter than 4 GiB");
+        self.u32(len).raw(bytes)
+    }
+
+    /// Appends zeros up to `len` bytes in all.
+    pub fn pad_to(&mut self, len: usize) -> &mut Self {
+        assert!(self.bytes.len() <= len, "{} bytes do not fit in {len}", self.bytes.len());
+        self.bytes.resize(len, 0);
+        self
+    }
+
+    /// Bytes so far.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether nothing was appended yet.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Overwrites 32 bits at `at`, for lengths and checksums known at the end.
+    pub fn set_u32(&mut self, at: usize, value: u32) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    /// The bytes so far.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The encoded bytes.
+    pub fn finish(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+/// Takes little-endian fields from the front of a byte slice.
+pub struct Dec<'a> {
+    what: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Dec<'a> {
+    /// Reads `bytes` as the structure named `what`.
+    pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
+        Self { what, rest: bytes }
+    }
+
+    /// Takes `len` bytes.
+    pub fn raw(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
+        let Some((head, rest)) = self.rest.split_at_checked(len) else {
+            return Err(DecodeError::Short { what: self.what, wanted: len, left: self.rest.len() });
+        };
+        self.rest = rest;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let mut value = [0; N];
+        value.copy_from_slice(self.raw(N)?);
+        Ok(value)
+    }
+
+    /// Takes one byte.
+    pub fn u8(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    /// Takes 16 bits.
+    pub fn u16(&mut self) -> Result<u16, DecodeError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    /// Takes 32 bits.
+    pub fn u32(&mut self) -> Result<u32, DecodeError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    /// Takes 64 bits.
+    pub fn u64(&mut self) -> Result<u64, DecodeError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// Takes 64 signed bits.
+    pub fn i64(&mut self) -> Result<i64, DecodeError> {
+        self.array().map(i64::from_le_bytes)
+    }
+
+    /// Takes an identifier.
+    pub fn id(&mut self) -> Result<Id128, DecodeError> {
+        self.array().map(Id128)
+    }
+
+    /// Takes a 32-bit length and that many bytes.
+    pub fn bytes(&mut self) -> Result<&'a [u8], DecodeError> {
+        let len = self.u32()?;
+        self.raw(len as usize)
+    }
+
+    /// Bytes not yet taken.
+    pub fn left(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// The error that `why` does not hold.
+    pub fn bad(&self, why: &'static str) -> DecodeError {
+        DecodeError::Bad { what: self.what, why }
+    }
+
+    /// The error that `field` holds a value from a later release.
+    pub fn unknown(&self, field: &'static str, found: u64) -> DecodeError {
+        DecodeError::Unknown { what: self.what, field, found }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_come_back_in_order_and_short_input_is_an_error() {
+        let mut enc = Enc::new();
+        enc.u8(1).u16(2).u32(3).u64(4).i64(-5).id(Id128([6; 16])).bytes(b"seven").pad_to(64);
+        let bytes = enc.finish();
+        let mut dec = Dec::new("test", &bytes);
+        assert_eq!(dec.u8(), Ok(1));
+        assert_eq!(dec.u16(), Ok(2));
+        assert_eq!(dec.u32(), Ok(3));
+        assert_eq!(dec.u64(), Ok(4));
+        assert_eq!(dec.i64(), Ok(-5));
+        assert_eq!(dec.id(), Ok(Id128([6; 16])));
+        assert_eq!(dec.bytes(), Ok(&b"seven"[..]));
+        let left = dec.left();
+        assert_eq!(dec.raw(left + 1), Err(DecodeError::Short { what: "test", wanted: left + 1, left }));
+    }
+}

@@ -1,0 +1,118 @@
+//! Identifiers and counters, one type each, so that one is never taken for another.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A 128-bit identifier drawn at random when the thing it names is created.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Id128(pub [u8; 16]);
+
+impl Id128 {
+    /// The identifier that names nothing.
+    pub const NIL: Self = Self([0; 16]);
+
+    /// Builds an identifier from two random words.
+    pub fn from_words(high: u64, low: u64) -> Self {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&high.to_be_bytes());
+        bytes[8..].copy_from_slice(&low.to_be_bytes());
+        Self(bytes)
+    }
+
+    /// Whether this is [`Id128::NIL`].
+    pub fn is_nil(&self) -> bool {
+        *self == Self::NIL
+    }
+}
+
+impl fmt::Display for Id128 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Id128 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// The text is not 32 hexadecimal digits.
+#[derive(Debug, thiserror::Error)]
+#[error("an id is 32 hexadecimal digits")]
+pub struct BadId;
+
+impl FromStr for Id128 {
+    type Err = BadId;
+
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        if text.len() != 32 || !text.is_ascii() {
+            return Err(BadId);
+        }
+        let mut bytes = [0; 16];
+        for (byte, at) in bytes.iter_mut().zip((0..32).step_by(2)) {
+            *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| BadId)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+macro_rules! newtype {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self.0)
+            }
+        }
+    };
+}
+
+newtype!(
+    /// Names a drive for life, whatever path it stands under.
+    DriveId(Id128)
+);
+newtype!(
+    /// Names an array.
+    ArrayId(Id128)
+);
+newtype!(
+    /// Names a store: all drives that were created together or added later.
+    StoreId(Id128)
+);
+newtype!(
+    /// Ownership revision of an array. A greater one fences every smaller one.
+    Epoch(u64)
+);
+newtype!(
+    /// Counter of an array that is never given twice. Equality with the stripe table is the test, never order.
+    Version(u64)
+);
+newtype!(
+    /// Number of a stripe within its array.
+    StripeIndex(u64)
+);
+newtype!(
+    /// Sequence of a record in an array's log.
+    LogSeq(u64)
+);
+newtype!(
+    /// Number of an inode; the upper 16 bits carry the fileset's id.
+    Ino(u64)
+);
+
+impl LogSeq {
+    /// The sequence after this one.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}

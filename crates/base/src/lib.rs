@@ -1,0 +1,29 @@
+//! The words every other crate speaks: identifiers, units, checksums, buffers, byte codecs, status kinds,
+//! and the traits through which time, randomness and tasks come.
+//!
+//! Owns no I/O, no threads and no clock: what runs the system (`penstock-drive`) or simulates it
+//! (`penstock-sim`) implements [`env::Runtime`].
+#![forbid(unsafe_code)]
+
+pub mod buf;
+pub mod codec;
+pub mod crc;
+pub mod env;
+pub mod ids;
+pub mod locks;
+pub mod map;
+pub mod status;
+
+pub use buf::{Buf, BufMut};
+pub use codec::{Dec, DecodeError, Enc};
+pub use crc::{crc32c, crc32c_append, crc32c_blocks};
+pub use env::{Env, LocalBoxFuture};
+pub use ids::*;
+pub use locks::KeyedLocks;
+pub use map::{HashMap, HashSet};
+pub use status::Kind;
+
+/// The unit of checksums and of allocation.
+pub const BLOCK_BYTES: usize = 4096;
+/// The smallest part of a drive that a power cut leaves whole.
+pub const SECTOR_BYTES: usize = 512;

@@ -1,0 +1,193 @@
+//! A chunk in memory: its map, what of it is not committed, and blocks that are not placed yet.
+
+use crate::rows::{ChunkKey, Extent};
+use crate::space::Run;
+use penstock_base::Buf;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// A block that was written and not placed yet.
+#[derive(Clone, Debug)]
+pub(crate) struct DirtyBlock {
+    pub(crate) data: Buf,
+    pub(crate) crc: u32,
+    /// A block of free space is promised to it.
+    pub(crate) promised: bool,
+}
+
+/// One chunk.
+#[derive(Default)]
+pub(crate) struct Chunk {
+    /// Where its blocks lie, in order; committed or not.
+    pub(crate) map: Vec<Extent>,
+    /// Runs allocated since the last commit.
+    pub(crate) allocated: Vec<Run>,
+    /// Runs of the committed map that are not used any more.
+    pub(crate) freed: Vec<Run>,
+    /// The map differs from the row.
+    pub(crate) changed: bool,
+    /// The row exists.
+    pub(crate) has_row: bool,
+    pub(crate) dirty: BTreeMap<u32, DirtyBlock>,
+    /// Order of the first write since it was clean: the oldest are placed first.
+    pub(crate) since: u64,
+}
+
+impl Changes {
+    /// Gives changes back that could not be committed.
+    pub(crate) fn put_back(self) {
+        let mut chunk = self.chunk.borrow_mut();
+        chunk.changed = true;
+        chunk.has_row = self.had_row;
+        chunk.allocated.extend(self.allocated);
+        chunk.freed.extend(self.freed);
+    }
+}
+
+/// What a commit takes of a chunk.
+///
+/// It holds the chunk: until the rows are there, only memory knows the map, and the chunk must not be dropped for
+/// being clean.
+pub(crate) struct Changes {
+    pub(crate) key: ChunkKey,
+    pub(crate) chunk: Rc<RefCell<Chunk>>,
+    pub(crate) map: Vec<Extent>,
+    pub(crate) had_row: bool,
+    pub(crate) allocated: Vec<Run>,
+    pub(crate) freed: Vec<Run>,
+}
+
+impl Chunk {
+    pub(crate) fn with_map(map: Vec<Extent>) -> Self {
+        Self { map, has_row: true, ..Self::default() }
+    }
+
+    /// Where a block lies.
+    pub(crate) fn lookup(&self, block: u32) -> Option<u64> {
+        let after = self.map.partition_point(|extent| extent.first <= block);
+        let extent = self.map.get(after.checked_sub(1)?)?;
+        (block < extent.first + extent.count).then(|| extent.block + u64::from(block - extent.first))
+    }
+
+    /// Puts an extent in the place of whatever was mapped there. What falls out goes to `freed`, or straight back to
+    /// free space (the result) when it was never committed.
+    pub(crate) fn put(&mut self, new: Extent) -> Vec<Run> {
+        let back = self.cut(new.first, new.count);
+        let at = self.map.partition_point(|extent| extent.first < new.first);
+        self.map.insert(at, new);
+        self.allocated.push((new.block, u64::from(new.count)));
+        self.changed = true;
+        self.join();
+        back
+    }
+
+    /// Unmaps blocks. Returns runs that were never committed.
+    pub(crate) fn cut(&mut self, first: u32, count: u32) -> Vec<Run> {
+        let end = first.saturating_add(count);
+        let mut kept = Vec::new();
+        let mut back = Vec::new();
+        for extent in std::mem::take(&mut self.map) {
+            let extent_end = extent.first + extent.count;
+            if extent_end <= first || extent.first >= end {
+                kept.push(extent);
+                continue;
+            }
+            self.changed = true;
+            if extent.first < first {
+                kept.push(Extent { count: first - extent.first, ..extent });
+            }
+            let (from, until) = (extent.first.max(first), extent_end.min(end));
+            let run = (extent.block + u64::from(from - extent.first), u64::from(until - from));
+            back.extend(self.drop_run(run));
+            if extent_end > end {
+                let block = extent.block + u64::from(end - extent.first);
+                kept.push(Extent { first: end, count: extent_end - end, block });
+            }
+        }
+        self.map = kept;
+        back
+    }
+
+    /// Splits a run into what was allocated since the last commit (returned) and what is committed (to `freed`).
+    fn drop_run(&mut self, (start, count): Run) -> Vec<Run> {
+        let mut back: Vec<Run> = Vec::new();
+        for block in start..start + count {
+            let fresh = self.allocated.iter().position(|(first, len)| (*first..first + len).contains(&block));
+            let Some(index) = fresh else {
+                push_block(&mut self.freed, block);
+                continue;
+            };
+            let (first, len) = self.allocated.swap_remove(index);
+            if block > first {
+                self.allocated.push((first, block - first));
+            }
+            if block + 1 < first + len {
+                self.allocated.push((block + 1, first + len - block - 1));
+            }
+            push_block(&mut back, block);
+        }
+        back
+    }
+
+    fn join(&mut self) {
+        let mut joined: Vec<Extent> = Vec::with_capacity(self.map.len());
+        for extent in std::mem::take(&mut self.map) {
+            match joined.last_mut() {
+                Some(last)
+                    if last.first + last.count == extent.first
+                        && last.block + u64::from(last.count) == extent.block =>
+                {
+                    last.count += extent.count;
+                }
+                _ => joined.push(extent),
+            }
+        }
+        self.map = joined;
+    }
+
+    /// Whether memory holds nothing that the row does not say.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.dirty.is_empty() && !self.changed
+    }
+
+    /// Takes what a commit must make durable.
+    pub(crate) fn take_changes(this: &Rc<RefCell<Self>>, key: ChunkKey) -> Option<Changes> {
+        let mut chunk = this.borrow_mut();
+        if !chunk.changed {
+            return None;
+        }
+        chunk.changed = false;
+        let has_row = !chunk.map.is_empty();
+        let had_row = std::mem::replace(&mut chunk.has_row, has_row);
+        let (allocated, freed) = (std::mem::take(&mut chunk.allocated), std::mem::take(&mut chunk.freed));
+        Some(Changes { key, chunk: this.clone(), map: chunk.map.clone(), had_row, allocated, freed })
+    }
+}
+
+fn push_block(runs: &mut Vec<Run>, block: u64) {
+    match runs.last_mut() {
+        Some((start, count)) if *start + *count == block => *count += 1,
+        _ => runs.push((block, 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_changes_and_says_what_falls_out() {
+        let mut chunk = Chunk::with_map(vec![Extent { first: 0, count: 8, block: 100 }]);
+        assert!(chunk.put(Extent { first: 2, count: 2, block: 200 }).is_empty());
+        assert_eq!(chunk.freed, [(102, 2)]);
+        assert_eq!([chunk.lookup(1), chunk.lookup(2), chunk.lookup(4)], [Some(101), Some(200), Some(104)]);
+        // What was allocated since the last commit goes straight back.
+        assert_eq!(chunk.cut(3, 3), [(201, 1)]);
+        assert_eq!(chunk.freed, [(102, 4)]);
+        assert_eq!(chunk.allocated, [(200, 1)]);
+        assert_eq!([chunk.lookup(3), chunk.lookup(6)], [None, Some(106)]);
+        assert!(chunk.put(Extent { first: 3, count: 1, block: 201 }).is_empty());
+        assert_eq!(chunk.map[1], Extent { first: 2, count: 2, block: 200 });
+    }
+}

@@ -1,0 +1,197 @@
+//! Commits: data durable on the volume, then map rows and bits in one transaction, then (once that is durable too)
+//! freed blocks for reuse.
+
+use crate::ChunkError;
+use crate::chunk::{Changes, Chunk};
+use crate::rows::{ChunkKey, encode_map, group_key};
+use crate::space::Run;
+use crate::target::Target;
+use penstock_base::Ino;
+use penstock_kv::WriteSet;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A durable commit follows a write at the latest after this.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+impl Target {
+    /// Makes what was written to a file durable. With `deferred`, the rows are committed and the caller makes the
+    /// shared key-value store durable next.
+    pub async fn commit(&self, branch: u64, ino: Ino, deferred: bool) -> Result<(), ChunkError> {
+        let keys = self.keys_of(branch, ino, |chunk| !chunk.is_clean());
+        for key in &keys {
+            self.place(*key).await?;
+        }
+        self.commit_inode(branch, ino).await?;
+        self.count(|counts| counts.commits += 1);
+        if deferred { Ok(()) } else { self.sync().await }
+    }
+
+    /// Makes everything durable.
+    pub async fn commit_all(&self) -> Result<(), ChunkError> {
+        let waiting: Vec<ChunkKey> = self.waiting.borrow().values().copied().collect();
+        for key in waiting {
+            self.place(key).await?;
+        }
+        let changed: BTreeSet<(u64, Ino)> = {
+            let chunks = self.chunks.borrow();
+            chunks
+                .iter()
+                .filter(|(_, chunk)| chunk.borrow().changed)
+                .map(|(key, _)| (key.branch, key.ino))
+                .collect()
+        };
+        for (branch, ino) in changed {
+            self.commit_inode(branch, ino).await?;
+        }
+        self.volume.flush().await?;
+        self.sync().await
+    }
+
+    pub(crate) fn keys_of(
+        &self,
+        branch: u64,
+        ino: Ino,
+        wanted: impl Fn(&crate::chunk::Chunk) -> bool,
+    ) -> Vec<ChunkKey> {
+        let chunks = self.chunks.borrow();
+        let first = ChunkKey { branch, ino, index: 0 };
+        let last = ChunkKey { branch, ino, index: u64::MAX };
+        chunks.range(first..=last).filter(|(_, chunk)| wanted(&chunk.borrow())).map(|(key, _)| *key).collect()
+    }
+
+    /// Flushes the volume and then commits the rows of one file that were changed before. One at a time for each
+    /// file, so that an older row never overwrites a newer one.
+    async fn commit_inode(&self, branch: u64, ino: Ino) -> Result<(), ChunkError> {
+        let _open = self.gate.read().await;
+        let _lock = self.inode_locks.exclusive((branch, ino)).await;
+        let mut changes = Vec::new();
+        for key in self.keys_of(branch, ino, |chunk| chunk.changed) {
+            let chunk = self.chunks.borrow().get(&key).cloned();
+            changes.extend(chunk.and_then(|chunk| Chunk::take_changes(&chunk, key)));
+        }
+        if let Err(error) = self.volume.flush().await {
+            changes.into_iter().for_each(Changes::put_back);
+            return Err(error.into());
+        }
+        self.commit_rows(changes, WriteSet::new()).await
+    }
+
+    /// Commits rows whose data is durable, with `writes` in the same transaction.
+    pub(crate) async fn commit_rows(
+        &self,
+        changes: Vec<Changes>,
+        mut writes: WriteSet,
+    ) -> Result<(), ChunkError> {
+        if changes.is_empty() && writes.is_empty() {
+            return Ok(());
+        }
+        let _order = self.commit_lock.lock().await;
+        let allocated: Vec<Run> =
+            changes.iter().flat_map(|change| change.allocated.iter().copied()).collect();
+        let freed: Vec<Run> = changes.iter().flat_map(|change| change.freed.iter().copied()).collect();
+        for change in &changes {
+            match change.map.is_empty() {
+                true if !change.had_row => {}
+                true => drop(writes.delete(change.key.row(0))),
+                false => drop(writes.put(change.key.row(0), encode_map(&change.map))),
+            }
+        }
+        for (group, row) in self.space.borrow_mut().commit(&allocated, &freed) {
+            writes.put(group_key(group), row);
+        }
+        match self.kv.commit(writes).await {
+            Ok(()) => {
+                self.reclaim.borrow_mut().extend(freed);
+                Ok(())
+            }
+            Err(error) => {
+                // A run in both lists was allocated and then freed: undone in the opposite order.
+                self.space.borrow_mut().commit(&freed, &[]);
+                self.space.borrow_mut().commit(&[], &allocated);
+                changes.into_iter().for_each(Changes::put_back);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Makes committed rows durable, and blocks that they freed usable again.
+    pub async fn sync(&self) -> Result<(), ChunkError> {
+        let freed = std::mem::take(&mut *self.reclaim.borrow_mut());
+        if let Err(error) = self.kv.flush().await {
+            self.reclaim.borrow_mut().extend(freed);
+            return Err(error.into());
+        }
+        self.give_back(freed).await
+    }
+
+    /// Makes runs usable again and discards stripes that hold nothing now.
+    pub(crate) async fn give_back(&self, runs: Vec<Run>) -> Result<(), ChunkError> {
+        let mut empty = BTreeSet::new();
+        for run in runs {
+            empty.extend(self.space.borrow_mut().free(run));
+        }
+        self.discard_stripes(empty).await
+    }
+
+    /// Gives runs back after work that is done; what the drives do not discard now, the next start does.
+    pub(crate) async fn give_back_or_warn(&self, runs: Vec<Run>) {
+        if let Err(error) = self.give_back(runs).await {
+            tracing::warn!(%error, "free stripes could not be discarded");
+        }
+    }
+
+    async fn discard_stripes(&self, stripes: BTreeSet<u64>) -> Result<(), ChunkError> {
+        let per_stripe = self.volume.stripe_blocks();
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        for stripe in stripes {
+            // Taken, so that nobody writes there before the discard is done.
+            let mut space = self.space.borrow_mut();
+            // Not what is promised to writes.
+            let spare = space.usage().free_blocks >= per_stripe;
+            if spare && !self.volume.is_unwritten(stripe) && space.take_stripe(stripe) {
+                match taken.last_mut() {
+                    Some((first, count)) if *first + *count == stripe && *count < 64 => *count += 1,
+                    _ => taken.push((stripe, 1)),
+                }
+            }
+        }
+        let mut result = Ok(());
+        for (first, count) in taken {
+            let discarded = self.volume.discard(first, count).await;
+            self.space.borrow_mut().free((first * per_stripe, count * per_stripe));
+            match discarded {
+                Ok(()) => self.count(|counts| counts.discarded_stripes += count),
+                // The others were taken as well and must be free again.
+                Err(error) => result = Err(error.into()),
+            }
+        }
+        result
+    }
+
+    /// Discards written stripes in which nothing is allocated: what a crash left of writes that were not committed.
+    pub(crate) async fn discard_unowned(&self) -> Result<(), ChunkError> {
+        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
+        let unowned = {
+            let space = self.space.borrow();
+            (0..stripes)
+                .filter(|stripe| space.is_empty(*stripe) && !self.volume.is_unwritten(*stripe))
+                .collect()
+        };
+        self.discard_stripes(unowned).await
+    }
+
+    /// Commits what waits, every few seconds.
+    pub(crate) async fn commit_task(self: Rc<Self>) {
+        while !self.closed.get() {
+            self.env.sleep(INTERVAL).await;
+            if self.closed.get() {
+                break;
+            }
+            if let Err(error) = self.commit_all().await {
+                tracing::error!(%error, "a periodic commit failed; it will be tried again");
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Rows of the target in the key-value store. Format: docs/format/kv.md.
+
+use penstock_base::{Dec, DecodeError, Enc, Ino};
+
+/// First byte of a map row's key.
+const MAP: u8 = 0x20;
+/// First byte of an allocation group's key.
+const GROUP: u8 = 0x21;
+const FORMAT: u8 = 1;
+
+/// Names a chunk: a fixed-size piece of a file of a branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkKey {
+    /// The branch; 0 is the file system itself, clones have others.
+    pub branch: u64,
+    /// The inode.
+    pub ino: Ino,
+    /// Index of the chunk in the file.
+    pub index: u64,
+}
+
+/// A run of blocks of a chunk on the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First block in the chunk.
+    pub first: u32,
+    /// Blocks.
+    pub count: u32,
+    /// First block on the volume.
+    pub block: u64,
+}
+
+impl ChunkKey {
+    /// The row's key: big-endian, so that the chunks of a file lie in order. The birth comes last: the generations of
+    /// a chunk will lie next to each other.
+    pub fn row(&self, birth: u64) -> Vec<u8> {
+        let mut key = vec![MAP];
+        for word in [self.branch, self.ino.0, self.index, birth] {
+            key.extend_from_slice(&word.to_be_bytes());
+        }
+        key
+    }
+
+    /// Reads a row's key.
+    pub fn decode(key: &[u8]) -> Result<(Self, u64), DecodeError> {
+        let bad = DecodeError::Bad { what: "map row key", why: "wrong length" };
+        let words: Vec<u64> = key
+            .get(1..)
+            .filter(|rest| rest.len() == 32 && key[0] == MAP)
+            .ok_or(bad)?
+            .chunks_exact(8)
+            .map(|word| u64::from_be_bytes(word.try_into().expect("eight bytes")))
+            .collect();
+        Ok((Self { branch: words[0], ino: Ino(words[1]), index: words[2] }, words[3]))
+    }
+}
+
+/// Keys of the rows of a file's chunks from `index` on.
+pub fn map_range(branch: u64, ino: Ino, index: u64) -> (Vec<u8>, Vec<u8>) {
+    let from = ChunkKey { branch, ino, index }.row(0);
+    let until = ChunkKey { branch, ino: Ino(ino.0 + 1), index: 0 }.row(0);
+    (from, until)
+}
+
+/// Keys of all map rows.
+pub(crate) fn all_maps() -> (Vec<u8>, Vec<u8>) {
+    (vec![MAP], vec![MAP + 1])
+}
+
+/// The value of a map row. Transform 0 is none; the stored length will differ from `count` with compression.
+pub(crate) fn encode_map(extents: &[Extent]) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u8(FORMAT).u32(extents.len() as u32);
+    for extent in extents {
+        enc.u32(extent.first).u32(extent.count).u64(extent.block).u8(0).u32(extent.count);
+    }
+    enc.finish()
+}
+
+/// Reads the value of a map row.
+pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
+    let mut dec = Dec::new("map row", value);
+    let format = dec.u8()?;
+    if format != FORMAT {
+        return Err(dec.unknown("format", format.into()));
+    }
+    let count = dec.u32()?;
+    let mut extents: Vec<Extent> = Vec::new();
+    for _ in 0..count {
+        let (first, count, block) = (dec.u32()?, dec.u32()?, dec.u64()?);
+        let (transform, stored) = (dec.u8()?, dec.u32()?);
+        if transform != 0 || stored != count {
+            return Err(dec.unknown("transform", transform.into()));
+        }
+        if extents.last().is_some_and(|last| last.first + last.count > first) {
+            return Err(dec.bad("extents overlap"));
+        }
+        extents.push(Extent { first, count, block });
+    }
+    Ok(extents)
+}
+
+/// Key of an allocation group's row.
+pub(crate) fn group_key(group: u64) -> Vec<u8> {
+    let mut key = vec![GROUP];
+    key.extend_from_slice(&group.to_be_bytes());
+    key
+}
+
+/// Keys of all allocation groups.
+pub(crate) fn all_groups() -> (Vec<u8>, Vec<u8>) {
+    (vec![GROUP], vec![GROUP + 1])
+}
+
+/// The value of an allocation group's row: one bit per block, set when it is used.
+pub(crate) fn encode_group(words: &[u64]) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u8(FORMAT);
+    words.iter().for_each(|word| {
+        enc.u64(*word);
+    });
+    enc.finish()
+}
+
+/// Reads the value of an allocation group's row.
+pub(crate) fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError> {
+    let mut dec = Dec::new("allocation group", value);
+    let format = dec.u8()?;
+    if format != FORMAT {
+        return Err(dec.unknown("format", format.into()));
+    }
+    (0..words).map(|_| dec.u64()).collect()
+}
+
+/// Number of the group that a row's key names.
+pub(crate) fn decode_group_key(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(1..)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_come_back() {
+        let key = ChunkKey { branch: 1, ino: Ino(2), index: 3 };
+        assert_eq!(ChunkKey::decode(&key.row(4)), Ok((key, 4)));
+        let extents = [Extent { first: 0, count: 2, block: 9 }, Extent { first: 5, count: 1, block: 77 }];
+        assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
+        assert!(decode_map(&encode_map(&[extents[1], extents[0]])).is_err());
+        assert!(decode_map(&[2]).is_err());
+    }
+}

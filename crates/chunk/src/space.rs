@@ -1,0 +1,253 @@
+//! Free space: which blocks of the volume are used, in memory, and as the key-value store has it.
+//!
+//! Two images. *Used* is what allocation goes by: it has every block that is allocated, committed or not, and every
+//! freed one whose transaction is not durable. *Committed* is what the rows say; only commits change it.
+//! Small extents are taken from stripes that are already in part used, lowest first; whole stripes from the top, so
+//! that the two meet only when space is short.
+
+use crate::rows::encode_group;
+use std::collections::BTreeSet;
+
+/// Blocks in an allocation group: its row is 4 KiB.
+pub(crate) const GROUP_BLOCKS: u64 = 32 * 1024;
+const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
+
+/// A run of blocks on the volume.
+pub(crate) type Run = (u64, u64);
+
+/// How full a target is, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceUsage {
+    /// Blocks on the volume.
+    pub total_blocks: u64,
+    /// Blocks neither used nor promised to writes in memory.
+    pub free_blocks: u64,
+    /// Free blocks that only deletes may use.
+    pub reserve_blocks: u64,
+}
+
+#[derive(Clone)]
+struct Bitmap {
+    words: Vec<u64>,
+}
+
+impl Bitmap {
+    fn new(blocks: u64) -> Self {
+        Self { words: vec![0; (blocks.div_ceil(GROUP_BLOCKS) as usize) * GROUP_WORDS] }
+    }
+
+    fn get(&self, block: u64) -> bool {
+        self.words[(block / 64) as usize] & (1 << (block % 64)) != 0
+    }
+
+    fn set(&mut self, block: u64, used: bool) {
+        let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
+        match used {
+            true => self.words[word] |= bit,
+            false => self.words[word] &= !bit,
+        }
+    }
+
+    fn group(&self, group: u64) -> &[u64] {
+        &self.words[group as usize * GROUP_WORDS..(group as usize + 1) * GROUP_WORDS]
+    }
+}
+
+/// The free space of one target.
+pub(crate) struct Space {
+    blocks: u64,
+    stripe_blocks: u64,
+    used: Bitmap,
+    committed: Bitmap,
+    /// Used blocks in each stripe.
+    fill: Vec<u32>,
+    /// Stripes with used and with free blocks.
+    partial: BTreeSet<u64>,
+    /// Stripes without a used block.
+    empty: BTreeSet<u64>,
+    used_blocks: u64,
+    promised: u64,
+}
+
+impl Space {
+    pub(crate) fn new(blocks: u64, stripe_blocks: u64) -> Self {
+        let stripes = blocks / stripe_blocks;
+        Self {
+            blocks,
+            stripe_blocks,
+            used: Bitmap::new(blocks),
+            committed: Bitmap::new(blocks),
+            fill: vec![0; stripes as usize],
+            partial: BTreeSet::new(),
+            empty: (0..stripes).collect(),
+            used_blocks: 0,
+            promised: 0,
+        }
+    }
+
+    /// Number of allocation groups.
+    pub(crate) fn groups(&self) -> u64 {
+        self.blocks.div_ceil(GROUP_BLOCKS)
+    }
+
+    /// Words in a group's row.
+    pub(crate) fn group_words() -> usize {
+        GROUP_WORDS
+    }
+
+    /// Takes a group's bits from its row. Returns whether they name only blocks that exist.
+    pub(crate) fn load_group(&mut self, group: u64, words: &[u64]) -> bool {
+        for (index, word) in words.iter().enumerate() {
+            let first = group * GROUP_BLOCKS + index as u64 * 64;
+            for bit in (0..64).filter(|bit| word & (1 << bit) != 0) {
+                if first + bit >= self.blocks {
+                    return false;
+                }
+                self.committed.set(first + bit, true);
+                self.mark(first + bit, true);
+            }
+        }
+        true
+    }
+
+    fn mark(&mut self, block: u64, used: bool) {
+        assert_ne!(self.used.get(block), used, "block {block} is owned once");
+        self.used.set(block, used);
+        let stripe = block / self.stripe_blocks;
+        let fill = &mut self.fill[stripe as usize];
+        match used {
+            true => {
+                *fill += 1;
+                self.used_blocks += 1;
+            }
+            false => {
+                *fill -= 1;
+                self.used_blocks -= 1;
+            }
+        }
+        let fill = u64::from(*fill);
+        self.empty.remove(&stripe);
+        self.partial.remove(&stripe);
+        if fill == 0 {
+            self.empty.insert(stripe);
+        } else if fill < self.stripe_blocks {
+            self.partial.insert(stripe);
+        }
+    }
+
+    fn reserve_blocks(&self) -> u64 {
+        self.blocks / 50
+    }
+
+    pub(crate) fn usage(&self) -> SpaceUsage {
+        SpaceUsage {
+            total_blocks: self.blocks,
+            // While a write is placed, its blocks are both promised and used.
+            free_blocks: self.blocks.saturating_sub(self.used_blocks + self.promised),
+            reserve_blocks: self.reserve_blocks(),
+        }
+    }
+
+    /// Promises blocks to a write in memory. Returns false, and promises nothing, when they are not there.
+    pub(crate) fn promise(&mut self, blocks: u64) -> bool {
+        let usage = self.usage();
+        let enough = usage.free_blocks >= blocks + usage.reserve_blocks;
+        if enough {
+            self.promised += blocks;
+        }
+        enough
+    }
+
+    /// Takes a promise back, because the blocks are allocated now or the write is void.
+    pub(crate) fn unpromise(&mut self, blocks: u64) {
+        self.promised = self.promised.checked_sub(blocks).expect("only what was promised is taken back");
+    }
+
+    /// Allocates one run of up to `wanted` blocks; none when no block is free.
+    pub(crate) fn allocate(&mut self, wanted: u64) -> Option<Run> {
+        let stripe = self.partial.first().or_else(|| self.empty.first()).copied()?;
+        let first = stripe * self.stripe_blocks;
+        let end = first + self.stripe_blocks;
+        let start = (first..end).find(|block| !self.used.get(*block)).expect("the stripe has a free block");
+        let run = (start..end.min(start + wanted)).take_while(|block| !self.used.get(*block)).count() as u64;
+        (start..start + run).for_each(|block| self.mark(block, true));
+        Some((start, run))
+    }
+
+    /// Allocates a whole stripe for which `usable` holds; none when there is none.
+    pub(crate) fn allocate_stripe(&mut self, usable: impl Fn(u64) -> bool) -> Option<u64> {
+        let stripe = self.empty.iter().rev().find(|stripe| usable(**stripe)).copied()?;
+        let first = stripe * self.stripe_blocks;
+        (first..first + self.stripe_blocks).for_each(|block| self.mark(block, true));
+        Some(stripe)
+    }
+
+    /// Takes an empty stripe, whole. Returns false when it is not empty.
+    pub(crate) fn take_stripe(&mut self, stripe: u64) -> bool {
+        let empty = self.is_empty(stripe);
+        if empty {
+            let first = stripe * self.stripe_blocks;
+            (first..first + self.stripe_blocks).for_each(|block| self.mark(block, true));
+        }
+        empty
+    }
+
+    /// Makes blocks allocatable again. Returns stripes that hold nothing now.
+    pub(crate) fn free(&mut self, (start, count): Run) -> Vec<u64> {
+        (start..start + count).for_each(|block| self.mark(block, false));
+        let stripes = start / self.stripe_blocks..=(start + count - 1) / self.stripe_blocks;
+        stripes.filter(|stripe| self.fill[*stripe as usize] == 0).collect()
+    }
+
+    /// Whether a stripe has no used block.
+    pub(crate) fn is_empty(&self, stripe: u64) -> bool {
+        self.fill[stripe as usize] == 0
+    }
+
+    /// Changes the committed image; returns the rows of the groups that changed.
+    pub(crate) fn commit(&mut self, allocated: &[Run], freed: &[Run]) -> Vec<(u64, Vec<u8>)> {
+        let mut groups = BTreeSet::new();
+        for (runs, used) in [(allocated, true), (freed, false)] {
+            for block in runs.iter().flat_map(|(start, count)| *start..start + count) {
+                assert_ne!(self.committed.get(block), used, "block {block} is committed once");
+                self.committed.set(block, used);
+                groups.insert(block / GROUP_BLOCKS);
+            }
+        }
+        groups.into_iter().map(|group| (group, encode_group(self.committed.group(group)))).collect()
+    }
+
+    /// Whether the rows say that a block is used.
+    pub(crate) fn is_committed(&self, block: u64) -> bool {
+        self.committed.get(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_runs_come_from_below_and_stripes_from_above() {
+        let mut space = Space::new(64 * 4, 64);
+        assert_eq!(space.allocate(10), Some((0, 10)));
+        assert_eq!(space.allocate_stripe(|_| true), Some(3));
+        assert_eq!(space.allocate(100), Some((10, 54)));
+        assert_eq!(space.allocate(1), Some((64, 1)));
+        assert_eq!(space.free((0, 64)), [0]);
+        assert_eq!(space.allocate(1), Some((65, 1)));
+        assert_eq!(space.allocate_stripe(|stripe| stripe != 2), Some(0));
+    }
+
+    #[test]
+    fn promises_keep_the_reserve_free() {
+        let mut space = Space::new(6400, 64);
+        let usage = space.usage();
+        assert_eq!(usage.reserve_blocks, 128);
+        assert!(!space.promise(6400 - 127));
+        assert!(space.promise(6400 - 128));
+        assert!(!space.promise(1));
+        space.unpromise(6400 - 128);
+        assert!(space.promise(1));
+    }
+}

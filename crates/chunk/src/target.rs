@@ -1,0 +1,331 @@
+//! The target: writes into memory, reads from memory and volume.
+//!
+//! Lock order: inode, then chunk. The gate is held shared by everything that changes rows, and exclusively by a
+//! check, which so sees one moment.
+
+use crate::chunk::{Chunk, DirtyBlock};
+use crate::rows::{ChunkKey, all_groups, decode_group, decode_group_key, decode_map};
+use crate::space::{Run, Space, SpaceUsage};
+use crate::{ChunkError, DIRTY_BYTES};
+use penstock_array::{Blocks, Volume};
+use penstock_base::{BLOCK_BYTES, Buf, Env, HashMap, Ino, KeyedLocks};
+use penstock_drive::{Class, Io};
+use penstock_kv::Kv;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use tokio::sync::{Mutex, RwLock};
+
+const IO: Io = Io::new(Class::Client, "chunk.read");
+/// Chunks kept in memory although nothing of them waits.
+const CACHED_CHUNKS: usize = 1 << 16;
+/// Rows fetched at once.
+pub(crate) const SCAN_ROWS: usize = 1024;
+
+/// How a target is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetConfig {
+    /// Blocks in a chunk: whole stripes.
+    pub chunk_blocks: u32,
+    /// Changes with every start: a client that sees another one sends again what it had not committed.
+    pub generation: u64,
+}
+
+impl TargetConfig {
+    /// Chunks of 1 MiB, or of the whole stripes nearest below it, one at least.
+    pub fn for_volume(volume: &Volume, generation: u64) -> Self {
+        let stripe = volume.stripe_blocks();
+        let chunk_blocks = (256 / stripe).max(1) * stripe;
+        Self { chunk_blocks: chunk_blocks as u32, generation }
+    }
+}
+
+/// What a target did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TargetCounts {
+    /// Blocks written by clients.
+    pub written_blocks: u64,
+    /// Blocks read by clients.
+    pub read_blocks: u64,
+    /// Chunks written as whole stripes.
+    pub whole_chunks: u64,
+    /// Chunks that were whole and took the log, because no whole stripe was free.
+    pub logged_chunks: u64,
+    /// Commits.
+    pub commits: u64,
+    /// Stripes given back.
+    pub discarded_stripes: u64,
+}
+
+/// The chunk store on one volume.
+pub struct Target {
+    pub(crate) env: Env,
+    pub(crate) volume: Volume,
+    pub(crate) kv: Rc<dyn Kv>,
+    pub(crate) config: TargetConfig,
+    pub(crate) chunks: RefCell<BTreeMap<ChunkKey, Rc<RefCell<Chunk>>>>,
+    /// Chunks with blocks that are not placed, by the order of their first one.
+    pub(crate) waiting: RefCell<BTreeMap<u64, ChunkKey>>,
+    pub(crate) chunk_locks: KeyedLocks<ChunkKey>,
+    pub(crate) inode_locks: KeyedLocks<(u64, Ino)>,
+    pub(crate) gate: Rc<RwLock<()>>,
+    pub(crate) space: RefCell<Space>,
+    pub(crate) commit_lock: Mutex<()>,
+    pub(crate) dirty_blocks: Cell<u64>,
+    pub(crate) order: Cell<u64>,
+    /// Freed by transactions that are not known to be durable.
+    pub(crate) reclaim: RefCell<Vec<Run>>,
+    pub(crate) cuts: RefCell<HashMap<(u64, Ino), u64>>,
+    pub(crate) counts: Cell<TargetCounts>,
+    pub(crate) closed: Cell<bool>,
+}
+
+impl Target {
+    /// Opens the target on `volume` with its rows in `kv`. `gate` is shared with whatever else changes those rows.
+    pub async fn open(
+        env: &Env,
+        volume: Volume,
+        kv: Rc<dyn Kv>,
+        gate: Rc<RwLock<()>>,
+        config: TargetConfig,
+    ) -> Result<Rc<Self>, ChunkError> {
+        let space = load_space(&volume, &*kv).await?;
+        let target = Rc::new(Self {
+            env: env.clone(),
+            volume,
+            kv,
+            config,
+            chunks: RefCell::default(),
+            waiting: RefCell::default(),
+            chunk_locks: KeyedLocks::default(),
+            inode_locks: KeyedLocks::default(),
+            gate,
+            space: RefCell::new(space),
+            commit_lock: Mutex::default(),
+            dirty_blocks: Cell::new(0),
+            order: Cell::new(0),
+            reclaim: RefCell::default(),
+            cuts: RefCell::default(),
+            counts: Cell::default(),
+            closed: Cell::new(false),
+        });
+        target.discard_unowned().await?;
+        env.spawn("target commit", Box::pin(target.clone().commit_task()));
+        Ok(target)
+    }
+
+    /// How it is set up.
+    pub fn config(&self) -> TargetConfig {
+        self.config
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> SpaceUsage {
+        self.space.borrow().usage()
+    }
+
+    /// What it did.
+    pub fn counts(&self) -> TargetCounts {
+        self.counts.get()
+    }
+
+    /// The volume below.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut TargetCounts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+
+    /// The chunk in memory, fetched from its row if it is not there. Call under the chunk's lock.
+    pub(crate) async fn chunk(&self, key: ChunkKey) -> Result<Rc<RefCell<Chunk>>, ChunkError> {
+        if let Some(chunk) = self.chunks.borrow().get(&key) {
+            return Ok(chunk.clone());
+        }
+        let row = self.kv.get(key.row(0)).await?;
+        let chunk = match row {
+            Some(value) => Chunk::with_map(decode_map(&value)?),
+            None => Chunk::default(),
+        };
+        let mut chunks = self.chunks.borrow_mut();
+        if chunks.len() >= CACHED_CHUNKS {
+            // Only the map holds a clean chunk that nobody uses.
+            chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
+        }
+        Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())
+    }
+
+    fn check_blocks(&self, first: u32, count: usize) -> Result<(), ChunkError> {
+        let end = u64::from(first) + count as u64;
+        match end <= u64::from(self.config.chunk_blocks) && count > 0 {
+            true => Ok(()),
+            false => Err(ChunkError::Invalid(format!("blocks {first}+{count} are not in a chunk"))),
+        }
+    }
+
+    /// Writes whole blocks of a chunk. They are in memory when this returns, and durable after a commit.
+    /// `cut` is the truncate generation of the inode that the writer knows.
+    pub async fn write(
+        &self,
+        key: ChunkKey,
+        first: u32,
+        data: &Buf,
+        crcs: &[u32],
+        cut: u64,
+    ) -> Result<(), ChunkError> {
+        self.check_blocks(first, crcs.len())?;
+        if data.len() != crcs.len() * BLOCK_BYTES {
+            return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
+        }
+        let mut retried = false;
+        loop {
+            match self.try_write(key, first, data, crcs, cut).await {
+                Err(ChunkError::NoSpace { .. }) if !retried => {
+                    // Freed blocks may only wait for a durable commit.
+                    retried = true;
+                    self.commit_all().await?;
+                }
+                other => break other?,
+            }
+        }
+        self.count(|counts| counts.written_blocks += crcs.len() as u64);
+        while self.dirty_blocks.get() * BLOCK_BYTES as u64 > DIRTY_BYTES {
+            let oldest = self.waiting.borrow().first_key_value().map(|(_, key)| *key);
+            let Some(oldest) = oldest else { break };
+            self.place(oldest).await?;
+        }
+        Ok(())
+    }
+
+    async fn try_write(
+        &self,
+        key: ChunkKey,
+        first: u32,
+        data: &Buf,
+        crcs: &[u32],
+        cut: u64,
+    ) -> Result<(), ChunkError> {
+        let _lock = self.chunk_locks.exclusive(key).await;
+        let found = self.cuts.borrow().get(&(key.branch, key.ino)).copied().unwrap_or(0);
+        if cut < found {
+            return Err(ChunkError::Truncated { found, sent: cut });
+        }
+        let chunk = self.chunk(key).await?;
+        let blocks = first..first + crcs.len() as u32;
+        let new = {
+            let chunk = chunk.borrow();
+            let new = |block: &u32| !chunk.dirty.contains_key(block) && chunk.lookup(*block).is_none();
+            blocks.clone().filter(new).collect::<Vec<_>>()
+        };
+        if !self.space.borrow_mut().promise(new.len() as u64) {
+            let usage = self.usage();
+            let free_blocks = usage.free_blocks.saturating_sub(usage.reserve_blocks);
+            return Err(ChunkError::NoSpace { free_blocks, wanted_blocks: new.len() as u64 });
+        }
+        let full = {
+            let mut chunk = chunk.borrow_mut();
+            if chunk.dirty.is_empty() {
+                chunk.since = self.order.get() + 1;
+                self.order.set(chunk.since);
+                self.waiting.borrow_mut().insert(chunk.since, key);
+            }
+            for (index, block) in blocks.enumerate() {
+                let data = data.slice(index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES);
+                let promised = new.binary_search(&block).is_ok();
+                let before = chunk.dirty.insert(block, DirtyBlock { data, crc: crcs[index], promised });
+                match before {
+                    Some(before) if before.promised => {
+                        chunk.dirty.get_mut(&block).expect("it was just put there").promised = true;
+                    }
+                    Some(_) => {}
+                    None => self.dirty_blocks.set(self.dirty_blocks.get() + 1),
+                }
+            }
+            chunk.dirty.len() == self.config.chunk_blocks as usize
+        };
+        if full { self.place_locked(key, &chunk).await } else { Ok(()) }
+    }
+
+    /// Reads blocks of a chunk. What was never written reads as zeros.
+    pub async fn read(&self, key: ChunkKey, first: u32, count: u32) -> Result<Blocks, ChunkError> {
+        self.check_blocks(first, count as usize)?;
+        let _lock = self.chunk_locks.shared(key).await;
+        let chunk = self.chunk(key).await?;
+        self.count(|counts| counts.read_blocks += u64::from(count));
+        let plan = plan_read(&chunk.borrow(), first, count);
+        let reads = plan.into_iter().map(|piece| async {
+            Ok::<_, ChunkError>(match piece {
+                Piece::Memory(blocks) => blocks,
+                Piece::Volume(block, count) => self.volume.read(block, count, IO).await?,
+            })
+        });
+        let mut whole = Blocks::default();
+        for piece in futures_util::future::join_all(reads).await {
+            let piece = piece?;
+            whole.parts.extend(piece.parts);
+            whole.crcs.extend(piece.crcs);
+        }
+        Ok(whole)
+    }
+
+    /// Stops the target's task.
+    pub fn stop(&self) {
+        self.closed.set(true);
+    }
+}
+
+enum Piece {
+    Memory(Blocks),
+    Volume(u64, u64),
+}
+
+fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    let zero = Buf::zeroed(BLOCK_BYTES);
+    let zero_crc = penstock_base::crc32c(&zero);
+    for block in first..first + count {
+        let memory = match (chunk.dirty.get(&block), chunk.lookup(block)) {
+            (Some(dirty), _) => Some((dirty.data.clone(), dirty.crc)),
+            (None, Some(place)) => {
+                match pieces.last_mut() {
+                    Some(Piece::Volume(start, count)) if *start + *count == place => *count += 1,
+                    _ => pieces.push(Piece::Volume(place, 1)),
+                }
+                None
+            }
+            (None, None) => Some((zero.clone(), zero_crc)),
+        };
+        if let Some((data, crc)) = memory {
+            match pieces.last_mut() {
+                Some(Piece::Memory(blocks)) => {
+                    blocks.parts.push(data);
+                    blocks.crcs.push(crc);
+                }
+                _ => pieces.push(Piece::Memory(Blocks { parts: vec![data], crcs: vec![crc] })),
+            }
+        }
+    }
+    pieces
+}
+
+async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
+    let mut space = Space::new(volume.blocks(), volume.stripe_blocks());
+    let (mut from, until) = all_groups();
+    loop {
+        let rows = kv.scan(from.clone(), until.clone(), SCAN_ROWS).await?;
+        let Some((last, _)) = rows.last() else { return Ok(space) };
+        from = [&last[..], &[0]].concat();
+        for (key, value) in &rows {
+            let words = decode_group(value, Space::group_words())?;
+            let group = decode_group_key(key).filter(|group| *group < space.groups());
+            if !group.is_some_and(|group| space.load_group(group, &words)) {
+                return Err(ChunkError::Invalid(format!(
+                    "allocation group row {key:02x?} is not of this volume"
+                )));
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The command line's definition.
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Parallel storage that keeps GPUs fed: drives protected by erasure code, files on top.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+pub struct Args {
+    /// Folder of the store
+    #[arg(long, global = true, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// URL of a running instance, instead of --dir (its token is read from PENSTOCK_TOKEN)
+    #[arg(long, global = true, value_name = "URL")]
+    pub api: Option<String>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start all roles on this machine, in the foreground; makes the store if there is none
+    Up(Up),
+    /// Stop the running instance: unmount, make everything durable, end
+    Down {
+        /// The store's folder
+        dir: Option<PathBuf>,
+    },
+    /// Health, drives, arrays and mounts
+    Status,
+    /// What happened since the start
+    Events {
+        /// Only events behind this number
+        #[arg(long, default_value_t = 0)]
+        after: u64,
+    },
+    /// Drives
+    #[command(subcommand)]
+    Drive(Drive),
+    /// Arrays
+    #[command(subcommand)]
+    Array(Array),
+    /// File systems
+    #[command(subcommand)]
+    Fs(Fs),
+    /// Mount the file system of the running instance
+    Mount {
+        /// An empty directory
+        path: PathBuf,
+    },
+    /// Unmount it
+    Umount,
+    /// Benchmarks
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+/// Options of `up`.
+#[derive(Debug, ClapArgs)]
+pub struct Up {
+    /// Folder of the store [default: ./penstock-data]
+    pub folder: Option<PathBuf>,
+    /// Number of drives, for a new store [default: as many as the code has strips]
+    #[arg(long)]
+    pub drives: Option<usize>,
+    /// Size of each drive, for a new store, as in 4G or 512M [default: 4G]
+    #[arg(long, value_parser = parse_size)]
+    pub drive_size: Option<u64>,
+    /// Code of the data array, for a new store: data+redundancy strips [default: 4+2]
+    #[arg(long, value_parser = parse_code)]
+    pub code: Option<(usize, usize)>,
+    /// Where to mount the file system: an empty directory
+    #[arg(long)]
+    pub mount: Option<PathBuf>,
+    /// Loopback port of the REST API [default: any free one]
+    #[arg(long, default_value_t = 0)]
+    pub port: u16,
+    /// Return when everything is ready and go on in the background
+    #[arg(long)]
+    pub detach: bool,
+    /// What --detach starts
+    #[arg(long, hide = true)]
+    pub detached: bool,
+}
+
+/// Verbs of drives.
+#[derive(Debug, Subcommand)]
+pub enum Drive {
+    /// All drives
+    List,
+    /// One drive
+    Show {
+        /// Its id, or the beginning of it
+        id: String,
+    },
+    /// Take a drive out of service
+    Fail {
+        /// Its id, or the beginning of it
+        id: String,
+    },
+    /// Put a blank drive in the place of a failed or missing one, and rebuild onto it
+    Replace {
+        /// The old drive's id, or the beginning of it
+        id: String,
+        /// Where the new one is [default: where the old one was]
+        path: Option<PathBuf>,
+        /// What is at that path is overwritten without a question
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// Verbs of arrays.
+#[derive(Debug, Subcommand)]
+pub enum Array {
+    /// All arrays
+    List,
+    /// One array
+    Show {
+        /// Its name, its id, or the beginning of it
+        array: String,
+    },
+    /// Rebuild what can be rebuilt (it begins by itself; this shows it and waits for it)
+    Rebuild {
+        /// Its name or id; all arrays without
+        array: Option<String>,
+        /// Wait until it is done; fails when redundancy is still owed
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Read and verify everything, and repair what is wrong
+    Scrub {
+        /// Its name or id; all arrays without
+        array: Option<String>,
+        /// Wait until it is done; fails when something could not be repaired
+        #[arg(long)]
+        wait: bool,
+    },
+}
+
+/// Verbs of file systems.
+#[derive(Debug, Subcommand)]
+pub enum Fs {
+    /// All file systems
+    List,
+    /// One file system
+    Show {
+        /// Its name
+        #[arg(default_value = "main")]
+        name: String,
+    },
+    /// Check names, links, chunks, extents and bitmaps against each other; reads only
+    Check {
+        /// Its name
+        #[arg(default_value = "main")]
+        name: String,
+    },
+}
+
+/// Benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// An array on memory drives
+    Array {
+        /// Code, as in 4+2
+        #[arg(long, value_parser = parse_code, default_value = "4+2")]
+        code: (usize, usize),
+    },
+}
+
+/// A size in bytes with an optional suffix K, M, G or T (powers of 1024).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text} is no size; write it as in 512M or 4G");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+fn parse_code(text: &str) -> Result<(usize, usize), String> {
+    let wrong = || format!("{text} is no code; write data+redundancy strips, as in 4+2");
+    let (k, m) = text.split_once('+').ok_or_else(wrong)?;
+    Ok((k.parse().map_err(|_| wrong())?, m.parse().map_err(|_| wrong())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_codes() {
+        for (text, bytes) in
+            [("0", 0), ("5", 5), ("4K", 4096), ("512M", 512 << 20), ("4G", 4 << 30), ("1TiB", 1 << 40)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
+        for text in ["", "G", "4X", "-1", "99999999999T"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_code("8+3"), Ok((8, 3)));
+        assert!(parse_code("8").is_err());
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,223 @@
+//! What each command does.
+
+use crate::args::{Args, Array, Bench, Command, Drive, Fs};
+use crate::folder::{DEFAULT, is_free};
+use crate::remote::Remote;
+use crate::{show, up};
+use anyhow::{Result, anyhow, bail};
+use penstock_node::{ArrayReport, DriveReport, FsCheckReport, FsReport, ScrubSummary, StatusReport};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// How long `down` waits for the instance to end.
+const DOWN: Duration = Duration::from_secs(120);
+
+/// Runs a command.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let Args { dir, api, json, command } = args;
+    match command {
+        Command::Up(options) => return up::up(options, dir),
+        Command::Bench(Bench::Array { code }) => return bench_array(code, json),
+        Command::Down { dir: named } => return down(named.or(dir), api.as_ref(), json),
+        _ => {}
+    }
+    let remote = Remote::find(dir.as_ref(), api.as_ref())?;
+    match command {
+        Command::Status => status(&remote, json),
+        Command::Events { after } => {
+            let events: Vec<Value> = remote.get(&format!("/v1/events?after={after}"))?;
+            print(json, &events, |events| show::events(events))
+        }
+        Command::Drive(verb) => drive(&remote, verb, json),
+        Command::Array(verb) => array(&remote, verb, json),
+        Command::Fs(verb) => fs(&remote, verb, json),
+        Command::Mount { path } => {
+            let path = std::path::absolute(path)?;
+            let mounts: Vec<String> = remote.post("/v1/mounts", &json!({ "path": path }))?;
+            print(json, &mounts, |mounts| mounts.iter().for_each(|mount| println!("mounted at {mount}")))
+        }
+        Command::Umount => {
+            let mounts: Vec<String> = remote.delete("/v1/mounts")?;
+            print(json, &mounts, |_| println!("unmounted"))
+        }
+        Command::Up(_) | Command::Bench(_) | Command::Down { .. } => unreachable!("done above"),
+    }
+}
+
+fn print<T: Serialize + ?Sized>(json: bool, value: &T, text: impl FnOnce(&T)) -> Result<ExitCode> {
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(value)?),
+        false => text(value),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn status(remote: &Remote, json: bool) -> Result<ExitCode> {
+    let status: StatusReport = remote.get("/v1/status")?;
+    print(json, &status, show::status)
+}
+
+fn down(dir: Option<PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCode> {
+    let dir = dir.unwrap_or_else(|| DEFAULT.into());
+    let remote = Remote::find(Some(&dir), api)?;
+    let answer: Value = remote.post("/v1/down", &json!({}))?;
+    if api.is_none() {
+        let start = Instant::now();
+        while !is_free(&dir) {
+            if start.elapsed() > DOWN {
+                bail!(
+                    "process {} does not end; it may still be making data durable, see its log",
+                    answer["pid"]
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    print(json, &answer, |_| println!("stopped"))
+}
+
+fn drive(remote: &Remote, verb: Drive, json: bool) -> Result<ExitCode> {
+    match verb {
+        Drive::List => {
+            let drives: Vec<DriveReport> = remote.get("/v1/drives")?;
+            print(json, &drives, |drives| show::drives(drives))
+        }
+        Drive::Show { id } => {
+            print(json, &remote.get::<DriveReport>(&format!("/v1/drives/{id}"))?, show::drive)
+        }
+        Drive::Fail { id } => {
+            let drive: DriveReport = remote.post(&format!("/v1/drives/{id}/fail"), &json!({}))?;
+            print(json, &drive, |drive| println!("drive {} is {}: {}", drive.id, drive.state, drive.reason))
+        }
+        Drive::Replace { id, path, yes } => {
+            let old: DriveReport = remote.get(&format!("/v1/drives/{id}"))?;
+            let path = path.map(std::path::absolute).transpose()?;
+            let place = path.as_ref().map_or(old.path.clone(), |path| path.display().to_string());
+            if !yes && !confirmed(&format!("whatever is at {place} is overwritten by a blank drive; go on?"))?
+            {
+                bail!("nothing was changed; --yes overwrites without a question");
+            }
+            let drive: DriveReport =
+                remote.post(&format!("/v1/drives/{}/replace", old.id), &json!({ "path": path }))?;
+            print(json, &drive, |drive| {
+                println!(
+                    "drive {} at {} takes the place of {}; it is being rebuilt",
+                    drive.id, drive.path, old.id
+                );
+                println!("`penstock array rebuild --wait` waits for it");
+            })
+        }
+    }
+}
+
+fn confirmed(question: &str) -> Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    print!("{question} [y/N] ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn array(remote: &Remote, verb: Array, json: bool) -> Result<ExitCode> {
+    match verb {
+        Array::List => {
+            let arrays: Vec<ArrayReport> = remote.get("/v1/arrays")?;
+            print(json, &arrays, |arrays| show::arrays(arrays))
+        }
+        Array::Show { array } => {
+            print(json, &remote.get::<ArrayReport>(&format!("/v1/arrays/{array}"))?, show::array)
+        }
+        Array::Rebuild { array, wait } => rebuild(remote, array.as_deref(), wait, json),
+        Array::Scrub { array, wait } => scrub(remote, array.as_deref(), wait, json),
+    }
+}
+
+/// Starts a job; with `wait`, shows its progress until it ends.
+fn job<T: DeserializeOwned>(
+    remote: &Remote,
+    verb: &str,
+    array: Option<&str>,
+    wait: bool,
+) -> Result<Option<T>> {
+    let which = array.unwrap_or("all");
+    let started: Value = remote.post(&format!("/v1/arrays/{which}/{verb}"), &json!({}))?;
+    let id = started["job"].as_u64().ok_or_else(|| anyhow!("the instance started no job"))?;
+    if !wait {
+        return Ok(None);
+    }
+    let mut bar = show::Bar::new();
+    loop {
+        let job: Value = remote.get(&format!("/v1/jobs/{id}"))?;
+        match job["state"].as_str() {
+            Some("running") => {
+                bar.update(&remote.get::<Vec<ArrayReport>>("/v1/arrays")?);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Some("done") => {
+                bar.end();
+                return Ok(Some(serde_json::from_value(job["result"].clone())?));
+            }
+            _ => {
+                bar.end();
+                bail!("{verb} failed: {}", job["result"].as_str().unwrap_or("for no stated reason"));
+            }
+        }
+    }
+}
+
+fn rebuild(remote: &Remote, array: Option<&str>, wait: bool, json: bool) -> Result<ExitCode> {
+    let Some(result) = job::<Value>(remote, "rebuild", array, wait)? else {
+        let arrays: Vec<ArrayReport> = remote.get("/v1/arrays")?;
+        return print(json, &arrays, |arrays| show::arrays(arrays));
+    };
+    let debt = result["redundancy_debt_stripes"].as_u64().unwrap_or(u64::MAX);
+    print(json, &result, |_| match debt {
+        0 => println!("rebuilt: no redundancy is owed"),
+        debt => println!("{debt} stripes still lack redundancy; `penstock status` says why"),
+    })?;
+    Ok(if debt == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn scrub(remote: &Remote, array: Option<&str>, wait: bool, json: bool) -> Result<ExitCode> {
+    let Some(summaries) = job::<Vec<ScrubSummary>>(remote, "scrub", array, wait)? else {
+        return print(json, &json!({ "started": true }), |_| {
+            println!("scrub started; `penstock array list` shows it")
+        });
+    };
+    let bad =
+        summaries.iter().any(|summary| !summary.unreadable_stripes.is_empty() || summary.parity_defects > 0);
+    print(json, &summaries, |summaries| show::scrubs(summaries))?;
+    Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn fs(remote: &Remote, verb: Fs, json: bool) -> Result<ExitCode> {
+    match verb {
+        Fs::List => {
+            let list: Vec<FsReport> = remote.get("/v1/fs")?;
+            print(json, &list, |list| list.iter().for_each(show::filesystem))
+        }
+        Fs::Show { name } => {
+            print(json, &remote.get::<FsReport>(&format!("/v1/fs/{name}"))?, show::filesystem)
+        }
+        Fs::Check { name } => {
+            let check: FsCheckReport = remote.post(&format!("/v1/fs/{name}/check"), &json!({}))?;
+            print(json, &check, show::check)?;
+            Ok(if check.clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+fn bench_array((k, m): (usize, usize), json: bool) -> Result<ExitCode> {
+    let env = penstock_drive::runtime::Worker::env()?;
+    let bench = penstock_bench::ArrayBench { k, m };
+    let lines = penstock_drive::runtime::block_on(penstock_bench::run_array(&env, bench))??;
+    print(json, &lines, |lines| show::lines(lines))
+}

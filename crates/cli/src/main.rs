@@ -1,0 +1,48 @@
+//! `penstock`: one program for everything. Noun, then verb; every list and show has `--json`.
+//!
+//! Commands find the running instance by `--dir` or `--api` and speak REST with it. Errors are one to three lines:
+//! what failed, on which object, why, and what to do.
+#![deny(unsafe_code)]
+#![allow(clippy::disallowed_methods)]
+
+/// `println!` for a reader that may stop reading: the program ends then, quietly, as other filters do.
+macro_rules! println {
+    () => { println!("") };
+    ($($word:tt)*) => {
+        if std::io::Write::write_fmt(&mut std::io::stdout(), format_args!("{}\n", format_args!($($word)*))).is_err() {
+            std::process::exit(0);
+        }
+    };
+}
+
+mod args;
+mod commands;
+mod folder;
+mod remote;
+mod show;
+mod up;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PENSTOCK_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_target(false)
+        .init();
+    match commands::run(args) {
+        Ok(code) => code,
+        Err(error) => {
+            // The first line says what failed; the causes below it say why.
+            let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+            eprintln!("penstock: {}", causes.join(": "));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Reports as text for people.
+
+use penstock_bench::Line;
+use penstock_node::{
+    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, ScrubSummary, StatusReport,
+};
+use serde_json::Value;
+use std::io::{IsTerminal, Write};
+
+/// Bytes as people write them.
+pub fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{value:.1} {}", units[unit]),
+    }
+}
+
+fn short(id: &str) -> &str {
+    id.get(..8).unwrap_or(id)
+}
+
+pub fn status(status: &StatusReport) {
+    println!("health   {}", status.health);
+    status.reasons.iter().for_each(|reason| println!("         {reason}"));
+    println!("space    {} free of {}", size(status.free_bytes), size(status.total_bytes));
+    let debt = status.redundancy_debt_stripes;
+    println!("owed     {debt} stripes, {} copies of logs", status.redundancy_debt_carriers);
+    println!("folder   {}", status.dir);
+    println!("api      {}", status.api_url);
+    match status.mounts.as_slice() {
+        [] => println!("mounts   none"),
+        mounts => mounts.iter().for_each(|mount| println!("mounts   {mount}")),
+    }
+    println!(
+        "runs     process {}, version {}, I/O by {}, code by {}",
+        status.pid, status.version, status.io_path, status.code_path
+    );
+    println!();
+    arrays(&status.arrays);
+    println!();
+    drives(&status.drives);
+}
+
+pub fn drives(drives: &[DriveReport]) {
+    println!("{:<10}{:<9}{:>10}{:>10}{:>8}  path", "drive", "state", "size", "checksum", "I/O");
+    println!("{:<10}{:<9}{:>10}{:>10}{:>8}", "", "", "", "errors", "errors");
+    for drive in drives {
+        let (id, size) = (short(&drive.id), size(drive.size_bytes));
+        println!(
+            "{id:<10}{:<9}{size:>10}{:>10}{:>8}  {}",
+            drive.state, drive.checksum_errors, drive.io_errors, drive.path
+        );
+    }
+}
+
+pub fn drive(drive: &DriveReport) {
+    println!("id               {}", drive.id);
+    println!("state            {} {}", drive.state, drive.reason);
+    println!("path             {}", drive.path);
+    println!("size             {}", size(drive.size_bytes));
+    println!("arrays           {}", drive.arrays.join(", "));
+    println!("read             {} in {} reads", size(drive.read_bytes), drive.reads);
+    println!(
+        "written          {} in {} writes, {} flushes",
+        size(drive.write_bytes),
+        drive.writes,
+        drive.flushes
+    );
+    println!(
+        "errors           {} I/O ({} without an answer), {} checksum",
+        drive.io_errors, drive.timeouts, drive.checksum_errors
+    );
+    println!("repaired blocks  {}", drive.repaired_blocks);
+}
+
+fn job(what: &str, job: &JobReport) -> String {
+    let left = job.remaining_s.map_or(String::new(), |seconds| format!(", about {seconds} s left"));
+    format!("{what} {} of {} stripes{left}", job.done_stripes, job.total_stripes)
+}
+
+fn jobs(array: &ArrayReport) -> String {
+    let rebuild = array.rebuild.as_ref().map(|report| job("rebuild", report));
+    let scrub = array.scrub.as_ref().map(|report| job("scrub", report));
+    [rebuild, scrub].into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+pub fn arrays(arrays: &[ArrayReport]) {
+    println!("{:<8}{:<7}{:<11}{:>8}{:>18}{:>6}  job", "array", "code", "state", "owed", "stripes", "log");
+    for array in arrays {
+        let stripes = format!("{} of {}", array.written_stripes, array.stripes);
+        let log = format!("{}%", array.log_used_percent);
+        let (name, debt) = (&array.name, array.redundancy_debt_stripes);
+        println!(
+            "{name:<8}{:<7}{:<11}{debt:>8}{stripes:>18}{log:>6}  {}",
+            array.code,
+            array.state,
+            jobs(array)
+        );
+    }
+}
+
+pub fn array(array: &ArrayReport) {
+    arrays(std::slice::from_ref(array));
+    println!("\nid        {}", array.id);
+    if let Some(why) = &array.suspended {
+        println!("suspended {why}");
+    }
+    println!("stripe    {} of data", size(array.stripe_bytes));
+    println!(
+        "log       {} records, {} flushes, {} waits for its strips",
+        array.log_records,
+        array.log_flushes,
+        size(array.dirty_bytes)
+    );
+    println!(
+        "written   {} stripes past the log, {} through it; destaged {} stripes ({} read-modify, {} reconstruct, {} full)",
+        array.fresh_stripes,
+        size(array.logged_bytes),
+        array.destaged_stripes,
+        array.read_modify_writes,
+        array.reconstruct_writes,
+        array.full_writes
+    );
+    println!(
+        "verified  {} checksum errors, {} blocks repaired, {} parity defects, {} degraded reads, {} unreadable stripes",
+        array.checksum_errors,
+        array.repaired_blocks,
+        array.parity_defects,
+        array.degraded_reads,
+        array.unreadable_stripes
+    );
+    println!("\n{:<8}{:<10}{:<12}{:>8}  carrier", "member", "drive", "state", "stale");
+    for (position, member) in array.members.iter().enumerate() {
+        let carrier = if member.carrier { "yes" } else { "" };
+        println!(
+            "{position:<8}{:<10}{:<12}{:>8}  {carrier}",
+            short(&member.drive),
+            member.state,
+            member.stale_strips
+        );
+    }
+}
+
+pub fn filesystem(fs: &FsReport) {
+    println!(
+        "{}  {} free of {}, chunks of {}, filesets: {}",
+        fs.name,
+        size(fs.available_bytes),
+        size(fs.total_bytes),
+        size(fs.chunk_bytes),
+        fs.filesets.join(", ")
+    );
+    println!(
+        "      metadata {} of {}; written {}, read {}",
+        size(fs.meta_used_bytes),
+        size(fs.meta_budget_bytes),
+        size(fs.written_bytes),
+        size(fs.read_bytes)
+    );
+}
+
+pub fn check(check: &FsCheckReport) {
+    println!(
+        "{} inodes, {} names, {} chunks, {} blocks; {} removed files wait, {} blocks lie behind the end of their file",
+        check.inodes, check.names, check.chunks, check.blocks, check.removed_files, check.blocks_beyond_end
+    );
+    check.problems.iter().take(50).for_each(|problem| println!("PROBLEM  {problem}"));
+    match check.problems.len() {
+        0 => println!("clean"),
+        count => println!("{count} problems; nothing was changed"),
+    }
+}
+
+pub fn scrubs(summaries: &[ScrubSummary]) {
+    for summary in summaries {
+        println!(
+            "{}: {} stripes verified, {} errors, {} blocks repaired, {} parity defects, {} unreadable{}",
+            summary.array,
+            summary.stripes,
+            summary.checksum_errors,
+            summary.repaired_blocks,
+            summary.parity_defects,
+            summary.unreadable_stripes.len(),
+            if summary.clean { " - clean" } else { "" }
+        );
+    }
+}
+
+pub fn events(events: &[Value]) {
+    for event in events {
+        let text = |key: &str| event[key].as_str().unwrap_or("").to_owned();
+        let seconds = event["time_ns"].as_i64().unwrap_or(0) / 1_000_000_000;
+        println!(
+            "{:>5}  {seconds}  {:<8}{:<7}{}",
+            event["seq"],
+            text("level"),
+            text("subject"),
+            text("message")
+        );
+    }
+}
+
+pub fn lines(lines: &[Line]) {
+    for line in lines {
+        println!(
+            "{:<58}{:>9.2} {:<6} ({:.2} to {:.2})  {:>4.0} % of {:.2}  limit: {}",
+            line.name,
+            line.measured,
+            line.unit,
+            line.spread[0],
+            line.spread[1],
+            line.efficiency * 100.0,
+            line.ceiling,
+            line.limit
+        );
+    }
+}
+
+/// Progress of jobs on one line of the terminal.
+pub struct Bar {
+    terminal: bool,
+    shown: bool,
+}
+
+impl Bar {
+    pub fn new() -> Self {
+        Self { terminal: std::io::stderr().is_terminal(), shown: false }
+    }
+
+    pub fn update(&mut self, arrays: &[ArrayReport]) {
+        if !self.terminal {
+            return;
+        }
+        let running: Vec<String> = arrays
+            .iter()
+            .filter(|array| array.rebuild.is_some() || array.scrub.is_some())
+            .map(|array| format!("{}: {}", array.name, jobs(array)))
+            .collect();
+        eprint!("\r\x1b[K{}", running.join("   "));
+        let _ = std::io::stderr().flush();
+        self.shown = true;
+    }
+
+    pub fn end(&mut self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(
+            [size(0), size(1023), size(1 << 20), size(3 << 29)],
+            ["0 B", "1023 B", "1.0 MiB", "1.5 GiB"]
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! `up`: the folder, the store, the node, the API, the mount; and stopping all of it in order.
+
+use crate::args::Up;
+use crate::folder::{DEFAULT, Folder, Run};
+use anyhow::{Context, Result, anyhow, bail};
+use penstock_api::{Instance, Server, check_mount_point};
+use penstock_base::{Env, StoreId};
+use penstock_client::Client;
+use penstock_drive::runtime::{Worker, block_on};
+use penstock_kv::Mode;
+use penstock_node::{
+    Backing, FileBacking, FileOwnership, InProcess, Node, StoreFile, StoreSpec, create_store, find_drives,
+};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Threads that read the key-value store.
+const KV_READERS: usize = 2;
+/// How long `--detach` waits until everything is ready.
+const READY: Duration = Duration::from_secs(120);
+const LOG: &str = "penstock.log";
+
+/// Starts an instance and stays until it is stopped.
+pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
+    let dir = options.folder.clone().or(dir).unwrap_or_else(|| DEFAULT.into());
+    if options.detach {
+        return detach(&dir);
+    }
+    if options.detached {
+        rustix::process::setsid().context("no session of its own")?;
+    }
+    let folder = Folder::lock(&dir)?;
+    let server = Server::bind(options.port)?;
+    if let Some(mount) = &options.mount {
+        check_mount_point(mount)?;
+    }
+    let env = Worker::env()?;
+    block_on(run(&env, &folder, server, &options)).map_err(|error| anyhow!("no worker: {error}"))??;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result<()> {
+    let token = folder.token()?;
+    let node = open_or_create(env, folder, options).await?;
+    let client =
+        Client::connect(env, InProcess::new(node.clone()), &format!("process {}", std::process::id()))
+            .await?;
+    let api_url = server.url();
+    let instance = Instance::new(env, node, client, &folder.path, api_url.clone());
+    let (worker, mut tasks) = tokio::sync::mpsc::unbounded_channel();
+    let signals = worker.clone();
+    server.serve(token, worker, move || {
+        let stop: penstock_api::Task = Box::new(|instance| Box::pin(async move { instance.stop() }));
+        // An instance that is already stopping takes no more tasks.
+        let _ = signals.send(stop);
+    })?;
+    let mounted = match &options.mount {
+        Some(path) => instance.mount(&std::path::absolute(path)?).await.map_err(anyhow::Error::from),
+        None => Ok(()),
+    };
+    if mounted.is_ok() {
+        let mounts = instance.status().mounts;
+        folder.write_run(&Run { pid: std::process::id(), api_url, mounts })?;
+        greet(&instance, folder);
+        instance.run(&mut tasks).await;
+        // Written to a terminal that may be gone by now.
+        eprintln!("stopping");
+    }
+    let closed =
+        instance.shut_down().await.map_err(|why| anyhow!("not everything could be made durable: {why}"));
+    folder.remove_run();
+    mounted.and(closed)?;
+    eprintln!("stopped; everything is durable");
+    Ok(())
+}
+
+fn greet(instance: &Instance, folder: &Folder) {
+    let status = instance.status();
+    let dir = folder.path.display();
+    println!("Penstock {} is up: {}", status.version, status.health);
+    status.reasons.iter().for_each(|reason| println!("  ! {reason}"));
+    for array in &status.arrays {
+        println!("  array   {:<5} {:<5} {}", array.name, array.code, array.state);
+    }
+    println!("  space   {} free", crate::show::size(status.free_bytes));
+    println!("  folder  {dir}");
+    println!("  api     {}  (token in {dir}/token)", status.api_url);
+    let program = std::env::args().next().unwrap_or_else(|| "penstock".into());
+    match status.mounts.first() {
+        Some(mount) => {
+            println!("  mount   {mount}");
+            println!("Try it:   cp -r /usr/share/doc {mount}/ && ls {mount}");
+        }
+        None => println!("Try it:   {program} --dir {dir} mount DIR"),
+    }
+    println!("See it:   {program} --dir {dir} status");
+    println!("Stop it:  Ctrl-C here, or {program} down {dir}");
+}
+
+/// Paths at which drives of the store may be: where they were last seen, and the folder's own.
+fn candidate_paths(folder: &Folder, file: Option<&StoreFile>) -> Vec<String> {
+    let mut paths: BTreeSet<String> =
+        file.map(|file| file.drives.values().cloned().collect()).unwrap_or_default();
+    if let Ok(entries) = std::fs::read_dir(folder.path.join("drives")) {
+        paths.extend(entries.flatten().map(|entry| entry.path().display().to_string()));
+    }
+    paths.into_iter().filter(|path| !path.is_empty()).collect()
+}
+
+async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<Node>> {
+    let backing: Rc<dyn Backing> = Rc::new(FileBacking);
+    let mut file = StoreFile::load(&folder.path).map_err(|why| anyhow!(why))?;
+    let mut paths = candidate_paths(folder, file.as_ref());
+    let mut store = file.as_ref().and_then(StoreFile::store_id);
+    if file.is_none() && !holds_a_store(&*backing, &paths).await? {
+        let spec = wanted_spec(options)?;
+        paths = new_paths(folder, &spec)?;
+        eprintln!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
+        let made: StoreId = create_store(env, &*backing, &spec, &paths).await?;
+        store = Some(made);
+    }
+    if let Some(file) = &mut file {
+        refuse_other_parameters(file, options)?;
+    }
+    let last_paths = file.as_ref().map(StoreFile::paths).unwrap_or_default();
+    let candidates = find_drives(&*backing, &paths).await;
+    let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
+    let mode = Mode::Threads(KV_READERS);
+    let node = Node::start(env, backing, candidates, store, &last_paths, ownership, mode).await?;
+    let found = StoreFile::of(&node);
+    refuse_other_parameters(&found, options)?;
+    found.save(&folder.path).map_err(|why| anyhow!(why))?;
+    Ok(node)
+}
+
+/// Whether drives of a store are there although `store.json` is not. Drives that are none are never written over.
+async fn holds_a_store(backing: &dyn Backing, paths: &[String]) -> Result<bool> {
+    let candidates = find_drives(backing, paths).await;
+    if candidates.iter().any(|candidate| candidate.store().is_some()) {
+        return Ok(true);
+    }
+    match candidates.iter().find_map(|candidate| candidate.problem()) {
+        None => Ok(false),
+        Some(why) if why.contains("blank") => Ok(false),
+        Some(why) => bail!(
+            "a store is not made over files that are there already: {why}\nmove them away, or name another folder"
+        ),
+    }
+}
+
+fn wanted_spec(options: &Up) -> Result<StoreSpec> {
+    let (k, m) = options.code.unwrap_or((4, 2));
+    let drives = options.drives.unwrap_or(k + m);
+    if drives != k + m {
+        bail!(
+            "code {k}+{m} takes {} drives, not {drives}: layouts that spread it over more are not in this release",
+            k + m
+        );
+    }
+    Ok(StoreSpec::new(k, m, options.drive_size.unwrap_or(4 << 30))?)
+}
+
+fn new_paths(folder: &Folder, spec: &StoreSpec) -> Result<Vec<String>> {
+    let drives = folder.path.join("drives");
+    std::fs::create_dir_all(&drives).with_context(|| format!("{} cannot be made", drives.display()))?;
+    Ok((0..spec.drives())
+        .map(|number| drives.join(format!("drive-{number}")).display().to_string())
+        .collect())
+}
+
+fn refuse_other_parameters(file: &StoreFile, options: &Up) -> Result<()> {
+    let mut wrong = Vec::new();
+    if let Some((k, m)) = options.code
+        && file.code != format!("{k}+{m}")
+    {
+        wrong.push(format!("its code is {}, not {k}+{m}", file.code));
+    }
+    if let Some(drives) = options.drives
+        && file.drives.len() != drives
+    {
+        wrong.push(format!("it has {} drives, not {drives}", file.drives.len()));
+    }
+    if let Some(bytes) = options.drive_size
+        && file.drive_bytes != bytes
+    {
+        wrong.push(format!("its drives have {} bytes, not {bytes}", file.drive_bytes));
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => bail!(
+            "this folder holds a store already: {}\nleave the options out to start it as it is, or name another folder for a new one",
+            wrong.join("; ")
+        ),
+    }
+}
+
+/// Starts the same command in the background and returns when it is ready.
+fn detach(dir: &Path) -> Result<ExitCode> {
+    // Held only to say at once that the folder is in use; the child takes it again.
+    let folder = Folder::lock(dir)?;
+    folder.remove_run();
+    let log = std::fs::File::create(folder.path.join(LOG))?;
+    let path = folder.path.clone();
+    drop(folder);
+    let mut command = Command::new(std::env::current_exe()?);
+    let words = std::env::args_os().skip(1).filter(|word| word != "--detach");
+    command.args(words).arg("--detached");
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let mut child = command.spawn().context("the background process does not start")?;
+    let start = Instant::now();
+    loop {
+        if let Ok(run) = Run::load(&path)
+            && run.pid == child.id()
+        {
+            println!(
+                "{}",
+                std::fs::read_to_string(path.join(LOG))?.trim_end().replace("Ctrl-C here, or ", "")
+            );
+            println!(
+                "It runs in the background as process {}; its log is {}",
+                run.pid,
+                path.join(LOG).display()
+            );
+            return Ok(ExitCode::SUCCESS);
+        }
+        if let Some(status) = child.try_wait()? {
+            eprint!("{}", std::fs::read_to_string(path.join(LOG))?);
+            return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        if start.elapsed() > READY {
+            bail!("not ready after {} s; see {}", READY.as_secs(), path.join(LOG).display());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,279 @@
+//! Bad input and bad days: each gives one to three lines that say what, which, why and what to do, and harms nothing.
+
+use crate::store::{Store, can_mount, shell, wait_until};
+use std::os::unix::fs::FileExt;
+use std::process::{Output, Stdio};
+
+const SMALL: [&str; 2] = ["--drive-size", "256M"];
+
+/// The command was refused in one to three lines that contain `words`.
+fn refused(output: &Output, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "it was refused: {text}");
+    let lines: Vec<&str> =
+        text.lines().filter(|line| !line.contains(" WARN ") && !line.contains("making a store")).collect();
+    assert!((1..=3).contains(&lines.len()), "one to three lines: {text}");
+    for word in words {
+        assert!(text.contains(word), "the message has `{word}`: {text}");
+    }
+}
+
+fn started(name: &str) -> Option<Store> {
+    can_mount(name).then(|| {
+        let store = Store::new(name, &SMALL);
+        store.up();
+        std::fs::write(store.mount.join("kept"), b"kept").unwrap();
+        store
+    })
+}
+
+fn still_there(store: &Store) {
+    assert_eq!(std::fs::read(store.mount.join("kept")).unwrap(), b"kept");
+}
+
+#[test]
+fn a_drive_missing_small_foreign_future_or_noise_is_named_and_left_alone() {
+    let Some(store) = started("bad-drive") else { return };
+    let path = store.drives()[3].1.clone();
+    store.down();
+    let good = std::fs::read(&path).unwrap();
+    let mut future = good.clone();
+    for copy in [0, good.len() - 64 * 1024] {
+        // A later version, with the checksum that goes with it.
+        future[copy + 8] = 9;
+        let crc = penstock_base::crc32c(&future[copy..copy + 52]);
+        future[copy + 52..copy + 56].copy_from_slice(&crc.to_le_bytes());
+    }
+    let mut foreign = good.clone();
+    for copy in [0, good.len() - 64 * 1024] {
+        foreign[copy + 64] ^= 0xff;
+        let body_bytes = u32::from_le_bytes(foreign[copy + 12..copy + 16].try_into().unwrap()) as usize;
+        let body_crc = penstock_base::crc32c(&foreign[copy + 64..copy + 64 + body_bytes]);
+        foreign[copy + 48..copy + 52].copy_from_slice(&body_crc.to_le_bytes());
+        let crc = penstock_base::crc32c(&foreign[copy..copy + 52]);
+        foreign[copy + 52..copy + 56].copy_from_slice(&crc.to_le_bytes());
+    }
+    let noise: Vec<u8> = (0..good.len()).map(|at| (at * 31 % 251) as u8).collect();
+    let cases: [(&str, Option<&[u8]>, &str); 5] = [
+        ("missing", None, "No such file"),
+        ("too small", Some(&good[..good.len() / 2]), "too small"),
+        ("from another store", Some(&foreign), "another store"),
+        ("from a later release", Some(&future), "later release"),
+        ("full of noise", Some(&noise), "something else or was damaged"),
+    ];
+    for (what, contents, word) in cases {
+        match contents {
+            None => std::fs::remove_file(&path).unwrap(),
+            Some(bytes) => std::fs::write(&path, bytes).unwrap(),
+        }
+        store.up();
+        let status = store.json(&["status"]);
+        assert_eq!(status["health"], "degraded", "{what}: {status}");
+        let reasons = status["reasons"].to_string();
+        assert!(reasons.contains(word), "{what}: {reasons}");
+        still_there(&store);
+        store.down();
+        if let Some(bytes) = contents {
+            assert!(std::fs::read(&path).unwrap() == bytes, "{what}: the file is left alone");
+        }
+    }
+    std::fs::write(&path, &good).unwrap();
+    store.up();
+    // It comes back with old contents, and is brought up to date.
+    store.ok(&["array", "rebuild", "--wait"]);
+    wait_until("the store is whole", || store.json(&["status"])["health"] == "ok");
+    store.audit();
+    still_there(&store);
+    store.down();
+}
+
+#[test]
+fn too_many_lost_drives_are_refused_and_a_store_is_never_made_over_one() {
+    let Some(store) = started("too-many") else { return };
+    let paths: Vec<_> = store.drives().into_iter().map(|(_, path)| path).collect();
+    store.down();
+    for path in &paths[..3] {
+        std::fs::rename(path, store.home.join(path.file_name().unwrap())).unwrap();
+    }
+    refused(&store.up_output(&[]), &["3 of", "members are missing"]);
+    for path in &paths[..3] {
+        std::fs::rename(store.home.join(path.file_name().unwrap()), path).unwrap();
+    }
+    // Without its list of drives the folder is searched.
+    std::fs::remove_file(store.dir.join("store.json")).unwrap();
+    store.up();
+    still_there(&store);
+    store.down();
+    for path in &paths {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.write_all_at(&[7; 65536], 0).unwrap();
+        file.write_all_at(&[7; 65536], file.metadata().unwrap().len() - 65536).unwrap();
+    }
+    std::fs::remove_file(store.dir.join("store.json")).unwrap();
+    refused(&store.up_output(&[]), &["not made over files", "another folder"]);
+}
+
+#[test]
+fn mount_point_port_second_instance_and_other_parameters() {
+    let Some(store) = started("refusals") else { return };
+    refused(&store.up_output(&[]), &["in use by another instance", "penstock down"]);
+    let second = store.run(&["mount", store.home.join("other").to_str().unwrap()]);
+    refused(&second, &["is mounted at", "one mount at a time"]);
+    refused(&store.run(&["drive", "fail", "nonsense"]), &["no drive nonsense", "drive list"]);
+    let drives = store.drives();
+    refused(&store.run(&["drive", "replace", &drives[0].0, "--yes"]), &["is online", "drive fail"]);
+    for (id, _) in &drives[..2] {
+        store.ok(&["drive", "fail", id]);
+    }
+    refused(&store.run(&["drive", "fail", &drives[2].0]), &["can lose no further member"]);
+    store.replace_missing();
+    store.down();
+    refused(&store.up_output(&["--code", "8+2"]), &["holds a store already", "4+2", "another folder"]);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    refused(&store.up_output(&["--port", &port]), &["port", "in use", "--port"]);
+    std::fs::write(store.mount.join("something"), b"here").unwrap();
+    refused(&store.up_output(&[]), &["not empty", "another directory"]);
+    std::fs::remove_file(store.mount.join("something")).unwrap();
+    refused(&store.run(&["status"]), &["no instance runs", "penstock up"]);
+    let fresh = Store::new("refusals-new", &[]);
+    refused(&fresh.up_output(&["--drive-size", "1M"]), &["too small", "256 MiB"]);
+    refused(&fresh.up_output(&["--drives", "7"]), &["takes 6 drives, not 7"]);
+    store.up();
+    still_there(&store);
+    store.audit();
+    store.down();
+}
+
+#[test]
+fn the_api_asks_for_token_host_and_origin() {
+    let Some(store) = started("api") else { return };
+    let url = store.json(&["status"])["api_url"].as_str().unwrap().to_owned();
+    let token = std::fs::read_to_string(store.dir.join("token")).unwrap();
+    let mode = shell(&format!("stat -c %a {}", store.dir.join("token").display()));
+    assert_eq!(mode.trim(), "600");
+    let status = |headers: &[&str]| {
+        let mut command = std::process::Command::new("curl");
+        command.args(["-s", "-o", "/dev/null", "-w", "%{http_code}"]);
+        headers.iter().for_each(|header| {
+            command.arg("-H").arg(header);
+        });
+        String::from_utf8(command.arg(format!("{url}/v1/status")).output().unwrap().stdout).unwrap()
+    };
+    let bearer = format!("Authorization: Bearer {}", token.trim());
+    assert_eq!(status(&[]), "401");
+    assert_eq!(status(&["Authorization: Bearer wrong"]), "401");
+    assert_eq!(status(&[&bearer]), "200");
+    assert_eq!(status(&[&bearer, "Host: evil.example"]), "403");
+    assert_eq!(status(&[&bearer, "Origin: http://evil.example"]), "403");
+    let metrics = shell(&format!("curl -s -H '{bearer}' {url}/metrics"));
+    assert!(metrics.contains("penstock_health 0") && metrics.contains("penstock_drive_online"), "{metrics}");
+    store.down();
+}
+
+#[test]
+fn a_full_array_says_enospc_and_deletes_work() {
+    let Some(store) = started("full") else { return };
+    let filled = shell(&format!(
+        "cd {} && dd if=/dev/urandom of=part bs=1M count=32 2>/dev/null; for n in $(seq 100); do cp part f$n 2>err || break; done; cat err; ls | wc -l",
+        store.mount.display()
+    ));
+    assert!(filled.contains("No space left on device"), "{filled}");
+    still_there(&store);
+    shell(&format!(
+        "cd {} && cmp part f1 && rm f* && sync . && cp part again && cmp part again",
+        store.mount.display()
+    ));
+    store.audit();
+    store.down();
+    store.up();
+    still_there(&store);
+    store.down();
+}
+
+#[test]
+fn a_full_host_suspends_and_goes_on() {
+    if !can_mount("a_full_host_suspends_and_goes_on") {
+        return;
+    }
+    let store = Store::new("host-full", &SMALL);
+    let small = store.home.join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=330m", "none"])
+        .arg(&small)
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED a_full_host_suspends_and_goes_on: a tmpfs of its own needs root");
+        return;
+    }
+    let _unmount = Unmount(small.clone());
+    std::os::unix::fs::symlink(&small, &store.dir).unwrap();
+    store.up();
+    let ballast = small.join("ballast");
+    let mount = store.mount.display().to_string();
+    shell(&format!("dd if=/dev/zero of={} bs=1M count=400 2>/dev/null || true", ballast.display()));
+    let writer = std::process::Command::new("bash")
+        .arg("-c")
+        .arg(format!("dd if=/dev/urandom of={mount}/data bs=1M count=24 conv=fsync 2>/dev/null && sha256sum < {mount}/data"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_until("the array is suspended", || {
+        store.json(&["status"])["reasons"].to_string().contains("host full")
+    });
+    std::fs::remove_file(&ballast).unwrap();
+    let output = writer.wait_with_output().unwrap();
+    assert!(output.status.success(), "the writer goes on by itself");
+    wait_until("all is well", || store.json(&["status"])["health"] == "ok");
+    let again = shell(&format!("sha256sum < {mount}/data"));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), again);
+    store.audit();
+    store.down();
+}
+
+struct Unmount(std::path::PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn without_dev_fuse_the_store_starts_without_a_mount() {
+    let Some(store) = started("no-fuse") else { return };
+    store.down();
+    let script = format!(
+        "mount --bind /dev/null /dev/fuse 2>/dev/null && umount /dev/fuse; mount -t tmpfs none /dev && {} up {} --mount {}",
+        env!("CARGO_BIN_EXE_penstock"),
+        store.dir.display(),
+        store.mount.display()
+    );
+    let output = std::process::Command::new("unshare").args(["-m", "bash", "-c", &script]).output();
+    match output {
+        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("/dev/fuse") => {
+            refused(&output, &["/dev/fuse is missing", "modprobe fuse"]);
+        }
+        other => {
+            let why = other.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+            eprintln!(
+                "SKIPPED without_dev_fuse_the_store_starts_without_a_mount: no mount namespace of its own ({why:?})"
+            );
+        }
+    }
+}
+
+#[test]
+fn signals_stop_it_in_order() {
+    let Some(store) = started("signals") else { return };
+    for signal in ["-TERM", "-INT"] {
+        let pid = store.pid().unwrap().to_string();
+        shell(&format!("kill {signal} {pid}"));
+        wait_until("it ends", || !store.dir.join("run.json").exists());
+        wait_until("it is gone", || !std::path::Path::new(&format!("/proc/{pid}")).exists());
+        store.up();
+        still_there(&store);
+    }
+    store.down();
+}

@@ -1,0 +1,11 @@
+//! The real program: real processes, real FUSE mounts, real files, kill -9.
+//!
+//! Needs /dev/fuse; where that is missing each test prints SKIPPED. `PENSTOCK_SHOW=full` with the ignored tests is the
+//! full form (`cargo xtask show`).
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
+
+mod bad_days;
+mod kill;
+mod real_input;
+mod speed;
+mod store;

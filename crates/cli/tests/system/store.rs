@@ -1,0 +1,196 @@
+//! A store in a folder of its own, run by the real program, cleaned up whatever happens.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+const LIVENESS: Duration = Duration::from_secs(120);
+
+/// Whether this machine can mount; says SKIPPED when it cannot.
+pub fn can_mount(test: &str) -> bool {
+    let fuse = Path::new("/dev/fuse").exists();
+    let helper = rustix_is_root() || Path::new("/usr/bin/fusermount3").exists();
+    if !fuse || !helper {
+        eprintln!("SKIPPED {test}: no /dev/fuse, or no fusermount3 for an ordinary user");
+    }
+    fuse && helper
+}
+
+fn rustix_is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    status.lines().any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"))
+}
+
+pub struct Store {
+    pub home: PathBuf,
+    pub dir: PathBuf,
+    pub mount: PathBuf,
+    options: Vec<String>,
+}
+
+impl Store {
+    /// A folder for a store; nothing runs yet.
+    pub fn new(name: &str, options: &[&str]) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let base = std::env::var_os("PENSTOCK_TEST_DIR")
+            .map_or(PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
+        let home = base.join(format!("{name}-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&home).unwrap();
+        let options = options.iter().map(|word| (*word).to_owned()).collect();
+        Self { dir: home.join("store"), mount: home.join("mnt"), home, options }
+    }
+
+    pub fn program() -> Command {
+        Command::new(env!("CARGO_BIN_EXE_penstock"))
+    }
+
+    /// Runs a command on the store.
+    pub fn run(&self, words: &[&str]) -> Output {
+        Self::program().arg("--dir").arg(&self.dir).args(words).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Runs a command that must work.
+    pub fn ok(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{words:?}: {out}{err}\n{}", self.log());
+        out.into_owned()
+    }
+
+    pub fn json(&self, words: &[&str]) -> Value {
+        let mut words = words.to_vec();
+        words.push("--json");
+        serde_json::from_str(&self.ok(&words)).unwrap()
+    }
+
+    pub fn up_output(&self, more: &[&str]) -> Output {
+        let mut command = Self::program();
+        command
+            .arg("up")
+            .arg(&self.dir)
+            .arg("--mount")
+            .arg(&self.mount)
+            .arg("--detach")
+            .args(&self.options)
+            .args(more);
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Starts the store and mounts it.
+    pub fn up(&self) {
+        let output = self.up_output(&[]);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned() + &self.log();
+        assert!(output.status.success(), "{text}");
+    }
+
+    pub fn down(&self) {
+        self.ok(&["down"]);
+        assert!(!self.dir.join("run.json").exists(), "a stopped instance leaves no run.json");
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.join("penstock.log")).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        let run = std::fs::read(self.dir.join("run.json")).ok()?;
+        Some(serde_json::from_slice::<Value>(&run).ok()?["pid"].as_u64()? as u32)
+    }
+
+    /// kill -9, and waits until the process is gone.
+    pub fn kill(&self) {
+        let pid = self.pid().expect("it runs");
+        assert!(Command::new("kill").arg("-9").arg(pid.to_string()).status().unwrap().success());
+        wait_until("the process is gone", || !is_alive(pid));
+    }
+
+    pub fn drives(&self) -> Vec<(String, PathBuf)> {
+        let drives = self.json(&["drive", "list"]);
+        let one = |drive: &Value| {
+            (drive["id"].as_str().unwrap().to_owned(), drive["path"].as_str().unwrap().into())
+        };
+        drives.as_array().unwrap().iter().map(one).collect()
+    }
+
+    pub fn replace_missing(&self) {
+        let drives = self.json(&["drive", "list"]);
+        for drive in drives.as_array().unwrap().iter().filter(|drive| drive["state"] != "online") {
+            self.ok(&["drive", "replace", drive["id"].as_str().unwrap(), "--yes"]);
+        }
+        self.ok(&["array", "rebuild", "--wait"]);
+        wait_until("the store is whole", || self.json(&["status"])["health"] == "ok");
+    }
+
+    /// Everything that must hold of a store at rest.
+    pub fn audit(&self) {
+        let check = self.json(&["fs", "check"]);
+        assert_eq!(check["clean"], true, "{check}");
+        let scrubs = self.json(&["array", "scrub", "--wait"]);
+        assert!(scrubs.as_array().unwrap().iter().all(|scrub| scrub["clean"] == true), "{scrubs}");
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Some(pid) = self.pid()
+            && is_alive(pid)
+        {
+            let _ = Command::new("kill").arg("-9").arg(pid.to_string()).status();
+            wait_until("the process is gone", || !is_alive(pid));
+        }
+        let mount = self.mount.display().to_string();
+        let mounted = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default().contains(&mount);
+        if mounted
+            && !Command::new("umount").args(["-l", &mount]).status().is_ok_and(|status| status.success())
+        {
+            let _ = Command::new("fusermount3").args(["-u", "-z", &mount]).status();
+        }
+        let _ = std::fs::remove_dir_all(&self.home);
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    state.is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
+}
+
+/// Waits for something that must come; the bound only says that it never did.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LIVENESS, "{what}: never within {LIVENESS:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs a shell script that must work.
+pub fn shell(script: &str) -> String {
+    let output = Command::new("bash").arg("-c").arg(format!("set -euo pipefail\n{script}")).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}\n{err}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// SHA-256 of every file below a folder, by relative path.
+pub fn manifest(folder: &Path) -> String {
+    shell(&format!("cd {} && find . -type f -print0 | sort -z | xargs -0 -r sha256sum", folder.display()))
+}
+
+/// Small pseudo-random numbers from a seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound
+    }
+
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        bytes.iter_mut().for_each(|byte| *byte = self.below(256) as u8);
+    }
+}

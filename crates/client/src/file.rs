@@ -1,0 +1,304 @@
+//! Reading and writing files.
+
+use crate::session::Client;
+use futures_util::future::join_all;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, crc32c_blocks};
+use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
+use penstock_wire::names::{Attr, AttrReply, InodeRequest, SetAttrRequest};
+use penstock_wire::{Failure, Kind};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// What the client knows of a file that is open or has unsettled writes.
+#[derive(Clone, Debug)]
+pub struct FileState {
+    /// Its size, with writes that are not settled.
+    pub size: u64,
+    /// Its truncate generation.
+    pub cut: u64,
+    /// Blocks in its chunks.
+    pub chunk_blocks: u32,
+    /// Modification time of writes that are not settled.
+    pub mtime_ns: Option<i64>,
+    /// Counts writes: a settle that finds it changed leaves the file unsettled.
+    pub writes: u64,
+    /// Open handles.
+    pub opens: u64,
+    /// The target holds nothing behind the file's last block.
+    pub tail_clean: bool,
+}
+
+impl FileState {
+    fn of(attr: &Attr) -> Self {
+        let Attr { size, cut, chunk_blocks, .. } = *attr;
+        Self { size, cut, chunk_blocks, mtime_ns: None, writes: 0, opens: 0, tail_clean: false }
+    }
+
+    /// Puts what is not settled into attributes that a service sent.
+    pub(crate) fn overlay(&self, attr: &mut Attr) {
+        attr.size = self.size;
+        if let Some(mtime_ns) = self.mtime_ns {
+            attr.mtime_ns = mtime_ns;
+            attr.ctime_ns = attr.ctime_ns.max(mtime_ns);
+        }
+    }
+}
+
+impl Client {
+    /// The state of a file, fetched if it is not known.
+    pub(crate) async fn file(&self, ino: Ino) -> Result<Rc<RefCell<FileState>>, Failure> {
+        if let Some(state) = self.files.borrow().get(&ino) {
+            return Ok(state.clone());
+        }
+        let reply: AttrReply = self.ask(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await?;
+        let state = FileState::of(&reply.attr.unwrap_or_default());
+        Ok(self.files.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(state))).clone())
+    }
+
+    /// Opens a file: it stays while it is open, whatever happens to its names.
+    pub async fn open(&self, ino: Ino) -> Result<(), Failure> {
+        let mark = self.settled.mark();
+        let reply: AttrReply = self.ask(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
+        let attr = self.newest(mark, reply).await?;
+        self.note_open(&attr);
+        Ok(())
+    }
+
+    pub(crate) fn note_open(&self, attr: &Attr) {
+        let mut files = self.files.borrow_mut();
+        let state = files.entry(Ino(attr.ino)).or_insert_with(|| Rc::new(RefCell::new(FileState::of(attr))));
+        state.borrow_mut().opens += 1;
+    }
+
+    /// Ends one use of a file.
+    pub async fn release(&self, ino: Ino) -> Result<(), Failure> {
+        if let Some(state) = self.files.borrow().get(&ino) {
+            let mut state = state.borrow_mut();
+            state.opens = state.opens.saturating_sub(1);
+        }
+        self.forget_idle(ino);
+        let _: penstock_wire::names::EmptyReply = self.ask(Kind::Close, &InodeRequest { ino: ino.0 }).await?;
+        Ok(())
+    }
+
+    /// Forgets a file that is not open, has nothing to settle and is in no operation.
+    pub(crate) fn forget_idle(&self, ino: Ino) {
+        let mut files = self.files.borrow_mut();
+        let idle = files.get(&ino).is_some_and(|state| {
+            let known = state.borrow();
+            known.opens == 0 && known.mtime_ns.is_none() && Rc::strong_count(state) == 1
+        });
+        if idle {
+            files.remove(&ino);
+        }
+    }
+
+    /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes come in runs, in order.
+    pub async fn read(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let _lock = self.locks.shared(ino).await;
+        let state = self.file(ino).await?.borrow().clone();
+        self.forget_idle(ino);
+        let end = state.size.min(offset.saturating_add(len));
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        let parts = self.read_blocks(ino, &state, first, last - first).await?;
+        Ok(trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize))
+    }
+
+    /// Reads whole blocks. They were verified where they left the volume, in this process.
+    async fn read_blocks(
+        &self,
+        ino: Ino,
+        state: &FileState,
+        first: u64,
+        count: u64,
+    ) -> Result<Vec<Buf>, Failure> {
+        let reads =
+            pieces(state.chunk_blocks, first, count).into_iter().map(|(chunk, block, count)| async move {
+                let request = ChunkRef { branch: 0, ino, chunk, block, count, snapshot: 0, cut: state.cut };
+                let (body, payload) = self.data(Kind::Read, encode_read(&request), Vec::new()).await?;
+                decode_reply(&body)?;
+                Ok::<_, Failure>(payload)
+            });
+        let parts: Vec<Vec<Buf>> = join_all(reads).await.into_iter().collect::<Result<_, _>>()?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    /// One block as it is, zeros behind the end of the file.
+    async fn read_block(&self, ino: Ino, state: &FileState, block: u64) -> Result<BufMut, Failure> {
+        let mut whole = BufMut::zeroed(BLOCK_BYTES);
+        let inside = state.size.saturating_sub(block * BLOCK).min(BLOCK) as usize;
+        if inside > 0 {
+            let found = penstock_base::buf::gather(&self.read_blocks(ino, state, block, 1).await?);
+            whole.as_mut()[..inside].copy_from_slice(&found[..inside]);
+        }
+        Ok(whole)
+    }
+
+    /// Writes bytes at `offset`. They are seen at once and durable after an fsync.
+    pub async fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        self.write_staged(ino, offset, stage(offset, data), data.len()).await
+    }
+
+    /// Writes `len` bytes at `offset` that [`stage`] put into whole blocks.
+    pub async fn write_staged(
+        &self,
+        ino: Ino,
+        offset: u64,
+        staged: BufMut,
+        len: usize,
+    ) -> Result<(), Failure> {
+        let _lock = self.locks.exclusive(ino).await;
+        self.write_locked(ino, offset, staged, len).await
+    }
+
+    /// Writes bytes at the end of the file.
+    pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<(), Failure> {
+        let _lock = self.locks.exclusive(ino).await;
+        let size = self.file(ino).await?.borrow().size;
+        self.write_locked(ino, size, stage(size, data), data.len()).await
+    }
+
+    async fn write_locked(
+        &self,
+        ino: Ino,
+        offset: u64,
+        mut staged: BufMut,
+        len: usize,
+    ) -> Result<(), Failure> {
+        if len == 0 {
+            return Ok(());
+        }
+        let file = self.file(ino).await?;
+        let mut state = file.borrow().clone();
+        let end = offset.checked_add(len as u64).filter(|end| *end <= 1 << 62).ok_or(Failure {
+            kind: penstock_base::Kind::Invalid,
+            errno: 27,
+            message: "file too large".into(),
+        })?;
+        let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        if staged.len() as u64 != (last - first) * BLOCK {
+            return Err(Failure::new(penstock_base::Kind::Invalid, "bytes are not staged for this offset"));
+        }
+        if !state.tail_clean && state.size.div_ceil(BLOCK) < first {
+            self.clean_tail(ino, &file).await?;
+            state = file.borrow().clone();
+        }
+        if !state.size.is_multiple_of(BLOCK) && state.size / BLOCK < first {
+            self.zero_tail(ino, &state).await?;
+        }
+        let skip = (offset - first * BLOCK) as usize;
+        if skip > 0 {
+            let old = self.read_block(ino, &state, first).await?;
+            staged.as_mut()[..skip].copy_from_slice(&old.as_ref()[..skip]);
+        }
+        if !end.is_multiple_of(BLOCK) && end < state.size {
+            let old = self.read_block(ino, &state, last - 1).await?;
+            let (from, within) = (skip + len, (end % BLOCK) as usize);
+            staged.as_mut()[from..].copy_from_slice(&old.as_ref()[within..]);
+        }
+        if let Err(failure) = self.write_blocks(ino, &state, first, &staged.freeze()).await {
+            // Some of its blocks may be there, and behind the end.
+            file.borrow_mut().tail_clean = false;
+            return Err(failure);
+        }
+        let mut state = file.borrow_mut();
+        state.size = state.size.max(end);
+        state.mtime_ns = Some(self.env.wall_ns());
+        state.writes += 1;
+        Ok(())
+    }
+
+    /// Drops what a crash or a failed write left behind the last block, before the file grows past it with a hole.
+    async fn clean_tail(&self, ino: Ino, file: &RefCell<FileState>) -> Result<(), Failure> {
+        self.settle(ino).await?;
+        let size = file.borrow().size;
+        let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
+        let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;
+        let mut state = file.borrow_mut();
+        state.cut = reply.attr.unwrap_or_default().cut;
+        state.tail_clean = true;
+        Ok(())
+    }
+
+    /// Makes the bytes of the last block behind the end of the file zeros, before the file grows over them.
+    pub(crate) async fn zero_tail(&self, ino: Ino, state: &FileState) -> Result<(), Failure> {
+        let block = state.size / BLOCK;
+        let whole = self.read_block(ino, state, block).await?;
+        self.write_blocks(ino, state, block, &whole.freeze()).await
+    }
+
+    async fn write_blocks(&self, ino: Ino, state: &FileState, first: u64, data: &Buf) -> Result<(), Failure> {
+        let crcs = crc32c_blocks(data);
+        let mut done = 0;
+        let mut writes = Vec::new();
+        for (chunk, block, count) in pieces(state.chunk_blocks, first, crcs.len() as u64) {
+            let range = done..done + count as usize;
+            done = range.end;
+            let request = ChunkRef { branch: 0, ino, chunk, block, count, snapshot: 0, cut: state.cut };
+            let body = encode_write(&request, &crcs[range.clone()]);
+            let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
+            writes.push(self.data(Kind::Write, body, payload));
+        }
+        // Each to its end: within a process a dropped call would leave the services in the middle of it.
+        join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
+    }
+}
+
+/// Puts bytes that go to `offset` into whole blocks, at their place, zeros around them.
+pub fn stage(offset: u64, data: &[u8]) -> BufMut {
+    let skip = (offset % BLOCK) as usize;
+    let mut staged = BufMut::zeroed((skip + data.len()).next_multiple_of(BLOCK_BYTES));
+    staged.as_mut()[skip..skip + data.len()].copy_from_slice(data);
+    staged
+}
+
+/// Cuts a range of blocks at chunks: (chunk, first block in it, blocks).
+fn pieces(chunk_blocks: u32, first: u64, count: u64) -> Vec<(u64, u32, u32)> {
+    let per_chunk = u64::from(chunk_blocks);
+    let (mut at, end, mut pieces) = (first, first + count, Vec::new());
+    while at < end {
+        let within = at % per_chunk;
+        let run = (per_chunk - within).min(end - at);
+        pieces.push((at / per_chunk, within as u32, run as u32));
+        at += run;
+    }
+    pieces
+}
+
+/// `len` bytes from `skip` on.
+fn trim(parts: Vec<Buf>, mut skip: usize, mut len: usize) -> Vec<Buf> {
+    let mut kept = Vec::new();
+    for part in parts {
+        let start = skip.min(part.len());
+        let end = (start + len).min(part.len());
+        skip -= start;
+        len -= end - start;
+        if end > start {
+            kept.push(part.slice(start..end));
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_at_chunks() {
+        assert_eq!(pieces(256, 250, 10), [(0, 250, 6), (1, 0, 4)]);
+        assert_eq!(pieces(256, 512, 256), [(2, 0, 256)]);
+    }
+
+    #[test]
+    fn runs_are_trimmed_at_both_ends() {
+        let parts = vec![Buf::copy_from(&[1, 2, 3]), Buf::copy_from(&[4, 5])];
+        let kept: Vec<u8> = trim(parts, 1, 3).iter().flat_map(|part| part.to_vec()).collect();
+        assert_eq!(kept, [2, 3, 4]);
+    }
+}

@@ -1,0 +1,24 @@
+//! The file system client: files and names on one side, messages to services on the other. The mount and the
+//! benchmarks are thin users of it.
+//!
+//! Owns sizes and times of files that it writes until it has made them durable; does not cache data, which the
+//! kernel's page cache does for a mount.
+//!
+//! Invariants:
+//! - one write of a file runs at a time, so a block that two writes share is merged from both;
+//! - bytes of a file's last block behind its end are zeros on the target before the file grows over them;
+//! - a size is sent only after the data below it was committed, so a durable size never covers data that is not;
+//! - a rename over a name commits what was written to the renamed file first.
+#![forbid(unsafe_code)]
+
+mod calls;
+mod file;
+mod names;
+mod session;
+mod settle;
+
+pub use file::{FileState, stage};
+pub use session::Client;
+
+pub use penstock_wire::Failure;
+pub use penstock_wire::names::{Attr, DirEntry, SetAttrRequest, StatFsReply};

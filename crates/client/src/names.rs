@@ -1,0 +1,179 @@
+//! Names and attributes.
+
+use crate::session::Client;
+use penstock_base::Ino;
+use penstock_wire::names::{
+    Attr, AttrReply, BytesReply, EmptyReply, InodeRequest, LinkRequest, MakeRequest, NameRequest, NamesReply,
+    ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest,
+};
+use penstock_wire::{Failure, Kind};
+
+const BLOCK: u64 = penstock_base::BLOCK_BYTES as u64;
+
+impl Client {
+    /// The attributes in a reply to a request made after `mark`, with what this client knows better.
+    pub(crate) async fn newest(&self, mut mark: u64, reply: AttrReply) -> Result<Attr, Failure> {
+        let mut attr = reply.attr.unwrap_or_default();
+        while self.settled.since(mark, Ino(attr.ino)) {
+            mark = self.settled.mark();
+            let again: AttrReply = self.ask(Kind::GetAttr, &InodeRequest { ino: attr.ino }).await?;
+            attr = again.attr.unwrap_or_default();
+        }
+        if let Some(state) = self.files.borrow().get(&Ino(attr.ino)) {
+            state.borrow().overlay(&mut attr);
+        }
+        Ok(attr)
+    }
+
+    /// The inode of a name.
+    pub async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr, Failure> {
+        let request = NameRequest { dir: dir.0, name: name.to_vec(), directory: false };
+        let mark = self.settled.mark();
+        self.newest(mark, self.ask(Kind::Lookup, &request).await?).await
+    }
+
+    /// Attributes of an inode.
+    pub async fn get_attr(&self, ino: Ino) -> Result<Attr, Failure> {
+        let mark = self.settled.mark();
+        self.newest(mark, self.ask(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await?).await
+    }
+
+    /// Changes attributes.
+    pub async fn set_attr(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
+        let ino = Ino(request.ino);
+        let Some(size) = request.size else {
+            if request.mtime_ns.is_some() {
+                // A time that is set must not be overtaken by one of writes before it.
+                let _lock = self.locks.exclusive(ino).await;
+                self.settle(ino).await?;
+                let mark = self.settled.mark();
+                return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
+            }
+            let mark = self.settled.mark();
+            return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
+        };
+        let _lock = self.locks.exclusive(ino).await;
+        let file = self.file(ino).await?;
+        let state = file.borrow().clone();
+        if size > state.size && !state.size.is_multiple_of(BLOCK) {
+            self.zero_tail(ino, &state).await?;
+            // Durable no later than the size.
+            self.data(Kind::Commit, penstock_wire::data::encode_commit(0, ino, true), Vec::new()).await?;
+        }
+        // The service must know the size that is to change: a cut is judged by it.
+        self.settle(ino).await?;
+        let mut request = request;
+        request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
+        let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;
+        let attr = reply.attr.unwrap_or_default();
+        let mut state = file.borrow_mut();
+        state.size = attr.size;
+        state.cut = attr.cut;
+        state.writes += 1;
+        state.mtime_ns = None;
+        state.tail_clean = true;
+        drop(state);
+        drop(file);
+        self.forget_idle(ino);
+        Ok(attr)
+    }
+
+    /// Makes a file, directory, symbolic link or special file.
+    pub async fn make(&self, request: MakeRequest) -> Result<Attr, Failure> {
+        let reply: AttrReply = self.change(Kind::Make, &request).await?;
+        let attr = reply.attr.unwrap_or_default();
+        if request.open {
+            self.note_open(&attr);
+        }
+        Ok(attr)
+    }
+
+    /// Gives an inode another name.
+    pub async fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr, Failure> {
+        let request = LinkRequest { ino: ino.0, dir: dir.0, name: name.to_vec() };
+        let mark = self.settled.mark();
+        self.newest(mark, self.change(Kind::Link, &request).await?).await
+    }
+
+    /// Removes a name; with `directory` an empty directory's.
+    pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Failure> {
+        let request = NameRequest { dir: dir.0, name: name.to_vec(), directory };
+        let attr = self.change::<AttrReply>(Kind::Unlink, &request).await?.attr.unwrap_or_default();
+        if attr.nlink == 0 {
+            self.forget_unused(Ino(attr.ino));
+        }
+        Ok(())
+    }
+
+    /// Nobody will ever ask for the unsettled writes of a file that is gone.
+    fn forget_unused(&self, ino: Ino) {
+        let mut files = self.files.borrow_mut();
+        if files.get(&ino).is_some_and(|state| state.borrow().opens == 0) {
+            files.remove(&ino);
+        }
+    }
+
+    /// Moves a name. What was written to the file is durable before another file's name goes to it.
+    pub async fn rename(&self, request: RenameRequest) -> Result<(), Failure> {
+        let unsettled = !self.files.borrow().is_empty();
+        if unsettled
+            && let Ok(moved) = self.lookup(Ino(request.dir), &request.name).await
+            && self.lookup(Ino(request.new_dir), &request.new_name).await.is_ok()
+        {
+            self.settle(Ino(moved.ino)).await?;
+        }
+        let _: EmptyReply = self.change(Kind::Rename, &request).await?;
+        Ok(())
+    }
+
+    /// Entries of a directory behind a cookie.
+    pub async fn read_dir(&self, request: ReadDirRequest) -> Result<ReadDirReply, Failure> {
+        let mark = self.settled.mark();
+        let mut reply: ReadDirReply = self.ask(Kind::ReadDir, &request).await?;
+        for entry in &mut reply.entries {
+            // Left out, the kernel asks for them when it wants them.
+            if self.settled.since(mark, Ino(entry.ino)) {
+                entry.attr = None;
+            }
+        }
+        let files = self.files.borrow();
+        for attr in reply.entries.iter_mut().filter_map(|entry| entry.attr.as_mut()) {
+            if let Some(state) = files.get(&Ino(attr.ino)) {
+                state.borrow().overlay(attr);
+            }
+        }
+        Ok(reply)
+    }
+
+    /// The target of a symbolic link.
+    pub async fn read_link(&self, ino: Ino) -> Result<Vec<u8>, Failure> {
+        Ok(self.ask::<BytesReply>(Kind::ReadLink, &InodeRequest { ino: ino.0 }).await?.bytes)
+    }
+
+    /// The value of an extended attribute.
+    pub async fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Failure> {
+        let request = XattrRequest { ino: ino.0, name: name.to_vec(), ..XattrRequest::default() };
+        Ok(self.ask::<BytesReply>(Kind::GetXattr, &request).await?.bytes)
+    }
+
+    /// The names of an inode's extended attributes.
+    pub async fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>, Failure> {
+        Ok(self.ask::<NamesReply>(Kind::ListXattr, &InodeRequest { ino: ino.0 }).await?.names)
+    }
+
+    /// Sets an extended attribute.
+    pub async fn set_xattr(&self, request: XattrRequest) -> Result<(), Failure> {
+        self.change::<AttrReply>(Kind::SetXattr, &request).await.map(|_| ())
+    }
+
+    /// Removes an extended attribute.
+    pub async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), Failure> {
+        let request = XattrRequest { ino: ino.0, name: name.to_vec(), ..XattrRequest::default() };
+        self.change::<AttrReply>(Kind::RemoveXattr, &request).await.map(|_| ())
+    }
+
+    /// How full the file system is.
+    pub async fn stat_fs(&self) -> Result<StatFsReply, Failure> {
+        self.ask(Kind::StatFs, &EmptyReply {}).await
+    }
+}

@@ -1,0 +1,152 @@
+//! Settling: data durable, then size and time, and on demand the name space.
+
+use crate::session::Client;
+use penstock_base::Ino;
+use penstock_wire::data::encode_commit;
+use penstock_wire::names::{AttrReply, EmptyReply, SetAttrRequest};
+use penstock_wire::{Failure, Kind};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What is written is durable at the latest after about this.
+const INTERVAL: Duration = Duration::from_secs(5);
+const ESTALE: u16 = 116;
+
+/// Files settled lately. What a service said of a file before its settle was done, and what arrives after it, is old:
+/// the file's own state, which would correct it, may be forgotten by then.
+#[derive(Default)]
+pub(crate) struct Settled {
+    count: Cell<u64>,
+    recent: RefCell<VecDeque<Ino>>,
+}
+
+/// Settles that are remembered; who missed more asks again to be sure.
+const REMEMBERED: usize = 256;
+
+impl Settled {
+    fn note(&self, ino: Ino) {
+        self.count.set(self.count.get() + 1);
+        let mut recent = self.recent.borrow_mut();
+        recent.push_back(ino);
+        if recent.len() > REMEMBERED {
+            recent.pop_front();
+        }
+    }
+
+    /// A mark for [`Settled::since`].
+    pub(crate) fn mark(&self) -> u64 {
+        self.count.get()
+    }
+
+    /// Whether a file was settled since a mark.
+    pub(crate) fn since(&self, mark: u64, ino: Ino) -> bool {
+        let missed = (self.count.get() - mark) as usize;
+        missed > REMEMBERED || self.recent.borrow().iter().rev().take(missed).any(|settled| *settled == ino)
+    }
+}
+
+impl Client {
+    /// Makes a file's data durable and sends its size and time, which the next sync makes durable.
+    pub(crate) async fn settle(&self, ino: Ino) -> Result<(), Failure> {
+        let Some(file) = self.files.borrow().get(&ino).cloned() else { return Ok(()) };
+        let before = file.borrow().clone();
+        let Some(mtime_ns) = before.mtime_ns else { return Ok(()) };
+        self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await?;
+        let request = SetAttrRequest {
+            ino: ino.0,
+            size: Some(before.size),
+            grow: true,
+            cut: before.cut,
+            mtime_ns: Some(mtime_ns),
+            ctime_ns: Some(mtime_ns),
+            ..SetAttrRequest::default()
+        };
+        let result: Result<AttrReply, Failure> = self.change(Kind::SetAttr, &request).await;
+        match result {
+            Ok(_) => {}
+            // Removed and dropped meanwhile: there is nothing to settle any more.
+            Err(failure) if failure.errno == ESTALE => {}
+            Err(failure) => return Err(failure),
+        }
+        let mut state = file.borrow_mut();
+        if state.writes == before.writes {
+            state.mtime_ns = None;
+        }
+        drop(state);
+        drop(file);
+        self.settled.note(ino);
+        self.forget_idle(ino);
+        Ok(())
+    }
+
+    /// Whether a file has writes that were not settled.
+    pub fn is_unsettled(&self, ino: Ino) -> bool {
+        self.files.borrow().get(&ino).is_some_and(|state| state.borrow().mtime_ns.is_some())
+    }
+
+    /// fsync: what was written to the file before, its size, and every name that was changed before, are durable.
+    pub async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
+        self.settle(ino).await?;
+        self.sync().await
+    }
+
+    /// Makes every acknowledged operation on names durable.
+    pub async fn sync(&self) -> Result<(), Failure> {
+        let _: EmptyReply = self.ask(Kind::Sync, &EmptyReply {}).await?;
+        Ok(())
+    }
+
+    /// Makes everything durable.
+    pub async fn sync_all(&self) -> Result<(), Failure> {
+        let unsettled: Vec<Ino> = {
+            let files = self.files.borrow();
+            let mut inos: Vec<Ino> = files
+                .iter()
+                .filter(|(_, state)| state.borrow().mtime_ns.is_some())
+                .map(|(ino, _)| *ino)
+                .collect();
+            inos.sort_unstable();
+            inos
+        };
+        // A file that cannot be settled does not keep the others from it.
+        let mut result = Ok(());
+        for ino in unsettled {
+            let settled = self.settle(ino).await;
+            result = result.and(settled);
+        }
+        self.sync().await?;
+        result
+    }
+
+    pub(crate) async fn settle_task(self: Rc<Self>) {
+        while !self.closed.get() {
+            self.env.sleep(INTERVAL).await;
+            if self.closed.get() {
+                break;
+            }
+            if let Err(failure) = self.sync_all().await {
+                tracing::error!(%failure, "a periodic sync failed; it will be tried again");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_settle_is_seen_by_who_asked_before_it() {
+        let settled = Settled::default();
+        let before = settled.mark();
+        settled.note(Ino(1));
+        let between = settled.mark();
+        settled.note(Ino(2));
+        assert!(settled.since(before, Ino(1)) && settled.since(before, Ino(2)));
+        assert!(!settled.since(between, Ino(1)) && settled.since(between, Ino(2)));
+        (0..300).for_each(|_| settled.note(Ino(3)));
+        assert!(settled.since(before, Ino(9)), "too long ago to know");
+    }
+}

@@ -1,0 +1,142 @@
+//! A local file or block device as a drive, with O_DIRECT.
+//!
+//! Invariant: the file is locked (flock, exclusive) for the life of this object, so no second process writes to
+//! the same drive. Where a file system refuses O_DIRECT the drive works through the page cache and says so
+//! ([`FileDrive::direct`]): flush is fdatasync either way.
+
+use crate::{Drive, DriveError, Io, uring};
+use compio_runtime::fd::AsyncFd;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture};
+use rustix::fs::{FallocateFlags, FlockOperation};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A drive's file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No such file, no permission, and so on.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's words.
+        source: io::Error,
+    },
+    /// Another process holds the drive.
+    #[error("{0}: another process uses this drive")]
+    Locked(PathBuf),
+}
+
+/// A drive in a file or on a block device.
+pub struct FileDrive {
+    file: AsyncFd<File>,
+    raw: Arc<File>,
+    size_bytes: u64,
+    direct: bool,
+}
+
+impl FileDrive {
+    /// Opens the drive at `path`. Must be called on a worker thread, which owns it from then on.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        let fail = |source| OpenError::Io { path: path.to_owned(), source };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        let direct_flag = rustix::fs::OFlags::DIRECT.bits() as i32;
+        let (file, direct) = match options.clone().custom_flags(direct_flag).open(path) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+                (options.open(path).map_err(fail)?, false)
+            }
+            other => (other.map_err(fail)?, true),
+        };
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(OpenError::Locked(path.to_owned()));
+        }
+        let size_bytes = size_of(&file).map_err(fail)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let raw = Arc::new(file.try_clone().map_err(fail)?);
+        let file = AsyncFd::new(file).map_err(fail)?;
+        Ok(Self { file, raw, size_bytes, direct })
+    }
+
+    /// Makes a sparse file of `size_bytes` that must not exist yet, durable with its name.
+    pub fn create(path: &Path, size_bytes: u64) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.set_len(size_bytes)?;
+        file.sync_all()?;
+        match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+            _ => File::open(".")?.sync_all(),
+        }
+    }
+
+    /// Whether I/O goes past the page cache.
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Allocates a range in full, so that later writes to it cannot find the host full.
+    pub fn allocate(path: &Path, at: u64, len: u64) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Ok(());
+        }
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), at, len)?;
+        file.sync_all()
+    }
+}
+
+fn size_of(file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    if metadata.file_type().is_block_device() {
+        return Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?);
+    }
+    Ok(metadata.len())
+}
+
+fn error(op: &'static str, at: u64, len: usize, source: &io::Error) -> DriveError {
+    if source.raw_os_error() == Some(rustix::io::Errno::NOSPC.raw_os_error()) && op == "write" {
+        return DriveError::HostFull;
+    }
+    DriveError::Io { op, at, len: len as u64, why: source.to_string() }
+}
+
+impl Drive for FileDrive {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, at: u64, buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+        Box::pin(async move {
+            let len = buf.len();
+            uring::read_exact_at(&self.file, buf, at).await.map_err(|source| error("read", at, len, &source))
+        })
+    }
+
+    fn write(&self, at: u64, data: Buf, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async move {
+            let len = data.len();
+            uring::write_all_at(&self.file, data, at).await.map_err(|source| error("write", at, len, &source))
+        })
+    }
+
+    fn flush(&self, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(
+            async move { uring::sync_data(&self.file).await.map_err(|source| error("flush", 0, 0, &source)) },
+        )
+    }
+
+    fn discard(&self, at: u64, len: u64, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        let file = self.raw.clone();
+        Box::pin(async move {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let punch = compio_runtime::spawn_blocking(move || rustix::fs::fallocate(&*file, flags, at, len));
+            match punch.await {
+                Ok(Ok(()) | Err(rustix::io::Errno::OPNOTSUPP)) => Ok(()),
+                Ok(Err(errno)) => Err(error("discard", at, len as usize, &errno.into())),
+                Err(_) => Err(error("discard", at, len as usize, &io::Error::other("the task was stopped"))),
+            }
+        })
+    }
+}

@@ -1,0 +1,326 @@
+//! A drive as the rest of the system holds it: deadline on every I/O, counters, a latch, and slices of it.
+//!
+//! Invariant: once latched, a drive is never read or written again under this handle; what replaces it is a new
+//! handle. Latching is the caller's decision (an array records the member as stale first).
+
+use crate::superblock::{self, Superblock};
+use crate::{Drive, DriveError, Io};
+use penstock_base::env::timeout;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env};
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
+/// Whether a drive takes I/O.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriveState {
+    /// In use.
+    Online,
+    /// Latched after an error or by an administrator: the reason.
+    Failed(String),
+    /// Named by the store but not found: the reason.
+    Missing(String),
+}
+
+impl DriveState {
+    /// The state as one word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Online => "online",
+            Self::Failed(_) => "failed",
+            Self::Missing(_) => "missing",
+        }
+    }
+
+    /// Why the drive is not online; empty when it is.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Online => "",
+            Self::Failed(why) | Self::Missing(why) => why,
+        }
+    }
+}
+
+/// What a drive did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Reads that returned data.
+    pub reads: u64,
+    /// Writes that returned.
+    pub writes: u64,
+    /// Flushes that returned.
+    pub flushes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// I/Os that failed.
+    pub io_errors: u64,
+    /// I/Os that had no answer within their deadline (also counted in `io_errors`).
+    pub timeouts: u64,
+    /// Blocks, trailers and other structures whose contents were not what was written there.
+    pub checksum_errors: u64,
+    /// Blocks and structures written again from redundancy.
+    pub repaired_blocks: u64,
+}
+
+/// A drive in use or missed.
+pub struct DriveHandle {
+    id: DriveId,
+    path: String,
+    size_bytes: u64,
+    env: Env,
+    drive: Option<Rc<dyn Drive>>,
+    state: RefCell<DriveState>,
+    counters: Cell<Counters>,
+    superblock: tokio::sync::Mutex<Superblock>,
+}
+
+impl DriveHandle {
+    /// A drive that was found, with the superblock it carries.
+    pub fn online(env: Env, path: String, drive: Rc<dyn Drive>, superblock: Superblock) -> Rc<Self> {
+        let size_bytes = drive.size_bytes();
+        Self::new(env, path, size_bytes, Some(drive), DriveState::Online, superblock)
+    }
+
+    /// A drive that the store names but that could not be found or read.
+    pub fn missing(env: Env, path: String, id: DriveId, size_bytes: u64, why: String) -> Rc<Self> {
+        let superblock = Superblock { drive: id, size_bytes, ..Superblock::default() };
+        Self::new(env, path, size_bytes, None, DriveState::Missing(why), superblock)
+    }
+
+    fn new(
+        env: Env,
+        path: String,
+        size_bytes: u64,
+        drive: Option<Rc<dyn Drive>>,
+        state: DriveState,
+        superblock: Superblock,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            id: superblock.drive,
+            path,
+            size_bytes,
+            env,
+            drive,
+            state: RefCell::new(state),
+            counters: Cell::default(),
+            superblock: tokio::sync::Mutex::new(superblock),
+        })
+    }
+
+    /// The drive's name for life.
+    pub fn id(&self) -> DriveId {
+        self.id
+    }
+
+    /// Where it stands on this machine.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Its size, or the size it had when last seen.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Whether it takes I/O.
+    pub fn state(&self) -> DriveState {
+        self.state.borrow().clone()
+    }
+
+    /// Whether it takes I/O.
+    pub fn is_online(&self) -> bool {
+        *self.state.borrow() == DriveState::Online
+    }
+
+    /// Refuses all I/O from now on. The first reason stays.
+    pub fn latch(&self, why: String) {
+        let mut state = self.state.borrow_mut();
+        if *state == DriveState::Online {
+            tracing::error!(drive = %self.id, path = self.path, why, "drive latched as failed");
+            *state = DriveState::Failed(why);
+        }
+    }
+
+    /// What it did so far.
+    pub fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+
+    /// Counts contents that were not what was written there.
+    pub fn count_checksum_error(&self) {
+        self.count(|counters| counters.checksum_errors += 1);
+    }
+
+    /// Counts a block or structure written again from redundancy.
+    pub fn count_repaired(&self, blocks: u64) {
+        self.count(|counters| counters.repaired_blocks += blocks);
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Counters)) {
+        let mut counters = self.counters.get();
+        change(&mut counters);
+        self.counters.set(counters);
+    }
+
+    fn online_drive(&self) -> Result<Rc<dyn Drive>, DriveError> {
+        match (&self.drive, &*self.state.borrow()) {
+            (Some(drive), DriveState::Online) => Ok(drive.clone()),
+            (_, state) => Err(DriveError::Down(format!("{}: {}", state.word(), state.reason()))),
+        }
+    }
+
+    async fn run<F: Future>(
+        &self,
+        io: Io,
+        start: impl FnOnce(Rc<dyn Drive>) -> F,
+    ) -> Result<F::Output, DriveError> {
+        let drive = self.online_drive()?;
+        match timeout(&self.env, io.deadline, start(drive)).await {
+            Some(result) => Ok(result),
+            None => {
+                self.count(|counters| counters.timeouts += 1);
+                Err(DriveError::Deadline(io.deadline))
+            }
+        }
+    }
+
+    fn settle<T>(&self, result: Result<Result<T, DriveError>, DriveError>) -> Result<T, DriveError> {
+        let result = result.and_then(|inner| inner);
+        if let Err(error) = &result
+            && !matches!(error, DriveError::Down(_) | DriveError::HostFull)
+        {
+            self.count(|counters| counters.io_errors += 1);
+            tracing::warn!(drive = %self.id, path = self.path, %error, "drive I/O failed");
+        }
+        result
+    }
+
+    /// Reads `len` bytes at `at`.
+    pub async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
+        assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
+        let start = |drive: Rc<dyn Drive>| async move { drive.read(at, BufMut::zeroed(len), io).await };
+        let buf = self.settle(self.run(io, start).await)?;
+        assert_eq!(buf.len(), len, "a drive fills the whole buffer");
+        self.count(|counters| {
+            counters.reads += 1;
+            counters.read_bytes += len as u64;
+        });
+        Ok(buf.freeze())
+    }
+
+    /// Writes `data` at `at`; durable after a later [`DriveHandle::flush`].
+    pub async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
+        let len = data.len();
+        assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
+        let start = |drive: Rc<dyn Drive>| async move { drive.write(at, data, io).await };
+        self.settle(self.run(io, start).await)?;
+        self.count(|counters| {
+            counters.writes += 1;
+            counters.write_bytes += len as u64;
+        });
+        Ok(())
+    }
+
+    /// Makes durable what was written before.
+    pub async fn flush(&self, io: Io) -> Result<(), DriveError> {
+        self.settle(self.run(io, |drive| async move { drive.flush(io).await }).await)?;
+        self.count(|counters| counters.flushes += 1);
+        Ok(())
+    }
+
+    /// Gives space back.
+    pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
+        self.settle(self.run(io, |drive| async move { drive.discard(at, len, io).await }).await)
+    }
+
+    /// Changes the superblock and writes both copies, each durable before the next.
+    pub async fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<(), DriveError> {
+        let mut current = self.superblock.lock().await;
+        let mut next = current.clone();
+        change(&mut next);
+        next.seq += 1;
+        superblock::write(self, &next).await?;
+        *current = next;
+        Ok(())
+    }
+
+    /// The superblock as last read or written.
+    pub async fn superblock(&self) -> Superblock {
+        self.superblock.lock().await.clone()
+    }
+
+    /// Verifies both copies of the superblock and writes again what is bad. Returns how many copies were bad.
+    pub async fn scrub_superblock(&self) -> Result<u64, DriveError> {
+        let current = self.superblock.lock().await;
+        let bad = superblock::bad_copies(self, &current).await?;
+        if !bad.is_empty() {
+            bad.iter().for_each(|_| self.count_checksum_error());
+            superblock::write(self, &current).await?;
+            self.count_repaired(bad.len() as u64);
+        }
+        Ok(bad.len() as u64)
+    }
+}
+
+/// The part of a drive that belongs to one array. Offsets are relative to its start.
+#[derive(Clone)]
+pub struct Slice {
+    drive: Rc<DriveHandle>,
+    offset: u64,
+    len: u64,
+}
+
+impl Slice {
+    /// `len` bytes of `drive` from `offset` on.
+    pub fn new(drive: Rc<DriveHandle>, offset: u64, len: u64) -> Self {
+        assert!(offset + len <= drive.size_bytes(), "slice {offset}+{len} ends beyond the drive");
+        Self { drive, offset, len }
+    }
+
+    /// The drive it is cut from.
+    pub fn drive(&self) -> &Rc<DriveHandle> {
+        &self.drive
+    }
+
+    /// Where on the drive it starts.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn place(&self, at: u64, len: u64) -> u64 {
+        assert!(at + len <= self.len, "{at}+{len} ends beyond the slice of {} bytes", self.len);
+        self.offset + at
+    }
+
+    /// Reads `len` bytes at `at`.
+    pub async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
+        self.drive.read(self.place(at, len as u64), len, io).await
+    }
+
+    /// Writes `data` at `at`.
+    pub async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
+        self.drive.write(self.place(at, data.len() as u64), data, io).await
+    }
+
+    /// Makes durable what was written before.
+    pub async fn flush(&self, io: Io) -> Result<(), DriveError> {
+        self.drive.flush(io).await
+    }
+
+    /// Gives space back.
+    pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
+        self.drive.discard(self.place(at, len), len, io).await
+    }
+}

@@ -1,0 +1,96 @@
+//! The real machine behind [`penstock_base::env::Runtime`]: a worker thread on compio.
+//!
+//! io_uring where the kernel allows it, compio's polling driver where it is forbidden. A panic in any task aborts
+//! the process: no thread dies alone.
+#![allow(clippy::disallowed_methods)]
+
+use penstock_base::LocalBoxFuture;
+use penstock_base::env::{Env, Runtime};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The runtime of one worker thread.
+pub struct Worker {
+    seed: Cell<u64>,
+}
+
+impl Worker {
+    /// A handle for the worker thread that calls this.
+    pub fn env() -> std::io::Result<Env> {
+        let mut seed = [0; 8];
+        let mut file = std::fs::File::open("/dev/urandom")?;
+        std::io::Read::read_exact(&mut file, &mut seed)?;
+        Ok(Rc::new(Self { seed: Cell::new(u64::from_le_bytes(seed)) }))
+    }
+}
+
+/// Runs `main` on this thread as a worker until it completes.
+pub fn block_on<T>(main: impl Future<Output = T>) -> std::io::Result<T> {
+    Ok(compio_runtime::Runtime::new()?.block_on(main))
+}
+
+/// Runs `work`, which blocks, on a thread beside the worker.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match compio_runtime::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => panic!("blocking work was stopped: {error:?}"),
+    }
+}
+
+/// What carries I/O on this machine: `io_uring` or `polling`.
+pub fn io_path() -> &'static str {
+    compio_runtime::Runtime::try_with_current(|runtime| match runtime.driver_type() {
+        compio_driver::DriverType::IoUring => "io_uring",
+        _ => "polling",
+    })
+    .unwrap_or("none")
+}
+
+impl Runtime for Worker {
+    fn now(&self) -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+    }
+
+    fn wall_ns(&self) -> i64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    fn sleep(&self, period: Duration) -> LocalBoxFuture<'static, ()> {
+        Box::pin(compio_runtime::time::sleep(period))
+    }
+
+    fn spawn(&self, name: &'static str, task: LocalBoxFuture<'static, ()>) {
+        let guard = AbortOnPanic(name);
+        compio_runtime::spawn(async move {
+            task.await;
+            std::mem::forget(guard);
+        })
+        .detach();
+    }
+
+    fn random(&self) -> u64 {
+        // splitmix64, seeded from the operating system: identifiers need uniqueness, not secrecy.
+        let state = self.seed.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.seed.set(state);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+struct AbortOnPanic(&'static str);
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(
+                task = self.0,
+                "a task panicked: the process stops here rather than run on without it"
+            );
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! redb's storage backend on an engine thread: requests to the worker that owns the volume.
+//!
+//! Writes are collected and handed over together, before a read or a sync, because redb writes page by page and
+//! every hand-over is a change of threads. Between two syncs redb asks for no order, so they go by their offset:
+//! its own order comes from a randomly seeded map, and one seed must give one run.
+
+use crate::volume::Extent;
+use std::io;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Mutex, MutexGuard};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Bytes of writes that are collected before they are handed over.
+const COLLECT_BYTES: usize = 8 << 20;
+
+/// What redb wants of the volume.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    Len,
+    SetLen(u64),
+    Read(u64, usize),
+    Write(Vec<Extent>),
+}
+
+/// What it gets.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Done,
+    Len(u64),
+    Bytes(Vec<u8>),
+}
+
+/// What an engine thread sends to the worker.
+#[derive(Debug)]
+pub(crate) enum FromLane {
+    /// A request of the backend; the thread waits for the answer.
+    Ask(Ask, SyncSender<Result<Answer, String>>),
+    /// The job is done and its result sent.
+    JobDone,
+}
+
+#[derive(Debug)]
+pub(crate) struct Backend {
+    worker: UnboundedSender<FromLane>,
+    collected: Mutex<(usize, Vec<Extent>)>,
+}
+
+impl Backend {
+    pub(crate) fn new(worker: UnboundedSender<FromLane>) -> Self {
+        Self { worker, collected: Mutex::default() }
+    }
+
+    fn ask(&self, ask: Ask) -> io::Result<Answer> {
+        let (reply, answer) = std::sync::mpsc::sync_channel(1);
+        let gone = || io::Error::other("the worker is gone");
+        self.worker.send(FromLane::Ask(ask, reply)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())?.map_err(io::Error::other)
+    }
+
+    fn collected(&self) -> MutexGuard<'_, (usize, Vec<Extent>)> {
+        self.collected.lock().expect("no holder of this lock can panic")
+    }
+
+    /// Hands over what was collected. The lock is held until the answer is here: a read that comes next, from
+    /// whatever thread, sees the writes.
+    fn hand_over(&self) -> io::Result<()> {
+        let mut collected = self.collected();
+        let (_, extents) = std::mem::take(&mut *collected);
+        if extents.is_empty() {
+            return Ok(());
+        }
+        let extents = by_offset(extents);
+        self.ask(Ask::Write(extents)).map(|_| ())
+    }
+}
+
+/// Sorted by offset, unless some overlap: then the order in which they came decides.
+fn by_offset(extents: Vec<Extent>) -> Vec<Extent> {
+    let mut order: Vec<usize> = (0..extents.len()).collect();
+    order.sort_by_key(|index| extents[*index].0);
+    let end = |index: usize| extents[index].0 + extents[index].1.len() as u64;
+    if order.windows(2).any(|pair| end(pair[0]) > extents[pair[1]].0) {
+        return extents;
+    }
+    let mut extents: Vec<Option<Extent>> = extents.into_iter().map(Some).collect();
+    order.into_iter().filter_map(|index| extents[index].take()).collect()
+}
+
+fn unexpected(answer: &Answer) -> io::Error {
+    io::Error::other(format!("an answer of the wrong kind: {answer:?}"))
+}
+
+impl redb::StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        match self.ask(Ask::Len)? {
+            Answer::Len(len) => Ok(len),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.hand_over()?;
+        match self.ask(Ask::Read(offset, out.len()))? {
+            Answer::Bytes(bytes) if bytes.len() == out.len() => {
+                out.copy_from_slice(&bytes);
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.hand_over()?;
+        self.ask(Ask::SetLen(len)).map(|_| ())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        // Order is all that redb needs here: the volume keeps it, and one flush after the commit makes it durable.
+        self.hand_over()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let full = {
+            let mut collected = self.collected();
+            collected.0 += data.len();
+            collected.1.push((offset, data.to_vec()));
+            collected.0 >= COLLECT_BYTES
+        };
+        if full { self.hand_over() } else { Ok(()) }
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.hand_over()
+    }
+}

@@ -1,0 +1,275 @@
+//! Engine threads. redb blocks, so it lives on threads of its own, each of which takes one job at a time.
+//!
+//! On a real machine there is one writer and some readers, and their requests to the volume are served by tasks of
+//! the worker while other tasks go on. In the simulated world there is one thread under a baton: the world waits,
+//! blocked, while the thread computes, and the thread waits while the world does its I/O; so a seed still gives one
+//! run. After a power cut every request gets an error.
+#![allow(clippy::disallowed_methods)]
+
+use crate::backend::{Answer, Ask, Backend, FromLane};
+use crate::volume::VolumeFile;
+use crate::{KvError, Row, WriteSet};
+use penstock_base::Env;
+use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc;
+use tokio::sync::{mpsc as channel, oneshot};
+
+const ROWS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("rows");
+const SIZES: TableDefinition<'static, &str, u64> = TableDefinition::new("sizes");
+const CACHE_BYTES: usize = 64 << 20;
+
+/// How engine threads and the world take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// One writer thread and this many reader threads beside the worker.
+    Threads(usize),
+    /// One thread, and never it and the world at once.
+    Baton,
+}
+
+pub(crate) enum Job {
+    Open,
+    Get(Vec<Vec<u8>>),
+    Scan(Vec<u8>, Vec<u8>, usize),
+    Commit(WriteSet),
+    Flush,
+}
+
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done { used_bytes: u64 },
+    Values(Vec<Option<Vec<u8>>>),
+    Rows(Vec<Row>),
+}
+
+type Reply = oneshot::Sender<Result<Outcome, KvError>>;
+
+struct Lane {
+    jobs: mpsc::Sender<(Job, Reply)>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// The engine threads of one store.
+pub(crate) struct Lanes {
+    mode: Mode,
+    file: Rc<VolumeFile>,
+    writer: Lane,
+    readers: Vec<Lane>,
+    next_reader: std::cell::Cell<usize>,
+    /// The requests of the one thread; whoever holds it holds the baton.
+    baton: tokio::sync::Mutex<Option<channel::UnboundedReceiver<FromLane>>>,
+}
+
+type Shared = Arc<std::sync::OnceLock<Database>>;
+
+impl Lanes {
+    pub(crate) fn start(env: &Env, mode: Mode, file: Rc<VolumeFile>) -> std::io::Result<Self> {
+        let shared: Shared = Arc::default();
+        let (worker, requests) = channel::unbounded_channel();
+        let writer = start_lane("kv writer", shared.clone(), worker.clone())?;
+        let count = match mode {
+            Mode::Threads(readers) => readers,
+            Mode::Baton => 0,
+        };
+        let readers = (0..count)
+            .map(|_| start_lane("kv reader", shared.clone(), worker.clone()))
+            .collect::<Result<_, _>>()?;
+        let mut baton = Some(requests);
+        if mode != Mode::Baton {
+            let requests = baton.take().expect("it was just put there");
+            env.spawn("kv requests", Box::pin(serve(env.clone(), file.clone(), requests)));
+        }
+        let baton = tokio::sync::Mutex::new(baton);
+        Ok(Self { mode, file, writer, readers, next_reader: Default::default(), baton })
+    }
+
+    /// Runs a job on the writer's thread.
+    pub(crate) async fn write(&self, job: Job) -> Result<Outcome, KvError> {
+        self.run(&self.writer, job).await
+    }
+
+    /// Runs a job on a reader's thread.
+    pub(crate) async fn read(&self, job: Job) -> Result<Outcome, KvError> {
+        let lane = match self.readers.len() {
+            0 => &self.writer,
+            count => {
+                let next = self.next_reader.get();
+                self.next_reader.set((next + 1) % count);
+                &self.readers[next % count]
+            }
+        };
+        self.run(lane, job).await
+    }
+
+    async fn run(&self, lane: &Lane, job: Job) -> Result<Outcome, KvError> {
+        let (reply, mut result) = oneshot::channel();
+        if self.mode != Mode::Baton {
+            lane.jobs.send((job, reply)).map_err(|_| KvError::Closed)?;
+            return result.await.map_err(|_| KvError::Closed)?;
+        }
+        let mut guard = self.baton.lock().await;
+        let requests = guard.as_mut().ok_or(KvError::Closed)?;
+        lane.jobs.send((job, reply)).map_err(|_| KvError::Closed)?;
+        loop {
+            // The world stands while the engine computes.
+            match requests.blocking_recv() {
+                Some(FromLane::Ask(ask, answer)) => {
+                    let result = answer_to(&self.file, ask).await;
+                    answer.send(result).map_err(|_| KvError::Closed)?;
+                }
+                Some(FromLane::JobDone) => return result.try_recv().map_err(|_| KvError::Closed)?,
+                None => return Err(KvError::Closed),
+            }
+        }
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        // Requests of a thread that is being stopped get an error: the receiver goes first.
+        if let Ok(mut baton) = self.baton.try_lock() {
+            baton.take();
+        }
+        for lane in std::iter::once(&mut self.writer).chain(&mut self.readers) {
+            lane.jobs = mpsc::channel().0;
+            // On a real machine the worker must go on to serve the last requests, so it does not wait here.
+            if let (Mode::Baton, Some(thread)) = (self.mode, lane.thread.take())
+                && thread.join().is_err()
+            {
+                tracing::error!("a key-value engine thread panicked while it stopped");
+            }
+        }
+    }
+}
+
+async fn answer_to(file: &VolumeFile, ask: Ask) -> Result<Answer, String> {
+    let result = match ask {
+        Ask::Len => Ok(Answer::Len(file.len())),
+        Ask::SetLen(len) => file.set_len(len).await.map(|()| Answer::Done),
+        Ask::Read(at, len) => file.read(at, len).await.map(Answer::Bytes),
+        Ask::Write(extents) => file.write_all(extents).await.map(|()| Answer::Done),
+    };
+    result.map_err(|error| error.to_string())
+}
+
+/// Serves requests of all threads; each in a task of its own, since the threads wait for them independently.
+async fn serve(env: Env, file: Rc<VolumeFile>, mut requests: channel::UnboundedReceiver<FromLane>) {
+    while let Some(request) = requests.recv().await {
+        let FromLane::Ask(ask, answer) = request else { continue };
+        let file = file.clone();
+        let task = async move {
+            // A thread that is gone does not wait for its answer.
+            let _ = answer.send(answer_to(&file, ask).await);
+        };
+        env.spawn("kv request", Box::pin(task));
+    }
+}
+
+fn start_lane(
+    name: &str,
+    shared: Shared,
+    worker: channel::UnboundedSender<FromLane>,
+) -> std::io::Result<Lane> {
+    let (jobs, inbox) = mpsc::channel::<(Job, Reply)>();
+    let body = move || {
+        let sizes = RefCell::new(0);
+        while let Ok((job, reply)) = inbox.recv() {
+            // A panic inside the engine stops the store, not the arrays below it.
+            let run = std::panic::AssertUnwindSafe(|| run_job(&shared, &worker, &sizes, job));
+            let result =
+                std::panic::catch_unwind(run).unwrap_or_else(|_| Err(KvError::Engine("it panicked".into())));
+            let _ = reply.send(result);
+            let _ = worker.send(FromLane::JobDone);
+        }
+    };
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body)?;
+    Ok(Lane { jobs, thread: Some(thread) })
+}
+
+fn engine(error: impl std::fmt::Display) -> KvError {
+    KvError::Engine(error.to_string())
+}
+
+fn run_job(
+    shared: &Shared,
+    worker: &channel::UnboundedSender<FromLane>,
+    size: &RefCell<u64>,
+    job: Job,
+) -> Result<Outcome, KvError> {
+    if let Job::Open = job {
+        let database = Database::builder()
+            .set_cache_size(CACHE_BYTES)
+            .create_with_backend(Backend::new(worker.clone()))
+            .map_err(engine)?;
+        let used_bytes = prepare(&database)?;
+        *size.borrow_mut() = used_bytes;
+        shared.set(database).map_err(|_| KvError::Engine("opened twice".into()))?;
+        return Ok(Outcome::Done { used_bytes });
+    }
+    let database = shared.get().ok_or(KvError::Closed)?;
+    match job {
+        Job::Open => unreachable!("handled above"),
+        Job::Get(keys) => {
+            let table = database.begin_read().map_err(engine)?.open_table(ROWS).map_err(engine)?;
+            let get =
+                |key: &Vec<u8>| Ok(table.get(&key[..]).map_err(engine)?.map(|value| value.value().to_vec()));
+            Ok(Outcome::Values(keys.iter().map(get).collect::<Result<_, KvError>>()?))
+        }
+        Job::Scan(from, until, limit) => {
+            let table = database.begin_read().map_err(engine)?.open_table(ROWS).map_err(engine)?;
+            let range = table.range(&from[..]..&until[..]).map_err(engine)?;
+            let mut rows = Vec::new();
+            for row in range.take(limit) {
+                let (key, value) = row.map_err(engine)?;
+                rows.push((key.value().to_vec(), value.value().to_vec()));
+            }
+            Ok(Outcome::Rows(rows))
+        }
+        Job::Commit(writes) => commit(database, &writes, &mut size.borrow_mut()),
+        Job::Flush => {
+            let mut transaction = database.begin_write().map_err(engine)?;
+            transaction.set_durability(Durability::Immediate).map_err(engine)?;
+            transaction.set_quick_repair(true);
+            transaction.commit().map_err(engine)?;
+            Ok(Outcome::Done { used_bytes: *size.borrow() })
+        }
+    }
+}
+
+fn prepare(database: &Database) -> Result<u64, KvError> {
+    let mut transaction = database.begin_write().map_err(engine)?;
+    transaction.set_quick_repair(true);
+    let used = {
+        transaction.open_table(ROWS).map_err(engine)?;
+        let sizes = transaction.open_table(SIZES).map_err(engine)?;
+        sizes.get("rows").map_err(engine)?.map_or(0, |size| size.value())
+    };
+    transaction.commit().map_err(engine)?;
+    Ok(used)
+}
+
+fn commit(database: &Database, writes: &WriteSet, size: &mut u64) -> Result<Outcome, KvError> {
+    let mut transaction = database.begin_write().map_err(engine)?;
+    transaction.set_durability(Durability::None).map_err(engine)?;
+    let (mut added, mut removed) = (0u64, 0u64);
+    {
+        let mut rows = transaction.open_table(ROWS).map_err(engine)?;
+        for (key, value) in &writes.changes {
+            let before = match value {
+                Some(value) => {
+                    added += (key.len() + value.len()) as u64;
+                    rows.insert(&key[..], &value[..]).map_err(engine)?
+                }
+                None => rows.remove(&key[..]).map_err(engine)?,
+            };
+            removed += before.map_or(0, |before| (key.len() + before.value().len()) as u64);
+        }
+        *size = (*size + added).saturating_sub(removed);
+        transaction.open_table(SIZES).map_err(engine)?.insert("rows", *size).map_err(engine)?;
+    }
+    transaction.commit().map_err(engine)?;
+    Ok(Outcome::Done { used_bytes: *size })
+}

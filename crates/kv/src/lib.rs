@@ -1,0 +1,141 @@
+//! The ordered transactional key-value store under maps and names.
+//!
+//! Owns the [`Kv`] trait and its engine, redb on a volume. A transaction is a write set: it is applied whole, seen by
+//! every later read, and durable after a later [`Kv::flush`]. After a crash the store holds a prefix of the write
+//! sets that contains every flushed one.
+//!
+//! redb blocks, so it runs on threads of its own ([`lane`]); what it reads and writes comes back as requests to the
+//! worker that owns the volume ([`backend`]).
+#![forbid(unsafe_code)]
+
+mod backend;
+mod engine;
+mod lane;
+mod volume;
+
+pub use engine::RedbKv;
+pub use lane::Mode;
+
+use penstock_base::{Kind, LocalBoxFuture};
+
+/// A row.
+pub type Row = (Vec<u8>, Vec<u8>);
+
+/// A transaction: rows to put and keys to delete, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WriteSet {
+    changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+    reclaims: bool,
+}
+
+impl WriteSet {
+    /// A transaction without changes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts a row.
+    pub fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> &mut Self {
+        self.changes.push((key, Some(value)));
+        self
+    }
+
+    /// Deletes a row; one that does not exist is no error.
+    pub fn delete(&mut self, key: Vec<u8>) -> &mut Self {
+        self.changes.push((key, None));
+        self
+    }
+
+    /// Says that the transaction gives space back, so that it may use the reserve.
+    pub fn reclaims(&mut self) -> &mut Self {
+        self.reclaims = true;
+        self
+    }
+
+    /// Adds the changes of another transaction behind these.
+    pub fn append(&mut self, other: Self) -> &mut Self {
+        self.changes.extend(other.changes);
+        self.reclaims |= other.reclaims;
+        self
+    }
+
+    /// Whether there are no changes.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    fn bytes(&self) -> u64 {
+        let row = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| {
+            (key.len() + value.as_ref().map_or(0, Vec::len)) as u64
+        };
+        self.changes.iter().map(row).sum()
+    }
+}
+
+/// An operation on a store did not happen.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum KvError {
+    /// The rows would need more space than the store has, less its reserve.
+    #[error("the key-value store is full: {used_bytes} of {budget_bytes} bytes of rows")]
+    NoSpace {
+        /// Bytes in rows.
+        used_bytes: u64,
+        /// Bytes there may be.
+        budget_bytes: u64,
+    },
+    /// The engine failed or stopped; the store must be opened again.
+    #[error("the key-value engine failed: {0}")]
+    Engine(String),
+    /// The store was closed, or the machine stops.
+    #[error("the key-value store is closed")]
+    Closed,
+}
+
+impl KvError {
+    /// What the caller must do.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::NoSpace { .. } => Kind::NoSpace,
+            Self::Engine(_) | Self::Closed => Kind::Internal,
+        }
+    }
+}
+
+/// How full a store is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes in rows.
+    pub used_bytes: u64,
+    /// Bytes there may be before only transactions that reclaim are taken.
+    pub budget_bytes: u64,
+    /// Transactions committed.
+    pub commits: u64,
+    /// Durable commits.
+    pub flushes: u64,
+}
+
+/// An ordered transactional key-value store.
+pub trait Kv {
+    /// The value of a key.
+    fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>>;
+
+    /// The values of several keys, all of one moment.
+    fn get_many(&self, keys: Vec<Vec<u8>>) -> LocalBoxFuture<'_, Result<Vec<Option<Vec<u8>>>, KvError>>;
+
+    /// Up to `limit` rows with `from <= key < until`, in order of the keys.
+    fn scan(
+        &self,
+        from: Vec<u8>,
+        until: Vec<u8>,
+        limit: usize,
+    ) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>>;
+
+    /// Applies a transaction whole. Later reads see it; it is durable after a later flush.
+    fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>>;
+
+    /// Makes every committed transaction durable.
+    fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>>;
+
+    /// How full the store is.
+    fn usage(&self) -> Usage;
+}

@@ -1,0 +1,180 @@
+//! A volume as the file that redb expects. Format: docs/format/kv.md.
+//!
+//! Block 0 holds the length of the file; the file begins at block 1. The length may exceed the volume, because redb
+//! grows by doubling; a write beyond the volume is refused.
+//!
+//! Invariant: bytes between the end of the file and its longest length ever are zeroed before the file grows over
+//! them again, so that new space reads as zeros.
+
+use penstock_array::{ArrayError, Volume};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, crc32c, crc32c_blocks};
+use penstock_drive::{Class, Io};
+use std::cell::Cell;
+
+const MAGIC: &[u8; 8] = b"PENKVVOL";
+const IO: Io = Io::new(Class::Meta, "kv.read");
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Longest write handed to the volume at once: one atomic record.
+const WRITE_BLOCKS: usize = 128;
+
+/// The file on a volume.
+pub(crate) struct VolumeFile {
+    volume: Volume,
+    len: Cell<u64>,
+    longest: Cell<u64>,
+}
+
+/// A write: offset and bytes.
+pub(crate) type Extent = (u64, Vec<u8>);
+
+impl VolumeFile {
+    /// Opens the file; an empty volume holds an empty one.
+    pub(crate) async fn open(volume: Volume) -> Result<Self, ArrayError> {
+        let block = volume.read(0, 1, IO).await?.gather();
+        let (len, longest) = match block.iter().all(|byte| *byte == 0) {
+            true => (0, 0),
+            false => decode_header(&block)?,
+        };
+        Ok(Self { volume, len: Cell::new(len), longest: Cell::new(longest) })
+    }
+
+    /// Bytes that the volume can hold.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        (self.volume.blocks() - 1) * BLOCK
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len.get()
+    }
+
+    pub(crate) async fn set_len(&self, len: u64) -> Result<(), ArrayError> {
+        let old = self.len.get();
+        let dirty_end = self.longest.get().min(len);
+        if len > old && dirty_end > old {
+            self.zero(old, dirty_end.min(self.capacity_bytes())).await?;
+        }
+        self.len.set(len);
+        self.longest.set(self.longest.get().max(len));
+        let mut enc = Enc::new();
+        enc.raw(MAGIC).u32(0).u32(1).u64(len).u64(self.longest.get());
+        let crc = crc32c(&enc.as_slice()[12..]);
+        enc.set_u32(8, crc);
+        let block = BufMut::padded_from(enc.as_slice()).freeze();
+        self.volume.write(0, &block, &crc32c_blocks(&block)).await
+    }
+
+    async fn zero(&self, from: u64, until: u64) -> Result<(), ArrayError> {
+        let mut at = from;
+        while at < until {
+            let run = (until - at).min(WRITE_BLOCKS as u64 * BLOCK);
+            // Beyond the end of the file, which has not grown yet.
+            self.put(at, &vec![0; run as usize]).await?;
+            at += run;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn read(&self, at: u64, len: usize) -> Result<Vec<u8>, ArrayError> {
+        self.check(at, len)?;
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let first = at / BLOCK;
+        let last = (at + len as u64 - 1) / BLOCK;
+        // What the file has beyond the volume was never written.
+        let inside = last.min(self.volume.blocks().saturating_sub(2));
+        let mut bytes = Vec::with_capacity(((last - first + 1) * BLOCK) as usize);
+        if first <= inside {
+            for part in self.volume.read(1 + first, inside - first + 1, IO).await?.parts {
+                bytes.extend_from_slice(&part);
+            }
+        }
+        bytes.resize(((last - first + 1) * BLOCK) as usize, 0);
+        let skip = (at % BLOCK) as usize;
+        bytes.truncate(skip + len);
+        Ok(bytes.split_off(skip))
+    }
+
+    fn check(&self, at: u64, len: usize) -> Result<(), ArrayError> {
+        match at.checked_add(len as u64).is_some_and(|end| end <= self.len.get()) {
+            true => Ok(()),
+            false => {
+                Err(ArrayError::Invalid(format!("{at}+{len} is beyond the file of {} bytes", self.len.get())))
+            }
+        }
+    }
+
+    /// Writes extents in order; neighbours are joined.
+    pub(crate) async fn write_all(&self, extents: Vec<Extent>) -> Result<(), ArrayError> {
+        let mut joined: Option<Extent> = None;
+        for (at, bytes) in extents {
+            match &mut joined {
+                Some((start, run))
+                    if *start + run.len() as u64 == at && run.len() < WRITE_BLOCKS * BLOCK_BYTES =>
+                {
+                    run.extend_from_slice(&bytes);
+                }
+                _ => {
+                    if let Some((start, run)) = joined.replace((at, bytes)) {
+                        self.write(start, &run).await?;
+                    }
+                }
+            }
+        }
+        match joined {
+            Some((start, run)) => self.write(start, &run).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn write(&self, at: u64, bytes: &[u8]) -> Result<(), ArrayError> {
+        self.check(at, bytes.len())?;
+        self.put(at, bytes).await
+    }
+
+    async fn put(&self, at: u64, bytes: &[u8]) -> Result<(), ArrayError> {
+        if at + bytes.len() as u64 > self.capacity_bytes() {
+            return Err(ArrayError::Invalid(format!(
+                "the key-value volume of {} bytes is full",
+                self.capacity_bytes()
+            )));
+        }
+        let end = at + bytes.len() as u64;
+        let (first, last) = (at / BLOCK, end.div_ceil(BLOCK));
+        let mut whole = BufMut::zeroed(((last - first) * BLOCK) as usize);
+        for edge in
+            [(!at.is_multiple_of(BLOCK)).then_some(first), (!end.is_multiple_of(BLOCK)).then_some(last - 1)]
+                .into_iter()
+                .flatten()
+        {
+            let old = self.volume.read(1 + edge, 1, IO).await?.gather();
+            let place = ((edge - first) * BLOCK) as usize;
+            whole.as_mut()[place..place + BLOCK_BYTES].copy_from_slice(&old);
+        }
+        let skip = (at % BLOCK) as usize;
+        whole.as_mut()[skip..skip + bytes.len()].copy_from_slice(bytes);
+        let whole: Buf = whole.freeze();
+        self.volume.write(1 + first, &whole, &crc32c_blocks(&whole)).await
+    }
+
+    /// Makes what was written durable.
+    pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
+        self.volume.flush().await
+    }
+}
+
+fn decode_header(block: &[u8]) -> Result<(u64, u64), DecodeError> {
+    let mut dec = Dec::new("key-value volume header", block);
+    if dec.raw(8)? != MAGIC {
+        return Err(dec.bad("wrong magic number"));
+    }
+    let crc = dec.u32()?;
+    let (format, len, longest) = (dec.u32()?, dec.u64()?, dec.u64()?);
+    if crc32c(&block[12..32]) != crc {
+        return Err(dec.bad("checksum"));
+    }
+    match format {
+        1 => Ok((len, longest)),
+        other => Err(dec.unknown("format", other.into())),
+    }
+}

@@ -1,0 +1,215 @@
+//! Power cuts under redb on a mirrored array: what is left is a prefix of the write sets with all flushed ones.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod site;
+
+use penstock_kv::{Kv, KvError, Mode, RedbKv, WriteSet};
+use penstock_sim::{CutPlan, World};
+use site::Site;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// The rows after each write set since the last flush.
+struct Model {
+    states: Vec<Rows>,
+    /// Number of the first state, and of the newest whose commit returned.
+    first: usize,
+    acknowledged: usize,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self { states: vec![Rows::new()], first: 0, acknowledged: 0 }
+    }
+}
+
+impl Model {
+    fn flushed(&mut self, state: usize) {
+        if state > self.first {
+            self.states.drain(..state - self.first);
+            self.first = state;
+        }
+    }
+}
+
+type Shared = Rc<RefCell<Model>>;
+
+async fn commit(kv: &RedbKv, world: &World, model: &Shared) -> Result<(), KvError> {
+    let mut rows = model.borrow().states.last().unwrap().clone();
+    let mut writes = WriteSet::new();
+    for _ in 0..1 + world.below(6) {
+        let key = format!("{:04}", world.below(300)).into_bytes();
+        if world.below(4) == 0 {
+            writes.delete(key.clone());
+            rows.remove(&key);
+        } else {
+            let len = [10, 300, 3000][world.below(3) as usize];
+            let value = vec![world.below(256) as u8; 1 + world.below(len) as usize];
+            writes.put(key.clone(), value.clone());
+            rows.insert(key, value);
+        }
+    }
+    let state = {
+        let mut model = model.borrow_mut();
+        model.states.push(rows);
+        model.first + model.states.len() - 1
+    };
+    kv.commit(writes).await?;
+    model.borrow_mut().acknowledged = state;
+    Ok(())
+}
+
+async fn flush(kv: &RedbKv, model: &Shared) -> Result<(), KvError> {
+    let state = model.borrow().acknowledged;
+    kv.flush().await?;
+    model.borrow_mut().flushed(state);
+    Ok(())
+}
+
+async fn rows(kv: &RedbKv) -> Rows {
+    kv.scan(vec![], vec![0xff], usize::MAX).await.unwrap().into_iter().collect()
+}
+
+async fn work(site: &Site, world: &World, model: &Shared, steps: u64) {
+    let volume = site.open(world, &[]).await;
+    let kv = RedbKv::open(&world.env(), volume, Mode::Baton).await.unwrap();
+    for _ in 0..steps {
+        commit(&kv, world, model).await.unwrap();
+        match world.below(8) {
+            0 => flush(&kv, model).await.unwrap(),
+            1 => {
+                // At the same time as the next commits.
+                let (kv, model) = (kv.clone(), model.clone());
+                world.env().spawn("flush", Box::pin(async move { flush(&kv, &model).await.unwrap() }));
+            }
+            2 => world.env().sleep(std::time::Duration::from_millis(world.below(200))).await,
+            3 => assert_eq!(&rows(&kv).await, model.borrow().states.last().unwrap()),
+            _ => {}
+        }
+    }
+    flush(&kv, model).await.unwrap();
+}
+
+/// Opens what a cut left; what is found counts from now on.
+async fn check(site: &Site, world: &World, lost: &[usize], model: &Shared, what: &str) {
+    let kv = RedbKv::open(&world.env(), site.open(world, lost).await, Mode::Baton).await.unwrap();
+    let found = rows(&kv).await;
+    {
+        let mut model = model.borrow_mut();
+        let allowed = model.states.contains(&found);
+        assert!(allowed, "{what}: {} rows are no prefix with all flushed write sets", found.len());
+        *model = Model { states: vec![found], first: 0, acknowledged: 0 };
+    }
+    // It goes on from there.
+    for _ in 0..10 {
+        commit(&kv, world, model).await.unwrap();
+    }
+    flush(&kv, model).await.unwrap();
+    assert_eq!(&rows(&kv).await, model.borrow().states.last().unwrap(), "{what}");
+}
+
+fn cut_once(seed: u64, steps: u64, name: &str, nth: u64, lost: &[usize]) {
+    let what = format!("seed {seed}, {name} {nth}, lost {lost:?}");
+    let (site, model) = (Site::new(), Shared::default());
+    let world = World::new(seed);
+    world.plan_cut(CutPlan { site: name.to_owned(), nth });
+    assert!(world.run(work(&site, &world, &model, steps)).is_err(), "{what}: the cut came");
+    site.cut(&world);
+    let after = World::new(seed ^ nth ^ 0x5555);
+    after.run(check(&site, &after, lost, &model, &what)).unwrap();
+    site.cut(&after);
+    let again = World::new(seed ^ nth ^ 0x7777);
+    again.run(check(&site, &again, &[], &model, &what)).unwrap();
+    again.destroy();
+}
+
+/// Cuts at evenly spread passes of each site.
+fn campaign(seed: u64, steps: u64, per_site: u64, lose: usize, cuts: &mut BTreeMap<&'static str, u64>) {
+    let (site, model, world) = (Site::new(), Shared::default(), World::new(seed));
+    world.run(work(&site, &world, &model, steps)).unwrap();
+    let hits = world.hits();
+    world.destroy();
+    for expected in ["log.append", "destage.strip", "checkpoint.root"] {
+        assert!(hits.contains_key(expected), "the load passes {expected}: {hits:?}");
+    }
+    for (name, count) in hits {
+        for cut in 0..per_site.min(count) {
+            let nth = cut * count / per_site.min(count);
+            let lost: Vec<usize> = (0..lose).map(|drive| (nth as usize + drive) % 3).collect();
+            cut_once(seed, steps, name, nth, &lost);
+            *cuts.entry(name).or_default() += 1;
+        }
+    }
+}
+
+#[test]
+fn cuts_leave_a_prefix_with_all_flushed_write_sets() {
+    campaign(1, 150, 3, 0, &mut BTreeMap::new());
+}
+
+#[test]
+fn cuts_with_lost_drives_leave_a_prefix_with_all_flushed_write_sets() {
+    campaign(2, 150, 2, 1, &mut BTreeMap::new());
+    campaign(3, 150, 1, 2, &mut BTreeMap::new());
+}
+
+#[test]
+#[ignore = "full form: cargo xtask show 01.3"]
+fn show_power_cuts() {
+    for lose in 0..3 {
+        let mut cuts = BTreeMap::new();
+        for seed in 0..3 {
+            campaign(40 + seed * 3 + lose, 400, 10, lose as usize, &mut cuts);
+        }
+        println!("key-value store on a volume, {lose} drives lost with the power:");
+        cuts.iter().for_each(|(site, count)| println!("{site:20} {count:4} cuts"));
+    }
+}
+
+/// What no flush covers takes space only once, however often it is written over.
+#[test]
+fn rows_written_over_without_a_flush_fit() {
+    let (site, world) = (Site::new(), World::new(9));
+    let run = world.run(async {
+        let kv = RedbKv::open(&world.env(), site.open(&world, &[]).await, Mode::Baton).await.unwrap();
+        let budget = kv.usage().budget_bytes;
+        let put = |round: u64| {
+            let mut writes = WriteSet::new();
+            for _ in 0..8 {
+                writes.put(world.below(budget / 1200).to_be_bytes().to_vec(), vec![round as u8; 1000]);
+            }
+            writes
+        };
+        for round in 0..4000 {
+            match kv.commit(put(round)).await {
+                Ok(()) | Err(KvError::NoSpace { .. }) => {}
+                Err(error) => panic!("round {round}: {error}, {:?}", kv.usage()),
+            }
+        }
+        kv.flush().await.unwrap();
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// redb makes its file smaller when it opens; what grows again is zeroed first, behind the end of the file.
+#[test]
+fn a_store_that_shrank_grows_again() {
+    let (site, model) = (Site::new(), Shared::default());
+    for life in 0..6 {
+        let world = World::new(60 + life);
+        let run = world.run(async {
+            let kv = RedbKv::open(&world.env(), site.open(&world, &[]).await, Mode::Baton).await.unwrap();
+            for _ in 0..if life == 5 { 400 } else { 1 } {
+                commit(&kv, &world, &model).await.unwrap();
+            }
+            flush(&kv, &model).await.unwrap();
+            assert_eq!(&rows(&kv).await, model.borrow().states.last().unwrap());
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}

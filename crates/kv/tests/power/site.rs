@@ -1,0 +1,86 @@
+//! Three simulated disks with a mirrored array.
+
+use penstock_array::format::descriptor::Descriptor;
+use penstock_array::ownership::MemoryOwnership;
+use penstock_array::{CreateSpec, Volume, create, open};
+use penstock_base::{DriveId, Id128};
+use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
+use penstock_drive::{DriveHandle, Slice};
+use penstock_sim::{CutMode, SimDisk, SimDrive, World};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+const DISK_BYTES: u64 = 12 << 20;
+const SLICE_AT: u64 = 1 << 20;
+
+/// What survives a power cut.
+pub struct Site {
+    disks: Vec<Rc<SimDisk>>,
+    ownership: Rc<MemoryOwnership>,
+}
+
+fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
+    Slice::new(handle.clone(), SLICE_AT, superblock::slices_end(DISK_BYTES) - SLICE_AT)
+}
+
+impl Site {
+    pub fn new() -> Self {
+        let (m, log_bytes) = (2, 3 << 20);
+        let spec =
+            CreateSpec { name: "meta".into(), k: 1, m, strip_blocks: 8, log_bytes, segment_bytes: 128 << 10 };
+        let world = World::new(1);
+        let env = world.env();
+        let disks: Vec<_> = (0..=m).map(|_| SimDisk::new(DISK_BYTES)).collect();
+        let made = world.run(async {
+            let handle = |(number, disk): (usize, &Rc<SimDisk>)| {
+                let drive = DriveId(Id128::from_words(7, number as u64 + 1));
+                let sb = Superblock { drive, size_bytes: DISK_BYTES, ..Default::default() };
+                DriveHandle::online(env.clone(), "disk".into(), SimDrive::new(&world, disk.clone()), sb)
+            };
+            let handles: Vec<_> = disks.iter().enumerate().map(handle).collect();
+            let slices: Vec<Slice> = handles.iter().map(slice_of).collect();
+            let descriptor = create(&env, &spec, &slices).await.unwrap();
+            for (position, handle) in handles.iter().enumerate() {
+                let entry = &descriptor.members[position];
+                let (array, generation) = (descriptor.array, entry.generation);
+                let (offset, len) = (entry.offset, entry.len);
+                let slice = SliceEntry { array, member: position as u16, generation, offset, len };
+                let array = ArrayEntry { array, revision: 1, descriptor: descriptor.encode() };
+                let put = |sb: &mut Superblock| {
+                    sb.slices.push(slice);
+                    sb.arrays.push(array);
+                };
+                handle.update_superblock(put).await.unwrap();
+            }
+        });
+        made.unwrap();
+        world.destroy();
+        Self { disks, ownership: Rc::default() }
+    }
+
+    /// Opens the array without the disks in `lost`.
+    pub async fn open(&self, world: &World, lost: &[usize]) -> Volume {
+        let env = world.env();
+        let mut handles: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
+        let mut newest: Option<(u64, Vec<u8>)> = None;
+        for (number, disk) in self.disks.iter().enumerate().filter(|(number, _)| !lost.contains(number)) {
+            let drive = SimDrive::new(world, disk.clone());
+            let Ok(found) = superblock::read(&*drive).await else { continue };
+            let entry = found.arrays.first().unwrap();
+            if newest.as_ref().is_none_or(|(revision, _)| *revision < entry.revision) {
+                newest = Some((entry.revision, entry.descriptor.clone()));
+            }
+            let path = format!("disk{number}");
+            handles.insert(found.drive, DriveHandle::online(env.clone(), path, drive, found));
+        }
+        let descriptor = Descriptor::decode(&newest.unwrap().1).unwrap();
+        let members = descriptor.members.iter().map(|member| handles.get(&member.drive).map(slice_of));
+        let members = members.collect();
+        Volume::whole(&open(&env, descriptor, members, self.ownership.clone()).await.unwrap())
+    }
+
+    pub fn cut(&self, world: &World) {
+        world.destroy();
+        self.disks.iter().for_each(|disk| disk.cut(world, CutMode::draw(world)));
+    }
+}

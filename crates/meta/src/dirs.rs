@@ -1,0 +1,100 @@
+//! Directories: where a name stands.
+//!
+//! An entry's key holds its cookie: 55 bits of a keyed hash of the name and 8 bits that tell names of one hash apart.
+//! The cookie of a name never changes while it exists, whatever else comes and goes, so a listing can be continued
+//! at any time. The hash's key is a secret of the file system: nobody can choose names that collide.
+
+use crate::error::MetaError;
+use crate::rows::{Entry, decode_entry_key, entry_key, entry_range};
+use crate::target::MetaTarget;
+use crate::{NAME_MAX, rows};
+use penstock_base::Ino;
+use rustix::io::Errno;
+use siphasher::sip::SipHasher13;
+use std::hash::Hasher;
+
+/// Names of one hash that a directory can hold.
+const SAME_HASH: u64 = 256;
+
+/// What a look at a name found.
+pub(crate) struct Found {
+    /// The entry and its cookie.
+    pub(crate) entry: Option<(u64, Entry)>,
+    /// A free cookie for the name.
+    pub(crate) free: Option<u64>,
+}
+
+/// Refuses what can be no name.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), MetaError> {
+    match name {
+        _ if name.len() > NAME_MAX => Err(Errno::NAMETOOLONG.into()),
+        b"" | b"." | b".." => Err(Errno::INVAL.into()),
+        _ if name.contains(&b'/') || name.contains(&0) => Err(Errno::INVAL.into()),
+        _ => Ok(()),
+    }
+}
+
+impl MetaTarget {
+    fn first_cookie(&self, name: &[u8]) -> u64 {
+        let secret = self.fs.borrow().secret.0;
+        let mut hasher = SipHasher13::new_with_key(&secret);
+        hasher.write(name);
+        // The first cookies are for `.` and `..`.
+        ((hasher.finish() >> 9).max(1)) << 8
+    }
+
+    /// Looks for a name in a directory.
+    pub(crate) async fn find(&self, dir: Ino, name: &[u8]) -> Result<Found, MetaError> {
+        let first = self.first_cookie(name);
+        let (from, until) = entry_range(dir, first, first + SAME_HASH);
+        let rows = self.kv.scan(from, until, SAME_HASH as usize).await?;
+        let mut free = first;
+        for (key, value) in rows {
+            let (_, cookie) = decode_entry_key(&key)?;
+            let entry = Entry::decode(&value)?;
+            if entry.name == name {
+                return Ok(Found { entry: Some((cookie, entry)), free: None });
+            }
+            if cookie == free {
+                free += 1;
+            }
+        }
+        Ok(Found { entry: None, free: (free < first + SAME_HASH).then_some(free) })
+    }
+
+    /// The entry of a name, which must exist.
+    pub(crate) async fn entry(&self, dir: Ino, name: &[u8]) -> Result<(u64, Entry), MetaError> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        self.find(dir, name).await?.entry.ok_or_else(|| Errno::NOENT.into())
+    }
+
+    /// The key for a new name, which must not exist.
+    pub(crate) async fn new_entry_key(&self, dir: Ino, name: &[u8]) -> Result<Vec<u8>, MetaError> {
+        check_name(name)?;
+        let found = self.find(dir, name).await?;
+        if found.entry.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        Ok(entry_key(dir, found.free.ok_or(Errno::NOSPC)?))
+    }
+
+    /// Whether a directory is `inner` or above it.
+    pub(crate) async fn is_above(&self, dir: Ino, inner: Ino) -> Result<bool, MetaError> {
+        let mut at = inner;
+        while at != dir {
+            let parent = self.inode(at).await?.parent;
+            if parent == at {
+                return Ok(false);
+            }
+            at = parent;
+        }
+        Ok(true)
+    }
+}
+
+/// The row of an entry.
+pub(crate) fn entry_row(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
+    rows::Entry { ino, kind, name: name.to_vec() }.encode()
+}

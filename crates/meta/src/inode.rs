@@ -1,0 +1,200 @@
+//! Inodes and their rows. Format: docs/format/kv.md.
+
+use penstock_base::{Dec, DecodeError, Enc, Ino};
+use penstock_wire::names::Attr;
+
+const FORMAT: u8 = 1;
+const TYPE_MASK: u32 = 0o170_000;
+
+/// The type of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A device, FIFO or socket: the kernel gives it meaning.
+    Special,
+}
+
+/// How a file lies on targets; copied into the inode when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Blocks in a chunk.
+    pub chunk_blocks: u32,
+    /// The target.
+    pub target: u32,
+    /// Copies across failure groups.
+    pub replicas: u8,
+}
+
+/// An inode's data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// There is none.
+    None,
+    /// In the row itself: the target of a symbolic link.
+    Inline(Vec<u8>),
+    /// On targets.
+    Chunks,
+}
+
+/// An inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inode {
+    /// Its number.
+    pub ino: Ino,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Names, and for a directory also its own `.` and the `..` of its directories.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number.
+    pub rdev: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Access, modification, change and birth, in nanoseconds since 1970.
+    pub times_ns: [i64; 4],
+    /// Truncate generation.
+    pub cut: u64,
+    /// For a directory: the one above.
+    pub parent: Ino,
+    /// For a directory: its entries.
+    pub entries: u64,
+    /// How it lies on targets.
+    pub layout: Layout,
+    /// What it holds.
+    pub data: Data,
+}
+
+impl Inode {
+    /// Its type.
+    pub fn kind(&self) -> FileKind {
+        match self.mode & TYPE_MASK {
+            0o100_000 => FileKind::Regular,
+            0o040_000 => FileKind::Directory,
+            0o120_000 => FileKind::Symlink,
+            _ => FileKind::Special,
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind() == FileKind::Directory
+    }
+
+    /// The type bits of its mode.
+    pub fn type_bits(&self) -> u32 {
+        self.mode & TYPE_MASK
+    }
+
+    /// Replaces the permission bits.
+    pub fn set_permissions(&mut self, mode: u32) {
+        self.mode = self.type_bits() | (mode & !TYPE_MASK);
+    }
+
+    /// Its attributes as they travel.
+    pub fn attr(&self) -> Attr {
+        let [atime_ns, mtime_ns, ctime_ns, btime_ns] = self.times_ns;
+        let Self { mode, nlink, uid, gid, rdev, size, cut, .. } = *self;
+        let chunk_blocks = self.layout.chunk_blocks;
+        let ino = self.ino.0;
+        Attr {
+            ino,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            atime_ns,
+            mtime_ns,
+            ctime_ns,
+            btime_ns,
+            cut,
+            chunk_blocks,
+        }
+    }
+
+    /// The row's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.u8(FORMAT)
+            .u64(self.ino.0)
+            .u32(self.mode)
+            .u32(self.nlink)
+            .u32(self.uid)
+            .u32(self.gid)
+            .u32(self.rdev);
+        enc.u64(self.size);
+        self.times_ns.iter().for_each(|time| {
+            enc.i64(*time);
+        });
+        enc.u64(self.cut).u64(self.parent.0).u64(self.entries);
+        enc.u32(self.layout.chunk_blocks).u32(self.layout.target).u8(self.layout.replicas);
+        match &self.data {
+            Data::None => enc.u8(0),
+            Data::Inline(bytes) => enc.u8(1).bytes(bytes),
+            Data::Chunks => enc.u8(2),
+        };
+        enc.finish()
+    }
+
+    /// Reads a row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("inode", value);
+        let format = dec.u8()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        let (ino, mode, nlink) = (Ino(dec.u64()?), dec.u32()?, dec.u32()?);
+        let (uid, gid, rdev, size) = (dec.u32()?, dec.u32()?, dec.u32()?, dec.u64()?);
+        let times_ns = [dec.i64()?, dec.i64()?, dec.i64()?, dec.i64()?];
+        let (cut, parent, entries) = (dec.u64()?, Ino(dec.u64()?), dec.u64()?);
+        let layout = Layout { chunk_blocks: dec.u32()?, target: dec.u32()?, replicas: dec.u8()? };
+        if layout.replicas != 1 || layout.target != 0 {
+            return Err(dec.unknown("layout", layout.replicas.into()));
+        }
+        let data = match dec.u8()? {
+            0 => Data::None,
+            1 => Data::Inline(dec.bytes()?.to_vec()),
+            2 => Data::Chunks,
+            other => return Err(dec.unknown("data", other.into())),
+        };
+        Ok(Self { ino, mode, nlink, uid, gid, rdev, size, times_ns, cut, parent, entries, layout, data })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_comes_back() {
+        let inode = Inode {
+            ino: Ino(7),
+            mode: 0o120_777,
+            nlink: 1,
+            uid: 2,
+            gid: 3,
+            rdev: 4,
+            size: 5,
+            times_ns: [1, -2, 3, 4],
+            cut: 6,
+            parent: Ino(8),
+            entries: 9,
+            layout: Layout { chunk_blocks: 256, target: 0, replicas: 1 },
+            data: Data::Inline(b"target".to_vec()),
+        };
+        let row = inode.encode();
+        assert_eq!(Inode::decode(&row), Ok(inode));
+        for len in 0..row.len() {
+            assert!(Inode::decode(&row[..len]).is_err(), "{len} bytes");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Metadata targets: the name space of whole filesets in a key-value store.
+//!
+//! Owns inodes, directories, links, extended attributes, sessions and the queue of removed files. Does not own data:
+//! a target does, and where both share one store, a cut or a removal is one transaction of both.
+//!
+//! Invariants:
+//! - one operation that changes something runs at a time, and is one transaction, so after a crash the name space is
+//!   a prefix of the acknowledged operations;
+//! - the result of a request with a sequence is stored in its transaction: a repeat is answered, not done again;
+//! - an inode without a name is in the queue of removed files from the transaction that took its last name until the
+//!   one that removes it, so a crash leaks nothing.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod check;
+mod dirs;
+mod error;
+mod inode;
+mod ops;
+mod readdir;
+mod reap;
+mod rename;
+mod rows;
+mod service;
+mod session;
+mod setattr;
+mod target;
+mod xattr;
+
+pub use check::MetaCheck;
+pub use error::MetaError;
+pub use inode::{Data, FileKind, Inode, Layout};
+pub use target::{FsInfo, MetaTarget, Request};
+
+/// Longest name of a file in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest target of a symbolic link in bytes.
+pub const PATH_MAX: usize = 4095;
+/// Longest value of an extended attribute in bytes.
+pub const XATTR_MAX: usize = 64 * 1024;
+/// Most names of one inode.
+pub const LINK_MAX: u32 = 65_000;
+/// The root directory of the first fileset.
+pub const ROOT: penstock_base::Ino = penstock_base::Ino((1 << 48) | 1);

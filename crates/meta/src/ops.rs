@@ -1,0 +1,167 @@
+//! Names come and go: lookup, make, link, unlink.
+
+use crate::dirs::entry_row;
+use crate::error::MetaError;
+use crate::inode::{Data, FileKind, Inode, Layout};
+use crate::rows::{entry_key, inode_key};
+use crate::target::{MetaTarget, Request};
+use crate::{LINK_MAX, PATH_MAX};
+use penstock_base::Ino;
+use penstock_kv::WriteSet;
+use penstock_wire::names::{AttrReply, LinkRequest, MakeRequest, NameRequest};
+use prost::Message;
+use rustix::io::Errno;
+
+const SET_GROUP_ID: u32 = 0o2000;
+
+/// A reply with an inode's attributes.
+pub(crate) fn attr_reply(inode: &Inode) -> Vec<u8> {
+    AttrReply { attr: Some(inode.attr()) }.encode_to_vec()
+}
+
+impl MetaTarget {
+    /// The inode of a name.
+    pub(crate) async fn lookup(&self, request: NameRequest) -> Result<Vec<u8>, MetaError> {
+        let dir = self.directory(Ino(request.dir)).await?;
+        let (_, entry) = self.entry(dir.ino, &request.name).await?;
+        Ok(attr_reply(&self.inode(entry.ino).await?))
+    }
+
+    /// Makes a file, directory, symbolic link or special file.
+    pub(crate) async fn make(&self, who: Request, request: MakeRequest) -> Result<Vec<u8>, MetaError> {
+        let _one = self.changing.lock().await;
+        let mut dir = self.directory(Ino(request.dir)).await?;
+        if dir.nlink == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        let key = self.new_entry_key(dir.ino, &request.name).await?;
+        let mut writes = WriteSet::new();
+        let inode = self.new_inode(&dir, &request, &mut writes)?;
+        writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
+        dir.entries += 1;
+        if inode.is_dir() {
+            dir.nlink += 1;
+        }
+        dir.times_ns[1] = inode.times_ns[3];
+        dir.times_ns[2] = inode.times_ns[3];
+        let reply = attr_reply(&inode);
+        let ino = inode.ino;
+        self.commit(who, writes, vec![dir, inode], &reply).await?;
+        self.reserved(ino);
+        if request.open {
+            self.use_inode(ino);
+        }
+        Ok(reply)
+    }
+
+    fn new_inode(
+        &self,
+        dir: &Inode,
+        request: &MakeRequest,
+        writes: &mut WriteSet,
+    ) -> Result<Inode, MetaError> {
+        let now = self.now_ns();
+        let layout = Layout { chunk_blocks: self.fs.borrow().chunk_blocks, target: 0, replicas: 1 };
+        let mut inode = Inode {
+            ino: self.new_ino(writes),
+            mode: request.mode,
+            nlink: 1,
+            uid: request.uid,
+            gid: request.gid,
+            rdev: request.rdev,
+            size: 0,
+            times_ns: [now; 4],
+            cut: 0,
+            parent: Ino(0),
+            entries: 0,
+            layout,
+            data: Data::None,
+        };
+        if dir.mode & SET_GROUP_ID != 0 {
+            inode.gid = dir.gid;
+        }
+        match inode.kind() {
+            FileKind::Directory => {
+                inode.nlink = 2;
+                inode.parent = dir.ino;
+                inode.mode |= dir.mode & SET_GROUP_ID;
+            }
+            FileKind::Symlink => {
+                if request.target.len() > PATH_MAX {
+                    return Err(Errno::NAMETOOLONG.into());
+                }
+                inode.size = request.target.len() as u64;
+                inode.data = Data::Inline(request.target.clone());
+            }
+            FileKind::Regular => inode.data = Data::Chunks,
+            FileKind::Special => {}
+        }
+        Ok(inode)
+    }
+
+    /// Gives an inode another name.
+    pub(crate) async fn link(&self, who: Request, request: LinkRequest) -> Result<Vec<u8>, MetaError> {
+        let _one = self.changing.lock().await;
+        let mut inode = self.inode(Ino(request.ino)).await?;
+        let mut dir = self.directory(Ino(request.dir)).await?;
+        match inode.nlink {
+            _ if inode.is_dir() => return Err(Errno::PERM.into()),
+            0 => return Err(Errno::NOENT.into()),
+            LINK_MAX.. => return Err(Errno::MLINK.into()),
+            _ if dir.nlink == 0 => return Err(Errno::NOENT.into()),
+            _ => {}
+        }
+        let key = self.new_entry_key(dir.ino, &request.name).await?;
+        let mut writes = WriteSet::new();
+        writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
+        let now = self.now_ns();
+        inode.nlink += 1;
+        inode.times_ns[2] = now;
+        dir.entries += 1;
+        dir.times_ns[1] = now;
+        dir.times_ns[2] = now;
+        let reply = attr_reply(&inode);
+        self.commit(who, writes, vec![dir, inode], &reply).await?;
+        Ok(reply)
+    }
+
+    /// Removes a name. A directory must be empty.
+    pub(crate) async fn unlink(&self, who: Request, request: NameRequest) -> Result<Vec<u8>, MetaError> {
+        let _one = self.changing.lock().await;
+        let mut dir = self.directory(Ino(request.dir)).await?;
+        let (cookie, entry) = self.entry(dir.ino, &request.name).await?;
+        let mut inode = self.inode(entry.ino).await?;
+        match (request.directory, inode.is_dir()) {
+            (true, false) => return Err(Errno::NOTDIR.into()),
+            (false, true) => return Err(Errno::ISDIR.into()),
+            (true, true) if inode.entries > 0 => return Err(Errno::NOTEMPTY.into()),
+            _ => {}
+        }
+        let mut writes = WriteSet::new();
+        writes.reclaims().delete(entry_key(dir.ino, cookie));
+        let now = self.now_ns();
+        dir.entries -= 1;
+        dir.times_ns[1] = now;
+        dir.times_ns[2] = now;
+        let ino = inode.ino;
+        self.remove_name(&mut dir, &mut inode, &mut writes);
+        let reply = attr_reply(&inode);
+        self.commit(who, writes, vec![dir, inode], &reply).await?;
+        self.reap_if_removed(ino);
+        Ok(reply)
+    }
+
+    /// Takes one name from an inode; `dir` is the directory that held it.
+    pub(crate) fn remove_name(&self, dir: &mut Inode, inode: &mut Inode, writes: &mut WriteSet) {
+        if inode.is_dir() {
+            dir.nlink -= 1;
+            inode.nlink = 1;
+        }
+        self.drop_link(inode, writes);
+    }
+
+    /// Deletes an inode's row; its other rows must be gone or go in the same transaction.
+    pub(crate) fn delete_inode(&self, ino: Ino, writes: &mut WriteSet) {
+        writes.delete(inode_key(ino));
+    }
+}

@@ -1,0 +1,51 @@
+//! Listing a directory.
+
+use crate::error::MetaError;
+use crate::inode::Data;
+use crate::inode::Inode;
+use crate::rows::{Entry, decode_entry_key, entry_range, inode_key};
+use crate::target::MetaTarget;
+use penstock_base::Ino;
+use penstock_wire::names::{BytesReply, DirEntry, InodeRequest, ReadDirReply, ReadDirRequest};
+use prost::Message;
+use rustix::io::Errno;
+
+/// Most entries in one reply.
+const MOST: u32 = 1024;
+
+impl MetaTarget {
+    /// Entries behind a cookie, in the order of cookies.
+    pub(crate) async fn read_dir(&self, request: ReadDirRequest) -> Result<Vec<u8>, MetaError> {
+        let dir = self.directory(Ino(request.dir)).await?;
+        let limit = request.limit.clamp(1, MOST) as usize;
+        let (from, until) = entry_range(dir.ino, request.after.saturating_add(1), u64::MAX);
+        let rows = self.kv.scan(from, until, limit).await?;
+        let mut entries = Vec::new();
+        for (key, value) in &rows {
+            let (_, cookie) = decode_entry_key(key)?;
+            let Entry { ino, kind, name } = Entry::decode(value)?;
+            entries.push(DirEntry { name, ino: ino.0, kind, cookie, attr: None });
+        }
+        if request.attributes {
+            self.add_attributes(&mut entries).await?;
+        }
+        Ok(ReadDirReply { end: rows.len() < limit, entries, parent: dir.parent.0 }.encode_to_vec())
+    }
+
+    async fn add_attributes(&self, entries: &mut [DirEntry]) -> Result<(), MetaError> {
+        let rows = self.kv.get_many(entries.iter().map(|entry| inode_key(Ino(entry.ino))).collect()).await?;
+        for (entry, row) in entries.iter_mut().zip(rows) {
+            // An entry whose inode went since has no attributes; the kernel asks for them again.
+            entry.attr = row.map(|row| Inode::decode(&row)).transpose()?.map(|inode| inode.attr());
+        }
+        Ok(())
+    }
+
+    /// The target of a symbolic link.
+    pub(crate) async fn read_link(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
+        match self.inode(Ino(request.ino)).await?.data {
+            Data::Inline(bytes) => Ok(BytesReply { bytes }.encode_to_vec()),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+}

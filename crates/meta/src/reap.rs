@@ -1,0 +1,99 @@
+//! Removing files that have no name and no user any more.
+//!
+//! The queue is in rows, so a crash leaks nothing: what it finds at the next start has no user. A large file goes in
+//! steps from its end; the last step takes its inode, its extended attributes and its place in the queue.
+
+use crate::error::MetaError;
+use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
+use crate::target::MetaTarget;
+use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_kv::WriteSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Chunks dropped in one transaction.
+const STEP_CHUNKS: u64 = 4096;
+const RETRY: Duration = Duration::from_secs(2);
+
+impl MetaTarget {
+    /// Queues what the last start left.
+    pub(crate) async fn queue_removed(&self) -> Result<(), MetaError> {
+        let (mut from, until) = all_removed();
+        loop {
+            let rows = self.kv.scan(from, until.clone(), 1024).await?;
+            let Some((last, _)) = rows.last() else { return Ok(()) };
+            from = [&last[..], &[0]].concat();
+            self.reap_queue.borrow_mut().extend(rows.iter().filter_map(|(key, _)| removed_ino(key)));
+        }
+    }
+
+    /// Queues a file if it has no name and no user.
+    pub(crate) fn reap_if_removed(&self, ino: Ino) {
+        let nameless = self.cache.borrow().get(ino).is_none_or(|inode| inode.nlink == 0);
+        if nameless && !self.in_use.borrow().contains_key(&ino) {
+            self.reap_queue.borrow_mut().insert(ino);
+            self.reap_wake.notify_one();
+        }
+    }
+
+    pub(crate) async fn reap_task(self: Rc<Self>) {
+        while !self.closed.get() {
+            let next = self.reap_queue.borrow_mut().pop_first();
+            let Some(ino) = next else {
+                self.reap_wake.notified().await;
+                continue;
+            };
+            self.reaping.set(true);
+            let result = self.reap(ino).await;
+            self.reaping.set(false);
+            if let Err(error) = result {
+                tracing::warn!(%ino, %error, "a removed file could not be dropped yet");
+                self.reap_queue.borrow_mut().insert(ino);
+                self.env.sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// Waits until all removed files without users are gone.
+    pub async fn wait_reaped(&self) {
+        while (!self.reap_queue.borrow().is_empty() || self.reaping.get()) && !self.closed.get() {
+            self.env.sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn reap(&self, ino: Ino) -> Result<(), MetaError> {
+        let inode = match self.inode(ino).await {
+            Ok(inode) => inode,
+            // Gone already: a file can be queued by its last close and by its last name.
+            Err(MetaError::Posix(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if inode.nlink > 0 || self.in_use.borrow().contains_key(&ino) {
+            return Ok(());
+        }
+        let per_chunk = u64::from(inode.layout.chunk_blocks);
+        let mut chunks = inode.size.div_ceil(per_chunk * BLOCK_BYTES as u64);
+        while chunks > STEP_CHUNKS {
+            chunks -= STEP_CHUNKS;
+            self.target.cut(0, ino, chunks * per_chunk, u64::MAX, WriteSet::new()).await?;
+        }
+        let _one = self.changing.lock().await;
+        if self.in_use.borrow().contains_key(&ino) {
+            return Ok(());
+        }
+        let mut writes = WriteSet::new();
+        let (from, until) = xattr_range(ino);
+        for (key, _) in self.kv.scan(from, until, usize::MAX).await? {
+            writes.delete(key);
+        }
+        writes.delete(removed_key(ino));
+        self.delete_inode(ino, &mut writes);
+        self.transactions.set(self.transactions.get() + 1);
+        let result = self.target.cut(0, ino, 0, u64::MAX, writes).await;
+        self.transactions.set(self.transactions.get() + 1);
+        result?;
+        self.cache.borrow_mut().remove(ino);
+        self.target.forget(0, ino);
+        Ok(())
+    }
+}

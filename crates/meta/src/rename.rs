@@ -1,0 +1,139 @@
+//! rename(2) and renameat2(2): every case.
+//!
+//! Refused: a directory into itself or below itself (EINVAL), a directory over a file (ENOTDIR), a file over a
+//! directory (EISDIR), anything over a directory with entries (ENOTEMPTY). Two names of one inode: nothing happens.
+
+use crate::dirs::{check_name, entry_row};
+use crate::error::MetaError;
+use crate::inode::Inode;
+use crate::rows::{Entry, entry_key};
+use crate::target::{MetaTarget, Request};
+use penstock_base::Ino;
+use penstock_kv::WriteSet;
+use penstock_wire::names::{EmptyReply, RenameRequest};
+use prost::Message;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, btree_map};
+
+/// The inodes that a rename touches, each once, however many roles it has.
+#[derive(Default)]
+struct Touched {
+    inodes: BTreeMap<Ino, Inode>,
+}
+
+impl Touched {
+    async fn load(&mut self, meta: &MetaTarget, ino: Ino) -> Result<(), MetaError> {
+        if let btree_map::Entry::Vacant(place) = self.inodes.entry(ino) {
+            place.insert(meta.inode(ino).await?);
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, ino: Ino) -> &mut Inode {
+        self.inodes.get_mut(&ino).expect("it was loaded")
+    }
+}
+
+impl MetaTarget {
+    /// Moves a name.
+    pub(crate) async fn rename(&self, who: Request, request: RenameRequest) -> Result<Vec<u8>, MetaError> {
+        let _one = self.changing.lock().await;
+        let (from_dir, to_dir) = (Ino(request.dir), Ino(request.new_dir));
+        check_name(&request.new_name)?;
+        if request.no_replace && request.exchange {
+            return Err(Errno::INVAL.into());
+        }
+        let mut touched = Touched::default();
+        touched.load(self, self.directory(from_dir).await?.ino).await?;
+        touched.load(self, self.directory(to_dir).await?.ino).await?;
+        if touched.get(to_dir).nlink == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        let (from_cookie, moved) = self.entry(from_dir, &request.name).await?;
+        let to = self.find(to_dir, &request.new_name).await?;
+        touched.load(self, moved.ino).await?;
+        self.refuse_loop(touched.get(moved.ino), to_dir).await?;
+        let reply = EmptyReply {}.encode_to_vec();
+        let mut writes = WriteSet::new();
+        let mut removed = None;
+        match (to.entry, to.free) {
+            (Some(_), _) if request.no_replace => return Err(Errno::EXIST.into()),
+            (None, _) if request.exchange => return Err(Errno::NOENT.into()),
+            (Some((_, other)), _) if other.ino == moved.ino => return Ok(reply),
+            (Some((to_cookie, other)), _) => {
+                touched.load(self, other.ino).await?;
+                if request.exchange {
+                    self.refuse_loop(touched.get(other.ino), from_dir).await?;
+                    writes.put(entry_key(from_dir, from_cookie), renamed(&other, &request.name));
+                    self.moved(&mut touched, &other, to_dir, from_dir);
+                } else {
+                    refuse_replace(&mut touched, moved.ino, other.ino)?;
+                    removed = Some(other.ino);
+                    writes.delete(entry_key(from_dir, from_cookie));
+                    self.replaced(&mut touched, &other, (from_dir, to_dir), &mut writes);
+                }
+                writes.put(entry_key(to_dir, to_cookie), renamed(&moved, &request.new_name));
+            }
+            (None, free) => {
+                writes.delete(entry_key(from_dir, from_cookie));
+                writes.put(entry_key(to_dir, free.ok_or(Errno::NOSPC)?), renamed(&moved, &request.new_name));
+                touched.get(from_dir).entries -= 1;
+                touched.get(to_dir).entries += 1;
+            }
+        }
+        self.moved(&mut touched, &moved, from_dir, to_dir);
+        let now = self.now_ns();
+        for dir in [from_dir, to_dir] {
+            touched.get(dir).times_ns[1] = now;
+            touched.get(dir).times_ns[2] = now;
+        }
+        self.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
+        if let Some(ino) = removed {
+            self.reap_if_removed(ino);
+        }
+        Ok(reply)
+    }
+
+    async fn refuse_loop(&self, inode: &Inode, into: Ino) -> Result<(), MetaError> {
+        let ino = inode.ino;
+        match inode.is_dir() && self.is_above(ino, into).await? {
+            true => Err(Errno::INVAL.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// The replaced inode loses the name; `dirs` are the old and the new directory of the moved one.
+    fn replaced(&self, touched: &mut Touched, other: &Entry, dirs: (Ino, Ino), writes: &mut WriteSet) {
+        touched.get(dirs.0).entries -= 1;
+        let mut gone = touched.get(other.ino).clone();
+        self.remove_name(touched.get(dirs.1), &mut gone, writes);
+        *touched.get(other.ino) = gone;
+    }
+
+    /// An inode now belongs to another directory.
+    fn moved(&self, touched: &mut Touched, entry: &Entry, from: Ino, to: Ino) {
+        let now = self.now_ns();
+        let inode = touched.get(entry.ino);
+        inode.times_ns[2] = now;
+        if inode.is_dir() && from != to {
+            inode.parent = to;
+            touched.get(from).nlink -= 1;
+            touched.get(to).nlink += 1;
+        }
+    }
+}
+
+fn renamed(entry: &Entry, name: &[u8]) -> Vec<u8> {
+    entry_row(entry.ino, entry.kind, name)
+}
+
+fn refuse_replace(touched: &mut Touched, moved: Ino, other: Ino) -> Result<(), MetaError> {
+    let moved_is_dir = touched.get(moved).is_dir();
+    let other = touched.get(other);
+    match (moved_is_dir, other.is_dir()) {
+        (true, false) => Err(Errno::NOTDIR.into()),
+        (false, true) => Err(Errno::ISDIR.into()),
+        (true, true) if other.entries > 0 => Err(Errno::NOTEMPTY.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,90 @@
+//! Attributes: reading and changing them, cutting a file, how full the file system is.
+
+use crate::error::MetaError;
+use crate::inode::FileKind;
+use crate::ops::attr_reply;
+use crate::rows::inode_key;
+use crate::session::Sessions;
+use crate::target::{MetaTarget, Request};
+use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_kv::WriteSet;
+use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
+use prost::Message;
+use rustix::io::Errno;
+
+/// Largest file: offsets of the kernel are 63 bits.
+const MAX_SIZE: u64 = 1 << 62;
+/// Bytes of rows that an inode with its name takes, for statfs.
+const INODE_BYTES: u64 = 512;
+
+impl MetaTarget {
+    /// Attributes of an inode.
+    pub(crate) async fn get_attr(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
+        Ok(attr_reply(&self.inode(Ino(request.ino)).await?))
+    }
+
+    /// Changes attributes. A new size drops the blocks behind it, and behind the
+    /// old one, in the same transaction.
+    pub(crate) async fn set_attr(&self, who: Request, request: SetAttrRequest) -> Result<Vec<u8>, MetaError> {
+        let _one = self.changing.lock().await;
+        let mut inode = self.inode(Ino(request.ino)).await?;
+        let now = self.now_ns();
+        if let Some(mode) = request.mode {
+            inode.set_permissions(mode);
+        }
+        inode.uid = request.uid.unwrap_or(inode.uid);
+        inode.gid = request.gid.unwrap_or(inode.gid);
+        let [atime, mtime, ctime, _] = &mut inode.times_ns;
+        *atime = request.atime_ns.unwrap_or(*atime);
+        *mtime = request.mtime_ns.unwrap_or(*mtime);
+        *ctime = request.ctime_ns.unwrap_or(now);
+        let mut cut_to = None;
+        let overtaken = request.grow && request.cut != inode.cut;
+        if let Some(size) = request.size.filter(|_| !overtaken) {
+            match inode.kind() {
+                FileKind::Regular if size > MAX_SIZE => return Err(Errno::FBIG.into()),
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Errno::ISDIR.into()),
+                _ => return Err(Errno::INVAL.into()),
+            }
+            if !request.grow {
+                // Also when the file grows: what a crash left behind its end must not become its contents.
+                inode.cut += 1;
+                cut_to = Some(size.min(inode.size));
+            }
+            inode.size = if request.grow { size.max(inode.size) } else { size };
+        }
+        let reply = attr_reply(&inode);
+        let Some(size) = cut_to else {
+            self.commit(who, WriteSet::new(), vec![inode], &reply).await?;
+            return Ok(reply);
+        };
+        let mut writes = WriteSet::new();
+        writes.put(inode_key(inode.ino), inode.encode());
+        if who.sequence != 0 {
+            Sessions::record(who.session, who.sequence, &reply, &mut writes);
+        }
+        self.transactions.set(self.transactions.get() + 1);
+        let first_block = size.div_ceil(BLOCK_BYTES as u64);
+        let result = self.target.cut(0, inode.ino, first_block, inode.cut, writes).await;
+        self.transactions.set(self.transactions.get() + 1);
+        result?;
+        self.committed(who, vec![inode], &reply);
+        Ok(reply)
+    }
+
+    /// How full the file system is: blocks by the target, inodes by the key-value store.
+    pub(crate) fn stat_fs(&self) -> Vec<u8> {
+        let space = self.target.usage();
+        let rows = self.kv.usage();
+        let free_inodes = rows.budget_bytes.saturating_sub(rows.used_bytes) / INODE_BYTES;
+        StatFsReply {
+            total_blocks: space.total_blocks,
+            free_blocks: space.free_blocks,
+            available_blocks: space.free_blocks.saturating_sub(space.reserve_blocks),
+            inodes: rows.used_bytes / INODE_BYTES + free_inodes,
+            free_inodes,
+        }
+        .encode_to_vec()
+    }
+}

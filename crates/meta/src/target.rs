@@ -1,0 +1,274 @@
+//! The metadata target: opening, transactions, inodes in use.
+
+use crate::cache::InodeCache;
+use crate::error::MetaError;
+use crate::inode::{Data, Inode, Layout};
+use crate::rows::{FsRow, bare_value, fs_key, inode_key, removed_key};
+use crate::session::Sessions;
+use crate::{LINK_MAX, ROOT};
+use penstock_base::env::random_id;
+use penstock_base::{Env, HashMap, Id128, Ino};
+use penstock_chunk::Target;
+use penstock_kv::{Kv, WriteSet};
+use penstock_wire::Header;
+use rustix::io::Errno;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use tokio::sync::{Mutex, Notify, RwLock};
+
+/// Inode numbers reserved at once.
+const INO_RUN: u64 = 4096;
+
+/// Who asks, for operations that must not be done twice.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request {
+    /// The session; 0 when there is none.
+    pub session: u64,
+    /// The request's number in it; 0 when a repeat does no harm.
+    pub sequence: u64,
+}
+
+impl From<&Header> for Request {
+    fn from(header: &Header) -> Self {
+        Self { session: header.session, sequence: header.sequence }
+    }
+}
+
+/// What a file system is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FsInfo {
+    /// Its identifier.
+    pub id: Id128,
+    /// Its name.
+    pub name: String,
+    /// Nanoseconds since 1970 when it was made.
+    pub created_ns: i64,
+    /// Blocks in a chunk.
+    pub chunk_blocks: u32,
+}
+
+/// The metadata target of one fileset.
+pub struct MetaTarget {
+    pub(crate) env: Env,
+    pub(crate) kv: Rc<dyn Kv>,
+    pub(crate) target: Rc<Target>,
+    pub(crate) gate: Rc<RwLock<()>>,
+    pub(crate) fs: RefCell<FsRow>,
+    pub(crate) next_ino: Cell<u64>,
+    pub(crate) cache: RefCell<InodeCache>,
+    pub(crate) sessions: RefCell<Sessions>,
+    /// One operation that changes something runs at a time.
+    pub(crate) changing: Mutex<()>,
+    pub(crate) transactions: Cell<u64>,
+    pub(crate) in_use: RefCell<HashMap<Ino, u64>>,
+    pub(crate) reap_queue: RefCell<std::collections::BTreeSet<Ino>>,
+    /// A removed file is being dropped, and is not in the queue.
+    pub(crate) reaping: Cell<bool>,
+    pub(crate) reap_wake: Notify,
+    pub(crate) closed: Cell<bool>,
+}
+
+impl MetaTarget {
+    /// Opens the name space in `kv`, which `target` shares; an empty store gets an empty file system called `name`.
+    pub async fn open(
+        env: &Env,
+        kv: Rc<dyn Kv>,
+        target: Rc<Target>,
+        gate: Rc<RwLock<()>>,
+        name: &str,
+    ) -> Result<Rc<Self>, MetaError> {
+        let row = kv.get(fs_key()).await?;
+        let fs = match row {
+            Some(row) => FsRow::decode(&row)?,
+            None => make_fs(env, &*kv, name, target.config().chunk_blocks).await?,
+        };
+        let mut sessions = Sessions::load(&*kv).await?;
+        let mut writes = WriteSet::new();
+        sessions.drop_all(writes.reclaims());
+        if !writes.is_empty() {
+            kv.commit(writes).await?;
+        }
+        let meta = Rc::new(Self {
+            env: env.clone(),
+            kv,
+            target,
+            gate,
+            next_ino: Cell::new(fs.reserved_ino),
+            fs: RefCell::new(fs),
+            cache: RefCell::default(),
+            sessions: RefCell::new(sessions),
+            changing: Mutex::default(),
+            transactions: Cell::new(0),
+            in_use: RefCell::default(),
+            reap_queue: RefCell::default(),
+            reaping: Cell::new(false),
+            reap_wake: Notify::new(),
+            closed: Cell::new(false),
+        });
+        meta.queue_removed().await?;
+        env.spawn("meta reap", Box::pin(meta.clone().reap_task()));
+        Ok(meta)
+    }
+
+    /// What the file system is.
+    pub fn info(&self) -> FsInfo {
+        let fs = self.fs.borrow();
+        FsInfo { id: fs.id, name: fs.name.clone(), created_ns: fs.created_ns, chunk_blocks: fs.chunk_blocks }
+    }
+
+    /// Stops the target's task.
+    pub fn stop(&self) {
+        self.closed.set(true);
+        self.reap_wake.notify_one();
+    }
+
+    pub(crate) fn now_ns(&self) -> i64 {
+        self.env.wall_ns()
+    }
+
+    /// An inode, from memory or from its row.
+    pub(crate) async fn inode(&self, ino: Ino) -> Result<Inode, MetaError> {
+        if let Some(inode) = self.cache.borrow().get(ino) {
+            return Ok(inode.clone());
+        }
+        let before = self.transactions.get();
+        let row = self.kv.get(inode_key(ino)).await?.ok_or(Errno::STALE)?;
+        let inode = Inode::decode(&row)?;
+        if self.transactions.get() == before {
+            self.cache.borrow_mut().put(inode.clone());
+        }
+        Ok(inode)
+    }
+
+    /// A directory's inode.
+    pub(crate) async fn directory(&self, ino: Ino) -> Result<Inode, MetaError> {
+        let inode = self.inode(ino).await?;
+        match inode.is_dir() {
+            true => Ok(inode),
+            false => Err(Errno::NOTDIR.into()),
+        }
+    }
+
+    /// A number for a new inode; the row that reserves it goes into `writes` when a run is used up. The caller says
+    /// with [`Self::reserved`] that they are committed: until then the next one reserves again.
+    pub(crate) fn new_ino(&self, writes: &mut WriteSet) -> Ino {
+        let ino = self.next_ino.get() + 1;
+        self.next_ino.set(ino);
+        let fs = self.fs.borrow();
+        if ino > fs.reserved_ino {
+            writes.put(fs_key(), FsRow { reserved_ino: ino + INO_RUN, ..fs.clone() }.encode());
+        }
+        Ino(ino)
+    }
+
+    /// Notes that the transaction with the inode's reservation is committed.
+    pub(crate) fn reserved(&self, ino: Ino) {
+        let mut fs = self.fs.borrow_mut();
+        if ino.0 > fs.reserved_ino {
+            fs.reserved_ino = ino.0 + INO_RUN;
+        }
+    }
+
+    /// Commits a transaction with the inodes that it changes and, for a request with a sequence, its result.
+    pub(crate) async fn commit(
+        &self,
+        request: Request,
+        mut writes: WriteSet,
+        inodes: Vec<Inode>,
+        reply: &[u8],
+    ) -> Result<(), MetaError> {
+        for inode in &inodes {
+            assert!(inode.nlink <= LINK_MAX || inode.is_dir(), "links are counted before they are made");
+            writes.put(inode_key(inode.ino), inode.encode());
+        }
+        if request.sequence != 0 {
+            Sessions::record(request.session, request.sequence, reply, &mut writes);
+        }
+        self.transactions.set(self.transactions.get() + 1);
+        let result = {
+            let _open = self.gate.read().await;
+            self.kv.commit(writes).await
+        };
+        self.transactions.set(self.transactions.get() + 1);
+        result?;
+        self.committed(request, inodes, reply);
+        Ok(())
+    }
+
+    /// Notes what a committed transaction says.
+    pub(crate) fn committed(&self, request: Request, inodes: Vec<Inode>, reply: &[u8]) {
+        if request.sequence != 0 {
+            self.sessions.borrow_mut().keep(request.session, request.sequence, reply.to_vec());
+        }
+        let mut cache = self.cache.borrow_mut();
+        for inode in inodes {
+            // An inode without a name is on its way out; only its users still ask for it.
+            cache.put(inode);
+        }
+    }
+
+    /// Takes a name from an inode that is no directory. Its last name puts it into the queue of removed files.
+    pub(crate) fn drop_link(&self, inode: &mut Inode, writes: &mut WriteSet) {
+        inode.nlink -= 1;
+        inode.times_ns[2] = self.now_ns();
+        if inode.nlink == 0 {
+            writes.put(removed_key(inode.ino), bare_value());
+        }
+    }
+
+    /// Notes that an inode is in use and outlives its names.
+    pub fn use_inode(&self, ino: Ino) {
+        *self.in_use.borrow_mut().entry(ino).or_default() += 1;
+    }
+
+    /// Notes that a use ended.
+    pub fn release_inode(&self, ino: Ino) {
+        let mut in_use = self.in_use.borrow_mut();
+        if let Some(count) = in_use.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                in_use.remove(&ino);
+                drop(in_use);
+                self.reap_if_removed(ino);
+            }
+        }
+    }
+
+    /// Makes every acknowledged operation durable.
+    pub async fn sync(&self) -> Result<(), MetaError> {
+        Ok(self.target.sync().await?)
+    }
+}
+
+async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Result<FsRow, MetaError> {
+    let now = env.wall_ns();
+    let fs = FsRow {
+        id: random_id(env),
+        name: name.to_owned(),
+        created_ns: now,
+        secret: random_id(env),
+        reserved_ino: ROOT.0 + INO_RUN,
+        last_session: 0,
+        chunk_blocks,
+    };
+    let root = Inode {
+        ino: ROOT,
+        mode: 0o040_755,
+        nlink: 2,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        rdev: 0,
+        size: 0,
+        times_ns: [now; 4],
+        cut: 0,
+        parent: ROOT,
+        entries: 0,
+        layout: Layout { chunk_blocks, target: 0, replicas: 1 },
+        data: Data::None,
+    };
+    let mut writes = WriteSet::new();
+    writes.put(fs_key(), fs.encode()).put(inode_key(ROOT), root.encode());
+    kv.commit(writes).await?;
+    kv.flush().await?;
+    Ok(fs)
+}

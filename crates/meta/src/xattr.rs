@@ -1,0 +1,84 @@
+//! Extended attributes, a row each.
+
+use crate::error::MetaError;
+use crate::ops::attr_reply;
+use crate::rows::{xattr_key, xattr_name, xattr_range};
+use crate::target::{MetaTarget, Request};
+use crate::{NAME_MAX, XATTR_MAX};
+use penstock_base::Ino;
+use penstock_kv::WriteSet;
+use penstock_wire::names::{BytesReply, InodeRequest, NamesReply, XattrRequest};
+use prost::Message;
+use rustix::io::Errno;
+
+/// Most extended attributes of one inode.
+const MOST: usize = 1024;
+
+impl MetaTarget {
+    /// The value of an extended attribute.
+    pub(crate) async fn get_xattr(&self, request: XattrRequest) -> Result<Vec<u8>, MetaError> {
+        let value = self.kv.get(xattr_key(Ino(request.ino), &request.name)).await?;
+        let bytes = value.ok_or(Errno::NODATA)?;
+        Ok(BytesReply { bytes }.encode_to_vec())
+    }
+
+    /// The names of an inode's extended attributes.
+    pub(crate) async fn list_xattr(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
+        let (from, until) = xattr_range(Ino(request.ino));
+        let rows = self.kv.scan(from, until, MOST).await?;
+        let names = rows.iter().map(|(key, _)| xattr_name(key).to_vec()).collect();
+        Ok(NamesReply { names }.encode_to_vec())
+    }
+
+    /// Sets an extended attribute.
+    pub(crate) async fn set_xattr(&self, who: Request, request: XattrRequest) -> Result<Vec<u8>, MetaError> {
+        let _one = self.changing.lock().await;
+        if request.name.is_empty() || request.name.len() > NAME_MAX {
+            return Err(Errno::RANGE.into());
+        }
+        if request.value.len() > XATTR_MAX {
+            return Err(Errno::TOOBIG.into());
+        }
+        let mut inode = self.inode(Ino(request.ino)).await?;
+        let key = xattr_key(inode.ino, &request.name);
+        let exists = self.kv.get(key.clone()).await?.is_some();
+        if request.create && exists {
+            return Err(Errno::EXIST.into());
+        }
+        if request.replace && !exists {
+            return Err(Errno::NODATA.into());
+        }
+        if !exists {
+            let (from, until) = xattr_range(inode.ino);
+            if self.kv.scan(from, until, MOST).await?.len() >= MOST {
+                return Err(Errno::NOSPC.into());
+            }
+        }
+        let mut writes = WriteSet::new();
+        writes.put(key, request.value);
+        inode.times_ns[2] = self.now_ns();
+        let reply = attr_reply(&inode);
+        self.commit(who, writes, vec![inode], &reply).await?;
+        Ok(reply)
+    }
+
+    /// Removes an extended attribute.
+    pub(crate) async fn remove_xattr(
+        &self,
+        who: Request,
+        request: XattrRequest,
+    ) -> Result<Vec<u8>, MetaError> {
+        let _one = self.changing.lock().await;
+        let mut inode = self.inode(Ino(request.ino)).await?;
+        let key = xattr_key(inode.ino, &request.name);
+        if self.kv.get(key.clone()).await?.is_none() {
+            return Err(Errno::NODATA.into());
+        }
+        let mut writes = WriteSet::new();
+        writes.reclaims().delete(key);
+        inode.times_ns[2] = self.now_ns();
+        let reply = attr_reply(&inode);
+        self.commit(who, writes, vec![inode], &reply).await?;
+        Ok(reply)
+    }
+}

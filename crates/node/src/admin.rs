@@ -1,0 +1,431 @@
+//! What an administrator does: look, fail and replace drives, rebuild, scrub, check.
+
+use crate::assemble::Node;
+use crate::events::{Event, Level};
+use crate::report::{
+    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, StatusReport,
+};
+use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
+use penstock_base::env::random_id;
+use penstock_base::{BLOCK_BYTES, DriveId};
+use penstock_drive::superblock::{Superblock, slices_end};
+use penstock_drive::{DriveHandle, DriveState, Slice};
+use std::rc::Rc;
+use std::time::Duration;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// How often drives and arrays are looked at.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// An administrator's request was not done.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum AdminError {
+    /// There is no such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// It is refused; nothing was changed.
+    #[error("{0}")]
+    Refused(String),
+    /// An array failed at it.
+    #[error(transparent)]
+    Array(#[from] ArrayError),
+    /// The file system failed at it.
+    #[error(transparent)]
+    Meta(#[from] penstock_meta::MetaError),
+}
+
+impl Node {
+    /// The drive with an id, or with an id that begins so.
+    fn find_drive(&self, id: &str) -> Result<Rc<DriveHandle>, AdminError> {
+        let drives = self.drives.borrow();
+        let mut matching =
+            drives.iter().filter(|drive| drive.id().to_string().starts_with(id) || drive.path() == id);
+        match (matching.next(), matching.next()) {
+            (Some(drive), None) if !id.is_empty() => Ok(drive.clone()),
+            (Some(_), Some(_)) => {
+                Err(AdminError::Refused(format!("several drives have ids that begin with {id}")))
+            }
+            _ => Err(AdminError::NotFound(format!("no drive {id}; `penstock drive list` shows them"))),
+        }
+    }
+
+    /// The array with an id, the beginning of one, or a name; all of them for none.
+    pub fn find_arrays(&self, which: Option<&str>) -> Result<Vec<Rc<Array>>, AdminError> {
+        let Some(which) = which else { return Ok(self.arrays.clone()) };
+        let fits = |array: &&Rc<Array>| array.name() == which || array.id().to_string().starts_with(which);
+        let found: Vec<Rc<Array>> = self.arrays.iter().filter(fits).cloned().collect();
+        match found.is_empty() || which.is_empty() {
+            true => Err(AdminError::NotFound(format!("no array {which}; `penstock array list` shows them"))),
+            false => Ok(found),
+        }
+    }
+
+    /// Takes a drive out of service.
+    pub async fn fail_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
+        let drive = self.find_drive(id)?;
+        let members: Vec<(Rc<Array>, usize)> = self
+            .arrays
+            .iter()
+            .filter_map(|array| Some((array.clone(), array.position_of(drive.id())?)))
+            .collect();
+        for (array, position) in &members {
+            if !array.can_lose(*position) {
+                return Err(AdminError::Refused(format!(
+                    "drive {} is not failed: array {} can lose no further member; replace or rebuild the lost ones first",
+                    drive.id(),
+                    array.name()
+                )));
+            }
+        }
+        for (array, position) in &members {
+            array.fail_member(*position, "failed by an administrator").await?;
+        }
+        drive.latch("failed by an administrator".into());
+        self.events.add(Level::Warning, "drive", format!("{} failed by an administrator", drive.id()));
+        Ok(self.drive_report(&drive))
+    }
+
+    /// Puts a blank drive at `path` (or where the old one was) in the place of a failed or missing one.
+    pub async fn replace_drive(&self, id: &str, path: Option<&str>) -> Result<DriveReport, AdminError> {
+        let old = self.find_drive(id)?;
+        if old.is_online() {
+            return Err(AdminError::Refused(format!(
+                "drive {} is online; `penstock drive fail` takes it out of service first",
+                old.id()
+            )));
+        }
+        let path = path.unwrap_or(old.path()).to_owned();
+        if path.is_empty() {
+            return Err(AdminError::Refused(format!(
+                "it is not known where drive {} was: give a path",
+                old.id()
+            )));
+        }
+        if self.drives.borrow().iter().any(|drive| drive.is_online() && drive.path() == path) {
+            return Err(AdminError::Refused(format!("{path} is a drive of this store in use")));
+        }
+        let wanted = self.needed_bytes(old.id());
+        // As large as the largest drive of the store: a lost one does not say how large it was.
+        let largest = self.drives.borrow().iter().map(|drive| drive.size_bytes()).max().unwrap_or(0);
+        self.backing.create(&path, largest.max(wanted)).map_err(AdminError::Refused)?;
+        let drive = self.backing.open(&path).map_err(AdminError::Refused)?;
+        if slices_end(drive.size_bytes().max(4 << 20)) < wanted {
+            return Err(AdminError::Refused(format!(
+                "{path} has {} bytes and {wanted} are needed behind the superblock",
+                drive.size_bytes()
+            )));
+        }
+        let superblock = Superblock {
+            store: self.store,
+            drive: DriveId(random_id(&self.env)),
+            size_bytes: drive.size_bytes(),
+            created_ns: self.env.wall_ns(),
+            ..Superblock::default()
+        };
+        let new = DriveHandle::online(self.env.clone(), path.clone(), drive, superblock);
+        self.put_in_place(&old, &new).await?;
+        self.events.add(Level::Info, "drive", format!("{} replaced by {} at {path}", old.id(), new.id()));
+        Ok(self.drive_report(&new))
+    }
+
+    /// Bytes from the start of a drive to the end of its last slice.
+    fn needed_bytes(&self, drive: DriveId) -> u64 {
+        let slices = self.arrays.iter().filter_map(|array| array.slice_of(drive));
+        slices.map(|(offset, len)| offset + len).max().unwrap_or(0)
+    }
+
+    async fn put_in_place(&self, old: &Rc<DriveHandle>, new: &Rc<DriveHandle>) -> Result<(), AdminError> {
+        for array in &self.arrays {
+            let (Some(position), Some((offset, len))) =
+                (array.position_of(old.id()), array.slice_of(old.id()))
+            else {
+                continue;
+            };
+            let reserved = array.geometry().reserved();
+            self.backing
+                .allocate(new.path(), offset + reserved.start..offset + reserved.end)
+                .map_err(AdminError::Refused)?;
+            array.replace_member(position, new, Slice::new(new.clone(), offset, len)).await?;
+        }
+        let mut drives = self.drives.borrow_mut();
+        let place = drives.iter_mut().find(|drive| drive.id() == old.id()).expect("it was found there");
+        *place = new.clone();
+        Ok(())
+    }
+
+    /// Scrubs an array and the superblocks of its drives.
+    pub async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
+        let mut superblocks_repaired = 0;
+        let drives = self.drives.borrow().clone();
+        for drive in
+            drives.iter().filter(|drive| drive.is_online() && array.position_of(drive.id()).is_some())
+        {
+            superblocks_repaired += drive.scrub_superblock().await.map_err(ArrayError::from)?;
+        }
+        let report = array.scrub().await?;
+        let level = if report.is_clean() { Level::Info } else { Level::Warning };
+        self.events.add(
+            level,
+            "array",
+            format!(
+                "scrub of {}: {} stripes, {} errors, {} blocks repaired, {} parity defects, {} unreadable",
+                array.name(),
+                report.stripes,
+                report.checksum_errors,
+                report.repaired_blocks,
+                report.parity_defects,
+                report.unreadable.len()
+            ),
+        );
+        Ok(ScrubSummary {
+            array: array.name().to_owned(),
+            stripes: report.stripes,
+            checksum_errors: report.checksum_errors + superblocks_repaired,
+            repaired_blocks: report.repaired_blocks + superblocks_repaired,
+            parity_defects: report.parity_defects,
+            clean: report.is_clean() && superblocks_repaired == 0,
+            unreadable_stripes: report.unreadable,
+            superblocks_repaired,
+        })
+    }
+
+    /// Checks the file system: names, links, chunks, extents and bitmaps against each other.
+    pub async fn check_fs(&self) -> Result<FsCheckReport, AdminError> {
+        self.meta.wait_reaped().await;
+        let check = self.meta.check().await?;
+        Ok(FsCheckReport {
+            clean: check.problems.is_empty(),
+            inodes: check.inodes,
+            names: check.entries,
+            removed_files: check.removed,
+            chunks: check.chunks,
+            blocks: check.blocks,
+            blocks_beyond_end: check.blocks_beyond_end,
+            problems: check.problems,
+        })
+    }
+
+    /// The file system.
+    pub fn fs_report(&self) -> FsReport {
+        let (info, space, rows, counts) =
+            (self.meta.info(), self.target.usage(), self.usage(), self.target.counts());
+        FsReport {
+            id: info.id.to_string(),
+            name: info.name,
+            filesets: vec!["root".into()],
+            created_ns: info.created_ns,
+            chunk_bytes: u64::from(info.chunk_blocks) * BLOCK,
+            total_bytes: space.total_blocks * BLOCK,
+            free_bytes: space.free_blocks * BLOCK,
+            available_bytes: space.free_blocks.saturating_sub(space.reserve_blocks) * BLOCK,
+            meta_used_bytes: rows.used_bytes,
+            meta_budget_bytes: rows.budget_bytes,
+            written_bytes: counts.written_blocks * BLOCK,
+            read_bytes: counts.read_blocks * BLOCK,
+            whole_chunks: counts.whole_chunks,
+            logged_chunks: counts.logged_chunks,
+            commits: counts.commits,
+        }
+    }
+
+    fn usage(&self) -> penstock_kv::Usage {
+        penstock_kv::Kv::usage(&*self.kv)
+    }
+
+    /// Events behind a number.
+    pub fn events_after(&self, seq: u64) -> Vec<Event> {
+        self.events.after(seq)
+    }
+
+    /// All drives.
+    pub fn drive_reports(&self) -> Vec<DriveReport> {
+        self.drives.borrow().iter().map(|drive| self.drive_report(drive)).collect()
+    }
+
+    /// One drive, by its id or the beginning of it.
+    pub fn show_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
+        Ok(self.drive_report(&*self.find_drive(id)?))
+    }
+
+    fn drive_report(&self, drive: &DriveHandle) -> DriveReport {
+        let (state, counters) = (drive.state(), drive.counters());
+        let of = self.arrays.iter().filter(|array| array.position_of(drive.id()).is_some());
+        DriveReport {
+            id: drive.id().to_string(),
+            state: state.word().to_owned(),
+            reason: state.reason().to_owned(),
+            path: drive.path().to_owned(),
+            size_bytes: drive.size_bytes(),
+            checksum_errors: counters.checksum_errors,
+            io_errors: counters.io_errors,
+            timeouts: counters.timeouts,
+            repaired_blocks: counters.repaired_blocks,
+            reads: counters.reads,
+            writes: counters.writes,
+            flushes: counters.flushes,
+            read_bytes: counters.read_bytes,
+            write_bytes: counters.write_bytes,
+            arrays: of.map(|array| array.name().to_owned()).collect(),
+        }
+    }
+
+    /// Arrays as reports.
+    pub fn array_reports(&self, arrays: &[Rc<Array>]) -> Vec<ArrayReport> {
+        let now_ns = self.env.wall_ns();
+        arrays.iter().map(|array| array_report(array, now_ns)).collect()
+    }
+
+    /// Everything at once. The caller adds what only the process knows: folder, mounts, API.
+    pub fn status(&self) -> StatusReport {
+        let arrays = self.array_reports(&self.arrays);
+        let drives = self.drive_reports();
+        let mut reasons = Vec::new();
+        for drive in drives.iter().filter(|drive| drive.state != "online") {
+            reasons.push(format!("drive {} ({}) is {}: {}", drive.id, drive.path, drive.state, drive.reason));
+        }
+        for array in arrays.iter().filter(|array| array.state != "ok") {
+            let debt = (array.redundancy_debt_stripes, array.redundancy_debt_carriers);
+            let why = array.suspended.clone().unwrap_or_else(|| {
+                format!("{} stripes and {} copies of its log lack redundancy", debt.0, debt.1)
+            });
+            reasons.push(format!("array {} is {}: {why}", array.name, array.state));
+        }
+        let fs = self.fs_report();
+        StatusReport {
+            health: health(&self.arrays, reasons.is_empty()).to_owned(),
+            reasons,
+            redundancy_debt_stripes: arrays.iter().map(|array| array.redundancy_debt_stripes).sum(),
+            redundancy_debt_carriers: arrays.iter().map(|array| array.redundancy_debt_carriers).sum(),
+            store: self.store.to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            dir: String::new(),
+            api_url: String::new(),
+            mounts: Vec::new(),
+            started_ns: self.started_ns,
+            io_path: penstock_drive::runtime::io_path().to_owned(),
+            code_path: self.arrays.first().map_or("", |array| array.code_path()).to_owned(),
+            total_bytes: fs.total_bytes,
+            free_bytes: fs.free_bytes,
+            drives,
+            arrays,
+        }
+    }
+
+    /// Notes changes of drives and arrays as events, and lets an array know of a drive that another one lost.
+    pub(crate) async fn watch_task(self: Rc<Self>) {
+        let mut states: Vec<&'static str> =
+            self.arrays.iter().map(|array| array.report().state.word()).collect();
+        let mut drive_states: Vec<(DriveId, DriveState)> =
+            self.drives.borrow().iter().map(|drive| (drive.id(), drive.state())).collect();
+        while !self.arrays.iter().any(|array| array.is_closed()) {
+            self.env.sleep(WATCH).await;
+            let now: Vec<(DriveId, DriveState)> =
+                self.drives.borrow().iter().map(|drive| (drive.id(), drive.state())).collect();
+            for (id, state) in now.iter().filter(|state| !drive_states.contains(state)) {
+                self.events.add(
+                    Level::Warning,
+                    "drive",
+                    format!("{id} is {}: {}", state.word(), state.reason()),
+                );
+                self.tell_arrays(*id, state).await;
+            }
+            drive_states = now;
+            for (array, before) in self.arrays.iter().zip(&mut states) {
+                let state = array.report().state;
+                if state.word() != *before {
+                    let level = if state == ArrayState::Ok { Level::Info } else { Level::Warning };
+                    self.events.add(
+                        level,
+                        "array",
+                        format!("{} went from {before} to {}", array.name(), state.word()),
+                    );
+                    *before = state.word();
+                }
+            }
+        }
+    }
+
+    async fn tell_arrays(&self, drive: DriveId, state: &DriveState) {
+        if *state == DriveState::Online {
+            return;
+        }
+        for array in &self.arrays {
+            if let Some(position) = array.position_of(drive)
+                && let Err(error) = array.fail_member(position, state.reason()).await
+            {
+                self.events.add(Level::Error, "array", format!("{}: {error}", array.name()));
+            }
+        }
+    }
+}
+
+/// The worst array decides. A suspended array waits for the host or for drives, and loses nothing meanwhile.
+fn health(arrays: &[Rc<Array>], all_well: bool) -> &'static str {
+    let rank = |state: ArrayState| match state {
+        ArrayState::Ok => 0,
+        ArrayState::Degraded | ArrayState::Suspended => 1,
+        ArrayState::Critical => 2,
+        ArrayState::Failed => 3,
+    };
+    match arrays.iter().map(|array| rank(array.report().state)).max().unwrap_or(0) {
+        0 if all_well => "ok",
+        0 | 1 => "degraded",
+        2 => "critical",
+        _ => "failed",
+    }
+}
+
+fn job_report(job: &JobProgress, now_ns: i64) -> JobReport {
+    let elapsed_s = (now_ns - job.started_ns).max(0) as u64 / 1_000_000_000;
+    let left = job.total_stripes.saturating_sub(job.done_stripes);
+    JobReport {
+        done_stripes: job.done_stripes,
+        total_stripes: job.total_stripes,
+        failed_stripes: job.failed_stripes,
+        started_ns: job.started_ns,
+        remaining_s: (elapsed_s > 0 && job.done_stripes > 0).then(|| left * elapsed_s / job.done_stripes),
+    }
+}
+
+fn array_report(array: &Array, now_ns: i64) -> ArrayReport {
+    let report = array.report();
+    let counts = report.counts;
+    let members = report.members.iter().map(|member| MemberReport {
+        drive: member.drive.to_string(),
+        state: member.state.to_owned(),
+        carrier: member.carrier,
+        stale_strips: member.stale_strips,
+    });
+    ArrayReport {
+        id: report.id.to_string(),
+        name: report.name.clone(),
+        code: format!("{}+{}", report.code.0, report.code.1),
+        state: report.state.word().to_owned(),
+        suspended: report.suspended.clone(),
+        redundancy_debt_stripes: report.redundancy_debt_stripes,
+        redundancy_debt_carriers: report.missing_carriers,
+        unreadable_stripes: report.unreadable_stripes,
+        stripes: report.stripes.0,
+        written_stripes: report.stripes.1,
+        stripe_bytes: report.stripe_bytes,
+        log_used_percent: report.log_used_percent,
+        dirty_bytes: report.dirty_blocks * BLOCK,
+        checksum_errors: counts.checksum_errors,
+        repaired_blocks: counts.repaired_blocks,
+        parity_defects: counts.parity_defects,
+        degraded_reads: counts.degraded_reads,
+        logged_bytes: counts.logged_blocks * BLOCK,
+        fresh_stripes: counts.fresh_stripes,
+        destaged_stripes: counts.destaged_stripes,
+        read_modify_writes: counts.read_modify_writes,
+        reconstruct_writes: counts.reconstruct_writes,
+        full_writes: counts.full_writes,
+        log_records: counts.log_records,
+        log_flushes: counts.log_flushes,
+        checkpoints: counts.checkpoints,
+        members: members.collect(),
+        rebuild: report.rebuild.map(|job| job_report(&job, now_ns)),
+        scrub: report.scrub.map(|job| job_report(&job, now_ns)),
+    }
+}

@@ -1,0 +1,246 @@
+//! Finding a store on its drives and starting everything that stands on it.
+//!
+//! A drive that is missing, damaged, foreign or from a later release is named and left alone; the store starts
+//! whenever every array has enough members.
+
+use crate::backing::Backing;
+use crate::events::{Events, Level};
+use penstock_array::format::descriptor::Descriptor;
+use penstock_array::ownership::Ownership;
+use penstock_array::{Array, ArrayError, Volume, open};
+use penstock_base::{ArrayId, DriveId, Env, StoreId};
+use penstock_chunk::{Target, TargetConfig};
+use penstock_drive::superblock::{self, Superblock, SuperblockError};
+use penstock_drive::{DriveHandle, Slice};
+use penstock_kv::{Kv, Mode, RedbKv};
+use penstock_meta::MetaTarget;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use tokio::sync::RwLock;
+
+/// A store does not start.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StartError {
+    /// What was asked cannot be done; nothing was changed.
+    #[error("{0}")]
+    Refused(String),
+    /// No drive of a store was found.
+    #[error("no drive of a store was found: {0}")]
+    NoStore(String),
+    /// An array does not open.
+    #[error(transparent)]
+    Array(#[from] ArrayError),
+    /// The key-value store does not open.
+    #[error(transparent)]
+    Kv(#[from] penstock_kv::KvError),
+    /// The target does not open.
+    #[error(transparent)]
+    Chunk(#[from] penstock_chunk::ChunkError),
+    /// The name space does not open.
+    #[error(transparent)]
+    Meta(#[from] penstock_meta::MetaError),
+}
+
+/// All roles of one machine.
+pub struct Node {
+    pub(crate) env: Env,
+    pub(crate) backing: Rc<dyn Backing>,
+    pub(crate) store: StoreId,
+    pub(crate) drives: RefCell<Vec<Rc<DriveHandle>>>,
+    pub(crate) arrays: Vec<Rc<Array>>,
+    pub(crate) kv: Rc<RedbKv>,
+    pub(crate) target: Rc<Target>,
+    pub(crate) meta: Rc<MetaTarget>,
+    pub(crate) events: Events,
+    pub(crate) started_ns: i64,
+}
+
+/// What was found under a path.
+pub struct Candidate {
+    path: String,
+    found: Result<(Rc<dyn penstock_drive::Drive>, Superblock), String>,
+}
+
+/// Looks at the drives under `paths`.
+pub async fn find_drives(backing: &dyn Backing, paths: &[String]) -> Vec<Candidate> {
+    let mut candidates = Vec::new();
+    for path in paths {
+        let found = match backing.open(path) {
+            Err(why) => Err(why),
+            Ok(drive) => match superblock::read(&*drive).await {
+                Ok(superblock) => Ok((drive, superblock)),
+                Err(error @ SuperblockError::Shrunk { .. }) => Err(format!("{path} is too small: {error}")),
+                Err(error) => Err(format!("{path}: {error}")),
+            },
+        };
+        candidates.push(Candidate { path: path.clone(), found });
+    }
+    candidates
+}
+
+impl Candidate {
+    /// The store that the drive belongs to, if it is one of a store.
+    pub fn store(&self) -> Option<StoreId> {
+        self.found.as_ref().ok().map(|(_, superblock)| superblock.store)
+    }
+
+    /// Why the drive cannot be used, if it cannot.
+    pub fn problem(&self) -> Option<&str> {
+        self.found.as_ref().err().map(String::as_str)
+    }
+}
+
+/// The newest descriptor of each array, from all superblocks.
+fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, ArrayError> {
+    let mut newest: BTreeMap<ArrayId, (u64, Vec<u8>)> = BTreeMap::new();
+    for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
+        for entry in &superblock.arrays {
+            let slot = newest.entry(entry.array).or_default();
+            if slot.1.is_empty() || slot.0 < entry.revision {
+                *slot = (entry.revision, entry.descriptor.clone());
+            }
+        }
+    }
+    newest.into_iter().map(|(array, (_, bytes))| Ok((array, Descriptor::decode(&bytes)?))).collect()
+}
+
+impl Node {
+    /// Starts the store whose drives are among `candidates`. `wanted` names the store where several are found.
+    /// `last_paths` says where drives were last seen, for those that are not found.
+    pub async fn start(
+        env: &Env,
+        backing: Rc<dyn Backing>,
+        mut candidates: Vec<Candidate>,
+        wanted: Option<StoreId>,
+        last_paths: &BTreeMap<DriveId, String>,
+        ownership: Rc<dyn Ownership>,
+        mode: Mode,
+    ) -> Result<Rc<Self>, StartError> {
+        let events = Events::new(env);
+        let store = wanted.or_else(|| candidates.iter().find_map(Candidate::store)).ok_or_else(|| {
+            let problems: Vec<&str> = candidates.iter().filter_map(Candidate::problem).collect();
+            StartError::NoStore(problems.join("; "))
+        })?;
+        for candidate in &mut candidates {
+            if candidate.store().is_some_and(|found| found != store) {
+                let why = format!("{} belongs to another store", candidate.path);
+                candidate.found = Err(why);
+            }
+        }
+        for why in candidates.iter().filter_map(Candidate::problem) {
+            tracing::warn!("drive not used: {why}");
+            events.add(Level::Warning, "drive", format!("not used: {why}"));
+        }
+        let descriptors = newest_descriptors(&candidates)?;
+        let drives = handles(env, candidates, &descriptors, last_paths);
+        let mut arrays = Vec::new();
+        for descriptor in descriptors.into_values() {
+            arrays.push(open_array(env, descriptor, &drives, ownership.clone()).await?);
+        }
+        let by_name = |name: &str| {
+            let found = arrays.iter().find(|array| array.name() == name).cloned();
+            found.ok_or_else(|| StartError::NoStore(format!("no drive names the array {name}")))
+        };
+        let (data, meta_array) = (by_name("data")?, by_name("meta")?);
+        let gate: Rc<RwLock<()>> = Rc::default();
+        let kv = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
+        let shared: Rc<dyn Kv> = kv.clone();
+        let volume = Volume::whole(&data);
+        let config = TargetConfig::for_volume(&volume, env.random());
+        let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
+        let meta = MetaTarget::open(env, shared, target.clone(), gate, "main").await?;
+        let drives = RefCell::new(drives);
+        let started_ns = env.wall_ns();
+        let env = env.clone();
+        let node =
+            Rc::new(Self { env, backing, store, drives, arrays, kv, target, meta, events, started_ns });
+        node.env.spawn("node watch", Box::pin(node.clone().watch_task()));
+        Ok(node)
+    }
+
+    /// The store.
+    pub fn store(&self) -> StoreId {
+        self.store
+    }
+
+    /// The arrays.
+    pub fn arrays(&self) -> &[Rc<Array>] {
+        &self.arrays
+    }
+
+    /// The drives.
+    pub fn drives(&self) -> Vec<Rc<DriveHandle>> {
+        self.drives.borrow().clone()
+    }
+
+    /// Makes everything durable and stops.
+    pub async fn close(&self) -> Result<(), StartError> {
+        self.target.commit_all().await?;
+        self.target.stop();
+        self.meta.stop();
+        // Data first: what the key-value store says must find its data.
+        for name in ["data", "meta"] {
+            for array in self.arrays.iter().filter(|array| array.name() == name) {
+                array.close().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops as it is, without making anything durable.
+    pub fn abandon(&self) {
+        self.target.stop();
+        self.meta.stop();
+        self.arrays.iter().for_each(|array| array.stop());
+    }
+}
+
+/// A handle for every drive that some array names: online where it was found, missing where it was not.
+fn handles(
+    env: &Env,
+    candidates: Vec<Candidate>,
+    descriptors: &BTreeMap<ArrayId, Descriptor>,
+    last_paths: &BTreeMap<DriveId, String>,
+) -> Vec<Rc<DriveHandle>> {
+    let mut found: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
+    let mut problems: BTreeMap<String, String> = BTreeMap::new();
+    for Candidate { path, found: drive } in candidates {
+        match drive {
+            Ok((drive, superblock)) => {
+                let id = superblock.drive;
+                found.entry(id).or_insert_with(|| DriveHandle::online(env.clone(), path, drive, superblock));
+            }
+            Err(why) => drop(problems.insert(path, why)),
+        }
+    }
+    let mut handles: Vec<Rc<DriveHandle>> = Vec::new();
+    // The array with the most members first, so that drives come in the order of its positions.
+    let mut ordered: Vec<&Descriptor> = descriptors.values().collect();
+    ordered.sort_by_key(|descriptor| std::cmp::Reverse(descriptor.members.len()));
+    for member in ordered.into_iter().flat_map(|descriptor| &descriptor.members) {
+        if handles.iter().any(|handle| handle.id() == member.drive) {
+            continue;
+        }
+        handles.push(found.get(&member.drive).cloned().unwrap_or_else(|| {
+            let path = last_paths.get(&member.drive).cloned().unwrap_or_default();
+            let why = problems.get(&path).cloned().unwrap_or_else(|| "not found".to_owned());
+            DriveHandle::missing(env.clone(), path, member.drive, member.offset + member.len, why)
+        }));
+    }
+    handles
+}
+
+async fn open_array(
+    env: &Env,
+    descriptor: Descriptor,
+    drives: &[Rc<DriveHandle>],
+    ownership: Rc<dyn Ownership>,
+) -> Result<Rc<Array>, StartError> {
+    let slice = |member: &penstock_array::format::descriptor::MemberEntry| {
+        let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online())?;
+        Some(Slice::new(drive.clone(), member.offset, member.len))
+    };
+    let members = descriptor.members.iter().map(slice).collect();
+    Ok(open(env, descriptor, members, ownership).await?)
+}

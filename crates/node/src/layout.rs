@@ -1,0 +1,169 @@
+//! How a store is laid out over its drives, and making one.
+//!
+//! drive = superblock | metadata slice (the first 1+m drives) | data slice | superblock
+//!
+//! A power cut while a store is made leaves drives without superblocks, which nothing takes for a store: arrays are
+//! written first, superblocks last.
+
+use crate::assemble::StartError;
+use crate::backing::Backing;
+use penstock_array::{CreateSpec, create};
+use penstock_base::env::random_id;
+use penstock_base::{DriveId, Env, StoreId};
+use penstock_drive::superblock::{self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock};
+use penstock_drive::{DriveHandle, Slice};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Smallest drive: two logs, their tables and some stripes must fit.
+pub const MIN_DRIVE_BYTES: u64 = 256 << 20;
+const STRIP_BLOCKS: u32 = 64;
+/// A stripe holds 1 MiB of data where the strip allows it.
+const STRIPE_BLOCKS: usize = 256;
+
+/// How a store is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreSpec {
+    /// The data array.
+    pub data: CreateSpec,
+    /// The metadata array.
+    pub meta: CreateSpec,
+    /// Size of each drive.
+    pub drive_bytes: u64,
+    /// Size of a metadata slice.
+    pub meta_slice_bytes: u64,
+}
+
+impl StoreSpec {
+    /// A store of drives of `drive_bytes` with the code k+m.
+    pub fn new(k: usize, m: usize, drive_bytes: u64) -> Result<Self, StartError> {
+        if k == 0 || k + m > 64 || m > 4 {
+            return Err(StartError::Refused(format!(
+                "code {k}+{m}: 1 to 64 strips, at most 4 of them redundancy"
+            )));
+        }
+        if drive_bytes < MIN_DRIVE_BYTES {
+            return Err(StartError::Refused(format!(
+                "drives of {drive_bytes} bytes are too small: a store needs {} MiB each",
+                MIN_DRIVE_BYTES >> 20
+            )));
+        }
+        let log_bytes = (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20);
+        let segment_bytes = (log_bytes / 32) as u32 / 4096 * 4096;
+        let strip_blocks = match STRIPE_BLOCKS.is_multiple_of(k) && STRIPE_BLOCKS / k <= 256 {
+            true => (STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize) as u32,
+            false => STRIP_BLOCKS,
+        };
+        let array = |name: &str, k, m, strip_blocks| CreateSpec {
+            name: name.to_owned(),
+            k,
+            m,
+            strip_blocks,
+            log_bytes,
+            segment_bytes,
+        };
+        let meta_slice_bytes = (drive_bytes / 8).max(96 << 20) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
+        Ok(Self {
+            data: array("data", k, m, strip_blocks),
+            meta: array("meta", 1, m, STRIP_BLOCKS),
+            drive_bytes,
+            meta_slice_bytes,
+        })
+    }
+
+    /// Number of drives.
+    pub fn drives(&self) -> usize {
+        self.data.k + self.data.m
+    }
+
+    fn meta_slice(&self) -> Range<u64> {
+        SLICE_ALIGN_BYTES..SLICE_ALIGN_BYTES + self.meta_slice_bytes
+    }
+
+    fn data_slice(&self) -> Range<u64> {
+        self.meta_slice().end..superblock::slices_end(self.drive_bytes)
+    }
+}
+
+fn cut(drive: &Rc<DriveHandle>, range: &Range<u64>) -> Slice {
+    Slice::new(drive.clone(), range.start, range.end - range.start)
+}
+
+/// Makes a store on blank drives at `paths`, which must not exist or be blank. Returns its identifier.
+pub async fn create_store(
+    env: &Env,
+    backing: &dyn Backing,
+    spec: &StoreSpec,
+    paths: &[String],
+) -> Result<StoreId, StartError> {
+    let store = StoreId(random_id(env));
+    if paths.len() != spec.drives() {
+        return Err(StartError::Refused(format!(
+            "code {}+{} takes {} drives and {} are given",
+            spec.data.k,
+            spec.data.m,
+            spec.drives(),
+            paths.len()
+        )));
+    }
+    for path in paths {
+        if let Ok(drive) = backing.open(path)
+            && !matches!(superblock::read(&*drive).await, Err(superblock::SuperblockError::Blank))
+        {
+            return Err(StartError::Refused(format!("{path} exists and is not blank; nothing was changed")));
+        }
+    }
+    let mut handles = Vec::new();
+    for path in paths {
+        backing.create(path, spec.drive_bytes).map_err(StartError::Refused)?;
+        let drive = backing.open(path).map_err(StartError::Refused)?;
+        let superblock = Superblock {
+            store,
+            drive: DriveId(random_id(env)),
+            size_bytes: drive.size_bytes(),
+            created_ns: env.wall_ns(),
+            ..Superblock::default()
+        };
+        handles.push(DriveHandle::online(env.clone(), path.clone(), drive, superblock));
+    }
+    let meta_members = spec.meta.k + spec.meta.m;
+    let meta_slices: Vec<Slice> =
+        handles[..meta_members].iter().map(|drive| cut(drive, &spec.meta_slice())).collect();
+    let data_slices: Vec<Slice> = handles.iter().map(|drive| cut(drive, &spec.data_slice())).collect();
+    let mut puts: Vec<Vec<(SliceEntry, ArrayEntry)>> = vec![Vec::new(); handles.len()];
+    for (array_spec, slices) in [(&spec.meta, &meta_slices), (&spec.data, &data_slices)] {
+        let reserved = penstock_array::Geometry::fit(array_spec, slices[0].len())?.reserved();
+        for slice in slices {
+            let start = slice.offset();
+            backing
+                .allocate(slice.drive().path(), start + reserved.start..start + reserved.end)
+                .map_err(StartError::Refused)?;
+        }
+        let descriptor = create(env, array_spec, slices).await?;
+        for (position, entry) in descriptor.members.iter().enumerate() {
+            let slice = SliceEntry {
+                array: descriptor.array,
+                member: position as u16,
+                generation: entry.generation,
+                offset: entry.offset,
+                len: entry.len,
+            };
+            let array = ArrayEntry {
+                array: descriptor.array,
+                revision: descriptor.revision,
+                descriptor: descriptor.encode(),
+            };
+            puts[position].push((slice, array));
+        }
+    }
+    for (drive, puts) in handles.iter().zip(puts) {
+        let put = |superblock: &mut Superblock| {
+            for (slice, array) in puts {
+                superblock.slices.push(slice);
+                superblock.arrays.push(array);
+            }
+        };
+        drive.update_superblock(put).await.map_err(|error| StartError::Refused(error.to_string()))?;
+    }
+    Ok(store)
+}

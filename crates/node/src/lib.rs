@@ -1,0 +1,28 @@
+//! All roles of one machine, put together: drives into arrays, arrays into a key-value store, a target and a metadata
+//! target, and these behind one transport. Owns how a store is laid out over its drives, how it is found again, and
+//! what an administrator does to it.
+//!
+//! One store today: a data array k+m over all drives, and a metadata array 1+m over the first of them.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod assemble;
+mod backing;
+mod coordination;
+mod events;
+mod layout;
+mod report;
+mod service;
+mod store_file;
+
+pub use admin::AdminError;
+pub use assemble::{Node, StartError, find_drives};
+pub use backing::{Backing, FileBacking};
+pub use coordination::FileOwnership;
+pub use events::{Event, Events, Level};
+pub use layout::{StoreSpec, create_store};
+pub use report::{
+    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, StatusReport,
+};
+pub use service::InProcess;
+pub use store_file::StoreFile;

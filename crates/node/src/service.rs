@@ -1,0 +1,83 @@
+//! The services of a node behind one transport.
+
+use crate::assemble::Node;
+use penstock_base::{Kind as Todo, LocalBoxFuture};
+use penstock_chunk::{ChunkError, ChunkKey};
+use penstock_wire::data::{ChunkRef, decode_commit, decode_read, decode_write, encode_reply};
+use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Transport};
+use std::rc::Rc;
+
+/// The transport within a process: bodies are encoded and decoded, payload passes by reference.
+pub struct InProcess {
+    node: Rc<Node>,
+}
+
+impl InProcess {
+    /// A transport to the services of `node`.
+    pub fn new(node: Rc<Node>) -> Rc<Self> {
+        Rc::new(Self { node })
+    }
+}
+
+impl Transport for InProcess {
+    fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
+        Box::pin(async move {
+            let bytes = request.header.encode(&request.body);
+            assert_eq!(bytes.len(), HEADER_BYTES, "a header has one length");
+            let header = Header::decode(&bytes, &request.body)?;
+            let (reply, answer) = tokio::sync::oneshot::channel();
+            let node = self.node.clone();
+            // A task of its own: a client that stops waiting must not stop a service in the middle of a transaction.
+            let serve = async move {
+                let _ = reply.send(node.serve(Frame { header, ..request }).await);
+            };
+            self.node.env.spawn("service request", Box::pin(serve));
+            answer.await.map_err(|_| Failure::new(Todo::Internal, "the service stopped"))
+        })
+    }
+}
+
+fn failure(error: &ChunkError) -> Failure {
+    Failure::new(error.kind(), error)
+}
+
+impl Node {
+    /// Does what a request asks and returns the reply.
+    pub async fn serve(&self, request: Frame) -> Frame {
+        let result = self.dispatch(&request).await;
+        Frame::reply(&request.header, result)
+    }
+
+    async fn dispatch(&self, request: &Frame) -> Result<(Vec<u8>, Vec<penstock_base::Buf>), Failure> {
+        let generation = self.target.config().generation;
+        match request.header.kind {
+            Kind::Read => {
+                let chunk = decode_read(&request.body)?;
+                let blocks =
+                    self.target.read(key(&chunk), chunk.block, chunk.count).await.map_err(|e| failure(&e))?;
+                Ok((encode_reply(generation, &blocks.crcs), blocks.parts))
+            }
+            Kind::Write => {
+                let (chunk, crcs) = decode_write(&request.body)?;
+                let data = penstock_base::buf::gather(&request.payload);
+                let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.cut);
+                write.await.map_err(|error| failure(&error))?;
+                Ok((encode_reply(generation, &[]), Vec::new()))
+            }
+            Kind::Commit => {
+                let (branch, ino, deferred) = decode_commit(&request.body)?;
+                self.target.commit(branch, ino, deferred).await.map_err(|error| failure(&error))?;
+                Ok((encode_reply(generation, &[]), Vec::new()))
+            }
+            kind if kind.is_reserved() => Err(Failure::new(
+                Todo::Invalid,
+                format!("{kind:?} is reserved and not served by this release"),
+            )),
+            _ => Ok((self.meta.serve(&request.header, &request.body).await?, Vec::new())),
+        }
+    }
+}
+
+fn key(chunk: &ChunkRef) -> ChunkKey {
+    ChunkKey { branch: chunk.branch, ino: chunk.ino, index: chunk.chunk }
+}

@@ -1,0 +1,123 @@
+//! Power cuts at every named write site, alone and with a lost drive.
+
+use crate::machine::{Machine, Site};
+use crate::model::Model;
+use penstock_node::StartError;
+use penstock_sim::{CutPlan, World};
+use std::collections::BTreeMap;
+
+async fn work(site: &Site, world: &World, model: &Model, steps: u64) -> Result<Machine, String> {
+    let machine = site.start(world, &[]).await.map_err(|error: StartError| error.to_string())?;
+    let tasks = (0..3).map(|task| {
+        let machine = &machine;
+        async move {
+            for _ in 0..steps {
+                model.step(machine, task).await.map_err(|failure| failure.to_string())?;
+                if machine.world.below(10) == 0 {
+                    let pause = std::time::Duration::from_millis(machine.world.below(3000));
+                    machine.env.sleep(pause).await;
+                }
+            }
+            Ok::<_, String>(())
+        }
+    });
+    futures_util::future::try_join_all(tasks).await?;
+    machine.client.close().await.map_err(|failure| failure.to_string())?;
+    machine.node.close().await.map_err(|error| error.to_string())?;
+    Ok(machine)
+}
+
+fn survey(seed: u64, steps: u64) -> BTreeMap<&'static str, u64> {
+    let site = Site::new();
+    let world = World::new(seed);
+    let model = Model::default();
+    world.run(work(&site, &world, &model, steps)).unwrap().unwrap();
+    let hits = world.hits();
+    world.destroy();
+    let after = World::new(seed + 1);
+    let checked = after.run(async {
+        let machine = site.start(&after, &[]).await.unwrap();
+        model.check_stopped(&machine).await;
+        machine.audit().await;
+        machine.stop().await;
+    });
+    checked.unwrap();
+    after.destroy();
+    hits
+}
+
+fn cut_once(seed: u64, steps: u64, site_name: &str, nth: u64, lost: &[usize]) {
+    let site = Site::new();
+    let world = World::new(seed);
+    world.plan_cut(CutPlan { site: site_name.to_owned(), nth });
+    let model = Model::default();
+    assert!(world.run(work(&site, &world, &model, steps)).is_err(), "the cut at {site_name} {nth} came");
+    site.cut(&world);
+    let after = World::new(seed ^ nth ^ 0x5555);
+    let checked = after.run(async {
+        let machine = match site.start(&after, lost).await {
+            Ok(machine) => machine,
+            Err(error) => panic!("seed {seed}, {site_name} {nth}, lost {lost:?}: {error}"),
+        };
+        model.check_crashed(&machine).await;
+        machine.rebuild().await;
+        machine.audit().await;
+        model.check_crashed(&machine).await;
+        machine.stop().await;
+    });
+    assert!(checked.is_ok(), "no second cut");
+    after.destroy();
+}
+
+/// Cuts at evenly spread passes of each site. Returns how many there were at each.
+pub fn campaign(seed: u64, steps: u64, per_site: u64, lose: usize) -> BTreeMap<&'static str, u64> {
+    let hits = survey(seed, steps);
+    eprintln!("write sites passed: {hits:?}");
+    for expected in ["log.append", "fresh.strip", "destage.strip", "checkpoint.root"] {
+        assert!(hits.contains_key(expected), "the load passes {expected}");
+    }
+    let mut cuts = BTreeMap::new();
+    for (name, count) in hits {
+        for cut in 0..per_site.min(count) {
+            let nth = cut * count / per_site.min(count);
+            let lost: Vec<usize> = (0..lose).map(|drive| (nth as usize + drive * 2) % 6).collect();
+            eprintln!("cut at {name} {nth}, lost {lost:?}");
+            cut_once(seed, steps, name, nth, &lost);
+            *cuts.entry(name).or_default() += 1;
+        }
+    }
+    cuts
+}
+
+#[test]
+fn one_seed_reproduces_one_run() {
+    let run = |seed| {
+        let site = Site::new();
+        let world = World::new(seed);
+        world.run(work(&site, &world, &Model::default(), 12)).unwrap().unwrap();
+        let trace = (world.steps(), world.hits());
+        world.destroy();
+        trace
+    };
+    assert_eq!(run(4), run(4));
+}
+
+#[test]
+fn cuts_lose_nothing_that_was_synced() {
+    campaign(21, 25, 3, 0);
+}
+
+#[test]
+fn cuts_with_a_lost_drive_lose_nothing_that_was_synced() {
+    campaign(22, 25, 2, 1);
+}
+
+#[test]
+#[ignore = "full form: cargo xtask show 01.3"]
+fn show_power_cuts() {
+    for (seed, lose) in [(31, 0), (32, 1), (33, 2), (34, 0), (35, 1)] {
+        let cuts = campaign(seed, 40, 10, lose);
+        println!("client library to drives, seed {seed}, {lose} drives lost with the power:");
+        cuts.iter().for_each(|(site, count)| println!("{site:20} {count:4} cuts"));
+    }
+}

@@ -1,0 +1,216 @@
+//! A simulated machine with a store on it.
+
+use penstock_array::CreateSpec;
+use penstock_array::ownership::MemoryOwnership;
+use penstock_base::{Env, Ino};
+use penstock_client::{Client, Failure};
+use penstock_drive::{Drive, FaultyDrive};
+use penstock_kv::Mode;
+use penstock_node::{Backing, InProcess, Node, StartError, StoreSpec, create_store, find_drives};
+use penstock_sim::{CutMode, SimDisk, SimDrive, World};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+pub const DISK_BYTES: u64 = 40 << 20;
+
+/// Disks by path; drives that replace others join them.
+pub type Disks = Rc<RefCell<BTreeMap<String, Rc<SimDisk>>>>;
+
+/// What survives a power cut.
+pub struct Site {
+    pub disks: Disks,
+    pub ownership: Rc<MemoryOwnership>,
+    pub spec: StoreSpec,
+}
+
+/// One life of the machine.
+pub struct Machine {
+    pub world: World,
+    pub env: Env,
+    pub node: Rc<Node>,
+    pub client: Rc<Client>,
+    disks: Disks,
+}
+
+struct SimBacking {
+    world: World,
+    disks: Disks,
+}
+
+impl Backing for SimBacking {
+    fn open(&self, path: &str) -> Result<Rc<dyn Drive>, String> {
+        let disk = self.disks.borrow().get(path).cloned().ok_or_else(|| format!("{path}: no such disk"))?;
+        let drive = SimDrive::new(&self.world, disk);
+        Ok(Rc::new(FaultyDrive::new(self.world.env(), drive)))
+    }
+
+    fn create(&self, path: &str, size_bytes: u64) -> Result<(), String> {
+        self.disks.borrow_mut().insert(path.to_owned(), SimDisk::new(size_bytes));
+        Ok(())
+    }
+
+    fn allocate(&self, _path: &str, _range: Range<u64>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+pub fn path(number: usize) -> String {
+    format!("disk{number}")
+}
+
+fn spec() -> StoreSpec {
+    let array = |name: &str, k, m| CreateSpec {
+        name: name.to_owned(),
+        k,
+        m,
+        strip_blocks: 8,
+        log_bytes: 4 << 20,
+        segment_bytes: 128 << 10,
+    };
+    StoreSpec {
+        data: array("data", 4, 2),
+        meta: array("meta", 1, 2),
+        drive_bytes: DISK_BYTES,
+        meta_slice_bytes: 20 << 20,
+    }
+}
+
+impl Site {
+    pub fn new() -> Self {
+        let world = World::new(3);
+        let env = world.env();
+        let backing = SimBacking { world: world.clone(), disks: Rc::default() };
+        let spec = spec();
+        let paths: Vec<String> = (0..6).map(path).collect();
+        world.run(create_store(&env, &backing, &spec, &paths)).unwrap().unwrap();
+        world.destroy();
+        Self { disks: backing.disks, ownership: Rc::default(), spec }
+    }
+
+    pub async fn start(&self, world: &World, lost: &[usize]) -> Result<Machine, StartError> {
+        let lost: Vec<String> = lost.iter().copied().map(path).collect();
+        self.start_without(world, &lost).await
+    }
+
+    /// Starts the store with all disks but those under the paths in `lost`.
+    pub async fn start_without(&self, world: &World, lost: &[String]) -> Result<Machine, StartError> {
+        let env = world.env();
+        let disks = self.disks.clone();
+        let backing: Rc<dyn Backing> = Rc::new(SimBacking { world: world.clone(), disks: disks.clone() });
+        let paths: Vec<String> = disks.borrow().keys().filter(|path| !lost.contains(path)).cloned().collect();
+        let candidates = find_drives(&*backing, &paths).await;
+        let node = Node::start(
+            &env,
+            backing,
+            candidates,
+            None,
+            &BTreeMap::new(),
+            self.ownership.clone(),
+            Mode::Baton,
+        )
+        .await?;
+        let client = Client::connect(&env, InProcess::new(node.clone()), "test")
+            .await
+            .map_err(|failure| StartError::Refused(failure.to_string()))?;
+        Ok(Machine { world: world.clone(), env, node, client, disks })
+    }
+
+    pub fn cut(&self, world: &World) {
+        world.destroy();
+        for disk in self.disks.borrow().values() {
+            disk.cut(world, CutMode::draw(world));
+        }
+    }
+
+    /// A copy of the site whose disks can be damaged.
+    pub fn duplicate(&self) -> Self {
+        let disks: BTreeMap<_, _> =
+            self.disks.borrow().iter().map(|(path, disk)| (path.clone(), disk.duplicate())).collect();
+        Self { disks: Rc::new(RefCell::new(disks)), ownership: Rc::default(), spec: self.spec.clone() }
+    }
+}
+
+impl Machine {
+    /// Replaces lost drives by blank ones. Returns the paths of these.
+    pub async fn replace_missing(&self) -> Vec<String> {
+        let missing: Vec<_> = self.node.drives().into_iter().filter(|drive| !drive.is_online()).collect();
+        let mut paths = Vec::new();
+        for drive in &missing {
+            let number = self.disks.borrow().len();
+            let path = format!("new{number}");
+            self.node.replace_drive(&drive.id().to_string(), Some(&path)).await.unwrap();
+            paths.push(path);
+        }
+        paths
+    }
+
+    /// Replaces lost drives by blank ones and waits until nothing is owed.
+    pub async fn rebuild(&self) {
+        self.replace_missing().await;
+        for array in self.node.arrays() {
+            assert_eq!(array.wait_rebuilt().await, 0, "{:?}", array.report());
+        }
+    }
+
+    /// Disks on which every array has an active member, with the count of their writes so far.
+    fn active_disks(&self) -> Vec<(Rc<SimDisk>, u64)> {
+        let reports: Vec<_> = self.node.arrays().iter().map(|array| array.report()).collect();
+        let active = |drive: &penstock_base::DriveId| {
+            let mut members = reports.iter().flat_map(|report| &report.members);
+            members.all(|member| member.drive != *drive || member.state == "active")
+        };
+        let disks = self.disks.borrow();
+        let drives = self.node.drives();
+        let online = drives.iter().filter(|drive| drive.is_online() && active(&drive.id()));
+        online.filter_map(|drive| disks.get(drive.path())).map(|disk| (disk.clone(), disk.order())).collect()
+    }
+
+    /// fsync, and proof that the drives were flushed for it.
+    ///
+    /// What it stands on is every write that returned before it began: log records (`log.append`) and the headers of
+    /// their segments (`log.segment`), strips of fresh stripes (`fresh.strip`) and their trailers (`fresh.trailer`).
+    /// Not part of it: destage, checkpoints, rebuild and repair, which the log stands in for until they are flushed
+    /// themselves; strips of a chunk that another task is writing (`others`); and anything on a member that is
+    /// recorded as stale.
+    pub async fn fsync(&self, ino: Ino, others: bool) -> Result<(), Failure> {
+        // A file without unsettled writes needs no flush.
+        let marks = if self.client.is_unsettled(ino) { self.active_disks() } else { Vec::new() };
+        self.client.fsync(ino).await?;
+        let after = self.active_disks();
+        for (disk, mark) in marks {
+            if !after.iter().any(|(other, _)| Rc::ptr_eq(other, &disk)) {
+                continue;
+            }
+            let is_owed = |site: &&str| match *site {
+                "log.append" | "log.segment" => true,
+                "fresh.strip" | "fresh.trailer" => !others,
+                _ => false,
+            };
+            let owed: Vec<_> = disk.unflushed_before(mark).into_iter().filter(is_owed).collect();
+            assert!(owed.is_empty(), "an fsync returned and a drive has not flushed {owed:?}");
+        }
+        Ok(())
+    }
+
+    /// Everything that must hold of a store at rest.
+    pub async fn audit(&self) {
+        let check = self.node.check_fs().await.unwrap();
+        assert!(check.clean, "{:?}", check.problems);
+        for array in self.node.arrays() {
+            let scrub = array.scrub().await.unwrap();
+            assert!(scrub.is_clean(), "{}: {scrub:?}", array.name());
+        }
+        // Twice: the first check makes everything durable, which gives back what was freed.
+        let check = self.node.check_fs().await.unwrap();
+        let space = self.node.fs_report();
+        let used = (space.total_bytes - space.free_bytes) / penstock_base::BLOCK_BYTES as u64;
+        assert_eq!(used, check.blocks, "blocks that are used belong to files: {check:?}");
+    }
+
+    pub async fn stop(&self) {
+        self.client.close().await.unwrap();
+        self.node.close().await.unwrap();
+    }
+}

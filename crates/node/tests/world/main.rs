@@ -1,0 +1,11 @@
+//! The whole path in the simulated world, from client library to drives.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod cuts;
+mod files;
+mod lives;
+mod load;
+mod machine;
+mod model;
+mod regress;
+mod rot;

@@ -1,0 +1,103 @@
+//! What once broke.
+
+use crate::machine::{Machine, Site};
+use crate::model::{make_file, read_all};
+use penstock_base::Ino;
+use penstock_client::SetAttrRequest;
+use penstock_sim::World;
+use penstock_wire::names::MakeRequest;
+
+/// Runs one life, cuts the power, and runs the next.
+fn with_a_cut_between(before: impl AsyncFnOnce(&Machine), after: impl AsyncFnOnce(&Machine)) {
+    let site = Site::new();
+    let world = World::new(70);
+    let first = world.run(async { before(&site.start(&world, &[]).await.unwrap()).await });
+    first.unwrap();
+    site.cut(&world);
+    let world = World::new(71);
+    let second = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        after(&machine).await;
+        machine.audit().await;
+        machine.stop().await;
+    });
+    second.unwrap();
+    world.destroy();
+}
+
+async fn resize(machine: &Machine, ino: Ino, size: u64) {
+    let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
+    machine.client.set_attr(request).await.unwrap();
+}
+
+async fn lookup(machine: &Machine, name: &str) -> Ino {
+    Ino(machine.client.lookup(machine.client.root(), name.as_bytes()).await.unwrap().ino)
+}
+
+#[test]
+fn what_a_crash_left_behind_the_end_is_not_in_a_hole() {
+    let before = async |machine: &Machine| {
+        for name in ["resized", "written"] {
+            let ino = make_file(machine, name).await.unwrap();
+            machine.client.write(ino, 0, &[7; 200_000]).await.unwrap();
+        }
+        // Makes the blocks durable; the sizes are still with the client.
+        machine.node.check_fs().await.unwrap();
+    };
+    let after = async |machine: &Machine| {
+        assert!(machine.node.check_fs().await.unwrap().blocks_beyond_end > 0);
+        let resized = lookup(machine, "resized").await;
+        resize(machine, resized, 200_000).await;
+        assert!(read_all(machine, resized).await.iter().all(|byte| *byte == 0));
+        let written = lookup(machine, "written").await;
+        machine.client.open(written).await.unwrap();
+        machine.client.write(written, 150_000, &[9; 10]).await.unwrap();
+        let bytes = read_all(machine, written).await;
+        assert_eq!(bytes.len(), 150_010);
+        assert!(bytes[..150_000].iter().all(|byte| *byte == 0));
+    };
+    with_a_cut_between(before, after);
+}
+
+#[test]
+fn bytes_that_were_cut_off_do_not_return_with_a_larger_size() {
+    let before = async |machine: &Machine| {
+        let ino = make_file(machine, "file").await.unwrap();
+        let other = make_file(machine, "other").await.unwrap();
+        machine.client.write(ino, 0, &[7; 8192]).await.unwrap();
+        machine.client.fsync(ino).await.unwrap();
+        resize(machine, ino, 5000).await;
+        machine.client.fsync(ino).await.unwrap();
+        resize(machine, ino, 8192).await;
+        // Makes the new size durable.
+        machine.client.fsync(other).await.unwrap();
+    };
+    let after = async |machine: &Machine| {
+        let bytes = read_all(machine, lookup(machine, "file").await).await;
+        assert_eq!(bytes.len(), 8192);
+        assert!(bytes[..5000].iter().all(|byte| *byte == 7) && bytes[5000..].iter().all(|byte| *byte == 0));
+    };
+    with_a_cut_between(before, after);
+}
+
+#[test]
+fn inode_numbers_are_reserved_again_when_the_transaction_that_did_failed() {
+    let too_long = |machine: &Machine| MakeRequest {
+        dir: machine.client.root().0,
+        name: "link".into(),
+        mode: 0o120_777,
+        target: vec![b'x'; 5000],
+        ..MakeRequest::default()
+    };
+    let first = std::cell::Cell::new(Ino(0));
+    let before = async |machine: &Machine| {
+        assert_eq!(machine.client.make(too_long(machine)).await.unwrap_err().errno, 36);
+        first.set(make_file(machine, "one").await.unwrap());
+        machine.client.fsync(first.get()).await.unwrap();
+    };
+    let after = async |machine: &Machine| {
+        assert_eq!(machine.client.make(too_long(machine)).await.unwrap_err().errno, 36);
+        assert_ne!(make_file(machine, "two").await.unwrap(), first.get());
+    };
+    with_a_cut_between(before, after);
+}

@@ -1,0 +1,136 @@
+//! Coefficient matrices of up to 4 rows: the parity matrices that define the code, and small inversion.
+//!
+//! The parity matrix of a geometry is a format (`docs/format/code.md`): changing one cell makes every array
+//! written before unreadable after a failure.
+//!
+//! Invariants of a parity matrix:
+//! - row 0 is all ones, so parity strip 0 is the XOR of the data strips;
+//! - column 0 is all ones, so every parity strip of a code with k = 1 is a mirror;
+//! - the matrix for k data strips is the first k columns of the one for k + 1;
+//! - every square submatrix is invertible. For m <= 3 the minors are Vandermonde determinants of distinct
+//!   points 2^j times a monomial, nonzero for j < 255. A Cauchy matrix has no zero minor, and scaling its rows
+//!   and columns by nonzero factors keeps that.
+
+use crate::field::{invert, multiply, power_of_two};
+use crate::{MAX_PARITY, MAX_STRIPS};
+
+/// Rows of coefficients, one row for each output strip and one column for each source strip.
+#[derive(Clone, Debug)]
+pub(crate) struct Matrix {
+    rows: usize,
+    columns: usize,
+    /// Cells outside `rows` x `columns` are zero and never read.
+    cells: [[u8; MAX_STRIPS]; MAX_PARITY],
+}
+
+impl Matrix {
+    /// A matrix of zeros.
+    pub(crate) fn zero(rows: usize, columns: usize) -> Matrix {
+        assert!(rows <= MAX_PARITY && columns <= MAX_STRIPS, "{rows} x {columns} matrix is too large");
+        Matrix { rows, columns, cells: [[0; MAX_STRIPS]; MAX_PARITY] }
+    }
+
+    /// The parity matrix of the code k+m: cell (i, j) is what data strip j contributes to parity strip i.
+    pub(crate) fn parity(k: usize, m: usize) -> Matrix {
+        let mut matrix = Matrix::zero(m, k);
+        for row in 0..m {
+            for column in 0..k {
+                *matrix.cell_mut(row, column) =
+                    if m <= 3 { power_of_two(row * column) } else { cauchy(row, column) };
+            }
+        }
+        matrix
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &[u8] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        &self.cells[row][..self.columns]
+    }
+
+    pub(crate) fn cell(&self, row: usize, column: usize) -> u8 {
+        self.row(row)[column]
+    }
+
+    pub(crate) fn cell_mut(&mut self, row: usize, column: usize) -> &mut u8 {
+        assert!(row < self.rows && column < self.columns, "cell {row}, {column} is outside the matrix");
+        &mut self.cells[row][column]
+    }
+}
+
+/// Cell of the 4-row parity matrix: the Cauchy matrix 1 / (x_i + y_j) with x_i = i and y_j = 4 + j, its rows
+/// and columns scaled so that row 0 and column 0 are all ones:
+/// (x_i + y_0) (x_0 + y_j) / ((x_i + y_j) (x_0 + y_0)).
+fn cauchy(row: usize, column: usize) -> u8 {
+    // k + 4 <= 64 keeps y_j below 64, and x_i < 4 <= y_j: no sum is zero.
+    let x = |i: usize| i as u8;
+    let y = |j: usize| (MAX_PARITY + j) as u8;
+    let numerator = multiply(x(row) ^ y(0), x(0) ^ y(column));
+    let denominator = multiply(x(row) ^ y(column), x(0) ^ y(0));
+    multiply(numerator, invert(denominator))
+}
+
+/// A square matrix of up to 4 rows; cells outside its size are never read.
+pub(crate) type Square = [[u8; MAX_PARITY]; MAX_PARITY];
+
+/// The inverse of the first `size` rows and columns of `square`, by Gauss-Jordan elimination.
+///
+/// `square` must be a submatrix of a parity matrix: those are all invertible, so a missing pivot is a bug.
+pub(crate) fn invert_square(mut square: Square, size: usize) -> Square {
+    let mut inverse: Square = [[0; MAX_PARITY]; MAX_PARITY];
+    for (i, row) in inverse.iter_mut().enumerate() {
+        row[i] = 1;
+    }
+    for column in 0..size {
+        let pivot_row = (column..size).find(|&row| square[row][column] != 0);
+        let pivot_row = pivot_row.expect("a square submatrix of a parity matrix is invertible");
+        square.swap(column, pivot_row);
+        inverse.swap(column, pivot_row);
+
+        let scale = invert(square[column][column]);
+        for i in 0..size {
+            square[column][i] = multiply(square[column][i], scale);
+            inverse[column][i] = multiply(inverse[column][i], scale);
+        }
+        for row in (0..size).filter(|&row| row != column) {
+            let factor = square[row][column];
+            for i in 0..size {
+                square[row][i] ^= multiply(factor, square[column][i]);
+                inverse[row][i] ^= multiply(factor, inverse[column][i]);
+            }
+        }
+    }
+    inverse
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inverse_times_square_is_the_identity() {
+        // Columns far apart, and with a zero on the diagonal so that rows are swapped.
+        let square = [[0, 1, 1, 1], [1, 0, 7, 9], [1, 3, 5, 0], [1, 250, 17, 4]];
+        for size in 2..=MAX_PARITY {
+            let inverse = invert_square(square, size);
+            for cell in 0..size * size {
+                let (i, j) = (cell / size, cell % size);
+                let product = (0..size).fold(0, |sum, t| sum ^ multiply(inverse[i][t], square[t][j]));
+                assert_eq!(product, u8::from(i == j), "size {size}, cell {i}, {j}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "is invertible")]
+    fn singular_square_is_a_bug() {
+        let _ = invert_square([[1, 2, 0, 0], [1, 2, 0, 0], [0; 4], [0; 4]], 2);
+    }
+}

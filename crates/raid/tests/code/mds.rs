@@ -1,0 +1,124 @@
+//! Any k strips make all others, for every allowed geometry: no minor of a parity matrix is zero.
+//!
+//! A stripe that lost data strips U is decodable from the parity rows R exactly if the minor (R, U) is nonzero.
+//! The matrix for k data strips is a prefix of the one for the largest k, so the minors of the largest are all
+//! the minors there are.
+
+use crate::field::{invert, multiply, power};
+use crate::stripe::subsets;
+use penstock_raid::{Code, MAX_PARITY, MAX_STRIPS};
+
+/// The rows and columns of a square submatrix.
+type Minor = (Vec<usize>, Vec<usize>);
+
+/// Products by table: 64 KiB of `multiply`, for half a million determinants.
+struct Products(Vec<[u8; 256]>);
+
+impl Products {
+    fn new() -> Products {
+        Products((0..=255).map(|a| std::array::from_fn(|b| multiply(a, b as u8))).collect())
+    }
+
+    fn multiply(&self, a: u8, b: u8) -> u8 {
+        self.0[usize::from(a)][usize::from(b)]
+    }
+
+    /// By expansion along the first of `rows`; signs do not exist here.
+    fn determinant(&self, matrix: &[Vec<u8>], rows: &[usize], columns: &[usize]) -> u8 {
+        let Some((&row, rows)) = rows.split_first() else {
+            return 1;
+        };
+        let mut sum = 0;
+        for (i, &column) in columns.iter().enumerate() {
+            let mut others = [0; MAX_PARITY];
+            let others = &mut others[..columns.len() - 1];
+            others[..i].copy_from_slice(&columns[..i]);
+            others[i..].copy_from_slice(&columns[i + 1..]);
+            sum ^= self.multiply(matrix[row][column], self.determinant(matrix, rows, others));
+        }
+        sum
+    }
+
+    /// How many minors there are, and the first that is zero.
+    fn zero_minor(&self, matrix: &[Vec<u8>]) -> (usize, Option<Minor>) {
+        let mut count = 0;
+        for size in 1..=matrix.len() {
+            let all_columns = subsets(matrix[0].len(), size);
+            for rows in subsets(matrix.len(), size) {
+                for columns in &all_columns {
+                    count += 1;
+                    if self.determinant(matrix, &rows, columns) == 0 {
+                        return (count, Some((rows, columns.clone())));
+                    }
+                }
+            }
+        }
+        (count, None)
+    }
+}
+
+fn parity_matrix(code: &Code) -> Vec<Vec<u8>> {
+    (0..code.m()).map(|row| (0..code.k()).map(|column| code.coefficient(row, column)).collect()).collect()
+}
+
+#[test]
+fn no_minor_of_any_geometry_is_zero() {
+    let products = Products::new();
+    // Sum over s of C(m, s) C(64 - m, s): every choice of rows and columns.
+    for (m, minors) in [(1, 63), (2, 2015), (3, 41_663), (4, 635_375)] {
+        let code = Code::new(MAX_STRIPS - m, m).unwrap();
+        assert_eq!(products.zero_minor(&parity_matrix(&code)), (minors, None), "{}+{m}", code.k());
+    }
+}
+
+#[test]
+fn smaller_codes_are_prefixes_of_the_largest() {
+    for m in 0..=MAX_PARITY {
+        let largest = parity_matrix(&Code::new(MAX_STRIPS - m, m).unwrap());
+        for k in 1..=MAX_STRIPS - m {
+            let code = Code::new(k, m).unwrap();
+            assert_eq!((code.k(), code.m()), (k, m));
+            for (row, cells) in parity_matrix(&code).iter().enumerate() {
+                assert_eq!(*cells, largest[row][..k], "{k}+{m} row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn row_and_column_0_are_ones() {
+    for m in 1..=MAX_PARITY {
+        let matrix = parity_matrix(&Code::new(MAX_STRIPS - m, m).unwrap());
+        assert!(matrix[0].iter().all(|&cell| cell == 1), "row 0 of m = {m}");
+        assert!(matrix.iter().all(|row| row[0] == 1), "column 0 of m = {m}");
+    }
+}
+
+#[test]
+fn cells_follow_the_formulas_of_the_format() {
+    for m in 1..=3 {
+        for (row, cells) in parity_matrix(&Code::new(MAX_STRIPS - m, m).unwrap()).iter().enumerate() {
+            for (column, &cell) in cells.iter().enumerate() {
+                assert_eq!(cell, power(power(2, row), column), "m = {m}, cell {row}, {column}");
+            }
+        }
+    }
+    for (row, cells) in parity_matrix(&Code::new(60, 4).unwrap()).iter().enumerate() {
+        for (column, &cell) in cells.iter().enumerate() {
+            let cauchy = |i: usize, j: usize| invert(i as u8 ^ (4 + j) as u8);
+            let scaled = multiply(cauchy(row, column), cauchy(0, 0));
+            let by = multiply(invert(cauchy(row, 0)), invert(cauchy(0, column)));
+            assert_eq!(cell, multiply(scaled, by), "m = 4, cell {row}, {column}");
+        }
+    }
+}
+
+/// Why m = 4 is not simply a fourth row 8^j: the check must find that pitfall.
+#[test]
+fn four_vandermonde_rows_fail_from_22_data_strips() {
+    let products = Products::new();
+    let rows =
+        |k| -> Vec<Vec<u8>> { (0..4).map(|i| (0..k).map(|j| power(power(2, i), j)).collect()).collect() };
+    assert_eq!(products.zero_minor(&rows(21)).1, None);
+    assert_eq!(products.zero_minor(&rows(22)).1, Some((vec![0, 1, 3], vec![0, 10, 21])));
+}

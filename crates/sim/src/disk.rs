@@ -1,0 +1,245 @@
+//! Drives with a live and a durable image.
+
+use crate::World;
+use penstock_base::env::Runtime;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture, SECTOR_BYTES};
+use penstock_drive::{Drive, DriveError, Io};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+type Image = BTreeMap<u64, Buf>;
+
+struct Pending {
+    order: u64,
+    block: u64,
+    data: Buf,
+    site: &'static str,
+}
+
+/// What a power cut leaves of the writes that no flush covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutMode {
+    /// None of them.
+    Nothing,
+    /// All of them.
+    Everything,
+    /// Each write by chance.
+    Writes,
+    /// Each sector by chance.
+    Sectors,
+}
+
+impl CutMode {
+    /// A mode drawn from `world`.
+    pub fn draw(world: &World) -> Self {
+        [Self::Nothing, Self::Everything, Self::Writes, Self::Sectors][world.below(4) as usize]
+    }
+}
+
+/// The medium: survives power cuts and worlds.
+pub struct SimDisk {
+    size_bytes: u64,
+    live: RefCell<Image>,
+    durable: RefCell<Image>,
+    pending: RefCell<Vec<Pending>>,
+    order: Cell<u64>,
+}
+
+impl SimDisk {
+    /// A disk of zeros.
+    pub fn new(size_bytes: u64) -> Rc<Self> {
+        assert!(size_bytes.is_multiple_of(BLOCK_BYTES as u64), "a disk is whole blocks");
+        Rc::new(Self {
+            size_bytes,
+            live: RefCell::default(),
+            durable: RefCell::default(),
+            pending: RefCell::default(),
+            order: Cell::new(0),
+        })
+    }
+
+    /// What the power cut leaves becomes the contents.
+    pub fn cut(&self, world: &World, mode: CutMode) {
+        let pending = std::mem::take(&mut *self.pending.borrow_mut());
+        let mut durable = self.durable.borrow_mut();
+        for write in pending {
+            let whole = match mode {
+                CutMode::Nothing => continue,
+                CutMode::Everything => true,
+                CutMode::Writes if world.below(2) == 0 => continue,
+                CutMode::Writes => true,
+                CutMode::Sectors => false,
+            };
+            for (index, block) in (write.block..).zip(split(&write.data)) {
+                let kept = if whole { block } else { mix_sectors(world, durable.get(&index), &block) };
+                durable.insert(index, kept);
+            }
+        }
+        *self.live.borrow_mut() = durable.clone();
+    }
+
+    /// A count that grows with every write: a mark for [`SimDisk::unflushed_before`].
+    pub fn order(&self) -> u64 {
+        self.order.get()
+    }
+
+    /// Sites of writes older than `mark` that no flush covers yet.
+    pub fn unflushed_before(&self, mark: u64) -> Vec<&'static str> {
+        self.pending.borrow().iter().filter(|write| write.order < mark).map(|write| write.site).collect()
+    }
+
+    /// Overwrites a block behind everybody's back.
+    pub fn corrupt(&self, block: u64, bytes: &[u8]) {
+        let data = Buf::copy_from(bytes);
+        assert_eq!(data.len(), BLOCK_BYTES);
+        self.durable.borrow_mut().insert(block, data.clone());
+        self.live.borrow_mut().insert(block, data);
+    }
+
+    /// The contents of a block.
+    pub fn peek(&self, block: u64) -> Buf {
+        self.live.borrow().get(&block).cloned().unwrap_or_else(|| Buf::zeroed(BLOCK_BYTES))
+    }
+
+    /// Blocks that were ever written and are not all zeros.
+    pub fn used_blocks(&self) -> Vec<u64> {
+        let live = self.live.borrow();
+        live.iter().filter(|(_, data)| data.iter().any(|byte| *byte != 0)).map(|(block, _)| *block).collect()
+    }
+
+    /// A copy of the medium as it is now, everything durable.
+    pub fn duplicate(&self) -> Rc<Self> {
+        let copy = Self::new(self.size_bytes);
+        *copy.live.borrow_mut() = self.live.borrow().clone();
+        *copy.durable.borrow_mut() = self.live.borrow().clone();
+        copy
+    }
+}
+
+fn split(data: &Buf) -> impl Iterator<Item = Buf> + '_ {
+    (0..data.len() / BLOCK_BYTES).map(|index| data.slice(index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES))
+}
+
+fn mix_sectors(world: &World, old: Option<&Buf>, new: &Buf) -> Buf {
+    let mut mixed = BufMut::zeroed(BLOCK_BYTES);
+    if let Some(old) = old {
+        mixed.as_mut().copy_from_slice(old);
+    }
+    for start in (0..BLOCK_BYTES).step_by(SECTOR_BYTES) {
+        if world.below(2) == 0 {
+            let range = start..start + SECTOR_BYTES;
+            mixed.as_mut()[range.clone()].copy_from_slice(&new[range]);
+        }
+    }
+    mixed.freeze()
+}
+
+/// A disk plugged into a world.
+pub struct SimDrive {
+    world: World,
+    disk: Rc<SimDisk>,
+}
+
+impl SimDrive {
+    /// Plugs `disk` into `world`.
+    pub fn new(world: &World, disk: Rc<SimDisk>) -> Rc<Self> {
+        Rc::new(Self { world: world.clone(), disk })
+    }
+
+    async fn pause(&self) {
+        let period = Duration::from_micros(self.world.below(100));
+        self.world.sleep(period).await;
+        if self.world.is_cut() {
+            std::future::pending().await
+        }
+    }
+
+    fn check(&self, op: &'static str, at: u64, len: usize) -> Result<u64, DriveError> {
+        let aligned = at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES);
+        if !aligned || at + len as u64 > self.disk.size_bytes {
+            return Err(DriveError::Io {
+                op,
+                at,
+                len: len as u64,
+                why: "unaligned or beyond the end".into(),
+            });
+        }
+        Ok(at / BLOCK_BYTES as u64)
+    }
+
+    fn apply(&self, block: u64, data: Buf, site: &'static str) {
+        let mut live = self.disk.live.borrow_mut();
+        for (index, part) in (block..).zip(split(&data)) {
+            live.insert(index, part);
+        }
+        let order = self.disk.order.get();
+        self.disk.order.set(order + 1);
+        self.disk.pending.borrow_mut().push(Pending { order, block, data, site });
+    }
+}
+
+impl Drive for SimDrive {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes
+    }
+
+    fn read(&self, at: u64, mut buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+        Box::pin(async move {
+            let first = self.check("read", at, buf.len())?;
+            self.pause().await;
+            let live = self.disk.live.borrow();
+            for (index, part) in (first..).zip(buf.as_mut().chunks_exact_mut(BLOCK_BYTES)) {
+                match live.get(&index) {
+                    Some(data) => part.copy_from_slice(data),
+                    None => part.fill(0),
+                }
+            }
+            Ok(buf)
+        })
+    }
+
+    fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async move {
+            let block = self.check("write", at, data.len())?;
+            self.pause().await;
+            self.apply(block, data, io.site);
+            self.world.pass(io.site);
+            self.pause().await;
+            Ok(())
+        })
+    }
+
+    fn flush(&self, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async move {
+            self.pause().await;
+            let mark = self.disk.order.get();
+            self.pause().await;
+            let mut durable = self.disk.durable.borrow_mut();
+            self.disk.pending.borrow_mut().retain(|write| {
+                if write.order >= mark {
+                    return true;
+                }
+                for (index, part) in (write.block..).zip(split(&write.data)) {
+                    durable.insert(index, part);
+                }
+                false
+            });
+            Ok(())
+        })
+    }
+
+    fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async move {
+            let block = self.check("discard", at, len as usize)?;
+            self.pause().await;
+            // A drive may drop the space at once or keep it until it is written again.
+            if self.world.below(2) == 0 {
+                self.apply(block, Buf::zeroed(len as usize), io.site);
+            }
+            self.world.pass(io.site);
+            Ok(())
+        })
+    }
+}

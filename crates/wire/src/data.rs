@@ -1,0 +1,150 @@
+//! Bodies of the data path: fixed, little-endian, may grow at the end.
+
+use penstock_base::{Dec, DecodeError, Enc, Ino};
+
+/// Which blocks of which chunk, and what the sender knows of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkRef {
+    /// The branch.
+    pub branch: u64,
+    /// The inode.
+    pub ino: Ino,
+    /// Index of the chunk.
+    pub chunk: u64,
+    /// First block in the chunk.
+    pub block: u32,
+    /// Blocks.
+    pub count: u32,
+    /// The newest snapshot of the fileset that the sender knows; 0 before there are any.
+    pub snapshot: u64,
+    /// The truncate generation of the inode that the sender knows.
+    pub cut: u64,
+}
+
+impl ChunkRef {
+    fn put(&self, enc: &mut Enc) {
+        enc.u64(self.branch).u64(self.ino.0).u64(self.chunk).u32(self.block).u32(self.count);
+        enc.u64(self.snapshot).u64(self.cut);
+    }
+
+    fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
+        let found = Self {
+            branch: dec.u64()?,
+            ino: Ino(dec.u64()?),
+            chunk: dec.u64()?,
+            block: dec.u32()?,
+            count: dec.u32()?,
+            snapshot: dec.u64()?,
+            cut: dec.u64()?,
+        };
+        if found.branch != 0 {
+            return Err(dec.unknown("branch", found.branch));
+        }
+        if found.snapshot != 0 {
+            return Err(dec.unknown("snapshot", found.snapshot));
+        }
+        Ok(found)
+    }
+}
+
+/// The body of a read.
+pub fn encode_read(chunk: &ChunkRef) -> Vec<u8> {
+    let mut enc = Enc::new();
+    chunk.put(&mut enc);
+    enc.finish()
+}
+
+/// Reads the body of a read.
+pub fn decode_read(body: &[u8]) -> Result<ChunkRef, DecodeError> {
+    ChunkRef::take(&mut Dec::new("read request", body))
+}
+
+/// The body of a write: the blocks' CRC32C follow. The payload is the blocks.
+pub fn encode_write(chunk: &ChunkRef, crcs: &[u32]) -> Vec<u8> {
+    let mut enc = Enc::new();
+    chunk.put(&mut enc);
+    put_crcs(&mut enc, crcs);
+    enc.finish()
+}
+
+/// Reads the body of a write.
+pub fn decode_write(body: &[u8]) -> Result<(ChunkRef, Vec<u32>), DecodeError> {
+    let mut dec = Dec::new("write request", body);
+    let chunk = ChunkRef::take(&mut dec)?;
+    let crcs = take_crcs(&mut dec)?;
+    match crcs.len() == chunk.count as usize {
+        true => Ok((chunk, crcs)),
+        false => Err(dec.bad("as many checksums as blocks")),
+    }
+}
+
+/// The body of replies to reads and writes: the target's generation, and for a read the CRC32C of each block.
+pub fn encode_reply(generation: u64, crcs: &[u32]) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u64(generation);
+    put_crcs(&mut enc, crcs);
+    enc.finish()
+}
+
+/// Reads the body of a reply to a read, write or commit.
+pub fn decode_reply(body: &[u8]) -> Result<(u64, Vec<u32>), DecodeError> {
+    let mut dec = Dec::new("data reply", body);
+    Ok((dec.u64()?, take_crcs(&mut dec)?))
+}
+
+/// The body of a commit. With `deferred`, the sender makes the shared key-value store durable next.
+pub fn encode_commit(branch: u64, ino: Ino, deferred: bool) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u64(branch).u64(ino.0).u32(u32::from(deferred));
+    enc.finish()
+}
+
+/// Reads the body of a commit.
+pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
+    let mut dec = Dec::new("commit request", body);
+    let (branch, ino, flags) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
+    match flags {
+        0 | 1 => Ok((branch, ino, flags == 1)),
+        other => Err(dec.unknown("flags", other.into())),
+    }
+}
+
+fn put_crcs(enc: &mut Enc, crcs: &[u32]) {
+    enc.u32(crcs.len() as u32);
+    crcs.iter().for_each(|crc| {
+        enc.u32(*crc);
+    });
+}
+
+fn take_crcs(dec: &mut Dec<'_>) -> Result<Vec<u32>, DecodeError> {
+    let count = dec.u32()? as usize;
+    if count * 4 > dec.left() {
+        return Err(dec.bad("more checksums than bytes"));
+    }
+    (0..count).map(|_| dec.u32()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_come_back_and_may_grow() {
+        let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 2, snapshot: 0, cut: 7 };
+        let mut body = encode_write(&chunk, &[8, 9]);
+        body.extend_from_slice(b"of a later release");
+        assert_eq!(decode_write(&body), Ok((chunk, vec![8, 9])));
+        assert!(decode_write(&encode_write(&chunk, &[8])).is_err());
+        assert_eq!(decode_commit(&encode_commit(0, Ino(5), true)), Ok((0, Ino(5), true)));
+        assert_eq!(decode_reply(&encode_reply(1, &[2])), Ok((1, vec![2])));
+        for len in 0..body.len() - 18 {
+            assert!(decode_write(&body[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn reserved_fields_are_refused_by_name() {
+        let chunk = ChunkRef { branch: 1, ino: Ino(2), chunk: 3, block: 4, count: 0, snapshot: 0, cut: 7 };
+        assert!(decode_read(&encode_read(&chunk)).unwrap_err().to_string().contains("branch"));
+    }
+}

@@ -1,0 +1,308 @@
+//! The header that begins every message.
+
+use penstock_base::{Buf, Dec, DecodeError, Enc, crc32c_append};
+
+const MAGIC: &[u8; 4] = b"PNSK";
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 96;
+const CRC_AT: usize = 92;
+const REPLY: u16 = 1;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
+        /// What a message asks for.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        pub enum Kind {
+            $($(#[$doc])* $name = $value,)*
+        }
+
+        impl Kind {
+            /// Reads a kind as it travels.
+            pub fn from_u16(raw: u16) -> Option<Self> {
+                match raw {
+                    $($value => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Settles versions and identity; the first message of a session.
+    Hello = 0x01,
+    /// Blocks of a chunk.
+    Read = 0x10,
+    /// Blocks into a chunk.
+    Write = 0x11,
+    /// Makes a file's data durable.
+    Commit = 0x12,
+    /// Reserved: a strip, fetched by a client that has a plan.
+    FetchStrip = 0x13,
+    /// Reserved: a strip, placed by a client that has a reservation.
+    PlaceStrip = 0x14,
+    /// A name in a directory.
+    Lookup = 0x20,
+    /// Attributes of an inode.
+    GetAttr = 0x21,
+    /// Changes attributes; cuts or extends a file.
+    SetAttr = 0x22,
+    /// A new file, directory, symbolic link or special file.
+    Make = 0x23,
+    /// Another name for an inode.
+    Link = 0x24,
+    /// Removes a name.
+    Unlink = 0x25,
+    /// Moves a name.
+    Rename = 0x26,
+    /// Entries of a directory.
+    ReadDir = 0x27,
+    /// Target of a symbolic link.
+    ReadLink = 0x28,
+    /// An inode is in use.
+    Open = 0x29,
+    /// An inode is no longer in use.
+    Close = 0x2a,
+    /// Value of an extended attribute.
+    GetXattr = 0x2b,
+    /// Sets an extended attribute.
+    SetXattr = 0x2c,
+    /// Names of extended attributes.
+    ListXattr = 0x2d,
+    /// Removes an extended attribute.
+    RemoveXattr = 0x2e,
+    /// How full the file system is.
+    StatFs = 0x2f,
+    /// Makes the name space durable.
+    Sync = 0x30,
+}
+
+impl Kind {
+    /// Reserved kinds have numbers and no meaning yet: they are refused by name.
+    pub fn is_reserved(self) -> bool {
+        matches!(self, Self::FetchStrip | Self::PlaceStrip)
+    }
+}
+
+/// The header's fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What is asked for.
+    pub kind: Kind,
+    /// Whether this is the reply.
+    pub reply: bool,
+    /// Bytes of the body.
+    pub body_bytes: u32,
+    /// Bytes of the payload.
+    pub payload_bytes: u32,
+    /// The client's session; 0 before the first exchange.
+    pub session: u64,
+    /// Number of the request in the session; 0 for requests that may be repeated without harm.
+    pub sequence: u64,
+    /// The tenant the request is charged to; 0 is the system.
+    pub tenant: u32,
+    /// The class of its I/O.
+    pub class: u8,
+    /// The addressed object: an array, a target or a fileset.
+    pub object: u64,
+    /// The object's epoch as the sender knows it.
+    pub epoch: u64,
+    /// Milliseconds from arrival within which the sender wants the reply; 0 is no limit.
+    pub deadline_ms: u32,
+    /// In a reply: 0, or what the caller must do ([`penstock_base::Kind`]).
+    pub status: u16,
+    /// In a reply: 0, or the POSIX error number that belongs to the status.
+    pub errno: u16,
+}
+
+impl Header {
+    /// The header of a request of `kind`.
+    pub fn request(kind: Kind) -> Self {
+        Self {
+            kind,
+            reply: false,
+            body_bytes: 0,
+            payload_bytes: 0,
+            session: 0,
+            sequence: 0,
+            tenant: 0,
+            class: 1,
+            object: 0,
+            epoch: 0,
+            deadline_ms: 0,
+            status: 0,
+            errno: 0,
+        }
+    }
+
+    /// The header's bytes; its CRC covers it and the body.
+    pub fn encode(&self, body: &[u8]) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.raw(MAGIC)
+            .u16(crate::VERSION)
+            .u16(self.kind as u16)
+            .u16(if self.reply { REPLY } else { 0 })
+            .u16(0);
+        enc.u32(self.body_bytes)
+            .u32(self.payload_bytes)
+            .u64(self.session)
+            .u64(self.sequence)
+            .u32(self.tenant);
+        enc.u8(self.class).u8(0).u16(0).u64(self.object).u64(self.epoch).u32(self.deadline_ms);
+        enc.u16(self.status).u16(self.errno).pad_to(CRC_AT);
+        let crc = crc32c_append([enc.as_slice(), body]);
+        enc.u32(crc);
+        enc.finish()
+    }
+
+    /// Reads a header and checks it together with the body.
+    pub fn decode(bytes: &[u8], body: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("message header", bytes);
+        if bytes.len() != HEADER_BYTES {
+            return Err(dec.bad("not one header"));
+        }
+        if dec.raw(4)? != MAGIC {
+            return Err(dec.bad("wrong magic number"));
+        }
+        if crc32c_append([&bytes[..CRC_AT], body]).to_le_bytes() != bytes[CRC_AT..] {
+            return Err(dec.bad("checksum"));
+        }
+        let (version, kind, flags, _) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u16()?);
+        if version != crate::VERSION {
+            return Err(dec.unknown("version", version.into()));
+        }
+        if flags & !REPLY != 0 {
+            return Err(dec.unknown("flags", flags.into()));
+        }
+        let kind = Kind::from_u16(kind).ok_or_else(|| dec.unknown("kind", kind.into()))?;
+        let (body_bytes, payload_bytes) = (dec.u32()?, dec.u32()?);
+        let (session, sequence, tenant, class) = (dec.u64()?, dec.u64()?, dec.u32()?, dec.u8()?);
+        dec.raw(3)?;
+        let header = Self {
+            kind,
+            reply: flags & REPLY != 0,
+            body_bytes,
+            payload_bytes,
+            session,
+            sequence,
+            tenant,
+            class,
+            object: dec.u64()?,
+            epoch: dec.u64()?,
+            deadline_ms: dec.u32()?,
+            status: dec.u16()?,
+            errno: dec.u16()?,
+        };
+        if header.body_bytes as usize != body.len() {
+            return Err(dec.bad("length of the body"));
+        }
+        Ok(header)
+    }
+}
+
+/// A message: header, body, payload.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// The header.
+    pub header: Header,
+    /// The encoded body.
+    pub body: Vec<u8>,
+    /// The payload, in runs of whole blocks, by reference.
+    pub payload: Vec<Buf>,
+}
+
+impl Frame {
+    /// A request.
+    pub fn request(kind: Kind, body: Vec<u8>, payload: Vec<Buf>) -> Self {
+        let header = Header {
+            body_bytes: body.len() as u32,
+            payload_bytes: payload.iter().map(Buf::len).sum::<usize>() as u32,
+            ..Header::request(kind)
+        };
+        Self { header, body, payload }
+    }
+
+    /// The reply to a request.
+    pub fn reply(request: &Header, result: Result<(Vec<u8>, Vec<Buf>), Failure>) -> Self {
+        let (status, errno, body, payload) = match result {
+            Ok((body, payload)) => (0, 0, body, payload),
+            Err(failure) => (failure.kind as u16, failure.errno, failure.message.into_bytes(), Vec::new()),
+        };
+        let mut frame = Self::request(request.kind, body, payload);
+        let lengths = (frame.header.body_bytes, frame.header.payload_bytes);
+        frame.header = Header {
+            reply: true,
+            body_bytes: lengths.0,
+            payload_bytes: lengths.1,
+            status,
+            errno,
+            ..*request
+        };
+        frame
+    }
+
+    /// What a reply says.
+    pub fn into_result(self) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
+        if self.header.status == 0 {
+            return Ok((self.body, self.payload));
+        }
+        let kind = penstock_base::Kind::from_u16(self.header.status).unwrap_or(penstock_base::Kind::Internal);
+        let message = String::from_utf8_lossy(&self.body).into_owned();
+        Err(Failure { kind, errno: self.header.errno, message })
+    }
+}
+
+/// A request failed at the service, or did not get there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// What the caller must do.
+    pub kind: penstock_base::Kind,
+    /// The POSIX error number that belongs to it; 0 when the kind decides.
+    pub errno: u16,
+    /// What went wrong.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure without a POSIX error of its own.
+    pub fn new(kind: penstock_base::Kind, message: impl ToString) -> Self {
+        Self { kind, errno: 0, message: message.to_string() }
+    }
+}
+
+impl From<DecodeError> for Failure {
+    fn from(error: DecodeError) -> Self {
+        Self::new(penstock_base::Kind::Invalid, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_comes_back_and_every_bit_is_covered() {
+        let header =
+            Header { session: 3, sequence: 4, object: 5, body_bytes: 3, ..Header::request(Kind::Rename) };
+        let bytes = header.encode(b"abc");
+        assert_eq!(bytes.len(), HEADER_BYTES);
+        assert_eq!(Header::decode(&bytes, b"abc"), Ok(header));
+        for bit in 0..HEADER_BYTES * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::decode(&flipped, b"abc").is_err(), "bit {bit}");
+        }
+        assert!(Header::decode(&bytes, b"abd").is_err());
+    }
+
+    /// The bytes on the wire; a change of them is a new version.
+    #[test]
+    fn golden_header() {
+        let bytes = Header::request(Kind::Hello).encode(b"");
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(&hex[..24], "504e534b0100010000000000");
+        assert_eq!(hex.len(), 192);
+    }
+}

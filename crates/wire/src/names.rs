@@ -1,0 +1,249 @@
+//! Bodies of the name space, in protobuf. Field numbers are for ever.
+#![allow(missing_docs)]
+
+use prost::Message;
+
+/// Attributes of an inode. Times are nanoseconds since 1970.
+#[derive(Clone, PartialEq, Message)]
+pub struct Attr {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// Type and permission bits as in `st_mode`.
+    #[prost(uint32, tag = "2")]
+    pub mode: u32,
+    #[prost(uint32, tag = "3")]
+    pub nlink: u32,
+    #[prost(uint32, tag = "4")]
+    pub uid: u32,
+    #[prost(uint32, tag = "5")]
+    pub gid: u32,
+    #[prost(uint32, tag = "6")]
+    pub rdev: u32,
+    #[prost(uint64, tag = "7")]
+    pub size: u64,
+    #[prost(int64, tag = "8")]
+    pub atime_ns: i64,
+    #[prost(int64, tag = "9")]
+    pub mtime_ns: i64,
+    #[prost(int64, tag = "10")]
+    pub ctime_ns: i64,
+    #[prost(int64, tag = "11")]
+    pub btime_ns: i64,
+    /// Truncate generation.
+    #[prost(uint64, tag = "12")]
+    pub cut: u64,
+    /// Blocks in a chunk of this file.
+    #[prost(uint32, tag = "13")]
+    pub chunk_blocks: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct NameRequest {
+    #[prost(uint64, tag = "1")]
+    pub dir: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub name: Vec<u8>,
+    /// For an unlink: the name must be a directory's.
+    #[prost(bool, tag = "3")]
+    pub directory: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct InodeRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct AttrReply {
+    #[prost(message, optional, tag = "1")]
+    pub attr: Option<Attr>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct SetAttrRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// Permission bits.
+    #[prost(uint32, optional, tag = "2")]
+    pub mode: Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    pub uid: Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    pub gid: Option<u32>,
+    #[prost(uint64, optional, tag = "5")]
+    pub size: Option<u64>,
+    #[prost(int64, optional, tag = "6")]
+    pub atime_ns: Option<i64>,
+    #[prost(int64, optional, tag = "7")]
+    pub mtime_ns: Option<i64>,
+    #[prost(int64, optional, tag = "8")]
+    pub ctime_ns: Option<i64>,
+    /// The size only grows: it is what a writer has reached, not a truncation.
+    #[prost(bool, tag = "9")]
+    pub grow: bool,
+    /// With `grow`: the truncate generation that the writer knew. A file that was cut since keeps its size.
+    #[prost(uint64, tag = "10")]
+    pub cut: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MakeRequest {
+    #[prost(uint64, tag = "1")]
+    pub dir: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub name: Vec<u8>,
+    /// Type and permission bits.
+    #[prost(uint32, tag = "3")]
+    pub mode: u32,
+    #[prost(uint32, tag = "4")]
+    pub uid: u32,
+    #[prost(uint32, tag = "5")]
+    pub gid: u32,
+    #[prost(uint32, tag = "6")]
+    pub rdev: u32,
+    /// Target of a symbolic link.
+    #[prost(bytes = "vec", tag = "7")]
+    pub target: Vec<u8>,
+    /// The new file is open at once.
+    #[prost(bool, tag = "8")]
+    pub open: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LinkRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    #[prost(uint64, tag = "2")]
+    pub dir: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    pub name: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct RenameRequest {
+    #[prost(uint64, tag = "1")]
+    pub dir: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub name: Vec<u8>,
+    #[prost(uint64, tag = "3")]
+    pub new_dir: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    pub new_name: Vec<u8>,
+    /// Fail if the new name exists.
+    #[prost(bool, tag = "5")]
+    pub no_replace: bool,
+    /// Both names exist and change places.
+    #[prost(bool, tag = "6")]
+    pub exchange: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ReadDirRequest {
+    #[prost(uint64, tag = "1")]
+    pub dir: u64,
+    /// Entries after this cookie; 0 for all.
+    #[prost(uint64, tag = "2")]
+    pub after: u64,
+    #[prost(uint32, tag = "3")]
+    pub limit: u32,
+    /// Bring the attributes too.
+    #[prost(bool, tag = "4")]
+    pub attributes: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct DirEntry {
+    #[prost(bytes = "vec", tag = "1")]
+    pub name: Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    pub ino: u64,
+    /// Type bits as in `st_mode`.
+    #[prost(uint32, tag = "3")]
+    pub kind: u32,
+    /// Stable place of the entry in its directory.
+    #[prost(uint64, tag = "4")]
+    pub cookie: u64,
+    #[prost(message, optional, tag = "5")]
+    pub attr: Option<Attr>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ReadDirReply {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: Vec<DirEntry>,
+    #[prost(bool, tag = "2")]
+    pub end: bool,
+    /// The directory above.
+    #[prost(uint64, tag = "3")]
+    pub parent: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct BytesReply {
+    #[prost(bytes = "vec", tag = "1")]
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct XattrRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub name: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub value: Vec<u8>,
+    /// Fail if it exists.
+    #[prost(bool, tag = "4")]
+    pub create: bool,
+    /// Fail if it does not exist.
+    #[prost(bool, tag = "5")]
+    pub replace: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct NamesReply {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub names: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct StatFsReply {
+    #[prost(uint64, tag = "1")]
+    pub total_blocks: u64,
+    #[prost(uint64, tag = "2")]
+    pub free_blocks: u64,
+    #[prost(uint64, tag = "3")]
+    pub available_blocks: u64,
+    #[prost(uint64, tag = "4")]
+    pub inodes: u64,
+    #[prost(uint64, tag = "5")]
+    pub free_inodes: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct HelloRequest {
+    #[prost(uint32, tag = "1")]
+    pub oldest_version: u32,
+    #[prost(uint32, tag = "2")]
+    pub newest_version: u32,
+    /// Who mounts: host and process, for people.
+    #[prost(string, tag = "3")]
+    pub client: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct HelloReply {
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    #[prost(uint64, tag = "2")]
+    pub session: u64,
+    /// The root directory's inode.
+    #[prost(uint64, tag = "3")]
+    pub root: u64,
+    #[prost(uint32, tag = "4")]
+    pub chunk_blocks: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct EmptyReply {}

@@ -1,0 +1,51 @@
+//! The checks that look at the code without running it, each by name.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::workspace::cargo;
+use crate::{licences, tidy};
+
+/// A check: its name, and what does it.
+pub(crate) type Check = (&'static str, fn() -> Result<()>);
+
+/// Cheap ones first, so that a slip is seen at once.
+pub(crate) const CHECKS: [Check; 4] =
+    [("fmt", fmt), ("tidy", tidy::check), ("licences", licences::check), ("clippy", clippy)];
+
+/// Runs one check and prints how it went.
+pub(crate) fn passes(name: &str, check: fn() -> Result<()>) -> bool {
+    println!("check {name}");
+    let started = Instant::now();
+    let outcome = check();
+    let took_s = started.elapsed().as_secs_f32();
+    match &outcome {
+        Ok(()) => println!("check {name} ... ok ({took_s:.1} s)"),
+        Err(error) => println!("{error:#}\ncheck {name} ... FAILED ({took_s:.1} s)"),
+    }
+    outcome.is_ok()
+}
+
+/// Runs every check, also after one has failed.
+pub(crate) fn ci() -> Result<()> {
+    let failed: Vec<&str> =
+        CHECKS.into_iter().filter(|(name, check)| !passes(name, *check)).map(|(name, _)| name).collect();
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    Ok(())
+}
+
+fn fmt() -> Result<()> {
+    if !cargo().args(["fmt", "--all", "--check"]).status()?.success() {
+        bail!("some files are not formatted; `cargo fmt --all` does it");
+    }
+    Ok(())
+}
+
+fn clippy() -> Result<()> {
+    let lints = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    if !cargo().args(lints).status()?.success() {
+        bail!("clippy found something (above)");
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Programs that some tests need and no package of ours builds, kept in the target folder.
+//!
+//! Today that is a Python environment with pyarrow, for tests that read and write Parquet through the mount.
+//! Tests find its interpreter in `PENSTOCK_PYTHON`, or at `tools/venv/bin/python` in the target folder; where
+//! it is missing they print SKIPPED.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{process, workspace};
+
+/// The pinned release first; on a Python too new for it, what the index has.
+const REQUIREMENTS: [&str; 2] = ["pyarrow==21.0.0", "pyarrow>=21"];
+
+/// Written last: an environment without it is unfinished.
+const STAMP: &str = "penstock-stamp";
+
+/// The interpreter, or a warning and nothing.
+pub(crate) fn python_or_warn() -> Option<PathBuf> {
+    match install() {
+        Ok(venv) => Some(venv.join("bin/python")),
+        Err(error) => {
+            eprintln!("warning: tests that need Python with pyarrow will be skipped: {error:#}");
+            None
+        }
+    }
+}
+
+/// Makes the environment unless it is there; gives its folder.
+pub(crate) fn install() -> Result<PathBuf> {
+    let tools = workspace::target_dir().join("tools");
+    fs::create_dir_all(&tools).with_context(|| format!("cannot create {}", tools.display()))?;
+    let venv = tools.join("venv");
+    // Held until this function returns; a second run waits and finds the work done.
+    let lock = File::create(tools.join("lock")).context("cannot create the lock of the tools folder")?;
+    lock.lock().context("cannot lock the tools folder")?;
+
+    let wanted = format!("{}\n", REQUIREMENTS.join("\n"));
+    if fs::read_to_string(venv.join(STAMP)).is_ok_and(|stamp| stamp == wanted) && imports(&venv) {
+        return Ok(venv);
+    }
+    if venv.exists() {
+        fs::remove_dir_all(&venv).with_context(|| format!("cannot remove {}", venv.display()))?;
+    }
+    eprintln!("installing Python tools into {}", venv.display());
+    run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    install_packages(&venv)?;
+    ensure!(imports(&venv), "pyarrow is installed and cannot be imported");
+    fs::write(venv.join(STAMP), wanted).context("cannot write the stamp")?;
+    Ok(venv)
+}
+
+fn install_packages(venv: &Path) -> Result<()> {
+    let mut last = None;
+    for requirement in REQUIREMENTS {
+        let mut pip = Command::new(venv.join("bin/python"));
+        // A source build of Arrow takes an hour and a compiler: only ready packages.
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+        pip.args(["--only-binary", ":all:", "--retries", "2", requirement]);
+        match run(&mut pip) {
+            Ok(()) => return Ok(()),
+            Err(error) => last = Some(error),
+        }
+    }
+    last.map_or(Ok(()), Err)
+}
+
+/// Also tells an environment whose Python was removed or replaced.
+fn imports(venv: &Path) -> bool {
+    let mut python = Command::new(venv.join("bin/python"));
+    python.args(["-c", "import pyarrow.parquet"]);
+    process::mark(&mut python).output().is_ok_and(|output| output.status.success())
+}
+
+/// Runs a program; its last lines of output are the error.
+fn run(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = process::mark(command).output().with_context(|| format!("cannot start {name}"))?;
+    if !output.status.success() {
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let end = lines[lines.len().saturating_sub(3)..].join("; ");
+        bail!("{name}: {}: {end}", output.status);
+    }
+    Ok(())
+}

@@ -18,6 +18,9 @@ use std::rc::Rc;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
+/// Longest body of a request.
+const BODY_LIMIT_BYTES: usize = 64 << 10;
+
 /// The API does not come up.
 #[derive(Debug)]
 pub struct ServerError(pub String);
@@ -177,7 +180,13 @@ async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response
         let why = "a token is needed: Authorization: Bearer followed by the contents of the file `token`";
         return Refusal(StatusCode::UNAUTHORIZED, why.into()).into_response();
     }
-    next.run(request).await
+    // A request is read to its end before it is answered: an answer to one whose body is still on its way would make
+    // the HTTP server close the connection under the client's next request.
+    let (parts, body) = request.into_parts();
+    match axum::body::to_bytes(body, BODY_LIMIT_BYTES).await {
+        Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
+        Err(error) => Refusal(StatusCode::BAD_REQUEST, format!("the body: {error}")).into_response(),
+    }
 }
 
 fn has_token(headers: &HeaderMap, token: &str) -> bool {

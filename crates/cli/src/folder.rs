@@ -1,7 +1,11 @@
 //! The store's folder: its lock, its token, and who runs on it.
 //!
-//! `lock` is held for the life of an instance; `token` (mode 0600) is what the REST API asks for; `run.json` says
-//! where a running instance is reached and is removed when it stops.
+//! `lock` is held for the life of an instance and names its process; `token` (mode 0600) is what the REST API asks
+//! for; `run.json` says where a running instance is reached and is removed when it stops.
+//!
+//! A killed process is not gone at once: its locks on the folder and on the drives fall when its last thread has ended
+//! and the kernel has finished its I/O. Whoever starts the store again waits for that, and only for that: a lock of a
+//! process that lives is refused at once.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -9,6 +13,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a process that is ending may keep its locks.
+pub const ENDING: Duration = Duration::from_secs(20);
 
 /// Default folder.
 pub const DEFAULT: &str = "./penstock-data";
@@ -33,22 +41,30 @@ impl Folder {
         std::fs::create_dir_all(path)
             .with_context(|| format!("the folder {} cannot be made", path.display()))?;
         let path = path.canonicalize()?;
-        let file = OpenOptions::new()
+        let mut file = OpenOptions::new()
             .create(true)
             .truncate(false)
+            .read(true)
             .write(true)
             .mode(0o600)
             .open(path.join("lock"))
             .with_context(|| format!("the folder {} cannot be used", path.display()))?;
-        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            let who = Run::load(&path).ok().map_or(String::new(), |run| format!(" (process {})", run.pid));
-            bail!(
-                "{} is in use by another instance{who}\nuse it with `penstock --dir {} status`, or stop it with `penstock down {}`",
-                path.display(),
-                path.display(),
-                path.display()
-            );
+        let start = Instant::now();
+        while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            let holder = std::fs::read_to_string(path.join("lock")).unwrap_or_default().trim().parse().ok();
+            if holder.is_some_and(process_lives) || start.elapsed() > ENDING {
+                let who = holder.map_or(String::new(), |pid: u32| format!(" (process {pid})"));
+                bail!(
+                    "{} is in use by another instance{who}\nuse it with `penstock --dir {} status`, or stop it with `penstock down {}`",
+                    path.display(),
+                    path.display(),
+                    path.display()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
+        file.set_len(0)?;
+        write!(file, "{}", std::process::id())?;
         Ok(Self { path, _lock: file })
     }
 
@@ -108,7 +124,14 @@ impl Run {
 
     /// Whether its process lives.
     pub fn is_alive(&self) -> bool {
-        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
-        pid.is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok())
+        process_lives(self.pid)
     }
+}
+
+/// Whether a process lives: one that has ended and only waits for its parent does not.
+fn process_lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in brackets and may hold anything.
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
 }

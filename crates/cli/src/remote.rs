@@ -11,16 +11,18 @@ pub struct Remote {
     agent: ureq::Agent,
     url: String,
     token: String,
+    /// The process behind it, where the folder names it.
+    run: Option<Run>,
 }
 
 impl Remote {
     /// Finds the instance by `--api` or by its folder.
     pub fn find(dir: Option<&PathBuf>, api: Option<&String>) -> Result<Self> {
-        let (url, token) = match api {
+        let (url, token, run) = match api {
             Some(url) => {
                 let token = std::env::var("PENSTOCK_TOKEN")
                     .context("--api needs the instance's token in the variable PENSTOCK_TOKEN")?;
-                (url.trim_end_matches('/').to_owned(), token)
+                (url.trim_end_matches('/').to_owned(), token, None)
             }
             None => {
                 let dir = dir.map_or(Path::new(DEFAULT), PathBuf::as_path);
@@ -35,11 +37,11 @@ impl Remote {
                 }
                 let token = std::fs::read_to_string(dir.join("token"))
                     .with_context(|| format!("the token in {} cannot be read", dir.display()))?;
-                (run.api_url, token)
+                (run.api_url.clone(), token, Some(run))
             }
         };
         let agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
-        Ok(Self { agent, url, token: format!("Bearer {}", token.trim()) })
+        Ok(Self { agent, url, token: format!("Bearer {}", token.trim()), run })
     }
 
     /// GET.
@@ -61,7 +63,12 @@ impl Remote {
     }
 
     fn unreachable(&self) -> String {
-        format!("the instance at {} does not answer", self.url)
+        match &self.run {
+            Some(run) if !run.is_alive() => {
+                format!("the instance at {} (process {}) has ended", self.url, run.pid)
+            }
+            _ => format!("the instance at {} does not answer", self.url),
+        }
     }
 }
 

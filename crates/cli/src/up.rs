@@ -1,11 +1,12 @@
 //! `up`: the folder, the store, the node, the API, the mount; and stopping all of it in order.
 
 use crate::args::Up;
-use crate::folder::{DEFAULT, Folder, Run};
+use crate::folder::{DEFAULT, ENDING, Folder, Run};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{Instance, Server, check_mount_point};
 use penstock_base::{Env, StoreId};
 use penstock_client::Client;
+use penstock_drive::FileDrive;
 use penstock_drive::runtime::{Worker, block_on};
 use penstock_kv::Mode;
 use penstock_node::{
@@ -110,10 +111,20 @@ fn candidate_paths(folder: &Folder, file: Option<&StoreFile>) -> Vec<String> {
     paths.into_iter().filter(|path| !path.is_empty()).collect()
 }
 
+/// Waits while a killed instance still ends its I/O: its drives must not be taken for missing ones. Whoever holds them
+/// for longer is another program, and the drives are named as such afterwards.
+fn wait_for_locks(paths: &[String]) {
+    let start = Instant::now();
+    while start.elapsed() < ENDING && paths.iter().any(|path| FileDrive::is_locked(Path::new(path))) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<Node>> {
     let backing: Rc<dyn Backing> = Rc::new(FileBacking);
     let mut file = StoreFile::load(&folder.path).map_err(|why| anyhow!(why))?;
     let mut paths = candidate_paths(folder, file.as_ref());
+    wait_for_locks(&paths);
     let mut store = file.as_ref().and_then(StoreFile::store_id);
     if file.is_none() && !holds_a_store(&*backing, &paths).await? {
         let spec = wanted_spec(options)?;

@@ -60,6 +60,12 @@ impl FileDrive {
         Ok(Self { file, raw, size_bytes, direct })
     }
 
+    /// Whether another process holds the drive at `path`.
+    pub fn is_locked(path: &Path) -> bool {
+        let Ok(file) = File::open(path) else { return false };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+
     /// Makes a sparse file of `size_bytes` that must not exist yet, durable with its name.
     pub fn create(path: &Path, size_bytes: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;

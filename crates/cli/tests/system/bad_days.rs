@@ -166,9 +166,33 @@ fn the_api_asks_for_token_host_and_origin() {
     assert_eq!(status(&[&bearer]), "200");
     assert_eq!(status(&[&bearer, "Host: evil.example"]), "403");
     assert_eq!(status(&[&bearer, "Origin: http://evil.example"]), "403");
+    a_late_body_costs_no_connection(url.strip_prefix("http://").unwrap(), &bearer);
     let metrics = shell(&format!("curl -s -H '{bearer}' {url}/metrics"));
     assert!(metrics.contains("penstock_health 0") && metrics.contains("penstock_drive_online"), "{metrics}");
     store.down();
+}
+
+/// A body that comes after its header, as a busy client sends it, and a second request on the same connection.
+fn a_late_body_costs_no_connection(address: &str, bearer: &str) {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    let answer = |stream: &mut std::net::TcpStream| {
+        let mut bytes = vec![0; 4096];
+        let len = stream.read(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..len]).into_owned()
+    };
+    let header = |method: &str, len: usize| {
+        format!(
+            "{method} /v1/arrays/all/rebuild HTTP/1.1\r\nHost: {address}\r\n{bearer}\r\nContent-Length: {len}\r\n\r\n"
+        )
+    };
+    stream.write_all(header("POST", 2).as_bytes()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    stream.write_all(b"{}").unwrap();
+    assert!(answer(&mut stream).starts_with("HTTP/1.1 20"));
+    stream.write_all(header("GET", 0).as_bytes()).unwrap();
+    assert!(answer(&mut stream).starts_with("HTTP/1.1 405"), "the connection is still there");
 }
 
 #[test]

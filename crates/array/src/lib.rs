@@ -43,4 +43,4 @@ pub use geometry::{CreateSpec, Geometry};
 pub use maintain::JobProgress;
 pub use open::{MemberSlice, create, open};
 pub use scrub::ScrubReport;
-pub use volume::{Blocks, Volume};
+pub use volume::{Blocks, Discard, Volume};

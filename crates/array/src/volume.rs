@@ -45,6 +45,15 @@ impl Blocks {
     }
 }
 
+/// How far a discard goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// The table only: the stripes are written again at once.
+    InTable,
+    /// The drives hear of it as well.
+    OnDrives,
+}
+
 /// A range of an array's stripes.
 #[derive(Clone)]
 pub struct Volume {
@@ -148,15 +157,15 @@ impl Volume {
         self.array.flush(Io::new(Class::Client, "volume.flush")).await
     }
 
-    /// Makes whole stripes unwritten again, durably, and gives their space back.
-    pub async fn discard(&self, stripe: u64, count: u64) -> Result<(), ArrayError> {
+    /// Makes whole stripes unwritten again, durably, and gives their space back to the drives where `how` says so.
+    pub async fn discard(&self, stripe: u64, count: u64, how: Discard) -> Result<(), ArrayError> {
         if count == 0 {
             return Ok(());
         }
         let first = self.stripe(stripe)?;
         self.stripe(stripe + count - 1)?;
         self.array.wait_for_log_room().await?;
-        self.array.discard(first, count).await
+        self.array.discard(first, count, how).await
     }
 
     /// Whether nothing is written in a stripe, not even in the log.
@@ -257,7 +266,7 @@ impl Array {
         Ok(())
     }
 
-    async fn discard(&self, first: u64, count: u64) -> Result<(), ArrayError> {
+    async fn discard(&self, first: u64, count: u64, how: Discard) -> Result<(), ArrayError> {
         let mut locks = Vec::new();
         for stripe in first..first + count {
             locks.push(self.locks.exclusive(stripe).await);
@@ -275,16 +284,21 @@ impl Array {
         let result = self.append(Entry::Discard { stripe: first, count, upto }, Vec::new()).await;
         released.into_iter().filter_map(|dirty| dirty.segment).for_each(|segment| self.log.release(segment));
         result?;
-        let io = Io::new(Class::Destage, "discard.punch");
-        let slot = self.geo.strip_slot_bytes();
-        for position in 0..self.geo.strips() {
-            if let Some(slice) = self.member_slice(position)
-                && let Err(error) = slice.discard(self.geo.strip_at(first), count * slot, io).await
-            {
-                tracing::debug!(array = self.name, position, %error, "space not given back");
-            }
+        if how == Discard::OnDrives {
+            let punches = (0..self.geo.strips()).map(|position| self.punch(position, first, count));
+            join_all(punches).await;
         }
         Ok(())
+    }
+
+    async fn punch(&self, position: usize, first: u64, count: u64) {
+        let io = Io::new(Class::Destage, "discard.punch");
+        if let Some(slice) = self.member_slice(position)
+            && let Err(error) =
+                slice.discard(self.geo.strip_at(first), count * self.geo.strip_slot_bytes(), io).await
+        {
+            tracing::debug!(array = self.name, position, %error, "space not given back");
+        }
     }
 
     /// Reads blocks of one stripe.

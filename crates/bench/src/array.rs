@@ -90,7 +90,7 @@ pub async fn run_array(env: &Env, bench: ArrayBench) -> Result<Vec<Line>, ArrayE
     for run in 0..RUNS {
         ceilings.push(copy_ceiling(stripe_bytes, stripes as usize));
         if run > 0 {
-            bed.volume.discard(0, stripes).await?;
+            bed.volume.discard(0, stripes, penstock_array::Discard::OnDrives).await?;
         }
         let start = Instant::now();
         for stripe in 0..stripes {

@@ -123,63 +123,8 @@ impl Target {
             self.reclaim.borrow_mut().extend(freed);
             return Err(error.into());
         }
-        self.give_back(freed).await
-    }
-
-    /// Makes runs usable again and discards stripes that hold nothing now.
-    pub(crate) async fn give_back(&self, runs: Vec<Run>) -> Result<(), ChunkError> {
-        let mut empty = BTreeSet::new();
-        for run in runs {
-            empty.extend(self.space.borrow_mut().free(run));
-        }
-        self.discard_stripes(empty).await
-    }
-
-    /// Gives runs back after work that is done; what the drives do not discard now, the next start does.
-    pub(crate) async fn give_back_or_warn(&self, runs: Vec<Run>) {
-        if let Err(error) = self.give_back(runs).await {
-            tracing::warn!(%error, "free stripes could not be discarded");
-        }
-    }
-
-    async fn discard_stripes(&self, stripes: BTreeSet<u64>) -> Result<(), ChunkError> {
-        let per_stripe = self.volume.stripe_blocks();
-        let mut taken: Vec<(u64, u64)> = Vec::new();
-        for stripe in stripes {
-            // Taken, so that nobody writes there before the discard is done.
-            let mut space = self.space.borrow_mut();
-            // Not what is promised to writes.
-            let spare = space.usage().free_blocks >= per_stripe;
-            if spare && !self.volume.is_unwritten(stripe) && space.take_stripe(stripe) {
-                match taken.last_mut() {
-                    Some((first, count)) if *first + *count == stripe && *count < 64 => *count += 1,
-                    _ => taken.push((stripe, 1)),
-                }
-            }
-        }
-        let mut result = Ok(());
-        for (first, count) in taken {
-            let discarded = self.volume.discard(first, count).await;
-            self.space.borrow_mut().free((first * per_stripe, count * per_stripe));
-            match discarded {
-                Ok(()) => self.count(|counts| counts.discarded_stripes += count),
-                // The others were taken as well and must be free again.
-                Err(error) => result = Err(error.into()),
-            }
-        }
-        result
-    }
-
-    /// Discards written stripes in which nothing is allocated: what a crash left of writes that were not committed.
-    pub(crate) async fn discard_unowned(&self) -> Result<(), ChunkError> {
-        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
-        let unowned = {
-            let space = self.space.borrow();
-            (0..stripes)
-                .filter(|stripe| space.is_empty(*stripe) && !self.volume.is_unwritten(*stripe))
-                .collect()
-        };
-        self.discard_stripes(unowned).await
+        self.give_back(freed);
+        Ok(())
     }
 
     /// Commits what waits, every few seconds.

@@ -16,6 +16,7 @@
 
 mod chunk;
 mod commit;
+mod discard;
 mod place;
 mod rows;
 mod space;

@@ -7,6 +7,7 @@ use crate::ChunkError;
 use crate::chunk::{Chunk, DirtyBlock};
 use crate::rows::{ChunkKey, Extent};
 use crate::target::Target;
+use penstock_array::Discard;
 use penstock_base::{BLOCK_BYTES, Buf, buf::gather};
 use penstock_drive::{Class, Io};
 use std::cell::RefCell;
@@ -70,19 +71,19 @@ impl Target {
         let wanted = u64::from(self.config.chunk_blocks) / per_stripe;
         let promised = chunk.borrow().dirty.values().filter(|block| block.promised).count() as u64;
         let mut stripes = Vec::new();
-        {
-            let mut space = self.space.borrow_mut();
-            if space.usage().free_blocks + promised < wanted * per_stripe {
-                return Ok(false);
-            }
-            while (stripes.len() as u64) < wanted
-                && let Some(stripe) = space.allocate_stripe(|stripe| self.volume.is_unwritten(stripe))
-            {
-                stripes.push(stripe);
-            }
-            if (stripes.len() as u64) < wanted {
-                stripes.iter().for_each(|stripe| drop(space.free((stripe * per_stripe, per_stripe))));
-                return Ok(false);
+        if self.space.borrow().usage().free_blocks + promised < wanted * per_stripe {
+            return Ok(false);
+        }
+        while (stripes.len() as u64) < wanted {
+            let unwritten = |stripe| self.volume.is_unwritten(stripe);
+            let found = self.space.borrow_mut().allocate_stripe(unwritten);
+            match found {
+                Some(stripe) => stripes.push(stripe),
+                None if self.discard_some(Discard::InTable).await? > 0 => {}
+                None => {
+                    self.give_back(stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect());
+                    return Ok(false);
+                }
             }
         }
         let blocks: Vec<(Buf, u32)> =
@@ -92,7 +93,7 @@ impl Target {
             let crcs: Vec<u32> = part.iter().map(|(_, crc)| *crc).collect();
             if let Err(error) = self.volume.write_fresh(*stripe, &data, &crcs, IO).await {
                 let taken = stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect();
-                self.give_back_or_warn(taken).await;
+                self.give_back(taken);
                 return Err(error.into());
             }
         }
@@ -103,7 +104,7 @@ impl Target {
             back.extend(chunk.borrow_mut().put(extent));
         }
         self.placed(key, chunk, 0, self.config.chunk_blocks as usize);
-        self.give_back_or_warn(back).await;
+        self.give_back(back);
         Ok(true)
     }
 
@@ -118,7 +119,7 @@ impl Target {
         let mut done = 0;
         while done < blocks.len() {
             let at = first + done as u32;
-            let (place, count, is_new) = self.place_of(chunk, at, blocks.len() - done)?;
+            let (place, count, is_new) = self.place_of(chunk, at, blocks.len() - done).await?;
             let bytes = done * BLOCK_BYTES..(done + count) * BLOCK_BYTES;
             let written = self.volume.write(place, &data.slice(bytes), &crcs[done..done + count]).await;
             if let Err(error) = written {
@@ -138,23 +139,28 @@ impl Target {
     }
 
     /// Where a run of blocks goes: its place in the map, or (true) allocated blocks that are not in the map yet.
-    fn place_of(
+    async fn place_of(
         &self,
         chunk: &RefCell<Chunk>,
         first: u32,
         wanted: usize,
     ) -> Result<(u64, usize, bool), ChunkError> {
-        let chunk = chunk.borrow();
-        if let Some(place) = chunk.lookup(first) {
-            let joined = |count: &usize| chunk.lookup(first + *count as u32) == Some(place + *count as u64);
-            return Ok((place, (0..wanted).take_while(joined).count(), false));
+        let unmapped = {
+            let chunk = chunk.borrow();
+            if let Some(place) = chunk.lookup(first) {
+                let joined =
+                    |count: &usize| chunk.lookup(first + *count as u32) == Some(place + *count as u64);
+                return Ok((place, (0..wanted).take_while(joined).count(), false));
+            }
+            (0..wanted).take_while(|count| chunk.lookup(first + *count as u32).is_none()).count() as u64
+        };
+        let mut run = self.space.borrow_mut().allocate(unmapped);
+        if run.is_none() {
+            // Free blocks were promised; what is not here now is out in a discard.
+            let _no_discard = self.discarding.lock().await;
+            run = self.space.borrow_mut().allocate(unmapped);
         }
-        let unmapped = (0..wanted).take_while(|count| chunk.lookup(first + *count as u32).is_none()).count();
-        let (block, count) = self
-            .space
-            .borrow_mut()
-            .allocate(unmapped as u64)
-            .ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: unmapped as u64 })?;
+        let (block, count) = run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: unmapped })?;
         Ok((block, count as usize, true))
     }
 }

@@ -67,6 +67,8 @@ pub(crate) struct Space {
     empty: BTreeSet<u64>,
     used_blocks: u64,
     promised: u64,
+    /// Of the used blocks, those that are only held while their stripes are discarded.
+    discarding: u64,
 }
 
 impl Space {
@@ -82,6 +84,7 @@ impl Space {
             empty: (0..stripes).collect(),
             used_blocks: 0,
             promised: 0,
+            discarding: 0,
         }
     }
 
@@ -148,9 +151,20 @@ impl Space {
         }
     }
 
+    /// How full it is to whoever may wait: what is out in a discard comes back in a moment.
+    pub(crate) fn reported(&self) -> SpaceUsage {
+        let usage = self.usage();
+        SpaceUsage { free_blocks: usage.free_blocks + self.discarding, ..usage }
+    }
+
+    /// Says how many blocks a discard holds.
+    pub(crate) fn set_discarding(&mut self, blocks: u64) {
+        self.discarding = blocks;
+    }
+
     /// Promises blocks to a write in memory. Returns false, and promises nothing, when they are not there.
     pub(crate) fn promise(&mut self, blocks: u64) -> bool {
-        let usage = self.usage();
+        let usage = self.reported();
         let enough = usage.free_blocks >= blocks + usage.reserve_blocks;
         if enough {
             self.promised += blocks;

@@ -12,9 +12,9 @@ use penstock_base::{BLOCK_BYTES, Buf, Env, HashMap, Ino, KeyedLocks};
 use penstock_drive::{Class, Io};
 use penstock_kv::Kv;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use tokio::sync::{Mutex, RwLock};
+use tokio::sync::{Mutex, Notify, RwLock};
 
 const IO: Io = Io::new(Class::Client, "chunk.read");
 /// Chunks kept in memory although nothing of them waits.
@@ -75,6 +75,11 @@ pub struct Target {
     pub(crate) order: Cell<u64>,
     /// Freed by transactions that are not known to be durable.
     pub(crate) reclaim: RefCell<Vec<Run>>,
+    /// Written stripes that lost their last block and wait to be discarded.
+    pub(crate) idle: RefCell<BTreeSet<u64>>,
+    pub(crate) idle_noted: Notify,
+    /// Held while a batch of them is discarded.
+    pub(crate) discarding: Mutex<()>,
     pub(crate) cuts: RefCell<HashMap<(u64, Ino), u64>>,
     pub(crate) counts: Cell<TargetCounts>,
     pub(crate) closed: Cell<bool>,
@@ -105,12 +110,16 @@ impl Target {
             dirty_blocks: Cell::new(0),
             order: Cell::new(0),
             reclaim: RefCell::default(),
+            idle: RefCell::default(),
+            idle_noted: Notify::new(),
+            discarding: Mutex::default(),
             cuts: RefCell::default(),
             counts: Cell::default(),
             closed: Cell::new(false),
         });
-        target.discard_unowned().await?;
+        target.note_unowned();
         env.spawn("target commit", Box::pin(target.clone().commit_task()));
+        env.spawn("target discard", Box::pin(target.clone().discard_task()));
         Ok(target)
     }
 
@@ -121,7 +130,7 @@ impl Target {
 
     /// How full it is.
     pub fn usage(&self) -> SpaceUsage {
-        self.space.borrow().usage()
+        self.space.borrow().reported()
     }
 
     /// What it did.
@@ -180,16 +189,13 @@ impl Target {
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        let mut retried = false;
-        loop {
-            match self.try_write(key, first, data, crcs, cut).await {
-                Err(ChunkError::NoSpace { .. }) if !retried => {
-                    // Freed blocks may only wait for a durable commit.
-                    retried = true;
-                    self.commit_all().await?;
-                }
-                other => break other?,
+        match self.try_write(key, first, data, crcs, cut).await {
+            Err(ChunkError::NoSpace { .. }) => {
+                // Freed blocks may only wait for a durable commit.
+                self.commit_all().await?;
+                self.try_write(key, first, data, crcs, cut).await?;
             }
+            other => other?,
         }
         self.count(|counts| counts.written_blocks += crcs.len() as u64);
         while self.dirty_blocks.get() * BLOCK_BYTES as u64 > DIRTY_BYTES {
@@ -271,9 +277,10 @@ impl Target {
         Ok(whole)
     }
 
-    /// Stops the target's task.
+    /// Stops the target's tasks.
     pub fn stop(&self) {
         self.closed.set(true);
+        self.idle_noted.notify_one();
     }
 }
 

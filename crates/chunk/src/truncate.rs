@@ -50,7 +50,7 @@ impl Target {
         }
         writes.reclaims();
         let result = self.commit_rows(changes, writes).await;
-        self.give_back_or_warn(back).await;
+        self.give_back(back);
         result
     }
 

@@ -342,7 +342,7 @@ impl Load {
             let written = self.fresh.borrow().may.get(&stripe).is_some_and(|may| *may.last().unwrap() != 0);
             if written {
                 self.fresh.borrow_mut().may.get_mut(&stripe).unwrap().push(0);
-                machine.volume.discard(stripe, 1).await?;
+                machine.volume.discard(stripe, 1, penstock_array::Discard::OnDrives).await?;
                 self.fresh.borrow_mut().may.insert(stripe, vec![0]);
                 continue;
             }

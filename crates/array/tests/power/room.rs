@@ -71,7 +71,7 @@ fn fresh_stripes_and_discards_never_fill_the_log_while_data_waits_in_it() {
             for _ in 0..300 {
                 write_fresh(machine, 20).await?;
                 machine.volume.flush().await?;
-                machine.volume.discard(20, 1).await?;
+                machine.volume.discard(20, 1, penstock_array::Discard::OnDrives).await?;
             }
             Ok::<_, ArrayError>(())
         };
@@ -93,7 +93,7 @@ fn a_fresh_stripe_written_again_through_a_full_log_is_destaged() {
                 write(machine, (stripe * 32 + at * 7) % 384, round * 100 + at + 1).await?;
             }
             if round % 3 == 0 {
-                machine.volume.discard((round * 5) % 12, 1).await?;
+                machine.volume.discard((round * 5) % 12, 1, penstock_array::Discard::OnDrives).await?;
             }
         }
         machine.array.close().await

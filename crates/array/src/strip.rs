@@ -238,7 +238,7 @@ impl Array {
             };
             (0..self.geo.strips()).filter(|at| found.get(at).is_some_and(good)).collect()
         };
-        let mut outputs: Vec<BufMut> = wanted.iter().map(|_| BufMut::zeroed(bytes_of(columns))).collect();
+        let mut outputs: Vec<BufMut> = wanted.iter().map(|_| BufMut::recycled(bytes_of(columns))).collect();
         let mut start = 0;
         while start < count {
             let good = good_at(start);
@@ -349,7 +349,7 @@ impl Array {
     /// Parity strips for whole data strips (or the same columns of each).
     pub(crate) fn encode(&self, data: &[&[u8]]) -> Vec<Part> {
         let bytes = data[0].len();
-        let mut parity: Vec<BufMut> = (0..self.geo.m).map(|_| BufMut::zeroed(bytes)).collect();
+        let mut parity: Vec<BufMut> = (0..self.geo.m).map(|_| BufMut::recycled(bytes)).collect();
         let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(AsMut::as_mut).collect();
         self.code.encode(data, &mut outputs);
         let part = |buf: BufMut| {

@@ -5,8 +5,13 @@
 //!
 //! Invariants: the memory starts on a 4 KiB boundary, so that any block-aligned range suits O_DIRECT. A [`Buf`]
 //! is immutable and shared; a [`BufMut`] has one owner, and becomes a [`Buf`] when it is complete.
+//!
+//! Memory of a fresh mapping costs a page fault for each page, more than copying the page. So what a thread lets go
+//! it keeps for its next buffers, up to [`KEPT_BYTES`].
 
 use crate::BLOCK_BYTES;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -15,9 +20,73 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 #[repr(C, align(4096))]
 struct Page([u8; BLOCK_BYTES]);
 
+/// Most memory that a thread keeps for its next buffers.
+pub const KEPT_BYTES: usize = 32 << 20;
+/// Shorter buffers are left to the allocator, which is quick for them.
+const POOLED_PAGES: usize = 8;
+
+/// Pages that go back to the thread that lets them go.
+struct Pages(Vec<Page>);
+
+/// Kept memory, by its length.
+#[derive(Default)]
+struct Pool {
+    free: BTreeMap<usize, Vec<Vec<Page>>>,
+    pages: usize,
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = RefCell::default();
+}
+
+impl Pool {
+    /// Takes kept memory of at least `pages`, and of not much more.
+    fn take(&mut self, pages: usize) -> Option<Vec<Page>> {
+        let (_, kept) = self.free.range_mut(pages..=pages + pages / 8).find(|(_, kept)| !kept.is_empty())?;
+        let kept = kept.pop()?;
+        self.pages -= kept.len();
+        Some(kept)
+    }
+
+    fn keep(&mut self, memory: Vec<Page>) {
+        if (self.pages + memory.len()) * BLOCK_BYTES > KEPT_BYTES {
+            return;
+        }
+        self.pages += memory.len();
+        self.free.entry(memory.len()).or_default().push(memory);
+    }
+}
+
+impl Pages {
+    fn zeroed(pages: usize) -> Self {
+        // Allocation failure aborts like every other allocation of this process.
+        Self(Page::new_vec_zeroed(pages).unwrap_or_else(|_| {
+            std::alloc::handle_alloc_error(std::alloc::Layout::new::<Page>());
+        }))
+    }
+
+    /// Pages with whatever they held before.
+    fn recycled(pages: usize) -> Self {
+        if pages < POOLED_PAGES {
+            return Self::zeroed(pages);
+        }
+        POOL.with_borrow_mut(|pool| pool.take(pages)).map_or_else(|| Self::zeroed(pages), Self)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.0.len() >= POOLED_PAGES {
+            let memory = std::mem::take(&mut self.0);
+            // A thread that ends has no pool any more; then the memory is simply freed.
+            let _ = POOL.try_with(|pool| pool.borrow_mut().keep(memory));
+        }
+    }
+}
+
 #[derive(Clone)]
 enum Memory {
-    Host(Arc<Vec<Page>>),
+    Host(Arc<Pages>),
 }
 
 /// An immutable, shared range of memory.
@@ -36,7 +105,7 @@ impl Buf {
 
     /// A copy of `bytes`.
     pub fn copy_from(bytes: &[u8]) -> Self {
-        let mut buf = BufMut::zeroed(bytes.len());
+        let mut buf = BufMut::recycled(bytes.len());
         buf.as_mut().copy_from_slice(bytes);
         buf.freeze()
     }
@@ -68,7 +137,7 @@ impl Buf {
 impl AsRef<[u8]> for Buf {
     fn as_ref(&self) -> &[u8] {
         let Memory::Host(pages) = &self.memory;
-        &pages.as_bytes()[self.start..self.start + self.len]
+        &pages.0.as_bytes()[self.start..self.start + self.len]
     }
 }
 
@@ -88,18 +157,29 @@ impl std::fmt::Debug for Buf {
 
 /// A range of memory with one owner.
 pub struct BufMut {
-    pages: Vec<Page>,
+    pages: Pages,
     len: usize,
 }
 
 impl BufMut {
     /// A buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
-        // Allocation failure aborts like every other allocation of this process.
-        let pages = Page::new_vec_zeroed(len.div_ceil(BLOCK_BYTES)).unwrap_or_else(|_| {
-            std::alloc::handle_alloc_error(std::alloc::Layout::new::<Page>());
-        });
-        Self { pages, len }
+        let mut buf = Self::recycled(len);
+        if buf.pages.0.len() >= POOLED_PAGES {
+            buf.as_mut().fill(0);
+        }
+        buf
+    }
+
+    /// A buffer of `len` bytes that hold anything, for a caller that writes all of them.
+    pub fn recycled(len: usize) -> Self {
+        Self { pages: Pages::recycled(len.div_ceil(BLOCK_BYTES)), len }
+    }
+
+    /// Keeps the first `len` bytes. The memory behind them stays with the buffer.
+    pub fn truncate(&mut self, len: usize) {
+        assert!(len <= self.len, "{len} of {} bytes", self.len);
+        self.len = len;
     }
 
     /// A zeroed buffer that begins with `bytes` and is padded to whole blocks.
@@ -127,13 +207,13 @@ impl BufMut {
 
 impl AsRef<[u8]> for BufMut {
     fn as_ref(&self) -> &[u8] {
-        &self.pages.as_bytes()[..self.len]
+        &self.pages.0.as_bytes()[..self.len]
     }
 }
 
 impl AsMut<[u8]> for BufMut {
     fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.pages.as_mut_bytes()[..self.len]
+        &mut self.pages.0.as_mut_bytes()[..self.len]
     }
 }
 
@@ -159,7 +239,7 @@ pub fn gather(parts: &[Buf]) -> Buf {
 }
 
 fn copy_all(parts: &[Buf]) -> Buf {
-    let mut whole = BufMut::zeroed(parts.iter().map(Buf::len).sum());
+    let mut whole = BufMut::recycled(parts.iter().map(Buf::len).sum());
     let mut at = 0;
     for part in parts {
         whole.as_mut()[at..at + part.len()].copy_from_slice(part);
@@ -181,6 +261,18 @@ mod tests {
         let tail = buf.slice(5000..10_000);
         assert_eq!((tail[0], tail.len()), (7, 5000));
         assert_eq!(tail.as_ptr(), buf[5000..].as_ptr());
+    }
+
+    #[test]
+    fn memory_comes_back_and_zeroed_means_zeros() {
+        let mut buf = BufMut::recycled(100_000);
+        buf.as_mut().fill(7);
+        let at = buf.as_ref().as_ptr();
+        drop(buf.freeze().slice(5..10));
+        let again = BufMut::zeroed(99_000);
+        assert_eq!(again.as_ref().as_ptr(), at);
+        assert!(again.as_ref().iter().all(|byte| *byte == 0));
+        assert_ne!(BufMut::recycled(99_000).as_ref().as_ptr(), at);
     }
 
     #[test]

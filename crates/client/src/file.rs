@@ -252,8 +252,12 @@ impl Client {
 /// Puts bytes that go to `offset` into whole blocks, at their place, zeros around them.
 pub fn stage(offset: u64, data: &[u8]) -> BufMut {
     let skip = (offset % BLOCK) as usize;
-    let mut staged = BufMut::zeroed((skip + data.len()).next_multiple_of(BLOCK_BYTES));
-    staged.as_mut()[skip..skip + data.len()].copy_from_slice(data);
+    let end = skip + data.len();
+    let mut staged = BufMut::recycled(end.next_multiple_of(BLOCK_BYTES));
+    let bytes = staged.as_mut();
+    bytes[..skip].fill(0);
+    bytes[skip..end].copy_from_slice(data);
+    bytes[end..].fill(0);
     staged
 }
 

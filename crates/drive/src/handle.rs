@@ -200,7 +200,7 @@ impl DriveHandle {
     /// Reads `len` bytes at `at`.
     pub async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
-        let start = |drive: Rc<dyn Drive>| async move { drive.read(at, BufMut::zeroed(len), io).await };
+        let start = |drive: Rc<dyn Drive>| async move { drive.read(at, BufMut::recycled(len), io).await };
         let buf = self.settle(self.run(io, start).await)?;
         assert_eq!(buf.len(), len, "a drive fills the whole buffer");
         self.count(|counters| {

@@ -4,9 +4,11 @@
 //! the process: no thread dies alone.
 #![allow(clippy::disallowed_methods)]
 
+use compio_runtime::fd::PollFd;
 use penstock_base::LocalBoxFuture;
 use penstock_base::env::{Env, Runtime};
 use std::cell::Cell;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -35,6 +37,26 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     match compio_runtime::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => panic!("blocking work was stopped: {error:?}"),
+    }
+}
+
+/// A descriptor that is read without blocking, and waited for on the worker that owns it.
+pub struct Readiness<T: AsFd + 'static>(PollFd<T>);
+
+impl<T: AsFd + 'static> Readiness<T> {
+    /// Must be called on a worker thread. The descriptor must not block.
+    pub fn new(descriptor: T) -> std::io::Result<Self> {
+        Ok(Self(PollFd::new(descriptor)?))
+    }
+
+    /// Waits until a read may find something, or says why it never will.
+    pub async fn readable(&self) -> std::io::Result<()> {
+        self.0.read_ready().await
+    }
+
+    /// The descriptor.
+    pub fn get(&self) -> &T {
+        &self.0
     }
 }
 

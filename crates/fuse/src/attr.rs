@@ -1,82 +1,104 @@
-//! Attributes and errors in fuser's types.
+//! Attributes and errors as the kernel wants them.
 
-use fuser::{Errno, FileAttr, FileType, INodeNo};
-use penstock_base::{Ino, Kind};
+use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID};
+use penstock_base::{BLOCK_BYTES, Ino, Kind};
 use penstock_client::{Attr, Failure};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use rustix::io::Errno;
+
+/// How long the kernel may keep names and attributes, in seconds. Only this mount changes them.
+const VALID_S: u64 = 60;
+const NS_PER_S: i64 = 1_000_000_000;
 
 /// Maps the kernel's root to the file system's and back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Root(pub(crate) Ino);
 
 impl Root {
-    pub(crate) fn inner(self, ino: INodeNo) -> Ino {
-        if ino == INodeNo::ROOT { self.0 } else { Ino(ino.0) }
+    pub(crate) fn inner(self, id: u64) -> Ino {
+        if id == ROOT_ID { self.0 } else { Ino(id) }
     }
 
-    pub(crate) fn outer(self, ino: u64) -> INodeNo {
-        if ino == self.0.0 { INodeNo::ROOT } else { INodeNo(ino) }
-    }
-}
-
-fn time(ns: i64) -> SystemTime {
-    let distance = Duration::from_nanos(ns.unsigned_abs());
-    if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
-}
-
-/// Nanoseconds since 1970.
-pub(crate) fn nanoseconds(time: SystemTime) -> i64 {
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),
-        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |ns| -ns),
+    pub(crate) fn outer(self, ino: u64) -> u64 {
+        if ino == self.0.0 { ROOT_ID } else { ino }
     }
 }
 
-/// The type that the type bits of a mode name.
-pub(crate) fn file_type(mode: u32) -> FileType {
-    match mode & 0o170_000 {
-        0o040_000 => FileType::Directory,
-        0o120_000 => FileType::Symlink,
-        0o010_000 => FileType::NamedPipe,
-        0o140_000 => FileType::Socket,
-        0o060_000 => FileType::BlockDevice,
-        0o020_000 => FileType::CharDevice,
-        _ => FileType::RegularFile,
-    }
+/// Nanoseconds since 1970 as seconds, which may be negative, and a rest, which may not.
+fn time(ns: i64) -> (u64, u32) {
+    (ns.div_euclid(NS_PER_S).cast_unsigned(), ns.rem_euclid(NS_PER_S) as u32)
 }
 
-pub(crate) fn file_attr(root: Root, attr: &Attr) -> FileAttr {
-    FileAttr {
+/// Nanoseconds since 1970; the nearest that can be said for a time too far away.
+pub(crate) fn nanoseconds(seconds: u64, rest: u32) -> i64 {
+    seconds.cast_signed().saturating_mul(NS_PER_S).saturating_add(rest.into())
+}
+
+pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
+    let ((atime, atimensec), (mtime, mtimensec), (ctime, ctimensec)) =
+        (time(attr.atime_ns), time(attr.mtime_ns), time(attr.ctime_ns));
+    AttrFields {
         ino: root.outer(attr.ino),
         size: attr.size,
         blocks: attr.size.div_ceil(512),
-        atime: time(attr.atime_ns),
-        mtime: time(attr.mtime_ns),
-        ctime: time(attr.ctime_ns),
-        crtime: time(attr.btime_ns),
-        kind: file_type(attr.mode),
-        perm: (attr.mode & 0o7777) as u16,
+        atime,
+        mtime,
+        ctime,
+        atimensec,
+        mtimensec,
+        ctimensec,
+        mode: attr.mode,
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
         rdev: attr.rdev,
-        blksize: penstock_base::BLOCK_BYTES as u32,
+        blksize: BLOCK_BYTES as u32,
         flags: 0,
+    }
+}
+
+/// The reply to GETATTR and SETATTR.
+pub(crate) fn attributes(root: Root, attr: &Attr) -> AttrOut {
+    AttrOut { attr_valid: VALID_S, attr_valid_nsec: 0, dummy: 0, attr: fields(root, attr) }
+}
+
+/// The reply to whatever finds or makes a name.
+pub(crate) fn entry(root: Root, attr: &Attr) -> EntryOut {
+    EntryOut {
+        nodeid: root.outer(attr.ino),
+        generation: 0,
+        entry_valid: VALID_S,
+        attr_valid: VALID_S,
+        entry_valid_nsec: 0,
+        attr_valid_nsec: 0,
+        attr: fields(root, attr),
     }
 }
 
 /// The error number of a failure: its own, or the one that fits what the caller must do.
 pub(crate) fn errno(failure: &Failure) -> Errno {
     if failure.errno != 0 {
-        return Errno::from_i32(failure.errno.into());
+        return Errno::from_raw_os_error(failure.errno.into());
     }
     match failure.kind {
-        Kind::NoSpace => Errno::ENOSPC,
-        Kind::Invalid => Errno::EINVAL,
-        Kind::Denied => Errno::EACCES,
+        Kind::NoSpace => Errno::NOSPC,
+        Kind::Invalid => Errno::INVAL,
+        Kind::Denied => Errno::ACCESS,
         Kind::Retry | Kind::RefreshMap | Kind::Fenced | Kind::Corrupt | Kind::Internal => {
             tracing::error!(kind = ?failure.kind, %failure, "a file operation failed");
-            Errno::EIO
+            Errno::IO
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_keep_their_nanoseconds() {
+        for ns in [0, 1, -1, 1_500_000_000, -1_500_000_000, i64::MIN + 1_000_000_000] {
+            let (seconds, rest) = time(ns);
+            assert_eq!(nanoseconds(seconds, rest), ns);
         }
     }
 }

@@ -1,15 +1,19 @@
 //! The mount: the kernel's FUSE requests on one side, the client library on the other.
 //!
-//! Owns the threads that read requests (fuser's) and the hand-over to the worker that owns the client. Keeps no
-//! state of files: the client does, and the kernel's page cache keeps data, write-through.
-//!
-//! Requests in flight are bounded by the kernel ([`MAX_BACKGROUND`] and one for each waiting thread).
+//! Owns the device, the protocol and the mount point. Keeps no state of files: the client does, and the kernel's page
+//! cache keeps data, write-through.
 #![deny(unsafe_code)]
 
+mod abi;
 mod attr;
-mod fs;
+mod attributes;
+mod data;
+mod device;
+mod listing;
 mod mount;
+mod names;
 mod null;
+mod session;
 
 pub use mount::{Mount, MountError, check_mount_point, is_stale, unmount_stale};
 pub use null::mount_null;

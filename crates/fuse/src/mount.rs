@@ -3,19 +3,26 @@
 //! Root mounts directly; an ordinary user goes through fusermount3. A mount point that a killed process left behind
 //! answers ENOTCONN; it is unmounted (lazily) before the new mount, because nothing can be lost on it.
 
-use crate::attr::Root;
-use crate::fs::{Job, PenstockFs};
-use fuser::{Config, MountOption, SessionACL};
+use crate::device::Device;
+use crate::session::Session;
 use penstock_base::Env;
 use penstock_client::Client;
+use rustix::fs::OFlags;
+use rustix::mount::MountFlags;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::ffi::CString;
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::rc::Rc;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
 
-/// Threads that read requests.
-const THREADS: usize = 4;
+const DEVICE: &str = "/dev/fuse";
+const NAME: &str = "penstock";
 
 /// A mount does not come about.
 #[derive(Debug, thiserror::Error)]
@@ -38,14 +45,17 @@ pub enum MountError {
 /// A mounted file system.
 pub struct Mount {
     path: PathBuf,
-    session: Option<fuser::BackgroundSession>,
+    /// Closed when the session has ended.
+    ended: oneshot::Receiver<()>,
 }
 
 /// Whether a mount point is the remains of a process that was killed.
 pub fn is_stale(path: &Path) -> bool {
     let not_connected = rustix::io::Errno::NOTCONN.raw_os_error();
-    // The kernel may still answer from the attributes that it keeps; a listing goes to the process.
-    let answer = std::fs::metadata(path).and_then(|_| std::fs::read_dir(path).map(|_| ()));
+    // The kernel may still answer from the attributes that it keeps, and opens a directory by itself; a listing goes
+    // to the process.
+    let answer =
+        std::fs::metadata(path).and_then(|_| std::fs::read_dir(path)?.next().transpose().map(|_| ()));
     answer.is_err_and(|error| error.raw_os_error() == Some(not_connected))
 }
 
@@ -74,7 +84,7 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
             ));
         }
     }
-    match std::fs::File::options().read(true).write(true).open("/dev/fuse") {
+    match std::fs::File::options().read(true).write(true).open(DEVICE) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             return refused(
@@ -111,12 +121,24 @@ impl Mount {
     /// Mounts the file system of `client` at `path`. `env` is the worker that owns the client.
     pub fn start(env: &Env, client: &Rc<Client>, path: &Path) -> Result<Self, MountError> {
         check_mount_point(path)?;
-        let (jobs, inbox) = unbounded_channel();
-        env.spawn("mount", Box::pin(serve(env.clone(), client.clone(), inbox)));
-        let fs = PenstockFs { jobs, root: Root(client.root()) };
-        let session = fuser::spawn_mount(fs, path, &config("penstock"))
-            .map_err(|source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source })?;
-        Ok(Self { path: path.to_owned(), session: Some(session) })
+        let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
+        let file = if rustix::process::geteuid().is_root() { mount(path) } else { mount_as_user(path) };
+        let device = file.and_then(|file| {
+            let flags = rustix::fs::fcntl_getfl(&file)?;
+            rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
+            Device::new(file)
+        });
+        let session = Session::new(client.clone(), device.map_err(failed)?);
+        let (ending, ended) = oneshot::channel();
+        let run = session.run(env.clone());
+        let serve = async move {
+            if let Err(error) = run.await {
+                tracing::error!(%error, "the mount stopped");
+            }
+            drop(ending);
+        };
+        env.spawn("mount", Box::pin(serve));
+        Ok(Self { path: path.to_owned(), ended })
     }
 
     /// Where it is mounted.
@@ -126,23 +148,74 @@ impl Mount {
 
     /// Unmounts. A mount in use is refused and given back, or with `force` detached: its open files get errors. Must
     /// not be called on the worker: requests on their way need it.
-    pub fn stop(mut self, force: bool) -> (io::Result<()>, Option<Self>) {
-        let Some(session) = self.session.take() else { return (Ok(()), None) };
+    pub fn stop(self, force: bool) -> (io::Result<()>, Option<Self>) {
         match unmount(&self.path) {
-            Ok(()) => (session.join(), None),
+            Ok(()) => {
+                // Closed without a value, always.
+                let _ = self.ended.blocking_recv();
+                (Ok(()), None)
+            }
             Err(_) if force => {
                 tracing::warn!(path = %self.path.display(), "the mount is in use and is detached");
-                // Its thread ends with the last open file, or with the process.
-                let result = unmount_stale(&self.path);
-                drop(session);
-                (result, None)
+                // The session ends with the last open file, or with the process.
+                (unmount_stale(&self.path), None)
             }
             Err(error) => {
-                self.session = Some(session);
                 (Err(io::Error::other(format!("{} is in use: {error}", self.path.display()))), Some(self))
             }
         }
     }
+}
+
+/// Mounts as root: visible to all users, permissions by the kernel.
+fn mount(path: &Path) -> io::Result<File> {
+    let file =
+        File::options().read(true).write(true).custom_flags(OFlags::CLOEXEC.bits() as i32).open(DEVICE)?;
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other",
+        file.as_raw_fd(),
+        uid.as_raw(),
+        gid.as_raw()
+    );
+    let options = CString::new(options)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    rustix::mount::mount(NAME, path, format!("fuse.{NAME}"), flags, &*options)?;
+    Ok(file)
+}
+
+/// Mounts through fusermount3, which hands the descriptor back over a socket: its standard input here, so that it
+/// inherits nothing else.
+fn mount_as_user(path: &Path) -> io::Result<File> {
+    let (mine, theirs) = UnixStream::pair()?;
+    let child = Command::new("fusermount3")
+        .arg("-o")
+        .arg(format!("fsname={NAME},subtype={NAME},default_permissions,noatime,nosuid,nodev"))
+        .arg("--")
+        .arg(path)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let received = receive_descriptor(&mine);
+    let output = child.wait_with_output()?;
+    match received? {
+        Some(descriptor) if output.status.success() => Ok(File::from(descriptor)),
+        _ => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+    }
+}
+
+fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [io::IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptor)
 }
 
 /// Unmounts what is not in use.
@@ -166,27 +239,5 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => "; install fuse3 (fusermount3), or run as root",
         io::ErrorKind::PermissionDenied => "; ordinary users need fusermount3 from the package fuse3",
         _ => "",
-    }
-}
-
-/// Mount options: permissions by the kernel; visible to all users where that is allowed.
-pub(crate) fn config(name: &str) -> Config {
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(name.into()),
-        MountOption::Subtype(name.into()),
-        MountOption::DefaultPermissions,
-        MountOption::NoAtime,
-    ];
-    config.acl = if rustix::process::geteuid().is_root() { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(THREADS);
-    config.clone_fd = true;
-    config
-}
-
-/// Takes jobs from the threads and runs each as a task of the worker.
-async fn serve(env: Env, client: Rc<Client>, mut inbox: UnboundedReceiver<Job>) {
-    while let Some(job) = inbox.recv().await {
-        env.spawn("file request", job(client.clone()));
     }
 }

@@ -2,11 +2,10 @@
 //! name can be made; writes go nowhere, reads bring zeros.
 
 use crate::MAX_WRITE_BYTES;
-use crate::mount::config;
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyWrite, Request, WriteFlags,
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyWrite, Request, SessionACL, WriteFlags,
 };
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -17,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 const TTL: Duration = Duration::from_secs(60);
+/// Threads that read requests.
+const THREADS: usize = 4;
 /// Every file is this long, so that any read is answered.
 const SIZE_BYTES: u64 = 1 << 40;
 
@@ -30,7 +31,18 @@ struct NullFs {
 pub fn mount_null(path: &Path) -> io::Result<fuser::BackgroundSession> {
     let zeros = vec![0; MAX_WRITE_BYTES as usize];
     let fs = NullFs { zeros, next: AtomicU64::new(2), names: Mutex::default() };
-    fuser::spawn_mount(fs, path, &config("penstock-null"))
+    let mut config = Config::default();
+    let name = || "penstock-null".to_owned();
+    config.mount_options = vec![
+        MountOption::FSName(name()),
+        MountOption::Subtype(name()),
+        MountOption::DefaultPermissions,
+        MountOption::NoAtime,
+    ];
+    config.acl = if rustix::process::geteuid().is_root() { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(THREADS);
+    config.clone_fd = true;
+    fuser::spawn_mount(fs, path, &config)
 }
 
 fn attr(ino: INodeNo) -> FileAttr {

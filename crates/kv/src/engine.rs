@@ -71,16 +71,23 @@ impl RedbKv {
         result
     }
 
-    async fn try_commit(&self, writes: WriteSet) -> Result<(), KvError> {
-        self.check()?;
+    fn check_room(&self, writes: &WriteSet) -> Result<(), KvError> {
         let Usage { used_bytes, budget_bytes, .. } = self.usage.get();
-        if !writes.reclaims && used_bytes + writes.bytes() > budget_bytes {
-            return Err(KvError::NoSpace { used_bytes, budget_bytes });
+        match writes.reclaims || used_bytes + writes.bytes() <= budget_bytes {
+            true => Ok(()),
+            false => Err(KvError::NoSpace { used_bytes, budget_bytes }),
         }
-        match self.watch(self.lanes.write(Job::Commit(writes)).await)? {
+    }
+
+    /// Runs a transaction; `durable` is not on the volume before its flush.
+    async fn transact(&self, writes: WriteSet, durable: bool) -> Result<(), KvError> {
+        self.check()?;
+        self.check_room(&writes)?;
+        let empty = writes.is_empty();
+        match self.watch(self.lanes.write(Job::Commit(writes, durable)).await)? {
             Outcome::Done { used_bytes } => self.note(|usage| {
                 usage.used_bytes = used_bytes;
-                usage.commits += 1;
+                usage.commits += u64::from(!empty);
             }),
             other => return Err(KvError::Engine(format!("unexpected {other:?}"))),
         }
@@ -88,19 +95,18 @@ impl RedbKv {
         Ok(())
     }
 
-    async fn try_flush(&self) -> Result<(), KvError> {
+    async fn try_flush(&self, writes: WriteSet) -> Result<(), KvError> {
         let wanted = self.committed.get();
-        if self.durable.get() >= wanted {
+        if writes.is_empty() && self.durable.get() >= wanted {
             return Ok(());
         }
         // Whoever waited here may find that the one before made its commits durable too.
         let _one_at_a_time = self.flush_lock.lock().await;
-        if self.durable.get() >= wanted {
+        if writes.is_empty() && self.durable.get() >= wanted {
             return Ok(());
         }
-        self.check()?;
+        self.transact(writes, true).await?;
         let covered = self.committed.get();
-        self.watch(self.lanes.write(Job::Flush).await)?;
         self.watch(self.file.flush().await.map_err(|error| KvError::Engine(error.to_string())))?;
         self.durable.set(covered);
         self.note(|usage| usage.flushes += 1);
@@ -139,11 +145,15 @@ impl Kv for RedbKv {
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(self.try_commit(writes))
+        Box::pin(self.transact(writes, false))
+    }
+
+    fn commit_durable(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
+        Box::pin(self.try_flush(writes))
     }
 
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(self.try_flush())
+        Box::pin(self.try_flush(WriteSet::new()))
     }
 
     fn usage(&self) -> Usage {

@@ -34,8 +34,8 @@ pub(crate) enum Job {
     Open,
     Get(Vec<Vec<u8>>),
     Scan(Vec<u8>, Vec<u8>, usize),
-    Commit(WriteSet),
-    Flush,
+    /// A transaction; durable once the volume is flushed after it, if that is asked for.
+    Commit(WriteSet, bool),
 }
 
 #[derive(Debug)]
@@ -228,14 +228,7 @@ fn run_job(
             }
             Ok(Outcome::Rows(rows))
         }
-        Job::Commit(writes) => commit(database, &writes, &mut size.borrow_mut()),
-        Job::Flush => {
-            let mut transaction = database.begin_write().map_err(engine)?;
-            transaction.set_durability(Durability::Immediate).map_err(engine)?;
-            transaction.set_quick_repair(true);
-            transaction.commit().map_err(engine)?;
-            Ok(Outcome::Done { used_bytes: *size.borrow() })
-        }
+        Job::Commit(writes, durable) => commit(database, &writes, durable, &mut size.borrow_mut()),
     }
 }
 
@@ -251,11 +244,14 @@ fn prepare(database: &Database) -> Result<u64, KvError> {
     Ok(used)
 }
 
-fn commit(database: &Database, writes: &WriteSet, size: &mut u64) -> Result<Outcome, KvError> {
+fn commit(database: &Database, writes: &WriteSet, durable: bool, size: &mut u64) -> Result<Outcome, KvError> {
     let mut transaction = database.begin_write().map_err(engine)?;
-    transaction.set_durability(Durability::None).map_err(engine)?;
+    let durability = if durable { Durability::Immediate } else { Durability::None };
+    transaction.set_durability(durability).map_err(engine)?;
+    // Each flush costs a little more for it, and a start after a crash reads no more than after a clean end.
+    transaction.set_quick_repair(durable);
     let (mut added, mut removed) = (0u64, 0u64);
-    {
+    if !writes.is_empty() {
         let mut rows = transaction.open_table(ROWS).map_err(engine)?;
         for (key, value) in &writes.changes {
             let before = match value {

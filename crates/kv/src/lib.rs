@@ -4,15 +4,17 @@
 //! every later read, and durable after a later [`Kv::flush`]. After a crash the store holds a prefix of the write
 //! sets that contains every flushed one.
 //!
-//! redb blocks, so it runs on threads of its own ([`lane`]); what it reads and writes comes back as requests to the
+//! Commits go to memory first and to redb in batches ([`AheadKv`]). redb blocks, so it runs on threads of its own ([`lane`]); what it reads and writes comes back as requests to the
 //! worker that owns the volume ([`backend`]).
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod backend;
 mod engine;
 mod lane;
 mod volume;
 
+pub use ahead::AheadKv;
 pub use engine::RedbKv;
 pub use lane::Mode;
 
@@ -57,6 +59,11 @@ impl WriteSet {
         self.changes.extend(other.changes);
         self.reclaims |= other.reclaims;
         self
+    }
+
+    /// The changes, in order: keys with the values put, or without one where they are deleted.
+    pub fn changes(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.changes.iter().map(|(key, value)| (&key[..], value.as_deref()))
     }
 
     /// Whether there are no changes.
@@ -132,6 +139,9 @@ pub trait Kv {
 
     /// Applies a transaction whole. Later reads see it; it is durable after a later flush.
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>>;
+
+    /// Applies a transaction and makes it and every one before it durable.
+    fn commit_durable(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>>;
 
     /// Makes every committed transaction durable.
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>>;

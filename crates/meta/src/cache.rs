@@ -5,36 +5,47 @@
 
 use crate::inode::Inode;
 use penstock_base::{HashMap, Ino};
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 const MOST: usize = 1 << 16;
 
-/// Inodes by number; the first put in is the first to go.
+/// Inodes by number. Those go first that nobody asked for since they came in.
 #[derive(Default)]
 pub(crate) struct InodeCache {
-    inodes: HashMap<Ino, Inode>,
+    inodes: HashMap<Ino, Kept>,
+    /// Every kept inode once, and some that were removed.
     order: VecDeque<Ino>,
+}
+
+struct Kept {
+    inode: Inode,
+    used: Cell<bool>,
 }
 
 impl InodeCache {
     pub(crate) fn get(&self, ino: Ino) -> Option<&Inode> {
-        self.inodes.get(&ino)
+        let kept = self.inodes.get(&ino)?;
+        kept.used.set(true);
+        Some(&kept.inode)
     }
 
     pub(crate) fn put(&mut self, inode: Inode) {
         let ino = inode.ino;
-        if self.inodes.insert(ino, inode).is_none() {
+        if self.inodes.insert(ino, Kept { inode, used: Cell::new(false) }).is_none() {
             self.order.push_back(ino);
         }
         while self.order.len() > MOST {
             let oldest = self.order.pop_front().expect("the queue is longer than the bound");
-            self.inodes.remove(&oldest);
+            match self.inodes.get(&oldest) {
+                Some(kept) if kept.used.take() => self.order.push_back(oldest),
+                Some(_) => drop(self.inodes.remove(&oldest)),
+                None => {}
+            }
         }
     }
 
     pub(crate) fn remove(&mut self, ino: Ino) {
-        if self.inodes.remove(&ino).is_some() {
-            self.order.retain(|other| *other != ino);
-        }
+        self.inodes.remove(&ino);
     }
 }

@@ -4,6 +4,7 @@
 //! The cookie of a name never changes while it exists, whatever else comes and goes, so a listing can be continued
 //! at any time. The hash's key is a secret of the file system: nobody can choose names that collide.
 
+use crate::entries::Bucket;
 use crate::error::MetaError;
 use crate::rows::{Entry, decode_entry_key, entry_key, entry_range};
 use crate::target::MetaTarget;
@@ -46,12 +47,8 @@ impl MetaTarget {
     /// Looks for a name in a directory.
     pub(crate) async fn find(&self, dir: Ino, name: &[u8]) -> Result<Found, MetaError> {
         let first = self.first_cookie(name);
-        let (from, until) = entry_range(dir, first, first + SAME_HASH);
-        let rows = self.kv.scan(from, until, SAME_HASH as usize).await?;
         let mut free = first;
-        for (key, value) in rows {
-            let (_, cookie) = decode_entry_key(&key)?;
-            let entry = Entry::decode(&value)?;
+        for (cookie, entry) in self.bucket(dir, first).await? {
             if entry.name == name {
                 return Ok(Found { entry: Some((cookie, entry)), free: None });
             }
@@ -60,6 +57,23 @@ impl MetaTarget {
             }
         }
         Ok(Found { entry: None, free: (free < first + SAME_HASH).then_some(free) })
+    }
+
+    /// The entries whose names share a hash, from memory or from their rows.
+    async fn bucket(&self, dir: Ino, first: u64) -> Result<Bucket, MetaError> {
+        if let Some(bucket) = self.entries.borrow_mut().bucket(dir, first) {
+            return Ok(bucket);
+        }
+        let before = self.transactions.get();
+        let (from, until) = entry_range(dir, first, first + SAME_HASH);
+        let mut bucket = Bucket::new();
+        for (key, value) in self.kv.scan(from, until, SAME_HASH as usize).await? {
+            bucket.push((decode_entry_key(&key)?.1, Entry::decode(&value)?));
+        }
+        if self.transactions.get() == before {
+            self.entries.borrow_mut().fill(dir, first, bucket.clone());
+        }
+        Ok(bucket)
     }
 
     /// The entry of a name, which must exist.

@@ -14,6 +14,7 @@
 mod cache;
 mod check;
 mod dirs;
+mod entries;
 mod error;
 mod inode;
 mod ops;

@@ -45,9 +45,12 @@ impl MetaTarget {
         dir.times_ns[1] = inode.times_ns[3];
         dir.times_ns[2] = inode.times_ns[3];
         let reply = attr_reply(&inode);
-        let ino = inode.ino;
+        let (ino, is_dir) = (inode.ino, inode.is_dir());
         self.commit(who, writes, vec![dir, inode], &reply).await?;
         self.reserved(ino);
+        if is_dir {
+            self.entries.borrow_mut().made(ino);
+        }
         if request.open {
             self.use_inode(ino);
         }

@@ -42,6 +42,11 @@ pub(crate) fn entry_key(dir: Ino, cookie: u64) -> Vec<u8> {
     key(ENTRY, &[0, dir.0, cookie, 0])
 }
 
+/// Whether a key is a directory entry's.
+pub(crate) fn is_entry_key(key: &[u8]) -> bool {
+    key.first() == Some(&ENTRY)
+}
+
 /// Entries of a directory with `from <= cookie < until`.
 pub(crate) fn entry_range(dir: Ino, from: u64, until: u64) -> Range {
     (key(ENTRY, &[0, dir.0, from]), key(ENTRY, &[0, dir.0, until]))

@@ -1,9 +1,10 @@
 //! The metadata target: opening, transactions, inodes in use.
 
 use crate::cache::InodeCache;
+use crate::entries::EntryCache;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode, Layout};
-use crate::rows::{FsRow, bare_value, fs_key, inode_key, removed_key};
+use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key};
 use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
@@ -56,6 +57,7 @@ pub struct MetaTarget {
     pub(crate) fs: RefCell<FsRow>,
     pub(crate) next_ino: Cell<u64>,
     pub(crate) cache: RefCell<InodeCache>,
+    pub(crate) entries: RefCell<EntryCache>,
     pub(crate) sessions: RefCell<Sessions>,
     /// One operation that changes something runs at a time.
     pub(crate) changing: Mutex<()>,
@@ -96,6 +98,7 @@ impl MetaTarget {
             next_ino: Cell::new(fs.reserved_ino),
             fs: RefCell::new(fs),
             cache: RefCell::default(),
+            entries: RefCell::default(),
             sessions: RefCell::new(sessions),
             changing: Mutex::default(),
             transactions: Cell::new(0),
@@ -184,6 +187,7 @@ impl MetaTarget {
         if request.sequence != 0 {
             Sessions::record(request.session, request.sequence, reply, &mut writes);
         }
+        let entries = changed_entries(&writes)?;
         self.transactions.set(self.transactions.get() + 1);
         let result = {
             let _open = self.gate.read().await;
@@ -191,6 +195,9 @@ impl MetaTarget {
         };
         self.transactions.set(self.transactions.get() + 1);
         result?;
+        for (dir, cookie, entry) in entries {
+            self.entries.borrow_mut().changed(dir, cookie, entry);
+        }
         self.committed(request, inodes, reply);
         Ok(())
     }
@@ -238,6 +245,16 @@ impl MetaTarget {
     pub async fn sync(&self) -> Result<(), MetaError> {
         Ok(self.target.sync().await?)
     }
+}
+
+/// The directory entries that a transaction puts or deletes.
+fn changed_entries(writes: &WriteSet) -> Result<Vec<(Ino, u64, Option<Entry>)>, MetaError> {
+    let mut entries = Vec::new();
+    for (key, value) in writes.changes().filter(|(key, _)| is_entry_key(key)) {
+        let (dir, cookie) = decode_entry_key(key)?;
+        entries.push((dir, cookie, value.map(Entry::decode).transpose()?));
+    }
+    Ok(entries)
 }
 
 async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Result<FsRow, MetaError> {

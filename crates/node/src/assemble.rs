@@ -12,7 +12,7 @@ use penstock_base::{ArrayId, DriveId, Env, StoreId};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{self, Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
-use penstock_kv::{Kv, Mode, RedbKv};
+use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub struct Node {
     pub(crate) store: StoreId,
     pub(crate) drives: RefCell<Vec<Rc<DriveHandle>>>,
     pub(crate) arrays: Vec<Rc<Array>>,
-    pub(crate) kv: Rc<RedbKv>,
+    pub(crate) kv: Rc<AheadKv>,
     pub(crate) target: Rc<Target>,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Events,
@@ -144,7 +144,7 @@ impl Node {
         };
         let (data, meta_array) = (by_name("data")?, by_name("meta")?);
         let gate: Rc<RwLock<()>> = Rc::default();
-        let kv = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
+        let kv = AheadKv::new(env, RedbKv::open(env, Volume::whole(&meta_array), mode).await?);
         let shared: Rc<dyn Kv> = kv.clone();
         let volume = Volume::whole(&data);
         let config = TargetConfig::for_volume(&volume, env.random());
@@ -179,6 +179,8 @@ impl Node {
         self.target.commit_all().await?;
         self.target.stop();
         self.meta.stop();
+        self.kv.flush().await?;
+        self.kv.stop();
         // Data first: what the key-value store says must find its data.
         for name in ["data", "meta"] {
             for array in self.arrays.iter().filter(|array| array.name() == name) {
@@ -192,6 +194,7 @@ impl Node {
     pub fn abandon(&self) {
         self.target.stop();
         self.meta.stop();
+        self.kv.stop();
         self.arrays.iter().for_each(|array| array.stop());
     }
 }

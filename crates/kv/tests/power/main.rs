@@ -3,7 +3,7 @@
 
 mod site;
 
-use penstock_kv::{Kv, KvError, Mode, RedbKv, WriteSet};
+use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, WriteSet};
 use penstock_sim::{CutPlan, World};
 use site::Site;
 use std::cell::RefCell;
@@ -37,7 +37,7 @@ impl Model {
 
 type Shared = Rc<RefCell<Model>>;
 
-async fn commit(kv: &RedbKv, world: &World, model: &Shared) -> Result<(), KvError> {
+async fn commit(kv: &AheadKv, world: &World, model: &Shared) -> Result<(), KvError> {
     let mut rows = model.borrow().states.last().unwrap().clone();
     let mut writes = WriteSet::new();
     for _ in 0..1 + world.below(6) {
@@ -62,20 +62,36 @@ async fn commit(kv: &RedbKv, world: &World, model: &Shared) -> Result<(), KvErro
     Ok(())
 }
 
-async fn flush(kv: &RedbKv, model: &Shared) -> Result<(), KvError> {
+async fn flush(kv: &AheadKv, model: &Shared) -> Result<(), KvError> {
     let state = model.borrow().acknowledged;
     kv.flush().await?;
     model.borrow_mut().flushed(state);
     Ok(())
 }
 
-async fn rows(kv: &RedbKv) -> Rows {
+async fn rows(kv: &AheadKv) -> Rows {
     kv.scan(vec![], vec![0xff], usize::MAX).await.unwrap().into_iter().collect()
 }
 
+async fn open(site: &Site, world: &World, lost: &[usize]) -> Rc<AheadKv> {
+    let volume = site.open(world, lost).await;
+    AheadKv::new(&world.env(), RedbKv::open(&world.env(), volume, Mode::Baton).await.unwrap())
+}
+
+/// Reads all rows a few at a time, as those do who do not know how many there are.
+async fn paged(kv: &AheadKv, page: usize) -> Rows {
+    let mut rows = Rows::new();
+    let mut from = Vec::new();
+    loop {
+        let found = kv.scan(from, vec![0xff], page).await.unwrap();
+        let Some((last, _)) = found.last() else { return rows };
+        from = [&last[..], &[0]].concat();
+        rows.extend(found);
+    }
+}
+
 async fn work(site: &Site, world: &World, model: &Shared, steps: u64) {
-    let volume = site.open(world, &[]).await;
-    let kv = RedbKv::open(&world.env(), volume, Mode::Baton).await.unwrap();
+    let kv = open(site, world, &[]).await;
     for _ in 0..steps {
         commit(&kv, world, model).await.unwrap();
         match world.below(8) {
@@ -87,6 +103,13 @@ async fn work(site: &Site, world: &World, model: &Shared, steps: u64) {
             }
             2 => world.env().sleep(std::time::Duration::from_millis(world.below(200))).await,
             3 => assert_eq!(&rows(&kv).await, model.borrow().states.last().unwrap()),
+            4 => {
+                let page = 1 + world.below(7) as usize;
+                assert_eq!(&paged(&kv, page).await, model.borrow().states.last().unwrap());
+                for (key, value) in model.borrow().states.last().unwrap().iter().take(3) {
+                    assert_eq!(kv.get(key.clone()).await.unwrap().as_ref(), Some(value));
+                }
+            }
             _ => {}
         }
     }
@@ -95,7 +118,7 @@ async fn work(site: &Site, world: &World, model: &Shared, steps: u64) {
 
 /// Opens what a cut left; what is found counts from now on.
 async fn check(site: &Site, world: &World, lost: &[usize], model: &Shared, what: &str) {
-    let kv = RedbKv::open(&world.env(), site.open(world, lost).await, Mode::Baton).await.unwrap();
+    let kv = open(site, world, lost).await;
     let found = rows(&kv).await;
     {
         let mut model = model.borrow_mut();
@@ -174,7 +197,7 @@ fn show_power_cuts() {
 fn rows_written_over_without_a_flush_fit() {
     let (site, world) = (Site::new(), World::new(9));
     let run = world.run(async {
-        let kv = RedbKv::open(&world.env(), site.open(&world, &[]).await, Mode::Baton).await.unwrap();
+        let kv = open(&site, &world, &[]).await;
         let budget = kv.usage().budget_bytes;
         let put = |round: u64| {
             let mut writes = WriteSet::new();
@@ -202,7 +225,7 @@ fn a_store_that_shrank_grows_again() {
     for life in 0..6 {
         let world = World::new(60 + life);
         let run = world.run(async {
-            let kv = RedbKv::open(&world.env(), site.open(&world, &[]).await, Mode::Baton).await.unwrap();
+            let kv = open(&site, &world, &[]).await;
             for _ in 0..if life == 5 { 400 } else { 1 } {
                 commit(&kv, &world, &model).await.unwrap();
             }

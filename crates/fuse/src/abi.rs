@@ -1,0 +1,326 @@
+//! The kernel's side of the protocol: structures and numbers of `linux/fuse.h`, protocol 7.31 to 7.38.
+//!
+//! All fields are in the byte order of the machine. What follows a structure (names, values) is not part of it.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Protocol that this side speaks at most. What is newer than 7.31 is asked for by flag.
+pub(crate) const MAJOR: u32 = 7;
+pub(crate) const MINOR: u32 = 38;
+pub(crate) const OLDEST_MINOR: u32 = 31;
+
+/// The kernel's number of the root directory.
+pub(crate) const ROOT_ID: u64 = 1;
+
+/// Operations, by their numbers in the protocol.
+pub(crate) mod op {
+    pub(crate) const LOOKUP: u32 = 1;
+    pub(crate) const FORGET: u32 = 2;
+    pub(crate) const GETATTR: u32 = 3;
+    pub(crate) const SETATTR: u32 = 4;
+    pub(crate) const READLINK: u32 = 5;
+    pub(crate) const SYMLINK: u32 = 6;
+    pub(crate) const MKNOD: u32 = 8;
+    pub(crate) const MKDIR: u32 = 9;
+    pub(crate) const UNLINK: u32 = 10;
+    pub(crate) const RMDIR: u32 = 11;
+    pub(crate) const RENAME: u32 = 12;
+    pub(crate) const LINK: u32 = 13;
+    pub(crate) const OPEN: u32 = 14;
+    pub(crate) const READ: u32 = 15;
+    pub(crate) const WRITE: u32 = 16;
+    pub(crate) const STATFS: u32 = 17;
+    pub(crate) const RELEASE: u32 = 18;
+    pub(crate) const FSYNC: u32 = 20;
+    pub(crate) const SETXATTR: u32 = 21;
+    pub(crate) const GETXATTR: u32 = 22;
+    pub(crate) const LISTXATTR: u32 = 23;
+    pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const INIT: u32 = 26;
+    pub(crate) const READDIR: u32 = 28;
+    pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const CREATE: u32 = 35;
+    pub(crate) const INTERRUPT: u32 = 36;
+    pub(crate) const DESTROY: u32 = 38;
+    pub(crate) const BATCH_FORGET: u32 = 42;
+    pub(crate) const READDIRPLUS: u32 = 44;
+    pub(crate) const RENAME2: u32 = 45;
+}
+
+/// What both sides agree on when a mount begins.
+pub(crate) mod init {
+    pub(crate) const ASYNC_READ: u32 = 1 << 0;
+    pub(crate) const BIG_WRITES: u32 = 1 << 5;
+    pub(crate) const DO_READDIRPLUS: u32 = 1 << 13;
+    pub(crate) const READDIRPLUS_AUTO: u32 = 1 << 14;
+    pub(crate) const ASYNC_DIO: u32 = 1 << 15;
+    pub(crate) const PARALLEL_DIROPS: u32 = 1 << 18;
+    pub(crate) const MAX_PAGES: u32 = 1 << 22;
+    pub(crate) const CACHE_SYMLINKS: u32 = 1 << 23;
+    pub(crate) const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
+}
+
+/// Which fields a SETATTR changes.
+pub(crate) mod fattr {
+    pub(crate) const MODE: u32 = 1 << 0;
+    pub(crate) const UID: u32 = 1 << 1;
+    pub(crate) const GID: u32 = 1 << 2;
+    pub(crate) const SIZE: u32 = 1 << 3;
+    pub(crate) const ATIME: u32 = 1 << 4;
+    pub(crate) const MTIME: u32 = 1 << 5;
+    pub(crate) const ATIME_NOW: u32 = 1 << 7;
+    pub(crate) const MTIME_NOW: u32 = 1 << 8;
+    pub(crate) const CTIME: u32 = 1 << 10;
+}
+
+/// What the kernel may do with an open file.
+pub(crate) mod fopen {
+    pub(crate) const KEEP_CACHE: u32 = 1 << 1;
+    pub(crate) const NOFLUSH: u32 = 1 << 5;
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InHeader {
+    pub(crate) len: u32,
+    pub(crate) opcode: u32,
+    pub(crate) unique: u64,
+    pub(crate) nodeid: u64,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+    pub(crate) total_extlen: u16,
+    pub(crate) padding: u16,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct OutHeader {
+    pub(crate) len: u32,
+    pub(crate) error: i32,
+    pub(crate) unique: u64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InitIn {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) max_readahead: u32,
+    pub(crate) flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct InitOut {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) max_readahead: u32,
+    pub(crate) flags: u32,
+    pub(crate) max_background: u16,
+    pub(crate) congestion_threshold: u16,
+    pub(crate) max_write: u32,
+    pub(crate) time_gran: u32,
+    pub(crate) max_pages: u16,
+    pub(crate) map_alignment: u16,
+    pub(crate) flags2: u32,
+    pub(crate) unused: [u32; 7],
+}
+
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AttrFields {
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    pub(crate) blocks: u64,
+    pub(crate) atime: u64,
+    pub(crate) mtime: u64,
+    pub(crate) ctime: u64,
+    pub(crate) atimensec: u32,
+    pub(crate) mtimensec: u32,
+    pub(crate) ctimensec: u32,
+    pub(crate) mode: u32,
+    pub(crate) nlink: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) rdev: u32,
+    pub(crate) blksize: u32,
+    pub(crate) flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct EntryOut {
+    pub(crate) nodeid: u64,
+    pub(crate) generation: u64,
+    pub(crate) entry_valid: u64,
+    pub(crate) attr_valid: u64,
+    pub(crate) entry_valid_nsec: u32,
+    pub(crate) attr_valid_nsec: u32,
+    pub(crate) attr: AttrFields,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AttrOut {
+    pub(crate) attr_valid: u64,
+    pub(crate) attr_valid_nsec: u32,
+    pub(crate) dummy: u32,
+    pub(crate) attr: AttrFields,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct MknodIn {
+    pub(crate) mode: u32,
+    pub(crate) rdev: u32,
+    pub(crate) umask: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct MkdirIn {
+    pub(crate) mode: u32,
+    pub(crate) umask: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Rename2In {
+    pub(crate) newdir: u64,
+    pub(crate) flags: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct SetattrIn {
+    pub(crate) valid: u32,
+    pub(crate) padding: u32,
+    pub(crate) fh: u64,
+    pub(crate) size: u64,
+    pub(crate) lock_owner: u64,
+    pub(crate) atime: u64,
+    pub(crate) mtime: u64,
+    pub(crate) ctime: u64,
+    pub(crate) atimensec: u32,
+    pub(crate) mtimensec: u32,
+    pub(crate) ctimensec: u32,
+    pub(crate) mode: u32,
+    pub(crate) unused4: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) unused5: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct CreateIn {
+    pub(crate) flags: u32,
+    pub(crate) mode: u32,
+    pub(crate) umask: u32,
+    pub(crate) open_flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct OpenOut {
+    pub(crate) fh: u64,
+    pub(crate) open_flags: u32,
+    pub(crate) padding: u32,
+}
+
+/// READ, READDIR and READDIRPLUS.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct ReadIn {
+    pub(crate) fh: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u32,
+    pub(crate) read_flags: u32,
+    pub(crate) lock_owner: u64,
+    pub(crate) flags: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct WriteIn {
+    pub(crate) fh: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u32,
+    pub(crate) write_flags: u32,
+    pub(crate) lock_owner: u64,
+    pub(crate) flags: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct WriteOut {
+    pub(crate) size: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct StatfsOut {
+    pub(crate) blocks: u64,
+    pub(crate) bfree: u64,
+    pub(crate) bavail: u64,
+    pub(crate) files: u64,
+    pub(crate) ffree: u64,
+    pub(crate) bsize: u32,
+    pub(crate) namelen: u32,
+    pub(crate) frsize: u32,
+    pub(crate) padding: u32,
+    pub(crate) spare: [u32; 6],
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct SetxattrIn {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+}
+
+/// GETXATTR and LISTXATTR.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct GetxattrIn {
+    pub(crate) size: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct GetxattrOut {
+    pub(crate) size: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Dirent {
+    pub(crate) ino: u64,
+    pub(crate) off: u64,
+    pub(crate) namelen: u32,
+    pub(crate) kind: u32,
+}
+
+/// Bytes of a request before the data of a WRITE.
+pub(crate) const WRITE_HEAD_BYTES: usize = size_of::<InHeader>() + size_of::<WriteIn>();
+
+const _: () = assert!(
+    size_of::<InHeader>() == 40
+        && size_of::<OutHeader>() == 16
+        && size_of::<InitOut>() == 64
+        && size_of::<AttrFields>() == 88
+        && size_of::<EntryOut>() == 128
+        && size_of::<AttrOut>() == 104
+        && size_of::<SetattrIn>() == 88
+        && size_of::<WriteIn>() == 40
+        && size_of::<StatfsOut>() == 80
+        && size_of::<Dirent>() == 24
+);

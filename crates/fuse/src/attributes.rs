@@ -1,0 +1,112 @@
+//! Requests on attributes, extended attributes and the file system as a whole.
+
+use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrIn, StatfsOut, fattr};
+use crate::attr::{attributes, errno, nanoseconds};
+use crate::device::{Answer, Request};
+use crate::session::Session;
+use penstock_base::BLOCK_BYTES;
+use penstock_client::SetAttrRequest;
+use penstock_wire::names::XattrRequest;
+use rustix::io::Errno;
+
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
+const NAME_BYTES: u32 = 255;
+
+impl Session {
+    pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {
+        let attr = self.client.get_attr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
+        Ok(Answer::of(&attributes(self.root, &attr)))
+    }
+
+    pub(crate) async fn setattr(&self, request: &Request) -> Result<Answer, Errno> {
+        let new: SetattrIn = request.argument()?;
+        let valid = |flag: u32| new.valid & flag != 0;
+        let time = |flag: u32, now: u32, seconds: u64, rest: u32| match (valid(flag), valid(now)) {
+            (true, true) => Some(self.client.now_ns()),
+            (true, false) => Some(nanoseconds(seconds, rest)),
+            (false, _) => None,
+        };
+        let change = SetAttrRequest {
+            ino: self.ino(request).0,
+            mode: valid(fattr::MODE).then_some(new.mode),
+            uid: valid(fattr::UID).then_some(new.uid),
+            gid: valid(fattr::GID).then_some(new.gid),
+            size: valid(fattr::SIZE).then_some(new.size),
+            atime_ns: time(fattr::ATIME, fattr::ATIME_NOW, new.atime, new.atimensec),
+            mtime_ns: time(fattr::MTIME, fattr::MTIME_NOW, new.mtime, new.mtimensec),
+            ctime_ns: valid(fattr::CTIME).then(|| nanoseconds(new.ctime, new.ctimensec)),
+            ..SetAttrRequest::default()
+        };
+        let attr = self.client.set_attr(change).await.map_err(|failure| errno(&failure))?;
+        Ok(Answer::of(&attributes(self.root, &attr)))
+    }
+
+    pub(crate) async fn readlink(&self, request: &Request) -> Result<Answer, Errno> {
+        self.client.read_link(self.ino(request)).await.map(Answer::Bytes).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn statfs(&self) -> Result<Answer, Errno> {
+        let found = self.client.stat_fs().await.map_err(|failure| errno(&failure))?;
+        Ok(Answer::of(&StatfsOut {
+            blocks: found.total_blocks,
+            bfree: found.free_blocks,
+            bavail: found.available_blocks,
+            files: found.inodes,
+            ffree: found.free_inodes,
+            bsize: BLOCK_BYTES as u32,
+            namelen: NAME_BYTES,
+            frsize: BLOCK_BYTES as u32,
+            ..StatfsOut::default()
+        }))
+    }
+
+    pub(crate) async fn setxattr(&self, request: &Request) -> Result<Answer, Errno> {
+        let SetxattrIn { size, flags } = request.argument()?;
+        let skip = size_of::<SetxattrIn>();
+        let name = kept(request.name(skip, 0)?)?;
+        let value = request.body.get(skip + name.len() + 1..).filter(|value| value.len() == size as usize);
+        let change = XattrRequest {
+            ino: self.ino(request).0,
+            name: name.to_vec(),
+            value: value.ok_or(Errno::IO)?.to_vec(),
+            create: flags & XATTR_CREATE != 0,
+            replace: flags & XATTR_REPLACE != 0,
+        };
+        self.client.set_xattr(change).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn getxattr(&self, request: &Request) -> Result<Answer, Errno> {
+        let GetxattrIn { size, .. } = request.argument()?;
+        let name = kept(request.name(size_of::<GetxattrIn>(), 0)?)?;
+        let value =
+            self.client.get_xattr(self.ino(request), name).await.map_err(|failure| errno(&failure))?;
+        sized(size, value)
+    }
+
+    pub(crate) async fn listxattr(&self, request: &Request) -> Result<Answer, Errno> {
+        let GetxattrIn { size, .. } = request.argument()?;
+        let names = self.client.list_xattr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
+        sized(size, names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect())
+    }
+
+    pub(crate) async fn removexattr(&self, request: &Request) -> Result<Answer, Errno> {
+        let result = self.client.remove_xattr(self.ino(request), kept(request.name(0, 0)?)?).await;
+        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+}
+
+/// Passes a name whose extended attribute is kept. The others have a meaning that this release does not give them.
+fn kept(name: &[u8]) -> Result<&[u8], Errno> {
+    let kept = [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix));
+    if kept { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+}
+
+/// A value for a caller with room for `size` bytes; its length for one that only asks for that.
+fn sized(size: u32, value: Vec<u8>) -> Result<Answer, Errno> {
+    match size {
+        0 => Ok(Answer::of(&GetxattrOut { size: value.len() as u32, padding: 0 })),
+        size if value.len() > size as usize => Err(Errno::RANGE),
+        _ => Ok(Answer::Bytes(value)),
+    }
+}

@@ -1,0 +1,44 @@
+//! Requests on the contents of files.
+
+use crate::abi::{ReadIn, WriteIn, WriteOut};
+use crate::attr::errno;
+use crate::device::{Answer, Request};
+use crate::names::opened;
+use crate::session::Session;
+use rustix::io::Errno;
+
+impl Session {
+    pub(crate) async fn open(&self, request: &Request) -> Result<Answer, Errno> {
+        let result = self.client.open(self.ino(request)).await;
+        result.map(|()| Answer::of(&opened())).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn release(&self, request: &Request) -> Result<Answer, Errno> {
+        let result = self.client.release(self.ino(request)).await;
+        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn read(&self, request: &Request) -> Result<Answer, Errno> {
+        let ReadIn { offset, size, .. } = request.argument()?;
+        let result = self.client.read(self.ino(request), offset, size.into()).await;
+        result.map(Answer::Data).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn write(&self, request: &mut Request) -> Result<Answer, Errno> {
+        let offset = request.argument::<WriteIn>()?.offset;
+        let (data, len) = request.data.take().ok_or(Errno::IO)?;
+        let result = self.client.write_staged(self.ino(request), offset, data, len).await;
+        let written = WriteOut { size: len as u32, padding: 0 };
+        result.map(|()| Answer::of(&written)).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn fsync(&self, request: &Request) -> Result<Answer, Errno> {
+        let result = self.client.fsync(self.ino(request)).await;
+        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+
+    /// What this client wrote before comes first: a name never outlives the data it was made for.
+    pub(crate) async fn fsyncdir(&self) -> Result<Answer, Errno> {
+        self.client.sync_all().await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+}

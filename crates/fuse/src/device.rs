@@ -1,0 +1,194 @@
+//! The device: one descriptor on which requests come and replies go, read without waiting.
+//!
+//! A request is received into two places: its head, and a page-aligned buffer that the data of a WRITE fills from its
+//! first byte on. Long data is handed on in that buffer, so it is copied once, by the kernel. A reply goes out of the
+//! buffers it lies in, without being put together first.
+//!
+//! Invariant: a request that wants a reply gets exactly one; one that is dropped unanswered gets EIO.
+
+use crate::MAX_WRITE_BYTES;
+use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut};
+use penstock_client::stage;
+use penstock_drive::runtime::Readiness;
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::rc::Rc;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Data shorter than this is copied out of the receiving buffer, which it would hold in memory for little.
+const HAND_ON_BYTES: usize = MAX_WRITE_BYTES as usize / 2;
+
+/// What a request is answered with.
+pub(crate) enum Answer {
+    /// It is done.
+    Done,
+    /// A structure, or bytes.
+    Bytes(Vec<u8>),
+    /// File data, in runs.
+    Data(Vec<Buf>),
+}
+
+impl Answer {
+    /// A structure.
+    pub(crate) fn of(value: &(impl IntoBytes + Immutable)) -> Self {
+        Self::Bytes(value.as_bytes().to_vec())
+    }
+}
+
+/// The descriptor of one mount.
+pub(crate) struct Device(Readiness<File>);
+
+/// One request.
+pub(crate) struct Request {
+    pub(crate) header: InHeader,
+    /// What follows the header, without the data of a WRITE.
+    pub(crate) body: Vec<u8>,
+    /// The data of a WRITE in whole blocks, and its length in bytes.
+    pub(crate) data: Option<(BufMut, usize)>,
+    reply: Reply,
+}
+
+/// The right to answer one request.
+struct Reply {
+    device: Rc<Device>,
+    unique: u64,
+    open: bool,
+}
+
+/// What was found on the device.
+pub(crate) enum Received {
+    Request(Box<Request>),
+    /// Nothing now.
+    Empty,
+    /// The file system is not mounted any more.
+    Unmounted,
+}
+
+/// Where requests are received.
+pub(crate) struct Inbox {
+    head: [u8; WRITE_HEAD_BYTES],
+    data: BufMut,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Self {
+        Self { head: [0; WRITE_HEAD_BYTES], data: BufMut::recycled(MAX_WRITE_BYTES as usize) }
+    }
+
+    /// The data of a WRITE to `offset` in whole blocks.
+    fn take_data(&mut self, offset: u64, len: usize) -> BufMut {
+        let aligned = offset.is_multiple_of(BLOCK_BYTES as u64);
+        if !aligned || len < HAND_ON_BYTES {
+            return stage(offset, &self.data.as_ref()[..len]);
+        }
+        let mut data = std::mem::replace(&mut self.data, BufMut::recycled(MAX_WRITE_BYTES as usize));
+        data.truncate(len.next_multiple_of(BLOCK_BYTES));
+        data.as_mut()[len..].fill(0);
+        data
+    }
+}
+
+impl Device {
+    /// The descriptor must not block.
+    pub(crate) fn new(file: File) -> io::Result<Rc<Self>> {
+        Ok(Rc::new(Self(Readiness::new(file)?)))
+    }
+
+    /// Waits until something may be there.
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        self.0.readable().await
+    }
+
+    /// Takes one request, if one is there.
+    pub(crate) fn receive(self: &Rc<Self>, inbox: &mut Inbox) -> io::Result<Received> {
+        let Inbox { head, data } = inbox;
+        let len = match rustix::io::readv(
+            self.0.get(),
+            &mut [IoSliceMut::new(head), IoSliceMut::new(data.as_mut())],
+        ) {
+            Ok(len) => len,
+            // A request that was taken back while it was read; a signal.
+            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => return Ok(Received::Empty),
+            Err(Errno::NODEV) => return Ok(Received::Unmounted),
+            Err(error) => return Err(error.into()),
+        };
+        let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, format!("a request {why}"));
+        let header = InHeader::read_from_prefix(&inbox.head[..]).map_err(|_| invalid("is too short"))?.0;
+        if header.len as usize != len || len < size_of::<InHeader>() {
+            return Err(invalid("has another length than it says"));
+        }
+        let mut body = inbox.head[size_of::<InHeader>()..WRITE_HEAD_BYTES.min(len)].to_vec();
+        let beyond = len.saturating_sub(WRITE_HEAD_BYTES);
+        let data = if header.opcode == op::WRITE {
+            let write = crate::abi::WriteIn::read_from_prefix(&body).map_err(|_| invalid("is too short"))?.0;
+            if write.size as usize != beyond {
+                return Err(invalid("carries other data than it says"));
+            }
+            Some((inbox.take_data(write.offset, beyond), beyond))
+        } else {
+            body.extend_from_slice(&inbox.data.as_ref()[..beyond]);
+            None
+        };
+        // Nobody waits for these.
+        let open = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
+        let reply = Reply { device: self.clone(), unique: header.unique, open };
+        Ok(Received::Request(Box::new(Request { header, body, data, reply })))
+    }
+
+    fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) {
+        let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+        let header = OutHeader { len: len as u32, error, unique };
+        let mut slices = Vec::with_capacity(parts.len() + 1);
+        slices.push(IoSlice::new(header.as_bytes()));
+        slices.extend(parts.iter().map(|part| IoSlice::new(part)));
+        match rustix::io::writev(self.0.get(), &slices) {
+            // Its asker is gone, or the whole mount is.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(error) => tracing::error!(%error, unique, len, "the kernel does not take a reply"),
+        }
+    }
+}
+
+impl Request {
+    /// The structure at the start of the body.
+    pub(crate) fn argument<T: FromBytes + KnownLayout + Immutable>(&self) -> Result<T, Errno> {
+        T::read_from_prefix(&self.body).map(|(value, _)| value).map_err(|_| Errno::IO)
+    }
+
+    /// The `index`-th of the names that follow `skip` bytes, each ended by a zero.
+    pub(crate) fn name(&self, skip: usize, index: usize) -> Result<&[u8], Errno> {
+        let names = self.body.get(skip..).unwrap_or_default();
+        let mut names = names.split_inclusive(|byte| *byte == 0);
+        names.nth(index).and_then(|name| name.strip_suffix(&[0])).ok_or(Errno::IO)
+    }
+
+    /// Answers it.
+    pub(crate) fn answer(mut self, result: Result<Answer, Errno>) {
+        self.reply.send(&result);
+    }
+}
+
+impl Reply {
+    fn send(&mut self, result: &Result<Answer, Errno>) {
+        if !std::mem::replace(&mut self.open, false) {
+            return;
+        }
+        match result {
+            Ok(Answer::Done) => self.device.send(self.unique, 0, &[]),
+            Ok(Answer::Bytes(bytes)) => self.device.send(self.unique, 0, &[bytes]),
+            Ok(Answer::Data(data)) => {
+                let parts: Vec<&[u8]> = data.iter().map(|part| &part[..]).collect();
+                self.device.send(self.unique, 0, &parts);
+            }
+            Err(error) => self.device.send(self.unique, -error.raw_os_error(), &[]),
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.send(&Err(Errno::IO));
+    }
+}

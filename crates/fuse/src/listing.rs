@@ -1,0 +1,106 @@
+//! Requests that list directories.
+
+use crate::abi::{Dirent, ReadIn};
+use crate::attr::{entry, errno};
+use crate::device::{Answer, Request};
+use crate::session::Session;
+use penstock_base::Ino;
+use penstock_client::{Attr, Failure};
+use penstock_wire::names::ReadDirRequest;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+const LIMIT: u32 = 256;
+/// Cookies of `.` and `..`; those of names are larger.
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+const DIRECTORY: u32 = 0o040_000;
+const RECORD_BYTES: usize = 8;
+
+/// Entries as the kernel reads them, up to the room that it has.
+struct Listing {
+    bytes: Vec<u8>,
+    room: usize,
+}
+
+impl Listing {
+    fn new(room: u32) -> Self {
+        Self { bytes: Vec::with_capacity(room as usize), room: room as usize }
+    }
+
+    /// Adds an entry after `prefix`. Returns whether it fitted.
+    fn add(&mut self, prefix: &[u8], ino: u64, cookie: u64, mode: u32, name: &[u8]) -> bool {
+        let record = Dirent { ino, off: cookie, namelen: name.len() as u32, kind: mode >> 12 & 0o17 };
+        let len = (prefix.len() + size_of::<Dirent>() + name.len()).next_multiple_of(RECORD_BYTES);
+        let fits = self.bytes.len() + len <= self.room;
+        if fits {
+            let end = self.bytes.len() + len;
+            self.bytes.extend_from_slice(prefix);
+            self.bytes.extend_from_slice(record.as_bytes());
+            self.bytes.extend_from_slice(name);
+            self.bytes.resize(end, 0);
+        }
+        fits
+    }
+}
+
+fn read_dir(dir: Ino, offset: u64, attributes: bool) -> ReadDirRequest {
+    ReadDirRequest { dir: dir.0, after: offset, limit: LIMIT, attributes }
+}
+
+impl Session {
+    pub(crate) async fn readdir(&self, request: &Request) -> Result<Answer, Errno> {
+        let ReadIn { offset, size, .. } = request.argument()?;
+        let dir = self.ino(request);
+        let found = self.client.read_dir(read_dir(dir, offset, false)).await.map_err(|f| errno(&f))?;
+        let mut listing = Listing::new(size);
+        let dots = [(DOT, dir.0, &b"."[..]), (DOT_DOT, found.parent, b"..")];
+        let dots = dots.into_iter().filter(|(cookie, ..)| offset < *cookie);
+        let mut room = true;
+        for (cookie, ino, name) in dots {
+            room = room && listing.add(&[], self.root.outer(ino), cookie, DIRECTORY, name);
+        }
+        for found in found.entries {
+            room =
+                room && listing.add(&[], self.root.outer(found.ino), found.cookie, found.kind, &found.name);
+        }
+        Ok(Answer::Bytes(listing.bytes))
+    }
+
+    pub(crate) async fn readdirplus(&self, request: &Request) -> Result<Answer, Errno> {
+        let ReadIn { offset, size, .. } = request.argument()?;
+        let entries = self.list_plus(self.ino(request), offset).await.map_err(|failure| errno(&failure))?;
+        let mut listing = Listing::new(size);
+        for (name, cookie, attr) in entries {
+            let prefix = entry(self.root, &attr);
+            if !listing.add(prefix.as_bytes(), prefix.nodeid, cookie, attr.mode, &name) {
+                break;
+            }
+        }
+        Ok(Answer::Bytes(listing.bytes))
+    }
+
+    /// Entries behind an offset with their attributes, `.` and `..` first.
+    async fn list_plus(&self, dir: Ino, offset: u64) -> Result<Vec<(Vec<u8>, u64, Attr)>, Failure> {
+        let found = self.client.read_dir(read_dir(dir, offset, true)).await?;
+        let mut entries = Vec::new();
+        for (cookie, ino, name) in [(DOT, dir.0, "."), (DOT_DOT, found.parent, "..")] {
+            if offset < cookie {
+                entries.push((name.as_bytes().to_vec(), cookie, self.client.get_attr(Ino(ino)).await?));
+            }
+        }
+        for entry in found.entries {
+            let attr = match entry.attr {
+                Some(attr) => Ok(attr),
+                None => self.client.get_attr(Ino(entry.ino)).await,
+            };
+            match attr {
+                Ok(attr) => entries.push((entry.name, entry.cookie, attr)),
+                // An entry whose inode went meanwhile is no entry any more.
+                Err(failure) if i32::from(failure.errno) == Errno::STALE.raw_os_error() => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(entries)
+    }
+}

@@ -1,0 +1,108 @@
+//! Requests on names.
+
+use crate::abi::{CreateIn, MkdirIn, MknodIn, OpenOut, Rename2In, fopen};
+use crate::attr::{entry, errno};
+use crate::device::{Answer, Request};
+use crate::session::Session;
+use penstock_client::{Attr, Failure};
+use penstock_wire::names::{MakeRequest, RenameRequest};
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+impl Session {
+    fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
+        result.map(|attr| Answer::of(&entry(self.root, &attr))).map_err(|failure| errno(&failure))
+    }
+
+    /// `skip` bytes of arguments come before the name.
+    fn make_request(&self, request: &Request, skip: usize, mode: u32) -> Result<MakeRequest, Errno> {
+        Ok(MakeRequest {
+            dir: self.ino(request).0,
+            name: request.name(skip, 0)?.to_vec(),
+            mode,
+            uid: request.header.uid,
+            gid: request.header.gid,
+            ..MakeRequest::default()
+        })
+    }
+
+    pub(crate) async fn lookup(&self, request: &Request) -> Result<Answer, Errno> {
+        self.entry(self.client.lookup(self.ino(request), request.name(0, 0)?).await)
+    }
+
+    pub(crate) async fn mknod(&self, request: &Request) -> Result<Answer, Errno> {
+        let arguments: MknodIn = request.argument()?;
+        let make = self.make_request(request, size_of::<MknodIn>(), arguments.mode)?;
+        self.entry(self.client.make(MakeRequest { rdev: arguments.rdev, ..make }).await)
+    }
+
+    pub(crate) async fn mkdir(&self, request: &Request) -> Result<Answer, Errno> {
+        let mode = 0o040_000 | (request.argument::<MkdirIn>()?.mode & 0o7777);
+        let make = self.make_request(request, size_of::<MkdirIn>(), mode)?;
+        self.entry(self.client.make(make).await)
+    }
+
+    pub(crate) async fn symlink(&self, request: &Request) -> Result<Answer, Errno> {
+        let make = self.make_request(request, 0, 0o120_777)?;
+        let target = request.name(0, 1)?.to_vec();
+        self.entry(self.client.make(MakeRequest { target, ..make }).await)
+    }
+
+    pub(crate) async fn create(&self, request: &Request) -> Result<Answer, Errno> {
+        let mode = 0o100_000 | (request.argument::<CreateIn>()?.mode & 0o7777);
+        let make = self.make_request(request, size_of::<CreateIn>(), mode)?;
+        let attr = self.client.make(MakeRequest { open: true, ..make }).await.map_err(|f| errno(&f))?;
+        let mut bytes = entry(self.root, &attr).as_bytes().to_vec();
+        bytes.extend_from_slice(opened().as_bytes());
+        Ok(Answer::Bytes(bytes))
+    }
+
+    pub(crate) async fn link(&self, request: &Request) -> Result<Answer, Errno> {
+        let old = self.root.inner(request.argument::<u64>()?);
+        let name = request.name(size_of::<u64>(), 0)?;
+        self.entry(self.client.link(old, self.ino(request), name).await)
+    }
+
+    pub(crate) async fn unlink(&self, request: &Request, directory: bool) -> Result<Answer, Errno> {
+        let result = self.client.unlink(self.ino(request), request.name(0, 0)?, directory).await;
+        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn rename(&self, request: &Request) -> Result<Answer, Errno> {
+        let new_dir: u64 = request.argument()?;
+        self.rename_with(request, size_of::<u64>(), new_dir, RenameFlags::empty()).await
+    }
+
+    pub(crate) async fn rename2(&self, request: &Request) -> Result<Answer, Errno> {
+        let arguments: Rename2In = request.argument()?;
+        let flags = RenameFlags::from_bits_retain(arguments.flags);
+        self.rename_with(request, size_of::<Rename2In>(), arguments.newdir, flags).await
+    }
+
+    async fn rename_with(
+        &self,
+        request: &Request,
+        skip: usize,
+        new_dir: u64,
+        flags: RenameFlags,
+    ) -> Result<Answer, Errno> {
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
+            return Err(Errno::INVAL);
+        }
+        let rename = RenameRequest {
+            dir: self.ino(request).0,
+            name: request.name(skip, 0)?.to_vec(),
+            new_dir: self.root.inner(new_dir).0,
+            new_name: request.name(skip, 1)?.to_vec(),
+            no_replace: flags.contains(RenameFlags::NOREPLACE),
+            exchange: flags.contains(RenameFlags::EXCHANGE),
+        };
+        self.client.rename(rename).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+}
+
+/// What the kernel may do with a file that it opened. No handle has state of its own.
+pub(crate) fn opened() -> OpenOut {
+    OpenOut { fh: 0, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 }
+}

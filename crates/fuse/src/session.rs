@@ -1,0 +1,143 @@
+//! A session with the kernel: the first exchange, then one task of the worker for each request.
+//!
+//! The worker that owns the client reads the device itself, so that no request changes threads. Requests in flight
+//! are bounded by the kernel ([`MAX_BACKGROUND`](crate::MAX_BACKGROUND) and one for each waiting thread).
+
+use crate::abi::{InitIn, InitOut, MAJOR, MINOR, OLDEST_MINOR, init, op};
+use crate::attr::Root;
+use crate::device::{Answer, Device, Inbox, Received, Request};
+use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
+use penstock_base::{BLOCK_BYTES, Env, Ino};
+use penstock_client::Client;
+use rustix::io::Errno;
+use std::io;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// Each only makes things faster; a kernel without one does without.
+const WANTED: u32 = init::ASYNC_READ
+    | init::BIG_WRITES
+    | init::DO_READDIRPLUS
+    | init::READDIRPLUS_AUTO
+    | init::ASYNC_DIO
+    | init::PARALLEL_DIROPS
+    | init::MAX_PAGES
+    | init::CACHE_SYMLINKS
+    | init::NO_OPENDIR_SUPPORT;
+
+/// A mounted file system as the kernel talks to it.
+pub(crate) struct Session {
+    pub(crate) client: Rc<Client>,
+    pub(crate) root: Root,
+    device: Rc<Device>,
+}
+
+impl Session {
+    pub(crate) fn new(client: Rc<Client>, device: Rc<Device>) -> Rc<Self> {
+        let root = Root(client.root());
+        Rc::new(Self { client, root, device })
+    }
+
+    /// Serves until the file system is unmounted.
+    pub(crate) async fn run(self: Rc<Self>, env: Env) -> io::Result<()> {
+        let mut inbox = Inbox::new();
+        loop {
+            match self.device.receive(&mut inbox)? {
+                Received::Request(request) => {
+                    match request.header.opcode {
+                        op::INIT => self.init(*request),
+                        _ => env.spawn("file request", Box::pin(serve(self.clone(), *request))),
+                    }
+                    // What came runs before the next is looked for.
+                    yield_now().await;
+                }
+                Received::Empty => self.device.readable().await?,
+                Received::Unmounted => return Ok(()),
+            }
+        }
+    }
+
+    fn init(&self, request: Request) {
+        let result = request.argument::<InitIn>().and_then(|kernel| {
+            if kernel.major != MAJOR || kernel.minor < OLDEST_MINOR {
+                tracing::error!(
+                    major = kernel.major,
+                    minor = kernel.minor,
+                    "this kernel's FUSE is too old: {MAJOR}.{OLDEST_MINOR} is needed"
+                );
+                return Err(Errno::PROTO);
+            }
+            Ok(Answer::of(&InitOut {
+                major: MAJOR,
+                minor: MINOR.min(kernel.minor),
+                // The kernel's own bound is taken when it is smaller.
+                max_readahead: MAX_WRITE_BYTES.min(kernel.max_readahead),
+                flags: WANTED & kernel.flags,
+                max_background: MAX_BACKGROUND,
+                congestion_threshold: MAX_BACKGROUND / 4 * 3,
+                max_write: MAX_WRITE_BYTES,
+                time_gran: 1,
+                max_pages: (MAX_WRITE_BYTES as usize / BLOCK_BYTES) as u16,
+                ..InitOut::default()
+            }))
+        });
+        request.answer(result);
+    }
+
+    /// The inode that a request is about.
+    pub(crate) fn ino(&self, request: &Request) -> Ino {
+        self.root.inner(request.header.nodeid)
+    }
+
+    async fn dispatch(&self, request: &mut Request) -> Result<Answer, Errno> {
+        match request.header.opcode {
+            op::LOOKUP => self.lookup(request).await,
+            op::GETATTR => self.getattr(request).await,
+            op::SETATTR => self.setattr(request).await,
+            op::READLINK => self.readlink(request).await,
+            op::SYMLINK => self.symlink(request).await,
+            op::MKNOD => self.mknod(request).await,
+            op::MKDIR => self.mkdir(request).await,
+            op::UNLINK => self.unlink(request, false).await,
+            op::RMDIR => self.unlink(request, true).await,
+            op::RENAME => self.rename(request).await,
+            op::RENAME2 => self.rename2(request).await,
+            op::LINK => self.link(request).await,
+            op::OPEN => self.open(request).await,
+            op::CREATE => self.create(request).await,
+            op::RELEASE => self.release(request).await,
+            op::READ => self.read(request).await,
+            op::WRITE => self.write(request).await,
+            op::FSYNC => self.fsync(request).await,
+            op::FSYNCDIR => self.fsyncdir().await,
+            op::READDIR => self.readdir(request).await,
+            op::READDIRPLUS => self.readdirplus(request).await,
+            op::STATFS => self.statfs().await,
+            op::SETXATTR => self.setxattr(request).await,
+            op::GETXATTR => self.getxattr(request).await,
+            op::LISTXATTR => self.listxattr(request).await,
+            op::REMOVEXATTR => self.removexattr(request).await,
+            op::DESTROY | op::FORGET | op::BATCH_FORGET | op::INTERRUPT => Ok(Answer::Done),
+            // The kernel does not ask again, and does what it can by itself.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+}
+
+async fn serve(session: Rc<Session>, mut request: Request) {
+    let result = session.dispatch(&mut request).await;
+    request.answer(result);
+}
+
+/// Lets the other tasks of the worker run first.
+async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -11,6 +11,7 @@ use penstock_array::Discard;
 use penstock_base::{BLOCK_BYTES, Buf, buf::gather};
 use penstock_drive::{Class, Io};
 use std::cell::RefCell;
+use std::rc::Rc;
 
 const IO: Io = Io::new(Class::Client, "fresh.strip");
 /// Most blocks in one write through the log.
@@ -27,7 +28,15 @@ impl Target {
         }
     }
 
-    pub(crate) async fn place_locked(&self, key: ChunkKey, chunk: &RefCell<Chunk>) -> Result<(), ChunkError> {
+    /// Places a chunk when it is its turn. What fails here still waits: the next commit tries again and tells.
+    pub(crate) async fn place_in_turn(self: Rc<Self>, key: ChunkKey) {
+        let Ok(_turn) = self.placing.acquire().await else { return };
+        if let Err(error) = self.place(key).await {
+            tracing::warn!(%error, "a chunk could not be placed; the next commit tries again");
+        }
+    }
+
+    async fn place_locked(&self, key: ChunkKey, chunk: &RefCell<Chunk>) -> Result<(), ChunkError> {
         if chunk.borrow().dirty.is_empty() {
             return Ok(());
         }

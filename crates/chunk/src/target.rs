@@ -14,11 +14,13 @@ use penstock_kv::Kv;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use tokio::sync::{Mutex, Notify, RwLock};
+use tokio::sync::{Mutex, Notify, RwLock, Semaphore};
 
 const IO: Io = Io::new(Class::Client, "chunk.read");
 /// Chunks kept in memory although nothing of them waits.
 const CACHED_CHUNKS: usize = 1 << 16;
+/// Complete chunks on their way to the volume at once: enough that one is coded while others are written.
+const PLACED_AT_ONCE: usize = 4;
 /// Rows fetched at once.
 pub(crate) const SCAN_ROWS: usize = 1024;
 
@@ -73,6 +75,8 @@ pub struct Target {
     pub(crate) commit_lock: Mutex<()>,
     pub(crate) dirty_blocks: Cell<u64>,
     pub(crate) order: Cell<u64>,
+    /// Turns for chunks that are complete.
+    pub(crate) placing: Semaphore,
     /// Freed by transactions that are not known to be durable.
     pub(crate) reclaim: RefCell<Vec<Run>>,
     /// Written stripes that lost their last block and wait to be discarded.
@@ -109,6 +113,7 @@ impl Target {
             commit_lock: Mutex::default(),
             dirty_blocks: Cell::new(0),
             order: Cell::new(0),
+            placing: Semaphore::new(PLACED_AT_ONCE),
             reclaim: RefCell::default(),
             idle: RefCell::default(),
             idle_noted: Notify::new(),
@@ -177,8 +182,10 @@ impl Target {
 
     /// Writes whole blocks of a chunk. They are in memory when this returns, and durable after a commit.
     /// `cut` is the truncate generation of the inode that the writer knows.
+    ///
+    /// A chunk that is complete is placed at once, and nobody waits for it here.
     pub async fn write(
-        &self,
+        self: &Rc<Self>,
         key: ChunkKey,
         first: u32,
         data: &Buf,
@@ -189,13 +196,16 @@ impl Target {
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        match self.try_write(key, first, data, crcs, cut).await {
+        let complete = match self.try_write(key, first, data, crcs, cut).await {
             Err(ChunkError::NoSpace { .. }) => {
                 // Freed blocks may only wait for a durable commit.
                 self.commit_all().await?;
-                self.try_write(key, first, data, crcs, cut).await?;
+                self.try_write(key, first, data, crcs, cut).await?
             }
             other => other?,
+        };
+        if complete {
+            self.env.spawn("target place", Box::pin(self.clone().place_in_turn(key)));
         }
         self.count(|counts| counts.written_blocks += crcs.len() as u64);
         while self.dirty_blocks.get() * BLOCK_BYTES as u64 > DIRTY_BYTES {
@@ -213,7 +223,7 @@ impl Target {
         data: &Buf,
         crcs: &[u32],
         cut: u64,
-    ) -> Result<(), ChunkError> {
+    ) -> Result<bool, ChunkError> {
         let _lock = self.chunk_locks.exclusive(key).await;
         let found = self.cuts.borrow().get(&(key.branch, key.ino)).copied().unwrap_or(0);
         if cut < found {
@@ -231,28 +241,25 @@ impl Target {
             let free_blocks = usage.free_blocks.saturating_sub(usage.reserve_blocks);
             return Err(ChunkError::NoSpace { free_blocks, wanted_blocks: new.len() as u64 });
         }
-        let full = {
-            let mut chunk = chunk.borrow_mut();
-            if chunk.dirty.is_empty() {
-                chunk.since = self.order.get() + 1;
-                self.order.set(chunk.since);
-                self.waiting.borrow_mut().insert(chunk.since, key);
-            }
-            for (index, block) in blocks.enumerate() {
-                let data = data.slice(index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES);
-                let promised = new.binary_search(&block).is_ok();
-                let before = chunk.dirty.insert(block, DirtyBlock { data, crc: crcs[index], promised });
-                match before {
-                    Some(before) if before.promised => {
-                        chunk.dirty.get_mut(&block).expect("it was just put there").promised = true;
-                    }
-                    Some(_) => {}
-                    None => self.dirty_blocks.set(self.dirty_blocks.get() + 1),
+        let mut chunk = chunk.borrow_mut();
+        if chunk.dirty.is_empty() {
+            chunk.since = self.order.get() + 1;
+            self.order.set(chunk.since);
+            self.waiting.borrow_mut().insert(chunk.since, key);
+        }
+        for (index, block) in blocks.enumerate() {
+            let data = data.slice(index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES);
+            let promised = new.binary_search(&block).is_ok();
+            let before = chunk.dirty.insert(block, DirtyBlock { data, crc: crcs[index], promised });
+            match before {
+                Some(before) if before.promised => {
+                    chunk.dirty.get_mut(&block).expect("it was just put there").promised = true;
                 }
+                Some(_) => {}
+                None => self.dirty_blocks.set(self.dirty_blocks.get() + 1),
             }
-            chunk.dirty.len() == self.config.chunk_blocks as usize
-        };
-        if full { self.place_locked(key, &chunk).await } else { Ok(()) }
+        }
+        Ok(chunk.dirty.len() == self.config.chunk_blocks as usize)
     }
 
     /// Reads blocks of a chunk. What was never written reads as zeros.

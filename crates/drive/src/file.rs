@@ -10,7 +10,7 @@ use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -36,7 +36,16 @@ pub struct FileDrive {
     raw: Arc<File>,
     size_bytes: u64,
     direct: bool,
+    /// The file is in memory.
+    memory: bool,
 }
+
+/// `f_type` of a file system in memory (statfs(2)).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+/// Requests of up to this many bytes to a file in memory are done on the spot. io_uring would hand them to a thread of
+/// the kernel, because such files do not say that they never wait, and waking it costs more than the copy. Longer ones
+/// are worth it: they are copied while the worker goes on.
+const AT_ONCE_BYTES: usize = 64 << 10;
 
 impl FileDrive {
     /// Opens the drive at `path`. Must be called on a worker thread, which owns it from then on.
@@ -55,9 +64,10 @@ impl FileDrive {
             return Err(OpenError::Locked(path.to_owned()));
         }
         let size_bytes = size_of(&file).map_err(fail)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let memory = rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type == TMPFS_MAGIC);
         let raw = Arc::new(file.try_clone().map_err(fail)?);
         let file = AsyncFd::new(file).map_err(fail)?;
-        Ok(Self { file, raw, size_bytes, direct })
+        Ok(Self { file, raw, size_bytes, direct, memory })
     }
 
     /// Whether another process holds the drive at `path`.
@@ -113,9 +123,13 @@ impl Drive for FileDrive {
         self.size_bytes
     }
 
-    fn read(&self, at: u64, buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+    fn read(&self, at: u64, mut buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
         Box::pin(async move {
             let len = buf.len();
+            if self.memory && len <= AT_ONCE_BYTES {
+                let read = self.raw.read_exact_at(buf.as_mut(), at);
+                return read.map(|()| buf).map_err(|source| error("read", at, len, &source));
+            }
             uring::read_exact_at(&self.file, buf, at).await.map_err(|source| error("read", at, len, &source))
         })
     }
@@ -123,14 +137,21 @@ impl Drive for FileDrive {
     fn write(&self, at: u64, data: Buf, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             let len = data.len();
+            if self.memory && len <= AT_ONCE_BYTES {
+                return self.raw.write_all_at(&data, at).map_err(|source| error("write", at, len, &source));
+            }
             uring::write_all_at(&self.file, data, at).await.map_err(|source| error("write", at, len, &source))
         })
     }
 
     fn flush(&self, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
-        Box::pin(
-            async move { uring::sync_data(&self.file).await.map_err(|source| error("flush", 0, 0, &source)) },
-        )
+        Box::pin(async move {
+            let synced = match self.memory {
+                true => self.raw.sync_data(),
+                false => uring::sync_data(&self.file).await,
+            };
+            synced.map_err(|source| error("flush", 0, 0, &source))
+        })
     }
 
     fn discard(&self, at: u64, len: u64, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {

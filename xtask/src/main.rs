@@ -8,6 +8,7 @@
 
 mod checks;
 mod licences;
+mod peers;
 mod process;
 mod show;
 mod test;
@@ -44,6 +45,11 @@ enum Command {
     },
     /// Run the full form of an acceptance line, such as 01.1; without a line, list them
     Show { line: Option<String> },
+    /// The same work on Penstock and its peers, interleaved: tables and JSON (`-- --help` lists the options)
+    Peers {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<std::ffi::OsString>,
+    },
     /// Install what some tests need (a Python with pyarrow) into the target folder; prints its path
     Tools,
 }
@@ -54,6 +60,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::check(),
         Command::Test { fast, limit_s } => test::run(fast, Duration::from_secs(limit_s)),
         Command::Show { line } => show::run(line.as_deref()),
+        Command::Peers { options } => peers::run(&options),
         Command::Tools => tools::install().map(|tools| println!("{}", tools.display())),
     };
     match outcome {

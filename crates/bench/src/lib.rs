@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod array;
+pub mod files;
 
 pub use array::{ArrayBench, run_array};
 

@@ -17,7 +17,7 @@ const UNSAFE_CRATES: [&str; 4] = ["cli", "drive", "fuse", "raid"];
 /// Macros that mark work as unfinished.
 const UNFINISHED: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
 
-/// Checks every source in crates/*/src and xtask/src, and the manifest of every crate.
+/// Checks every source in crates/*/src, bench/*/src and xtask/src, and the manifest of every crate.
 pub(super) fn check(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
     for file in files {
         let Some((name, inside)) = place(file) else { continue };
@@ -36,7 +36,7 @@ pub(super) fn check(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
 
 /// The crate's folder name, and the path inside the crate.
 fn place(file: &Path) -> Option<(String, PathBuf)> {
-    let inside = match file.strip_prefix("crates") {
+    let inside = match file.strip_prefix("crates").or_else(|_| file.strip_prefix("bench")) {
         Ok(inside) => inside,
         Err(_) if file.starts_with("xtask") => file,
         Err(_) => return None,
@@ -153,6 +153,7 @@ mod tests {
             |file: &str| place(Path::new(file)).map(|(name, inside)| (name, inside.display().to_string()));
         assert_eq!(of("crates/raid/src/lib.rs"), Some(("raid".into(), "src/lib.rs".into())));
         assert_eq!(of("xtask/src/main.rs"), Some(("xtask".into(), "src/main.rs".into())));
+        assert_eq!(of("bench/peers/src/main.rs"), Some(("peers".into(), "src/main.rs".into())));
         assert_eq!(of("docs/a.rs"), None);
         assert!(is_crate_root(Path::new("src/bin/tool.rs")));
         assert!(!is_crate_root(Path::new("src/a/main.rs")));

@@ -2,80 +2,26 @@
 //! on a figure.
 
 use crate::store::{Store, can_mount};
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
-use std::time::Instant;
+use penstock_bench::files::{Amount, Folder, Work};
+use std::time::Duration;
 
 const RUNS: usize = 5;
-const O_DIRECT: i32 = libc::O_DIRECT;
+/// Name, work, unit, and how many units of the work make one of it.
+const LINES: [(&str, Work, &str, f64); 7] = [
+    ("1 MiB O_DIRECT write, fsync at the end", Work::WriteDirect, "MB/s", 1e6),
+    ("1 MiB O_DIRECT read", Work::ReadDirect, "MB/s", 1e6),
+    ("4 KiB random read, 1 job", Work::RandomRead(1), "IOPS", 1.0),
+    ("4 KiB random write, 1 job, fsync at the end", Work::RandomWrite(1), "IOPS", 1.0),
+    ("create", Work::Create(0), "/s", 1.0),
+    ("stat", Work::Stat(1), "/s", 1.0),
+    ("unlink", Work::Unlink, "/s", 1.0),
+];
 
-/// Memory on a page boundary, as O_DIRECT wants it.
-fn aligned(bytes: usize, fill: u8) -> (Vec<u8>, usize) {
-    let buffer = vec![fill; bytes + 4096];
-    let skip = buffer.as_ptr().align_offset(4096);
-    (buffer, skip)
-}
-
-fn open(path: &Path) -> File {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .custom_flags(O_DIRECT)
-        .open(path)
-        .unwrap()
-}
-
-struct Figures {
-    write_mb_s: f64,
-    read_mb_s: f64,
-    read_iops: f64,
-    write_iops: f64,
-    create_s: f64,
-    stat_s: f64,
-    unlink_s: f64,
-}
-
-fn measure(mount: &Path, mib: usize, ops: usize) -> Figures {
-    let path = mount.join("big");
-    let (buffer, skip) = aligned(1 << 20, 0x5a);
-    let data = &buffer[skip..skip + (1 << 20)];
-    let file = open(&path);
-    let start = Instant::now();
-    for at in 0..mib {
-        file.write_all_at(data, (at << 20) as u64).unwrap();
-    }
-    file.sync_all().unwrap();
-    let write_mb_s = (mib << 20) as f64 / 1e6 / start.elapsed().as_secs_f64();
-    let (mut buffer, skip) = aligned(1 << 20, 0);
-    let start = Instant::now();
-    for at in 0..mib {
-        file.read_exact_at(&mut buffer[skip..skip + (1 << 20)], (at << 20) as u64).unwrap();
-    }
-    let read_mb_s = (mib << 20) as f64 / 1e6 / start.elapsed().as_secs_f64();
-    let place = |index: usize| ((index.wrapping_mul(0x9e37_79b9) % (mib * 256)) * 4096) as u64;
-    let start = Instant::now();
-    (0..ops).for_each(|index| file.read_exact_at(&mut buffer[skip..skip + 4096], place(index)).unwrap());
-    let read_iops = ops as f64 / start.elapsed().as_secs_f64();
-    let start = Instant::now();
-    (0..ops).for_each(|index| file.write_all_at(&buffer[skip..skip + 4096], place(index)).unwrap());
-    file.sync_all().unwrap();
-    let write_iops = ops as f64 / start.elapsed().as_secs_f64();
-    drop(file);
-    std::fs::remove_file(&path).unwrap();
-    let names: Vec<_> = (0..ops / 4).map(|index| mount.join(format!("f{index}"))).collect();
-    let per_second = |start: Instant| names.len() as f64 / start.elapsed().as_secs_f64();
-    let start = Instant::now();
-    names.iter().for_each(|name| drop(File::create(name).unwrap()));
-    let create_s = per_second(start);
-    let start = Instant::now();
-    names.iter().for_each(|name| assert!(std::fs::metadata(name).unwrap().is_file()));
-    let stat_s = per_second(start);
-    let start = Instant::now();
-    names.iter().for_each(|name| std::fs::remove_file(name).unwrap());
-    Figures { write_mb_s, read_mb_s, read_iops, write_iops, create_s, stat_s, unlink_s: per_second(start) }
+fn measure(folder: &Folder) -> [f64; LINES.len()] {
+    LINES.map(|(_, work, _, per_unit)| {
+        folder.prepare(work).unwrap();
+        folder.run(work).unwrap().rate() / per_unit
+    })
 }
 
 fn median(mut runs: Vec<f64>) -> f64 {
@@ -89,26 +35,14 @@ fn speed(mib: usize, ops: usize) {
     let null = store.home.join("null");
     std::fs::create_dir(&null).unwrap();
     let session = penstock_fuse::mount_null(&null).unwrap();
-    let (mut mine, mut ceiling) = (Vec::new(), Vec::new());
-    for _ in 0..RUNS {
-        mine.push(measure(&store.mount, mib, ops));
-        ceiling.push(measure(&null, mib, ops));
-    }
+    let amount = Amount { file_mib: mib, ops, files: ops / 4, syncs: 0, limit: Duration::from_secs(600) };
+    let (mine, ceiling) = (Folder::new(&store.mount, amount, true), Folder::new(&null, amount, false));
+    let runs: Vec<_> = (0..RUNS).map(|_| (measure(&mine), measure(&ceiling))).collect();
     session.umount_and_join().unwrap();
-    type Get = fn(&Figures) -> f64;
-    let lines: [(&str, &str, Get); 7] = [
-        ("1 MiB O_DIRECT write, fsync at the end", "MB/s", |f| f.write_mb_s),
-        ("1 MiB O_DIRECT read", "MB/s", |f| f.read_mb_s),
-        ("4 KiB random read, 1 job", "IOPS", |f| f.read_iops),
-        ("4 KiB random write, 1 job, fsync at the end", "IOPS", |f| f.write_iops),
-        ("create", "/s", |f| f.create_s),
-        ("stat", "/s", |f| f.stat_s),
-        ("unlink", "/s", |f| f.unlink_s),
-    ];
     println!("{:<46}{:>12}{:>14}{:>8}", "", "Penstock 4+2", "does nothing", "share");
-    for (name, unit, get) in lines {
-        let (mine, ceiling) =
-            (median(mine.iter().map(get).collect()), median(ceiling.iter().map(get).collect()));
+    for (line, (name, _, unit, _)) in LINES.iter().enumerate() {
+        let mine = median(runs.iter().map(|(mine, _)| mine[line]).collect());
+        let ceiling = median(runs.iter().map(|(_, ceiling)| ceiling[line]).collect());
         println!("{name:<46}{mine:>12.0}{ceiling:>14.0}{:>7.0}%  {unit}", mine / ceiling * 100.0);
     }
     println!("medians of {RUNS} runs, interleaved; drives in {}", store.dir.display());

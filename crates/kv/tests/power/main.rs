@@ -106,8 +106,10 @@ async fn work(site: &Site, world: &World, model: &Shared, steps: u64) {
             4 => {
                 let page = 1 + world.below(7) as usize;
                 assert_eq!(&paged(&kv, page).await, model.borrow().states.last().unwrap());
-                for (key, value) in model.borrow().states.last().unwrap().iter().take(3) {
-                    assert_eq!(kv.get(key.clone()).await.unwrap().as_ref(), Some(value));
+                let some: Vec<_> =
+                    model.borrow().states.last().unwrap().clone().into_iter().take(3).collect();
+                for (key, value) in some {
+                    assert_eq!(kv.get(key).await.unwrap(), Some(value));
                 }
             }
             _ => {}

@@ -238,7 +238,7 @@ struct After {
 }
 
 async fn events(State(api): State<Api>, Query(query): Query<After>) -> Answer<Vec<penstock_node::Event>> {
-    api.look(move |instance| Ok(instance.node().events_after(query.after))).await
+    api.on_worker(move |instance| async move { instance.events_after(query.after).await }).await.map(Json)
 }
 
 async fn drives(State(api): State<Api>) -> Answer<Vec<penstock_node::DriveReport>> {

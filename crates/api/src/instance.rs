@@ -4,16 +4,21 @@ use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_drive::runtime::blocking;
 use penstock_fuse::Mount;
-use penstock_node::{AdminError, Node, StatusReport};
+use penstock_node::{AdminError, Event, EventKind, Node, Severity, StatusReport};
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// A task for the worker.
 pub type Task = Box<dyn FnOnce(Rc<Instance>) -> LocalBoxFuture<'static, ()> + Send>;
 
+/// Events in one answer.
+const EVENTS_MOST: usize = 1000;
+/// How long a stop waits for the last events to be written.
+const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
 /// Jobs whose results are kept.
 const KEPT_JOBS: usize = 100;
 
@@ -99,6 +104,7 @@ impl Instance {
         let mount = Mount::start(&self.env, &self.client, path)
             .map_err(|error| AdminError::Refused(error.to_string()))?;
         *self.mount.borrow_mut() = Some(mount);
+        self.event(Severity::Info, EventKind::Mounted, format!("mounted at {}", path.display()));
         Ok(())
     }
 
@@ -106,8 +112,22 @@ impl Instance {
     pub async fn unmount(&self, force: bool) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
         let Some(mount) = self.mount.borrow_mut().take() else { return Ok(()) };
+        let path = mount.path().display().to_string();
         // Off the worker: requests on their way need it until the kernel lets go.
         let (result, rest) = blocking(move || mount.stop(force)).await;
+        match (&rest, &result) {
+            (Some(_), _) => {}
+            (None, Ok(())) => {
+                self.event(Severity::Info, EventKind::Unmounted, format!("unmounted from {path}"))
+            }
+            (None, Err(error)) => {
+                self.event(
+                    Severity::Warning,
+                    EventKind::Unmounted,
+                    format!("unmounted from {path}: {error}"),
+                );
+            }
+        }
         *self.mount.borrow_mut() = rest;
         result.map_err(|error| AdminError::Refused(format!("{error}")))
     }
@@ -130,6 +150,15 @@ impl Instance {
             .await
             .map_err(|failure| AdminError::Refused(format!("nothing was checked: {failure}")))?;
         self.node.check_fs().await
+    }
+
+    fn event(&self, severity: Severity, kind: EventKind, text: impl Into<String>) {
+        self.node.events().add(severity, kind, "node", text);
+    }
+
+    /// Events behind a number, oldest first, at most 1000.
+    pub(crate) async fn events_after(&self, seq: u64) -> Result<Vec<Event>, AdminError> {
+        self.node.events_after(&self.dir, seq, EVENTS_MOST).await
     }
 
     /// Starts a job and returns its number.
@@ -190,6 +219,18 @@ impl Instance {
         }
         let synced = self.client.close().await.map_err(|failure| failure.to_string());
         let closed = self.node.close().await.map_err(|error| error.to_string());
-        synced.and(closed)
+        let result = synced.and(closed);
+        match &result {
+            Ok(()) => self.event(Severity::Info, EventKind::Stopped, "stopped; everything is durable"),
+            Err(why) => self.event(
+                Severity::Error,
+                EventKind::StopFailed,
+                format!("stopped; not everything could be made durable: {why}"),
+            ),
+        }
+        if !self.node.events().wait_kept(EVENTS_PATIENCE).await {
+            tracing::warn!("the last events could not be written");
+        }
+        result
     }
 }

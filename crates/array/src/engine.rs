@@ -8,6 +8,7 @@ use crate::geometry::Geometry;
 use crate::log::Log;
 use crate::maintain::JobProgress;
 use crate::member::Member;
+use crate::notes::Note;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, Ownership};
 use crate::strip::TrailerCache;
@@ -16,7 +17,7 @@ use penstock_base::{ArrayId, Env, KeyedLocks, Version};
 use penstock_drive::{Class, Io};
 use penstock_raid::Code;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use tokio::sync::{Mutex, Notify};
 
@@ -111,6 +112,7 @@ pub struct Array {
     pub(crate) unreadable: RefCell<std::collections::BTreeSet<u64>>,
     pub(crate) rebuild: RefCell<Option<JobProgress>>,
     pub(crate) scrub: RefCell<Option<JobProgress>>,
+    pub(crate) notes: RefCell<VecDeque<Note>>,
     pub(crate) metadata_bad: Cell<bool>,
     pub(crate) mend_wanted: Cell<bool>,
     /// Somebody waits for room in the log.

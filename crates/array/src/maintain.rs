@@ -8,6 +8,7 @@ use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::record::Entry;
 use crate::format::trailer::Trailer;
+use crate::notes::Note;
 use crate::strip::Part;
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Version, crc32c};
@@ -70,10 +71,28 @@ impl Array {
         let mut progress =
             JobProgress { total_stripes: total, started_ns: self.env.wall_ns(), ..JobProgress::default() };
         *self.rebuild.borrow_mut() = Some(progress);
+        let whole = total > 0 && total == self.table.borrow().counts().0;
+        self.note(Note::RebuildBegun { position, stripes: total, whole });
+        let result = self.rebuild_stale(position, &mut progress).await;
+        *self.rebuild.borrow_mut() = None;
+        // Stripes written meanwhile may have missed it again.
+        let complete = matches!(result, Ok(true)) && self.table.borrow().count_stale(bit) == 0;
+        let (stripes, failed) = (progress.done_stripes, progress.failed_stripes);
+        self.note(Note::RebuildEnded { position, stripes, failed, whole, complete });
+        result?;
+        if complete && self.members.borrow()[position].stale {
+            self.activate_member(position).await?;
+        }
+        Ok(complete)
+    }
+
+    /// Rebuilds every strip of a member that is stale. Returns whether none failed.
+    async fn rebuild_stale(&self, position: usize, progress: &mut JobProgress) -> Result<bool, ArrayError> {
+        let bit = 1u64 << position;
         let mut from = 0;
-        let result = loop {
+        loop {
             if self.closed.get() || self.member_slice(position).is_none() {
-                break Ok(false);
+                return Ok(false);
             }
             let batch = self.stale_batch(from, bit);
             let Some(last) = batch.last() else {
@@ -83,27 +102,14 @@ impl Array {
                     from = 0;
                     continue;
                 }
-                break Ok(progress.failed_stripes == 0);
+                return Ok(progress.failed_stripes == 0);
             };
             from = last + 1;
-            match self.rebuild_batch(position, &batch).await {
-                Ok(done) => {
-                    progress.done_stripes += done;
-                    progress.failed_stripes += batch.len() as u64 - done;
-                    *self.rebuild.borrow_mut() = Some(progress);
-                }
-                Err(error) => break Err(error),
-            }
-        };
-        *self.rebuild.borrow_mut() = None;
-        // Stripes written meanwhile may have missed it again.
-        if !result? || self.table.borrow().count_stale(bit) > 0 {
-            return Ok(false);
+            let done = self.rebuild_batch(position, &batch).await?;
+            progress.done_stripes += done;
+            progress.failed_stripes += batch.len() as u64 - done;
+            *self.rebuild.borrow_mut() = Some(*progress);
         }
-        if self.members.borrow()[position].stale {
-            self.activate_member(position).await?;
-        }
-        Ok(true)
     }
 
     fn stale_batch(&self, from: u64, bit: u64) -> Vec<u64> {

@@ -32,11 +32,14 @@ pub enum Command {
     },
     /// Health, drives, arrays and mounts
     Status,
-    /// What happened since the start
+    /// What happened, oldest first; without a running instance, from the folder's files
     Events {
         /// Only events behind this number
-        #[arg(long, default_value_t = 0)]
-        after: u64,
+        #[arg(long, default_value_t = 0, value_name = "SEQ")]
+        since: u64,
+        /// Go on and print events as they come
+        #[arg(long)]
+        follow: bool,
     },
     /// Drives
     #[command(subcommand)]

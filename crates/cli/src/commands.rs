@@ -3,7 +3,7 @@
 use crate::args::{Args, Array, Bench, Command, Drive, Fs};
 use crate::folder::{DEFAULT, is_free};
 use crate::remote::Remote;
-use crate::{show, up};
+use crate::{events, show, up};
 use anyhow::{Result, anyhow, bail};
 use penstock_node::{ArrayReport, DriveReport, FsCheckReport, FsReport, ScrubSummary, StatusReport};
 use serde::Serialize;
@@ -26,13 +26,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Down { dir: named } => return down(named.or(dir), api.as_ref(), json),
         _ => {}
     }
+    if let Command::Events { since, follow } = command {
+        return events::events(dir.as_ref(), api.as_ref(), since, follow, json);
+    }
     let remote = Remote::find(dir.as_ref(), api.as_ref())?;
     match command {
         Command::Status => status(&remote, json),
-        Command::Events { after } => {
-            let events: Vec<Value> = remote.get(&format!("/v1/events?after={after}"))?;
-            print(json, &events, |events| show::events(events))
-        }
         Command::Drive(verb) => drive(&remote, verb, json),
         Command::Array(verb) => array(&remote, verb, json),
         Command::Fs(verb) => fs(&remote, verb, json),
@@ -45,11 +44,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let mounts: Vec<String> = remote.delete("/v1/mounts")?;
             print(json, &mounts, |_| println!("unmounted"))
         }
-        Command::Up(_) | Command::Bench(_) | Command::Down { .. } => unreachable!("done above"),
+        Command::Up(_) | Command::Bench(_) | Command::Down { .. } | Command::Events { .. } => {
+            unreachable!("done above")
+        }
     }
 }
 
-fn print<T: Serialize + ?Sized>(json: bool, value: &T, text: impl FnOnce(&T)) -> Result<ExitCode> {
+pub fn print<T: Serialize + ?Sized>(json: bool, value: &T, text: impl FnOnce(&T)) -> Result<ExitCode> {
     match json {
         true => println!("{}", serde_json::to_string_pretty(value)?),
         false => text(value),

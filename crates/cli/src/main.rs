@@ -17,6 +17,7 @@ macro_rules! println {
 
 mod args;
 mod commands;
+mod events;
 mod folder;
 mod remote;
 mod show;

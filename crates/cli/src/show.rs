@@ -2,9 +2,8 @@
 
 use penstock_bench::Line;
 use penstock_node::{
-    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, ScrubSummary, StatusReport,
+    ArrayReport, DriveReport, Event, FsCheckReport, FsReport, JobReport, ScrubSummary, Severity, StatusReport,
 };
-use serde_json::Value;
 use std::io::{IsTerminal, Write};
 
 /// Bytes as people write them.
@@ -193,17 +192,29 @@ pub fn scrubs(summaries: &[ScrubSummary]) {
     }
 }
 
-pub fn events(events: &[Value]) {
+/// A time as UTC, to the second.
+pub fn time(time_ns: i64) -> String {
+    let since = std::time::Duration::from_nanos(time_ns.max(0).cast_unsigned());
+    humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + since).to_string()
+}
+
+/// `drive` with an identifier shows its beginning only, as everywhere else.
+fn object(object: &str) -> String {
+    match object.strip_prefix("drive ") {
+        Some(id) => format!("drive {}", short(id)),
+        None => object.to_owned(),
+    }
+}
+
+pub fn events(events: &[Event]) {
     for event in events {
-        let text = |key: &str| event[key].as_str().unwrap_or("").to_owned();
-        let seconds = event["time_ns"].as_i64().unwrap_or(0) / 1_000_000_000;
-        println!(
-            "{:>5}  {seconds}  {:<8}{:<7}{}",
-            event["seq"],
-            text("level"),
-            text("subject"),
-            text("message")
-        );
+        let severity = match event.severity {
+            Severity::Info => "info",
+            Severity::Warning => "warning",
+            Severity::Error => "ERROR",
+        };
+        let (seq, time) = (event.seq, time(event.time_ns));
+        println!("{seq:>6}  {time}  {severity:<8}{:<16}{}", object(&event.object), event.text);
     }
 }
 

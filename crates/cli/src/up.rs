@@ -10,7 +10,8 @@ use penstock_drive::FileDrive;
 use penstock_drive::runtime::{Worker, block_on};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, FileBacking, FileOwnership, InProcess, Node, StoreFile, StoreSpec, create_store, find_drives,
+    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, InProcess, Node, Severity, StoreFile,
+    StoreSpec, create_store, find_drives,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ use std::time::{Duration, Instant};
 const KV_READERS: usize = 2;
 /// How long `--detach` waits until everything is ready.
 const READY: Duration = Duration::from_secs(120);
-const LOG: &str = "penstock.log";
+/// What a background process prints, and the file of the one before it.
+pub const LOGS: [&str; 2] = ["penstock.log", "penstock.1.log"];
 
 /// Starts an instance and stays until it is stopped.
 pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
@@ -45,7 +47,28 @@ pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
 
 async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result<()> {
     let token = folder.token()?;
-    let node = open_or_create(env, folder, options).await?;
+    let mut kept = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
+    let node = match open_or_create(env, folder, options).await {
+        Ok(node) => node,
+        Err(error) => {
+            let event = Event {
+                seq: kept.next_seq,
+                time_ns: env.wall_ns(),
+                severity: Severity::Error,
+                kind: EventKind::StartFailed,
+                object: "node".into(),
+                text: format!("not started: {error:#}"),
+            };
+            if let Err(error) = kept.files.append(&[event]) {
+                tracing::warn!(%error, "the event of this cannot be written");
+            }
+            return Err(error);
+        }
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!("version {version} started as process {}", std::process::id());
+    node.events().add(Severity::Info, EventKind::Started, "node", text);
+    node.keep_events(kept);
     let client =
         Client::connect(env, InProcess::new(node.clone()), &format!("process {}", std::process::id()))
             .await?;
@@ -213,8 +236,12 @@ fn detach(dir: &Path) -> Result<ExitCode> {
     // Held only to say at once that the folder is in use; the child takes it again.
     let folder = Folder::lock(dir)?;
     folder.remove_run();
-    let log = std::fs::File::create(folder.path.join(LOG))?;
     let path = folder.path.clone();
+    let log_path = path.join(LOGS[0]);
+    if log_path.exists() {
+        std::fs::rename(&log_path, path.join(LOGS[1]))?;
+    }
+    let log = std::fs::File::create(&log_path)?;
     drop(folder);
     let mut command = Command::new(std::env::current_exe()?);
     let words = std::env::args_os().skip(1).filter(|word| word != "--detach");
@@ -226,23 +253,16 @@ fn detach(dir: &Path) -> Result<ExitCode> {
         if let Ok(run) = Run::load(&path)
             && run.pid == child.id()
         {
-            println!(
-                "{}",
-                std::fs::read_to_string(path.join(LOG))?.trim_end().replace("Ctrl-C here, or ", "")
-            );
-            println!(
-                "It runs in the background as process {}; its log is {}",
-                run.pid,
-                path.join(LOG).display()
-            );
+            println!("{}", std::fs::read_to_string(&log_path)?.trim_end().replace("Ctrl-C here, or ", ""));
+            println!("It runs in the background as process {}; its log is {}", run.pid, log_path.display());
             return Ok(ExitCode::SUCCESS);
         }
         if let Some(status) = child.try_wait()? {
-            eprint!("{}", std::fs::read_to_string(path.join(LOG))?);
+            eprint!("{}", std::fs::read_to_string(&log_path)?);
             return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         if start.elapsed() > READY {
-            bail!("not ready after {} s; see {}", READY.as_secs(), path.join(LOG).display());
+            bail!("not ready after {} s; see {}", READY.as_secs(), log_path.display());
         }
         std::thread::sleep(Duration::from_millis(20));
     }

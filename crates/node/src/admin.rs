@@ -1,21 +1,21 @@
 //! What an administrator does: look, fail and replace drives, rebuild, scrub, check.
 
 use crate::assemble::Node;
-use crate::events::{Event, Level};
+use crate::event_files::{EventFiles, Kept};
+use crate::events::{Event, EventKind, Events, Severity};
 use crate::report::{
     ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, StatusReport,
 };
+use crate::watch::drive_object;
 use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
 use penstock_base::env::random_id;
 use penstock_base::{BLOCK_BYTES, DriveId};
 use penstock_drive::superblock::{Superblock, slices_end};
-use penstock_drive::{DriveHandle, DriveState, Slice};
+use penstock_drive::{DriveHandle, Slice};
+use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often drives and arrays are looked at.
-const WATCH: Duration = Duration::from_millis(500);
 
 /// An administrator's request was not done.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -81,7 +81,6 @@ impl Node {
             array.fail_member(*position, "failed by an administrator").await?;
         }
         drive.latch("failed by an administrator".into());
-        self.events.add(Level::Warning, "drive", format!("{} failed by an administrator", drive.id()));
         Ok(self.drive_report(&drive))
     }
 
@@ -124,7 +123,8 @@ impl Node {
         };
         let new = DriveHandle::online(self.env.clone(), path.clone(), drive, superblock);
         self.put_in_place(&old, &new).await?;
-        self.events.add(Level::Info, "drive", format!("{} replaced by {} at {path}", old.id(), new.id()));
+        let text = format!("replaced by drive {} at {path}", new.id());
+        self.events.add(Severity::Info, EventKind::DriveReplaced, drive_object(old.id()), text);
         Ok(self.drive_report(&new))
     }
 
@@ -135,6 +135,7 @@ impl Node {
     }
 
     async fn put_in_place(&self, old: &Rc<DriveHandle>, new: &Rc<DriveHandle>) -> Result<(), AdminError> {
+        self.replaced.borrow_mut().insert(new.id());
         for array in &self.arrays {
             let (Some(position), Some((offset, len))) =
                 (array.position_of(old.id()), array.slice_of(old.id()))
@@ -162,14 +163,16 @@ impl Node {
         {
             superblocks_repaired += drive.scrub_superblock().await.map_err(ArrayError::from)?;
         }
+        let object = format!("array {}", array.name());
+        self.events.add(Severity::Info, EventKind::ScrubBegun, object.clone(), "scrub begun");
         let report = array.scrub().await?;
-        let level = if report.is_clean() { Level::Info } else { Level::Warning };
+        let severity = if report.is_clean() { Severity::Info } else { Severity::Warning };
         self.events.add(
-            level,
-            "array",
+            severity,
+            EventKind::ScrubEnded,
+            object,
             format!(
-                "scrub of {}: {} stripes, {} errors, {} blocks repaired, {} parity defects, {} unreadable",
-                array.name(),
+                "scrub ended: {} stripes, {} errors, {} blocks repaired, {} parity defects, {} unreadable",
                 report.stripes,
                 report.checksum_errors,
                 report.repaired_blocks,
@@ -232,9 +235,34 @@ impl Node {
         penstock_kv::Kv::usage(&*self.kv)
     }
 
-    /// Events behind a number.
-    pub fn events_after(&self, seq: u64) -> Vec<Event> {
-        self.events.after(seq)
+    /// Up to `limit` events behind a number, oldest first; `dir` is the folder with the event files.
+    pub async fn events_after(&self, dir: &Path, seq: u64, limit: usize) -> Result<Vec<Event>, AdminError> {
+        if let Some(events) = self.events.after(seq, limit) {
+            return Ok(events);
+        }
+        let dir = dir.to_owned();
+        let read = move || EventFiles::read_after(&dir, seq, limit);
+        penstock_drive::runtime::blocking(read).await.map_err(AdminError::Refused)
+    }
+
+    /// The events.
+    pub fn events(&self) -> &Rc<Events> {
+        &self.events
+    }
+
+    /// Keeps events in files from now on, and tells how the store starts.
+    pub fn keep_events(&self, found: Kept) {
+        let (unclean, torn_lines) = (found.unclean, found.torn_lines);
+        self.events.keep_in(found);
+        if unclean {
+            let text = "the instance before this one ended without stopping in order";
+            self.events.add(Severity::Warning, EventKind::UncleanEnd, "node", text);
+        }
+        if torn_lines > 0 {
+            let text = format!("{torn_lines} lines of the event files were no events and are skipped");
+            self.events.add(Severity::Warning, EventKind::EventsTorn, "node", text);
+        }
+        self.greet_drives();
     }
 
     /// All drives.
@@ -311,57 +339,10 @@ impl Node {
             arrays,
         }
     }
-
-    /// Notes changes of drives and arrays as events, and lets an array know of a drive that another one lost.
-    pub(crate) async fn watch_task(self: Rc<Self>) {
-        let mut states: Vec<&'static str> =
-            self.arrays.iter().map(|array| array.report().state.word()).collect();
-        let mut drive_states: Vec<(DriveId, DriveState)> =
-            self.drives.borrow().iter().map(|drive| (drive.id(), drive.state())).collect();
-        while !self.arrays.iter().any(|array| array.is_closed()) {
-            self.env.sleep(WATCH).await;
-            let now: Vec<(DriveId, DriveState)> =
-                self.drives.borrow().iter().map(|drive| (drive.id(), drive.state())).collect();
-            for (id, state) in now.iter().filter(|state| !drive_states.contains(state)) {
-                self.events.add(
-                    Level::Warning,
-                    "drive",
-                    format!("{id} is {}: {}", state.word(), state.reason()),
-                );
-                self.tell_arrays(*id, state).await;
-            }
-            drive_states = now;
-            for (array, before) in self.arrays.iter().zip(&mut states) {
-                let state = array.report().state;
-                if state.word() != *before {
-                    let level = if state == ArrayState::Ok { Level::Info } else { Level::Warning };
-                    self.events.add(
-                        level,
-                        "array",
-                        format!("{} went from {before} to {}", array.name(), state.word()),
-                    );
-                    *before = state.word();
-                }
-            }
-        }
-    }
-
-    async fn tell_arrays(&self, drive: DriveId, state: &DriveState) {
-        if *state == DriveState::Online {
-            return;
-        }
-        for array in &self.arrays {
-            if let Some(position) = array.position_of(drive)
-                && let Err(error) = array.fail_member(position, state.reason()).await
-            {
-                self.events.add(Level::Error, "array", format!("{}: {error}", array.name()));
-            }
-        }
-    }
 }
 
 /// The worst array decides. A suspended array waits for the host or for drives, and loses nothing meanwhile.
-fn health(arrays: &[Rc<Array>], all_well: bool) -> &'static str {
+pub(crate) fn health(arrays: &[Rc<Array>], all_well: bool) -> &'static str {
     let rank = |state: ArrayState| match state {
         ArrayState::Ok => 0,
         ArrayState::Degraded | ArrayState::Suspended => 1,

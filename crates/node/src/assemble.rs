@@ -4,7 +4,7 @@
 //! whenever every array has enough members.
 
 use crate::backing::Backing;
-use crate::events::{Events, Level};
+use crate::events::{EventKind, Events, Severity};
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, Volume, open};
@@ -15,7 +15,7 @@ use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tokio::sync::RwLock;
 
@@ -52,7 +52,11 @@ pub struct Node {
     pub(crate) kv: Rc<AheadKv>,
     pub(crate) target: Rc<Target>,
     pub(crate) meta: Rc<MetaTarget>,
-    pub(crate) events: Events,
+    pub(crate) events: Rc<Events>,
+    /// Blank drives that took the place of others since the start: what they lack is rebuilt, not brought up to date.
+    pub(crate) replaced: RefCell<BTreeSet<DriveId>>,
+    /// Inodes of files that reads found damaged, as far as they are told of one by one.
+    pub(crate) damaged: RefCell<BTreeSet<u64>>,
     pub(crate) started_ns: i64,
 }
 
@@ -130,7 +134,7 @@ impl Node {
         }
         for why in candidates.iter().filter_map(Candidate::problem) {
             tracing::warn!("drive not used: {why}");
-            events.add(Level::Warning, "drive", format!("not used: {why}"));
+            events.add(Severity::Warning, EventKind::DriveUnused, "node", format!("drive not used: {why}"));
         }
         let descriptors = newest_descriptors(&candidates)?;
         let drives = handles(env, candidates, &descriptors, last_paths);
@@ -153,8 +157,21 @@ impl Node {
         let drives = RefCell::new(drives);
         let started_ns = env.wall_ns();
         let env = env.clone();
-        let node =
-            Rc::new(Self { env, backing, store, drives, arrays, kv, target, meta, events, started_ns });
+        let damaged = RefCell::default();
+        let node = Rc::new(Self {
+            env,
+            backing,
+            store,
+            drives,
+            arrays,
+            kv,
+            target,
+            meta,
+            events,
+            replaced: RefCell::default(),
+            damaged,
+            started_ns,
+        });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));
         Ok(node)
     }

@@ -9,17 +9,20 @@ mod admin;
 mod assemble;
 mod backing;
 mod coordination;
+mod event_files;
 mod events;
 mod layout;
 mod report;
 mod service;
 mod store_file;
+mod watch;
 
 pub use admin::AdminError;
 pub use assemble::{Node, StartError, find_drives};
 pub use backing::{Backing, FileBacking};
 pub use coordination::FileOwnership;
-pub use events::{Event, Events, Level};
+pub use event_files::{EventFiles, Kept};
+pub use events::{Event, EventKind, Events, Severity};
 pub use layout::{StoreSpec, create_store};
 pub use report::{
     ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, StatusReport,

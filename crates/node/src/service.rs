@@ -53,8 +53,13 @@ impl Node {
         match request.header.kind {
             Kind::Read => {
                 let chunk = decode_read(&request.body)?;
-                let blocks =
-                    self.target.read(key(&chunk), chunk.block, chunk.count).await.map_err(|e| failure(&e))?;
+                let read = self.target.read(key(&chunk), chunk.block, chunk.count).await;
+                let blocks = read.map_err(|error| {
+                    if error.kind() == Todo::Corrupt {
+                        self.note_damaged(chunk.ino.0, chunk.chunk, &error.to_string());
+                    }
+                    failure(&error)
+                })?;
                 Ok((encode_reply(generation, &blocks.crcs), blocks.parts))
             }
             Kind::Write => {

@@ -6,6 +6,7 @@
 
 mod bad_days;
 mod kill;
+mod operations;
 mod real_input;
 mod speed;
 mod store;

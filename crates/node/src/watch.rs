@@ -1,0 +1,280 @@
+//! Looking at drives and arrays twice a second: what changed becomes events, and an array is told of a drive that
+//! another one lost.
+
+use crate::admin::health;
+use crate::assemble::Node;
+use crate::events::{EventKind, Events, Severity};
+use penstock_array::{Array, ArrayState, Note, Report};
+use penstock_base::DriveId;
+use penstock_drive::DriveState;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How often drives and arrays are looked at.
+const WATCH: Duration = Duration::from_millis(500);
+/// Repairs within this time are one event.
+const REPAIRS: Duration = Duration::from_secs(60);
+/// Stripes and files that are named one by one; beyond that a sum is given.
+const NAMED_MOST: usize = 20;
+
+/// An array as it was when last looked at.
+struct Seen {
+    state: ArrayState,
+    suspended: Option<String>,
+    /// Repaired blocks and checksum errors that an event told of.
+    repaired: (u64, u64),
+    /// When the last event on repairs came.
+    repairs_at: Option<Duration>,
+    unreadable: BTreeSet<u64>,
+    /// Members whose last rebuild did not end well: trying again every few seconds is no news.
+    failing: BTreeSet<usize>,
+}
+
+/// What the watch remembers.
+struct Watch {
+    drives: Vec<(DriveId, DriveState)>,
+    arrays: Vec<Seen>,
+    health: &'static str,
+}
+
+/// A drive as the object of an event.
+pub(crate) fn drive_object(id: DriveId) -> String {
+    format!("drive {id}")
+}
+
+fn array_object(array: &Array) -> String {
+    format!("array {}", array.name())
+}
+
+impl Seen {
+    fn of(array: &Array) -> Self {
+        let report = array.report();
+        Self {
+            state: report.state,
+            suspended: report.suspended,
+            repaired: (report.counts.repaired_blocks, report.counts.checksum_errors),
+            repairs_at: None,
+            unreadable: BTreeSet::new(),
+            failing: BTreeSet::new(),
+        }
+    }
+
+    fn look(&mut self, array: &Array, replaced: &BTreeSet<DriveId>, events: &Events, now: Duration) {
+        let report = array.report();
+        for note in array.take_notes() {
+            self.rebuild(array, &report, note, replaced, events);
+        }
+        self.suspension(array, &report, events);
+        if report.state != self.state {
+            let severity = match report.state {
+                ArrayState::Ok => Severity::Info,
+                ArrayState::Degraded | ArrayState::Suspended => Severity::Warning,
+                ArrayState::Critical | ArrayState::Failed => Severity::Error,
+            };
+            let text = format!("went from {} to {}", self.state.word(), report.state.word());
+            events.add(severity, EventKind::ArrayState, array_object(array), text);
+            self.state = report.state;
+        }
+        self.repairs(array, &report, events, now);
+        self.unreadable(array, events);
+    }
+
+    fn suspension(&mut self, array: &Array, report: &Report, events: &Events) {
+        match (&self.suspended, &report.suspended) {
+            (before, Some(why)) if before.as_ref() != Some(why) => events.add(
+                Severity::Error,
+                EventKind::ArraySuspended,
+                array_object(array),
+                format!("writes wait: {why}"),
+            ),
+            (Some(_), None) => {
+                events.add(Severity::Info, EventKind::ArrayResumed, array_object(array), "writes go on");
+            }
+            _ => {}
+        }
+        self.suspended.clone_from(&report.suspended);
+    }
+
+    fn rebuild(
+        &mut self,
+        array: &Array,
+        report: &Report,
+        note: Note,
+        replaced: &BTreeSet<DriveId>,
+        events: &Events,
+    ) {
+        let drive = |position: usize| report.members[position].drive;
+        let is_rebuild = |position: usize, whole: bool| whole || replaced.contains(&drive(position));
+        let word = |rebuild: bool| if rebuild { "rebuild" } else { "resync" };
+        match note {
+            Note::RebuildBegun { position, .. } if self.failing.contains(&position) => {}
+            Note::RebuildBegun { position, stripes, whole } => {
+                let rebuild = is_rebuild(position, whole);
+                let kind = if rebuild { EventKind::RebuildBegun } else { EventKind::ResyncBegun };
+                let text = format!("{} of drive {} begun: {stripes} stripes", word(rebuild), drive(position));
+                events.add(Severity::Info, kind, array_object(array), text);
+            }
+            Note::RebuildEnded { position, stripes, failed, whole, complete } => {
+                let failed_before = match complete {
+                    true => self.failing.remove(&position),
+                    false => !self.failing.insert(position),
+                };
+                if failed_before && !complete && stripes == 0 {
+                    return;
+                }
+                let severity = if complete { Severity::Info } else { Severity::Warning };
+                let rebuild = is_rebuild(position, whole);
+                let kind = if rebuild { EventKind::RebuildEnded } else { EventKind::ResyncEnded };
+                let how = match (complete, failed) {
+                    (true, _) => "nothing is owed on it".to_owned(),
+                    (false, 0) => "not all is done; it goes on".to_owned(),
+                    (false, failed) => format!("{failed} stripes could not be done; they are tried again"),
+                };
+                let text =
+                    format!("{} of drive {} ended: {stripes} stripes; {how}", word(rebuild), drive(position));
+                events.add(severity, kind, array_object(array), text);
+            }
+        }
+    }
+
+    /// One event for the first repair, and one a minute for those that follow.
+    fn repairs(&mut self, array: &Array, report: &Report, events: &Events, now: Duration) {
+        let found = (report.counts.repaired_blocks, report.counts.checksum_errors);
+        let soon = self.repairs_at.is_some_and(|at| now < at + REPAIRS);
+        if found == self.repaired || soon {
+            return;
+        }
+        let (repaired, errors) = (found.0 - self.repaired.0, found.1 - self.repaired.1);
+        let text = format!("{errors} contents did not verify, {repaired} blocks were written again");
+        events.add(Severity::Warning, EventKind::BlocksRepaired, array_object(array), text);
+        (self.repaired, self.repairs_at) = (found, Some(now));
+    }
+
+    fn unreadable(&mut self, array: &Array, events: &Events) {
+        let now: BTreeSet<u64> = array.unreadable_stripes().into_iter().collect();
+        let new: Vec<u64> = now.difference(&self.unreadable).copied().collect();
+        let text = match new.as_slice() {
+            [] => None,
+            new if new.len() <= NAMED_MOST => Some(format!("stripes {new:?} cannot be read")),
+            new => Some(format!("{} stripes cannot be read, the first is {}", new.len(), new[0])),
+        };
+        if let Some(text) = text {
+            events.add(Severity::Error, EventKind::StripeUnreadable, array_object(array), text);
+        }
+        self.unreadable = now;
+    }
+}
+
+impl Node {
+    fn drive_states(&self) -> Vec<(DriveId, DriveState)> {
+        self.drives.borrow().iter().map(|drive| (drive.id(), drive.state())).collect()
+    }
+
+    /// Notes changes of drives and arrays as events until the arrays are closed.
+    pub(crate) async fn watch_task(self: Rc<Self>) {
+        let mut watch = Watch {
+            drives: self.drive_states(),
+            arrays: self.arrays.iter().map(|array| Seen::of(array)).collect(),
+            health: self.health(),
+        };
+        while !self.arrays.iter().any(|array| array.is_closed()) {
+            self.env.sleep(WATCH).await;
+            self.watch_drives(&mut watch).await;
+            let now = self.env.now();
+            for (array, seen) in self.arrays.iter().zip(&mut watch.arrays) {
+                seen.look(array, &self.replaced.borrow(), &self.events, now);
+            }
+            self.watch_health(&mut watch);
+        }
+    }
+
+    async fn watch_drives(&self, watch: &mut Watch) {
+        let now = self.drive_states();
+        for (id, state) in now.iter().filter(|state| !watch.drives.contains(state)) {
+            let (severity, kind) = match state {
+                // A replacement; whoever put it there told of it.
+                DriveState::Online => continue,
+                DriveState::Failed(_) => (Severity::Warning, EventKind::DriveFailed),
+                DriveState::Missing(_) => (Severity::Warning, EventKind::DriveMissing),
+            };
+            self.events.add(severity, kind, drive_object(*id), state.reason());
+            self.tell_arrays(*id, state).await;
+        }
+        watch.drives = now;
+    }
+
+    fn health(&self) -> &'static str {
+        let all_online = self.drives.borrow().iter().all(|drive| drive.is_online());
+        health(&self.arrays, all_online)
+    }
+
+    fn watch_health(&self, watch: &mut Watch) {
+        let health = self.health();
+        if health != watch.health {
+            let severity = match health {
+                "ok" => Severity::Info,
+                "degraded" => Severity::Warning,
+                _ => Severity::Error,
+            };
+            let text = format!("health went from {} to {health}", watch.health);
+            self.events.add(severity, EventKind::Health, "node", text);
+            watch.health = health;
+        }
+    }
+
+    async fn tell_arrays(&self, drive: DriveId, state: &DriveState) {
+        for array in &self.arrays {
+            if let Some(position) = array.position_of(drive)
+                && let Err(error) = array.fail_member(position, state.reason()).await
+            {
+                let text = format!("the loss of drive {drive} cannot be recorded: {error}");
+                self.events.add(Severity::Error, EventKind::ArrayState, array_object(array), text);
+            }
+        }
+    }
+
+    /// Tells of drives that are missing, of those that are back since the instance before this one, and of a health
+    /// that is not ok.
+    pub(crate) fn greet_drives(&self) {
+        use EventKind::{DriveBack, DriveFailed, DriveMissing, DriveReplaced};
+        for drive in self.drives.borrow().iter() {
+            let object = drive_object(drive.id());
+            let of_it =
+                |kind: EventKind| matches!(kind, DriveBack | DriveFailed | DriveMissing | DriveReplaced);
+            let before = self
+                .events
+                .newest(|event| event.object == object && of_it(event.kind))
+                .map(|event| event.kind);
+            let was_away = matches!(before, Some(DriveMissing | DriveFailed));
+            match drive.state() {
+                DriveState::Online if was_away => {
+                    let text = format!("in use again at {}", drive.path());
+                    self.events.add(Severity::Info, DriveBack, object, text);
+                }
+                DriveState::Online => {}
+                state => self.events.add(Severity::Warning, DriveMissing, object, state.reason()),
+            }
+        }
+        let health = self.health();
+        if health != "ok" {
+            self.events.add(
+                Severity::Warning,
+                EventKind::Health,
+                "node",
+                format!("the store starts {health}"),
+            );
+        }
+    }
+
+    /// Tells once of each file that a read found damaged.
+    pub(crate) fn note_damaged(&self, ino: u64, chunk: u64, why: &str) {
+        let mut damaged = self.damaged.borrow_mut();
+        if damaged.len() >= NAMED_MOST || !damaged.insert(ino) {
+            return;
+        }
+        let more = if damaged.len() == NAMED_MOST { "; further files are not named" } else { "" };
+        let text = format!("chunk {chunk} of the file cannot be read: {why}{more}");
+        self.events.add(Severity::Error, EventKind::FileDamaged, format!("inode {ino}"), text);
+    }
+}

@@ -1,6 +1,6 @@
 //! Metrics in Prometheus' text format (exposition format 0.0.4).
 
-use penstock_node::{FsReport, StatusReport};
+use penstock_node::{FsReport, SpaceReport, StatusReport};
 use std::fmt::Write;
 
 struct Text(String);
@@ -22,6 +22,15 @@ impl Text {
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
+
+type SpaceMetric = (&'static str, &'static str, fn(&SpaceReport) -> u64);
+
+const SPACES: [SpaceMetric; 2] = [
+    ("space_used_percent", "Use of what files may ever use", |space| space.used_percent),
+    ("space_warning_percent", "The warning that stands: 80, 90 or 95; 0 for none", |space| {
+        space.warning_percent
+    }),
+];
 
 /// All metrics.
 pub(crate) fn text(status: &StatusReport, fs: &FsReport) -> String {
@@ -53,6 +62,12 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport) -> String {
     ] {
         text.family(name, "counter", help);
         text.sample(name, "", value);
+    }
+    for (name, help, get) in SPACES {
+        text.family(name, "gauge", help);
+        for space in &status.spaces {
+            text.sample(name, &format!("space=\"{}\"", escaped(&space.name)), get(space));
+        }
     }
     drives(&mut text, status);
     arrays(&mut text, status);

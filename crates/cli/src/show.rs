@@ -28,7 +28,10 @@ fn short(id: &str) -> &str {
 pub fn status(status: &StatusReport) {
     println!("health   {}", status.health);
     status.reasons.iter().for_each(|reason| println!("         {reason}"));
-    println!("space    {} free of {}", size(status.free_bytes), size(status.total_bytes));
+    let used: Vec<String> =
+        status.spaces.iter().map(|space| format!("{} {} % used", space.name, space.used_percent)).collect();
+    let (free, total) = (size(status.free_bytes), size(status.total_bytes));
+    println!("space    {free} free of {total}; {}", used.join(", "));
     let debt = status.redundancy_debt_stripes;
     println!("owed     {debt} stripes, {} copies of logs", status.redundancy_debt_carriers);
     println!("folder   {}", status.dir);

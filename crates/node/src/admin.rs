@@ -318,9 +318,14 @@ impl Node {
             });
             reasons.push(format!("array {} is {}: {why}", array.name, array.state));
         }
+        let health = health(&self.arrays, reasons.is_empty()).to_owned();
+        let spaces = self.spaces();
+        for space in spaces.iter().filter(|space| space.warning_percent > 0) {
+            reasons.push(format!("{} is {} % full", space.name, space.used_percent));
+        }
         let fs = self.fs_report();
         StatusReport {
-            health: health(&self.arrays, reasons.is_empty()).to_owned(),
+            health,
             reasons,
             redundancy_debt_stripes: arrays.iter().map(|array| array.redundancy_debt_stripes).sum(),
             redundancy_debt_carriers: arrays.iter().map(|array| array.redundancy_debt_carriers).sum(),
@@ -335,6 +340,7 @@ impl Node {
             code_path: self.arrays.first().map_or("", |array| array.code_path()).to_owned(),
             total_bytes: fs.total_bytes,
             free_bytes: fs.free_bytes,
+            spaces,
             drives,
             arrays,
         }

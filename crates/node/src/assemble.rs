@@ -5,6 +5,7 @@
 
 use crate::backing::Backing;
 use crate::events::{EventKind, Events, Severity};
+use crate::fullness::Warnings;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, Volume, open};
@@ -57,6 +58,7 @@ pub struct Node {
     pub(crate) replaced: RefCell<BTreeSet<DriveId>>,
     /// Inodes of files that reads found damaged, as far as they are told of one by one.
     pub(crate) damaged: RefCell<BTreeSet<u64>>,
+    pub(crate) warnings: Warnings,
     pub(crate) started_ns: i64,
 }
 
@@ -170,6 +172,7 @@ impl Node {
             events,
             replaced: RefCell::default(),
             damaged,
+            warnings: Warnings::default(),
             started_ns,
         });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));

@@ -11,6 +11,7 @@ mod backing;
 mod coordination;
 mod event_files;
 mod events;
+mod fullness;
 mod layout;
 mod report;
 mod service;
@@ -25,7 +26,8 @@ pub use event_files::{EventFiles, Kept};
 pub use events::{Event, EventKind, Events, Severity};
 pub use layout::{StoreSpec, create_store};
 pub use report::{
-    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, StatusReport,
+    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, SpaceReport,
+    StatusReport,
 };
 pub use service::InProcess;
 pub use store_file::StoreFile;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct StatusReport {
     /// `ok`, `degraded`, `critical` or `failed`.
     pub health: String,
-    /// Why it is not `ok`, a line each.
+    /// Why it is not `ok`, and what else needs attention, a line each.
     pub reasons: Vec<String>,
     pub redundancy_debt_stripes: u64,
     /// Copies of logs and checkpoints that are missing.
@@ -26,8 +26,19 @@ pub struct StatusReport {
     pub code_path: String,
     pub total_bytes: u64,
     pub free_bytes: u64,
+    pub spaces: Vec<SpaceReport>,
     pub drives: Vec<DriveReport>,
     pub arrays: Vec<ArrayReport>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SpaceReport {
+    /// `data` or `metadata`.
+    pub name: String,
+    /// As in `df`: of what files may ever use.
+    pub used_percent: u64,
+    /// The warning that stands: 80, 90 or 95; 0 for none.
+    pub warning_percent: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

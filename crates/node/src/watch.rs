@@ -1,4 +1,4 @@
-//! Looking at drives and arrays twice a second: what changed becomes events, and an array is told of a drive that
+//! Looking at drives, arrays and space twice a second: what changed becomes events, and an array is told of a drive that
 //! another one lost.
 
 use crate::admin::health;
@@ -186,6 +186,7 @@ impl Node {
                 seen.look(array, &self.replaced.borrow(), &self.events, now);
             }
             self.watch_health(&mut watch);
+            self.watch_fullness();
         }
     }
 

@@ -204,10 +204,20 @@ fn a_full_array_says_enospc_and_deletes_work() {
     ));
     assert!(filled.contains("No space left on device"), "{filled}");
     still_there(&store);
+    wait_until("all warnings stand", || {
+        let status = store.json(&["status"]);
+        status["spaces"][0]["warning_percent"] == 95 && status["reasons"].to_string().contains("data is")
+    });
+    assert_eq!(store.json(&["status"])["health"], "ok", "a full store lacks no redundancy");
     shell(&format!(
         "cd {} && cmp part f1 && rm f* && sync . && cp part again && cmp part again",
         store.mount.display()
     ));
+    wait_until("the warning is over", || store.json(&["status"])["spaces"][0]["warning_percent"] == 0);
+    let events = store.json(&["events"]);
+    let of = |kind: &str| events.as_array().unwrap().iter().filter(|event| event["kind"] == kind).count();
+    assert!((1..=3).contains(&of("full")), "one event for each level that was passed: {events}");
+    assert!((1..=3).contains(&of("full_over")), "{events}");
     store.audit();
     store.down();
     store.up();

@@ -1,0 +1,94 @@
+//! How full the store is, and the warnings at 80, 90 and 95 %.
+//!
+//! A warning stands until use has fallen [`BACK_PERCENT`] below its level, so that a store that breathes around a level
+//! does not fill the list of events. Percentages are those of `df`: used blocks of those that files may ever use, the
+//! reserve for deletes left out. Fullness is no loss of redundancy and does not change the health.
+
+use crate::assemble::Node;
+use crate::events::{EventKind, Severity};
+use crate::report::SpaceReport;
+use std::cell::Cell;
+
+/// Percentages at which a warning comes.
+const LEVELS: [u64; 3] = [80, 90, 95];
+/// How far below its level use must fall until a warning is over.
+const BACK_PERCENT: u64 = 5;
+
+/// The warnings that stand: how many of [`LEVELS`] are passed, for data and for metadata.
+#[derive(Default)]
+pub(crate) struct Warnings([Cell<usize>; 2]);
+
+/// The level after a look at how much is used.
+fn next_level(level: usize, used_percent: u64) -> usize {
+    let reached = LEVELS.iter().filter(|at| used_percent >= **at).count();
+    let held = LEVELS[..level].iter().filter(|at| used_percent + BACK_PERCENT >= **at).count();
+    reached.max(held)
+}
+
+fn warning_percent(level: usize) -> u64 {
+    level.checked_sub(1).map_or(0, |index| LEVELS[index])
+}
+
+impl Node {
+    /// How full data and metadata are.
+    pub(crate) fn spaces(&self) -> Vec<SpaceReport> {
+        let (space, rows) = (self.target.usage(), penstock_kv::Kv::usage(&*self.kv));
+        let usable_blocks = space.total_blocks.saturating_sub(space.reserve_blocks);
+        let used_blocks = space.total_blocks.saturating_sub(space.free_blocks).min(usable_blocks);
+        let parts = [("data", used_blocks, usable_blocks), ("metadata", rows.used_bytes, rows.budget_bytes)];
+        let percent = |used: u64, of: u64| (u128::from(used) * 100 / u128::from(of.max(1))).min(100) as u64;
+        let report = |((name, used, of), level): ((&str, u64, u64), &Cell<usize>)| SpaceReport {
+            name: name.to_owned(),
+            used_percent: percent(used, of),
+            warning_percent: warning_percent(level.get()),
+        };
+        parts.into_iter().zip(&self.warnings.0).map(report).collect()
+    }
+
+    /// Tells of levels that were passed, and of warnings that are over.
+    pub(crate) fn watch_fullness(&self) {
+        let object = format!("fs {}", self.meta.info().name);
+        for (space, level) in self.spaces().into_iter().zip(&self.warnings.0) {
+            let (before, now) = (level.get(), next_level(level.get(), space.used_percent));
+            level.set(now);
+            let text = format!("{} is {} % full", space.name, space.used_percent);
+            if now > before {
+                let severity = if now == LEVELS.len() { Severity::Error } else { Severity::Warning };
+                self.events.add(severity, EventKind::Full, object.clone(), text);
+            } else if now < before {
+                let text = format!("{text}: below {} % again", warning_percent(now + 1));
+                self.events.add(Severity::Info, EventKind::FullOver, object.clone(), text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_level;
+
+    #[test]
+    fn a_level_is_passed_once_and_left_five_percent_below() {
+        let steps = [
+            (0, 0),
+            (79, 0),
+            (80, 1),
+            (79, 1),
+            (81, 1),
+            (75, 1),
+            (74, 0),
+            (96, 3),
+            (90, 3),
+            (89, 2),
+            (85, 2),
+            (84, 1),
+            (100, 3),
+            (0, 0),
+        ];
+        let mut level = 0;
+        for (used_percent, expected) in steps {
+            level = next_level(level, used_percent);
+            assert_eq!(level, expected, "at {used_percent} %");
+        }
+    }
+}

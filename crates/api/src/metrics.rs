@@ -110,7 +110,7 @@ fn drives(text: &mut Text, status: &StatusReport) {
 
 fn arrays(text: &mut Text, status: &StatusReport) {
     type Get = fn(&penstock_node::ArrayReport) -> u64;
-    let metrics: [(&str, &str, &str, Get); 17] = [
+    let metrics: [(&str, &str, &str, Get); 19] = [
         ("array_redundancy_debt_stripes", "gauge", "Stripes that lack strips", |array| {
             array.redundancy_debt_stripes
         }),
@@ -136,6 +136,12 @@ fn arrays(text: &mut Text, status: &StatusReport) {
         ("array_log_records_total", "counter", "Records appended", |array| array.log_records),
         ("array_log_flushes_total", "counter", "Flushes of the log", |array| array.log_flushes),
         ("array_checkpoints_total", "counter", "Checkpoints", |array| array.checkpoints),
+        ("array_last_scrub_timestamp_seconds", "gauge", "When the last scrub ended; 0 for never", |array| {
+            array.last_scrub.as_ref().map_or(0, |scrub| scrub.ended_ns.max(0).cast_unsigned() / 1_000_000_000)
+        }),
+        ("array_scrub_done_percent", "gauge", "How far a running scrub is; 100 while none runs", |array| {
+            array.scrub.as_ref().map_or(100, |job| job.done_stripes * 100 / job.total_stripes.max(1))
+        }),
     ];
     for (name, kind, help, get) in metrics {
         text.family(name, kind, help);

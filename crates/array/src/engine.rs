@@ -112,6 +112,7 @@ pub struct Array {
     pub(crate) unreadable: RefCell<std::collections::BTreeSet<u64>>,
     pub(crate) rebuild: RefCell<Option<JobProgress>>,
     pub(crate) scrub: RefCell<Option<JobProgress>>,
+    pub(crate) scrub_stop: Cell<bool>,
     pub(crate) notes: RefCell<VecDeque<Note>>,
     pub(crate) metadata_bad: Cell<bool>,
     pub(crate) mend_wanted: Cell<bool>,

@@ -44,5 +44,5 @@ pub use geometry::{CreateSpec, Geometry};
 pub use maintain::JobProgress;
 pub use notes::Note;
 pub use open::{MemberSlice, create, open};
-pub use scrub::ScrubReport;
+pub use scrub::{Pace, ScrubProgress, ScrubReport};
 pub use volume::{Blocks, Discard, Volume};

@@ -27,11 +27,13 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct JobProgress {
     /// Stripes done.
     pub done_stripes: u64,
+    /// Of these, the ones that were done before this start.
+    pub done_before: u64,
     /// Stripes to do in all.
     pub total_stripes: u64,
     /// Stripes that could not be done.
     pub failed_stripes: u64,
-    /// Nanoseconds since 1970 when it began.
+    /// Nanoseconds since 1970 when it began, or went on.
     pub started_ns: i64,
 }
 

@@ -239,6 +239,7 @@ fn prepare(
         unreadable: RefCell::default(),
         rebuild: RefCell::default(),
         scrub: RefCell::default(),
+        scrub_stop: Cell::new(false),
         notes: RefCell::default(),
         metadata_bad: Cell::new(false),
         mend_wanted: Cell::new(false),

@@ -1,16 +1,19 @@
 //! Scrub: every strip of every written stripe is read and verified, parity is computed and compared, and what is
 //! wrong is written again from what is right.
 //!
+//! A scrub can be stopped and gone on with. Stripes written behind its position meanwhile are verified by the next one.
+//!
 //! A repair keeps the strip's version: the bytes are those that the version names. Parity that disagrees while all
 //! strips verify is a defect of ours: it is reported and kept.
 
-use crate::engine::Array;
+use crate::engine::{Array, Counts};
 use crate::error::ArrayError;
 use crate::maintain::JobProgress;
 use crate::strip::{Erased, Part};
 use futures_util::future::join_all;
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Class, Io};
+use std::cell::RefCell;
 
 const IO: Io = Io::new(Class::Scrub, "scrub.repair");
 
@@ -36,51 +39,101 @@ impl ScrubReport {
     }
 }
 
+/// How far a scrub is. Whoever keeps it over a restart can go on with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubProgress {
+    /// The stripe to go on with.
+    pub next_stripe: u64,
+    /// Nanoseconds since 1970 when it began.
+    pub started_ns: i64,
+    /// What it found so far.
+    pub report: ScrubReport,
+}
+
+/// How much of the array's time a scrub takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// One stripe after the other.
+    Full,
+    /// After each stripe a rest as long as the stripe took.
+    Gentle,
+}
+
 impl Array {
     /// Scrubs the whole array: metadata first, then every written stripe.
     pub async fn scrub(&self) -> Result<ScrubReport, ArrayError> {
-        let before = self.counts();
-        let mut progress = JobProgress {
-            total_stripes: self.table.borrow().counts().0,
-            started_ns: self.env.wall_ns(),
-            ..JobProgress::default()
-        };
-        *self.scrub.borrow_mut() = Some(progress);
-        let result = self.scrub_all(&mut progress).await;
-        *self.scrub.borrow_mut() = None;
-        let unreadable = result?;
-        let after = self.counts();
-        Ok(ScrubReport {
-            stripes: progress.done_stripes,
-            checksum_errors: after.checksum_errors - before.checksum_errors,
-            repaired_blocks: after.repaired_blocks - before.repaired_blocks,
-            parity_defects: after.parity_defects - before.parity_defects,
-            unreadable,
-        })
+        let progress = RefCell::default();
+        let report = self.scrub_from(&progress, Pace::Full).await?;
+        Ok(report.expect("nobody else stops this scrub"))
     }
 
-    async fn scrub_all(&self, progress: &mut JobProgress) -> Result<Vec<u64>, ArrayError> {
+    /// Scrubs metadata and every written stripe from `progress` on, which moves along. None when it was stopped on the
+    /// way ([`Array::stop_scrub`]). One scrub at a time: the caller sees to it.
+    pub async fn scrub_from(
+        &self,
+        progress: &RefCell<ScrubProgress>,
+        pace: Pace,
+    ) -> Result<Option<ScrubReport>, ArrayError> {
+        self.scrub_stop.set(false);
+        let result = self.scrub_all(progress, pace).await;
+        *self.scrub.borrow_mut() = None;
+        Ok(result?.then(|| progress.borrow().report.clone()))
+    }
+
+    /// Makes a running scrub end before its next stripe.
+    pub fn stop_scrub(&self) {
+        self.scrub_stop.set(true);
+    }
+
+    /// Returns whether it came to the end.
+    async fn scrub_all(&self, progress: &RefCell<ScrubProgress>, pace: Pace) -> Result<bool, ArrayError> {
+        let base = (self.counts(), progress.borrow().report.clone());
+        let mut job = JobProgress {
+            done_stripes: base.1.stripes,
+            done_before: base.1.stripes,
+            total_stripes: self.table.borrow().counts().0,
+            failed_stripes: base.1.unreadable.len() as u64,
+            started_ns: self.env.wall_ns(),
+        };
+        *self.scrub.borrow_mut() = Some(job);
         self.scrub_metadata().await?;
-        let mut unreadable = Vec::new();
-        let mut from = 0;
         loop {
+            self.tally(&mut progress.borrow_mut().report, &base);
+            let from = progress.borrow().next_stripe;
             let next = self.table.borrow().find_written(from, |_| true);
-            let Some(stripe) = next else { return Ok(unreadable) };
-            from = stripe + 1;
+            let Some(stripe) = next else { return Ok(true) };
+            let began = self.env.now();
             match self.scrub_stripe(stripe).await {
                 Ok(()) => {}
                 Err(ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. }) => {
-                    progress.failed_stripes += 1;
-                    unreadable.push(stripe);
+                    job.failed_stripes += 1;
+                    progress.borrow_mut().report.unreadable.push(stripe);
                 }
                 Err(error) => return Err(error),
             }
-            progress.done_stripes += 1;
-            *self.scrub.borrow_mut() = Some(*progress);
+            job.done_stripes += 1;
+            progress.borrow_mut().report.stripes = job.done_stripes;
+            progress.borrow_mut().next_stripe = stripe + 1;
+            self.tally(&mut progress.borrow_mut().report, &base);
+            *self.scrub.borrow_mut() = Some(job);
             if self.closed.get() {
                 return Err(ArrayError::Closed);
             }
+            if self.scrub_stop.get() {
+                return Ok(false);
+            }
+            if pace == Pace::Gentle {
+                self.env.sleep(self.env.now().saturating_sub(began)).await;
+            }
         }
+    }
+
+    /// What was found until now: what was before this start, and what the array has counted since.
+    fn tally(&self, report: &mut ScrubReport, (before, found): &(Counts, ScrubReport)) {
+        let now = self.counts();
+        report.checksum_errors = found.checksum_errors + now.checksum_errors - before.checksum_errors;
+        report.repaired_blocks = found.repaired_blocks + now.repaired_blocks - before.repaired_blocks;
+        report.parity_defects = found.parity_defects + now.parity_defects - before.parity_defects;
     }
 
     /// Verifies one stripe and repairs it.

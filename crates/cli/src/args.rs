@@ -82,6 +82,9 @@ pub struct Up {
     /// Loopback port of the REST API [default: any free one]
     #[arg(long, default_value_t = 0)]
     pub port: u16,
+    /// Days from the end of one scrub of an array to the next; 0 for none by itself
+    #[arg(long, default_value_t = 14, value_name = "N")]
+    pub scrub_days: u32,
     /// Return when everything is ready and go on in the background
     #[arg(long)]
     pub detach: bool,

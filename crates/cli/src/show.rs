@@ -94,13 +94,17 @@ fn jobs(array: &ArrayReport) -> String {
 }
 
 pub fn arrays(arrays: &[ArrayReport]) {
-    println!("{:<8}{:<7}{:<11}{:>8}{:>18}{:>6}  job", "array", "code", "state", "owed", "stripes", "log");
+    println!(
+        "{:<8}{:<7}{:<11}{:>8}{:>18}{:>6}  {:<22}job",
+        "array", "code", "state", "owed", "stripes", "log", "scrubbed"
+    );
     for array in arrays {
         let stripes = format!("{} of {}", array.written_stripes, array.stripes);
         let log = format!("{}%", array.log_used_percent);
         let (name, debt) = (&array.name, array.redundancy_debt_stripes);
+        let scrubbed = array.last_scrub.as_ref().map_or("never".into(), |scrub| time(scrub.ended_ns));
         println!(
-            "{name:<8}{:<7}{:<11}{debt:>8}{stripes:>18}{log:>6}  {}",
+            "{name:<8}{:<7}{:<11}{debt:>8}{stripes:>18}{log:>6}  {scrubbed:<22}{}",
             array.code,
             array.state,
             jobs(array)
@@ -138,6 +142,7 @@ pub fn array(array: &ArrayReport) {
         array.degraded_reads,
         array.unreadable_stripes
     );
+    scrub_dates(array);
     println!("\n{:<8}{:<10}{:<12}{:>8}  carrier", "member", "drive", "state", "stale");
     for (position, member) in array.members.iter().enumerate() {
         let carrier = if member.carrier { "yes" } else { "" };
@@ -148,6 +153,22 @@ pub fn array(array: &ArrayReport) {
             member.stale_strips
         );
     }
+}
+
+fn scrub_dates(array: &ArrayReport) {
+    let last = match &array.last_scrub {
+        None => "never".to_owned(),
+        Some(scrub) => format!(
+            "{}: {} stripes, {} errors, {} blocks repaired, {} unreadable",
+            time(scrub.ended_ns),
+            scrub.stripes,
+            scrub.checksum_errors,
+            scrub.repaired_blocks,
+            scrub.unreadable_stripes.len()
+        ),
+    };
+    println!("scrubbed  {last}");
+    println!("next      {}", array.next_scrub_ns.map_or("not by itself (--scrub-days 0)".to_owned(), time));
 }
 
 pub fn filesystem(fs: &FsReport) {

@@ -10,8 +10,8 @@ use penstock_drive::FileDrive;
 use penstock_drive::runtime::{Worker, block_on};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, InProcess, Node, Severity, StoreFile,
-    StoreSpec, create_store, find_drives,
+    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, InProcess, Node, ScrubFile, Severity,
+    StoreFile, StoreSpec, create_store, find_drives,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -69,6 +69,8 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     let text = format!("version {version} started as process {}", std::process::id());
     node.events().add(Severity::Info, EventKind::Started, "node", text);
     node.keep_events(kept);
+    let scrub_period = Duration::from_secs(u64::from(options.scrub_days) * 24 * 3600);
+    node.schedule_scrubs((!scrub_period.is_zero()).then_some(scrub_period), ScrubFile::new(&folder.path));
     let client =
         Client::connect(env, InProcess::new(node.clone()), &format!("process {}", std::process::id()))
             .await?;

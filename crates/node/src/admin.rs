@@ -4,7 +4,7 @@ use crate::assemble::Node;
 use crate::event_files::{EventFiles, Kept};
 use crate::events::{Event, EventKind, Events, Severity};
 use crate::report::{
-    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, StatusReport,
+    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, StatusReport,
 };
 use crate::watch::drive_object;
 use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
@@ -154,44 +154,6 @@ impl Node {
         Ok(())
     }
 
-    /// Scrubs an array and the superblocks of its drives.
-    pub async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
-        let mut superblocks_repaired = 0;
-        let drives = self.drives.borrow().clone();
-        for drive in
-            drives.iter().filter(|drive| drive.is_online() && array.position_of(drive.id()).is_some())
-        {
-            superblocks_repaired += drive.scrub_superblock().await.map_err(ArrayError::from)?;
-        }
-        let object = format!("array {}", array.name());
-        self.events.add(Severity::Info, EventKind::ScrubBegun, object.clone(), "scrub begun");
-        let report = array.scrub().await?;
-        let severity = if report.is_clean() { Severity::Info } else { Severity::Warning };
-        self.events.add(
-            severity,
-            EventKind::ScrubEnded,
-            object,
-            format!(
-                "scrub ended: {} stripes, {} errors, {} blocks repaired, {} parity defects, {} unreadable",
-                report.stripes,
-                report.checksum_errors,
-                report.repaired_blocks,
-                report.parity_defects,
-                report.unreadable.len()
-            ),
-        );
-        Ok(ScrubSummary {
-            array: array.name().to_owned(),
-            stripes: report.stripes,
-            checksum_errors: report.checksum_errors + superblocks_repaired,
-            repaired_blocks: report.repaired_blocks + superblocks_repaired,
-            parity_defects: report.parity_defects,
-            clean: report.is_clean() && superblocks_repaired == 0,
-            unreadable_stripes: report.unreadable,
-            superblocks_repaired,
-        })
-    }
-
     /// Checks the file system: names, links, chunks, extents and bitmaps against each other.
     pub async fn check_fs(&self) -> Result<FsCheckReport, AdminError> {
         self.meta.wait_reaped().await;
@@ -300,7 +262,12 @@ impl Node {
     /// Arrays as reports.
     pub fn array_reports(&self, arrays: &[Rc<Array>]) -> Vec<ArrayReport> {
         let now_ns = self.env.wall_ns();
-        arrays.iter().map(|array| array_report(array, now_ns)).collect()
+        let report = |array: &Rc<Array>| ArrayReport {
+            last_scrub: self.scrubs.last(array.id()),
+            next_scrub_ns: self.next_scrub_ns(array.id()),
+            ..array_report(array, now_ns)
+        };
+        arrays.iter().map(report).collect()
     }
 
     /// Everything at once. The caller adds what only the process knows: folder, mounts, API.
@@ -366,12 +333,13 @@ pub(crate) fn health(arrays: &[Rc<Array>], all_well: bool) -> &'static str {
 fn job_report(job: &JobProgress, now_ns: i64) -> JobReport {
     let elapsed_s = (now_ns - job.started_ns).max(0) as u64 / 1_000_000_000;
     let left = job.total_stripes.saturating_sub(job.done_stripes);
+    let done = job.done_stripes.saturating_sub(job.done_before);
     JobReport {
         done_stripes: job.done_stripes,
         total_stripes: job.total_stripes,
         failed_stripes: job.failed_stripes,
         started_ns: job.started_ns,
-        remaining_s: (elapsed_s > 0 && job.done_stripes > 0).then(|| left * elapsed_s / job.done_stripes),
+        remaining_s: (elapsed_s > 0 && done > 0).then(|| left * elapsed_s / done),
     }
 }
 
@@ -414,5 +382,7 @@ fn array_report(array: &Array, now_ns: i64) -> ArrayReport {
         members: members.collect(),
         rebuild: report.rebuild.map(|job| job_report(&job, now_ns)),
         scrub: report.scrub.map(|job| job_report(&job, now_ns)),
+        last_scrub: None,
+        next_scrub_ns: None,
     }
 }

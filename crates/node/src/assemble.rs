@@ -6,6 +6,7 @@
 use crate::backing::Backing;
 use crate::events::{EventKind, Events, Severity};
 use crate::fullness::Warnings;
+use crate::scrubs::Scrubs;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, Volume, open};
@@ -59,6 +60,7 @@ pub struct Node {
     /// Inodes of files that reads found damaged, as far as they are told of one by one.
     pub(crate) damaged: RefCell<BTreeSet<u64>>,
     pub(crate) warnings: Warnings,
+    pub(crate) scrubs: Scrubs,
     pub(crate) started_ns: i64,
 }
 
@@ -173,6 +175,7 @@ impl Node {
             replaced: RefCell::default(),
             damaged,
             warnings: Warnings::default(),
+            scrubs: Scrubs::default(),
             started_ns,
         });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));

@@ -14,6 +14,7 @@ mod events;
 mod fullness;
 mod layout;
 mod report;
+mod scrubs;
 mod service;
 mod store_file;
 mod watch;
@@ -29,5 +30,6 @@ pub use report::{
     ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, SpaceReport,
     StatusReport,
 };
+pub use scrubs::{ScrubFile, ScrubKeeper, ScrubRecord};
 pub use service::InProcess;
 pub use store_file::StoreFile;

@@ -2,6 +2,7 @@
 //! their unit.
 #![allow(missing_docs)]
 
+use crate::scrubs::ScrubRecord;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -114,6 +115,10 @@ pub struct ArrayReport {
     pub members: Vec<MemberReport>,
     pub rebuild: Option<JobReport>,
     pub scrub: Option<JobReport>,
+    /// How the last scrub that came to its end ended.
+    pub last_scrub: Option<ScrubRecord>,
+    /// When the next one is due; none where scrubs are not scheduled.
+    pub next_scrub_ns: Option<i64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -9,3 +9,4 @@ mod machine;
 mod model;
 mod regress;
 mod rot;
+mod scrubs;

@@ -1,0 +1,368 @@
+//! Scrubs: one of each array at a time, asked for or due every so many days, and what is remembered of them.
+//!
+//! `scrubs.json` in the store's folder holds, for each array, how its last scrub ended and how far a running one is, so
+//! that a restart goes on with it and repeats a few seconds at most. It is a convenience, like `store.json`: without it
+//! a scrub is due one period after the store was made, so at once for an older store, and nothing else is lost.
+//! Scheduled scrubs rest after each stripe as long as it took; one that is asked for does not, and takes the place of a
+//! scheduled one that runs.
+
+use crate::admin::AdminError;
+use crate::assemble::Node;
+use crate::coordination::replace_file;
+use crate::events::{EventKind, Severity};
+use crate::report::ScrubSummary;
+use penstock_array::{Array, ArrayError, Pace, ScrubProgress, ScrubReport};
+use penstock_base::{ArrayId, KeyedLocks, LocalBoxFuture};
+use penstock_drive::runtime::blocking;
+use serde::{Deserialize, Serialize};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+const NAME: &str = "scrubs.json";
+/// How often it is asked whether a scrub is due.
+const ASK: Duration = Duration::from_secs(60);
+/// How often the position of a running scrub is kept.
+const KEEP: Duration = Duration::from_secs(5);
+/// Pause after a scheduled scrub that failed.
+const RETRY: Duration = Duration::from_secs(3600);
+/// Unreadable stripes that are remembered one by one.
+const UNREADABLE_MOST: usize = 1000;
+
+/// A scrub as it is kept: a running one, or the last one that ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubRecord {
+    /// Nanoseconds since 1970 when it began.
+    pub started_ns: i64,
+    /// When it ended; 0 while it runs.
+    pub ended_ns: i64,
+    /// Where a running one goes on.
+    pub next_stripe: u64,
+    /// Stripes verified.
+    pub stripes: u64,
+    /// Contents that did not verify.
+    pub checksum_errors: u64,
+    /// Blocks written again.
+    pub repaired_blocks: u64,
+    /// Stripes whose parity disagreed while all strips verified.
+    pub parity_defects: u64,
+    /// Stripes that cannot be read, the first thousand.
+    pub unreadable_stripes: Vec<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct OfArray {
+    last: Option<ScrubRecord>,
+    running: Option<ScrubRecord>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    format: u32,
+    arrays: BTreeMap<String, OfArray>,
+}
+
+/// Where the records are kept.
+pub trait ScrubKeeper {
+    /// What was kept, if anything was.
+    fn load(&self) -> Result<Option<Vec<u8>>, String>;
+    /// Replaces it, durably.
+    fn save(&self, bytes: Vec<u8>) -> LocalBoxFuture<'_, Result<(), String>>;
+}
+
+/// The file in the store's folder.
+pub struct ScrubFile {
+    path: PathBuf,
+    next: Cell<u64>,
+    /// Number of the newest write: one that was overtaken by a later one is left out.
+    written: Arc<Mutex<u64>>,
+}
+
+impl ScrubFile {
+    /// The file in `dir`.
+    pub fn new(dir: &Path) -> Rc<Self> {
+        Rc::new(Self { path: dir.join(NAME), next: Cell::new(1), written: Arc::default() })
+    }
+}
+
+impl ScrubKeeper for ScrubFile {
+    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+        match std::fs::read(&self.path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("{}: {error}", self.path.display())),
+        }
+    }
+
+    fn save(&self, bytes: Vec<u8>) -> LocalBoxFuture<'_, Result<(), String>> {
+        let (path, written, number) = (self.path.clone(), self.written.clone(), self.next.get());
+        self.next.set(number + 1);
+        Box::pin(blocking(move || {
+            let mut newest = written.lock().unwrap_or_else(PoisonError::into_inner);
+            if *newest > number {
+                return Ok(());
+            }
+            *newest = number;
+            replace_file(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))
+        }))
+    }
+}
+
+/// What a node knows of its scrubs.
+#[derive(Default)]
+pub(crate) struct Scrubs {
+    records: RefCell<BTreeMap<ArrayId, OfArray>>,
+    one: KeyedLocks<ArrayId>,
+    /// Arrays whose running scrub was not asked for.
+    scheduled: RefCell<BTreeSet<ArrayId>>,
+    keeper: RefCell<Option<Rc<dyn ScrubKeeper>>>,
+    period: Cell<Option<Duration>>,
+    failing: Cell<bool>,
+}
+
+fn progress_of(record: &ScrubRecord) -> ScrubProgress {
+    ScrubProgress {
+        next_stripe: record.next_stripe,
+        started_ns: record.started_ns,
+        report: ScrubReport {
+            stripes: record.stripes,
+            checksum_errors: record.checksum_errors,
+            repaired_blocks: record.repaired_blocks,
+            parity_defects: record.parity_defects,
+            unreadable: record.unreadable_stripes.clone(),
+        },
+    }
+}
+
+fn record_of(progress: &ScrubProgress, superblocks: u64, ended_ns: i64) -> ScrubRecord {
+    let ScrubProgress { next_stripe, started_ns, report } = progress;
+    ScrubRecord {
+        started_ns: *started_ns,
+        ended_ns,
+        next_stripe: *next_stripe,
+        stripes: report.stripes,
+        checksum_errors: report.checksum_errors + superblocks,
+        repaired_blocks: report.repaired_blocks + superblocks,
+        parity_defects: report.parity_defects,
+        unreadable_stripes: report.unreadable.iter().copied().take(UNREADABLE_MOST).collect(),
+    }
+}
+
+impl Scrubs {
+    /// How the last scrub of an array ended.
+    pub(crate) fn last(&self, array: ArrayId) -> Option<ScrubRecord> {
+        self.records.borrow().get(&array)?.last.clone()
+    }
+
+    fn change(&self, array: ArrayId, change: impl FnOnce(&mut OfArray)) {
+        change(self.records.borrow_mut().entry(array).or_default());
+    }
+
+    fn load(&self, bytes: &[u8]) -> Result<(), String> {
+        let found: Contents = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if found.format != 1 {
+            return Err(format!("format {}, from a later release", found.format));
+        }
+        let row = |(id, record): (String, OfArray)| Some((ArrayId(id.parse().ok()?), record));
+        *self.records.borrow_mut() = found.arrays.into_iter().filter_map(row).collect();
+        Ok(())
+    }
+
+    async fn save(&self) {
+        let Some(keeper) = self.keeper.borrow().clone() else { return };
+        let row = |(id, record): (&ArrayId, &OfArray)| (id.to_string(), record.clone());
+        let contents = Contents { format: 1, arrays: self.records.borrow().iter().map(row).collect() };
+        let result = match serde_json::to_vec_pretty(&contents) {
+            Ok(bytes) => keeper.save(bytes).await,
+            Err(error) => Err(error.to_string()),
+        };
+        match result {
+            Ok(()) => self.failing.set(false),
+            Err(why) if self.failing.replace(true) => tracing::debug!(why, "scrubs not kept"),
+            Err(why) => tracing::warn!(why, "how far scrubs are cannot be kept: a restart begins them anew"),
+        }
+    }
+}
+
+impl Node {
+    /// Keeps how scrubs stand, and scrubs each array when `period` is over since its last scrub; none for never.
+    pub fn schedule_scrubs(self: &Rc<Self>, period: Option<Duration>, keeper: Rc<dyn ScrubKeeper>) {
+        let loaded = keeper.load().and_then(|bytes| bytes.map_or(Ok(()), |bytes| self.scrubs.load(&bytes)));
+        if let Err(why) = loaded {
+            tracing::warn!(why, "when scrubs ended is not known: they are due by the age of the store");
+        }
+        *self.scrubs.keeper.borrow_mut() = Some(keeper);
+        self.scrubs.period.set(period);
+        match period {
+            Some(_) => self.env.spawn("scrubs", Box::pin(self.clone().scrub_task())),
+            // Nobody goes on with what was interrupted.
+            None => self.scrubs.records.borrow_mut().values_mut().for_each(|record| record.running = None),
+        }
+    }
+
+    /// Nanoseconds since 1970 when the next scrub of an array is due; none where scrubs are not scheduled.
+    pub(crate) fn next_scrub_ns(&self, array: ArrayId) -> Option<i64> {
+        let period_ns = i64::try_from(self.scrubs.period.get()?.as_nanos()).ok()?;
+        let since = self.scrubs.last(array).map_or(self.meta.info().created_ns, |last| last.ended_ns);
+        since.checked_add(period_ns)
+    }
+
+    async fn scrub_task(self: Rc<Self>) {
+        let mut not_before: BTreeMap<ArrayId, Duration> = BTreeMap::new();
+        while !self.arrays.iter().any(|array| array.is_closed()) {
+            for array in &self.arrays {
+                let running = self.scrubs.records.borrow().get(&array.id()).and_then(|of| of.running.clone());
+                let due = self.next_scrub_ns(array.id()).is_some_and(|at| at <= self.env.wall_ns());
+                let waits = not_before.get(&array.id()).is_some_and(|at| self.env.now() < *at);
+                if waits || !due && running.is_none() {
+                    continue;
+                }
+                if let Err(error) = self.run_scrub(array, running, Pace::Gentle).await
+                    && !matches!(error, AdminError::Array(ArrayError::Closed))
+                {
+                    tracing::warn!(array = array.name(), %error, "a scheduled scrub failed");
+                    not_before.insert(array.id(), self.env.now() + RETRY);
+                }
+            }
+            self.env.sleep(ASK).await;
+        }
+    }
+
+    /// Scrubs an array and the superblocks of its drives, from the start and without rests.
+    pub async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
+        if self.scrubs.scheduled.borrow().contains(&array.id()) {
+            array.stop_scrub();
+        }
+        let (record, superblocks_repaired) = self
+            .run_scrub(array, None, Pace::Full)
+            .await?
+            .ok_or_else(|| AdminError::Refused("the scrub was stopped".into()))?;
+        Ok(ScrubSummary {
+            array: array.name().to_owned(),
+            stripes: record.stripes,
+            checksum_errors: record.checksum_errors,
+            repaired_blocks: record.repaired_blocks,
+            parity_defects: record.parity_defects,
+            clean: record.is_clean(),
+            unreadable_stripes: record.unreadable_stripes,
+            superblocks_repaired,
+        })
+    }
+
+    /// Runs one scrub and keeps how far it is. Returns how it ended and the superblocks repaired; none when it was
+    /// stopped on the way.
+    async fn run_scrub(
+        &self,
+        array: &Rc<Array>,
+        from: Option<ScrubRecord>,
+        pace: Pace,
+    ) -> Result<Option<(ScrubRecord, u64)>, AdminError> {
+        let id = array.id();
+        let _one = self.scrubs.one.exclusive(id).await;
+        if pace == Pace::Gentle {
+            self.scrubs.scheduled.borrow_mut().insert(id);
+        }
+        let result = self.run_alone(array, from, pace).await;
+        self.scrubs.scheduled.borrow_mut().remove(&id);
+        let object = format!("array {}", array.name());
+        match &result {
+            Ok(Some((record, _))) => {
+                let severity = if record.is_clean() { Severity::Info } else { Severity::Warning };
+                self.events.add(severity, EventKind::ScrubEnded, object, record.text());
+            }
+            Ok(None) => {
+                let text = "scrub stopped: one that was asked for takes its place";
+                self.events.add(Severity::Info, EventKind::ScrubEnded, object, text);
+            }
+            Err(AdminError::Array(ArrayError::Closed)) => {}
+            Err(error) => {
+                let text = format!("scrub ended early: {error}");
+                self.events.add(Severity::Warning, EventKind::ScrubEnded, object, text);
+            }
+        }
+        result
+    }
+
+    async fn run_alone(
+        &self,
+        array: &Rc<Array>,
+        from: Option<ScrubRecord>,
+        pace: Pace,
+    ) -> Result<Option<(ScrubRecord, u64)>, AdminError> {
+        let id = array.id();
+        let text = match &from {
+            None => "scrub begun".to_owned(),
+            Some(from) => format!("scrub goes on at stripe {}", from.next_stripe),
+        };
+        self.events.add(Severity::Info, EventKind::ScrubBegun, format!("array {}", array.name()), text);
+        let superblocks = if from.is_none() { self.scrub_superblocks(array).await? } else { 0 };
+        let progress = RefCell::new(match &from {
+            Some(record) => progress_of(record),
+            None => ScrubProgress { started_ns: self.env.wall_ns(), ..ScrubProgress::default() },
+        });
+        let keep = self.keep_position(id, &progress, superblocks);
+        let scrub = array.scrub_from(&progress, pace);
+        let result = match futures_util::future::select(std::pin::pin!(scrub), std::pin::pin!(keep)).await {
+            futures_util::future::Either::Left((result, _)) => result,
+            futures_util::future::Either::Right((never, _)) => match never {},
+        };
+        let found = result?;
+        let record = record_of(&progress.borrow(), superblocks, self.env.wall_ns());
+        self.scrubs.change(id, |of| {
+            of.running = None;
+            if found.is_some() {
+                of.last = Some(record.clone());
+            }
+        });
+        self.scrubs.save().await;
+        Ok(found.map(|_| (record, superblocks)))
+    }
+
+    /// Keeps the position of a running scrub from time to time, for as long as it is asked to.
+    async fn keep_position(
+        &self,
+        array: ArrayId,
+        progress: &RefCell<ScrubProgress>,
+        superblocks: u64,
+    ) -> Infallible {
+        loop {
+            let record = record_of(&progress.borrow(), superblocks, 0);
+            self.scrubs.change(array, |of| of.running = Some(record));
+            self.scrubs.save().await;
+            self.env.sleep(KEEP).await;
+        }
+    }
+
+    async fn scrub_superblocks(&self, array: &Rc<Array>) -> Result<u64, AdminError> {
+        let mut repaired = 0;
+        let drives = self.drives.borrow().clone();
+        for drive in
+            drives.iter().filter(|drive| drive.is_online() && array.position_of(drive.id()).is_some())
+        {
+            repaired += drive.scrub_superblock().await.map_err(ArrayError::from)?;
+        }
+        Ok(repaired)
+    }
+}
+
+impl ScrubRecord {
+    /// Whether nothing was wrong.
+    pub fn is_clean(&self) -> bool {
+        self.checksum_errors == 0 && self.parity_defects == 0 && self.unreadable_stripes.is_empty()
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "scrub ended: {} stripes, {} errors, {} blocks repaired, {} parity defects, {} unreadable",
+            self.stripes,
+            self.checksum_errors,
+            self.repaired_blocks,
+            self.parity_defects,
+            self.unreadable_stripes.len()
+        )
+    }
+}

@@ -141,6 +141,7 @@ fn router(api: Api) -> Router {
     Router::new()
         .route("/v1/openapi.json", get(|| async { Json(openapi::document()) }))
         .route("/v1/status", get(status))
+        .route("/v1/latency", get(latency))
         .route("/v1/events", get(events))
         .route("/v1/drives", get(drives))
         .route("/v1/drives/{id}", get(drive))
@@ -229,6 +230,10 @@ impl Api {
 
 async fn status(State(api): State<Api>) -> Answer<penstock_node::StatusReport> {
     api.look(|instance| Ok(instance.status())).await
+}
+
+async fn latency(State(api): State<Api>) -> Answer<Vec<penstock_node::LatencyReport>> {
+    api.look(|instance| Ok(instance.latencies())).await
 }
 
 #[derive(Deserialize)]
@@ -394,7 +399,7 @@ async fn down(State(api): State<Api>) -> Answer<Value> {
 
 async fn prometheus(State(api): State<Api>) -> Result<Response, Refusal> {
     let text = api.on_worker(|instance| async move {
-        Ok(metrics::text(&instance.status(), &instance.node().fs_report()))
+        Ok(metrics::text(&instance.status(), &instance.node().fs_report(), &instance.latencies()))
     });
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text.await?).into_response())
 }

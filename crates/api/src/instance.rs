@@ -3,8 +3,8 @@
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_drive::runtime::blocking;
-use penstock_fuse::Mount;
-use penstock_node::{AdminError, Event, EventKind, Node, Severity, StatusReport};
+use penstock_fuse::{FuseLatency, Mount};
+use penstock_node::{AdminError, Event, EventKind, LatencyReport, Node, Severity, StatusReport};
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
@@ -53,6 +53,7 @@ pub struct Instance {
     node: Rc<Node>,
     client: Rc<Client>,
     mount: RefCell<Option<Mount>>,
+    fuse_latency: Rc<FuseLatency>,
     mounting: tokio::sync::Mutex<()>,
     dir: PathBuf,
     api_url: String,
@@ -69,6 +70,7 @@ impl Instance {
             node,
             client,
             mount: RefCell::default(),
+            fuse_latency: Rc::default(),
             mounting: tokio::sync::Mutex::default(),
             dir: dir.to_owned(),
             api_url,
@@ -92,6 +94,23 @@ impl Instance {
         status
     }
 
+    /// Latencies of all layers, from the kernel's requests down to the drives.
+    pub fn latencies(&self) -> Vec<LatencyReport> {
+        let client = self.client.latency();
+        let mut reports: Vec<LatencyReport> =
+            self.fuse_latency.all().map(|(op, found)| LatencyReport::new("fuse", op, "", found)).collect();
+        for (op, found) in [
+            ("read", &client.read),
+            ("write", &client.write),
+            ("commit", &client.commit),
+            ("names", &client.names),
+        ] {
+            reports.push(LatencyReport::new("client", op, "", found));
+        }
+        reports.extend(self.node.latencies());
+        reports
+    }
+
     /// Mounts the file system. One mount at a time.
     pub async fn mount(&self, path: &Path) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
@@ -101,7 +120,7 @@ impl Instance {
                 mount.path().display()
             )));
         }
-        let mount = Mount::start(&self.env, &self.client, path)
+        let mount = Mount::start(&self.env, &self.client, path, &self.fuse_latency)
             .map_err(|error| AdminError::Refused(error.to_string()))?;
         *self.mount.borrow_mut() = Some(mount);
         self.event(Severity::Info, EventKind::Mounted, format!("mounted at {}", path.display()));

@@ -1,6 +1,6 @@
 //! Metrics in Prometheus' text format (exposition format 0.0.4).
 
-use penstock_node::{FsReport, SpaceReport, StatusReport};
+use penstock_node::{FsReport, LatencyReport, SpaceReport, StatusReport};
 use std::fmt::Write;
 
 struct Text(String);
@@ -33,7 +33,7 @@ const SPACES: [SpaceMetric; 2] = [
 ];
 
 /// All metrics.
-pub(crate) fn text(status: &StatusReport, fs: &FsReport) -> String {
+pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyReport]) -> String {
     let mut text = Text(String::new());
     text.family("health", "gauge", "0 ok, 1 degraded, 2 critical, 3 failed");
     let rank = ["ok", "degraded", "critical", "failed"].iter().position(|word| *word == status.health);
@@ -71,7 +71,26 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport) -> String {
     }
     drives(&mut text, status);
     arrays(&mut text, status);
+    histograms(&mut text, latencies);
     text.0
+}
+
+/// One histogram for each layer, operation and object that was used.
+fn histograms(text: &mut Text, latencies: &[LatencyReport]) {
+    let name = "latency_seconds";
+    text.family(name, "histogram", "How long operations took, by layer, operation and array or drive");
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    for latency in latencies.iter().filter(|latency| latency.count > 0) {
+        let LatencyReport { layer, op, object, .. } = latency;
+        let labels = format!("layer=\"{layer}\",op=\"{op}\",object=\"{}\"", escaped(object));
+        for (ns, below) in &latency.below {
+            text.sample(&format!("{name}_bucket"), &format!("{labels},le=\"{}\"", seconds(*ns)), *below);
+        }
+        text.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), latency.count);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text.0, "penstock_{name}_sum{{{labels}}} {}", seconds(latency.sum_ns));
+        text.sample(&format!("{name}_count"), &labels, latency.count);
+    }
 }
 
 fn drives(text: &mut Text, status: &StatusReport) {
@@ -148,5 +167,38 @@ fn arrays(text: &mut Text, status: &StatusReport) {
         for array in &status.arrays {
             text.sample(name, &format!("array=\"{}\"", escaped(&array.name)), get(array));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_base::Histogram;
+    use std::time::Duration;
+
+    #[test]
+    fn a_histogram_is_written_as_prometheus_reads_it() {
+        let histogram = Histogram::default();
+        for us in [1, 5, 2000] {
+            histogram.record(Duration::from_micros(us));
+        }
+        let reports = [
+            LatencyReport::new("drive", "read", "a\"b", &histogram),
+            LatencyReport::new("fuse", "read", "", &Histogram::default()),
+        ];
+        let mut text = Text(String::new());
+        histograms(&mut text, &reports);
+        let labels = r#"layer="drive",op="read",object="a\"b""#;
+        for line in [
+            "# TYPE penstock_latency_seconds histogram".to_owned(),
+            format!("penstock_latency_seconds_bucket{{{labels},le=\"0.000001024\"}} 1"),
+            format!("penstock_latency_seconds_bucket{{{labels},le=\"0.000016384\"}} 2"),
+            format!("penstock_latency_seconds_bucket{{{labels},le=\"+Inf\"}} 3"),
+            format!("penstock_latency_seconds_sum{{{labels}}} 0.002006"),
+            format!("penstock_latency_seconds_count{{{labels}}} 3"),
+        ] {
+            assert!(text.0.lines().any(|found| found == line), "{line} in {}", text.0);
+        }
+        assert!(!text.0.contains("fuse"), "what was never used has no rows");
     }
 }

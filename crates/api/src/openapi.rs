@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, what it does, and its path parameter.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 20] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 21] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -11,6 +11,7 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 20] = [
         "What happened, oldest first, at most 1000 events; ?after=SEQ for what is newer",
         None,
     ),
+    ("/v1/latency", "get", "Latencies of all layers since the start", None),
     ("/v1/drives", "get", "All drives", None),
     ("/v1/drives/{id}", "get", "One drive", Some("id")),
     ("/v1/drives/{id}/fail", "post", "Takes a drive out of service", Some("id")),

@@ -13,7 +13,7 @@ use crate::overlay::Overlay;
 use crate::ownership::{Claim, Ownership};
 use crate::strip::TrailerCache;
 use crate::table::StripeTable;
-use penstock_base::{ArrayId, Env, KeyedLocks, Version};
+use penstock_base::{ArrayId, Env, Histogram, KeyedLocks, Version};
 use penstock_drive::{Class, Io};
 use penstock_raid::Code;
 use std::cell::{Cell, RefCell};
@@ -77,6 +77,21 @@ pub struct Counts {
     pub checkpoints: u64,
 }
 
+/// How long operations of an array took.
+#[derive(Default)]
+pub struct ArrayLatency {
+    /// Reads of a volume.
+    pub read: Histogram,
+    /// Writes of a volume, until the array's memory holds them: above all, waits for room in the log.
+    pub write: Histogram,
+    /// Whole stripes past the log.
+    pub fresh: Histogram,
+    /// Appends of a record to the log, on all carriers.
+    pub log_append: Histogram,
+    /// Flushes of the log.
+    pub log_flush: Histogram,
+}
+
 /// One array, owned by one worker thread.
 pub struct Array {
     pub(crate) env: Env,
@@ -103,6 +118,7 @@ pub struct Array {
     pub(crate) next_version: Cell<u64>,
     pub(crate) reserved_version: Cell<u64>,
     pub(crate) counts: Cell<Counts>,
+    pub(crate) latency: ArrayLatency,
     pub(crate) suspended: RefCell<Option<String>>,
     pub(crate) closed: Cell<bool>,
     pub(crate) destage_wake: Notify,
@@ -230,6 +246,11 @@ impl Array {
         let mut counts = self.counts.get();
         change(&mut counts);
         self.counts.set(counts);
+    }
+
+    /// How long its operations took.
+    pub fn latency(&self) -> &ArrayLatency {
+        &self.latency
     }
 
     /// What it did since it was opened.

@@ -38,7 +38,7 @@ mod strip;
 mod table;
 mod volume;
 
-pub use engine::{Array, ArrayState, Counts, MemberReport, Report};
+pub use engine::{Array, ArrayLatency, ArrayState, Counts, MemberReport, Report};
 pub use error::ArrayError;
 pub use geometry::{CreateSpec, Geometry};
 pub use maintain::JobProgress;

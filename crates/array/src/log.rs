@@ -383,7 +383,7 @@ impl Array {
         }
         let items = self.log.take_items();
         if !items.is_empty() {
-            self.append_record(&items).await?;
+            self.latency.log_append.time(&self.env, self.append_record(&items)).await?;
         }
         let (control, data): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item.done.is_some());
         let idle = control.is_empty() && data.is_empty();
@@ -392,7 +392,7 @@ impl Array {
         self.note_appended(data, segment);
         if self.log.wants_flush() {
             let upto = self.log.head.borrow().seq;
-            self.flush_carriers().await?;
+            self.latency.log_flush.time(&self.env, self.flush_carriers()).await?;
             *self.log.durable.borrow_mut() = upto;
             control.iter().flat_map(|item| &item.entries).for_each(|entry| self.apply(entry, segment));
             self.log.mark_durable();

@@ -5,7 +5,7 @@
 //! before it: the log up to its end, and that table pages of a checkpoint without a root do not count.
 
 use crate::checkpoint::CheckpointState;
-use crate::engine::Array;
+use crate::engine::{Array, ArrayLatency};
 use crate::error::ArrayError;
 use crate::format::descriptor::{Descriptor, MemberEntry};
 use crate::format::root::Root;
@@ -230,6 +230,7 @@ fn prepare(
         next_version: Cell::new(0),
         reserved_version: Cell::new(0),
         counts: Cell::default(),
+        latency: ArrayLatency::default(),
         suspended: RefCell::default(),
         closed: Cell::new(false),
         destage_wake: Notify::new(),

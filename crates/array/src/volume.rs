@@ -108,6 +108,11 @@ impl Volume {
 
     /// Writes whole blocks through the log. `crcs` has the CRC32C of each block.
     pub async fn write(&self, block: u64, data: &Buf, crcs: &[u32]) -> Result<(), ArrayError> {
+        let array = &self.array;
+        array.latency.write.time(&array.env, self.write_parts(block, data, crcs)).await
+    }
+
+    async fn write_parts(&self, block: u64, data: &Buf, crcs: &[u32]) -> Result<(), ArrayError> {
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ArrayError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
@@ -132,7 +137,12 @@ impl Volume {
                 data.len()
             )));
         }
-        self.array.write_fresh(stripe, data, crcs, io.at("fresh.strip")).await
+        let array = &self.array;
+        array
+            .latency
+            .fresh
+            .time(&array.env, array.write_fresh(stripe, data, crcs, io.at("fresh.strip")))
+            .await
     }
 
     /// Reads `count` blocks from `block` on.
@@ -141,7 +151,7 @@ impl Volume {
         let reads =
             pieces.iter().map(|(stripe, first, count)| self.array.read_piece(*stripe, *first, *count, io));
         let mut whole = Blocks::default();
-        for piece in join_all(reads).await {
+        for piece in self.array.latency.read.time(&self.array.env, join_all(reads)).await {
             let piece = piece?;
             whole.parts.extend(piece.parts);
             whole.crcs.extend(piece.crcs);

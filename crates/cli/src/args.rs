@@ -31,7 +31,11 @@ pub enum Command {
         dir: Option<PathBuf>,
     },
     /// Health, drives, arrays and mounts
-    Status,
+    Status {
+        /// How long operations took since the start, layer by layer
+        #[arg(long)]
+        latency: bool,
+    },
     /// What happened, oldest first; without a running instance, from the folder's files
     Events {
         /// Only events behind this number

@@ -5,7 +5,9 @@ use crate::folder::{DEFAULT, is_free};
 use crate::remote::Remote;
 use crate::{events, show, up};
 use anyhow::{Result, anyhow, bail};
-use penstock_node::{ArrayReport, DriveReport, FsCheckReport, FsReport, ScrubSummary, StatusReport};
+use penstock_node::{
+    ArrayReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary, StatusReport,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -31,7 +33,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let remote = Remote::find(dir.as_ref(), api.as_ref())?;
     match command {
-        Command::Status => status(&remote, json),
+        Command::Status { latency: false } => status(&remote, json),
+        Command::Status { latency: true } => {
+            let latencies: Vec<LatencyReport> = remote.get("/v1/latency")?;
+            print(json, &latencies, |latencies| show::latencies(latencies))
+        }
         Command::Drive(verb) => drive(&remote, verb, json),
         Command::Array(verb) => array(&remote, verb, json),
         Command::Fs(verb) => fs(&remote, verb, json),

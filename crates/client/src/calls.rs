@@ -50,7 +50,7 @@ impl Client {
         let mut frame = Frame::request(kind, body, payload);
         frame.header.session = self.session;
         frame.header.sequence = sequence;
-        self.transport.call(frame).await?.into_result()
+        self.latency.of(kind).time(&self.env, self.transport.call(frame)).await?.into_result()
     }
 }
 

@@ -18,7 +18,7 @@ mod session;
 mod settle;
 
 pub use file::{FileState, stage};
-pub use session::Client;
+pub use session::{Client, ClientLatency};
 
 pub use penstock_wire::Failure;
 pub use penstock_wire::names::{Attr, DirEntry, SetAttrRequest, StatFsReply};

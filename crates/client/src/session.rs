@@ -2,7 +2,7 @@
 
 use crate::file::FileState;
 use crate::settle::Settled;
-use penstock_base::{Env, HashMap, Ino, KeyedLocks};
+use penstock_base::{Env, HashMap, Histogram, Ino, KeyedLocks};
 use penstock_wire::names::{HelloReply, HelloRequest};
 use penstock_wire::{Failure, Transport, VERSION};
 use std::cell::{Cell, RefCell};
@@ -11,6 +11,30 @@ use tokio::sync::Semaphore;
 
 /// Requests with a sequence that may be on their way at once: the services keep as many results.
 const IN_FLIGHT: usize = 64;
+
+/// How long requests took, from sending to the reply.
+#[derive(Default)]
+pub struct ClientLatency {
+    /// Reads of chunks.
+    pub read: Histogram,
+    /// Writes of chunks.
+    pub write: Histogram,
+    /// Commits of files, by fsync or from time to time.
+    pub commit: Histogram,
+    /// Everything about names and attributes.
+    pub names: Histogram,
+}
+
+impl ClientLatency {
+    pub(crate) fn of(&self, kind: penstock_wire::Kind) -> &Histogram {
+        match kind {
+            penstock_wire::Kind::Read => &self.read,
+            penstock_wire::Kind::Write => &self.write,
+            penstock_wire::Kind::Commit => &self.commit,
+            _ => &self.names,
+        }
+    }
+}
 
 /// A client of one file system.
 pub struct Client {
@@ -24,6 +48,7 @@ pub struct Client {
     pub(crate) settled: Settled,
     pub(crate) locks: KeyedLocks<Ino>,
     pub(crate) closed: Cell<bool>,
+    pub(crate) latency: ClientLatency,
 }
 
 impl Client {
@@ -40,6 +65,7 @@ impl Client {
             settled: Settled::default(),
             locks: KeyedLocks::default(),
             closed: Cell::new(false),
+            latency: ClientLatency::default(),
         };
         let version = u32::from(VERSION);
         let hello =
@@ -50,6 +76,11 @@ impl Client {
         let client = Rc::new(client);
         env.spawn("client settle", Box::pin(client.clone().settle_task()));
         Ok(client)
+    }
+
+    /// How long its requests took.
+    pub fn latency(&self) -> &ClientLatency {
+        &self.latency
     }
 
     /// The root directory.

@@ -6,7 +6,7 @@
 use crate::superblock::{self, Superblock};
 use crate::{Drive, DriveError, Io};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Histogram};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
@@ -64,6 +64,17 @@ pub struct Counters {
     pub repaired_blocks: u64,
 }
 
+/// How long I/Os took, those without an answer included.
+#[derive(Default)]
+pub struct DriveLatency {
+    /// Reads.
+    pub read: Histogram,
+    /// Writes.
+    pub write: Histogram,
+    /// Flushes.
+    pub flush: Histogram,
+}
+
 /// A drive in use or missed.
 pub struct DriveHandle {
     id: DriveId,
@@ -73,6 +84,7 @@ pub struct DriveHandle {
     drive: Option<Rc<dyn Drive>>,
     state: RefCell<DriveState>,
     counters: Cell<Counters>,
+    latency: DriveLatency,
     superblock: tokio::sync::Mutex<Superblock>,
 }
 
@@ -105,6 +117,7 @@ impl DriveHandle {
             drive,
             state: RefCell::new(state),
             counters: Cell::default(),
+            latency: DriveLatency::default(),
             superblock: tokio::sync::Mutex::new(superblock),
         })
     }
@@ -146,6 +159,11 @@ impl DriveHandle {
     /// What it did so far.
     pub fn counters(&self) -> Counters {
         self.counters.get()
+    }
+
+    /// How long its I/Os took so far.
+    pub fn latency(&self) -> &DriveLatency {
+        &self.latency
     }
 
     /// Counts contents that were not what was written there.
@@ -201,7 +219,7 @@ impl DriveHandle {
     pub async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
         let start = |drive: Rc<dyn Drive>| async move { drive.read(at, BufMut::recycled(len), io).await };
-        let buf = self.settle(self.run(io, start).await)?;
+        let buf = self.settle(self.latency.read.time(&self.env, self.run(io, start)).await)?;
         assert_eq!(buf.len(), len, "a drive fills the whole buffer");
         self.count(|counters| {
             counters.reads += 1;
@@ -215,7 +233,7 @@ impl DriveHandle {
         let len = data.len();
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
         let start = |drive: Rc<dyn Drive>| async move { drive.write(at, data, io).await };
-        self.settle(self.run(io, start).await)?;
+        self.settle(self.latency.write.time(&self.env, self.run(io, start)).await)?;
         self.count(|counters| {
             counters.writes += 1;
             counters.write_bytes += len as u64;
@@ -225,7 +243,8 @@ impl DriveHandle {
 
     /// Makes durable what was written before.
     pub async fn flush(&self, io: Io) -> Result<(), DriveError> {
-        self.settle(self.run(io, |drive| async move { drive.flush(io).await }).await)?;
+        let flush = self.run(io, |drive| async move { drive.flush(io).await });
+        self.settle(self.latency.flush.time(&self.env, flush).await)?;
         self.count(|counters| counters.flushes += 1);
         Ok(())
     }

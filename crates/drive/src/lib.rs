@@ -19,7 +19,7 @@ mod uring;
 
 pub use faulty::{Fault, FaultyDrive, Op};
 pub use file::{FileDrive, OpenError};
-pub use handle::{Counters, DriveHandle, DriveState, Slice};
+pub use handle::{Counters, DriveHandle, DriveLatency, DriveState, Slice};
 pub use memory::MemoryDrive;
 
 use penstock_base::{Buf, BufMut, LocalBoxFuture};

@@ -9,12 +9,14 @@ mod attr;
 mod attributes;
 mod data;
 mod device;
+mod latency;
 mod listing;
 mod mount;
 mod names;
 mod null;
 mod session;
 
+pub use latency::{FuseLatency, Op};
 pub use mount::{Mount, MountError, check_mount_point, is_stale, unmount_stale};
 pub use null::mount_null;
 

@@ -4,6 +4,7 @@
 //! answers ENOTCONN; it is unmounted (lazily) before the new mount, because nothing can be lost on it.
 
 use crate::device::Device;
+use crate::latency::FuseLatency;
 use crate::session::Session;
 use penstock_base::Env;
 use penstock_client::Client;
@@ -119,7 +120,13 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
 
 impl Mount {
     /// Mounts the file system of `client` at `path`. `env` is the worker that owns the client.
-    pub fn start(env: &Env, client: &Rc<Client>, path: &Path) -> Result<Self, MountError> {
+    /// Requests count in `latency`.
+    pub fn start(
+        env: &Env,
+        client: &Rc<Client>,
+        path: &Path,
+        latency: &Rc<FuseLatency>,
+    ) -> Result<Self, MountError> {
         check_mount_point(path)?;
         let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
         let file = if rustix::process::geteuid().is_root() { mount(path) } else { mount_as_user(path) };
@@ -128,7 +135,7 @@ impl Mount {
             rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
             Device::new(file)
         });
-        let session = Session::new(client.clone(), device.map_err(failed)?);
+        let session = Session::new(client.clone(), device.map_err(failed)?, latency.clone());
         let (ending, ended) = oneshot::channel();
         let run = session.run(env.clone());
         let serve = async move {

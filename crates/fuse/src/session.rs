@@ -5,6 +5,7 @@
 
 use crate::abi::{InitIn, InitOut, MAJOR, MINOR, OLDEST_MINOR, init, op};
 use crate::attr::Root;
+use crate::latency::{FuseLatency, Op};
 use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use penstock_base::{BLOCK_BYTES, Env, Ino};
@@ -30,12 +31,13 @@ pub(crate) struct Session {
     pub(crate) client: Rc<Client>,
     pub(crate) root: Root,
     device: Rc<Device>,
+    latency: Rc<FuseLatency>,
 }
 
 impl Session {
-    pub(crate) fn new(client: Rc<Client>, device: Rc<Device>) -> Rc<Self> {
+    pub(crate) fn new(client: Rc<Client>, device: Rc<Device>, latency: Rc<FuseLatency>) -> Rc<Self> {
         let root = Root(client.root());
-        Rc::new(Self { client, root, device })
+        Rc::new(Self { client, root, device, latency })
     }
 
     /// Serves until the file system is unmounted.
@@ -46,7 +48,7 @@ impl Session {
                 Received::Request(request) => {
                     match request.header.opcode {
                         op::INIT => self.init(*request),
-                        _ => env.spawn("file request", Box::pin(serve(self.clone(), *request))),
+                        _ => env.spawn("file request", Box::pin(serve(self.clone(), env.clone(), *request))),
                     }
                     // What came runs before the next is looked for.
                     yield_now().await;
@@ -124,9 +126,40 @@ impl Session {
     }
 }
 
-async fn serve(session: Rc<Session>, mut request: Request) {
-    let result = session.dispatch(&mut request).await;
-    request.answer(result);
+async fn serve(session: Rc<Session>, env: Env, mut request: Request) {
+    let op = operation(request.header.opcode);
+    let work = async {
+        let result = session.dispatch(&mut request).await;
+        request.answer(result);
+    };
+    match op {
+        Some(op) => session.latency.of(op).time(&env, work).await,
+        None => work.await,
+    }
+}
+
+/// What an opcode counts as.
+fn operation(opcode: u32) -> Option<Op> {
+    Some(match opcode {
+        op::LOOKUP => Op::Lookup,
+        op::GETATTR => Op::GetAttr,
+        op::SETATTR => Op::SetAttr,
+        op::READLINK => Op::ReadLink,
+        op::SYMLINK | op::MKNOD | op::MKDIR => Op::Make,
+        op::UNLINK | op::RMDIR => Op::Unlink,
+        op::RENAME | op::RENAME2 => Op::Rename,
+        op::LINK => Op::Link,
+        op::OPEN => Op::Open,
+        op::CREATE => Op::Create,
+        op::READ => Op::Read,
+        op::WRITE => Op::Write,
+        op::RELEASE => Op::Release,
+        op::FSYNC | op::FSYNCDIR => Op::Fsync,
+        op::READDIR | op::READDIRPLUS => Op::ReadDir,
+        op::STATFS => Op::StatFs,
+        op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => Op::Xattr,
+        _ => return None,
+    })
 }
 
 /// Lets the other tasks of the worker run first.

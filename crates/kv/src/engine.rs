@@ -4,7 +4,7 @@ use crate::lane::{Job, Lanes, Mode, Outcome};
 use crate::volume::VolumeFile;
 use crate::{Kv, KvError, Row, Usage, WriteSet};
 use penstock_array::Volume;
-use penstock_base::{Env, LocalBoxFuture};
+use penstock_base::{Env, Histogram, LocalBoxFuture};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -13,8 +13,19 @@ fn budget(capacity_bytes: u64) -> u64 {
     capacity_bytes / 2 / 10 * 9
 }
 
+/// How long commits and flushes took, waits for those before them included.
+#[derive(Default)]
+pub struct KvLatency {
+    /// Commits of the engine: batches of what was committed to memory before.
+    pub commit: Histogram,
+    /// Flushes, until what was committed before is durable; at once where nothing was.
+    pub flush: Histogram,
+}
+
 /// An ordered key-value store in redb on a volume.
 pub struct RedbKv {
+    env: Env,
+    latency: KvLatency,
     lanes: Lanes,
     file: Rc<VolumeFile>,
     usage: Cell<Usage>,
@@ -38,6 +49,8 @@ impl RedbKv {
         file.flush().await.map_err(engine)?;
         let budget_bytes = budget(file.capacity_bytes());
         Ok(Rc::new(Self {
+            env: env.clone(),
+            latency: KvLatency::default(),
             lanes,
             file,
             usage: Cell::new(Usage { used_bytes, budget_bytes, ..Usage::default() }),
@@ -46,6 +59,11 @@ impl RedbKv {
             flush_lock: tokio::sync::Mutex::default(),
             broken: Cell::new(false),
         }))
+    }
+
+    /// How long its commits and flushes took.
+    pub fn latency(&self) -> &KvLatency {
+        &self.latency
     }
 
     fn note(&self, change: impl FnOnce(&mut Usage)) {
@@ -145,15 +163,15 @@ impl Kv for RedbKv {
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(self.transact(writes, false))
+        Box::pin(self.latency.commit.time(&self.env, self.transact(writes, false)))
     }
 
     fn commit_durable(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(self.try_flush(writes))
+        Box::pin(self.latency.flush.time(&self.env, self.try_flush(writes)))
     }
 
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(self.try_flush(WriteSet::new()))
+        Box::pin(self.latency.flush.time(&self.env, self.try_flush(WriteSet::new())))
     }
 
     fn usage(&self) -> Usage {

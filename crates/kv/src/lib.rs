@@ -15,7 +15,7 @@ mod lane;
 mod volume;
 
 pub use ahead::AheadKv;
-pub use engine::RedbKv;
+pub use engine::{KvLatency, RedbKv};
 pub use lane::Mode;
 
 use penstock_base::{Kind, LocalBoxFuture};

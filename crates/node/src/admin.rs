@@ -290,6 +290,9 @@ impl Node {
         for space in spaces.iter().filter(|space| space.warning_percent > 0) {
             reasons.push(format!("{} is {} % full", space.name, space.used_percent));
         }
+        for drive in self.drives.borrow().iter().filter(|drive| self.slow.borrow().is_slow(drive.id())) {
+            reasons.push(format!("drive {} ({}) is much slower than the others", drive.id(), drive.path()));
+        }
         let fs = self.fs_report();
         StatusReport {
             health,

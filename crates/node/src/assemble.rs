@@ -6,6 +6,7 @@
 use crate::backing::Backing;
 use crate::events::{EventKind, Events, Severity};
 use crate::fullness::Warnings;
+use crate::latency::{ServiceLatency, SlowDrives};
 use crate::scrubs::Scrubs;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
@@ -52,6 +53,7 @@ pub struct Node {
     pub(crate) drives: RefCell<Vec<Rc<DriveHandle>>>,
     pub(crate) arrays: Vec<Rc<Array>>,
     pub(crate) kv: Rc<AheadKv>,
+    pub(crate) engine: Rc<RedbKv>,
     pub(crate) target: Rc<Target>,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
@@ -61,6 +63,8 @@ pub struct Node {
     pub(crate) damaged: RefCell<BTreeSet<u64>>,
     pub(crate) warnings: Warnings,
     pub(crate) scrubs: Scrubs,
+    pub(crate) latency: ServiceLatency,
+    pub(crate) slow: RefCell<SlowDrives>,
     pub(crate) started_ns: i64,
 }
 
@@ -152,7 +156,8 @@ impl Node {
         };
         let (data, meta_array) = (by_name("data")?, by_name("meta")?);
         let gate: Rc<RwLock<()>> = Rc::default();
-        let kv = AheadKv::new(env, RedbKv::open(env, Volume::whole(&meta_array), mode).await?);
+        let engine = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
+        let kv = AheadKv::new(env, engine.clone());
         let shared: Rc<dyn Kv> = kv.clone();
         let volume = Volume::whole(&data);
         let config = TargetConfig::for_volume(&volume, env.random());
@@ -169,6 +174,7 @@ impl Node {
             drives,
             arrays,
             kv,
+            engine,
             target,
             meta,
             events,
@@ -176,6 +182,8 @@ impl Node {
             damaged,
             warnings: Warnings::default(),
             scrubs: Scrubs::default(),
+            latency: ServiceLatency::default(),
+            slow: RefCell::default(),
             started_ns,
         });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));

@@ -12,6 +12,7 @@ mod coordination;
 mod event_files;
 mod events;
 mod fullness;
+mod latency;
 mod layout;
 mod report;
 mod scrubs;
@@ -27,8 +28,8 @@ pub use event_files::{EventFiles, Kept};
 pub use events::{Event, EventKind, Events, Severity};
 pub use layout::{StoreSpec, create_store};
 pub use report::{
-    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, ScrubSummary, SpaceReport,
-    StatusReport,
+    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, LatencyReport, MemberReport, ScrubSummary,
+    SpaceReport, StatusReport,
 };
 pub use scrubs::{ScrubFile, ScrubKeeper, ScrubRecord};
 pub use service::InProcess;

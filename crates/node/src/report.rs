@@ -42,6 +42,24 @@ pub struct SpaceReport {
     pub warning_percent: u64,
 }
 
+/// How often an operation of a layer took how long.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LatencyReport {
+    /// `fuse`, `client`, `target`, `metadata`, `kv`, `volume`, `log` or `drive`.
+    pub layer: String,
+    pub op: String,
+    /// The array or drive; empty for other layers.
+    pub object: String,
+    pub count: u64,
+    pub sum_ns: u64,
+    pub p50_ns: u64,
+    pub p90_ns: u64,
+    pub p99_ns: u64,
+    pub max_ns: u64,
+    /// Times in nanoseconds, and how many were shorter.
+    pub below: Vec<(u64, u64)>,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DriveReport {
     pub id: String,

@@ -187,6 +187,7 @@ impl Node {
             }
             self.watch_health(&mut watch);
             self.watch_fullness();
+            self.watch_slow_drives();
         }
     }
 

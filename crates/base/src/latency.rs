@@ -1,0 +1,156 @@
+//! Latency histograms: fixed buckets on a logarithmic scale, in cells of one worker thread.
+//!
+//! Recording is a few instructions: no allocation, no lock. A power of two of nanoseconds is cut into four buckets, so
+//! a quantile is known to a quarter of its power of two (25 %). Times below 1 µs share the first bucket and times from
+//! 68.7 s on the last.
+
+use crate::Env;
+use std::cell::Cell;
+use std::future::Future;
+use std::time::Duration;
+
+/// The first bucket ends at 2^10 ns, the last one with an end at 2^36 ns.
+const FIRST_POWER: u32 = 10;
+const LAST_POWER: u32 = 36;
+const PARTS: usize = 4;
+/// Buckets, with the one without an end.
+const BUCKETS: usize = (LAST_POWER - FIRST_POWER) as usize * PARTS + 2;
+
+/// How often something took how long.
+pub struct Histogram {
+    counts: [Cell<u64>; BUCKETS],
+    sum_ns: Cell<u64>,
+    max_ns: Cell<u64>,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: [const { Cell::new(0) }; BUCKETS], sum_ns: Cell::new(0), max_ns: Cell::new(0) }
+    }
+}
+
+/// The bucket of a time: bucket 0 is below 2^10 ns, each other one holds from its lower end up to below its upper.
+fn bucket(ns: u64) -> usize {
+    let Some(power) = ns.checked_ilog2().filter(|power| *power >= FIRST_POWER) else { return 0 };
+    if power >= LAST_POWER {
+        return BUCKETS - 1;
+    }
+    let part = (ns >> (power - 2)) as usize % PARTS;
+    1 + (power - FIRST_POWER) as usize * PARTS + part
+}
+
+/// Where a bucket ends; none for the last.
+fn end_ns(bucket: usize) -> Option<u64> {
+    match bucket {
+        0 => Some(1 << FIRST_POWER),
+        bucket if bucket == BUCKETS - 1 => None,
+        bucket => {
+            let (power, part) = (FIRST_POWER as usize + (bucket - 1) / PARTS, (bucket - 1) % PARTS);
+            Some(((PARTS + part + 1) as u64) << (power - 2))
+        }
+    }
+}
+
+impl Histogram {
+    /// Counts one time.
+    pub fn record(&self, took: Duration) {
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let count = &self.counts[bucket(ns)];
+        count.set(count.get() + 1);
+        self.sum_ns.set(self.sum_ns.get().saturating_add(ns));
+        self.max_ns.set(self.max_ns.get().max(ns));
+    }
+
+    /// Runs `work` and counts how long it took, however it ended.
+    pub async fn time<T>(&self, env: &Env, work: impl Future<Output = T>) -> T {
+        let began = env.now();
+        let result = work.await;
+        self.record(env.now().saturating_sub(began));
+        result
+    }
+
+    /// How often, and how long in all.
+    pub fn count_and_sum(&self) -> (u64, Duration) {
+        (self.counts.iter().map(Cell::get).sum(), Duration::from_nanos(self.sum_ns.get()))
+    }
+
+    /// The longest.
+    pub fn max(&self) -> Duration {
+        Duration::from_nanos(self.max_ns.get())
+    }
+
+    /// A time that the share `per_mille` of all did not exceed, at most 25 % too high; zero when nothing was counted.
+    pub fn quantile(&self, per_mille: u64) -> Duration {
+        let total = self.count_and_sum().0;
+        let wanted = (total * per_mille).div_ceil(1000);
+        let mut below = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            below += count.get();
+            if total > 0 && below >= wanted {
+                return Duration::from_nanos(end_ns(bucket).unwrap_or(u64::MAX).min(self.max_ns.get()));
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// For every second power of two from 2^10 to 2^36 ns: that time in nanoseconds, and how many were shorter.
+    pub fn cumulative(&self) -> Vec<(u64, u64)> {
+        let mut rows = Vec::new();
+        let mut below = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            below += count.get();
+            if let Some(end) = end_ns(bucket).filter(|end| end.is_power_of_two() && end.ilog2() % 2 == 0) {
+                rows.push((end, below));
+            }
+        }
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_time_is_in_its_bucket() {
+        let mut last = 0;
+        for power in 0..40 {
+            for ns in [
+                (1_u64 << power) - 1,
+                1 << power,
+                (1 << power) + 1,
+                (1 << power) * 5 / 4,
+                (1 << power) * 7 / 4,
+            ] {
+                let at = bucket(ns);
+                assert!(end_ns(at).is_none_or(|end| ns < end), "{ns} is below the end of bucket {at}");
+                assert!(at == 0 || end_ns(at - 1).is_some_and(|end| ns >= end), "{ns} is in bucket {at}");
+                assert!(at >= last || ns + 1 == 1 << power, "buckets rise");
+                last = at.max(last);
+            }
+        }
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn quantiles_sums_and_rows() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.quantile(500), Duration::ZERO);
+        for us in 1..=1000 {
+            histogram.record(Duration::from_micros(us));
+        }
+        assert_eq!(histogram.count_and_sum(), (1000, Duration::from_micros(500_500)));
+        assert_eq!(histogram.max(), Duration::from_millis(1));
+        for (per_mille, us) in [(500, 500), (900, 900), (990, 990), (1000, 1000)] {
+            let found = histogram.quantile(per_mille).as_nanos();
+            assert!((us * 1000..=us * 1250).contains(&found), "{per_mille}: {found}");
+        }
+        let rows = histogram.cumulative();
+        assert_eq!((rows[0], rows.len()), ((1024, 1), 14));
+        assert_eq!(rows[1], (4096, 4));
+        assert_eq!(rows.last(), Some(&(1 << 36, 1000)));
+        histogram.record(Duration::from_secs(100));
+        assert_eq!(histogram.quantile(1000), Duration::from_secs(100));
+        assert_eq!(histogram.cumulative().last(), Some(&(1 << 36, 1000)));
+    }
+}

@@ -1,0 +1,73 @@
+//! How long requests of the kernel take on the worker, by operation: from the moment the worker takes a request up to
+//! the reply.
+
+use penstock_base::latency::Histogram;
+
+/// An operation of FUSE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Op {
+    Lookup,
+    GetAttr,
+    SetAttr,
+    ReadLink,
+    Make,
+    Unlink,
+    Rename,
+    Link,
+    Open,
+    Create,
+    Read,
+    Write,
+    Release,
+    Fsync,
+    ReadDir,
+    StatFs,
+    Xattr,
+}
+
+/// All operations, in order, with their names.
+const OPS: [(Op, &str); 17] = [
+    (Op::Lookup, "lookup"),
+    (Op::GetAttr, "getattr"),
+    (Op::SetAttr, "setattr"),
+    (Op::ReadLink, "readlink"),
+    (Op::Make, "make"),
+    (Op::Unlink, "unlink"),
+    (Op::Rename, "rename"),
+    (Op::Link, "link"),
+    (Op::Open, "open"),
+    (Op::Create, "create"),
+    (Op::Read, "read"),
+    (Op::Write, "write"),
+    (Op::Release, "release"),
+    (Op::Fsync, "fsync"),
+    (Op::ReadDir, "readdir"),
+    (Op::StatFs, "statfs"),
+    (Op::Xattr, "xattr"),
+];
+
+/// A histogram for each operation.
+#[derive(Default)]
+pub struct FuseLatency([Histogram; OPS.len()]);
+
+impl FuseLatency {
+    pub(crate) fn of(&self, op: Op) -> &Histogram {
+        &self.0[op as usize]
+    }
+
+    /// Operations by name.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, &Histogram)> {
+        OPS.iter().map(|(op, name)| (*name, self.of(*op)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_the_operations() {
+        assert!(OPS.iter().enumerate().all(|(at, (op, _))| *op as usize == at));
+    }
+}

@@ -61,6 +61,9 @@ pub enum Command {
     },
     /// Unmount it
     Umount,
+    /// What helps whoever looks for a fault
+    #[command(subcommand)]
+    Debug(Debug),
     /// Benchmarks
     #[command(subcommand)]
     Bench(Bench),
@@ -168,6 +171,16 @@ pub enum Fs {
         /// Its name
         #[arg(default_value = "main")]
         name: String,
+    },
+}
+
+/// Verbs for whoever looks for a fault.
+#[derive(Debug, Subcommand)]
+pub enum Debug {
+    /// Write state, events, metrics and logs into one tar file; without a running instance, what the folder has
+    Bundle {
+        /// The file to make [default: penstock-debug-TIME.tar here]
+        file: Option<PathBuf>,
     },
 }
 

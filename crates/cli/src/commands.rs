@@ -1,9 +1,9 @@
 //! What each command does.
 
-use crate::args::{Args, Array, Bench, Command, Drive, Fs};
+use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
 use crate::folder::{DEFAULT, is_free};
 use crate::remote::Remote;
-use crate::{events, show, up};
+use crate::{bundle, events, show, up};
 use anyhow::{Result, anyhow, bail};
 use penstock_node::{
     ArrayReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary, StatusReport,
@@ -26,10 +26,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Up(options) => return up::up(options, dir),
         Command::Bench(Bench::Array { code }) => return bench_array(code, json),
         Command::Down { dir: named } => return down(named.or(dir), api.as_ref(), json),
+        Command::Events { since, follow } => {
+            return events::events(dir.as_ref(), api.as_ref(), since, follow, json);
+        }
+        Command::Debug(Debug::Bundle { file }) => {
+            return bundle::bundle(dir.as_ref(), api.as_ref(), file, json);
+        }
         _ => {}
-    }
-    if let Command::Events { since, follow } = command {
-        return events::events(dir.as_ref(), api.as_ref(), since, follow, json);
     }
     let remote = Remote::find(dir.as_ref(), api.as_ref())?;
     match command {
@@ -50,7 +53,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let mounts: Vec<String> = remote.delete("/v1/mounts")?;
             print(json, &mounts, |_| println!("unmounted"))
         }
-        Command::Up(_) | Command::Bench(_) | Command::Down { .. } | Command::Events { .. } => {
+        Command::Up(_)
+        | Command::Bench(_)
+        | Command::Debug(_)
+        | Command::Down { .. }
+        | Command::Events { .. } => {
             unreachable!("done above")
         }
     }

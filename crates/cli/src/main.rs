@@ -16,6 +16,7 @@ macro_rules! println {
 }
 
 mod args;
+mod bundle;
 mod commands;
 mod events;
 mod folder;

@@ -50,6 +50,26 @@ impl Remote {
         read(request.call().with_context(|| self.unreachable())?)
     }
 
+    /// GET of plain text.
+    pub fn get_text(&self, path: &str) -> Result<String> {
+        let request = self.agent.get(format!("{}{path}", self.url)).header("authorization", &self.token);
+        let mut response = request.call().with_context(|| self.unreachable())?;
+        if !response.status().is_success() {
+            bail!("{path} gives status {}", response.status());
+        }
+        Ok(response.body_mut().with_config().limit(64 << 20).read_to_string()?)
+    }
+
+    /// The token that it sends.
+    pub fn token(&self) -> &str {
+        self.token.strip_prefix("Bearer ").unwrap_or(&self.token)
+    }
+
+    /// The process behind it, where the folder names it.
+    pub fn pid(&self) -> Option<u32> {
+        self.run.as_ref().map(|run| run.pid)
+    }
+
     /// POST with a body.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T> {
         let request = self.agent.post(format!("{}{path}", self.url)).header("authorization", &self.token);

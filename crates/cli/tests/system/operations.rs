@@ -1,6 +1,6 @@
 //! What an administrator sees: events over restarts and kills, and what the other commands say of them.
 
-use crate::store::{Store, can_mount, wait_until};
+use crate::store::{Store, can_mount, shell, wait_until};
 use serde_json::Value;
 
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
@@ -106,4 +106,66 @@ fn events_tell_the_story_over_restarts_and_kills() {
     let numbers: Vec<u64> = all.iter().map(|event| event["seq"].as_u64().unwrap()).collect();
     assert!(numbers.is_sorted_by(|a, b| a < b), "no number twice: {numbers:?}");
     assert!(path.exists());
+}
+
+#[test]
+fn a_debug_bundle_has_the_state_and_no_secrets() {
+    if !can_mount("a_debug_bundle_has_the_state_and_no_secrets") {
+        return;
+    }
+    let store = Store::new("bundle", &SMALL);
+    store.up();
+    std::fs::write(store.mount.join("a-name-that-nobody-sees"), b"contents that nobody sees").unwrap();
+    wait_until("reads are counted", || {
+        let _ = std::fs::read(store.mount.join("a-name-that-nobody-sees"));
+        store.ok(&["status", "--latency"]).contains("fuse")
+    });
+    let latencies = store.json(&["status", "--latency"]);
+    let drive =
+        latencies.as_array().unwrap().iter().find(|row| row["layer"] == "drive" && row["op"] == "write");
+    let drive = drive.unwrap();
+    assert!(
+        drive["count"].as_u64().unwrap() > 0 && drive["p50_ns"].as_u64() <= drive["max_ns"].as_u64(),
+        "{drive}"
+    );
+    let token = std::fs::read_to_string(store.dir.join("token")).unwrap();
+    for (name, wanted) in [
+        (
+            "running.tar",
+            &["status.json", "metrics.txt", "events.jsonl", "latency.json", "penstock.log", "process/limits"]
+                [..],
+        ),
+        (
+            "stopped.tar",
+            &["status.json", "events.jsonl", "penstock.log", "store.json", "system/proc/version"][..],
+        ),
+    ] {
+        let file = store.home.join(name);
+        let said = store.ok(&["debug", "bundle", file.to_str().unwrap()]);
+        let list = shell(&format!("tar tf {0} && tar xOf {0} | wc -c", file.display()));
+        for part in wanted {
+            assert!(
+                said.contains(part) && list.contains(&format!("penstock-debug/{part}")),
+                "{part}: {said}{list}"
+            );
+        }
+        let bytes = std::fs::read(&file).unwrap();
+        for secret in [token.trim(), "a-name-that-nobody-sees", "contents that nobody sees"] {
+            let found = bytes.windows(secret.len()).any(|window| window == secret.as_bytes());
+            assert!(!found, "{name} has {secret}");
+        }
+        assert!(
+            !store.run(&["debug", "bundle", file.to_str().unwrap()]).status.success(),
+            "nothing is overwritten"
+        );
+        if name == "running.tar" {
+            let metrics = shell(&format!("tar xOf {} penstock-debug/metrics.txt", file.display()));
+            assert!(
+                metrics.contains("penstock_latency_seconds_bucket{layer=\"drive\",op=\"flush\""),
+                "{metrics}"
+            );
+            assert!(metrics.contains("penstock_space_warning_percent{space=\"data\"} 0"), "{metrics}");
+            store.down();
+        }
+    }
 }

@@ -1,0 +1,206 @@
+//! `debug bundle`: one tar file with what somebody who helps wants to know first.
+//!
+//! Never in it: the token (its text is blanked wherever it may occur), names and contents of files of the file system.
+//! Events name files by inode number only, and no report of the REST API that is taken has names in it.
+
+use crate::events;
+use crate::folder::DEFAULT;
+use crate::remote::Remote;
+use crate::show;
+use crate::up::LOGS;
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Bytes taken from the end of each log.
+const LOG_BYTES: u64 = 1 << 20;
+/// Most bytes taken of a file of the system.
+const SYSTEM_BYTES: u64 = 1 << 20;
+/// Files of the folder that are taken whole: none of them is secret.
+const FOLDER_FILES: [&str; 4] = ["store.json", "coordination.json", "scrubs.json", "run.json"];
+const ASKED: [(&str, &str); 6] = [
+    ("status.json", "/v1/status"),
+    ("drives.json", "/v1/drives"),
+    ("arrays.json", "/v1/arrays"),
+    ("fs.json", "/v1/fs"),
+    ("latency.json", "/v1/latency"),
+    ("mounts.json", "/v1/mounts"),
+];
+const SYSTEM: [&str; 7] = [
+    "/proc/version",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/loadavg",
+    "/proc/self/mounts",
+    "/proc/sys/kernel/io_uring_disabled",
+    "/proc/partitions",
+];
+
+/// Parts by name; what could not be had has its reason as contents.
+struct Parts(Vec<(String, Vec<u8>)>);
+
+impl Parts {
+    fn add(&mut self, name: impl Into<String>, contents: Result<Vec<u8>>) {
+        let contents = contents.unwrap_or_else(|error| format!("not available: {error:#}\n").into_bytes());
+        self.0.push((name.into(), contents));
+    }
+}
+
+/// Writes a bundle and says what it holds.
+pub fn bundle(
+    dir: Option<&PathBuf>,
+    api: Option<&String>,
+    file: Option<PathBuf>,
+    json: bool,
+) -> Result<ExitCode> {
+    let folder = api.is_none().then(|| dir.map_or(Path::new(DEFAULT), PathBuf::as_path));
+    if let Some(folder) = folder
+        && !folder.is_dir()
+    {
+        bail!("there is no folder {}; --dir names one", folder.display());
+    }
+    let now_ns = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    let now = show::time(i64::try_from(now_ns)?);
+    let file = file.unwrap_or_else(|| format!("penstock-debug-{}.tar", now.replace([':', '-'], "")).into());
+    let mut parts = Parts(Vec::new());
+    let version = env!("CARGO_PKG_VERSION");
+    parts.add("version.txt", Ok(format!("penstock {version}\nbundle of {now}\n").into_bytes()));
+    let asked = Remote::find(dir, api);
+    let token = match (&asked, folder) {
+        (Ok(remote), _) => Some(remote.token().to_owned()),
+        (Err(_), Some(folder)) => std::fs::read_to_string(folder.join("token")).ok(),
+        (Err(_), None) => None,
+    };
+    ask(&mut parts, asked);
+    if let Some(folder) = folder {
+        take_folder(&mut parts, folder);
+    }
+    for path in SYSTEM {
+        parts.add(format!("system{path}"), read_end(Path::new(path), SYSTEM_BYTES));
+    }
+    let parts = without_token(parts, token.as_deref().unwrap_or_default().trim());
+    write(&file, &parts, SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())?;
+    if json {
+        let names: Vec<&String> = parts.iter().map(|(name, _)| name).collect();
+        println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "file": file, "parts": names }))?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{} holds:", file.display());
+    parts.iter().for_each(|(name, contents)| println!("  {:>10}  {name}", show::size(contents.len() as u64)));
+    println!(
+        "It holds no token, and no names or contents of files in the file system. It does hold paths of drives and"
+    );
+    println!("mounts of this machine: look into it before you hand it on.");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the running instance says.
+fn ask(parts: &mut Parts, remote: Result<Remote>) {
+    let remote = match remote {
+        Ok(remote) => remote,
+        Err(error) => return parts.add("status.json", Err(error)),
+    };
+    for (name, path) in ASKED {
+        let answer = remote.get::<Value>(path).and_then(|value| Ok(serde_json::to_vec_pretty(&value)?));
+        parts.add(name, answer);
+    }
+    parts.add("metrics.txt", remote.get_text("/metrics").map(String::into_bytes));
+    if let Some(pid) = remote.pid() {
+        for name in ["limits", "status", "cgroup"] {
+            let path = format!("/proc/{pid}/{name}");
+            parts.add(format!("process/{name}"), read_end(Path::new(&path), SYSTEM_BYTES));
+        }
+    }
+}
+
+fn take_folder(parts: &mut Parts, folder: &Path) {
+    let lines = events::in_folder(folder, 0).and_then(|events| {
+        let mut lines = Vec::new();
+        for event in &events {
+            serde_json::to_writer(&mut lines, event)?;
+            lines.push(b'\n');
+        }
+        Ok(lines)
+    });
+    parts.add("events.jsonl", lines);
+    for name in LOGS.iter().chain(&FOLDER_FILES).filter(|name| folder.join(name).exists()) {
+        let most = if LOGS.contains(name) { LOG_BYTES } else { SYSTEM_BYTES };
+        parts.add(*name, read_end(&folder.join(name), most));
+    }
+    parts.add("folder.txt", listing(folder));
+}
+
+/// What lies in the folder and in its `drives`, with sizes. Nothing else is entered: a mount may be there.
+fn listing(folder: &Path) -> Result<Vec<u8>> {
+    let mut text = String::from("length allocated name\n");
+    for dir in [folder.to_owned(), folder.join("drives")] {
+        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
+        for entry in entries {
+            let entry = entry?;
+            let found = entry.metadata()?;
+            let name = entry.path();
+            text += &format!("{} {} {}\n", found.len(), found.blocks() * 512, name.display());
+        }
+    }
+    Ok(text.into_bytes())
+}
+
+/// The last bytes of a file, at most `most`.
+fn read_end(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    // Files of /proc have no length and are read from the start.
+    let len = file.metadata()?.len();
+    if len > most {
+        file.seek(SeekFrom::Start(len - most))?;
+    }
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn without_token(parts: Parts, token: &str) -> Vec<(String, Vec<u8>)> {
+    let blank = |contents: Vec<u8>| {
+        let text = String::from_utf8_lossy(&contents);
+        match !token.is_empty() && text.contains(token) {
+            true => text.replace(token, "[token]").into_bytes(),
+            false => contents,
+        }
+    };
+    parts.0.into_iter().map(|(name, contents)| (name, blank(contents))).collect()
+}
+
+fn write(path: &Path, parts: &[(String, Vec<u8>)], mtime_s: u64) -> Result<()> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let file = file.with_context(|| format!("{} cannot be made", path.display()))?;
+    let mut tar = tar::Builder::new(file);
+    for (name, contents) in parts {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(contents.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(mtime_s);
+        let name = format!("penstock-debug/{name}");
+        tar.append_data(&mut header, name, contents.as_slice())?;
+    }
+    let mut file = tar.into_inner()?;
+    file.flush()?;
+    Ok(file.sync_all()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_blanked_wherever_it_is() {
+        let parts =
+            Parts(vec![("log".into(), b"before s3cret after".to_vec()), ("raw".into(), vec![0xff, 0])]);
+        let blanked = without_token(parts, "s3cret");
+        assert_eq!(blanked[0].1, b"before [token] after");
+        assert_eq!(blanked[1].1, [0xff, 0]);
+    }
+}

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Parallel storage that keeps GPUs fed: drives protected by erasure code, files on top.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "penstock", version, arg_required_else_help = true)]
 pub struct Args {
     /// Folder of the store
     #[arg(long, global = true, value_name = "DIR")]
@@ -61,6 +61,17 @@ pub enum Command {
     },
     /// Unmount it
     Umount,
+    /// Print what a shell reads to complete these commands
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write man pages: penstock.1 and one for each verb
+    Man {
+        /// Where to
+        #[arg(default_value = ".")]
+        dir: PathBuf,
+    },
     /// What helps whoever looks for a fault
     #[command(subcommand)]
     Debug(Debug),
@@ -172,6 +183,17 @@ pub enum Fs {
         #[arg(default_value = "main")]
         name: String,
     },
+}
+
+/// A shell.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Shell {
+    /// bash
+    Bash,
+    /// zsh
+    Zsh,
+    /// fish
+    Fish,
 }
 
 /// Verbs for whoever looks for a fault.

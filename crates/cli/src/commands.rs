@@ -3,7 +3,7 @@
 use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
 use crate::folder::{DEFAULT, is_free};
 use crate::remote::Remote;
-use crate::{bundle, events, show, up};
+use crate::{bundle, events, manual, show, up};
 use anyhow::{Result, anyhow, bail};
 use penstock_node::{
     ArrayReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary, StatusReport,
@@ -29,6 +29,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Events { since, follow } => {
             return events::events(dir.as_ref(), api.as_ref(), since, follow, json);
         }
+        Command::Completion { shell } => return Ok(manual::completion(shell)),
+        Command::Man { dir } => return manual::man(&dir),
         Command::Debug(Debug::Bundle { file }) => {
             return bundle::bundle(dir.as_ref(), api.as_ref(), file, json);
         }
@@ -56,6 +58,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Up(_)
         | Command::Bench(_)
         | Command::Debug(_)
+        | Command::Completion { .. }
+        | Command::Man { .. }
         | Command::Down { .. }
         | Command::Events { .. } => {
             unreachable!("done above")

@@ -20,6 +20,7 @@ mod bundle;
 mod commands;
 mod events;
 mod folder;
+mod manual;
 mod remote;
 mod show;
 mod up;

@@ -258,6 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn the_unit_starts_what_the_command_line_knows() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/systemd/penstock@.service");
+        let unit = std::fs::read_to_string(path).unwrap();
+        let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        let start = start.replace("%i", "main").replace("$PENSTOCK_OPTIONS", "--drive-size 8G --code 8+2");
+        let args = Args::try_parse_from(start.split_whitespace()).unwrap();
+        let Command::Up(up) = args.command else { panic!("it is `up`") };
+        assert_eq!(up.folder.unwrap().to_str(), Some("/var/lib/penstock/main"));
+        assert!(!up.detach, "systemd watches the process itself");
+    }
+
+    #[test]
     fn the_definition_is_sound() {
         use clap::CommandFactory;
         Args::command().debug_assert();

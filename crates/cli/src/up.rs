@@ -13,6 +13,7 @@ use penstock_node::{
     Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, InProcess, Node, ScrubFile, Severity,
     StoreFile, StoreSpec, create_store, find_drives,
 };
+use sd_notify::NotifyState;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -91,7 +92,12 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         let mounts = instance.status().mounts;
         folder.write_run(&Run { pid: std::process::id(), api_url, mounts })?;
         greet(&instance, folder);
+        tell_manager(&[
+            NotifyState::Ready,
+            NotifyState::Status(&format!("health {}", instance.status().health)),
+        ]);
         instance.run(&mut tasks).await;
+        tell_manager(&[NotifyState::Stopping]);
         // Written to a terminal that may be gone by now.
         eprintln!("stopping");
     }
@@ -101,6 +107,13 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     mounted.and(closed)?;
     eprintln!("stopped; everything is durable");
     Ok(())
+}
+
+/// Tells the service manager that started this process, if one did (sd_notify(3)).
+fn tell_manager(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(false, state) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
 }
 
 fn greet(instance: &Instance, folder: &Folder) {

@@ -169,3 +169,47 @@ fn a_debug_bundle_has_the_state_and_no_secrets() {
         }
     }
 }
+
+#[test]
+fn the_service_manager_is_told_of_start_and_stop() {
+    let store = Store::new("notify", &SMALL);
+    // Its own short path: a socket's has few bytes.
+    let socket = std::env::temp_dir().join(format!("penstock-notify-{}", std::process::id()));
+    let listener = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
+    let mut up = Store::program();
+    up.arg("up").arg(&store.dir).args(SMALL).arg("--detach").env("NOTIFY_SOCKET", &socket);
+    assert!(up.stdin(std::process::Stdio::null()).output().unwrap().status.success());
+    store.down();
+    listener.set_nonblocking(true).unwrap();
+    let mut said = String::new();
+    let mut bytes = [0; 4096];
+    while let Ok(len) = listener.recv(&mut bytes) {
+        said += &String::from_utf8_lossy(&bytes[..len]);
+        said.push('\n');
+    }
+    std::fs::remove_file(&socket).unwrap();
+    let (ready, stopping) = (said.find("READY=1"), said.find("STOPPING=1"));
+    assert!(ready.is_some() && ready < stopping, "{said}");
+    assert!(said.contains("STATUS=health ok"), "{said}");
+}
+
+#[test]
+fn systemd_takes_the_unit() {
+    let store = Store::new("unit", &[]);
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/systemd/penstock@.service");
+    let unit = std::fs::read_to_string(unit)
+        .unwrap()
+        .replace("/usr/local/bin/penstock", env!("CARGO_BIN_EXE_penstock"));
+    let path = store.home.join("penstock@.service");
+    std::fs::write(&path, unit).unwrap();
+    let verified =
+        std::process::Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output();
+    match verified {
+        Err(error) => eprintln!("SKIPPED systemd_takes_the_unit: no systemd-analyze ({error})"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            // Unknown keys and values are told of and are no failure.
+            assert!(output.status.success() && !said.contains("penstock@"), "{said}");
+        }
+    }
+}

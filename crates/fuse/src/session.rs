@@ -5,8 +5,8 @@
 
 use crate::abi::{InitIn, InitOut, MAJOR, MINOR, OLDEST_MINOR, init, op};
 use crate::attr::Root;
-use crate::latency::{FuseLatency, Op};
 use crate::device::{Answer, Device, Inbox, Received, Request};
+use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use penstock_base::{BLOCK_BYTES, Env, Ino};
 use penstock_client::Client;

@@ -278,6 +278,11 @@ impl Array {
             }
             patches.push(StripPatch { position: position as u16, version, columns: touched, crcs });
         }
+        // What no strip can take stays in the log; replay would refuse an entry that voids it.
+        if patches.is_empty() {
+            let (array, good) = (self.id, readable.count_ones() as usize);
+            return Err(ArrayError::Unreadable { array, stripe, good, wanted: self.geo.k });
+        }
         let contained = dirty.iter().map(|((position, column), block)| {
             (*position as u32 * self.geo.strip_blocks + column, block.order)
         });

@@ -3,6 +3,7 @@
 //! slice = log region | two roots | table pages, two places each | strips, each with its trailer
 
 use crate::error::ArrayError;
+use crate::format::descriptor::Descriptor;
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
 use penstock_base::{BLOCK_BYTES, SECTOR_BYTES};
@@ -11,6 +12,8 @@ use std::ops::Range;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most strips in a stripe: their numbers must fit a 64-bit mask.
 pub const MAX_STRIPS: usize = 64;
+/// Largest slice: offsets in it stay far from the ends of their type.
+const MAX_SLICE_BYTES: u64 = 1 << 60;
 
 /// How an array is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +61,10 @@ impl Geometry {
     /// The geometry with the most stripes that fit in slices of `slice_bytes`.
     pub fn fit(spec: &CreateSpec, slice_bytes: u64) -> Result<Self, ArrayError> {
         let invalid = |why: String| Err(ArrayError::Invalid(format!("array {}: {why}", spec.name)));
-        let strips = spec.k + spec.m;
+        if slice_bytes > MAX_SLICE_BYTES || spec.log_bytes > slice_bytes {
+            return invalid(format!("a log of {} bytes in slices of {slice_bytes}", spec.log_bytes));
+        }
+        let strips = spec.k.saturating_add(spec.m);
         if spec.k == 0 || strips > MAX_STRIPS {
             return invalid(format!("{}+{} is not a code of 1 to {MAX_STRIPS} strips", spec.k, spec.m));
         }
@@ -96,6 +102,26 @@ impl Geometry {
             return invalid(format!("slices of {slice_bytes} bytes are too small"));
         }
         Ok(geometry)
+    }
+
+    /// The geometry that a descriptor states.
+    pub fn of(descriptor: &Descriptor) -> Result<Self, ArrayError> {
+        let spec = CreateSpec {
+            name: descriptor.name.clone(),
+            k: descriptor.k.into(),
+            m: descriptor.m.into(),
+            strip_blocks: descriptor.strip_blocks,
+            log_bytes: descriptor.log_bytes,
+            segment_bytes: descriptor.segment_bytes,
+        };
+        let slice_bytes = descriptor.members.iter().map(|member| member.len).min().unwrap_or(0);
+        let most = Self::fit(&spec, slice_bytes)?;
+        match (1..=most.stripes).contains(&descriptor.stripes) && descriptor.members.len() == most.strips() {
+            true => Ok(Self { stripes: descriptor.stripes, ..most }),
+            false => {
+                Err(ArrayError::Invalid(format!("array {}: descriptor and slices do not agree", spec.name)))
+            }
+        }
     }
 
     /// Segments with which a log full of data can still be destaged. To destage one segment of single blocks takes,

@@ -177,19 +177,14 @@ fn prepare(
     members: Vec<MemberSlice>,
     ownership: Rc<dyn Ownership>,
 ) -> Result<Array, ArrayError> {
-    let spec = CreateSpec {
-        name: descriptor.name.clone(),
-        k: descriptor.k.into(),
-        m: descriptor.m.into(),
-        strip_blocks: descriptor.strip_blocks,
-        log_bytes: descriptor.log_bytes,
-        segment_bytes: descriptor.segment_bytes,
-    };
-    let slice_bytes = descriptor.members.iter().map(|member| member.len).min().unwrap_or(0);
-    let most = Geometry::fit(&spec, slice_bytes)?;
-    let geo = Geometry { stripes: descriptor.stripes, ..most };
-    if geo.stripes == 0 || geo.stripes > most.stripes || members.len() != geo.strips() {
-        return Err(ArrayError::Invalid(format!("array {}: descriptor and slices do not agree", spec.name)));
+    let geo = Geometry::of(&descriptor)?;
+    if members.len() != geo.strips() {
+        return Err(ArrayError::Invalid(format!(
+            "array {}: {} slices for {} strips",
+            descriptor.name,
+            members.len(),
+            geo.strips()
+        )));
     }
     let code = Code::new(geo.k, geo.m).map_err(|error| ArrayError::Invalid(error.to_string()))?;
     let members = members

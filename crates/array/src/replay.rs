@@ -10,7 +10,6 @@ use crate::error::ArrayError;
 use crate::format::record::{Entry, RecordHead, RecordShape, StripPatch};
 use crate::format::root::Root;
 use crate::format::segment::SegmentHeader;
-use crate::geometry::Geometry;
 use crate::log::{Head, RecordPlace, Segment};
 use crate::overlay::DirtyBlock;
 use futures_util::future::join_all;
@@ -42,35 +41,6 @@ pub(crate) struct FoundRecord {
     segment: u64,
     entries: Vec<Entry>,
     payload: Vec<Buf>,
-}
-
-/// Whether an entry speaks of stripes, strips and blocks that the array has: what a drive holds is never asserted on.
-fn fits_geometry(entry: &Entry, geo: &Geometry) -> bool {
-    let contained = |blocks: &[(u32, u64)]| blocks.iter().all(|(block, _)| *block < geo.stripe_blocks());
-    let masks = |masks: &[u64]| masks.iter().all(|mask| mask & !geo.all_strips() == 0);
-    match entry {
-        Entry::Data { stripe, block, crcs, .. } => {
-            let end = (*block as usize).saturating_add(crcs.len());
-            *stripe < geo.stripes && end <= geo.stripe_blocks() as usize
-        }
-        Entry::Fresh { stripe, version, stale, contained: blocks, .. } => {
-            *stripe < geo.stripes && version.0 != 0 && masks(&[*stale]) && contained(blocks)
-        }
-        Entry::Destage { stripe, stale, contained: blocks, patches } => {
-            let patch = |patch: &StripPatch| {
-                usize::from(patch.position) < geo.strips()
-                    && patch.version.0 != 0
-                    && patch.crcs.len() == geo.strip_blocks as usize
-            };
-            *stripe < geo.stripes && masks(&[*stale]) && contained(blocks) && patches.iter().all(patch)
-        }
-        Entry::Discard { stripe, count, .. } => {
-            stripe.checked_add(*count).is_some_and(|end| end <= geo.stripes)
-        }
-        Entry::Versions { .. } => true,
-        Entry::Strips { stripe, set, clear, .. } => *stripe < geo.stripes && masks(&[*set, *clear]),
-        Entry::MemberReset { member } => usize::from(*member) < geo.strips(),
-    }
 }
 
 /// Strip contents that must be written again.
@@ -134,8 +104,7 @@ impl Reader<'_> {
                 false => head.incarnation <= self.root.incarnation,
             };
             let fits = head.array == self.array.id && head.seq == seq && head.chain == chain && incarnation;
-            (fits && head.entries.iter().all(|entry| fits_geometry(entry, &self.array.geo)))
-                .then_some((head, shape))
+            (fits && head.entries.iter().all(|entry| entry.fits(&self.array.geo))).then_some((head, shape))
         };
         let found: Vec<_> = copies.iter().map(|copy| copy.as_ref().and_then(decode)).collect();
         let newest = found.iter().flatten().map(|(head, _)| head.incarnation).max()?;

@@ -83,10 +83,10 @@ impl Volume {
     }
 
     fn stripe(&self, stripe: u64) -> Result<u64, ArrayError> {
-        let inner = self.stripes.start + stripe;
-        match self.stripes.contains(&inner) {
-            true => Ok(inner),
-            false => Err(ArrayError::Invalid(format!("stripe {stripe} is beyond the volume"))),
+        let inner = self.stripes.start.checked_add(stripe).filter(|inner| self.stripes.contains(inner));
+        match inner {
+            Some(inner) => Ok(inner),
+            None => Err(ArrayError::Invalid(format!("stripe {stripe} is beyond the volume"))),
         }
     }
 
@@ -116,6 +116,8 @@ impl Volume {
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ArrayError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
+        // The whole range before the first part of it: what is refused changed nothing.
+        self.pieces(block, crcs.len() as u64)?;
         let most = self.array.geo.max_payload_blocks();
         for start in (0..crcs.len()).step_by(most) {
             let range = start..crcs.len().min(start + most);
@@ -173,7 +175,7 @@ impl Volume {
             return Ok(());
         }
         let first = self.stripe(stripe)?;
-        self.stripe(stripe + count - 1)?;
+        self.stripe(stripe.saturating_add(count - 1))?;
         self.array.wait_for_log_room().await?;
         self.array.discard(first, count, how).await
     }

@@ -173,6 +173,21 @@ impl<'a> Dec<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    /// Takes a counter: 64 bits below 2^63, which nothing counts up to in the life of a drive, so that what is added
+    /// to it never overflows.
+    pub fn counter(&mut self) -> Result<u64, DecodeError> {
+        match self.u64()? {
+            count if count >> 63 == 0 => Ok(count),
+            _ => Err(self.bad("a counter above 2^63")),
+        }
+    }
+
+    /// Takes a 32-bit length and that many bytes of UTF-8.
+    pub fn text(&mut self) -> Result<String, DecodeError> {
+        let bytes = self.bytes()?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| self.bad("a name that is not UTF-8"))
+    }
+
     /// Takes 64 signed bits.
     pub fn i64(&mut self) -> Result<i64, DecodeError> {
         self.array().map(i64::from_le_bytes)

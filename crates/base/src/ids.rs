@@ -46,7 +46,8 @@ impl FromStr for Id128 {
     type Err = BadId;
 
     fn from_str(text: &str) -> Result<Self, BadId> {
-        if text.len() != 32 || !text.is_ascii() {
+        // A sign would pass for a digit below.
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(BadId);
         }
         let mut bytes = [0; 16];

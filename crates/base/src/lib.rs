@@ -14,6 +14,7 @@ pub mod latency;
 pub mod locks;
 pub mod map;
 pub mod status;
+pub mod text;
 
 pub use buf::{Buf, BufMut};
 pub use codec::{Dec, DecodeError, Enc};

@@ -18,7 +18,7 @@ mod chunk;
 mod commit;
 mod discard;
 mod place;
-mod rows;
+pub mod rows;
 mod space;
 mod target;
 mod truncate;

@@ -1,4 +1,6 @@
 //! Rows of the target in the key-value store. Format: docs/format/kv.md.
+//!
+//! Public for the fuzzer and for tools that look at a store; only this crate writes rows.
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
 
@@ -57,18 +59,28 @@ impl ChunkKey {
 
 /// Keys of the rows of a file's chunks from `index` on.
 pub fn map_range(branch: u64, ino: Ino, index: u64) -> (Vec<u8>, Vec<u8>) {
-    let from = ChunkKey { branch, ino, index }.row(0);
-    let until = ChunkKey { branch, ino: Ino(ino.0 + 1), index: 0 }.row(0);
-    (from, until)
+    let row = ChunkKey { branch, ino, index }.row(0);
+    let until = after_all_with(&row[..17]);
+    (row, until)
+}
+
+/// The first key behind all keys that begin with `prefix`, whose first byte is a tag below 255.
+fn after_all_with(prefix: &[u8]) -> Vec<u8> {
+    let mut key = prefix.to_vec();
+    while key.pop_if(|byte| *byte == u8::MAX).is_some() {}
+    if let Some(last) = key.last_mut() {
+        *last += 1;
+    }
+    key
 }
 
 /// Keys of all map rows.
-pub(crate) fn all_maps() -> (Vec<u8>, Vec<u8>) {
+pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
     (vec![MAP], vec![MAP + 1])
 }
 
 /// The value of a map row. Transform 0 is none; the stored length will differ from `count` with compression.
-pub(crate) fn encode_map(extents: &[Extent]) -> Vec<u8> {
+pub fn encode_map(extents: &[Extent]) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u8(FORMAT).u32(extents.len() as u32);
     for extent in extents {
@@ -92,6 +104,9 @@ pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
         if transform != 0 || stored != count {
             return Err(dec.unknown("transform", transform.into()));
         }
+        if count == 0 || first.checked_add(count).is_none() || block.checked_add(count.into()).is_none() {
+            return Err(dec.bad("an extent without an end"));
+        }
         if extents.last().is_some_and(|last| last.first + last.count > first) {
             return Err(dec.bad("extents overlap"));
         }
@@ -101,19 +116,19 @@ pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
 }
 
 /// Key of an allocation group's row.
-pub(crate) fn group_key(group: u64) -> Vec<u8> {
+pub fn group_key(group: u64) -> Vec<u8> {
     let mut key = vec![GROUP];
     key.extend_from_slice(&group.to_be_bytes());
     key
 }
 
 /// Keys of all allocation groups.
-pub(crate) fn all_groups() -> (Vec<u8>, Vec<u8>) {
+pub fn all_groups() -> (Vec<u8>, Vec<u8>) {
     (vec![GROUP], vec![GROUP + 1])
 }
 
 /// The value of an allocation group's row: one bit per block, set when it is used.
-pub(crate) fn encode_group(words: &[u64]) -> Vec<u8> {
+pub fn encode_group(words: &[u64]) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u8(FORMAT);
     words.iter().for_each(|word| {
@@ -123,7 +138,7 @@ pub(crate) fn encode_group(words: &[u64]) -> Vec<u8> {
 }
 
 /// Reads the value of an allocation group's row.
-pub(crate) fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError> {
+pub fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError> {
     let mut dec = Dec::new("allocation group", value);
     let format = dec.u8()?;
     if format != FORMAT {
@@ -133,13 +148,18 @@ pub(crate) fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, Decod
 }
 
 /// Number of the group that a row's key names.
-pub(crate) fn decode_group_key(key: &[u8]) -> Option<u64> {
+pub fn decode_group_key(key: &[u8]) -> Option<u64> {
+    key.first().filter(|tag| **tag == GROUP)?;
     Some(u64::from_be_bytes(key.get(1..)?.try_into().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 
     #[test]
     fn rows_come_back() {
@@ -149,5 +169,54 @@ mod tests {
         assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
         assert!(decode_map(&encode_map(&[extents[1], extents[0]])).is_err());
         assert!(decode_map(&[2]).is_err());
+    }
+
+    #[test]
+    fn keys_and_rows_are_as_in_the_first_release() {
+        let key = ChunkKey { branch: 0, ino: Ino((1 << 48) | 7), index: 3 };
+        let zero = "0000000000000000";
+        assert_eq!(hex(&key.row(0)), format!("20{zero}00010000000000070000000000000003{zero}"));
+        assert_eq!(hex(&group_key(0x0102)), "210000000000000102");
+        assert_eq!(decode_group_key(&group_key(0x0102)), Some(0x0102));
+
+        let extents =
+            [Extent { first: 0, count: 2, block: 9 }, Extent { first: 5, count: 1, block: 1 << 40 }];
+        let wanted = "01 02000000 00000000 02000000 0900000000000000 00 02000000 \
+                      05000000 01000000 0000000000010000 00 01000000"
+            .replace(' ', "");
+        assert_eq!(hex(&encode_map(&extents)), wanted);
+        assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
+        assert_eq!(hex(&encode_map(&[])), "0100000000");
+
+        let words = [1, 0x0102_0304_0506_0708];
+        assert_eq!(hex(&encode_group(&words)), "0101000000000000000807060504030201");
+        assert_eq!(decode_group(&encode_group(&words), 2).as_deref(), Ok(&words[..]));
+    }
+
+    /// The ends of extents were sums that may overflow.
+    #[test]
+    fn extents_without_an_end_are_refused() {
+        let good = Extent { first: 1, count: 1, block: 1 };
+        for bad in [
+            Extent { first: u32::MAX, ..good },
+            Extent { count: u32::MAX, ..good },
+            Extent { block: u64::MAX, ..good },
+            Extent { count: 0, ..good },
+        ] {
+            assert!(decode_map(&encode_map(&[bad, good])).is_err(), "{bad:?}");
+            assert!(decode_map(&encode_map(&[bad])).is_err(), "{bad:?}");
+        }
+    }
+
+    /// The last inode number was counted on.
+    #[test]
+    fn the_last_inode_has_a_range_of_chunks() {
+        let last = ChunkKey { branch: 0, ino: Ino(u64::MAX), index: u64::MAX };
+        let (from, until) = map_range(0, last.ino, 7);
+        assert!(from < last.row(u64::MAX) && last.row(u64::MAX) < until);
+        assert!(until <= ChunkKey { branch: 1, ino: Ino(0), index: 0 }.row(0));
+        let (_, until) = map_range(0, Ino(6), 0);
+        assert!(until <= ChunkKey { branch: 0, ino: Ino(7), index: 0 }.row(0));
+        assert_eq!(decode_group_key(&[&[MAP], &group_key(1)[1..]].concat()), None);
     }
 }

@@ -4,11 +4,11 @@
 //! check, which so sees one moment.
 
 use crate::chunk::{Chunk, DirtyBlock};
-use crate::rows::{ChunkKey, all_groups, decode_group, decode_group_key, decode_map};
+use crate::rows::{ChunkKey, Extent, all_groups, decode_group, decode_group_key, decode_map};
 use crate::space::{Run, Space, SpaceUsage};
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, Env, HashMap, Ino, KeyedLocks};
+use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks};
 use penstock_drive::{Class, Io};
 use penstock_kv::Kv;
 use std::cell::{Cell, RefCell};
@@ -161,7 +161,7 @@ impl Target {
         }
         let row = self.kv.get(key.row(0)).await?;
         let chunk = match row {
-            Some(value) => Chunk::with_map(decode_map(&value)?),
+            Some(value) => Chunk::with_map(self.known(decode_map(&value)?)?),
             None => Chunk::default(),
         };
         let mut chunks = self.chunks.borrow_mut();
@@ -170,6 +170,20 @@ impl Target {
             chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
         }
         Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())
+    }
+
+    /// A row's extents, if they are blocks that the chunk and the volume have.
+    fn known(&self, extents: Vec<Extent>) -> Result<Vec<Extent>, ChunkError> {
+        let fits = |extent: &Extent| {
+            extent.first + extent.count <= self.config.chunk_blocks
+                && extent.block + u64::from(extent.count) <= self.volume.blocks()
+        };
+        match extents.iter().all(fits) {
+            true => Ok(extents),
+            false => {
+                Err(DecodeError::Bad { what: "map row", why: "an extent beyond chunk or volume" }.into())
+            }
+        }
     }
 
     fn check_blocks(&self, first: u32, count: usize) -> Result<(), ChunkError> {

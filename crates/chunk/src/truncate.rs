@@ -43,7 +43,8 @@ impl Target {
         let mut changes = Vec::new();
         let mut back = Vec::new();
         for (key, chunk) in &chunks {
-            let from = (first_block.saturating_sub(key.index * per_chunk)).min(per_chunk) as u32;
+            let from =
+                (first_block.saturating_sub(key.index.saturating_mul(per_chunk))).min(per_chunk) as u32;
             self.drop_dirty(*key, from);
             back.extend(chunk.borrow_mut().cut(from, u32::MAX));
             changes.extend(Chunk::take_changes(chunk, *key));

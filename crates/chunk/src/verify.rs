@@ -63,10 +63,12 @@ impl Target {
             if extent.first + extent.count > self.config.chunk_blocks {
                 check.problems.push(format!("{key:?}: {extent:?} is beyond the chunk"));
             }
-            for block in extent.block..extent.block + u64::from(extent.count) {
-                if block >= self.volume.blocks() {
-                    check.problems.push(format!("{key:?}: block {block} is beyond the volume"));
-                } else if let Some(other) = owner.insert(block, key) {
+            let (end, blocks) = (extent.block + u64::from(extent.count), self.volume.blocks());
+            if end > blocks {
+                check.problems.push(format!("{key:?}: {extent:?} is beyond the volume"));
+            }
+            for block in extent.block..end.min(blocks) {
+                if let Some(other) = owner.insert(block, key) {
                     check.problems.push(format!("block {block} belongs to {key:?} and to {other:?}"));
                 }
                 check.blocks += 1;

@@ -1,6 +1,7 @@
 //! The command line's definition.
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use penstock_base::text::{parse_code, parse_size};
 use std::path::PathBuf;
 
 /// Parallel storage that keeps GPUs fed: drives protected by erasure code, files on top.
@@ -217,45 +218,9 @@ pub enum Bench {
     },
 }
 
-/// A size in bytes with an optional suffix K, M, G or T (powers of 1024).
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text} is no size; write it as in 512M or 4G");
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).ok_or_else(wrong)
-}
-
-fn parse_code(text: &str) -> Result<(usize, usize), String> {
-    let wrong = || format!("{text} is no code; write data+redundancy strips, as in 4+2");
-    let (k, m) = text.split_once('+').ok_or_else(wrong)?;
-    Ok((k.parse().map_err(|_| wrong())?, m.parse().map_err(|_| wrong())?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_and_codes() {
-        for (text, bytes) in
-            [("0", 0), ("5", 5), ("4K", 4096), ("512M", 512 << 20), ("4G", 4 << 30), ("1TiB", 1 << 40)]
-        {
-            assert_eq!(parse_size(text), Ok(bytes));
-        }
-        for text in ["", "G", "4X", "-1", "99999999999T"] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
-        assert_eq!(parse_code("8+3"), Ok((8, 3)));
-        assert!(parse_code("8").is_err());
-    }
 
     #[test]
     fn the_unit_starts_what_the_command_line_knows() {

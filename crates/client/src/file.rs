@@ -32,7 +32,9 @@ pub struct FileState {
 
 impl FileState {
     fn of(attr: &Attr) -> Self {
-        let Attr { size, cut, chunk_blocks, .. } = *attr;
+        let Attr { size, cut, .. } = *attr;
+        // A service that says nothing of chunks gets requests that it refuses, and not a division by zero.
+        let chunk_blocks = attr.chunk_blocks.max(1);
         Self { size, cut, chunk_blocks, mtime_ns: None, writes: 0, opens: 0, tail_clean: false }
     }
 
@@ -121,8 +123,15 @@ impl Client {
             pieces(state.chunk_blocks, first, count).into_iter().map(|(chunk, block, count)| async move {
                 let request = ChunkRef { branch: 0, ino, chunk, block, count, snapshot: 0, cut: state.cut };
                 let (body, payload) = self.data(Kind::Read, encode_read(&request), Vec::new()).await?;
-                decode_reply(&body)?;
-                Ok::<_, Failure>(payload)
+                let (_, crcs) = decode_reply(&body)?;
+                let found = payload.iter().map(Buf::len).sum::<usize>();
+                match found == count as usize * BLOCK_BYTES && crcs.len() == count as usize {
+                    true => Ok(payload),
+                    false => Err(Failure::new(
+                        penstock_base::Kind::Internal,
+                        format!("a reply of {found} bytes to a read of {count} blocks"),
+                    )),
+                }
             });
         let parts: Vec<Vec<Buf>> = join_all(reads).await.into_iter().collect::<Result<_, _>>()?;
         Ok(parts.into_iter().flatten().collect())

@@ -17,6 +17,8 @@ pub const FORMAT_VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"PENSTOCK";
 const HEADER_BYTES: usize = 64;
+/// Smallest drive that has room for both copies and a slice between them.
+const SMALLEST_BYTES: u64 = 4 * SLICE_ALIGN_BYTES;
 /// Incompatible features that this release understands.
 const KNOWN_INCOMPATIBLE: u64 = 0;
 
@@ -134,7 +136,7 @@ impl Superblock {
         if dec.raw(8)? != MAGIC {
             return Err(dec.bad("wrong magic number"));
         }
-        let (version, body_bytes, seq) = (dec.u32()?, dec.u32()? as usize, dec.u64()?);
+        let (version, body_bytes, seq) = (dec.u32()?, dec.u32()? as usize, dec.counter()?);
         let features =
             Features { compatible: dec.u64()?, read_only_compatible: dec.u64()?, incompatible: dec.u64()? };
         let (body_crc, header_crc) = (dec.u32()?, dec.u32()?);
@@ -148,6 +150,9 @@ impl Superblock {
         if unknown != 0 {
             return Err(dec.unknown("feature bits", unknown));
         }
+        if body_bytes > SUPERBLOCK_BYTES - HEADER_BYTES {
+            return Err(dec.bad("a body longer than its place"));
+        }
         let body = bytes
             .get(HEADER_BYTES..HEADER_BYTES + body_bytes)
             .filter(|body| crc32c(body) == body_crc)
@@ -160,6 +165,9 @@ impl Superblock {
         let (store, drive) = (StoreId(dec.id()?), DriveId(dec.id()?));
         let (size_bytes, created_ns) = (dec.u64()?, dec.i64()?);
         let (slice_count, array_count, _) = (dec.u16()?, dec.u16()?, dec.u32()?);
+        if size_bytes < SMALLEST_BYTES {
+            return Err(dec.bad("a drive too small for its superblocks"));
+        }
         let mut slices = Vec::new();
         for _ in 0..slice_count {
             let (array, member) = (ArrayId(dec.id()?), dec.u16()?);
@@ -167,14 +175,14 @@ impl Superblock {
             slices.push(SliceEntry {
                 array,
                 member,
-                generation: dec.u64()?,
+                generation: dec.counter()?,
                 offset: dec.u64()?,
                 len: dec.u64()?,
             });
         }
         let mut arrays = Vec::new();
         for _ in 0..array_count {
-            let (array, revision) = (ArrayId(dec.id()?), dec.u64()?);
+            let (array, revision) = (ArrayId(dec.id()?), dec.counter()?);
             arrays.push(ArrayEntry { array, revision, descriptor: dec.bytes()?.to_vec() });
         }
         for slice in &slices {
@@ -202,8 +210,8 @@ const WRITE_SITES: [&str; 2] = ["superblock.copy0", "superblock.copy1"];
 /// Finds the superblock of a drive.
 pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     let size = drive.size_bytes();
-    if size < 4 * SLICE_ALIGN_BYTES {
-        return Err(SuperblockError::Shrunk { wanted: 4 * SLICE_ALIGN_BYTES, found: size });
+    if size < SMALLEST_BYTES {
+        return Err(SuperblockError::Shrunk { wanted: SMALLEST_BYTES, found: size });
     }
     let mut best: Option<Superblock> = None;
     let (mut future, mut blank, mut broken) = (None, 0, None);
@@ -304,6 +312,14 @@ mod tests {
         later.features.incompatible = 4;
         let error = Superblock::decode(&later.encode()).unwrap_err().to_string();
         assert!(error.contains("feature bits is 4"), "{error}");
+    }
+
+    /// The place of copy 1 was computed from any size, and an update counted on from any sequence.
+    #[test]
+    fn sizes_and_counters_that_break_arithmetic_are_refused() {
+        let small = Superblock { size_bytes: 4096, slices: Vec::new(), ..sample() };
+        assert!(Superblock::decode(&small.encode()).is_err());
+        assert!(Superblock::decode(&Superblock { seq: u64::MAX, ..sample() }.encode()).is_err());
     }
 
     #[test]

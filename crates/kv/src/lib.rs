@@ -11,6 +11,7 @@
 mod ahead;
 mod backend;
 mod engine;
+pub mod header;
 mod lane;
 mod volume;
 

@@ -6,12 +6,12 @@
 //! Invariant: bytes between the end of the file and its longest length ever are zeroed before the file grows over
 //! them again, so that new space reads as zeros.
 
+use crate::header::VolumeHeader;
 use penstock_array::{ArrayError, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, crc32c, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, crc32c_blocks};
 use penstock_drive::{Class, Io};
 use std::cell::Cell;
 
-const MAGIC: &[u8; 8] = b"PENKVVOL";
 const IO: Io = Io::new(Class::Meta, "kv.read");
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest write handed to the volume at once: one atomic record.
@@ -31,10 +31,7 @@ impl VolumeFile {
     /// Opens the file; an empty volume holds an empty one.
     pub(crate) async fn open(volume: Volume) -> Result<Self, ArrayError> {
         let block = volume.read(0, 1, IO).await?.gather();
-        let (len, longest) = match block.iter().all(|byte| *byte == 0) {
-            true => (0, 0),
-            false => decode_header(&block)?,
-        };
+        let VolumeHeader { len, longest } = VolumeHeader::decode(&block)?;
         Ok(Self { volume, len: Cell::new(len), longest: Cell::new(longest) })
     }
 
@@ -55,11 +52,8 @@ impl VolumeFile {
         }
         self.len.set(len);
         self.longest.set(self.longest.get().max(len));
-        let mut enc = Enc::new();
-        enc.raw(MAGIC).u32(0).u32(1).u64(len).u64(self.longest.get());
-        let crc = crc32c(&enc.as_slice()[12..]);
-        enc.set_u32(8, crc);
-        let block = BufMut::padded_from(enc.as_slice()).freeze();
+        let header = VolumeHeader { len, longest: self.longest.get() };
+        let block = BufMut::padded_from(&header.encode()).freeze();
         self.volume.write(0, &block, &crc32c_blocks(&block)).await
     }
 
@@ -160,21 +154,5 @@ impl VolumeFile {
     /// Makes what was written durable.
     pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
         self.volume.flush().await
-    }
-}
-
-fn decode_header(block: &[u8]) -> Result<(u64, u64), DecodeError> {
-    let mut dec = Dec::new("key-value volume header", block);
-    if dec.raw(8)? != MAGIC {
-        return Err(dec.bad("wrong magic number"));
-    }
-    let crc = dec.u32()?;
-    let (format, len, longest) = (dec.u32()?, dec.u64()?, dec.u64()?);
-    if crc32c(&block[12..32]) != crc {
-        return Err(dec.bad("checksum"));
-    }
-    match format {
-        1 => Ok((len, longest)),
-        other => Err(dec.unknown("format", other.into())),
     }
 }

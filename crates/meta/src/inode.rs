@@ -4,6 +4,8 @@ use penstock_base::{Dec, DecodeError, Enc, Ino};
 use penstock_wire::names::Attr;
 
 const FORMAT: u8 = 1;
+/// More links than any inode can have come to: a further one never overflows.
+const NLINK_MAX: u32 = u32::MAX / 2;
 const TYPE_MASK: u32 = 0o170_000;
 
 /// The type of an inode.
@@ -155,10 +157,13 @@ impl Inode {
         let (ino, mode, nlink) = (Ino(dec.u64()?), dec.u32()?, dec.u32()?);
         let (uid, gid, rdev, size) = (dec.u32()?, dec.u32()?, dec.u32()?, dec.u64()?);
         let times_ns = [dec.i64()?, dec.i64()?, dec.i64()?, dec.i64()?];
-        let (cut, parent, entries) = (dec.u64()?, Ino(dec.u64()?), dec.u64()?);
+        let (cut, parent, entries) = (dec.counter()?, Ino(dec.u64()?), dec.counter()?);
         let layout = Layout { chunk_blocks: dec.u32()?, target: dec.u32()?, replicas: dec.u8()? };
         if layout.replicas != 1 || layout.target != 0 {
             return Err(dec.unknown("layout", layout.replicas.into()));
+        }
+        if layout.chunk_blocks == 0 || nlink > NLINK_MAX {
+            return Err(dec.bad("chunks without blocks, or too many links"));
         }
         let data = match dec.u8()? {
             0 => Data::None,

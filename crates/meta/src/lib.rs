@@ -21,7 +21,7 @@ mod ops;
 mod readdir;
 mod reap;
 mod rename;
-mod rows;
+pub mod rows;
 mod service;
 mod session;
 mod setattr;

@@ -2,6 +2,8 @@
 //!
 //! Keys of what snapshots will keep have the branch after their tag and end in the birth, so that generations lie next
 //! to each other; today both are 0. The queue of removed files and the results of sessions belong to no snapshot.
+//!
+//! Public for the fuzzer and for tools that look at a store; only this crate writes rows.
 
 use penstock_base::{Dec, DecodeError, Enc, Id128, Ino};
 
@@ -14,7 +16,7 @@ const RESULT: u8 = 0x14;
 const FORMAT: u8 = 1;
 
 /// Rows with `from <= key < until`.
-pub(crate) type Range = (Vec<u8>, Vec<u8>);
+pub type Range = (Vec<u8>, Vec<u8>);
 
 fn key(tag: u8, words: &[u64]) -> Vec<u8> {
     let mut key = vec![tag];
@@ -23,22 +25,22 @@ fn key(tag: u8, words: &[u64]) -> Vec<u8> {
 }
 
 /// The row of the file system.
-pub(crate) fn fs_key() -> Vec<u8> {
+pub fn fs_key() -> Vec<u8> {
     vec![FS]
 }
 
 /// An inode's row.
-pub(crate) fn inode_key(ino: Ino) -> Vec<u8> {
+pub fn inode_key(ino: Ino) -> Vec<u8> {
     key(INODE, &[0, ino.0, 0])
 }
 
 /// All inodes.
-pub(crate) fn all_inodes() -> Range {
+pub fn all_inodes() -> Range {
     (vec![INODE], vec![INODE + 1])
 }
 
 /// A directory entry's row, at its cookie.
-pub(crate) fn entry_key(dir: Ino, cookie: u64) -> Vec<u8> {
+pub fn entry_key(dir: Ino, cookie: u64) -> Vec<u8> {
     key(ENTRY, &[0, dir.0, cookie, 0])
 }
 
@@ -48,121 +50,142 @@ pub(crate) fn is_entry_key(key: &[u8]) -> bool {
 }
 
 /// Entries of a directory with `from <= cookie < until`.
-pub(crate) fn entry_range(dir: Ino, from: u64, until: u64) -> Range {
+pub fn entry_range(dir: Ino, from: u64, until: u64) -> Range {
     (key(ENTRY, &[0, dir.0, from]), key(ENTRY, &[0, dir.0, until]))
 }
 
 /// All directory entries.
-pub(crate) fn all_entries() -> Range {
+pub fn all_entries() -> Range {
     (vec![ENTRY], vec![ENTRY + 1])
 }
 
 /// Directory and cookie of an entry's key.
-pub(crate) fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
-    let bad = DecodeError::Bad { what: "directory entry key", why: "wrong length" };
-    let words: &[u8; 32] = key.get(1..).and_then(|rest| rest.try_into().ok()).ok_or(bad)?;
+pub fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
+    let dec = Dec::new("directory entry key", key);
+    let words: Option<&[u8; 32]> = key.strip_prefix(&[ENTRY]).and_then(|rest| rest.try_into().ok());
+    let words = words.ok_or(dec.bad("wrong tag or length"))?;
     let word = |at: usize| u64::from_be_bytes(words[at * 8..(at + 1) * 8].try_into().expect("eight bytes"));
-    Ok((Ino(word(1)), word(2)))
+    match (word(0), word(3)) {
+        (0, 0) => Ok((Ino(word(1)), word(2))),
+        (0, birth) => Err(dec.unknown("birth", birth)),
+        (branch, _) => Err(dec.unknown("branch", branch)),
+    }
 }
 
 /// An extended attribute's row: the name, which has no NUL, ends in one, and then comes the birth.
-pub(crate) fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
+pub fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
     [&key(XATTR, &[0, ino.0])[..], name, &[0], &0u64.to_be_bytes()].concat()
 }
 
 /// All extended attributes of an inode.
-pub(crate) fn xattr_range(ino: Ino) -> Range {
-    (key(XATTR, &[0, ino.0]), key(XATTR, &[0, ino.0 + 1]))
+pub fn xattr_range(ino: Ino) -> Range {
+    let from = key(XATTR, &[0, ino.0]);
+    let until = ino.0.checked_add(1).map_or(vec![XATTR + 1], |next| key(XATTR, &[0, next]));
+    (from, until)
 }
 
 /// The name in an extended attribute's key.
-pub(crate) fn xattr_name(key: &[u8]) -> &[u8] {
+pub fn xattr_name(key: &[u8]) -> &[u8] {
     key.get(17..key.len().saturating_sub(9)).unwrap_or_default()
 }
 
 /// The value of rows whose keys say everything: only their format.
-pub(crate) fn bare_value() -> Vec<u8> {
+pub fn bare_value() -> Vec<u8> {
     vec![FORMAT]
 }
 
 /// The row of a file that has no name any more.
-pub(crate) fn removed_key(ino: Ino) -> Vec<u8> {
+pub fn removed_key(ino: Ino) -> Vec<u8> {
     key(REMOVED, &[0, ino.0])
 }
 
 /// All files without a name.
-pub(crate) fn all_removed() -> Range {
+pub fn all_removed() -> Range {
     (vec![REMOVED], vec![REMOVED + 1])
 }
 
 /// The inode in the key of a file without a name.
-pub(crate) fn removed_ino(key: &[u8]) -> Option<Ino> {
-    Some(Ino(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?)))
+pub fn removed_ino(key: &[u8]) -> Option<Ino> {
+    let words = key.strip_prefix(&[REMOVED]).filter(|words| words.len() == 16)?;
+    Some(Ino(u64::from_be_bytes(words[8..].try_into().ok()?)))
 }
 
 /// The stored result of a session's request.
-pub(crate) fn result_key(session: u64, slot: u64) -> Vec<u8> {
+pub fn result_key(session: u64, slot: u64) -> Vec<u8> {
     key(RESULT, &[session, slot])
 }
 
 /// All stored results.
-pub(crate) fn all_results() -> Range {
+pub fn all_results() -> Range {
     (vec![RESULT], vec![RESULT + 1])
 }
 
 /// The file system's own row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FsRow {
-    pub(crate) id: Id128,
-    pub(crate) name: String,
-    pub(crate) created_ns: i64,
+pub struct FsRow {
+    /// The file system.
+    pub id: Id128,
+    /// Its name.
+    pub name: String,
+    /// Nanoseconds since 1970 when it was made.
+    pub created_ns: i64,
     /// Secret of the hash that places names in directories.
-    pub(crate) secret: Id128,
+    pub secret: Id128,
     /// Inode numbers up to here may be in use.
-    pub(crate) reserved_ino: u64,
+    pub reserved_ino: u64,
     /// Sessions up to here may exist.
-    pub(crate) last_session: u64,
-    pub(crate) chunk_blocks: u32,
+    pub last_session: u64,
+    /// Blocks in a chunk of new files.
+    pub chunk_blocks: u32,
 }
 
 impl FsRow {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// The row's value.
+    pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.u8(FORMAT).id(self.id).i64(self.created_ns).id(self.secret).u64(self.reserved_ino);
         enc.u64(self.last_session).u32(self.chunk_blocks).bytes(self.name.as_bytes());
         enc.finish()
     }
 
-    pub(crate) fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+    /// Reads the row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("file system row", value);
         let format = dec.u8()?;
         if format != FORMAT {
             return Err(dec.unknown("format", format.into()));
         }
         let (id, created_ns, secret) = (dec.id()?, dec.i64()?, dec.id()?);
-        let (reserved_ino, last_session, chunk_blocks) = (dec.u64()?, dec.u64()?, dec.u32()?);
-        let name = String::from_utf8_lossy(dec.bytes()?).into_owned();
+        let (reserved_ino, last_session, chunk_blocks) = (dec.counter()?, dec.counter()?, dec.u32()?);
+        let name = dec.text()?;
+        if chunk_blocks == 0 {
+            return Err(dec.bad("chunks without blocks"));
+        }
         Ok(Self { id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks })
     }
 }
 
 /// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) ino: Ino,
+pub struct Entry {
+    /// The inode that the name names.
+    pub ino: Ino,
     /// Type bits of the inode's mode.
-    pub(crate) kind: u32,
-    pub(crate) name: Vec<u8>,
+    pub kind: u32,
+    /// The name.
+    pub name: Vec<u8>,
 }
 
 impl Entry {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// The row's value.
+    pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.u8(FORMAT).u64(self.ino.0).u32(self.kind).bytes(&self.name);
         enc.finish()
     }
 
-    pub(crate) fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+    /// Reads the row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("directory entry", value);
         let format = dec.u8()?;
         if format != FORMAT {
@@ -171,3 +194,39 @@ impl Entry {
         Ok(Self { ino: Ino(dec.u64()?), kind: dec.u32()?, name: dec.bytes()?.to_vec() })
     }
 }
+
+/// The stored result of a session's request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResultRow {
+    /// The session.
+    pub session: u64,
+    /// The request's slot: its sequence modulo the number of slots.
+    pub slot: u64,
+    /// The request's number in the session.
+    pub sequence: u64,
+    /// The reply's body.
+    pub body: Vec<u8>,
+}
+
+impl ResultRow {
+    /// The row's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.u8(FORMAT).u64(self.session).u64(self.slot).u64(self.sequence).bytes(&self.body);
+        enc.finish()
+    }
+
+    /// Reads the row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("session result", value);
+        let format = dec.u8()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        let (session, slot, sequence) = (dec.u64()?, dec.u64()?, dec.u64()?);
+        Ok(Self { session, slot, sequence, body: dec.bytes()?.to_vec() })
+    }
+}
+
+#[cfg(test)]
+mod tests;

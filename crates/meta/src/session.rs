@@ -2,11 +2,10 @@
 //! slot again, so that a repeat after a lost reply is answered and not done twice.
 
 use crate::error::MetaError;
-use crate::rows::{all_results, result_key};
-use penstock_base::{Dec, Enc, HashMap};
+use crate::rows::{ResultRow, all_results, result_key};
+use penstock_base::HashMap;
 use penstock_kv::{Kv, WriteSet};
 
-const FORMAT: u8 = 1;
 /// Requests of one session whose results are kept.
 pub(crate) const SLOTS: u64 = 64;
 
@@ -25,13 +24,8 @@ impl Sessions {
             let Some((last, _)) = rows.last() else { return Ok(sessions) };
             from = [&last[..], &[0]].concat();
             for (_, value) in &rows {
-                let mut dec = Dec::new("session result", value);
-                let format = dec.u8()?;
-                if format != FORMAT {
-                    return Err(dec.unknown("format", format.into()).into());
-                }
-                let (session, slot, sequence) = (dec.u64()?, dec.u64()?, dec.u64()?);
-                sessions.results.insert((session, slot), (sequence, dec.bytes()?.to_vec()));
+                let ResultRow { session, slot, sequence, body } = ResultRow::decode(value)?;
+                sessions.results.insert((session, slot), (sequence, body));
             }
         }
     }
@@ -45,9 +39,8 @@ impl Sessions {
     /// Adds the result's row to the transaction that does the request.
     pub(crate) fn record(session: u64, sequence: u64, body: &[u8], writes: &mut WriteSet) {
         let slot = sequence % SLOTS;
-        let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(session).u64(slot).u64(sequence).bytes(body);
-        writes.put(result_key(session, slot), enc.finish());
+        let row = ResultRow { session, slot, sequence, body: body.to_vec() };
+        writes.put(result_key(session, slot), row.encode());
     }
 
     /// Keeps a result whose transaction is committed.

@@ -271,6 +271,16 @@ async fn open_array(
     drives: &[Rc<DriveHandle>],
     ownership: Rc<dyn Ownership>,
 ) -> Result<Rc<Array>, StartError> {
+    for member in &descriptor.members {
+        let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online());
+        if let Some(drive) = drive.filter(|drive| member.offset + member.len > drive.size_bytes()) {
+            return Err(StartError::Refused(format!(
+                "array {}: its slice on {} ends behind the drive; nothing was changed",
+                descriptor.name,
+                drive.path()
+            )));
+        }
+    }
     let slice = |member: &penstock_array::format::descriptor::MemberEntry| {
         let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online())?;
         Some(Slice::new(drive.clone(), member.offset, member.len))

@@ -15,10 +15,39 @@ struct Row {
     stale_members: u64,
 }
 
+/// What `coordination.json` holds: the claim of each array.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims(pub BTreeMap<ArrayId, Claim>);
+
+impl Claims {
+    /// The file's bytes.
+    pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let row = |(array, claim): (&ArrayId, &Claim)| {
+            let row = Row { epoch: claim.epoch.0, revision: claim.revision, stale_members: claim.stale };
+            (array.to_string(), row)
+        };
+        serde_json::to_vec_pretty(&self.0.iter().map(row).collect::<BTreeMap<_, _>>())
+    }
+
+    /// Reads the file's bytes; the error says what is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let rows: BTreeMap<String, Row> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let claim = |(array, row): (String, Row)| {
+            let id = array.parse().map_err(|error| format!("{array}: {error}"))?;
+            if (row.epoch | row.revision) >> 63 != 0 {
+                return Err(format!("{array}: a counter above 2^63"));
+            }
+            let claim = Claim { epoch: Epoch(row.epoch), revision: row.revision, stale: row.stale_members };
+            Ok((ArrayId(id), claim))
+        };
+        rows.into_iter().map(claim).collect::<Result<_, String>>().map(Self)
+    }
+}
+
 /// Claims in `coordination.json`. The folder's lock keeps other processes away.
 pub struct FileOwnership {
     path: PathBuf,
-    rows: RefCell<BTreeMap<String, Row>>,
+    claims: RefCell<Claims>,
 }
 
 /// Replaces a file whole: a power cut leaves the old one or the new one.
@@ -35,22 +64,18 @@ impl FileOwnership {
     /// Opens the claims in `dir`; none yet is no error, since superblocks have epochs of their own.
     pub fn open(dir: &Path) -> Result<Self, String> {
         let path = dir.join("coordination.json");
-        let rows = match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+        let claims = match std::fs::read(&path) {
+            Ok(bytes) => Claims::decode(&bytes).map_err(|error| {
                 format!("{} cannot be read ({error}); remove it to rely on the drives alone", path.display())
             })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Claims::default(),
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
-        Ok(Self { path, rows: RefCell::new(rows) })
+        Ok(Self { path, claims: RefCell::new(claims) })
     }
 
     fn claim(&self, array: ArrayId) -> Claim {
-        self.rows.borrow().get(&array.to_string()).map_or(Claim::default(), |row| Claim {
-            epoch: Epoch(row.epoch),
-            revision: row.revision,
-            stale: row.stale_members,
-        })
+        self.claims.borrow().0.get(&array).copied().unwrap_or_default()
     }
 
     fn try_swap(&self, array: ArrayId, expected: Claim, next: Claim) -> Result<(), ClaimError> {
@@ -58,14 +83,13 @@ impl FileOwnership {
         if found != expected {
             return Err(ClaimError::Changed(found));
         }
-        let mut rows = self.rows.borrow().clone();
-        let row = Row { epoch: next.epoch.0, revision: next.revision, stale_members: next.stale };
-        rows.insert(array.to_string(), row);
+        let mut claims = self.claims.borrow().clone();
+        claims.0.insert(array, next);
         let unavailable =
             |error: String| ClaimError::Unavailable(format!("{}: {error}", self.path.display()));
-        let bytes = serde_json::to_vec_pretty(&rows).map_err(|error| unavailable(error.to_string()))?;
+        let bytes = claims.encode().map_err(|error| unavailable(error.to_string()))?;
         replace_file(&self.path, &bytes).map_err(|error| unavailable(error.to_string()))?;
-        *self.rows.borrow_mut() = rows;
+        *self.claims.borrow_mut() = claims;
         Ok(())
     }
 }

@@ -48,18 +48,29 @@ impl StoreFile {
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
         let advice = "remove it to search the folder's drives instead";
-        let found: Self = serde_json::from_slice(&bytes)
+        let found = Self::decode(&bytes)
             .map_err(|error| format!("{} cannot be read ({error}); {advice}", path.display()))?;
+        Ok(Some(found))
+    }
+
+    /// Reads the file's bytes; the error says what is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let found: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         match found.format {
-            1 => Ok(Some(found)),
-            other => Err(format!("{} has format {other}, from a later release", path.display())),
+            1 => Ok(found),
+            other => Err(format!("format {other} is of a later release")),
         }
+    }
+
+    /// The file's bytes.
+    pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec_pretty(self)
     }
 
     /// Replaces the file in `dir`, durably.
     pub fn save(&self, dir: &Path) -> Result<(), String> {
         let path = dir.join(NAME);
-        let bytes = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
+        let bytes = self.encode().map_err(|error| error.to_string())?;
         replace_file(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))
     }
 

@@ -2,6 +2,9 @@
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
 
+/// Largest index of a chunk: files end at 2^62 bytes, and a chunk has a block at least.
+const LAST_CHUNK: u64 = 1 << 50;
+
 /// Which blocks of which chunk, and what the sender knows of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
@@ -39,6 +42,9 @@ impl ChunkRef {
         };
         if found.branch != 0 {
             return Err(dec.unknown("branch", found.branch));
+        }
+        if found.chunk > LAST_CHUNK {
+            return Err(dec.bad("a chunk beyond the largest file"));
         }
         if found.snapshot != 0 {
             return Err(dec.unknown("snapshot", found.snapshot));
@@ -103,6 +109,9 @@ pub fn encode_commit(branch: u64, ino: Ino, deferred: bool) -> Vec<u8> {
 pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
     let mut dec = Dec::new("commit request", body);
     let (branch, ino, flags) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
+    if branch != 0 {
+        return Err(dec.unknown("branch", branch));
+    }
     match flags {
         0 | 1 => Ok((branch, ino, flags == 1)),
         other => Err(dec.unknown("flags", other.into())),

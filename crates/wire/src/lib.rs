@@ -15,3 +15,6 @@ pub use transport::Transport;
 
 /// Version of the messages of this release. Two adjacent versions work together.
 pub const VERSION: u16 = 1;
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! The array's descriptor, which every superblock of its drives carries. Byte map: docs/format/superblock.md.
 
 use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch};
+use std::collections::BTreeSet;
 
 const FORMAT: u16 = 1;
 
@@ -88,17 +89,18 @@ impl Descriptor {
         let (k, m, _, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
         let (array, log_bytes, segment_bytes, _) = (ArrayId(dec.id()?), dec.u64()?, dec.u32()?, dec.u32()?);
         let (stripes, epoch, revision, carriers_epoch) =
-            (dec.u64()?, Epoch(dec.u64()?), dec.u64()?, dec.u64()?);
-        let name = String::from_utf8_lossy(dec.bytes()?).into_owned();
+            (dec.u64()?, Epoch(dec.counter()?), dec.counter()?, dec.counter()?);
+        let name = dec.text()?;
         let carrier_count = dec.u16()?;
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
         let member_count = dec.u16()?;
         let mut members = Vec::new();
         for _ in 0..member_count {
-            let (drive, offset, len, generation) = (DriveId(dec.id()?), dec.u64()?, dec.u64()?, dec.u64()?);
-            members.push(MemberEntry { drive, offset, len, generation, stale: dec.u8()? != 0 });
+            members.push(Self::decode_member(&mut dec)?);
         }
+        let distinct = carriers.iter().collect::<BTreeSet<_>>().len() == carriers.len();
         let sound = members.len() == usize::from(k) + usize::from(m)
+            && distinct
             && carriers.iter().all(|carrier| usize::from(*carrier) < members.len());
         if !sound {
             return Err(dec.bad("members, carriers and code do not agree"));
@@ -118,5 +120,17 @@ impl Descriptor {
             carriers,
             members,
         })
+    }
+
+    fn decode_member(dec: &mut Dec<'_>) -> Result<MemberEntry, DecodeError> {
+        let (drive, offset, len) = (DriveId(dec.id()?), dec.u64()?, dec.u64()?);
+        let (generation, stale) = (dec.counter()?, dec.u8()?);
+        if offset.checked_add(len).is_none() {
+            return Err(dec.bad("a slice that wraps around"));
+        }
+        match stale {
+            0 | 1 => Ok(MemberEntry { drive, offset, len, generation, stale: stale == 1 }),
+            other => Err(dec.unknown("stale", other.into())),
+        }
     }
 }

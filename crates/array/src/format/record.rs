@@ -3,6 +3,7 @@
 //! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block, so the chain value
 //! (the head's CRC) stands for the whole record.
 
+use crate::geometry::Geometry;
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, Version, crc32c};
 
 const MAGIC: &[u8; 4] = b"PREC";
@@ -134,25 +135,25 @@ impl Entry {
         Ok(match dec.u8()? {
             1 => Self::Data {
                 stripe: dec.u64()?,
-                order: dec.u64()?,
+                order: dec.counter()?,
                 block: dec.u32()?,
                 crcs: decode_crcs(dec)?,
             },
             2 => Self::Fresh {
                 stripe: dec.u64()?,
-                upto: dec.u64()?,
-                version: Version(dec.u64()?),
+                upto: dec.counter()?,
+                version: Version(dec.counter()?),
                 stale: dec.u64()?,
                 contained: decode_contained(dec)?,
             },
             3 => Self::decode_destage(dec)?,
-            4 => Self::Discard { stripe: dec.u64()?, count: dec.u64()?, upto: dec.u64()? },
-            5 => Self::Versions { reserved: Version(dec.u64()?) },
+            4 => Self::Discard { stripe: dec.u64()?, count: dec.u64()?, upto: dec.counter()? },
+            5 => Self::Versions { reserved: Version(dec.counter()?) },
             6 => Self::Strips {
                 stripe: dec.u64()?,
                 set: dec.u64()?,
                 clear: dec.u64()?,
-                version: Version(dec.u64()?),
+                version: Version(dec.counter()?),
             },
             7 => Self::MemberReset { member: dec.u16()? },
             kind => return Err(dec.unknown("entry kind", u64::from(kind))),
@@ -164,11 +165,14 @@ impl Entry {
         let patch_count = dec.u16()?;
         let mut patches = Vec::new();
         for _ in 0..patch_count {
-            let (position, version, count) = (dec.u16()?, Version(dec.u64()?), dec.u32()?);
+            let (position, version, count) = (dec.u16()?, Version(dec.counter()?), dec.u32()?);
             let columns = (0..count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
             let crcs = decode_crcs(dec)?;
             if columns.iter().any(|column| usize::from(*column) >= crcs.len()) {
                 return Err(dec.bad("a column beyond the strip"));
+            }
+            if !columns.is_sorted_by(|before, after| before < after) {
+                return Err(dec.bad("columns that do not ascend"));
             }
             patches.push(StripPatch { position, version, columns, crcs });
         }
@@ -186,6 +190,41 @@ impl Entry {
                 patches.iter().flat_map(of_patch).collect()
             }
             _ => Vec::new(),
+        }
+    }
+
+    /// Whether the entry speaks of stripes, strips and blocks that an array of this geometry has, and leaves its table
+    /// in a state that it can have: what a drive holds is never asserted on.
+    pub(crate) fn fits(&self, geo: &Geometry) -> bool {
+        let contained = |blocks: &[(u32, u64)]| blocks.iter().all(|(block, _)| *block < geo.stripe_blocks());
+        let masks = |masks: &[u64]| masks.iter().all(|mask| mask & !geo.all_strips() == 0);
+        match self {
+            Self::Data { stripe, block, crcs, .. } => {
+                let end = (*block as usize).saturating_add(crcs.len());
+                *stripe < geo.stripes && end <= geo.stripe_blocks() as usize
+            }
+            Self::Fresh { stripe, version, stale, contained: blocks, .. } => {
+                *stripe < geo.stripes && version.0 != 0 && masks(&[*stale]) && contained(blocks)
+            }
+            Self::Destage { stripe, stale, contained: blocks, patches } => {
+                let patch = |patch: &StripPatch| {
+                    usize::from(patch.position) < geo.strips()
+                        && patch.version.0 != 0
+                        && patch.crcs.len() == geo.strip_blocks as usize
+                };
+                // Without a patch it could mark strips of a stripe as stale that holds nothing.
+                let sound = *stripe < geo.stripes && masks(&[*stale]) && !patches.is_empty();
+                sound && contained(blocks) && patches.iter().all(patch)
+            }
+            Self::Discard { stripe, count, .. } => {
+                stripe.checked_add(*count).is_some_and(|end| end <= geo.stripes)
+            }
+            Self::Versions { .. } => true,
+            Self::Strips { stripe, set, clear, version } => {
+                // Version 0 would make a stripe with stale strips unwritten.
+                *stripe < geo.stripes && masks(&[*set, *clear]) && (*clear == 0 || version.0 != 0)
+            }
+            Self::MemberReset { member } => usize::from(*member) < geo.strips(),
         }
     }
 
@@ -299,9 +338,10 @@ impl RecordHead {
             return Err(dec.bad("wrong magic number"));
         }
         let (chain, array) = (dec.u32()?, ArrayId(dec.id()?));
-        let (incarnation, seq, before) = (dec.u64()?, LogSeq(dec.u64()?), dec.u32()?);
+        let (incarnation, seq, before) = (dec.counter()?, LogSeq(dec.counter()?), dec.u32()?);
         let (head_blocks, format) = (u32::from(dec.u16()?), dec.u16()?);
-        let (durable, payload_blocks, entry_bytes) = (LogSeq(dec.u64()?), dec.u32()?, dec.u32()? as usize);
+        let (durable, payload_blocks, entry_bytes) =
+            (LogSeq(dec.counter()?), dec.u32()?, dec.u32()? as usize);
         let entries_at = HEADER_BYTES;
         let raw = dec.raw(entry_bytes)?;
         if crc32c(&bytes[8..entries_at + entry_bytes]) != chain {

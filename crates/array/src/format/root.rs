@@ -55,15 +55,15 @@ impl Root {
         let replay_chain = dec.u32()?;
         Ok(Self {
             array: ArrayId(dec.id()?),
-            seq: dec.u64()?,
-            incarnation: dec.u64()?,
-            incarnation_start: LogSeq(dec.u64()?),
-            replay_segment: dec.u64()?,
-            replay_seq: LogSeq(dec.u64()?),
+            seq: dec.counter()?,
+            incarnation: dec.counter()?,
+            incarnation_start: LogSeq(dec.counter()?),
+            replay_segment: dec.counter()?,
+            replay_seq: LogSeq(dec.counter()?),
             replay_chain,
-            durable: LogSeq(dec.u64()?),
-            versions_reserved: Version(dec.u64()?),
-            order: dec.u64()?,
+            durable: LogSeq(dec.counter()?),
+            versions_reserved: Version(dec.counter()?),
+            order: dec.counter()?,
         })
     }
 }

@@ -46,8 +46,9 @@ impl SegmentHeader {
         if format != FORMAT {
             return Err(dec.unknown("format", u64::from(format)));
         }
-        let (chain, array, number) = (dec.u32()?, ArrayId(dec.id()?), dec.u64()?);
-        let (first_seq, incarnation, carriers_epoch) = (LogSeq(dec.u64()?), dec.u64()?, dec.u64()?);
+        let (chain, array, number) = (dec.u32()?, ArrayId(dec.id()?), dec.counter()?);
+        let (first_seq, incarnation, carriers_epoch) =
+            (LogSeq(dec.counter()?), dec.counter()?, dec.counter()?);
         let count = dec.u16()?;
         let carriers = (0..count).map(|_| dec.u16()).collect::<Result<_, _>>()?;
         Ok(Self { array, number, first_seq, chain, incarnation, carriers_epoch, carriers })

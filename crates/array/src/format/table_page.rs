@@ -4,6 +4,7 @@
 //! room for the worst case. A stripe is unwritten when all its versions are 0, which is never given.
 
 use super::{check_block, seal_block};
+use crate::geometry::MAX_STRIPS;
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};
 
 const MAGIC: &[u8; 4] = b"PTBL";
@@ -51,12 +52,20 @@ impl TablePage {
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         check_block("stripe table page", MAGIC, bytes)?;
         let mut dec = Dec::new("stripe table page", &bytes[8..]);
-        let (array, index, checkpoint) = (ArrayId(dec.id()?), dec.u64()?, dec.u64()?);
+        let (array, index, checkpoint) = (ArrayId(dec.id()?), dec.counter()?, dec.counter()?);
         let (strips, format, count) = (dec.u16()?, dec.u16()?, dec.u32()?);
         if format != FORMAT {
             return Err(dec.unknown("format", format.into()));
         }
-        let words = (0..count).map(|_| dec.u64()).collect::<Result<_, _>>()?;
+        let words: Vec<u64> = (0..count).map(|_| dec.u64()).collect::<Result<_, _>>()?;
+        if !(1..=MAX_STRIPS).contains(&usize::from(strips)) {
+            return Err(dec.unknown("strips", strips.into()));
+        }
+        let mut entries = words.chunks(1 + usize::from(strips));
+        let beyond = !(u64::MAX >> (MAX_STRIPS - usize::from(strips)));
+        if entries.any(|entry| entry.len() != 1 + usize::from(strips) || entry[0] & beyond != 0) {
+            return Err(dec.bad("entries that are not of so many strips"));
+        }
         Ok(Self { array, index, checkpoint, strips, words })
     }
 }

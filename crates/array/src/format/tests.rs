@@ -6,6 +6,7 @@ use super::root::Root;
 use super::segment::SegmentHeader;
 use super::table_page::TablePage;
 use super::trailer::Trailer;
+use crate::geometry::Geometry;
 use penstock_base::{
     ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, SECTOR_BYTES, StripeIndex, Version, crc32c,
     crc32c_blocks,
@@ -218,4 +219,79 @@ fn blocks_of_noise_under_a_good_checksum_are_refused() {
             let _ = (Root::decode(&sealed), SegmentHeader::decode(&sealed), TablePage::decode(&sealed));
         });
     }
+}
+
+/// Counters were counted on from their last value.
+#[test]
+fn counters_near_the_end_of_their_type_are_refused() {
+    let end = u64::MAX;
+    assert!(Root::decode(&Root { incarnation: end, ..root() }.encode()).is_err());
+    assert!(Root::decode(&Root { durable: LogSeq(end), ..root() }.encode()).is_err());
+    assert!(SegmentHeader::decode(&SegmentHeader { number: end, ..segment() }.encode()).is_err());
+    let (head, payload) = record();
+    let late = RecordHead { seq: LogSeq(end), ..head.clone() };
+    assert!(RecordHead::decode(&late.encode(&payload).0).is_err());
+    let entries = vec![Entry::Versions { reserved: Version(end) }];
+    assert!(RecordHead::decode(&RecordHead { entries, ..head }.encode(&[]).0).is_err());
+    assert!(Descriptor::decode(&Descriptor { epoch: Epoch(end), ..descriptor() }.encode()).is_err());
+}
+
+/// Slices that wrap around, doubled carriers, odd flags and names were taken as they are.
+#[test]
+fn a_descriptor_that_breaks_arithmetic_is_refused() {
+    let mut wraps = descriptor();
+    wraps.members[0].len = u64::MAX;
+    assert!(Descriptor::decode(&wraps.encode()).is_err());
+    assert!(Descriptor::decode(&Descriptor { carriers: vec![1, 1], ..descriptor() }.encode()).is_err());
+    let mut odd_flag = descriptor().encode();
+    *odd_flag.last_mut().unwrap() = 2;
+    assert!(Descriptor::decode(&odd_flag).unwrap_err().to_string().contains("stale is 2"));
+    let mut odd_name = descriptor().encode();
+    odd_name[84] = 0xff;
+    assert!(Descriptor::decode(&odd_name).unwrap_err().to_string().contains("UTF-8"));
+    // A log that ends at the end of its type was added to.
+    let mut long = Descriptor { log_bytes: u64::MAX, segment_bytes: 1 << 31, ..descriptor() };
+    long.members.iter_mut().for_each(|member| (member.offset, member.len) = (0, u64::MAX));
+    assert!(Geometry::of(&Descriptor::decode(&long.encode()).unwrap()).is_err());
+}
+
+/// A page's stale mask went into the table with strips that the array does not have.
+#[test]
+fn a_page_of_strips_that_do_not_exist_is_refused() {
+    for (strips, words) in [(2, vec![4, 7, 7]), (2, vec![0, 7]), (0, vec![1]), (65, vec![0; 66])] {
+        let bad = TablePage { strips, words, ..page() };
+        assert!(TablePage::decode(&bad.encode()).is_err(), "{bad:?}");
+    }
+}
+
+/// Such entries left a stripe with stale strips and nothing written, which the table asserts on.
+#[test]
+fn entries_that_leave_an_impossible_stripe_do_not_fit() {
+    let geometry = Geometry::of(&opened_descriptor()).unwrap();
+    let destage = |patches| Entry::Destage { stripe: 0, stale: 1, contained: Vec::new(), patches };
+    let patch = StripPatch { position: 2, version: Version(13), columns: Vec::new(), crcs: vec![0; 64] };
+    assert!(destage(vec![patch]).fits(&geometry));
+    assert!(!destage(Vec::new()).fits(&geometry));
+    let strips = |clear, version| Entry::Strips { stripe: 0, set: 0, clear, version: Version(version) };
+    assert!(strips(2, 5).fits(&geometry) && strips(0, 0).fits(&geometry));
+    assert!(!strips(2, 0).fits(&geometry) && !strips(8, 5).fits(&geometry));
+}
+
+/// Columns of a patch that do not ascend were taken as they are.
+#[test]
+fn columns_that_do_not_ascend_are_refused() {
+    let (head, _) = record();
+    for columns in [vec![1, 0], vec![1, 1]] {
+        let patch = StripPatch { position: 2, version: Version(13), columns, crcs: vec![5, 6] };
+        let entry = Entry::Destage { stripe: 3, stale: 2, contained: Vec::new(), patches: vec![patch] };
+        let payload = vec![Buf::zeroed(BLOCK_BYTES), Buf::zeroed(BLOCK_BYTES)];
+        let (bytes, _) = RecordHead { entries: vec![entry], ..head.clone() }.encode(&payload);
+        assert!(RecordHead::decode(&bytes).unwrap_err().to_string().contains("ascend"));
+    }
+}
+
+fn opened_descriptor() -> Descriptor {
+    let mut descriptor = Descriptor { stripes: 10, ..descriptor() };
+    descriptor.members.iter_mut().for_each(|member| member.len = 256 << 20);
+    descriptor
 }

@@ -1,7 +1,7 @@
 //! Nobody waits for ever: a full log, a closed array, and flushes that meet.
 
-use crate::bench::{IO, Machine, Site, buf_of, spec};
-use penstock_array::ArrayError;
+use crate::bench::{IO, Machine, Site, buf_of, spec, tags};
+use penstock_array::{ArrayError, Discard};
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
@@ -160,4 +160,22 @@ fn a_stripe_is_recorded_only_after_the_flush_that_another_began() {
             flushed.and(destaged)
         });
     }
+}
+
+/// The parts of a long write before the end of the volume were written although the whole was refused.
+#[test]
+fn a_long_write_beyond_the_volume_changes_nothing() {
+    in_time(2010, (4, 2), async |machine| {
+        let blocks = machine.volume.blocks();
+        let (data, crcs) = buf_of(&vec![7; blocks as usize + 1]);
+        for block in [0, 1, blocks, u64::MAX] {
+            let refused = machine.volume.write(block, &data, &crcs).await;
+            assert!(matches!(refused, Err(ArrayError::Invalid(_))), "{block}");
+        }
+        let found = tags(&machine.volume, 0, blocks).await?;
+        assert!(found.iter().all(|tag| *tag == 0));
+        assert!(machine.volume.discard(0, u64::MAX, Discard::OnDrives).await.is_err());
+        assert!(machine.volume.discard(u64::MAX, 2, Discard::OnDrives).await.is_err());
+        machine.array.close().await
+    });
 }

@@ -1,0 +1,81 @@
+//! The table of decoders: one line for each, one file for each family.
+
+mod array;
+mod drive;
+mod names;
+mod rows;
+mod text;
+mod wire;
+
+use crate::check::Decoder;
+
+/// Decoders of bytes from drives, messages, files and users. What is not here is listed in docs/testing.md.
+pub const DECODERS: [Decoder; 27] = [
+    drive::SUPERBLOCK,
+    array::DESCRIPTOR,
+    array::TRAILER,
+    array::TABLE_PAGE,
+    array::ROOT,
+    array::SEGMENT_HEADER,
+    array::LOG_RECORD,
+    rows::VOLUME_HEADER,
+    rows::MAP,
+    rows::GROUP,
+    rows::CHUNK_KEYS,
+    rows::FILE_SYSTEM,
+    rows::INODE,
+    rows::ENTRY,
+    rows::RESULT,
+    rows::NAME_KEYS,
+    wire::HEADER,
+    wire::READ,
+    wire::WRITE,
+    wire::COMMIT,
+    wire::REPLY,
+    names::NAMES,
+    text::CLAIMS,
+    text::STORE_FILE,
+    text::SIZE,
+    text::CODE,
+    text::ID,
+];
+
+/// Writes the CRC32C of `covered` to `at`, where the input is long enough.
+fn seal_crc(bytes: &mut [u8], at: usize, covered: &[std::ops::Range<usize>]) {
+    let runs: Option<Vec<&[u8]>> = covered.iter().map(|range| bytes.get(range.clone())).collect();
+    let Some(crc) = runs.map(penstock_base::crc32c_append) else { return };
+    if let Some(field) = bytes.get_mut(at..at + 4) {
+        field.copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+/// The number of 32 bits at `at`; 0 where the input is too short.
+fn number(bytes: &[u8], at: usize) -> usize {
+    bytes
+        .get(at..at + 4)
+        .map_or(0, |field| field.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::campaign::execute;
+    use crate::check::Verdict;
+    use std::collections::BTreeSet;
+
+    /// Valid encodings are accepted, sealing does not change them, and every checksum that it makes is a right one.
+    #[test]
+    fn seeds_are_valid_and_sealed() {
+        let names: BTreeSet<&str> = DECODERS.iter().map(|decoder| decoder.name).collect();
+        assert_eq!(names.len(), DECODERS.len(), "two decoders have one name");
+        for decoder in &DECODERS {
+            for seed in (decoder.seeds)() {
+                assert!(seed.len() <= decoder.most_bytes, "{}", decoder.name);
+                assert_eq!(execute(decoder, &seed).unwrap(), Verdict::Accepted, "{}", decoder.name);
+                let mut sealed = seed.clone();
+                (decoder.seal)(&mut sealed);
+                assert_eq!(sealed, seed, "{}: sealing changes a valid encoding", decoder.name);
+            }
+        }
+    }
+}

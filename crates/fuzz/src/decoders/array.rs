@@ -1,0 +1,248 @@
+//! What an array keeps on its slices.
+
+use super::{number, seal_crc};
+use crate::check::{Decoder, Form, SAME, agrees, unsealed};
+use penstock_array::Geometry;
+use penstock_array::format::descriptor::{Descriptor, MemberEntry};
+use penstock_array::format::record::{Entry, RecordHead, StripPatch};
+use penstock_array::format::root::Root;
+use penstock_array::format::segment::SegmentHeader;
+use penstock_array::format::table_page::TablePage;
+use penstock_array::format::trailer::Trailer;
+use penstock_base::{
+    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, StripeIndex, Version, crc32c_blocks,
+};
+
+const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
+/// `descriptor`: covered by the superblock's checksum. An accepted one must also give a geometry or an error.
+pub(super) const DESCRIPTOR: Decoder = Decoder {
+    name: "descriptor",
+    most_bytes: 4096,
+    seeds: descriptors,
+    seal: unsealed,
+    check: |bytes| {
+        let reserved = Form::Bytes(&[10..12, 44..48]);
+        let verdict = agrees(bytes, &reserved, Descriptor::decode, Descriptor::encode)?;
+        if let Ok(descriptor) = Descriptor::decode(bytes) {
+            let _ = Geometry::of(&descriptor);
+        }
+        Ok(verdict)
+    },
+};
+
+fn descriptors() -> Vec<Vec<u8>> {
+    let descriptor = |k: u16, m: u16, name: &str| Descriptor {
+        array: ARRAY,
+        name: name.into(),
+        k,
+        m,
+        strip_blocks: 64,
+        log_bytes: 64 << 20,
+        segment_bytes: 2 << 20,
+        stripes: 1000,
+        epoch: Epoch(4),
+        revision: 12,
+        carriers_epoch: 9,
+        carriers: (0..=m).collect(),
+        members: (0..k + m)
+            .map(|number| MemberEntry {
+                drive: DriveId(Id128([number as u8; 16])),
+                offset: 1 << 20,
+                len: 4 << 30,
+                generation: 1,
+                stale: number == 1,
+            })
+            .collect(),
+    };
+    [descriptor(4, 2, "data"), descriptor(1, 2, "meta"), descriptor(3, 0, "")]
+        .map(|descriptor| descriptor.encode())
+        .to_vec()
+}
+
+/// `trailer`.
+pub(super) const TRAILER: Decoder = Decoder {
+    name: "trailer",
+    most_bytes: BLOCK_BYTES,
+    seeds: || {
+        let trailer = |blocks: u32| Trailer {
+            array: ARRAY,
+            stripe: StripeIndex(6),
+            position: 2,
+            version: Version(11),
+            crcs: (0..blocks).collect(),
+        };
+        [trailer(4), trailer(64), trailer(0)].map(|trailer| trailer.encode().to_vec()).to_vec()
+    },
+    seal: |bytes| {
+        let end = 48usize.saturating_add(number(bytes, 40).saturating_mul(4));
+        seal_crc(bytes, 44, &[0..44, 48..end]);
+    },
+    check: |bytes| {
+        let encode = |trailer: &Trailer| trailer.encode()[..48 + 4 * trailer.crcs.len()].to_vec();
+        agrees(bytes, &SAME, Trailer::decode, encode)
+    },
+};
+
+fn seal_block(bytes: &mut Vec<u8>) {
+    // A block of another length is refused before anything else: most inputs are to get further.
+    if !bytes.len().is_multiple_of(7) {
+        bytes.resize(BLOCK_BYTES, 0);
+    }
+    seal_crc(bytes, 4, &[8..BLOCK_BYTES]);
+}
+
+/// `table-page`.
+pub(super) const TABLE_PAGE: Decoder = Decoder {
+    name: "table-page",
+    most_bytes: BLOCK_BYTES,
+    seeds: || {
+        let page =
+            |strips: u16, words: Vec<u64>| TablePage { array: ARRAY, index: 1, checkpoint: 3, strips, words };
+        [page(2, vec![0, 7, 7, 2, 9, 8]), page(6, vec![5; 490]), page(3, Vec::new())]
+            .map(|page| page.encode().to_vec())
+            .to_vec()
+    },
+    seal: seal_block,
+    check: |bytes| agrees(bytes, &Form::Value, TablePage::decode, |page| page.encode().to_vec()),
+};
+
+/// `root`.
+pub(super) const ROOT: Decoder = Decoder {
+    name: "root",
+    most_bytes: BLOCK_BYTES,
+    seeds: || {
+        let root = Root {
+            array: ARRAY,
+            seq: 3,
+            incarnation: 2,
+            incarnation_start: LogSeq(40),
+            replay_segment: 5,
+            replay_seq: LogSeq(33),
+            replay_chain: 0x0102_0304,
+            durable: LogSeq(44),
+            versions_reserved: Version(1 << 20),
+            order: 77,
+        };
+        vec![root.encode().to_vec()]
+    },
+    seal: seal_block,
+    check: |bytes| {
+        let verdict = agrees(bytes, &Form::Value, Root::decode, |root| root.encode().to_vec())?;
+        if let Ok(root) = Root::decode(bytes) {
+            same_head(bytes, &root.encode(), 96)?;
+            // What an opening counts on from.
+            let _ = (root.seq + 1, root.incarnation + 1, root.durable.next(), root.order + 1);
+            let _ = (root.versions_reserved.0 + 1, root.replay_segment + 1, root.replay_seq.next());
+        }
+        Ok(verdict)
+    },
+};
+
+/// `segment-header`.
+pub(super) const SEGMENT_HEADER: Decoder = Decoder {
+    name: "segment-header",
+    most_bytes: BLOCK_BYTES,
+    seeds: || {
+        let header = |carriers: Vec<u16>| SegmentHeader {
+            array: ARRAY,
+            number: 5,
+            first_seq: LogSeq(33),
+            chain: 0x0102_0304,
+            incarnation: 2,
+            carriers_epoch: 9,
+            carriers,
+        };
+        [header(vec![0, 1, 4]), header(Vec::new())].map(|header| header.encode().to_vec()).to_vec()
+    },
+    seal: seal_block,
+    check: |bytes| {
+        let verdict = agrees(bytes, &Form::Value, SegmentHeader::decode, |header| header.encode().to_vec())?;
+        if let Ok(header) = SegmentHeader::decode(bytes) {
+            same_head(bytes, &header.encode(), 66 + 2 * header.carriers.len())?;
+            let _ = (header.number + 1, header.first_seq.next());
+        }
+        Ok(verdict)
+    },
+};
+
+/// The first `len` bytes agree, but for the checksum, which covers the whole block.
+fn same_head(bytes: &[u8], again: &Buf, len: usize) -> Result<(), String> {
+    let differ = |at: &usize| !(4..8).contains(at) && bytes[*at] != again[*at];
+    match (0..len).find(differ) {
+        None => Ok(()),
+        Some(at) => Err(format!("the structure encodes to other bytes, first at {at}")),
+    }
+}
+
+/// `log-record`: a head with its entries; the payload behind it is not looked at.
+pub(super) const LOG_RECORD: Decoder = Decoder {
+    name: "log-record",
+    most_bytes: 4 * BLOCK_BYTES,
+    seeds: records,
+    seal: |bytes| seal_record(bytes),
+    check: |bytes| {
+        let decode = |bytes: &[u8]| RecordHead::decode(bytes).map(|(head, _)| head);
+        let encode = |head: &RecordHead| {
+            let payload = head.entries.iter().map(|entry| entry.payload_crcs().len()).sum::<usize>();
+            head.encode(&[Buf::zeroed(payload * BLOCK_BYTES)]).0.to_vec()
+        };
+        let verdict = agrees(bytes, &Form::Value, decode, encode)?;
+        if let Ok(head) = decode(bytes) {
+            let entry_bytes: usize = head.entries.iter().map(Entry::encoded_bytes).sum();
+            if bytes[..64 + entry_bytes] != encode(&head)[..64 + entry_bytes] {
+                return Err(format!("{head:?} encodes to other bytes"));
+            }
+            let _ = (head.seq.next(), head.durable.next(), head.incarnation + 1);
+        }
+        Ok(verdict)
+    },
+};
+
+fn records() -> Vec<Vec<u8>> {
+    let payload = vec![Buf::copy_from(&[0x5a; BLOCK_BYTES]), Buf::copy_from(&[0xc3; BLOCK_BYTES])];
+    let crcs: Vec<u32> = payload.iter().flat_map(|block| crc32c_blocks(block)).collect();
+    let patch = StripPatch { position: 2, version: Version(13), columns: vec![1], crcs: vec![5, crcs[1]] };
+    let head = |entries: Vec<Entry>| RecordHead {
+        array: ARRAY,
+        incarnation: 2,
+        seq: LogSeq(45),
+        chain: 0x0a0b_0c0d,
+        durable: LogSeq(44),
+        entries,
+    };
+    let every = head(vec![
+        Entry::Data { stripe: 1, order: 7, block: 3, crcs: vec![crcs[0]] },
+        Entry::Fresh { stripe: 2, upto: 6, version: Version(12), stale: 1, contained: vec![(0, 5)] },
+        Entry::Destage { stripe: 3, stale: 2, contained: vec![(1, 4)], patches: vec![patch] },
+        Entry::Discard { stripe: 4, count: 2, upto: 7 },
+        Entry::Versions { reserved: Version(2 << 20) },
+        Entry::Strips { stripe: 5, set: 1, clear: 2, version: Version(14) },
+        Entry::MemberReset { member: 1 },
+    ]);
+    let control = head(vec![
+        Entry::MemberReset { member: 0 },
+        Entry::Fresh { stripe: 9, upto: 0, version: Version(1), stale: 0, contained: Vec::new() },
+    ]);
+    vec![
+        every.encode(&payload).0.to_vec(),
+        control.encode(&[]).0.to_vec(),
+        head(Vec::new()).encode(&[]).0.to_vec(),
+    ]
+}
+
+/// Also finds the number of payload blocks with which the entries are accepted: to guess it is no test of anything.
+fn seal_record(bytes: &mut [u8]) {
+    let end = 64usize.saturating_add(number(bytes, 60));
+    let Some(fields) = bytes.get(44..60).filter(|_| end <= bytes.len()) else { return };
+    let (head_blocks, payload) = (end.div_ceil(BLOCK_BYTES) as u16, fields[12..].to_vec());
+    bytes[44..46].copy_from_slice(&head_blocks.to_le_bytes());
+    for blocks in 0..(bytes.len() / BLOCK_BYTES) as u32 {
+        bytes[56..60].copy_from_slice(&blocks.to_le_bytes());
+        seal_crc(bytes, 4, &[8..end]);
+        if RecordHead::decode(bytes).is_ok() {
+            return;
+        }
+    }
+    bytes[56..60].copy_from_slice(&payload);
+    seal_crc(bytes, 4, &[8..end]);
+}

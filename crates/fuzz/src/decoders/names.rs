@@ -1,0 +1,77 @@
+//! Bodies of the name space. The first byte of an input says which message the rest is.
+
+use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
+use penstock_wire::names::*;
+use prost::Message;
+use std::fmt::Debug;
+
+/// `names-body`. Field order and unknown fields are free in protobuf, so only values are compared.
+pub(super) const NAMES: Decoder =
+    Decoder { name: "names-body", most_bytes: 1024, seeds, seal: unsealed, check };
+
+fn message<M: Message + Default + PartialEq + Debug>(body: &[u8]) -> Result<Verdict, String> {
+    agrees(body, &Form::Value, |body| M::decode(body), M::encode_to_vec)
+}
+
+type Check = fn(&[u8]) -> Result<Verdict, String>;
+
+const MESSAGES: [Check; 18] = [
+    message::<HelloRequest>,
+    message::<HelloReply>,
+    message::<NameRequest>,
+    message::<InodeRequest>,
+    message::<AttrReply>,
+    message::<SetAttrRequest>,
+    message::<MakeRequest>,
+    message::<LinkRequest>,
+    message::<RenameRequest>,
+    message::<ReadDirRequest>,
+    message::<DirEntry>,
+    message::<ReadDirReply>,
+    message::<XattrRequest>,
+    message::<BytesReply>,
+    message::<NamesReply>,
+    message::<StatFsReply>,
+    message::<EmptyReply>,
+    message::<Attr>,
+];
+
+fn check(bytes: &[u8]) -> Result<Verdict, String> {
+    match bytes.split_first() {
+        Some((which, body)) => MESSAGES[usize::from(*which) % MESSAGES.len()](body),
+        None => Ok(Verdict::Refused),
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let attr = Attr { ino: 7, mode: 0o100_644, size: 1 << 40, atime_ns: -1, ..Attr::default() };
+    let (name, value) = (b"name".to_vec(), vec![0xff; 20]);
+    let entry =
+        DirEntry { name: name.clone(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr.clone()) };
+    let bodies = [
+        HelloRequest { oldest_version: 1, newest_version: 1, client: "host".into() }.encode_to_vec(),
+        HelloReply { version: 1, session: 2, root: 1 << 48, chunk_blocks: 256 }.encode_to_vec(),
+        NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
+        InodeRequest { ino: u64::MAX }.encode_to_vec(),
+        AttrReply { attr: Some(attr.clone()) }.encode_to_vec(),
+        SetAttrRequest { ino: 7, mode: Some(0), size: Some(0), grow: true, ..Default::default() }
+            .encode_to_vec(),
+        MakeRequest { dir: 1, name: name.clone(), target: value.clone(), open: true, ..Default::default() }
+            .encode_to_vec(),
+        LinkRequest { ino: 7, dir: 1, name: name.clone() }.encode_to_vec(),
+        RenameRequest { dir: 1, new_dir: 2, new_name: name.clone(), exchange: true, ..Default::default() }
+            .encode_to_vec(),
+        ReadDirRequest { dir: 1, after: 2, limit: u32::MAX, attributes: true }.encode_to_vec(),
+        entry.encode_to_vec(),
+        ReadDirReply { entries: vec![entry.clone(), entry], end: true, parent: 1 }.encode_to_vec(),
+        XattrRequest { ino: 7, name: name.clone(), value: value.clone(), create: true, ..Default::default() }
+            .encode_to_vec(),
+        BytesReply { bytes: value }.encode_to_vec(),
+        NamesReply { names: vec![name, Vec::new()] }.encode_to_vec(),
+        StatFsReply { total_blocks: 5, free_blocks: 4, available_blocks: 3, inodes: 2, free_inodes: 1 }
+            .encode_to_vec(),
+        EmptyReply {}.encode_to_vec(),
+        attr.encode_to_vec(),
+    ];
+    (0u8..).zip(bodies).map(|(which, body)| [vec![which], body].concat()).collect()
+}

@@ -1,0 +1,224 @@
+//! The key-value volume, and the rows and keys of the target and of the name space.
+
+use super::seal_crc;
+use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
+use penstock_base::{Id128, Ino};
+use penstock_chunk::rows as chunk;
+use penstock_chunk::{ChunkKey, Extent};
+use penstock_kv::header::VolumeHeader;
+use penstock_meta::rows as meta;
+use penstock_meta::{Data, Inode, Layout};
+
+/// `kv-volume`.
+pub(super) const VOLUME_HEADER: Decoder = Decoder {
+    name: "kv-volume",
+    most_bytes: 4096,
+    seeds: || {
+        [(0, 0), (1 << 20, 4 << 20)].map(|(len, longest)| VolumeHeader { len, longest }.encode()).to_vec()
+    },
+    seal: |bytes| seal_crc(bytes, 8, &[12..32]),
+    check: |bytes| agrees(bytes, &SAME, VolumeHeader::decode, VolumeHeader::encode),
+};
+
+/// `map-row`. Every extent of an accepted row has an end.
+pub(super) const MAP: Decoder = Decoder {
+    name: "map-row",
+    most_bytes: 4096,
+    seeds: || {
+        let extents = [
+            Extent { first: 0, count: 2, block: 9 },
+            Extent { first: 5, count: 1, block: 77 },
+            Extent { first: 6, count: 250, block: 1 << 40 },
+        ];
+        (0..=3).map(|count| chunk::encode_map(&extents[..count])).collect()
+    },
+    seal: unsealed,
+    check: |bytes| {
+        let verdict = agrees(bytes, &SAME, chunk::decode_map, |map| chunk::encode_map(map))?;
+        for extent in chunk::decode_map(bytes).unwrap_or_default() {
+            let _ = (extent.first + extent.count, extent.block + u64::from(extent.count));
+        }
+        Ok(verdict)
+    },
+};
+
+/// Words of a group's row.
+const GROUP_WORDS: usize = 512;
+
+/// `group-row`.
+pub(super) const GROUP: Decoder = Decoder {
+    name: "group-row",
+    most_bytes: 5000,
+    seeds: || {
+        [vec![0; GROUP_WORDS], (0..GROUP_WORDS as u64).collect()]
+            .map(|words| chunk::encode_group(&words))
+            .to_vec()
+    },
+    seal: unsealed,
+    check: |bytes| {
+        agrees(
+            bytes,
+            &SAME,
+            |bytes| chunk::decode_group(bytes, GROUP_WORDS),
+            |words| chunk::encode_group(words),
+        )
+    },
+};
+
+/// `chunk-keys`: the key of a map row or of an allocation group. From a map key come the ranges of scans.
+pub(super) const CHUNK_KEYS: Decoder = Decoder {
+    name: "chunk-keys",
+    most_bytes: 64,
+    seeds: || {
+        let key = ChunkKey { branch: 0, ino: Ino((1 << 48) | 7), index: 3 };
+        vec![key.row(0), ChunkKey { ino: Ino(u64::MAX), ..key }.row(1), chunk::group_key(12)]
+    },
+    seal: unsealed,
+    check: |bytes| {
+        if chunk::decode_group_key(bytes).is_some() {
+            let decode = |key: &[u8]| chunk::decode_group_key(key).ok_or(());
+            return agrees(bytes, &SAME, decode, |group| chunk::group_key(*group));
+        }
+        let verdict = agrees(bytes, &SAME, ChunkKey::decode, |(key, birth)| key.row(*birth))?;
+        if let Ok((key, birth)) = ChunkKey::decode(bytes) {
+            let (from, until) = chunk::map_range(key.branch, key.ino, key.index);
+            ordered(&from, &key.row(birth), &until)?;
+        }
+        Ok(verdict)
+    },
+};
+
+/// A key lies in its range.
+fn ordered(from: &[u8], key: &[u8], until: &[u8]) -> Result<(), String> {
+    match from <= key && key < until {
+        true => Ok(()),
+        false => Err(format!("{key:02x?} is not in {from:02x?} to {until:02x?}")),
+    }
+}
+
+/// `fs-row`.
+pub(super) const FILE_SYSTEM: Decoder = Decoder {
+    name: "fs-row",
+    most_bytes: 512,
+    seeds: || {
+        let row = |name: &str| meta::FsRow {
+            id: Id128([3; 16]),
+            name: name.into(),
+            created_ns: -1,
+            secret: Id128([4; 16]),
+            reserved_ino: (1 << 48) | 4097,
+            last_session: 2,
+            chunk_blocks: 256,
+        };
+        ["main", "", "größer"].map(|name| row(name).encode()).to_vec()
+    },
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, meta::FsRow::decode, meta::FsRow::encode),
+};
+
+/// `inode-row`. An accepted one has attributes, and chunks that have blocks.
+pub(super) const INODE: Decoder = Decoder {
+    name: "inode-row",
+    most_bytes: 1024,
+    seeds: || {
+        let inode = |mode: u32, data: Data| Inode {
+            ino: Ino((1 << 48) | 7),
+            mode,
+            nlink: 1,
+            uid: 2,
+            gid: 3,
+            rdev: 4,
+            size: 5,
+            times_ns: [1, -2, 3, 4],
+            cut: 6,
+            parent: Ino(8),
+            entries: 9,
+            layout: Layout { chunk_blocks: 256, target: 0, replicas: 1 },
+            data,
+        };
+        [
+            inode(0o040_755, Data::None),
+            inode(0o120_777, Data::Inline(b"target".to_vec())),
+            inode(0o100_644, Data::Chunks),
+        ]
+        .map(|inode| inode.encode())
+        .to_vec()
+    },
+    seal: unsealed,
+    check: |bytes| {
+        let verdict = agrees(bytes, &SAME, Inode::decode, Inode::encode)?;
+        if let Ok(inode) = Inode::decode(bytes) {
+            let attr = inode.attr();
+            let _ = attr.size.div_ceil(u64::from(attr.chunk_blocks) * 4096);
+        }
+        Ok(verdict)
+    },
+};
+
+/// `entry-row`.
+pub(super) const ENTRY: Decoder = Decoder {
+    name: "entry-row",
+    most_bytes: 512,
+    seeds: || {
+        let row = |name: &[u8]| meta::Entry { ino: Ino(7), kind: 0o100_000, name: name.to_vec() }.encode();
+        vec![row(b"name"), row(&[0xff; 255]), row(b"")]
+    },
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, meta::Entry::decode, meta::Entry::encode),
+};
+
+/// `result-row`.
+pub(super) const RESULT: Decoder = Decoder {
+    name: "result-row",
+    most_bytes: 512,
+    seeds: || {
+        let row = |body: &[u8]| meta::ResultRow { session: 1, slot: 2, sequence: 66, body: body.to_vec() };
+        vec![row(b"reply").encode(), row(b"").encode()]
+    },
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, meta::ResultRow::decode, meta::ResultRow::encode),
+};
+
+/// `name-keys`: keys of directory entries, extended attributes and removed files, and the ranges of scans over what
+/// they name.
+pub(super) const NAME_KEYS: Decoder = Decoder {
+    name: "name-keys",
+    most_bytes: 400,
+    seeds: || {
+        vec![
+            meta::entry_key(Ino(7), 0x1234_5678),
+            meta::entry_key(Ino(u64::MAX), u64::MAX),
+            meta::removed_key(Ino(9)),
+        ]
+    },
+    seal: unsealed,
+    check: name_keys,
+};
+
+fn name_keys(bytes: &[u8]) -> Result<Verdict, String> {
+    // Any bytes but zeros may be the name of an attribute.
+    let name: Vec<u8> = bytes.iter().copied().filter(|byte| *byte != 0).collect();
+    let _ = meta::xattr_name(bytes);
+    let removed = |bytes: &[u8]| meta::removed_ino(bytes).ok_or(());
+    let ino = match meta::decode_entry_key(bytes) {
+        Ok((dir, cookie)) => {
+            agrees(bytes, &SAME, meta::decode_entry_key, |(dir, cookie)| meta::entry_key(*dir, *cookie))?;
+            let (from, until) = meta::entry_range(dir, 0, u64::MAX);
+            if cookie < u64::MAX {
+                ordered(&from, bytes, &until)?;
+            }
+            dir
+        }
+        Err(_) => match agrees(bytes, &Form::Bytes(&[1..9]), removed, |ino| meta::removed_key(*ino))? {
+            Verdict::Refused => return Ok(Verdict::Refused),
+            Verdict::Accepted => meta::removed_ino(bytes).unwrap_or_default(),
+        },
+    };
+    let (from, until) = meta::xattr_range(ino);
+    let key = meta::xattr_key(ino, &name);
+    ordered(&from, &key, &until)?;
+    match meta::xattr_name(&key) == name {
+        true => Ok(Verdict::Accepted),
+        false => Err(format!("the name {name:02x?} is read as another one")),
+    }
+}

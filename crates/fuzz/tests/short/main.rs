@@ -1,0 +1,70 @@
+//! The short form: every decoder for five seconds, and every input that once broke one.
+//!
+//! `PENSTOCK_FUZZ_SEED` gives other inputs. A failure prints the input; put it into `regressions.rs`.
+#![allow(clippy::disallowed_methods)]
+
+mod regressions;
+
+use penstock_fuzz::campaign::{self, Limits};
+use penstock_fuzz::{DECODERS, find};
+use std::time::Duration;
+
+/// For each decoder.
+const TIME: Duration = Duration::from_secs(5);
+
+fn short(name: &str) {
+    let seed =
+        std::env::var("PENSTOCK_FUZZ_SEED").map_or(1, |seed| seed.parse().expect("a seed is a number"));
+    let decoder = find(name).expect("the decoder is in the table");
+    let limits = Limits { executions: u64::MAX, time: TIME };
+    let totals =
+        campaign::run(decoder, seed, limits).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    println!("{name}: seed {seed}, {} executions, {} accepted", totals.executions, totals.accepted);
+    assert!(totals.executions > 0, "not one input was tried");
+}
+
+macro_rules! short {
+    ($($test:ident = $name:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            short($name);
+        })*
+
+        #[test]
+        fn every_decoder_has_its_test() {
+            let tested = [$($name),*];
+            let missing = DECODERS.iter().map(|decoder| decoder.name).filter(|name| !tested.contains(name));
+            assert_eq!(missing.collect::<Vec<_>>(), [""; 0]);
+        }
+    };
+}
+
+short! {
+    superblock = "superblock",
+    descriptor = "descriptor",
+    trailer = "trailer",
+    table_page = "table-page",
+    root = "root",
+    segment_header = "segment-header",
+    log_record = "log-record",
+    kv_volume = "kv-volume",
+    map_row = "map-row",
+    group_row = "group-row",
+    chunk_keys = "chunk-keys",
+    fs_row = "fs-row",
+    inode_row = "inode-row",
+    entry_row = "entry-row",
+    result_row = "result-row",
+    name_keys = "name-keys",
+    header = "header",
+    read_body = "read-body",
+    write_body = "write-body",
+    commit_body = "commit-body",
+    reply_body = "reply-body",
+    names_body = "names-body",
+    coordination_json = "coordination-json",
+    store_json = "store-json",
+    size = "size",
+    code = "code",
+    id = "id",
+}

@@ -1,0 +1,123 @@
+//! Golden bytes of every row and key of the name space, and what may not be read.
+
+use super::*;
+use crate::inode::{Data, Inode, Layout};
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn keys_are_as_in_the_first_release() {
+    let (zero, dir) = ("0000000000000000", "0001000000000007");
+    let ino = Ino((1 << 48) | 7);
+    for (key, wanted) in [
+        (fs_key(), "01".to_owned()),
+        (inode_key(ino), format!("10{zero}{dir}{zero}")),
+        (entry_key(ino, 0x0102_0304), format!("11{zero}{dir}0000000001020304{zero}")),
+        (xattr_key(ino, b"user.a"), format!("12{zero}{dir}757365722e6100{zero}")),
+        (removed_key(ino), format!("13{zero}{dir}")),
+        (result_key(5, 63), "140000000000000005000000000000003f".to_owned()),
+    ] {
+        assert_eq!(hex(&key), wanted);
+    }
+    assert_eq!(decode_entry_key(&entry_key(ino, 0x0102_0304)), Ok((ino, 0x0102_0304)));
+    assert_eq!(xattr_name(&xattr_key(ino, b"user.a")), b"user.a");
+    assert_eq!(removed_ino(&removed_key(ino)), Some(ino));
+}
+
+#[test]
+fn rows_are_as_in_the_first_release() {
+    let fs = FsRow {
+        id: Id128([3; 16]),
+        name: "main".into(),
+        created_ns: -2,
+        secret: Id128([4; 16]),
+        reserved_ino: (1 << 48) | 4097,
+        last_session: 6,
+        chunk_blocks: 256,
+    };
+    let (id, secret) = ("03".repeat(16), "04".repeat(16));
+    let rest = "0110000000000100 0600000000000000 00010000 04000000 6d61696e".replace(' ', "");
+    assert_eq!(hex(&fs.encode()), format!("01{id}feffffffffffffff{secret}{rest}"));
+    assert_eq!(FsRow::decode(&fs.encode()), Ok(fs));
+
+    let entry = Entry { ino: Ino((1 << 48) | 7), kind: 0o100_000, name: b"name".to_vec() };
+    assert_eq!(hex(&entry.encode()), "010700000000000100 00800000 04000000 6e616d65".replace(' ', ""));
+    assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
+
+    let result = ResultRow { session: 5, slot: 2, sequence: 66, body: vec![8, 7] };
+    let wanted = "01 0500000000000000 0200000000000000 4200000000000000 02000000 0807".replace(' ', "");
+    assert_eq!(hex(&result.encode()), wanted);
+    assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
+
+    assert_eq!(bare_value(), [1]);
+}
+
+fn inode(data: Data) -> Inode {
+    Inode {
+        ino: Ino((1 << 48) | 7),
+        mode: 0o120_777,
+        nlink: 1,
+        uid: 2,
+        gid: 3,
+        rdev: 4,
+        size: 5,
+        times_ns: [1, -2, 3, 4],
+        cut: 6,
+        parent: Ino(8),
+        entries: 9,
+        layout: Layout { chunk_blocks: 256, target: 0, replicas: 1 },
+        data,
+    }
+}
+
+#[test]
+fn inodes_are_as_in_the_first_release() {
+    let head = "01 0700000000000100 ffa10000 01000000 02000000 03000000 04000000 0500000000000000 \
+                0100000000000000 feffffffffffffff 0300000000000000 0400000000000000 0600000000000000 \
+                0800000000000000 0900000000000000 00010000 00000000 01"
+        .replace(' ', "");
+    for (data, wanted) in
+        [(Data::None, "00"), (Data::Inline(b"to".to_vec()), "0102000000746f"), (Data::Chunks, "02")]
+    {
+        let inode = inode(data);
+        assert_eq!(hex(&inode.encode()), format!("{head}{wanted}"));
+        assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
+    }
+}
+
+/// The last inode number was counted on.
+#[test]
+fn the_last_inode_has_a_range_of_attributes() {
+    let (from, until) = xattr_range(Ino(u64::MAX));
+    let key = xattr_key(Ino(u64::MAX), b"user.a");
+    assert!(from <= key && key < until);
+    let (_, until) = xattr_range(Ino(6));
+    assert!(until <= xattr_key(Ino(7), b""));
+}
+
+/// Sizes of files are divided by the blocks of a chunk, and links are counted on.
+#[test]
+fn an_inode_that_breaks_arithmetic_is_refused() {
+    let good = inode(Data::None);
+    let layout = Layout { chunk_blocks: 0, ..good.layout };
+    for bad in [
+        Inode { layout, ..good.clone() },
+        Inode { nlink: u32::MAX, ..good.clone() },
+        Inode { cut: u64::MAX, ..good.clone() },
+        Inode { entries: u64::MAX, ..good },
+    ] {
+        assert!(Inode::decode(&bad.encode()).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn keys_of_branches_and_births_that_do_not_exist_yet_are_refused_by_name() {
+    for (at, field) in [(8, "branch"), (32, "birth")] {
+        let mut key = entry_key(Ino(7), 1);
+        key[at] = 1;
+        assert!(decode_entry_key(&key).unwrap_err().to_string().contains(field));
+    }
+    assert_eq!(removed_ino(&result_key(1, 2)), None);
+}

@@ -1,0 +1,192 @@
+//! Golden bytes of every message: a change of them is a new version.
+
+use crate::data::{
+    ChunkRef, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,
+    encode_reply, encode_write,
+};
+use crate::names::*;
+use crate::{Failure, Frame, Header, Kind};
+use penstock_base::Ino;
+use prost::Message;
+use std::fmt::Debug;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn headers_are_as_in_the_first_release() {
+    let request = Header {
+        session: 0x0102_0304_0506_0708,
+        sequence: 4,
+        tenant: 5,
+        object: 6,
+        epoch: 7,
+        deadline_ms: 8,
+        body_bytes: 3,
+        payload_bytes: 4096,
+        ..Header::request(Kind::Rename)
+    };
+    let asked = Header { session: 3, ..Header::request(Kind::Write) };
+    let failure = Failure { kind: penstock_base::Kind::NoSpace, errno: 28, message: "full".into() };
+    let reply = Frame::reply(&asked, Err(failure.clone()));
+    let golden = [
+        (
+            Header::request(Kind::Hello),
+            &b""[..],
+            "504e534b010001000000000000000000000000000000000000000000000000000000000000000000\
+             01000000000000000000000000000000000000000000000000000000000000000000000000000000\
+             000000000000000000000000745a4059",
+        ),
+        (
+            request,
+            b"abc",
+            "504e534b010026000000000003000000001000000807060504030201040000000000000005000000\
+             01000000060000000000000007000000000000000800000000000000000000000000000000000000\
+             0000000000000000000000003d23b16f",
+        ),
+        (
+            reply.header,
+            b"full",
+            "504e534b010011000100000004000000000000000300000000000000000000000000000000000000\
+             01000000000000000000000000000000000000000000000004001c00000000000000000000000000\
+             000000000000000000000000e7777b1f",
+        ),
+    ];
+    for (header, body, wanted) in golden {
+        let bytes = header.encode(body);
+        assert_eq!(hex(&bytes), wanted);
+        assert_eq!(Header::decode(&bytes, body), Ok(header));
+    }
+    assert_eq!(reply.into_result().unwrap_err(), failure);
+}
+
+#[test]
+fn bodies_of_the_data_path_are_as_in_the_first_release() {
+    let chunk =
+        ChunkRef { branch: 0, ino: Ino((1 << 48) | 2), chunk: 3, block: 4, count: 2, snapshot: 0, cut: 7 };
+    let head = "0000000000000000 0200000000000100 0300000000000000 04000000 02000000 0000000000000000 \
+                0700000000000000"
+        .replace(' ', "");
+    assert_eq!(hex(&encode_read(&chunk)), head);
+    assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
+    let write = encode_write(&chunk, &[0x0102_0304, 9]);
+    assert_eq!(hex(&write), head + "020000000403020109000000");
+    assert_eq!(decode_write(&write), Ok((chunk, vec![0x0102_0304, 9])));
+    let commit = encode_commit(0, chunk.ino, true);
+    assert_eq!(hex(&commit), "0000000000000000020000000000010001000000");
+    assert_eq!(decode_commit(&commit), Ok((0, chunk.ino, true)));
+    let reply = encode_reply(5, &[1, 2]);
+    assert_eq!(hex(&reply), "0500000000000000020000000100000002000000");
+    assert_eq!(decode_reply(&reply), Ok((5, vec![1, 2])));
+}
+
+#[track_caller]
+fn golden<M: Message + Default + PartialEq + Debug>(message: &M, wanted: &str) {
+    let bytes = message.encode_to_vec();
+    assert_eq!(hex(&bytes), wanted);
+    assert_eq!(M::decode(&bytes[..]).as_ref(), Ok(message));
+}
+
+const ATTR: &str = "080710a48302180220e807286430093880808080802040ffffffffffffffffff0148015002580360066880\
+                    02";
+
+fn attr() -> Attr {
+    Attr {
+        ino: 7,
+        mode: 0o100_644,
+        nlink: 2,
+        uid: 1000,
+        gid: 100,
+        rdev: 9,
+        size: 1 << 40,
+        atime_ns: -1,
+        mtime_ns: 1,
+        ctime_ns: 2,
+        btime_ns: 3,
+        cut: 6,
+        chunk_blocks: 256,
+    }
+}
+
+#[test]
+fn requests_of_the_name_space_are_as_in_the_first_release() {
+    let name = b"name".to_vec();
+    golden(
+        &HelloRequest { oldest_version: 1, newest_version: 2, client: "host".into() },
+        "080110021a04686f7374",
+    );
+    golden(&NameRequest { dir: 1, name: name.clone(), directory: true }, "080112046e616d651801");
+    golden(&InodeRequest { ino: u64::MAX }, "08ffffffffffffffffff01");
+    let set = SetAttrRequest {
+        ino: 7,
+        mode: Some(0),
+        uid: Some(1),
+        gid: Some(2),
+        size: Some(0),
+        atime_ns: Some(-1),
+        mtime_ns: Some(3),
+        ctime_ns: Some(4),
+        grow: true,
+        cut: 6,
+    };
+    golden(&set, "0807100018012002280030ffffffffffffffffff013803400448015006");
+    let make = MakeRequest {
+        dir: 1,
+        name: name.clone(),
+        mode: 0o100_644,
+        uid: 1000,
+        gid: 100,
+        rdev: 9,
+        target: b"to".to_vec(),
+        open: true,
+    };
+    golden(&make, "080112046e616d6518a4830220e807286430093a02746f4001");
+    golden(&LinkRequest { ino: 7, dir: 1, name: name.clone() }, "080710011a046e616d65");
+    let rename = RenameRequest {
+        dir: 1,
+        name,
+        new_dir: 2,
+        new_name: b"new".to_vec(),
+        no_replace: true,
+        exchange: true,
+    };
+    golden(&rename, "080112046e616d65180222036e657728013001");
+    golden(&ReadDirRequest { dir: 1, after: 300, limit: 64, attributes: true }, "080110ac0218402001");
+    let xattr =
+        XattrRequest { ino: 7, name: b"user.a".to_vec(), value: vec![0xff], create: true, replace: true };
+    golden(&xattr, "08071206757365722e611a01ff20012801");
+}
+
+#[test]
+fn replies_of_the_name_space_are_as_in_the_first_release() {
+    golden(&attr(), ATTR);
+    golden(&AttrReply { attr: Some(attr()) }, &format!("0a2c{ATTR}"));
+    golden(
+        &HelloReply { version: 1, session: 2, root: (1 << 48) | 1, chunk_blocks: 256 },
+        "080110021881808080808040208002",
+    );
+    let entry =
+        DirEntry { name: b"name".to_vec(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr()) };
+    let entry_bytes = format!("0a046e616d6510071880800220ffffffffffffffffff012a2c{ATTR}");
+    golden(&entry, &entry_bytes);
+    let listing = ReadDirReply { entries: vec![entry, DirEntry::default()], end: true, parent: 1 };
+    golden(&listing, &format!("0a45{entry_bytes}0a0010011801"));
+    golden(&BytesReply { bytes: vec![0xff, 0] }, "0a02ff00");
+    golden(&NamesReply { names: vec![b"a".to_vec(), Vec::new()] }, "0a01610a00");
+    golden(
+        &StatFsReply { total_blocks: 5, free_blocks: 4, available_blocks: 3, inodes: 2, free_inodes: 1 },
+        "08051004180320022801",
+    );
+    golden(&EmptyReply {}, "");
+}
+
+/// A chunk index from the wire was multiplied by the blocks of a chunk when its file was cut.
+#[test]
+fn a_chunk_beyond_the_largest_file_is_refused() {
+    let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, snapshot: 0, cut: 0 };
+    assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
+    let beyond = ChunkRef { chunk: u64::MAX, ..chunk };
+    assert!(decode_read(&encode_read(&beyond)).unwrap_err().to_string().contains("largest file"));
+    assert!(decode_commit(&encode_commit(1, Ino(2), false)).unwrap_err().to_string().contains("branch"));
+}

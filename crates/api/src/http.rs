@@ -154,6 +154,7 @@ fn router(api: Api) -> Router {
         .route("/v1/fs", get(filesystems))
         .route("/v1/fs/{name}", get(filesystem))
         .route("/v1/fs/{name}/check", post(fs_check))
+        .route("/v1/fs/{name}/damaged", get(fs_damaged))
         .route("/v1/mounts", get(mounts).post(mount).delete(unmount))
         .route("/v1/jobs/{id}", get(job))
         .route("/v1/down", post(down))
@@ -348,15 +349,37 @@ async fn filesystem(
     api.look(move |instance| known_fs(instance, &name).map(|()| instance.node().fs_report())).await
 }
 
+#[derive(Default, Deserialize)]
+struct CheckBody {
+    #[serde(default)]
+    repair: bool,
+}
+
 async fn fs_check(
     State(api): State<Api>,
     UrlPath(name): UrlPath<String>,
-) -> Answer<penstock_node::FsCheckReport> {
-    let check = move |instance: Rc<Instance>| async move {
+    body: Option<Json<CheckBody>>,
+) -> Answer<Started> {
+    let repair = body.is_some_and(|Json(body)| body.repair);
+    api.look(move |instance| {
+        known_fs(instance, &name)?;
+        let checked = instance.clone();
+        let job = async move { Ok(json!(checked.check_fs(repair).await?)) };
+        let verb = if repair { "repair" } else { "check" };
+        Ok(Started { job: instance.start_job(format!("{verb} {name}"), job) })
+    })
+    .await
+}
+
+async fn fs_damaged(
+    State(api): State<Api>,
+    UrlPath(name): UrlPath<String>,
+) -> Answer<penstock_node::DamagedReport> {
+    let look = move |instance: Rc<Instance>| async move {
         known_fs(&instance, &name)?;
-        instance.check_fs().await
+        instance.node().damaged_fs().await
     };
-    api.on_worker(check).await.map(Json)
+    api.on_worker(look).await.map(Json)
 }
 
 async fn mounts(State(api): State<Api>) -> Answer<Vec<String>> {

@@ -162,13 +162,25 @@ impl Instance {
         Ok(report)
     }
 
-    /// Checks the file system, with everything that the mount wrote before.
-    pub(crate) async fn check_fs(&self) -> Result<penstock_node::FsCheckReport, AdminError> {
+    /// Checks the file system, with everything that the mount wrote before; with `repair`, mends it. The kernel keeps
+    /// names and attributes of a mount, which a repair may change behind it, so there must be none.
+    pub(crate) async fn check_fs(&self, repair: bool) -> Result<penstock_node::FsCheckReport, AdminError> {
+        // Nobody mounts meanwhile.
+        let _one = if repair { Some(self.mounting.lock().await) } else { None };
+        if repair && let Some(mount) = &*self.mount.borrow() {
+            return Err(AdminError::Refused(format!(
+                "nothing was repaired: the file system is mounted at {}; `penstock umount` takes it away",
+                mount.path().display()
+            )));
+        }
         self.client
             .sync_all()
             .await
             .map_err(|failure| AdminError::Refused(format!("nothing was checked: {failure}")))?;
-        self.node.check_fs().await
+        match repair {
+            true => self.node.repair_fs().await,
+            false => self.node.check_fs().await,
+        }
     }
 
     fn event(&self, severity: Severity, kind: EventKind, text: impl Into<String>) {

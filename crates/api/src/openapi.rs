@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, what it does, and its path parameter.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 21] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 22] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -35,7 +35,13 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 21] = [
     (
         "/v1/fs/{name}/check",
         "post",
-        "Checks names, links, chunks, extents and bitmaps; reads only",
+        "Job that checks names, links, chunks, extents and bitmaps; body {\"repair\": true} mends what is wrong",
+        Some("name"),
+    ),
+    (
+        "/v1/fs/{name}/damaged",
+        "get",
+        "Files whose data cannot be read any more, with the bytes",
         Some("name"),
     ),
     ("/v1/mounts", "get", "Where the file system is mounted", None),

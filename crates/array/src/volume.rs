@@ -180,6 +180,17 @@ impl Volume {
         self.array.discard(first, count, how).await
     }
 
+    /// Stripes of the volume that could not be read when last tried.
+    pub fn unreadable_stripes(&self) -> Vec<u64> {
+        let unreadable = self.array.unreadable.borrow();
+        unreadable.range(self.stripes.clone()).map(|stripe| stripe - self.stripes.start).collect()
+    }
+
+    /// Whether a stripe could not be read when last tried.
+    pub fn is_unreadable(&self, stripe: u64) -> bool {
+        self.array.unreadable.borrow().contains(&(self.stripes.start + stripe))
+    }
+
     /// Whether nothing is written in a stripe, not even in the log.
     pub fn is_unwritten(&self, stripe: u64) -> bool {
         let inner = self.stripes.start + stripe;
@@ -296,6 +307,8 @@ impl Array {
         let result = self.append(Entry::Discard { stripe: first, count, upto }, Vec::new()).await;
         released.into_iter().filter_map(|dirty| dirty.segment).for_each(|segment| self.log.release(segment));
         result?;
+        // What could not be read there is nobody's any more.
+        self.unreadable.borrow_mut().retain(|stripe| !(first..first + count).contains(stripe));
         if how == Discard::OnDrives {
             let punches = (0..self.geo.strips()).map(|position| self.punch(position, first, count));
             join_all(punches).await;
@@ -372,7 +385,11 @@ impl Array {
             };
             parts.push((position, columns, part));
         }
-        self.unreadable.borrow_mut().remove(&stripe);
+        if self.unreadable.borrow().contains(&stripe) {
+            // These columns can be read; whether all can, only a look at the whole stripe tells.
+            self.repair_queue.borrow_mut().insert(stripe);
+            self.repair_wake.notify_one();
+        }
         Ok(parts)
     }
 
@@ -388,6 +405,7 @@ impl Array {
         if let Erased::Blocks { part: rotten, .. } = erased
             && rotten.crcs != part.crcs
         {
+            self.unreadable.borrow_mut().insert(stripe);
             return Err(ArrayError::Disagrees { array: self.id, stripe, position });
         }
         Ok(part)

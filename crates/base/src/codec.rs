@@ -38,6 +38,11 @@ pub enum DecodeError {
     },
 }
 
+/// Bytes as hexadecimal digits, for messages and names.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Appends little-endian fields to a byte vector.
 #[derive(Default)]
 pub struct Enc {

@@ -16,18 +16,21 @@
 
 mod chunk;
 mod commit;
+mod damaged;
 mod discard;
 mod place;
+mod repair;
 pub mod rows;
 mod space;
 mod target;
 mod truncate;
 mod verify;
 
-pub use rows::{ChunkKey, Extent, decode_map, map_range};
+pub use damaged::DamagedRuns;
+pub use rows::{ChunkKey, Extent, all_maps, decode_map, encode_map, map_range};
 pub use space::SpaceUsage;
 pub use target::{Target, TargetConfig, TargetCounts};
-pub use verify::TargetCheck;
+pub use verify::{Owned, TargetCheck};
 
 use penstock_array::ArrayError;
 use penstock_base::Kind;

@@ -140,34 +140,37 @@ impl Target {
             if is_new {
                 // Only now: a commit of the file may take the map at any time, and what it takes must be written.
                 let back = chunk.borrow_mut().put(Extent { first: at, count: count as u32, block: place });
-                assert!(back.is_empty(), "nothing was mapped there");
+                self.give_back(back);
             }
             done += count;
         }
         Ok(())
     }
 
-    /// Where a run of blocks goes: its place in the map, or (true) allocated blocks that are not in the map yet.
+    /// Where a run of blocks goes: its place in the map, or (true) allocated blocks that are not in the map yet. Blocks
+    /// in a stripe that cannot be read get another place: one strip of it could not be changed without reading others.
     async fn place_of(
         &self,
         chunk: &RefCell<Chunk>,
         first: u32,
         wanted: usize,
     ) -> Result<(u64, usize, bool), ChunkError> {
+        let readable = |stripe: u64| !self.volume.is_unreadable(stripe);
         let unmapped = {
             let chunk = chunk.borrow();
-            if let Some(place) = chunk.lookup(first) {
-                let joined =
-                    |count: &usize| chunk.lookup(first + *count as u32) == Some(place + *count as u64);
+            let per_stripe = self.volume.stripe_blocks();
+            let usable = |at: u32| chunk.lookup(at).filter(|place| readable(place / per_stripe));
+            if let Some(place) = usable(first) {
+                let joined = |count: &usize| usable(first + *count as u32) == Some(place + *count as u64);
                 return Ok((place, (0..wanted).take_while(joined).count(), false));
             }
-            (0..wanted).take_while(|count| chunk.lookup(first + *count as u32).is_none()).count() as u64
+            (0..wanted).take_while(|count| usable(first + *count as u32).is_none()).count() as u64
         };
-        let mut run = self.space.borrow_mut().allocate(unmapped);
+        let mut run = self.space.borrow_mut().allocate(unmapped, readable);
         if run.is_none() {
             // Free blocks were promised; what is not here now is out in a discard.
             let _no_discard = self.discarding.lock().await;
-            run = self.space.borrow_mut().allocate(unmapped);
+            run = self.space.borrow_mut().allocate(unmapped, readable);
         }
         let (block, count) = run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: unmapped })?;
         Ok((block, count as usize, true))

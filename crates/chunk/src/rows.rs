@@ -104,7 +104,7 @@ pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
         if transform != 0 || stored != count {
             return Err(dec.unknown("transform", transform.into()));
         }
-        if count == 0 || first.checked_add(count).is_none() || block.checked_add(count.into()).is_none() {
+        if first.checked_add(count).is_none() || block.checked_add(count.into()).is_none() {
             return Err(dec.bad("an extent without an end"));
         }
         if extents.last().is_some_and(|last| last.first + last.count > first) {

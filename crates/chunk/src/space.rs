@@ -15,6 +15,9 @@ const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
 /// A run of blocks on the volume.
 pub(crate) type Run = (u64, u64);
 
+/// What is kept beside the bits: used blocks in all, used blocks by stripe, empty and partial stripes.
+type Summary = (u64, Vec<u32>, BTreeSet<u64>, BTreeSet<u64>);
+
 /// How full a target is, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUsage {
@@ -26,21 +29,22 @@ pub struct SpaceUsage {
     pub reserve_blocks: u64,
 }
 
+/// One bit per block, by allocation groups.
 #[derive(Clone)]
-struct Bitmap {
+pub(crate) struct Bitmap {
     words: Vec<u64>,
 }
 
 impl Bitmap {
-    fn new(blocks: u64) -> Self {
+    pub(crate) fn new(blocks: u64) -> Self {
         Self { words: vec![0; (blocks.div_ceil(GROUP_BLOCKS) as usize) * GROUP_WORDS] }
     }
 
-    fn get(&self, block: u64) -> bool {
+    pub(crate) fn get(&self, block: u64) -> bool {
         self.words[(block / 64) as usize] & (1 << (block % 64)) != 0
     }
 
-    fn set(&mut self, block: u64, used: bool) {
+    pub(crate) fn set(&mut self, block: u64, used: bool) {
         let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
         match used {
             true => self.words[word] |= bit,
@@ -48,7 +52,8 @@ impl Bitmap {
         }
     }
 
-    fn group(&self, group: u64) -> &[u64] {
+    /// A group's bits.
+    pub(crate) fn group(&self, group: u64) -> &[u64] {
         &self.words[group as usize * GROUP_WORDS..(group as usize + 1) * GROUP_WORDS]
     }
 }
@@ -69,6 +74,14 @@ pub(crate) struct Space {
     promised: u64,
     /// Of the used blocks, those that are only held while their stripes are discarded.
     discarding: u64,
+}
+
+/// Blocks whose bits are set in a group's words, in order.
+pub(crate) fn bits(group: u64, words: &[u64]) -> impl Iterator<Item = u64> {
+    (group * GROUP_BLOCKS..).step_by(64).zip(words).flat_map(|(first, word)| {
+        let word = *word;
+        (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| first + bit)
+    })
 }
 
 impl Space {
@@ -98,19 +111,60 @@ impl Space {
         GROUP_WORDS
     }
 
-    /// Takes a group's bits from its row. Returns whether they name only blocks that exist.
-    pub(crate) fn load_group(&mut self, group: u64, words: &[u64]) -> bool {
-        for (index, word) in words.iter().enumerate() {
-            let first = group * GROUP_BLOCKS + index as u64 * 64;
-            for bit in (0..64).filter(|bit| word & (1 << bit) != 0) {
-                if first + bit >= self.blocks {
-                    return false;
-                }
-                self.committed.set(first + bit, true);
-                self.mark(first + bit, true);
-            }
+    /// Takes a group's bits from its row. Bits of blocks that do not exist are passed over: a check reports them.
+    pub(crate) fn load_group(&mut self, group: u64, words: &[u64]) {
+        let blocks = self.blocks;
+        for block in bits(group, words).take_while(|block| *block < blocks) {
+            self.hold(block);
         }
-        true
+    }
+
+    /// Counts a block as used and committed, whatever was known of it.
+    pub(crate) fn hold(&mut self, block: u64) {
+        self.committed.set(block, true);
+        if !self.used.get(block) {
+            self.mark(block, true);
+        }
+    }
+
+    /// Counts a block as neither used nor committed.
+    pub(crate) fn let_go(&mut self, block: u64) {
+        self.committed.set(block, false);
+        if self.used.get(block) {
+            self.mark(block, false);
+        }
+    }
+
+    fn count(&self) -> Summary {
+        let stripes = 0..self.fill.len() as u64;
+        let count = |stripe: u64| {
+            let first = stripe * self.stripe_blocks;
+            (first..first + self.stripe_blocks).filter(|block| self.used.get(*block)).count() as u32
+        };
+        let fill: Vec<u32> = stripes.clone().map(count).collect();
+        let of = |wanted: &dyn Fn(u64) -> bool| -> BTreeSet<u64> {
+            stripes.clone().filter(|stripe| wanted(u64::from(fill[*stripe as usize]))).collect()
+        };
+        let empty = of(&|fill| fill == 0);
+        let partial = of(&|fill| fill > 0 && fill < self.stripe_blocks);
+        let used_blocks = fill.iter().map(|fill| u64::from(*fill)).sum();
+        (used_blocks, fill, empty, partial)
+    }
+
+    /// Whether what is kept beside the bits agrees with them.
+    pub(crate) fn is_counted(&self) -> bool {
+        let (used_blocks, fill, empty, partial) = self.count();
+        (used_blocks, &fill, &empty, &partial) == (self.used_blocks, &self.fill, &self.empty, &self.partial)
+    }
+
+    /// Counts again what is kept beside the bits.
+    pub(crate) fn recount(&mut self) {
+        (self.used_blocks, self.fill, self.empty, self.partial) = self.count();
+    }
+
+    /// A group's bits as the rows say.
+    pub(crate) fn committed_group(&self, group: u64) -> &[u64] {
+        self.committed.group(group)
     }
 
     fn mark(&mut self, block: u64, used: bool) {
@@ -177,9 +231,9 @@ impl Space {
         self.promised = self.promised.checked_sub(blocks).expect("only what was promised is taken back");
     }
 
-    /// Allocates one run of up to `wanted` blocks; none when no block is free.
-    pub(crate) fn allocate(&mut self, wanted: u64) -> Option<Run> {
-        let stripe = self.partial.first().or_else(|| self.empty.first()).copied()?;
+    /// Allocates one run of up to `wanted` blocks in a stripe for which `usable` holds; none when no block is free.
+    pub(crate) fn allocate(&mut self, wanted: u64, usable: impl Fn(u64) -> bool) -> Option<Run> {
+        let stripe = self.partial.iter().chain(&self.empty).find(|stripe| usable(**stripe)).copied()?;
         let first = stripe * self.stripe_blocks;
         let end = first + self.stripe_blocks;
         let start = (first..end).find(|block| !self.used.get(*block)).expect("the stripe has a free block");
@@ -244,13 +298,26 @@ mod tests {
     #[test]
     fn small_runs_come_from_below_and_stripes_from_above() {
         let mut space = Space::new(64 * 4, 64);
-        assert_eq!(space.allocate(10), Some((0, 10)));
+        assert_eq!(space.allocate(10, |_| true), Some((0, 10)));
         assert_eq!(space.allocate_stripe(|_| true), Some(3));
-        assert_eq!(space.allocate(100), Some((10, 54)));
-        assert_eq!(space.allocate(1), Some((64, 1)));
+        assert_eq!(space.allocate(100, |_| true), Some((10, 54)));
+        assert_eq!(space.allocate(1, |_| true), Some((64, 1)));
         assert_eq!(space.free((0, 64)), [0]);
-        assert_eq!(space.allocate(1), Some((65, 1)));
+        assert_eq!(space.allocate(1, |_| true), Some((65, 1)));
         assert_eq!(space.allocate_stripe(|stripe| stripe != 2), Some(0));
+    }
+
+    #[test]
+    fn a_wrong_count_is_found_and_counted_again() {
+        let mut space = Space::new(64 * 4, 64);
+        space.allocate(10, |_| true);
+        assert!(space.is_counted());
+        space.used_blocks -= 3;
+        space.empty.insert(0);
+        assert!(!space.is_counted());
+        space.recount();
+        assert!(space.is_counted());
+        assert_eq!(space.usage().free_blocks, 64 * 4 - 10);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
 use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks};
 use penstock_drive::{Class, Io};
-use penstock_kv::Kv;
+use penstock_kv::{Kv, for_each};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -21,8 +21,6 @@ const IO: Io = Io::new(Class::Client, "chunk.read");
 const CACHED_CHUNKS: usize = 1 << 16;
 /// Complete chunks on their way to the volume at once: enough that one is coded while others are written.
 const PLACED_AT_ONCE: usize = 4;
-/// Rows fetched at once.
-pub(crate) const SCAN_ROWS: usize = 1024;
 
 /// How a target is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +120,7 @@ impl Target {
             counts: Cell::default(),
             closed: Cell::new(false),
         });
+        target.hold_unmarked().await?;
         target.note_unowned();
         env.spawn("target commit", Box::pin(target.clone().commit_task()));
         env.spawn("target discard", Box::pin(target.clone().discard_task()));
@@ -341,19 +340,20 @@ fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
 
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
     let mut space = Space::new(volume.blocks(), volume.stripe_blocks());
-    let (mut from, until) = all_groups();
-    loop {
-        let rows = kv.scan(from.clone(), until.clone(), SCAN_ROWS).await?;
-        let Some((last, _)) = rows.last() else { return Ok(space) };
-        from = [&last[..], &[0]].concat();
-        for (key, value) in &rows {
-            let words = decode_group(value, Space::group_words())?;
-            let group = decode_group_key(key).filter(|group| *group < space.groups());
-            if !group.is_some_and(|group| space.load_group(group, &words)) {
-                return Err(ChunkError::Invalid(format!(
-                    "allocation group row {key:02x?} is not of this volume"
-                )));
+    for_each(kv, all_groups(), |key, value| {
+        // A row of no group says nothing about any block; a check reports it.
+        let Some(group) = decode_group_key(key).filter(|group| *group < space.groups()) else {
+            return Ok(());
+        };
+        match decode_group(value, Space::group_words()) {
+            Ok(words) => space.load_group(group, &words),
+            Err(error) => {
+                tracing::error!(group, %error, "an allocation group cannot be read: all of it counts as used until `penstock fs check --repair`");
+                space.load_group(group, &vec![u64::MAX; Space::group_words()]);
             }
         }
-    }
+        Ok::<_, ChunkError>(())
+    })
+    .await?;
+    Ok(space)
 }

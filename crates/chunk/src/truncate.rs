@@ -4,9 +4,9 @@
 use crate::ChunkError;
 use crate::chunk::Chunk;
 use crate::rows::{ChunkKey, map_range};
-use crate::target::{SCAN_ROWS, Target};
+use crate::target::Target;
 use penstock_base::Ino;
-use penstock_kv::WriteSet;
+use penstock_kv::{WriteSet, for_each};
 use std::collections::BTreeSet;
 
 impl Target {
@@ -66,15 +66,12 @@ impl Target {
     async fn keys_from(&self, branch: u64, ino: Ino, index: u64) -> Result<BTreeSet<ChunkKey>, ChunkError> {
         let mut keys: BTreeSet<ChunkKey> =
             self.keys_of(branch, ino, |_| true).into_iter().filter(|key| key.index >= index).collect();
-        let (mut from, until) = map_range(branch, ino, index);
-        loop {
-            let rows = self.kv.scan(from, until.clone(), SCAN_ROWS).await?;
-            let Some((last, _)) = rows.last() else { return Ok(keys) };
-            from = [&last[..], &[0]].concat();
-            for (key, _) in &rows {
-                keys.insert(ChunkKey::decode(key)?.0);
-            }
-        }
+        for_each(&*self.kv, map_range(branch, ino, index), |key, _| {
+            keys.insert(ChunkKey::decode(key)?.0);
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        Ok(keys)
     }
 
     fn drop_dirty(&self, key: ChunkKey, from: u32) {

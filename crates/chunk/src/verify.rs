@@ -1,9 +1,31 @@
-//! Checking a target: each block is owned once, and map and bits agree.
+//! Checking a target: each block is owned once, and map, bits and counts agree.
+//!
+//! Memory: three bits for each block of the volume, and some words for each file. What a row says beyond its chunk or
+//! beyond the volume owns nothing.
 
 use crate::ChunkError;
-use crate::rows::{ChunkKey, all_maps, decode_map};
-use crate::target::{SCAN_ROWS, Target};
-use penstock_base::{HashMap, Ino};
+use crate::rows::{ChunkKey, Extent, all_groups, all_maps, decode_group, decode_group_key, decode_map};
+use crate::space::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
+use crate::target::Target;
+use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind, Findings, Ino, hex};
+use penstock_kv::for_each;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Offsets in a file are below this.
+const OFFSET_LIMIT: u64 = 1 << 62;
+
+/// What an inode owns on a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owned {
+    /// Map rows.
+    pub chunks: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// The block of the file behind its last one.
+    pub end_block: u64,
+    /// Map rows beyond every offset that a file can have.
+    pub far_chunks: u64,
+}
 
 /// What a check of a target found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,68 +34,285 @@ pub struct TargetCheck {
     pub chunks: u64,
     /// Blocks that rows point to.
     pub blocks: u64,
-    /// What is wrong, a line each.
-    pub problems: Vec<String>,
-    /// Files that have chunks, with the number of their blocks.
-    pub owners: HashMap<(u64, Ino), u64>,
+    /// What is wrong.
+    pub findings: Findings,
+    /// Inodes that have chunks, and what these are.
+    pub owners: BTreeMap<Ino, Owned>,
+}
+
+/// What the rows of a target say.
+pub(crate) struct Survey {
+    pub(crate) check: TargetCheck,
+    pub(crate) owned: Bitmap,
+    pub(crate) marked: Bitmap,
+    /// Groups whose row cannot be read.
+    pub(crate) bad_groups: BTreeSet<u64>,
+    /// Keys of rows that are of no group.
+    pub(crate) stray_groups: Vec<Vec<u8>>,
+    /// Rows of a later release may own blocks that nothing here knows of.
+    pub(crate) opaque: bool,
+    /// Blocks that belong to more than one chunk; made when there is one.
+    doubled: Option<Bitmap>,
+    blocks: u64,
+    chunk_blocks: u32,
+}
+
+/// The part of an extent that is in its chunk and on the volume.
+pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64) -> Extent {
+    let in_chunk = extent.count.min(chunk_blocks.saturating_sub(extent.first));
+    let on_volume = u64::from(in_chunk).min(volume_blocks.saturating_sub(extent.block));
+    Extent { count: on_volume as u32, ..*extent }
+}
+
+/// A map row as this release understands it.
+pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, Vec<Extent>), DecodeError> {
+    let (chunk, birth) = ChunkKey::decode(key)?;
+    if chunk.branch != 0 || birth != 0 {
+        let found = chunk.branch.max(birth);
+        return Err(DecodeError::Unknown { what: "map row key", field: "branch or birth", found });
+    }
+    Ok((chunk, decode_map(value)?))
+}
+
+impl Survey {
+    pub(crate) fn new(blocks: u64, chunk_blocks: u32) -> Self {
+        Self {
+            check: TargetCheck::default(),
+            owned: Bitmap::new(blocks),
+            marked: Bitmap::new(blocks),
+            bad_groups: BTreeSet::new(),
+            stray_groups: Vec::new(),
+            opaque: false,
+            doubled: None,
+            blocks,
+            chunk_blocks,
+        }
+    }
+
+    fn see_map(&mut self, key: &[u8], value: &[u8]) {
+        let (chunk, extents) = match read_row(key, value) {
+            Ok(row) => row,
+            Err(error) => return self.see_bad_map(key, &error),
+        };
+        self.check.chunks += 1;
+        let first_block = chunk.index.saturating_mul(u64::from(self.chunk_blocks));
+        let far = chunk.index >= OFFSET_LIMIT / BLOCK_BYTES as u64 / u64::from(self.chunk_blocks);
+        let owner = self.check.owners.entry(chunk.ino).or_default();
+        owner.chunks += 1;
+        owner.far_chunks += u64::from(far);
+        for extent in &extents {
+            let valid = valid_part(extent, self.chunk_blocks, self.blocks);
+            self.judge_extent(chunk, extent, &valid);
+            let owner = self.check.owners.entry(chunk.ino).or_default();
+            owner.blocks += u64::from(valid.count);
+            self.check.blocks += u64::from(valid.count);
+            if !far && valid.count > 0 {
+                owner.end_block = owner.end_block.max(first_block + u64::from(valid.first + valid.count));
+            }
+            for block in valid.block..valid.block + u64::from(valid.count) {
+                if self.owned.get(block) {
+                    self.doubled.get_or_insert_with(|| Bitmap::new(self.blocks)).set(block, true);
+                }
+                self.owned.set(block, true);
+            }
+        }
+        if far {
+            let text = format!("chunk {} of inode {} is beyond every file", chunk.index, chunk.ino);
+            self.check.findings.add(FindingKind::ChunkBeyondLimit, chunk.ino, text);
+        }
+    }
+
+    fn see_bad_map(&mut self, key: &[u8], error: &DecodeError) {
+        let ino = ChunkKey::decode(key).ok().map(|(chunk, _)| chunk.ino);
+        let text = format!("map row {}: {error}", hex(key));
+        let findings = &mut self.check.findings;
+        if let DecodeError::Unknown { .. } = error {
+            self.opaque = true;
+            return findings.add_hopeless(FindingKind::UnknownRow, ino, text);
+        }
+        findings.add(FindingKind::BadMapRow, ino, text);
+    }
+
+    fn judge_extent(&mut self, chunk: ChunkKey, extent: &Extent, valid: &Extent) {
+        let of = format!("chunk {} of inode {}", chunk.index, chunk.ino);
+        let kind = match extent {
+            _ if extent.count == 0 => FindingKind::EmptyExtent,
+            _ if extent.first + extent.count > self.chunk_blocks => FindingKind::ExtentBeyondChunk,
+            _ if valid.count < extent.count => FindingKind::ExtentBeyondVolume,
+            _ => return,
+        };
+        let Extent { first, count, block } = extent;
+        let text = format!("{of}: blocks {first}+{count} at {block}");
+        self.check.findings.add(kind, chunk.ino, text);
+    }
+
+    fn see_double(&mut self, key: &[u8], value: &[u8]) {
+        let (Ok((chunk, extents)), Some(doubled)) = (read_row(key, value), &self.doubled) else { return };
+        let parts = extents.iter().map(|extent| valid_part(extent, self.chunk_blocks, self.blocks));
+        let blocks = parts.flat_map(|part| part.block..part.block + u64::from(part.count));
+        let shared: Vec<u64> = blocks.filter(|block| doubled.get(*block)).collect();
+        if let Some(first) = shared.first() {
+            let text = format!(
+                "chunk {} of inode {}: {} of its blocks belong to something else too, the first is {first}",
+                chunk.index,
+                chunk.ino,
+                shared.len()
+            );
+            self.check.findings.add(FindingKind::DoubleOwnedBlock, chunk.ino, text);
+        }
+    }
+
+    fn see_group(&mut self, key: &[u8], value: &[u8]) {
+        let findings = &mut self.check.findings;
+        let groups = self.blocks.div_ceil(GROUP_BLOCKS);
+        let Some(group) = decode_group_key(key).filter(|group| *group < groups) else {
+            self.stray_groups.push(key.to_vec());
+            let text = format!("row {} is of no allocation group of the volume", hex(key));
+            return findings.add(FindingKind::BadGroupRow, None, text);
+        };
+        let words = match decode_group(value, Space::group_words()) {
+            Ok(words) => words,
+            Err(error @ DecodeError::Unknown { .. }) => {
+                self.opaque = true;
+                let text = format!("allocation group {group}: {error}");
+                return findings.add_hopeless(FindingKind::UnknownRow, None, text);
+            }
+            Err(error) => {
+                self.bad_groups.insert(group);
+                return findings.add(
+                    FindingKind::BadGroupRow,
+                    None,
+                    format!("allocation group {group}: {error}"),
+                );
+            }
+        };
+        for block in bits(group, &words) {
+            match block < self.blocks {
+                true => self.marked.set(block, true),
+                false if self.bad_groups.insert(group) => findings.add(
+                    FindingKind::BadGroupRow,
+                    None,
+                    format!("allocation group {group} marks block {block}, which the volume does not have"),
+                ),
+                false => {}
+            }
+        }
+    }
+
+    /// Runs of blocks for which one image has a bit and the other has none.
+    pub(crate) fn only_in(&self, has: &Bitmap, has_not: &Bitmap) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for group in (0..self.blocks.div_ceil(GROUP_BLOCKS)).filter(|group| !self.bad_groups.contains(group))
+        {
+            let differ: Vec<u64> =
+                has.group(group).iter().zip(has_not.group(group)).map(|(a, b)| a & !b).collect();
+            for block in bits(group, &differ) {
+                match runs.last_mut() {
+                    Some((start, count)) if *start + *count == block => *count += 1,
+                    _ => runs.push((block, 1)),
+                }
+            }
+        }
+        runs
+    }
+
+    fn judge_bits(&mut self) {
+        for (first, count) in self.only_in(&self.owned, &self.marked) {
+            let text = format!("{count} blocks from {first} on belong to files and are marked as free");
+            self.check.findings.add(FindingKind::BlockNotMarked, None, text);
+        }
+        for (first, count) in self.only_in(&self.marked, &self.owned) {
+            let text = format!("{count} blocks from {first} on are marked as used and belong to no file");
+            match self.opaque {
+                // They may be those of a row that cannot be understood.
+                true => self.check.findings.add_hopeless(FindingKind::BlockNotOwned, None, text),
+                false => self.check.findings.add(FindingKind::BlockNotOwned, None, text),
+            }
+        }
+    }
 }
 
 impl Target {
-    /// Checks all rows. The caller holds the gate exclusively and has made everything durable.
-    pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
-        let mut check = TargetCheck::default();
-        let mut owner: HashMap<u64, ChunkKey> = HashMap::default();
-        let (mut from, until) = all_maps();
-        loop {
-            let rows = self.kv.scan(from, until.clone(), SCAN_ROWS).await?;
-            let Some((last, _)) = rows.last() else { break };
-            from = [&last[..], &[0]].concat();
-            for (key, value) in &rows {
-                self.check_row(key, value, &mut owner, &mut check);
-            }
-        }
-        let space = self.space.borrow();
-        for block in 0..space.usage().total_blocks {
-            match (owner.get(&block), space.is_committed(block)) {
-                (Some(key), false) => {
-                    check.problems.push(format!("block {block} of {key:?} is marked as free"))
-                }
-                (None, true) => {
-                    check.problems.push(format!("block {block} is marked as used and belongs to no file"))
-                }
-                _ => {}
-            }
-        }
-        Ok(check)
+    /// What the map rows and the bitmaps say.
+    pub(crate) async fn survey(&self) -> Result<Survey, ChunkError> {
+        let mut survey = Survey::new(self.volume.blocks(), self.config.chunk_blocks);
+        let see = |key: &[u8], value: &[u8]| {
+            survey.see_map(key, value);
+            Ok::<_, ChunkError>(())
+        };
+        for_each(&*self.kv, all_maps(), see).await?;
+        let see = |key: &[u8], value: &[u8]| {
+            survey.see_group(key, value);
+            Ok::<_, ChunkError>(())
+        };
+        for_each(&*self.kv, all_groups(), see).await?;
+        Ok(survey)
     }
 
-    fn check_row(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        owner: &mut HashMap<u64, ChunkKey>,
-        check: &mut TargetCheck,
-    ) {
-        let (key, extents) = match ChunkKey::decode(key).and_then(|(key, _)| Ok((key, decode_map(value)?))) {
-            Ok(row) => row,
-            Err(error) => return check.problems.push(format!("map row {key:02x?}: {error}")),
-        };
-        check.chunks += 1;
-        for extent in extents {
-            if extent.first + extent.count > self.config.chunk_blocks {
-                check.problems.push(format!("{key:?}: {extent:?} is beyond the chunk"));
-            }
-            let (end, blocks) = (extent.block + u64::from(extent.count), self.volume.blocks());
-            if end > blocks {
-                check.problems.push(format!("{key:?}: {extent:?} is beyond the volume"));
-            }
-            for block in extent.block..end.min(blocks) {
-                if let Some(other) = owner.insert(block, key) {
-                    check.problems.push(format!("block {block} belongs to {key:?} and to {other:?}"));
-                }
-                check.blocks += 1;
-                *check.owners.entry((key.branch, key.ino)).or_default() += 1;
-            }
+    /// Checks all rows. The caller holds the gate exclusively and has made everything durable.
+    pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
+        let mut survey = self.survey().await?;
+        if survey.doubled.is_some() {
+            let see = |key: &[u8], value: &[u8]| {
+                survey.see_double(key, value);
+                Ok::<_, ChunkError>(())
+            };
+            for_each(&*self.kv, all_maps(), see).await?;
         }
+        survey.judge_bits();
+        self.judge_memory(&mut survey);
+        Ok(survey.check)
+    }
+
+    fn judge_memory(&self, survey: &mut Survey) {
+        let space = self.space.borrow();
+        let lacking = (0..space.groups()).filter(|group| !survey.bad_groups.contains(group)).any(|group| {
+            let words = survey.marked.group(group).iter().zip(space.committed_group(group));
+            words.into_iter().any(|(row, memory)| row & !memory != 0)
+        });
+        let findings = &mut survey.check.findings;
+        if lacking || !space.is_counted() {
+            findings.add(
+                FindingKind::WrongFreeCount,
+                None,
+                "free space in memory disagrees with the bitmaps",
+            );
+        }
+        let per_stripe = self.volume.stripe_blocks();
+        let idle = self.idle.borrow();
+        // Those that wait to be discarded are known, and those in a discard count as used.
+        let bare = |stripe: &u64| {
+            let blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
+            space.is_empty(*stripe)
+                && !idle.contains(stripe)
+                && !self.volume.is_unwritten(*stripe)
+                && blocks.into_iter().all(|block| !survey.owned.get(block) && !survey.marked.get(block))
+        };
+        let stripes = (0..self.volume.blocks() / per_stripe).filter(bare).count();
+        if stripes > 0 {
+            let text = format!("{stripes} stripes are written and hold nothing");
+            findings.add(FindingKind::WrittenFreeStripe, None, text);
+        }
+    }
+
+    /// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or discarded. Rows
+    /// are read only when there is a written stripe without a bit, which a discard would make unreadable.
+    pub(crate) async fn hold_unmarked(&self) -> Result<(), ChunkError> {
+        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
+        let suspicious = {
+            let space = self.space.borrow();
+            (0..stripes).any(|stripe| space.is_empty(stripe) && !self.volume.is_unwritten(stripe))
+        };
+        if !suspicious {
+            return Ok(());
+        }
+        let survey = self.survey().await?;
+        let unmarked = survey.only_in(&survey.owned, &survey.marked);
+        if !unmarked.is_empty() {
+            tracing::error!("blocks of files are marked as free: `penstock fs check --repair` mends it");
+        }
+        let mut space = self.space.borrow_mut();
+        unmarked.iter().flat_map(|(start, count)| *start..start + count).for_each(|block| space.hold(block));
+        Ok(())
     }
 }

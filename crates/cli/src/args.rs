@@ -178,8 +178,37 @@ pub enum Fs {
         #[arg(default_value = "main")]
         name: String,
     },
-    /// Check names, links, chunks, extents and bitmaps against each other; reads only
+    /// Check names, links, chunks, extents and bitmaps against each other; with --repair, mend what is wrong
+    ///
+    /// Without --repair nothing is changed, and the file system may be in use: changes wait while it is looked at.
+    /// With --repair it must not be mounted, and requests wait until the repair has ended. A repair that is
+    /// interrupted is finished by the next one. Nothing that holds data is thrown away: what has lost its name is in
+    /// /lost+found afterwards.
+    ///
+    /// docs/fs-check.md says of each kind of finding what it means and what a repair does.
+    #[command(
+        after_help = "Exit status: 0 clean; 1 everything that was wrong is mended; 4 something is wrong still; 8 it could not be checked."
+    )]
     Check {
+        /// Its name
+        #[arg(default_value = "main")]
+        name: String,
+        /// Mend what is wrong
+        #[arg(long)]
+        repair: bool,
+        /// Repair without a question
+        #[arg(long, requires = "repair")]
+        yes: bool,
+    },
+    /// Files whose data cannot be read any more, with the damaged bytes
+    ///
+    /// They are in stripes of which a read or a scrub found fewer good strips than the code needs; `penstock array
+    /// scrub --wait` looks at every stripe. A file is off the list when the damaged bytes are overwritten, or when it is
+    /// removed.
+    #[command(
+        after_help = "Exit status: 0 no file is damaged; 4 some are, or metadata is; 8 it could not be found out."
+    )]
+    Damaged {
         /// Its name
         #[arg(default_value = "main")]
         name: String,

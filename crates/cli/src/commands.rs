@@ -6,7 +6,8 @@ use crate::remote::Remote;
 use crate::{bundle, events, manual, show, up};
 use anyhow::{Result, anyhow, bail};
 use penstock_node::{
-    ArrayReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary, StatusReport,
+    ArrayReport, DamagedReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
+    StatusReport,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -225,12 +226,59 @@ fn fs(remote: &Remote, verb: Fs, json: bool) -> Result<ExitCode> {
         Fs::Show { name } => {
             print(json, &remote.get::<FsReport>(&format!("/v1/fs/{name}"))?, show::filesystem)
         }
-        Fs::Check { name } => {
-            let check: FsCheckReport = remote.post(&format!("/v1/fs/{name}/check"), &json!({}))?;
-            print(json, &check, show::check)?;
-            Ok(if check.clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Fs::Check { name, repair, yes } => {
+            Ok(fs_check(remote, &name, repair, yes, json).unwrap_or_else(failed))
         }
+        Fs::Damaged { name } => Ok(fs_damaged(remote, &name, json).unwrap_or_else(failed)),
     }
+}
+
+/// Exit statuses of checks, as those of fsck: what was found is not to be taken for what failed.
+const MENDED: u8 = 1;
+const DAMAGED: u8 = 4;
+const NOT_CHECKED: u8 = 8;
+
+fn failed(error: anyhow::Error) -> ExitCode {
+    eprintln!("penstock: {error:#}");
+    ExitCode::from(NOT_CHECKED)
+}
+
+fn fs_check(remote: &Remote, name: &str, repair: bool, yes: bool, json: bool) -> Result<ExitCode> {
+    if repair && !yes && !confirmed(&format!("what is wrong with {name} is mended; go on?"))? {
+        bail!("nothing was changed; --yes repairs without a question");
+    }
+    let path = format!("/v1/fs/{name}");
+    let started: Value = remote.post(&format!("{path}/check"), &json!({ "repair": repair }))?;
+    let id = started["job"].as_u64().ok_or_else(|| anyhow!("the instance started no job"))?;
+    let mut bar = show::Bar::new();
+    let job = loop {
+        let job: Value = remote.get(&format!("/v1/jobs/{id}"))?;
+        if job["state"] != "running" {
+            break job;
+        }
+        if let Some(progress) = remote.get::<FsReport>(&path)?.check {
+            bar.line(&show::check_progress(&progress));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    bar.end();
+    if job["state"] != "done" {
+        bail!("{}", job["result"].as_str().unwrap_or("the check failed for no stated reason"));
+    }
+    let check: FsCheckReport = serde_json::from_value(job["result"].clone())?;
+    print(json, &check, show::check)?;
+    Ok(match check.result.as_str() {
+        "clean" => ExitCode::SUCCESS,
+        "mended" => ExitCode::from(MENDED),
+        _ => ExitCode::from(DAMAGED),
+    })
+}
+
+fn fs_damaged(remote: &Remote, name: &str, json: bool) -> Result<ExitCode> {
+    let damaged: DamagedReport = remote.get(&format!("/v1/fs/{name}/damaged"))?;
+    print(json, &damaged, show::damaged)?;
+    let whole = damaged.files.is_empty() && damaged.unreadable_metadata_stripes.is_empty();
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
 }
 
 fn bench_array((k, m): (usize, usize), json: bool) -> Result<ExitCode> {

@@ -2,8 +2,8 @@
 
 use penstock_bench::Line;
 use penstock_node::{
-    ArrayReport, DriveReport, Event, FsCheckReport, FsReport, JobReport, LatencyReport, ScrubSummary,
-    Severity, StatusReport,
+    ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
+    JobReport, LatencyReport, ScrubSummary, Severity, StatusReport,
 };
 use std::io::{IsTerminal, Write};
 
@@ -190,15 +190,90 @@ pub fn filesystem(fs: &FsReport) {
     );
 }
 
+/// Findings that are written out for people.
+const SHOWN: usize = 50;
+
+fn findings(title: &str, report: &FindingsReport) {
+    let total: u64 = report.counts.values().sum();
+    for finding in report.findings.iter().take(SHOWN) {
+        let hopeless = if finding.repairable { "" } else { " (no repair)" };
+        println!("{title}  {}: {}{hopeless}", finding.kind, finding.text);
+        finding.paths.iter().for_each(|path| println!("         {path}"));
+    }
+    let shown = report.findings.len().min(SHOWN) as u64;
+    if total > shown {
+        println!("and {} more, in all:", total - shown);
+        report.counts.iter().for_each(|(kind, count)| println!("{count:>9}  {kind}"));
+    }
+}
+
 pub fn check(check: &FsCheckReport) {
     println!(
         "{} inodes, {} names, {} chunks, {} blocks; {} removed files wait, {} blocks lie behind the end of their file",
         check.inodes, check.names, check.chunks, check.blocks, check.removed_files, check.blocks_beyond_end
     );
-    check.problems.iter().take(50).for_each(|problem| println!("PROBLEM  {problem}"));
-    match check.problems.len() {
-        0 => println!("clean"),
-        count => println!("{count} problems; nothing was changed"),
+    let total: u64 = check.now.counts.values().sum();
+    let Some(repair) = &check.repair else {
+        findings("FOUND", &check.now);
+        return match (check.clean, total) {
+            (true, 0) => println!("clean"),
+            (true, _) => println!("clean; a repair gives the wasted space back"),
+            (false, _) => {
+                println!("{total} findings; nothing was changed, --repair mends what can be mended")
+            }
+        };
+    };
+    findings("FOUND", &repair.before);
+    repair.mended.iter().for_each(|(kind, count)| println!("MENDED   {count} {kind}"));
+    for file in &repair.suspect_files {
+        let paths = if file.paths.is_empty() { "no name".into() } else { file.paths.join(", ") };
+        println!("SUSPECT  inode {}: {paths}: look at its contents", file.inode);
+    }
+    findings("LEFT ", &check.now);
+    match check.result.as_str() {
+        "clean" => println!("clean; there was nothing to mend"),
+        "mended" => println!("mended; a second check found nothing"),
+        _ => println!("{total} findings are left; docs/fs-check.md says what they mean"),
+    }
+}
+
+pub fn check_progress(progress: &FsCheckProgress) -> String {
+    match progress.repair {
+        true => format!("repair, round {}: {} ({} rows)", progress.round, progress.phase, progress.rows),
+        false => format!("check: {} ({} rows)", progress.phase, progress.rows),
+    }
+}
+
+pub fn damaged(damaged: &DamagedReport) {
+    for file in &damaged.files {
+        match file.paths.as_slice() {
+            [] => println!("inode {} (open, without a name)", file.inode),
+            paths => paths.iter().for_each(|path| println!("{path}")),
+        }
+        for range in &file.ranges {
+            println!(
+                "    bytes {} to {} ({} blocks at volume block {})",
+                range.offset_bytes,
+                range.offset_bytes + range.length_bytes - 1,
+                range.blocks,
+                range.volume_block
+            );
+        }
+    }
+    let stripes = damaged.unreadable_metadata_stripes.len();
+    if stripes > 0 {
+        println!(
+            "{stripes} stripes of the metadata volume cannot be read: names, maps or attributes may be lost"
+        );
+    }
+    match (damaged.files.len(), damaged.unreadable_stripes) {
+        (0, 0) => {
+            println!("no file is known to be damaged; `penstock array scrub --wait` looks at every stripe")
+        }
+        (0, stripes) => {
+            println!("no file is damaged; {stripes} stripes that cannot be read hold nothing of a file")
+        }
+        (files, _) => println!("{files} files, {} cannot be read", size(damaged.damaged_bytes)),
     }
 }
 
@@ -296,15 +371,20 @@ impl Bar {
     }
 
     pub fn update(&mut self, arrays: &[ArrayReport]) {
-        if !self.terminal {
-            return;
-        }
         let running: Vec<String> = arrays
             .iter()
             .filter(|array| array.rebuild.is_some() || array.scrub.is_some())
             .map(|array| format!("{}: {}", array.name, jobs(array)))
             .collect();
-        eprint!("\r\x1b[K{}", running.join("   "));
+        self.line(&running.join("   "));
+    }
+
+    /// Shows a line in the place of the one before.
+    pub fn line(&mut self, line: &str) {
+        if !self.terminal {
+            return;
+        }
+        eprint!("\r\x1b[K{line}");
         let _ = std::io::stderr().flush();
         self.shown = true;
     }

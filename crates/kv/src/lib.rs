@@ -13,11 +13,13 @@ mod backend;
 mod engine;
 pub mod header;
 mod lane;
+mod scan;
 mod volume;
 
 pub use ahead::AheadKv;
 pub use engine::{KvLatency, RedbKv};
 pub use lane::Mode;
+pub use scan::{Pages, Range, for_each};
 
 use penstock_base::{Kind, LocalBoxFuture};
 

@@ -45,6 +45,11 @@ impl InodeCache {
         }
     }
 
+    pub(crate) fn clear(&mut self) {
+        self.inodes.clear();
+        self.order.clear();
+    }
+
     pub(crate) fn remove(&mut self, ino: Ino) {
         self.inodes.remove(&ino);
     }

@@ -1,11 +1,10 @@
-//! Checking the name space: names, links, parents, counts, and files against the target's chunks.
+//! Checking a file system: names, links, parents, counts, and files against the target's chunks. It changes nothing.
 
-use crate::ROOT;
 use crate::error::MetaError;
-use crate::inode::Inode;
-use crate::rows::{Entry, Range, all_entries, all_inodes, all_removed, decode_entry_key, removed_ino};
+use crate::judge::Judgement;
 use crate::target::MetaTarget;
-use penstock_base::{BLOCK_BYTES, HashMap, HashSet, Ino};
+use penstock_base::{Findings, Ino};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a check of a file system found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,18 +22,23 @@ pub struct MetaCheck {
     /// Blocks behind the end of their file: written and not synced before a crash; the file's next cut or removal
     /// takes them back.
     pub blocks_beyond_end: u64,
-    /// What is wrong, a line each.
-    pub problems: Vec<String>,
+    /// What is wrong.
+    pub findings: Findings,
+    /// Paths of the inodes that findings are about; none for one that has no name.
+    pub paths: BTreeMap<Ino, Vec<String>>,
 }
 
-#[derive(Default)]
-struct Names {
-    /// Names of each inode.
-    links: HashMap<Ino, u32>,
-    /// Entries and directories in each directory.
-    children: HashMap<Ino, (u64, u32)>,
-    /// The directory that holds each directory's name.
-    parents: HashMap<Ino, Ino>,
+/// How far a check or a repair is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckProgress {
+    /// It repairs.
+    pub repair: bool,
+    /// How often everything was judged.
+    pub round: u64,
+    /// What it is at.
+    pub phase: &'static str,
+    /// Rows of the name space seen in this round.
+    pub rows: u64,
 }
 
 impl MetaTarget {
@@ -43,105 +47,40 @@ impl MetaTarget {
         let _one = self.changing.lock().await;
         self.target.commit_all().await?;
         let _closed = self.gate.write().await;
-        let target = self.target.check().await?;
-        let mut check = MetaCheck {
-            chunks: target.chunks,
-            blocks: target.blocks,
-            problems: target.problems.clone(),
-            ..MetaCheck::default()
+        *self.progress.borrow_mut() = Some(CheckProgress::default());
+        let result = async {
+            let judgement = self.judge().await?;
+            self.summary(judgement).await
         };
-        let mut removed: HashSet<Ino> = HashSet::default();
-        self.each(all_removed(), |key, _| {
-            removed.extend(removed_ino(key));
-            Ok(())
-        })
-        .await?;
-        check.removed = removed.len() as u64;
-        let names = self.check_entries(&mut check).await?;
-        let mut known: HashSet<Ino> = HashSet::default();
-        let mut inodes = Vec::new();
-        self.each(all_inodes(), |_, value| {
-            inodes.push(Inode::decode(value)?);
-            Ok(())
-        })
-        .await?;
-        for inode in &inodes {
-            check.inodes += 1;
-            known.insert(inode.ino);
-            check_inode(inode, &names, &removed, &mut check.problems);
-            let owned = target.owners.get(&(0, inode.ino)).copied().unwrap_or(0);
-            check.blocks_beyond_end += owned.saturating_sub(inode.size.div_ceil(BLOCK_BYTES as u64));
-        }
-        for ino in names.links.keys().chain(&removed).filter(|ino| !known.contains(ino)) {
-            check.problems.push(format!("inode {ino} has a name or waits to be dropped, and does not exist"));
-        }
-        for (_, ino) in target.owners.keys().filter(|(_, ino)| !known.contains(ino)) {
-            check.problems.push(format!("inode {ino} has chunks and does not exist"));
-        }
-        Ok(check)
+        let result = result.await;
+        *self.progress.borrow_mut() = None;
+        result
     }
 
-    async fn check_entries(&self, check: &mut MetaCheck) -> Result<Names, MetaError> {
-        let mut names = Names::default();
-        let mut problems = Vec::new();
-        self.each(all_entries(), |key, value| {
-            let (dir, _) = decode_entry_key(key)?;
-            let entry = Entry::decode(value)?;
-            check.entries += 1;
-            *names.links.entry(entry.ino).or_default() += 1;
-            let (entries, dirs) = names.children.entry(dir).or_default();
-            *entries += 1;
-            if entry.kind == 0o040_000 {
-                *dirs += 1;
-                if let Some(other) = names.parents.insert(entry.ino, dir) {
-                    problems.push(format!("directory {} has names in {dir} and in {other}", entry.ino));
-                }
-            }
-            Ok(())
-        })
-        .await?;
-        check.problems.extend(problems);
-        Ok(names)
+    /// How far a running check or repair is.
+    pub fn check_progress(&self) -> Option<CheckProgress> {
+        *self.progress.borrow()
     }
 
-    async fn each(
-        &self,
-        (mut from, until): Range,
-        mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), MetaError>,
-    ) -> Result<(), MetaError> {
-        loop {
-            let rows = self.kv.scan(from, until.clone(), 1024).await?;
-            let Some((last, _)) = rows.last() else { return Ok(()) };
-            from = [&last[..], &[0]].concat();
-            for (key, value) in &rows {
-                visit(key, value)?;
-            }
+    pub(crate) fn phase(&self, phase: &'static str) {
+        if let Some(progress) = &mut *self.progress.borrow_mut() {
+            progress.phase = phase;
         }
     }
-}
 
-fn check_inode(inode: &Inode, names: &Names, removed: &HashSet<Ino>, problems: &mut Vec<String>) {
-    let ino = inode.ino;
-    let links = names.links.get(&ino).copied().unwrap_or(0);
-    let (entries, dirs) = names.children.get(&ino).copied().unwrap_or((0, 0));
-    let wanted = match inode.is_dir() {
-        true if links == 0 && ino != ROOT => 0,
-        true => 2 + dirs,
-        false => links,
-    };
-    if inode.nlink != wanted {
-        problems.push(format!("inode {ino} says {} links and has {wanted}", inode.nlink));
+    pub(crate) fn count_row(&self) {
+        if let Some(progress) = &mut *self.progress.borrow_mut() {
+            progress.rows += 1;
+        }
     }
-    if inode.is_dir() && inode.entries != entries {
-        problems.push(format!("directory {ino} says {} entries and has {entries}", inode.entries));
-    }
-    if !inode.is_dir() && entries > 0 {
-        problems.push(format!("inode {ino} is no directory and has {entries} entries"));
-    }
-    if inode.is_dir() && ino != ROOT && links > 0 && names.parents.get(&ino) != Some(&inode.parent) {
-        problems.push(format!("directory {ino} says its parent is {}", inode.parent));
-    }
-    if ino != ROOT && (links == 0) != removed.contains(&ino) {
-        problems.push(format!("inode {ino} has {links} names, and the queue of removed files disagrees"));
+
+    /// What a judgement comes to, with the paths of the inodes that it names.
+    pub(crate) async fn summary(&self, judgement: Judgement) -> Result<MetaCheck, MetaError> {
+        let Judgement { findings, inodes, entries, removed, chunks, blocks, blocks_beyond_end, .. } =
+            judgement;
+        self.phase("paths");
+        let inos: BTreeSet<Ino> = findings.kept.iter().filter_map(|finding| finding.ino).collect();
+        let paths = self.find_paths(&inos).await?;
+        Ok(MetaCheck { inodes, entries, removed, chunks, blocks, blocks_beyond_end, findings, paths })
     }
 }

@@ -15,7 +15,7 @@ use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
 /// Names of one hash that a directory can hold.
-const SAME_HASH: u64 = 256;
+pub(crate) const SAME_HASH: u64 = 256;
 
 /// What a look at a name found.
 pub(crate) struct Found {
@@ -36,7 +36,8 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), MetaError> {
 }
 
 impl MetaTarget {
-    fn first_cookie(&self, name: &[u8]) -> u64 {
+    /// The first cookie that a name can have.
+    pub(crate) fn first_cookie(&self, name: &[u8]) -> u64 {
         let secret = self.fs.borrow().secret.0;
         let mut hasher = SipHasher13::new_with_key(&secret);
         hasher.write(name);

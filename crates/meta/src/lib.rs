@@ -17,10 +17,14 @@ mod dirs;
 mod entries;
 mod error;
 mod inode;
+mod judge;
+mod lost_found;
 mod ops;
+mod paths;
 mod readdir;
 mod reap;
 mod rename;
+mod repair;
 pub mod rows;
 mod service;
 mod session;
@@ -28,9 +32,10 @@ mod setattr;
 mod target;
 mod xattr;
 
-pub use check::MetaCheck;
+pub use check::{CheckProgress, MetaCheck};
 pub use error::MetaError;
 pub use inode::{Data, FileKind, Inode, Layout};
+pub use repair::Repair;
 pub use target::{FsInfo, MetaTarget, Request};
 
 /// Longest name of a file in bytes.

@@ -7,7 +7,7 @@ use crate::error::MetaError;
 use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
 use crate::target::MetaTarget;
 use penstock_base::{BLOCK_BYTES, Ino};
-use penstock_kv::WriteSet;
+use penstock_kv::{WriteSet, for_each};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,13 +18,11 @@ const RETRY: Duration = Duration::from_secs(2);
 impl MetaTarget {
     /// Queues what the last start left.
     pub(crate) async fn queue_removed(&self) -> Result<(), MetaError> {
-        let (mut from, until) = all_removed();
-        loop {
-            let rows = self.kv.scan(from, until.clone(), 1024).await?;
-            let Some((last, _)) = rows.last() else { return Ok(()) };
-            from = [&last[..], &[0]].concat();
-            self.reap_queue.borrow_mut().extend(rows.iter().filter_map(|(key, _)| removed_ino(key)));
-        }
+        for_each(&*self.kv, all_removed(), |key, _| {
+            self.reap_queue.borrow_mut().extend(removed_ino(key));
+            Ok(())
+        })
+        .await
     }
 
     /// Queues a file if it has no name and no user.
@@ -78,14 +76,16 @@ impl MetaTarget {
             self.target.cut(0, ino, chunks * per_chunk, u64::MAX, WriteSet::new()).await?;
         }
         let _one = self.changing.lock().await;
-        if self.in_use.borrow().contains_key(&ino) {
+        // Looked at again: a repair may have given it a name while this waited.
+        if self.in_use.borrow().contains_key(&ino) || self.inode(ino).await?.nlink > 0 {
             return Ok(());
         }
         let mut writes = WriteSet::new();
-        let (from, until) = xattr_range(ino);
-        for (key, _) in self.kv.scan(from, until, usize::MAX).await? {
-            writes.delete(key);
-        }
+        for_each(&*self.kv, xattr_range(ino), |key, _| {
+            writes.delete(key.to_vec());
+            Ok::<_, MetaError>(())
+        })
+        .await?;
         writes.delete(removed_key(ino));
         self.delete_inode(ino, &mut writes);
         self.transactions.set(self.transactions.get() + 1);

@@ -6,6 +6,7 @@
 //! Public for the fuzzer and for tools that look at a store; only this crate writes rows.
 
 use penstock_base::{Dec, DecodeError, Enc, Id128, Ino};
+use penstock_kv::Range;
 
 const FS: u8 = 0x01;
 const INODE: u8 = 0x10;
@@ -14,9 +15,6 @@ const XATTR: u8 = 0x12;
 const REMOVED: u8 = 0x13;
 const RESULT: u8 = 0x14;
 const FORMAT: u8 = 1;
-
-/// Rows with `from <= key < until`.
-pub type Range = (Vec<u8>, Vec<u8>);
 
 fn key(tag: u8, words: &[u64]) -> Vec<u8> {
     let mut key = vec![tag];
@@ -87,6 +85,66 @@ pub fn xattr_range(ino: Ino) -> Range {
 /// The name in an extended attribute's key.
 pub fn xattr_name(key: &[u8]) -> &[u8] {
     key.get(17..key.len().saturating_sub(9)).unwrap_or_default()
+}
+
+/// All extended attributes.
+pub(crate) fn all_xattrs() -> Range {
+    (vec![XATTR], vec![XATTR + 1])
+}
+
+/// Keys that no row of this release has.
+pub(crate) fn unknown_keys() -> [Range; 5] {
+    let end = vec![0xff; 64];
+    [
+        (vec![], vec![FS]),
+        (vec![FS, 0], vec![INODE]),
+        (vec![RESULT + 1], vec![0x20]),
+        (vec![0x22], end.clone()),
+        (end, vec![0xff; 256]),
+    ]
+}
+
+/// The inode that a key names, of a row that belongs to the file system itself: its branch and, where the key has a
+/// birth behind `words` words, that too are 0.
+pub(crate) fn owner_of(key: &[u8], words: usize, birth: bool) -> Result<Ino, DecodeError> {
+    let what = "key";
+    let len = 1 + words * 8;
+    let bad = DecodeError::Bad { what, why: "wrong length" };
+    if key.len() < len || words < 2 {
+        return Err(bad);
+    }
+    let word = |at: usize| u64::from_be_bytes(key[at..at + 8].try_into().expect("eight bytes"));
+    let generation = if birth { word(key.len() - 8) } else { 0 };
+    match word(1) | generation {
+        0 => Ok(Ino(word(9))),
+        found => Err(DecodeError::Unknown { what, field: "branch or birth", found }),
+    }
+}
+
+/// The inode in an inode's key.
+pub(crate) fn decode_inode_key(key: &[u8]) -> Result<Ino, DecodeError> {
+    match key.len() {
+        25 => owner_of(key, 3, true),
+        _ => Err(DecodeError::Bad { what: "inode key", why: "wrong length" }),
+    }
+}
+
+/// The inode in an extended attribute's key, if it is one.
+pub(crate) fn decode_xattr_key(key: &[u8]) -> Result<Ino, DecodeError> {
+    let name = xattr_name(key);
+    let ends = key.len() > 9 && key[key.len() - 9] == 0;
+    match (1..=crate::NAME_MAX).contains(&name.len()) && ends && !name.contains(&0) {
+        true => owner_of(key, 3, true),
+        false => Err(DecodeError::Bad { what: "extended attribute key", why: "no name" }),
+    }
+}
+
+/// The inode in the key of a file without a name, if row and key are right.
+pub(crate) fn decode_removed(key: &[u8], value: &[u8]) -> Result<Ino, DecodeError> {
+    match key.len() == 17 && value == bare_value() {
+        true => owner_of(key, 2, false),
+        false => Err(DecodeError::Bad { what: "removed file", why: "not the row that it should be" }),
+    }
 }
 
 /// The value of rows whose keys say everything: only their format.

@@ -3,8 +3,8 @@
 
 use crate::error::MetaError;
 use crate::rows::{ResultRow, all_results, result_key};
-use penstock_base::HashMap;
-use penstock_kv::{Kv, WriteSet};
+use penstock_base::{DecodeError, HashMap};
+use penstock_kv::{Kv, WriteSet, for_each};
 
 /// Requests of one session whose results are kept.
 pub(crate) const SLOTS: u64 = 64;
@@ -16,20 +16,6 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    pub(crate) async fn load(kv: &dyn Kv) -> Result<Self, MetaError> {
-        let mut sessions = Self::default();
-        let (mut from, until) = all_results();
-        loop {
-            let rows = kv.scan(from, until.clone(), 1024).await?;
-            let Some((last, _)) = rows.last() else { return Ok(sessions) };
-            from = [&last[..], &[0]].concat();
-            for (_, value) in &rows {
-                let ResultRow { session, slot, sequence, body } = ResultRow::decode(value)?;
-                sessions.results.insert((session, slot), (sequence, body));
-            }
-        }
-    }
-
     /// The result of a request that was done already.
     pub(crate) fn find(&self, session: u64, sequence: u64) -> Option<Vec<u8>> {
         let (stored, body) = self.results.get(&(session, sequence % SLOTS))?;
@@ -48,11 +34,27 @@ impl Sessions {
         self.results.insert((session, sequence % SLOTS), (sequence, body));
     }
 
-    /// Drops the results of all sessions: their clients are gone with the last start.
-    pub(crate) fn drop_all(&mut self, writes: &mut WriteSet) {
-        for (session, slot) in self.results.keys() {
-            writes.delete(result_key(*session, *slot));
+    /// Drops the results that the last start left: their clients are gone with it. Whether a row can be read does not
+    /// matter for that.
+    pub(crate) async fn drop_stored(kv: &dyn Kv) -> Result<(), MetaError> {
+        let mut writes = WriteSet::new();
+        for_each(kv, all_results(), |key, _| {
+            writes.delete(key.to_vec());
+            Ok::<_, MetaError>(())
+        })
+        .await?;
+        match writes.is_empty() {
+            true => Ok(()),
+            false => Ok(kv.commit(std::mem::take(writes.reclaims())).await?),
         }
-        self.results.clear();
+    }
+}
+
+/// Session and sequence of a stored result, if it is one and stands in its place.
+pub(crate) fn read_result(key: &[u8], value: &[u8]) -> Result<(u64, u64), DecodeError> {
+    let ResultRow { session, slot, sequence, .. } = ResultRow::decode(value)?;
+    match key == result_key(session, slot) && sequence % SLOTS == slot {
+        true => Ok((session, sequence)),
+        false => Err(DecodeError::Bad { what: "session result", why: "it is in another one's place" }),
     }
 }

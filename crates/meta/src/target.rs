@@ -4,13 +4,15 @@ use crate::cache::InodeCache;
 use crate::entries::EntryCache;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode, Layout};
-use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key};
+use crate::rows::{
+    Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, owner_of, removed_key,
+};
 use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::{Env, HashMap, Id128, Ino};
-use penstock_chunk::Target;
-use penstock_kv::{Kv, WriteSet};
+use penstock_chunk::{Target, map_range};
+use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_wire::Header;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -68,6 +70,8 @@ pub struct MetaTarget {
     pub(crate) reaping: Cell<bool>,
     pub(crate) reap_wake: Notify,
     pub(crate) closed: Cell<bool>,
+    /// How far a check is.
+    pub(crate) progress: RefCell<Option<crate::check::CheckProgress>>,
 }
 
 impl MetaTarget {
@@ -84,22 +88,18 @@ impl MetaTarget {
             Some(row) => FsRow::decode(&row)?,
             None => make_fs(env, &*kv, name, target.config().chunk_blocks).await?,
         };
-        let mut sessions = Sessions::load(&*kv).await?;
-        let mut writes = WriteSet::new();
-        sessions.drop_all(writes.reclaims());
-        if !writes.is_empty() {
-            kv.commit(writes).await?;
-        }
+        Sessions::drop_stored(&*kv).await?;
+        let next_ino = highest_in_use(&*kv, fs.reserved_ino).await?;
         let meta = Rc::new(Self {
             env: env.clone(),
             kv,
             target,
             gate,
-            next_ino: Cell::new(fs.reserved_ino),
+            next_ino: Cell::new(next_ino),
             fs: RefCell::new(fs),
             cache: RefCell::default(),
             entries: RefCell::default(),
-            sessions: RefCell::new(sessions),
+            sessions: RefCell::default(),
             changing: Mutex::default(),
             transactions: Cell::new(0),
             in_use: RefCell::default(),
@@ -107,6 +107,7 @@ impl MetaTarget {
             reaping: Cell::new(false),
             reap_wake: Notify::new(),
             closed: Cell::new(false),
+            progress: RefCell::default(),
         });
         meta.queue_removed().await?;
         env.spawn("meta reap", Box::pin(meta.clone().reap_task()));
@@ -255,6 +256,32 @@ fn changed_entries(writes: &WriteSet) -> Result<Vec<(Ino, u64, Option<Entry>)>, 
         entries.push((dir, cookie, value.map(Entry::decode).transpose()?));
     }
     Ok(entries)
+}
+
+/// The inode number behind which new ones are free: what is reserved, unless numbers beyond that are in use.
+async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
+    let mut highest = reserved;
+    // Of this fileset only.
+    let last = Ino((ROOT.0 >> 48 << 48) | ((1 << 48) - 1));
+    let inodes = (inode_key(Ino(reserved + 1)), inode_key(last));
+    let chunks = (map_range(0, Ino(reserved + 1), 0).0, map_range(0, last, 0).0);
+    for range in [inodes, chunks] {
+        for_each(kv, range, |key, _| {
+            if let Ok(ino) = owner_of(key, 3, true) {
+                highest = highest.max(ino.0);
+            }
+            Ok::<_, MetaError>(())
+        })
+        .await?;
+    }
+    if highest > reserved {
+        tracing::error!(
+            highest,
+            reserved,
+            "inode numbers beyond the reserved ones are in use: `penstock fs check --repair` mends it"
+        );
+    }
+    Ok(highest)
 }
 
 async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Result<FsRow, MetaError> {

@@ -3,9 +3,7 @@
 use crate::assemble::Node;
 use crate::event_files::{EventFiles, Kept};
 use crate::events::{Event, EventKind, Events, Severity};
-use crate::report::{
-    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, MemberReport, StatusReport,
-};
+use crate::report::{ArrayReport, DriveReport, FsReport, JobReport, MemberReport, StatusReport};
 use crate::watch::drive_object;
 use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
 use penstock_base::env::random_id;
@@ -154,22 +152,6 @@ impl Node {
         Ok(())
     }
 
-    /// Checks the file system: names, links, chunks, extents and bitmaps against each other.
-    pub async fn check_fs(&self) -> Result<FsCheckReport, AdminError> {
-        self.meta.wait_reaped().await;
-        let check = self.meta.check().await?;
-        Ok(FsCheckReport {
-            clean: check.problems.is_empty(),
-            inodes: check.inodes,
-            names: check.entries,
-            removed_files: check.removed,
-            chunks: check.chunks,
-            blocks: check.blocks,
-            blocks_beyond_end: check.blocks_beyond_end,
-            problems: check.problems,
-        })
-    }
-
     /// The file system.
     pub fn fs_report(&self) -> FsReport {
         let (info, space, rows, counts) =
@@ -190,6 +172,7 @@ impl Node {
             whole_chunks: counts.whole_chunks,
             logged_chunks: counts.logged_chunks,
             commits: counts.commits,
+            check: self.check_progress(),
         }
     }
 
@@ -285,6 +268,7 @@ impl Node {
             });
             reasons.push(format!("array {} is {}: {why}", array.name, array.state));
         }
+        reasons.extend(self.damage_reasons());
         let health = health(&self.arrays, reasons.is_empty()).to_owned();
         let spaces = self.spaces();
         for space in spaces.iter().filter(|space| space.warning_percent > 0) {

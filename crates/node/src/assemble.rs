@@ -66,6 +66,9 @@ pub struct Node {
     pub(crate) latency: ServiceLatency,
     pub(crate) slow: RefCell<SlowDrives>,
     pub(crate) started_ns: i64,
+    /// Held shared by each request, and exclusively by a repair.
+    pub(crate) serving: RwLock<()>,
+    pub(crate) damage: RefCell<crate::fsck::Damage>,
 }
 
 /// What was found under a path.
@@ -167,6 +170,7 @@ impl Node {
         let started_ns = env.wall_ns();
         let env = env.clone();
         let damaged = RefCell::default();
+        let (serving, damage) = (RwLock::default(), RefCell::default());
         let node = Rc::new(Self {
             env,
             backing,
@@ -185,6 +189,8 @@ impl Node {
             latency: ServiceLatency::default(),
             slow: RefCell::default(),
             started_ns,
+            serving,
+            damage,
         });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));
         Ok(node)
@@ -198,6 +204,11 @@ impl Node {
     /// The arrays.
     pub fn arrays(&self) -> &[Rc<Array>] {
         &self.arrays
+    }
+
+    /// The key-value store. Who changes rows behind the services must start the node again.
+    pub fn kv(&self) -> Rc<dyn Kv> {
+        self.kv.clone()
     }
 
     /// The drives.

@@ -93,6 +93,8 @@ pub enum EventKind {
     StripeUnreadable,
     /// A file has data that cannot be read.
     FileDamaged,
+    /// A repair of the file system ended.
+    FsRepaired,
     /// Lines of the event files could not be read and were skipped.
     EventsTorn,
     /// Events were lost because they could not be written in time.

@@ -11,6 +11,7 @@ mod backing;
 mod coordination;
 mod event_files;
 mod events;
+mod fsck;
 mod fullness;
 mod latency;
 mod layout;
@@ -28,8 +29,9 @@ pub use event_files::{EventFiles, Kept};
 pub use events::{Event, EventKind, Events, Severity};
 pub use layout::{StoreSpec, create_store};
 pub use report::{
-    ArrayReport, DriveReport, FsCheckReport, FsReport, JobReport, LatencyReport, MemberReport, ScrubSummary,
-    SpaceReport, StatusReport,
+    ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
+    FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
+    MemberReport, ScrubSummary, SpaceReport, StatusReport,
 };
 pub use scrubs::{ScrubFile, ScrubKeeper, ScrubRecord};
 pub use service::InProcess;

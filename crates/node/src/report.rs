@@ -4,6 +4,7 @@
 
 use crate::scrubs::ScrubRecord;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StatusReport {
@@ -168,10 +169,33 @@ pub struct FsReport {
     pub whole_chunks: u64,
     pub logged_chunks: u64,
     pub commits: u64,
+    /// A running check.
+    pub check: Option<FsCheckProgress>,
+}
+
+/// One thing that is wrong. docs/fs-check.md explains the kinds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindingReport {
+    pub kind: String,
+    pub inode: Option<u64>,
+    /// Names of the inode from the root; none where it has no name.
+    pub paths: Vec<String>,
+    pub text: String,
+    pub repairable: bool,
+}
+
+/// What is wrong: the first thousand of each kind, and how many there are of each.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindingsReport {
+    pub findings: Vec<FindingReport>,
+    pub counts: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FsCheckReport {
+    /// `clean`, `mended` or `damaged`.
+    pub result: String,
+    /// Nothing is wrong now.
     pub clean: bool,
     pub inodes: u64,
     pub names: u64,
@@ -179,5 +203,65 @@ pub struct FsCheckReport {
     pub chunks: u64,
     pub blocks: u64,
     pub blocks_beyond_end: u64,
-    pub problems: Vec<String>,
+    /// What is wrong now.
+    #[serde(flatten)]
+    pub now: FindingsReport,
+    /// What a repair did; none for a check.
+    pub repair: Option<FsRepairReport>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FsRepairReport {
+    /// What was wrong before.
+    pub before: FindingsReport,
+    /// Mends by kind, those of what became visible on the way included.
+    pub mended: BTreeMap<String, u64>,
+    /// Files whose contents a person should look at.
+    pub suspect_files: Vec<FileReport>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileReport {
+    pub inode: u64,
+    pub paths: Vec<String>,
+}
+
+/// How far a running check or repair is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FsCheckProgress {
+    pub repair: bool,
+    /// A repair judges everything again after each step.
+    pub round: u64,
+    pub phase: String,
+    /// Rows of the name space seen in this round.
+    pub rows: u64,
+}
+
+/// Files whose data cannot be read any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedReport {
+    pub files: Vec<DamagedFile>,
+    pub damaged_bytes: u64,
+    /// Stripes of the data array that could not be read when last tried.
+    pub unreadable_stripes: u64,
+    /// Stripes of the metadata array that could not be read: names, maps or attributes may be among them.
+    pub unreadable_metadata_stripes: Vec<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedFile {
+    pub inode: u64,
+    /// Its names from the root; none for an open file without a name.
+    pub paths: Vec<String>,
+    pub ranges: Vec<DamagedRange>,
+}
+
+/// A run of bytes that reads give an error for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedRange {
+    pub offset_bytes: u64,
+    pub length_bytes: u64,
+    /// Where it lies on the data volume, in blocks of 4 KiB.
+    pub volume_block: u64,
+    pub blocks: u64,
 }

@@ -44,6 +44,8 @@ fn failure(error: &ChunkError) -> Failure {
 impl Node {
     /// Does what a request asks and returns the reply.
     pub async fn serve(&self, request: Frame) -> Frame {
+        // While a repair runs, requests wait for its end.
+        let _in_use = self.serving.read().await;
         let latency = self.latency.of(request.header.kind);
         let result = latency.time(&self.env, self.dispatch(&request)).await;
         Frame::reply(&request.header, result)

@@ -16,7 +16,7 @@ const WATCH: Duration = Duration::from_millis(500);
 /// Repairs within this time are one event.
 const REPAIRS: Duration = Duration::from_secs(60);
 /// Stripes and files that are named one by one; beyond that a sum is given.
-const NAMED_MOST: usize = 20;
+pub(crate) const NAMED_MOST: usize = 20;
 
 /// An array as it was when last looked at.
 struct Seen {
@@ -188,6 +188,7 @@ impl Node {
             self.watch_health(&mut watch);
             self.watch_fullness();
             self.watch_slow_drives();
+            self.watch_damage().await;
         }
     }
 

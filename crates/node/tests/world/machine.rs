@@ -197,7 +197,7 @@ impl Machine {
     /// Everything that must hold of a store at rest.
     pub async fn audit(&self) {
         let check = self.node.check_fs().await.unwrap();
-        assert!(check.clean, "{:?}", check.problems);
+        assert!(check.clean, "{:?}", check.now);
         for array in self.node.arrays() {
             let scrub = array.scrub().await.unwrap();
             assert!(scrub.is_clean(), "{}: {scrub:?}", array.name());

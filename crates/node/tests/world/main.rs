@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod cuts;
+mod damaged;
 mod files;
 mod lives;
 mod load;
 mod machine;
 mod model;
+mod plant;
 mod regress;
+mod repair;
 mod rot;
 mod scrubs;

@@ -1,0 +1,281 @@
+//! Repairing a target: bits from extents, extents within their bounds, a copy for every further owner of a block.
+//!
+//! Every function here is called with the gate held exclusively, nothing waiting in memory, and no request being
+//! served. Each reads the rows again, commits bounded write sets, and does nothing when nothing is wrong, so a repair
+//! that was interrupted goes on when it is begun again. [`Target::mark_owned`] comes first: nothing is allocated while
+//! a block of a file counts as free.
+
+use crate::ChunkError;
+use crate::rows::{ChunkKey, Extent, all_maps, encode_group, encode_map, group_key, map_range};
+use crate::space::{Bitmap, Run};
+use crate::target::Target;
+use crate::verify::{read_row, valid_part};
+use penstock_base::{DecodeError, Ino};
+use penstock_drive::{Class, Io};
+use penstock_kv::{Pages, Row, WriteSet};
+use std::collections::BTreeSet;
+
+const IO: Io = Io::new(Class::Meta, "repair.read");
+/// Rows changed in one transaction.
+const BATCH_ROWS: usize = 256;
+
+impl Target {
+    /// Forgets the chunks in memory: rows change behind them.
+    pub fn forget_chunks(&self) {
+        self.chunks.borrow_mut().retain(|_, chunk| !chunk.borrow().is_clean());
+    }
+
+    async fn commit_repair(&self, writes: &mut WriteSet) -> Result<(), ChunkError> {
+        if !writes.is_empty() {
+            // It must not fail for want of the space that it may give back.
+            writes.reclaims();
+            self.kv.commit(std::mem::take(writes)).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks every block that a file owns, and writes groups anew whose row cannot be read.
+    pub async fn mark_owned(&self) -> Result<(), ChunkError> {
+        let mut survey = self.survey().await?;
+        let unmarked = survey.only_in(&survey.owned, &survey.marked);
+        let blocks = || unmarked.iter().flat_map(|(start, count)| *start..start + count);
+        let mut groups: BTreeSet<u64> = blocks().map(|block| block / crate::space::GROUP_BLOCKS).collect();
+        let bad = std::mem::take(&mut survey.bad_groups);
+        for (start, count) in survey.only_in(&survey.owned, &survey.marked) {
+            (start..start + count).for_each(|block| survey.marked.set(block, true));
+        }
+        groups.extend(&bad);
+        let mut writes = WriteSet::new();
+        for key in &survey.stray_groups {
+            writes.delete(key.clone());
+        }
+        let mut left = groups.into_iter().peekable();
+        while let Some(group) = left.next() {
+            writes.put(group_key(group), encode_group(survey.marked.group(group)));
+            if left.peek().is_none() || group % BATCH_ROWS as u64 == 0 {
+                self.commit_repair(&mut writes).await?;
+            }
+        }
+        self.commit_repair(&mut writes).await?;
+        self.load_bits(&survey.marked).await;
+        Ok(())
+    }
+
+    /// Makes memory agree with the bits of the rows.
+    async fn load_bits(&self, marked: &Bitmap) {
+        // Blocks that a discard holds have no bit, and are let go by it.
+        let _no_discard = self.discarding.lock().await;
+        let mut space = self.space.borrow_mut();
+        space.recount();
+        for block in 0..self.volume.blocks() {
+            match (marked.get(block), space.is_committed(block)) {
+                (true, false) => space.hold(block),
+                (false, true) => space.let_go(block),
+                _ => {}
+            }
+        }
+    }
+
+    /// Map rows that cannot be read, but not those of a later release; up to `most`.
+    pub async fn unreadable_rows(&self, most: usize) -> Result<Vec<Row>, ChunkError> {
+        let mut pages = Pages::new(&*self.kv, all_maps());
+        let mut found = Vec::new();
+        loop {
+            let rows = pages.next().await?;
+            if rows.is_empty() {
+                return Ok(found);
+            }
+            let bad = |(key, value): &Row| match read_row(key, value) {
+                Ok(_) | Err(DecodeError::Unknown { .. }) => false,
+                Err(_) => true,
+            };
+            found.extend(rows.into_iter().filter(bad));
+            if found.len() >= most {
+                found.truncate(most);
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Blocks that are marked as used and belong to nothing, in up to `most` runs of at most one chunk each.
+    pub async fn unowned_runs(&self, most: usize) -> Result<Vec<(u64, u64)>, ChunkError> {
+        let survey = self.survey().await?;
+        if survey.opaque {
+            return Ok(Vec::new());
+        }
+        let step = u64::from(self.config.chunk_blocks);
+        let cut = |(start, count): Run| {
+            (0..count.div_ceil(step)).map(move |at| (start + at * step, step.min(count - at * step)))
+        };
+        let unowned = survey.only_in(&survey.marked, &survey.owned);
+        // What was never written holds nothing.
+        let written = |(start, count): &Run| {
+            let per_stripe = self.volume.stripe_blocks();
+            (start / per_stripe..=(start + count - 1) / per_stripe)
+                .any(|stripe| !self.volume.is_unwritten(stripe))
+        };
+        Ok(unowned.into_iter().flat_map(cut).filter(written).take(most).collect())
+    }
+
+    /// Map rows that give each run a chunk of `ino`, in order.
+    pub fn rows_of_runs(&self, ino: Ino, runs: &[(u64, u64)]) -> Vec<Row> {
+        let row = |(index, (block, count)): (u64, &Run)| {
+            let extent = Extent { first: 0, count: *count as u32, block: *block };
+            (ChunkKey { branch: 0, ino, index }.row(0), encode_map(&[extent]))
+        };
+        (0..).zip(runs).map(row).collect()
+    }
+
+    /// Up to `most` map rows of an inode from a chunk on.
+    pub async fn rows_of(&self, ino: Ino, index: u64, most: usize) -> Result<Vec<Row>, ChunkError> {
+        let (from, until) = map_range(0, ino, index);
+        Ok(self.kv.scan(from, until, most).await?)
+    }
+
+    /// Cuts extents to their chunk and to the volume, and drops empty ones.
+    pub async fn mend_extents(&self) -> Result<(), ChunkError> {
+        let mut pages = Pages::new(&*self.kv, all_maps());
+        loop {
+            let rows = pages.next().await?;
+            if rows.is_empty() {
+                return Ok(());
+            }
+            let mut writes = WriteSet::new();
+            for (key, value) in rows {
+                let Ok((_, extents)) = read_row(&key, &value) else { continue };
+                let valid = |extent| valid_part(extent, self.config.chunk_blocks, self.volume.blocks());
+                let kept: Vec<Extent> = extents.iter().map(valid).filter(|part| part.count > 0).collect();
+                match kept == extents {
+                    true => {}
+                    false if kept.is_empty() => drop(writes.delete(key)),
+                    false => drop(writes.put(key, encode_map(&kept))),
+                }
+            }
+            self.commit_repair(&mut writes).await?;
+        }
+    }
+
+    /// Gives every owner of a block but the first a copy of its own. Returns the chunks that could not get one.
+    pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
+        let mut claimed = Bitmap::new(self.volume.blocks());
+        let mut failed = Vec::new();
+        let mut pages = Pages::new(&*self.kv, all_maps());
+        loop {
+            let rows = pages.next().await?;
+            if rows.is_empty() {
+                return Ok(failed);
+            }
+            for (key, value) in rows {
+                let Ok((chunk, extents)) = read_row(&key, &value) else { continue };
+                let mut fresh = Vec::new();
+                let mut map = Vec::new();
+                for extent in &extents {
+                    for at in 0..extent.count {
+                        let (first, block) = (extent.first + at, extent.block + u64::from(at));
+                        if claimed.get(block) {
+                            fresh.push((first, block));
+                        } else {
+                            claimed.set(block, true);
+                            map.push(Extent { first, count: 1, block });
+                        }
+                    }
+                }
+                if fresh.is_empty() {
+                    continue;
+                }
+                match self.copy_blocks(&fresh).await {
+                    Ok(copies) => self.commit_copies(key, map, copies).await?,
+                    Err(error) => {
+                        tracing::warn!(?chunk, %error, "blocks with two owners could not be copied");
+                        failed.push(chunk);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn commit_copies(
+        &self,
+        key: Vec<u8>,
+        mut map: Vec<Extent>,
+        copies: Vec<Extent>,
+    ) -> Result<(), ChunkError> {
+        let allocated: Vec<Run> = copies.iter().map(|copy| (copy.block, 1)).collect();
+        map.extend(copies);
+        map.sort_by_key(|extent| extent.first);
+        let mut writes = WriteSet::new();
+        writes.put(key, encode_map(&joined(map)));
+        for (group, row) in self.space.borrow_mut().commit(&allocated, &[]) {
+            writes.put(group_key(group), row);
+        }
+        self.commit_repair(&mut writes).await
+    }
+
+    /// Copies blocks to free ones, durably.
+    async fn copy_blocks(&self, blocks: &[(u32, u64)]) -> Result<Vec<Extent>, ChunkError> {
+        let mut copies: Vec<Extent> = Vec::new();
+        let readable = |stripe: u64| !self.volume.is_unreadable(stripe);
+        let result = async {
+            for (first, from) in blocks {
+                let data = self.volume.read(*from, 1, IO).await?;
+                let mut run = self.space.borrow_mut().allocate(1, readable);
+                if run.is_none() {
+                    // What is out in a discard comes back.
+                    let _no_discard = self.discarding.lock().await;
+                    run = self.space.borrow_mut().allocate(1, readable);
+                }
+                let (to, _) = run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: 1 })?;
+                copies.push(Extent { first: *first, count: 1, block: to });
+                self.volume.write(to, &data.gather(), &data.crcs).await?;
+            }
+            Ok(self.volume.flush().await?)
+        };
+        let result = result.await;
+        if result.is_err() {
+            self.give_back(copies.iter().map(|copy| (copy.block, 1)).collect());
+        }
+        result.map(|()| copies)
+    }
+
+    /// Marks blocks that nothing owns as free, and notes the stripes that then hold nothing for their discard.
+    pub async fn clear_unowned(&self) -> Result<(), ChunkError> {
+        let mut survey = self.survey().await?;
+        if survey.opaque {
+            return Ok(());
+        }
+        let unowned = survey.only_in(&survey.marked, &survey.owned);
+        let blocks = || unowned.iter().flat_map(|(start, count)| *start..start + count);
+        blocks().for_each(|block| survey.marked.set(block, false));
+        let groups: BTreeSet<u64> = blocks().map(|block| block / crate::space::GROUP_BLOCKS).collect();
+        let groups: Vec<u64> = groups.into_iter().collect();
+        for batch in groups.chunks(BATCH_ROWS) {
+            let mut writes = WriteSet::new();
+            for group in batch {
+                writes.put(group_key(*group), encode_group(survey.marked.group(*group)));
+            }
+            self.commit_repair(&mut writes).await?;
+        }
+        // Used again only once that is durable.
+        self.kv.flush().await?;
+        self.load_bits(&survey.marked).await;
+        self.note_unowned();
+        Ok(())
+    }
+}
+
+/// Extents of single blocks as runs.
+fn joined(blocks: Vec<Extent>) -> Vec<Extent> {
+    let mut runs: Vec<Extent> = Vec::new();
+    for extent in blocks {
+        match runs.last_mut() {
+            Some(last)
+                if last.first + last.count == extent.first
+                    && last.block + u64::from(last.count) == extent.block =>
+            {
+                last.count += extent.count;
+            }
+            _ => runs.push(extent),
+        }
+    }
+    runs
+}

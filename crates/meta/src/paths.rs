@@ -1,0 +1,95 @@
+//! From inodes to paths. An inode keeps no path, so the names are walked through: twice, however many inodes are
+//! asked for.
+
+use crate::error::MetaError;
+use crate::inode::Inode;
+use crate::rows::{Entry, all_entries, decode_entry_key, inode_key};
+use crate::target::MetaTarget;
+use crate::{ROOT, judge::DIRECTORY};
+use penstock_base::Ino;
+use penstock_kv::for_each;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Deepest path that is written out.
+const DEEPEST: usize = 1000;
+/// Names of one inode that are named.
+const MOST_NAMES: usize = 16;
+
+type Places = BTreeMap<Ino, Vec<(Ino, Vec<u8>)>>;
+
+impl MetaTarget {
+    /// Paths of inodes, from the root. What has no name has none; a path that does not begin at the root begins with
+    /// the number of its first directory.
+    pub async fn find_paths(&self, inos: &BTreeSet<Ino>) -> Result<BTreeMap<Ino, Vec<String>>, MetaError> {
+        if inos.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let places = self.places(|ino, _| inos.contains(&ino)).await?;
+        let mut above = BTreeSet::new();
+        for (dir, _) in places.values().flatten() {
+            self.add_ancestors(*dir, &mut above).await?;
+        }
+        let directories = self.places(|ino, kind| kind == DIRECTORY && above.contains(&ino)).await?;
+        let mut paths: BTreeMap<Ino, Vec<String>> = BTreeMap::new();
+        for (ino, places) in &places {
+            let path = |(dir, name): &(Ino, Vec<u8>)| path_of(*dir, name, &directories);
+            paths.insert(*ino, places.iter().map(path).collect());
+        }
+        if inos.contains(&ROOT) {
+            paths.insert(ROOT, vec!["/".to_owned()]);
+        }
+        Ok(paths)
+    }
+
+    /// Where the names of the wanted inodes stand.
+    async fn places(&self, wanted: impl Fn(Ino, u32) -> bool) -> Result<Places, MetaError> {
+        let mut places = Places::new();
+        for_each(&*self.kv, all_entries(), |key, value| {
+            // What cannot be read is no path; a check reports it.
+            if let (Ok((dir, _)), Ok(entry)) = (decode_entry_key(key), Entry::decode(value))
+                && wanted(entry.ino, entry.kind)
+            {
+                let names = places.entry(entry.ino).or_default();
+                if names.len() < MOST_NAMES {
+                    names.push((dir, entry.name));
+                }
+            }
+            Ok::<_, MetaError>(())
+        })
+        .await?;
+        Ok(places)
+    }
+
+    async fn add_ancestors(&self, dir: Ino, above: &mut BTreeSet<Ino>) -> Result<(), MetaError> {
+        let mut at = dir;
+        while at != ROOT && above.insert(at) {
+            let row = self.kv.get(inode_key(at)).await?;
+            match row.and_then(|row| Inode::decode(&row).ok()) {
+                Some(inode) => at = inode.parent,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn path_of(dir: Ino, name: &[u8], directories: &Places) -> String {
+    let mut words = vec![String::from_utf8_lossy(name).into_owned()];
+    let mut at = dir;
+    while at != ROOT {
+        match directories.get(&at).and_then(|places| places.first()) {
+            Some((above, name)) if words.len() < DEEPEST => {
+                words.push(String::from_utf8_lossy(name).into_owned());
+                at = *above;
+            }
+            _ => {
+                words.push(format!("(inode {at})"));
+                words.reverse();
+                return words.join("/");
+            }
+        }
+    }
+    words.push(String::new());
+    words.reverse();
+    words.join("/")
+}

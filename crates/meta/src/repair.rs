@@ -1,0 +1,285 @@
+//! Repairing a file system.
+//!
+//! Round by round: everything is judged, and the mends of the first kind that was found are done. Kinds are ordered so
+//! that what a mend relies on is right before it ([`FindingKind`]): first of all every block of a file is marked as
+//! used, so that nothing that is allocated later falls on one.
+//!
+//! Invariants: each mend is one transaction, or some of which each leaves a file system that the same judgement takes
+//! further, so a repair that a power cut interrupts is finished by the next one; nothing that holds data goes: it gets
+//! a name in `/lost+found`.
+
+use crate::check::{CheckProgress, MetaCheck};
+use crate::error::MetaError;
+use crate::inode::{Data, FileKind, Inode};
+use crate::judge::{DIRECTORY, Field, Judgement, Mend, SIZE_LIMIT, row_of};
+use crate::rows::{FsRow, fs_key, removed_key};
+use crate::target::MetaTarget;
+use crate::{LINK_MAX, ROOT};
+use penstock_base::{BLOCK_BYTES, FindingKind as Kind, Ino};
+use penstock_chunk::ChunkKey;
+use penstock_kv::WriteSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Chunks moved, and rows kept, in one transaction.
+const BATCH: usize = 256;
+/// Rounds after which a repair gives up: each mends something, so this many are never needed.
+const MOST_ROUNDS: u64 = 100_000;
+const REGULAR: u32 = 0o100_000;
+
+/// What a repair did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repair {
+    /// What was found before.
+    pub before: MetaCheck,
+    /// Mends by the kind of what they mended, those of what became visible or changed on the way included.
+    pub mended: BTreeMap<Kind, u64>,
+    /// Files whose contents a person should look at.
+    pub suspects: BTreeMap<Ino, Vec<String>>,
+    /// What is found now.
+    pub after: MetaCheck,
+}
+
+/// Whether the contents of a file may be wrong where something of this kind was found.
+fn is_suspect(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::DoubleOwnedBlock
+            | Kind::BadMapRow
+            | Kind::ExtentBeyondChunk
+            | Kind::ExtentBeyondVolume
+            | Kind::MissingInode
+            | Kind::WrongInodeData
+            | Kind::WrongSize
+    )
+}
+
+impl MetaTarget {
+    /// Repairs the file system. The caller serves no request meanwhile, and nobody has files open but those that the
+    /// queue of removed files names.
+    pub async fn repair(&self) -> Result<Repair, MetaError> {
+        let _one = self.changing.lock().await;
+        self.target.commit_all().await?;
+        let _closed = self.gate.write().await;
+        *self.progress.borrow_mut() = Some(CheckProgress { repair: true, ..CheckProgress::default() });
+        self.target.forget_chunks();
+        self.entries.take();
+        let result = self.repair_rounds().await;
+        *self.progress.borrow_mut() = None;
+        // Whatever was done, memory must not say otherwise.
+        self.target.forget_chunks();
+        self.cache.borrow_mut().clear();
+        self.entries.take();
+        self.transactions.set(self.transactions.get() + 1);
+        self.queue_removed().await?;
+        self.reap_wake.notify_one();
+        result
+    }
+
+    async fn repair_rounds(&self) -> Result<Repair, MetaError> {
+        let mut repair = Repair::default();
+        let mut suspects = BTreeSet::new();
+        // Kinds of which a round left as many as there were.
+        let mut stuck: BTreeSet<Kind> = BTreeSet::new();
+        let mut last: Option<(Kind, u64)> = None;
+        for round in 1..MOST_ROUNDS {
+            if let Some(progress) = &mut *self.progress.borrow_mut() {
+                (progress.round, progress.rows) = (round, 0);
+            }
+            let judgement = self.judge().await?;
+            if let Some((kind, count)) = last
+                && judgement.findings.count(kind) >= count
+            {
+                stuck.insert(kind);
+            }
+            let kept = &judgement.findings.kept;
+            suspects.extend(kept.iter().filter(|found| is_suspect(found.kind)).filter_map(|found| found.ino));
+            if round == 1 {
+                repair.before = self.summary_of(&judgement).await?;
+            }
+            let next = judgement.mends.iter().find(|(kind, _)| !stuck.contains(kind));
+            let Some((kind, mends)) = next.map(|(kind, mends)| (*kind, mends.clone())) else {
+                repair.suspects = self.find_paths(&suspects).await?;
+                repair.after = self.summary(judgement).await?;
+                break;
+            };
+            last = Some((kind, judgement.findings.count(kind)));
+            self.phase(kind.word());
+            *repair.mended.entry(kind).or_default() += mends.len() as u64;
+            for mend in mends {
+                self.mend(mend, &judgement).await?;
+            }
+            self.target.volume().flush().await.map_err(penstock_chunk::ChunkError::from)?;
+            self.kv.flush().await?;
+        }
+        Ok(repair)
+    }
+
+    async fn summary_of(&self, judgement: &Judgement) -> Result<MetaCheck, MetaError> {
+        let part = Judgement {
+            findings: judgement.findings.clone(),
+            mends: BTreeMap::new(),
+            traces: BTreeMap::new(),
+            ..*judgement
+        };
+        self.summary(part).await
+    }
+
+    async fn mend(&self, mend: Mend, judgement: &Judgement) -> Result<(), MetaError> {
+        let mut writes = WriteSet::new();
+        match mend {
+            Mend::MarkOwned => self.target.mark_owned().await?,
+            Mend::ReserveInodes(highest) => {
+                self.next_ino.set(self.next_ino.get().max(highest));
+                self.put_fs(|fs| fs.reserved_ino = fs.reserved_ino.max(highest)).await?;
+            }
+            Mend::ReserveSessions(session) => {
+                self.put_fs(|fs| fs.last_session = fs.last_session.max(session)).await?;
+            }
+            Mend::MakeRoot => {
+                let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+                let mut root = self.blank_inode(ROOT, DIRECTORY | 0o755, owner);
+                root.entries = judgement.traces.get(&ROOT).map_or(0, |trace| trace.children);
+                let (key, value) = row_of(&root);
+                writes.put(key, value);
+            }
+            Mend::Put(key, value) => drop(writes.put(key, value)),
+            Mend::Drop(key) => drop(writes.delete(key)),
+            Mend::Keep(key) => drop(self.keep_row(&key).await?),
+            Mend::MapRows => self.mend_map_rows().await?,
+            Mend::Extents => self.target.mend_extents().await?,
+            Mend::Remake(ino) => self.remake(ino, judgement).await?,
+            Mend::Rehome(dir, cookie) => self.rehome(dir, cookie).await?,
+            Mend::Reconnect(ino) => {
+                writes.delete(removed_key(ino));
+                return self.reconnect(self.stored_inode(ino).await?, writes).await;
+            }
+            Mend::Inode(ino, field) => {
+                let (key, value) = row_of(&mended(self.stored_inode(ino).await?, field));
+                writes.put(key, value);
+            }
+            Mend::CopyDoubles => drop(self.target.copy_doubles().await?),
+            Mend::MoveChunks(ino, far) => self.move_chunks(ino, far).await?,
+            Mend::ClearUnowned => self.target.clear_unowned().await?,
+        }
+        self.commit_repair(writes).await
+    }
+
+    async fn put_fs(&self, change: impl FnOnce(&mut FsRow)) -> Result<(), MetaError> {
+        let mut fs = self.fs.borrow().clone();
+        change(&mut fs);
+        let mut writes = WriteSet::new();
+        writes.put(fs_key(), fs.encode());
+        *self.fs.borrow_mut() = fs;
+        self.commit_repair(writes).await
+    }
+
+    /// A new file in lost+found, for chunks whose rows `writes` puts.
+    async fn new_file(&self, size: u64, mut writes: WriteSet, ino: Ino) -> Result<(), MetaError> {
+        let root = self.stored_inode(ROOT).await?;
+        let mut inode = self.blank_inode(ino, REGULAR | 0o600, (root.uid, root.gid));
+        inode.size = size.min(SIZE_LIMIT);
+        writes.reclaims();
+        self.reconnect(inode, writes).await
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        u64::from(self.target.config().chunk_blocks) * BLOCK_BYTES as u64
+    }
+
+    /// Rows that cannot be read, and extents beyond their chunk, own blocks that nobody can tell: all blocks that are
+    /// marked and owned by nothing are collected in files before the rows go.
+    async fn mend_map_rows(&self) -> Result<(), MetaError> {
+        loop {
+            let runs = self.target.unowned_runs(BATCH).await?;
+            if runs.is_empty() {
+                break;
+            }
+            let mut writes = WriteSet::new();
+            let ino = self.new_ino(&mut writes);
+            for (key, value) in self.target.rows_of_runs(ino, &runs) {
+                writes.put(key, value);
+            }
+            self.new_file(runs.len() as u64 * self.chunk_bytes(), writes, ino).await?;
+        }
+        loop {
+            let rows = self.target.unreadable_rows(BATCH).await?;
+            let mut kept = false;
+            for (key, _) in &rows {
+                kept |= self.keep_row(key).await?;
+            }
+            if !kept {
+                break;
+            }
+        }
+        Ok(self.target.mend_extents().await?)
+    }
+
+    /// An inode that is gone gets a row again: a directory if it has entries, else a file as long as its chunks. One
+    /// that waits to be dropped goes on waiting.
+    async fn remake(&self, ino: Ino, judgement: &Judgement) -> Result<(), MetaError> {
+        let Some(trace) = judgement.traces.get(&ino) else { return Ok(()) };
+        let root = self.stored_inode(ROOT).await?;
+        let mode = if trace.children > 0 { DIRECTORY | 0o700 } else { REGULAR | 0o600 };
+        let mut inode = self.blank_inode(ino, mode, (root.uid, root.gid));
+        let (links, queued) = trace.names_and_queue();
+        match inode.is_dir() {
+            true => inode.entries = trace.children,
+            false => {
+                inode.size = trace.owned.end_block.saturating_mul(BLOCK_BYTES as u64).min(SIZE_LIMIT);
+                inode.nlink = if queued && links == 0 { 0 } else { links.max(1) };
+            }
+        }
+        let mut writes = WriteSet::new();
+        let (key, value) = row_of(&inode);
+        writes.put(key, value);
+        self.commit_repair(writes).await
+    }
+
+    /// Chunks that cannot be where they are get a file of their own.
+    async fn move_chunks(&self, ino: Ino, far: bool) -> Result<(), MetaError> {
+        let first = if far { SIZE_LIMIT / self.chunk_bytes() } else { 0 };
+        loop {
+            let rows = self.target.rows_of(ino, first, BATCH).await?;
+            if rows.is_empty() {
+                return Ok(());
+            }
+            let mut writes = WriteSet::new();
+            let to = self.new_ino(&mut writes);
+            let mut end = 0;
+            for (at, (key, value)) in (0..).zip(rows) {
+                let (chunk, birth) = ChunkKey::decode(&key)?;
+                let index = if far { at } else { chunk.index };
+                end = end.max(index + 1);
+                writes.put(ChunkKey { ino: to, index, ..chunk }.row(birth), value).delete(key);
+            }
+            self.new_file(end.saturating_mul(self.chunk_bytes()), writes, to).await?;
+        }
+    }
+}
+
+/// An inode with one field put right.
+fn mended(mut inode: Inode, field: Field) -> Inode {
+    match field {
+        Field::Parent(parent) => inode.parent = parent,
+        Field::Links(links) => {
+            // More names than may be made are names all the same.
+            inode.nlink = links;
+            if links > LINK_MAX && !inode.is_dir() {
+                tracing::warn!(ino = %inode.ino, links, "an inode has more names than this release makes");
+            }
+        }
+        Field::Entries(entries) => inode.entries = entries,
+        Field::Size(size) => inode.size = size,
+        Field::ChunkBlocks(blocks) => inode.layout.chunk_blocks = blocks,
+        Field::Data => match inode.kind() {
+            FileKind::Regular => inode.data = Data::Chunks,
+            FileKind::Directory | FileKind::Special => inode.data = Data::None,
+            // Its target is lost, and a link without one is none.
+            FileKind::Symlink => {
+                inode.mode = REGULAR | (inode.mode & 0o777);
+                inode.data = Data::Chunks;
+            }
+        },
+    }
+    inode
+}

@@ -1,0 +1,215 @@
+//! The file system's health: checking and repairing it, and the files whose data is lost, by name.
+//!
+//! A repair takes the service out of use: requests that came before it are done, those that come meanwhile wait until
+//! it has ended. Mounts are none of this crate's business; whoever owns one takes it away first, because the kernel
+//! keeps names that a repair may change.
+
+use crate::admin::AdminError;
+use crate::assemble::Node;
+use crate::events::{EventKind, Severity};
+use crate::report::{
+    DamagedFile, DamagedRange, DamagedReport, FileReport, FindingReport, FindingsReport, FsCheckProgress,
+    FsCheckReport, FsRepairReport,
+};
+use crate::watch::NAMED_MOST;
+use penstock_array::Array;
+use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_meta::{MetaCheck, MetaError};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Damaged files that the status names.
+const NAMED_FILES: usize = 5;
+
+/// What is known of damaged files, and of what it was learnt.
+#[derive(Default)]
+pub(crate) struct Damage {
+    stripes: Vec<u64>,
+    names: Vec<String>,
+}
+
+fn findings(check: &MetaCheck) -> FindingsReport {
+    let report = |finding: &penstock_base::Finding| FindingReport {
+        kind: finding.kind.word().to_owned(),
+        inode: finding.ino.map(|ino| ino.0),
+        paths: finding.ino.and_then(|ino| check.paths.get(&ino).cloned()).unwrap_or_default(),
+        text: finding.text.clone(),
+        repairable: finding.repairable,
+    };
+    FindingsReport {
+        findings: check.findings.kept.iter().map(report).collect(),
+        counts: check.findings.counts.iter().map(|(kind, count)| (kind.word().to_owned(), *count)).collect(),
+    }
+}
+
+fn report(check: &MetaCheck, repair: Option<FsRepairReport>) -> FsCheckReport {
+    let clean = check.findings.is_clean();
+    let mended = repair.as_ref().is_some_and(|repair| !repair.mended.is_empty());
+    let result = match (clean, mended) {
+        (true, true) => "mended",
+        (true, false) => "clean",
+        (false, _) => "damaged",
+    };
+    FsCheckReport {
+        result: result.to_owned(),
+        clean,
+        inodes: check.inodes,
+        names: check.entries,
+        removed_files: check.removed,
+        chunks: check.chunks,
+        blocks: check.blocks,
+        blocks_beyond_end: check.blocks_beyond_end,
+        now: findings(check),
+        repair,
+    }
+}
+
+impl Node {
+    /// Checks the file system: names, links, chunks, extents and bitmaps against each other.
+    pub async fn check_fs(&self) -> Result<FsCheckReport, AdminError> {
+        self.meta.wait_reaped().await;
+        let check = self.meta.check().await?;
+        Ok(report(&check, None))
+    }
+
+    /// Checks the file system and mends what is wrong. Requests wait meanwhile.
+    pub async fn repair_fs(&self) -> Result<FsCheckReport, AdminError> {
+        let _out_of_use = self.serving.write().await;
+        self.meta.wait_reaped().await;
+        let repair = self.meta.repair().await?;
+        let file = |(ino, paths): (Ino, Vec<String>)| FileReport { inode: ino.0, paths };
+        let done = FsRepairReport {
+            before: findings(&repair.before),
+            mended: repair.mended.iter().map(|(kind, count)| (kind.word().to_owned(), *count)).collect(),
+            suspect_files: repair.suspects.into_iter().map(file).collect(),
+        };
+        let report = report(&repair.after, Some(done));
+        let severity = if report.clean { Severity::Info } else { Severity::Error };
+        self.events.add(
+            severity,
+            EventKind::FsRepaired,
+            self.fs_object(),
+            format!("repair: {}", report.result),
+        );
+        Ok(report)
+    }
+
+    fn fs_object(&self) -> String {
+        format!("fs {}", self.meta.info().name)
+    }
+
+    /// How far a running check or repair is.
+    pub(crate) fn check_progress(&self) -> Option<FsCheckProgress> {
+        let progress = self.meta.check_progress()?;
+        Some(FsCheckProgress {
+            repair: progress.repair,
+            round: progress.round,
+            phase: progress.phase.to_owned(),
+            rows: progress.rows,
+        })
+    }
+
+    fn named(&self, name: &str) -> Option<&Rc<Array>> {
+        self.arrays.iter().find(|array| array.name() == name)
+    }
+
+    fn unreadable(&self, name: &str) -> Vec<u64> {
+        self.named(name).map(|array| array.unreadable_stripes()).unwrap_or_default()
+    }
+
+    /// Files whose data cannot be read any more, from the stripes that reads or scrubs found unreadable.
+    pub async fn damaged_fs(&self) -> Result<DamagedReport, AdminError> {
+        let runs = self.target.damaged().await.map_err(MetaError::from)?;
+        let inos: BTreeSet<Ino> = runs.keys().copied().collect();
+        let mut paths = self.meta.find_paths(&inos).await?;
+        let range = |(first, blocks, volume_block): (u64, u64, u64)| DamagedRange {
+            offset_bytes: first * BLOCK,
+            length_bytes: blocks * BLOCK,
+            volume_block,
+            blocks,
+        };
+        let files: Vec<DamagedFile> = runs
+            .into_iter()
+            .map(|(ino, runs)| DamagedFile {
+                inode: ino.0,
+                paths: paths.remove(&ino).unwrap_or_default(),
+                ranges: runs.into_iter().map(range).collect(),
+            })
+            .collect();
+        Ok(DamagedReport {
+            damaged_bytes: files.iter().flat_map(|file| &file.ranges).map(|range| range.length_bytes).sum(),
+            files,
+            unreadable_stripes: self.unreadable("data").len() as u64,
+            unreadable_metadata_stripes: self.unreadable("meta"),
+        })
+    }
+
+    /// Looks for the names of damaged files when other stripes are unreadable than the last time.
+    pub(crate) async fn watch_damage(&self) {
+        let stripes = self.unreadable("data");
+        if self.damage.borrow().stripes == stripes {
+            return;
+        }
+        let names = match self.damaged_fs().await {
+            Ok(report) => report.files.iter().map(name_of).collect(),
+            Err(error) => vec![format!("files whose names cannot be read: {error}")],
+        };
+        let known: BTreeSet<String> = self.damage.borrow().names.iter().cloned().collect();
+        for name in names.iter().filter(|name| !known.contains(*name)).take(NAMED_MOST) {
+            let text = format!("data cannot be read: {name}");
+            self.events.add(Severity::Error, EventKind::FileDamaged, self.fs_object(), text);
+        }
+        *self.damage.borrow_mut() = Damage { stripes, names };
+    }
+
+    /// Why the health is `failed`, with the first files by name.
+    pub(crate) fn damage_reasons(&self) -> Vec<String> {
+        let damage = self.damage.borrow();
+        let mut reasons: Vec<String> = damage
+            .names
+            .iter()
+            .take(NAMED_FILES)
+            .map(|name| format!("data cannot be read: {name}"))
+            .collect();
+        if damage.names.len() > NAMED_FILES {
+            let more = damage.names.len() - NAMED_FILES;
+            reasons.push(format!("and of {more} more files; `penstock fs damaged` names them"));
+        }
+        let metadata = self.unreadable("meta").len();
+        if metadata > 0 {
+            reasons.push(format!(
+                "{metadata} stripes of the metadata volume cannot be read: names, maps or attributes may be lost"
+            ));
+        }
+        reasons
+    }
+}
+
+fn name_of(file: &DamagedFile) -> String {
+    file.paths.first().cloned().unwrap_or_else(|| format!("inode {} (without a name)", file.inode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_base::{FindingKind, Findings};
+    use std::collections::BTreeMap as Map;
+
+    #[test]
+    fn a_result_says_what_was_and_what_is() {
+        let mut check = MetaCheck::default();
+        let done = |mended: &[(&str, u64)]| FsRepairReport {
+            before: FindingsReport::default(),
+            mended: mended.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect::<Map<_, _>>(),
+            suspect_files: Vec::new(),
+        };
+        assert_eq!(report(&check, None).result, "clean");
+        assert_eq!(report(&check, Some(done(&[]))).result, "clean");
+        assert_eq!(report(&check, Some(done(&[("orphan_inode", 1)]))).result, "mended");
+        let mut findings = Findings::default();
+        findings.add(FindingKind::OrphanInode, Ino(7), "lost");
+        check.findings = findings;
+        assert_eq!(report(&check, Some(done(&[("orphan_inode", 1)]))).result, "damaged");
+    }
+}

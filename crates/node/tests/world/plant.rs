@@ -1,0 +1,234 @@
+//! Damage of every kind, planted as rows behind the services' back.
+
+use crate::machine::Machine;
+use penstock_base::{FindingKind as Kind, Ino};
+use penstock_chunk::{ChunkKey, Extent, decode_map, encode_map};
+use penstock_kv::{Kv, WriteSet};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Inodes of the store that is damaged.
+#[derive(Clone, Copy)]
+pub struct Known {
+    pub root: Ino,
+    pub keep: Ino,
+    pub victim: Ino,
+    pub dir: Ino,
+    pub inner: Ino,
+    pub other: Ino,
+}
+
+/// Rows, by the keys that docs/format/kv.md gives them.
+pub struct Rows {
+    kv: Rc<dyn Kv>,
+}
+
+fn key(tag: u8, words: &[u64]) -> Vec<u8> {
+    let words = words.iter().flat_map(|word| word.to_be_bytes());
+    std::iter::once(tag).chain(words).collect()
+}
+
+fn inode(ino: Ino) -> Vec<u8> {
+    key(0x10, &[0, ino.0, 0])
+}
+
+fn removed(ino: Ino) -> Vec<u8> {
+    key(0x13, &[0, ino.0])
+}
+
+fn map(ino: Ino, index: u64) -> Vec<u8> {
+    ChunkKey { branch: 0, ino, index }.row(0)
+}
+
+fn entry_value(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
+    let len = name.len() as u32;
+    [&[1][..], &ino.0.to_le_bytes(), &kind.to_le_bytes(), &len.to_le_bytes(), name].concat()
+}
+
+fn result_value(session: u64) -> Vec<u8> {
+    let words = [session, 0, 64].iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    [&[1][..], &words, &0u32.to_le_bytes()].concat()
+}
+
+const REGULAR: u32 = 0o100_000;
+const NOWHERE: Ino = Ino((1 << 48) + 3000);
+
+impl Rows {
+    pub fn of(machine: &Machine) -> Self {
+        Self { kv: machine.node.kv() }
+    }
+
+    async fn get(&self, key: Vec<u8>) -> Vec<u8> {
+        self.kv.get(key).await.unwrap().expect("the row exists")
+    }
+
+    async fn put(&self, key: Vec<u8>, value: Vec<u8>) {
+        let mut writes = WriteSet::new();
+        writes.put(key, value);
+        self.kv.commit(writes).await.unwrap();
+    }
+
+    async fn delete(&self, key: Vec<u8>) {
+        let mut writes = WriteSet::new();
+        writes.delete(key);
+        self.kv.commit(writes).await.unwrap();
+    }
+
+    async fn patch(&self, key: Vec<u8>, at: Range<usize>, bytes: &[u8]) {
+        let mut value = self.get(key.clone()).await;
+        value[at].copy_from_slice(bytes);
+        self.put(key, value).await;
+    }
+
+    async fn cut(&self, key: Vec<u8>, len: usize) {
+        let value = self.get(key.clone()).await;
+        self.put(key, value[..len].to_vec()).await;
+    }
+
+    /// Cookie and value of a name's entry.
+    async fn entry(&self, dir: Ino, name: &[u8]) -> (u64, Vec<u8>) {
+        let (from, until) = (key(0x11, &[0, dir.0]), key(0x11, &[0, dir.0 + 1]));
+        let rows = self.kv.scan(from, until, 1000).await.unwrap();
+        let (key, value) =
+            rows.into_iter().find(|(_, value)| value.ends_with(name)).expect("it has the name");
+        (u64::from_be_bytes(key[17..25].try_into().unwrap()), value)
+    }
+
+    async fn put_entry(&self, dir: Ino, cookie: u64, value: Vec<u8>) {
+        self.put(key(0x11, &[0, dir.0, cookie, 0]), value).await;
+    }
+
+    async fn delete_entry(&self, dir: Ino, name: &[u8]) {
+        let (cookie, _) = self.entry(dir, name).await;
+        self.delete(key(0x11, &[0, dir.0, cookie, 0])).await;
+    }
+
+    async fn extents(&self, ino: Ino) -> Vec<Extent> {
+        decode_map(&self.get(map(ino, 0)).await).unwrap()
+    }
+
+    async fn add_extent(&self, ino: Ino, count: u32, block: u64) {
+        let mut extents = self.extents(ino).await;
+        let last = extents.last().unwrap();
+        let first = last.first + last.count;
+        extents.push(Extent { first, count, block });
+        self.put(map(ino, 0), encode_map(&extents)).await;
+    }
+
+    async fn set_bit(&self, block: u64, used: bool) {
+        let group = key(0x21, &[block / 32768]);
+        let mut value = self.get(group.clone()).await;
+        let (byte, bit) = (1 + (block % 32768 / 8) as usize, 1u8 << (block % 8));
+        value[byte] = if used { value[byte] | bit } else { value[byte] & !bit };
+        self.put(group, value).await;
+    }
+
+    /// Plants one kind of damage. Returns whether it outlives a start; what does not is only found before one.
+    pub async fn plant(&self, kind: Kind, known: &Known) -> bool {
+        let Known { root, keep, victim, dir, inner, other } = *known;
+        match kind {
+            Kind::BlockNotMarked => {
+                let extent = self.extents(victim).await[0];
+                for block in extent.block..extent.block + u64::from(extent.count) {
+                    self.set_bit(block, false).await;
+                }
+            }
+            Kind::BadGroupRow => self.cut(key(0x21, &[0]), 10).await,
+            Kind::InodeReservationTooLow => {
+                self.patch(vec![0x01], 41..49, &(root.0 + 1).to_le_bytes()).await;
+            }
+            Kind::SessionReservationTooLow => {
+                self.put(key(0x14, &[1 << 40, 0]), result_value(1 << 40)).await;
+                return false;
+            }
+            Kind::BadSessionRow => {
+                self.put(key(0x14, &[1, 1]), vec![1]).await;
+                return false;
+            }
+            Kind::UnknownRow => self.put(vec![0x30, 1], vec![1]).await,
+            Kind::MissingRoot => self.delete(inode(root)).await,
+            Kind::BadInodeRow => self.cut(inode(victim), 50).await,
+            Kind::WrongInodeNumber => self.patch(inode(victim), 1..9, &[9; 8]).await,
+            Kind::BadEntryRow => {
+                let (cookie, _) = self.entry(root, b"victim").await;
+                self.cut(key(0x11, &[0, root.0, cookie, 0]), 5).await;
+            }
+            Kind::BadXattrRow => self.put(key(0x12, &[0, victim.0]), b"value".to_vec()).await,
+            Kind::BadQueueRow => self.put(vec![0x13, 7], vec![1]).await,
+            Kind::BadMapRow => self.cut(map(victim, 0), 9).await,
+            Kind::ExtentBeyondChunk => {
+                let extent = self.extents(victim).await[0];
+                self.put(map(victim, 0), encode_map(&[Extent { first: 256, ..extent }])).await;
+            }
+            Kind::MissingInode => self.delete(inode(victim)).await,
+            Kind::DanglingEntry => {
+                self.put_entry(root, 77 << 8, entry_value(NOWHERE, REGULAR, b"ghost")).await
+            }
+            Kind::BadEntryName => self.put_entry(root, 78 << 8, entry_value(victim, REGULAR, b"a/b")).await,
+            Kind::MisplacedEntry => {
+                let (cookie, value) = self.entry(root, b"victim").await;
+                self.delete_entry(root, b"victim").await;
+                self.put_entry(root, cookie ^ (1 << 30), value).await;
+            }
+            Kind::DuplicateName => {
+                let (cookie, value) = self.entry(root, b"victim").await;
+                self.put_entry(root, cookie + 1, value).await;
+            }
+            Kind::WrongEntryKind => {
+                let (cookie, _) = self.entry(root, b"victim").await;
+                let at = key(0x11, &[0, root.0, cookie, 0]);
+                self.patch(at, 9..13, &0o120_000u32.to_le_bytes()).await;
+            }
+            Kind::EntryWithoutDirectory => {
+                let (cookie, value) = self.entry(root, b"victim").await;
+                self.put_entry(keep, cookie, value).await;
+            }
+            Kind::DirectoryExtraName => {
+                let (cookie, value) = self.entry(root, b"dir").await;
+                self.put_entry(other, cookie, value).await;
+            }
+            Kind::DirectoryCycle => {
+                let (cookie, value) = self.entry(root, b"dir").await;
+                self.delete_entry(root, b"dir").await;
+                self.put_entry(inner, cookie, value).await;
+            }
+            Kind::OrphanInode => self.delete_entry(root, b"victim").await,
+            Kind::NamedAndQueued => self.put(removed(victim), vec![1]).await,
+            Kind::QueuedWithoutInode => self.put(removed(NOWHERE), vec![1]).await,
+            Kind::WrongInodeData => self.patch(inode(victim), 102..103, &[0]).await,
+            Kind::WrongSize => self.patch(inode(victim), 29..37, &(u64::MAX / 2).to_le_bytes()).await,
+            Kind::WrongLayout => self.patch(inode(victim), 93..97, &7u32.to_le_bytes()).await,
+            Kind::WrongParent => self.patch(inode(dir), 77..85, &5u64.to_le_bytes()).await,
+            Kind::WrongLinkCount => self.patch(inode(victim), 13..17, &9u32.to_le_bytes()).await,
+            Kind::WrongEntryCount => self.patch(inode(dir), 85..93, &77u64.to_le_bytes()).await,
+            Kind::EmptyExtent => self.add_extent(victim, 0, 5).await,
+            Kind::ExtentBeyondVolume => self.add_extent(victim, 1, 1 << 40).await,
+            Kind::DoubleOwnedBlock => {
+                let row = self.get(map(keep, 0)).await;
+                self.put(map(victim, 0), row).await;
+            }
+            Kind::ChunksOfNonFile => {
+                let row = self.get(map(victim, 0)).await;
+                self.delete(map(victim, 0)).await;
+                self.put(map(dir, 0), row).await;
+            }
+            Kind::ChunkBeyondLimit => {
+                let row = self.get(map(victim, 0)).await;
+                self.delete(map(victim, 0)).await;
+                self.put(map(victim, 1 << 45), row).await;
+            }
+            Kind::BlockNotOwned => self.set_bit(3000, true).await,
+            Kind::WrongFreeCount => {
+                self.set_bit(3000, true).await;
+                return false;
+            }
+            // Not in the rows: the test writes it to the volume.
+            Kind::WrittenFreeStripe => return false,
+        }
+        true
+    }
+
+    pub async fn flush(&self) {
+        self.kv.flush().await.unwrap();
+    }
+}

@@ -1,0 +1,309 @@
+//! Repair: each kind of damage is planted, found by its kind and mended, and nothing else changes; and power cuts in
+//! the middle of it.
+
+use crate::machine::{Machine, Site};
+use crate::model::{make_file, read_all};
+use crate::plant::{Known, Rows};
+use penstock_array::Volume;
+use penstock_base::{BLOCK_BYTES, Buf, FindingKind as Kind, Ino, crc32c_blocks};
+use penstock_node::FsCheckReport;
+use penstock_sim::{CutPlan, World};
+use penstock_wire::names::{LinkRequest, MakeRequest, ReadDirRequest, XattrRequest};
+use std::collections::BTreeMap;
+
+const DIRECTORY: u32 = 0o040_755;
+
+fn bytes(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at / 7) as u8 ^ seed.wrapping_mul(31) | 1).collect()
+}
+
+async fn make_dir(machine: &Machine, dir: Ino, name: &str) -> Ino {
+    let request = MakeRequest { dir: dir.0, name: name.into(), mode: DIRECTORY, ..MakeRequest::default() };
+    Ino(machine.client.make(request).await.unwrap().ino)
+}
+
+async fn fill(machine: &Machine) -> Known {
+    let client = &machine.client;
+    let root = client.root();
+    let dir = make_dir(machine, root, "dir").await;
+    let inner = make_dir(machine, dir, "inner").await;
+    let other = make_dir(machine, root, "other").await;
+    let keep = make_file(machine, "keep").await.unwrap();
+    let victim = make_file(machine, "victim").await.unwrap();
+    for (ino, seed) in [(keep, 1), (victim, 2)] {
+        client.write(ino, 0, &bytes(seed, 20_000)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+    }
+    client.link(keep, inner, b"second").await.unwrap();
+    let xattr =
+        XattrRequest { ino: keep.0, name: "user.a".into(), value: "1".into(), ..XattrRequest::default() };
+    client.set_xattr(xattr).await.unwrap();
+    for ino in [keep, victim] {
+        client.release(ino).await.unwrap();
+    }
+    client.sync_all().await.unwrap();
+    Known { root, keep, victim, dir, inner, other }
+}
+
+fn store() -> (Site, Known) {
+    let site = Site::new();
+    let world = World::new(80);
+    let known = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let known = fill(&machine).await;
+        machine.stop().await;
+        known
+    });
+    world.destroy();
+    (site, known.unwrap())
+}
+
+/// Every path with its inode, and the contents of files.
+async fn walk(machine: &Machine) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
+    let mut found = BTreeMap::new();
+    let mut waiting = vec![(machine.client.root(), String::new())];
+    while let Some((dir, path)) = waiting.pop() {
+        let request = ReadDirRequest { dir: dir.0, after: 0, limit: 1000, attributes: false };
+        for entry in machine.client.read_dir(request).await.unwrap().entries {
+            let name = String::from_utf8(entry.name.clone()).unwrap();
+            // Found by its name too, not only in the list.
+            let attr = machine.client.lookup(dir, &entry.name).await.unwrap();
+            assert_eq!(attr.ino, entry.ino);
+            let path = format!("{path}/{name}");
+            let contents = match entry.kind {
+                0o040_000 => {
+                    waiting.push((Ino(entry.ino), path.clone()));
+                    None
+                }
+                _ => Some(read_all(machine, Ino(entry.ino)).await),
+            };
+            found.insert(path, (entry.ino, contents));
+        }
+    }
+    found
+}
+
+fn has(report: &BTreeMap<String, u64>, kind: Kind) -> bool {
+    report.contains_key(kind.word())
+}
+
+/// What must hold after a repair, whatever was planted.
+async fn check_mended(machine: &Machine, kind: Kind, report: &FsCheckReport) {
+    let again = machine.node.check_fs().await.unwrap();
+    assert!(again.clean && again.now.counts.is_empty(), "{kind}: left {:?}", again.now);
+    let found = walk(machine).await;
+    let keep = |path: &str| found.get(path).and_then(|(_, contents)| contents.clone());
+    let moved = matches!(kind, Kind::DirectoryCycle);
+    assert_eq!(keep("/keep"), Some(bytes(1, 20_000)), "{kind}: {:?}", found.keys());
+    assert!(moved || keep("/dir/inner/second") == Some(bytes(1, 20_000)), "{kind}: {:?}", found.keys());
+    assert!(found.contains_key("/other"), "{kind}");
+    let seed = if kind == Kind::DoubleOwnedBlock { 1 } else { 2 };
+    let victim = bytes(seed, 20_000);
+    let holds = |contents: &Option<Vec<u8>>| contents.as_ref().is_some_and(|c| c.starts_with(&victim));
+    assert!(
+        found
+            .iter()
+            .any(|(path, (_, contents))| path != "/keep" && !path.ends_with("second") && holds(contents)),
+        "{kind}: the data is somewhere: {:?}, {report:?}",
+        found.keys()
+    );
+    if kind == Kind::DoubleOwnedBlock {
+        let suspects = &report.repair.as_ref().unwrap().suspect_files;
+        let paths: Vec<&String> = suspects.iter().flat_map(|file| &file.paths).collect();
+        assert!(paths.iter().any(|path| *path == "/keep") && paths.iter().any(|path| *path == "/victim"));
+    }
+}
+
+fn plant_and_mend(site: &Site, known: &Known, kind: Kind) {
+    let site = site.duplicate();
+    let world = World::new(kind as u64);
+    let outlives = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let rows = Rows::of(&machine);
+        let outlives = rows.plant(kind, known).await;
+        rows.flush().await;
+        if !outlives {
+            if kind == Kind::WrittenFreeStripe {
+                let data = machine.node.arrays().iter().find(|array| array.name() == "data").unwrap();
+                let volume = Volume::whole(data);
+                let block = Buf::copy_from(&[7; BLOCK_BYTES]);
+                volume.write(volume.blocks() - 1, &block, &crc32c_blocks(&block)).await.unwrap();
+            }
+            find_and_mend(&machine, kind).await;
+        }
+        machine.node.abandon();
+        outlives
+    });
+    world.destroy();
+    if outlives.unwrap() {
+        let world = World::new(kind as u64 + 1000);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            find_and_mend(&machine, kind).await;
+            machine.audit().await;
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}
+
+async fn find_and_mend(machine: &Machine, kind: Kind) {
+    let found = machine.node.check_fs().await.unwrap();
+    assert!(has(&found.now.counts, kind), "{kind} is found: {:?}", found.now);
+    assert_eq!(found.clean, kind.is_waste(), "{kind}");
+    let report = machine.node.repair_fs().await.unwrap();
+    let repair = report.repair.as_ref().unwrap();
+    // Counts are loaded again by the mend of what was planted with them.
+    let mended = kind == Kind::WrongFreeCount || has(&repair.mended, kind);
+    assert!(has(&repair.before.counts, kind) && mended, "{kind}: {report:?}");
+    assert_eq!(report.result, "mended", "{kind}: left {:?}", report.now);
+    check_mended(machine, kind, &report).await;
+    let second = machine.node.repair_fs().await.unwrap();
+    assert_eq!(second.result, "clean", "{kind}");
+}
+
+#[test]
+fn every_kind_of_damage_is_found_and_mended() {
+    let (site, known) = store();
+    for kind in Kind::ALL.iter().filter(|kind| **kind != Kind::UnknownRow) {
+        eprintln!("{kind}");
+        plant_and_mend(&site, &known, *kind);
+    }
+}
+
+#[test]
+fn what_a_later_release_wrote_is_left_alone() {
+    let (site, known) = store();
+    let world = World::new(81);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        Rows::of(&machine).plant(Kind::UnknownRow, &known).await;
+        let report = machine.node.repair_fs().await.unwrap();
+        assert_eq!(report.result, "damaged");
+        assert!(has(&report.now.counts, Kind::UnknownRow) && !report.now.findings[0].repairable);
+        assert!(report.repair.unwrap().mended.is_empty());
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+#[test]
+fn requests_wait_while_a_repair_runs() {
+    let (site, known) = store();
+    let world = World::new(82);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        Rows::of(&machine).plant(Kind::OrphanInode, &known).await;
+        let repair = machine.node.repair_fs();
+        let request = async {
+            machine.env.sleep(std::time::Duration::from_micros(1)).await;
+            machine.client.lookup(known.root, b"lost+found").await
+        };
+        let (report, found) = futures_util::future::join(repair, request).await;
+        assert_eq!(report.unwrap().result, "mended");
+        let lost = found.expect("it was answered after the repair");
+        let name = format!("inode-{}", known.victim);
+        machine.client.lookup(Ino(lost.ino), name.as_bytes()).await.unwrap();
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// Several kinds at once.
+const MIXED: [Kind; 7] = [
+    Kind::BlockNotMarked,
+    Kind::InodeReservationTooLow,
+    Kind::BadXattrRow,
+    Kind::DirectoryExtraName,
+    Kind::WrongParent,
+    Kind::OrphanInode,
+    Kind::BlockNotOwned,
+];
+
+fn damaged_store(kinds: &[Kind]) -> (Site, Known) {
+    let (site, known) = store();
+    let world = World::new(83);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let rows = Rows::of(&machine);
+        for kind in kinds {
+            assert!(rows.plant(*kind, &known).await);
+        }
+        rows.flush().await;
+        machine.node.abandon();
+    });
+    run.unwrap();
+    world.destroy();
+    (site, known)
+}
+
+async fn start_and_repair(site: &Site, world: &World) -> (Machine, FsCheckReport) {
+    let machine = site.start(world, &[]).await.unwrap();
+    let report = machine.node.repair_fs().await.unwrap();
+    (machine, report)
+}
+
+/// Cuts the power at evenly spread writes of a repair, and repairs again.
+fn cut_repairs(kinds: &[Kind], seed: u64, per_site: u64) -> u64 {
+    let (damaged, _) = damaged_store(kinds);
+    let site = damaged.duplicate();
+    let world = World::new(seed);
+    world.run(start_and_repair(&site, &world)).map(|(_, report)| assert!(report.clean)).unwrap();
+    let hits = world.hits();
+    world.destroy();
+    let mut cuts = 0;
+    for (name, count) in hits.into_iter().filter(|(name, _)| !name.starts_with("superblock")) {
+        for cut in 0..per_site.min(count) {
+            let nth = cut * count / per_site.min(count);
+            let site = damaged.duplicate();
+            let world = World::new(seed);
+            world.plan_cut(CutPlan { site: name.to_owned(), nth });
+            if world.run(start_and_repair(&site, &world)).is_ok() {
+                // The last passes may come after the repair.
+                world.destroy();
+                continue;
+            }
+            cuts += 1;
+            site.cut(&world);
+            let world = World::new(seed + nth + 1);
+            let run = world.run(async {
+                let (machine, report) = start_and_repair(&site, &world).await;
+                assert!(report.clean, "{name} {nth}: {:?}", report.now);
+                check_mended(&machine, kinds[kinds.len() - 1], &report).await;
+                machine.audit().await;
+                machine.stop().await;
+            });
+            run.unwrap();
+            world.destroy();
+        }
+    }
+    cuts
+}
+
+#[test]
+fn a_repair_that_a_power_cut_interrupts_is_finished_by_the_next() {
+    for (kinds, seed) in [(&MIXED[..], 84), (&[Kind::DoubleOwnedBlock], 85), (&[Kind::BadMapRow], 86)] {
+        let cuts = cut_repairs(kinds, seed, 3);
+        assert!(cuts > 3, "{kinds:?}: {cuts} cuts");
+    }
+}
+
+#[test]
+fn link_requests_still_count_after_a_repair() {
+    let (site, known) = damaged_store(&[Kind::WrongLinkCount]);
+    let world = World::new(87);
+    let run = world.run(async {
+        let (machine, report) = start_and_repair(&site, &world).await;
+        assert_eq!(report.result, "mended");
+        let request = LinkRequest { ino: known.victim.0, dir: known.root.0, name: b"again".to_vec() };
+        let attr = machine.client.link(Ino(request.ino), Ino(request.dir), &request.name).await.unwrap();
+        assert_eq!(attr.nlink, 2, "memory does not say what the row said before");
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 
 mod bad_days;
+mod fs_check;
 mod kill;
 mod operations;
 mod real_input;

@@ -107,8 +107,10 @@ async fn check_mended(machine: &Machine, kind: Kind, report: &FsCheckReport) {
         "{kind}: the data is somewhere: {:?}, {report:?}",
         found.keys()
     );
-    if kind == Kind::DoubleOwnedBlock {
-        let suspects = &report.repair.as_ref().unwrap().suspect_files;
+    let repair = report.repair.as_ref().unwrap();
+    // After a power cut the next repair may find that the copies are made already; then only the first one named them.
+    if kind == Kind::DoubleOwnedBlock && has(&repair.before.counts, kind) {
+        let suspects = &repair.suspect_files;
         let paths: Vec<&String> = suspects.iter().flat_map(|file| &file.paths).collect();
         assert!(paths.iter().any(|path| *path == "/keep") && paths.iter().any(|path| *path == "/victim"));
     }

@@ -171,14 +171,3 @@ pub(crate) fn drop_caches(mount: &Path) -> Result<()> {
     let flags = MountFlags::NOATIME | MountFlags::NODEV | MountFlags::NOSUID;
     mount_remount(mount, flags, c"").with_context(|| format!("{} cannot be remounted", mount.display()))
 }
-
-/// Sets how far the kernel reads ahead on a mount; gives what it was.
-pub(crate) fn set_read_ahead(mount: &Path, kib: u64) -> Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let device = std::fs::metadata(mount)?.dev();
-    let path =
-        format!("/sys/class/bdi/{}:{}/read_ahead_kb", rustix::fs::major(device), rustix::fs::minor(device));
-    let before = std::fs::read_to_string(&path).with_context(|| path.clone())?.trim().parse()?;
-    std::fs::write(&path, kib.to_string()).with_context(|| format!("{path} cannot be written"))?;
-    Ok(before)
-}

@@ -2,9 +2,9 @@
 
 use crate::lines::{Caches, Line, PeerId};
 use crate::peer::Peer;
-use crate::proc::set_read_ahead;
 use anyhow::{Context, Result, ensure};
 use penstock_bench::files::{Done, Work};
+use penstock_fuse::set_read_ahead;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

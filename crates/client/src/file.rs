@@ -4,7 +4,7 @@ use crate::session::Client;
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, crc32c_blocks};
 use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
-use penstock_wire::names::{Attr, AttrReply, InodeRequest, SetAttrRequest};
+use penstock_wire::names::{Attr, AttrReply, InodeRequest, SetAttrRequest, set_id_bits};
 use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -28,14 +28,17 @@ pub struct FileState {
     pub opens: u64,
     /// The target holds nothing behind the file's last block.
     pub tail_clean: bool,
+    /// Its mode has set-id bits, which a write may take.
+    pub set_id: bool,
 }
 
 impl FileState {
     fn of(attr: &Attr) -> Self {
-        let Attr { size, cut, .. } = *attr;
+        let Attr { size, cut, mode, .. } = *attr;
         // A service that says nothing of chunks gets requests that it refuses, and not a division by zero.
         let chunk_blocks = attr.chunk_blocks.max(1);
-        Self { size, cut, chunk_blocks, mtime_ns: None, writes: 0, opens: 0, tail_clean: false }
+        let set_id = set_id_bits(mode) != 0;
+        Self { size, cut, chunk_blocks, mtime_ns: None, writes: 0, opens: 0, tail_clean: false, set_id }
     }
 
     /// Puts what is not settled into attributes that a service sent.

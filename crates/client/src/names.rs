@@ -4,7 +4,7 @@ use crate::session::Client;
 use penstock_base::Ino;
 use penstock_wire::names::{
     Attr, AttrReply, BytesReply, EmptyReply, InodeRequest, LinkRequest, MakeRequest, NameRequest, NamesReply,
-    ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest,
+    ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest, set_id_bits,
 };
 use penstock_wire::{Failure, Kind};
 
@@ -40,6 +40,17 @@ impl Client {
 
     /// Changes attributes.
     pub async fn set_attr(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
+        let dropped = request.drop_set_id;
+        let attr = self.change_attr(request).await?;
+        if let Some(state) = self.files.borrow().get(&Ino(attr.ino)) {
+            let mut state = state.borrow_mut();
+            // Replies may come in another order: only who dropped the bits says that they are gone.
+            state.set_id = set_id_bits(attr.mode) != 0 || state.set_id && !dropped;
+        }
+        Ok(attr)
+    }
+
+    async fn change_attr(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
         let ino = Ino(request.ino);
         let Some(size) = request.size else {
             if request.mtime_ns.is_some() {
@@ -76,6 +87,15 @@ impl Client {
         drop(file);
         self.forget_idle(ino);
         Ok(attr)
+    }
+
+    /// Takes the set-id bits from a file that is open, before somebody writes to it who may not keep them.
+    pub async fn drop_set_id(&self, ino: Ino) -> Result<(), Failure> {
+        if !self.file(ino).await?.borrow().set_id {
+            return Ok(());
+        }
+        let request = SetAttrRequest { ino: ino.0, drop_set_id: true, ..SetAttrRequest::default() };
+        self.set_attr(request).await.map(|_| ())
     }
 
     /// Makes a file, directory, symbolic link or special file.

@@ -58,6 +58,7 @@ pub(crate) mod init {
     pub(crate) const MAX_PAGES: u32 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u32 = 1 << 23;
     pub(crate) const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
+    pub(crate) const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
 }
 
 /// Which fields a SETATTR changes.
@@ -71,7 +72,12 @@ pub(crate) mod fattr {
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
     pub(crate) const CTIME: u32 = 1 << 10;
+    /// The set-id bits fall, as after a change of owner.
+    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
+
+/// In a WRITE: the writer may not keep the file's set-id bits.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// What the kernel may do with an open file.
 pub(crate) mod fopen {

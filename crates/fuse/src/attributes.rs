@@ -36,6 +36,7 @@ impl Session {
             atime_ns: time(fattr::ATIME, fattr::ATIME_NOW, new.atime, new.atimensec),
             mtime_ns: time(fattr::MTIME, fattr::MTIME_NOW, new.mtime, new.mtimensec),
             ctime_ns: valid(fattr::CTIME).then(|| nanoseconds(new.ctime, new.ctimensec)),
+            drop_set_id: valid(fattr::KILL_SUIDGID),
             ..SetAttrRequest::default()
         };
         let attr = self.client.set_attr(change).await.map_err(|failure| errno(&failure))?;

@@ -1,6 +1,6 @@
 //! Requests on the contents of files.
 
-use crate::abi::{ReadIn, WriteIn, WriteOut};
+use crate::abi::{ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut};
 use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::names::opened;
@@ -25,9 +25,13 @@ impl Session {
     }
 
     pub(crate) async fn write(&self, request: &mut Request) -> Result<Answer, Errno> {
-        let offset = request.argument::<WriteIn>()?.offset;
+        let WriteIn { offset, write_flags, .. } = request.argument()?;
         let (data, len) = request.data.take().ok_or(Errno::IO)?;
-        let result = self.client.write_staged(self.ino(request), offset, data, len).await;
+        let ino = self.ino(request);
+        if write_flags & WRITE_KILL_SUIDGID != 0 {
+            self.client.drop_set_id(ino).await.map_err(|failure| errno(&failure))?;
+        }
+        let result = self.client.write_staged(ino, offset, data, len).await;
         let written = WriteOut { size: len as u32, padding: 0 };
         result.map(|()| Answer::of(&written)).map_err(|failure| errno(&failure))
     }

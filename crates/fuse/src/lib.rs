@@ -14,11 +14,13 @@ mod listing;
 mod mount;
 mod names;
 mod null;
+mod read_ahead;
 mod session;
 
 pub use latency::{FuseLatency, Op};
 pub use mount::{Mount, MountError, check_mount_point, is_stale, unmount_stale};
 pub use null::mount_null;
+pub use read_ahead::set_read_ahead;
 
 /// Longest write that the kernel may send.
 pub const MAX_WRITE_BYTES: u32 = 1 << 20;

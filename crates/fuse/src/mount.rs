@@ -5,6 +5,7 @@
 
 use crate::device::Device;
 use crate::latency::FuseLatency;
+use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
 use penstock_base::Env;
 use penstock_client::Client;
@@ -137,6 +138,7 @@ impl Mount {
         });
         let session = Session::new(client.clone(), device.map_err(failed)?, latency.clone());
         let (ending, ended) = oneshot::channel();
+        env.spawn("mount read-ahead", Box::pin(raise_read_ahead(session.clone(), path.to_owned())));
         let run = session.run(env.clone());
         let serve = async move {
             if let Err(error) = run.await {
@@ -171,6 +173,17 @@ impl Mount {
                 (Err(io::Error::other(format!("{} is in use: {error}", self.path.display()))), Some(self))
             }
         }
+    }
+}
+
+/// Lets the kernel read ahead far enough, once the mount answers; an ordinary user may not.
+async fn raise_read_ahead(session: Rc<Session>, path: PathBuf) {
+    session.begun.notified().await;
+    drop(session);
+    let at = path.display().to_string();
+    let set = penstock_drive::runtime::blocking(move || set_read_ahead(&path, KIB)).await;
+    if let Err(error) = set {
+        tracing::info!(path = at, %error, "the kernel reads ahead as far as it does by itself");
     }
 }
 

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use std::io;
 use std::rc::Rc;
 use std::task::Poll;
+use tokio::sync::Notify;
 
 /// Each only makes things faster; a kernel without one does without.
 const WANTED: u32 = init::ASYNC_READ
@@ -24,7 +25,9 @@ const WANTED: u32 = init::ASYNC_READ
     | init::PARALLEL_DIROPS
     | init::MAX_PAGES
     | init::CACHE_SYMLINKS
-    | init::NO_OPENDIR_SUPPORT;
+    | init::NO_OPENDIR_SUPPORT
+    // Without it the kernel asks for an extended attribute before every write.
+    | init::HANDLE_KILLPRIV_V2;
 
 /// A mounted file system as the kernel talks to it.
 pub(crate) struct Session {
@@ -32,12 +35,14 @@ pub(crate) struct Session {
     pub(crate) root: Root,
     device: Rc<Device>,
     latency: Rc<FuseLatency>,
+    /// The first exchange is done.
+    pub(crate) begun: Notify,
 }
 
 impl Session {
     pub(crate) fn new(client: Rc<Client>, device: Rc<Device>, latency: Rc<FuseLatency>) -> Rc<Self> {
         let root = Root(client.root());
-        Rc::new(Self { client, root, device, latency })
+        Rc::new(Self { client, root, device, latency, begun: Notify::new() })
     }
 
     /// Serves until the file system is unmounted.
@@ -84,6 +89,7 @@ impl Session {
             }))
         });
         request.answer(result);
+        self.begun.notify_one();
     }
 
     /// The inode that a request is about.

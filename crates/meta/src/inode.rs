@@ -1,7 +1,7 @@
 //! Inodes and their rows. Format: docs/format/kv.md.
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
-use penstock_wire::names::Attr;
+use penstock_wire::names::{Attr, set_id_bits};
 
 const FORMAT: u8 = 1;
 /// More links than any inode can have come to: a further one never overflows.
@@ -98,6 +98,13 @@ impl Inode {
     /// Replaces the permission bits.
     pub fn set_permissions(&mut self, mode: u32) {
         self.mode = self.type_bits() | (mode & !TYPE_MASK);
+    }
+
+    /// Takes the set-id bits from what is no directory.
+    pub fn drop_set_id(&mut self) {
+        if !self.is_dir() {
+            self.mode &= !set_id_bits(self.mode);
+        }
     }
 
     /// Its attributes as they travel.

@@ -29,6 +29,9 @@ impl MetaTarget {
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
         let now = self.now_ns();
+        if request.drop_set_id {
+            inode.drop_set_id();
+        }
         if let Some(mode) = request.mode {
             inode.set_permissions(mode);
         }

@@ -3,6 +3,18 @@
 
 use prost::Message;
 
+/// The set-id bits of a mode that fall when another writes to the file or gets it: the set-group-id bit only where the
+/// group may execute it, since elsewhere it never meant another group.
+pub fn set_id_bits(mode: u32) -> u32 {
+    const SET_UID: u32 = 0o4000;
+    const SET_GID: u32 = 0o2000;
+    const GROUP_EXECUTES: u32 = 0o010;
+    match mode & GROUP_EXECUTES {
+        0 => mode & SET_UID,
+        _ => mode & (SET_UID | SET_GID),
+    }
+}
+
 /// Attributes of an inode. Times are nanoseconds since 1970.
 #[derive(Clone, PartialEq, Message)]
 pub struct Attr {
@@ -85,6 +97,9 @@ pub struct SetAttrRequest {
     /// With `grow`: the truncate generation that the writer knew. A file that was cut since keeps its size.
     #[prost(uint64, tag = "10")]
     pub cut: u64,
+    /// The set-user-id bit falls, and the set-group-id bit of what its group may execute; not those of a directory.
+    #[prost(bool, tag = "11")]
+    pub drop_set_id: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -129,8 +129,9 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         ctime_ns: Some(4),
         grow: true,
         cut: 6,
+        drop_set_id: true,
     };
-    golden(&set, "0807100018012002280030ffffffffffffffffff013803400448015006");
+    golden(&set, "0807100018012002280030ffffffffffffffffff0138034004480150065801");
     let make = MakeRequest {
         dir: 1,
         name: name.clone(),

@@ -183,6 +183,29 @@ fn attributes_of_all_kinds() {
 }
 
 #[test]
+fn set_id_bits_fall_where_they_mean_something() {
+    on_machine(3, async |machine| {
+        let client = &machine.client;
+        let ino = make_file(machine, "tool").await.unwrap();
+        for (before, after) in [(0o6755, 0o755), (0o4600, 0o600), (0o2644, 0o2644)] {
+            let mode = SetAttrRequest { ino: ino.0, mode: Some(before), ..Default::default() };
+            client.set_attr(mode).await.unwrap();
+            client.drop_set_id(ino).await.unwrap();
+            assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o7777, after, "of {before:o}");
+        }
+        // What is given away in the same step keeps what is asked for.
+        let given = SetAttrRequest {
+            ino: ino.0,
+            mode: Some(0o4755),
+            uid: Some(7),
+            drop_set_id: true,
+            ..Default::default()
+        };
+        assert_eq!(client.set_attr(given).await.unwrap().mode & 0o7777, 0o4755);
+    });
+}
+
+#[test]
 fn a_full_array_says_no_space_and_deletes_work() {
     on_machine(5, async |machine| {
         let client = &machine.client;

@@ -58,6 +58,11 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
         ("fs_read_bytes_total", "Bytes that clients read", fs.read_bytes),
         ("fs_commits_total", "Commits of files", fs.commits),
         ("fs_whole_chunks_total", "Chunks written as whole stripes", fs.whole_chunks),
+        (
+            "fs_rewritten_chunks_total",
+            "Of them, chunks whose unwritten part was read first",
+            fs.rewritten_chunks,
+        ),
         ("fs_logged_chunks_total", "Whole chunks that took the log", fs.logged_chunks),
     ] {
         text.family(name, "counter", help);

@@ -112,20 +112,26 @@ impl Chunk {
     /// Splits a run into what was allocated since the last commit (returned) and what is committed (to `freed`).
     fn drop_run(&mut self, (start, count): Run) -> Vec<Run> {
         let mut back: Vec<Run> = Vec::new();
-        for block in start..start + count {
-            let fresh = self.allocated.iter().position(|(first, len)| (*first..first + len).contains(&block));
+        let (mut at, end) = (start, start + count);
+        while at < end {
+            let fresh = self.allocated.iter().position(|(first, len)| (*first..first + len).contains(&at));
             let Some(index) = fresh else {
-                push_block(&mut self.freed, block);
+                let next = self.allocated.iter().map(|(first, _)| *first).filter(|first| *first > at).min();
+                let until = next.map_or(end, |next| next.min(end));
+                push_run(&mut self.freed, (at, until - at));
+                at = until;
                 continue;
             };
             let (first, len) = self.allocated.swap_remove(index);
-            if block > first {
-                self.allocated.push((first, block - first));
+            let until = end.min(first + len);
+            if at > first {
+                self.allocated.push((first, at - first));
             }
-            if block + 1 < first + len {
-                self.allocated.push((block + 1, first + len - block - 1));
+            if until < first + len {
+                self.allocated.push((until, first + len - until));
             }
-            push_block(&mut back, block);
+            push_run(&mut back, (at, until - at));
+            at = until;
         }
         back
     }
@@ -144,6 +150,11 @@ impl Chunk {
             }
         }
         self.map = joined;
+    }
+
+    /// Whether each of its first `count` blocks was written.
+    pub(crate) fn covers(&self, count: u32) -> bool {
+        (0..count).all(|block| self.dirty.contains_key(&block) || self.lookup(block).is_some())
     }
 
     /// Whether memory holds nothing that the row does not say.
@@ -165,10 +176,11 @@ impl Chunk {
     }
 }
 
-fn push_block(runs: &mut Vec<Run>, block: u64) {
+/// Adds a run, joined with the last one where it follows that.
+fn push_run(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
-        Some((start, count)) if *start + *count == block => *count += 1,
-        _ => runs.push((block, 1)),
+        Some((start, count)) if *start + *count == run.0 => *count += run.1,
+        _ => runs.push(run),
     }
 }
 

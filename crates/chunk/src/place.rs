@@ -1,19 +1,26 @@
 //! Placing: from the target's memory onto the volume.
 //!
-//! A chunk that is wholly dirty goes to whole unwritten stripes, past the log; everything else goes through the log,
-//! in place where the blocks have a place and to small extents where they have none.
+//! A chunk that is wholly dirty goes to whole unwritten stripes, past the log; so does one of which much is dirty and
+//! nothing is a hole, with the rest of it read. Everything else goes through the log, in place where the blocks have a
+//! place and to small extents where they have none.
 
 use crate::ChunkError;
 use crate::chunk::{Chunk, DirtyBlock};
 use crate::rows::{ChunkKey, Extent};
 use crate::target::Target;
-use penstock_array::Discard;
-use penstock_base::{BLOCK_BYTES, Buf, buf::gather};
+use penstock_base::{BLOCK_BYTES, Kind, buf::gather};
 use penstock_drive::{Class, Io};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 const IO: Io = Io::new(Class::Client, "fresh.strip");
+const REWRITE: Io = Io::new(Class::Client, "chunk.rewrite");
+/// A chunk of which this part waits is written again as a whole. Through the log each block is written about 18 times
+/// (its record and, with parity and trailers, its destage, each on every carrier, and then in place); a whole chunk
+/// is read once and written one and a half times.
+const REWRITE_PART: u32 = 8;
+/// ... while this part of the volume is free.
+const ROOMY_PART: u64 = 8;
 /// Most blocks in one write through the log.
 const RUN_BLOCKS: usize = 128;
 
@@ -41,68 +48,85 @@ impl Target {
             return Ok(());
         }
         let whole = chunk.borrow().dirty.len() == self.config.chunk_blocks as usize;
-        if whole {
+        if whole || self.is_worth_rewriting(&chunk.borrow()) {
             if self.place_whole(key, chunk).await? {
-                self.count(|counts| counts.whole_chunks += 1);
+                self.count(|counts| {
+                    counts.whole_chunks += 1;
+                    counts.rewritten_chunks += u64::from(!whole);
+                });
                 return Ok(());
             }
-            self.count(|counts| counts.logged_chunks += 1);
+            self.count(|counts| counts.logged_chunks += u64::from(whole));
         }
         // Taken piece by piece, so that what a failure leaves behind still waits.
         loop {
             let run = first_run(&chunk.borrow());
             let Some((first, blocks)) = run else { break };
             self.place_run(chunk, first, &blocks).await?;
-            self.placed(key, chunk, first, blocks.len());
+            let placed = self.placed(key, chunk, first, blocks.len());
+            assert_eq!(placed, blocks.len() as u64, "the chunk is locked since they were found there");
         }
         Ok(())
     }
 
-    /// Forgets blocks that are placed now.
-    fn placed(&self, key: ChunkKey, chunk: &RefCell<Chunk>, first: u32, count: usize) {
+    /// Whether a chunk is better written again as a whole than block by block. It must have no holes, and there must be
+    /// room: the old stripes are free only after the next commit.
+    fn is_worth_rewriting(&self, chunk: &Chunk) -> bool {
+        let usage = self.space.borrow().usage();
+        chunk.dirty.len() as u32 >= self.config.chunk_blocks / REWRITE_PART
+            && usage.free_blocks >= usage.total_blocks / ROOMY_PART
+            && chunk.covers(self.config.chunk_blocks)
+    }
+
+    /// Forgets those of a range of blocks that waited: they are placed now. Returns how many.
+    fn placed(&self, key: ChunkKey, chunk: &RefCell<Chunk>, first: u32, count: usize) -> u64 {
         let mut chunk = chunk.borrow_mut();
+        let (mut removed, mut promised) = (0, 0);
         for block in first..first + count as u32 {
-            let removed = chunk.dirty.remove(&block).expect("the chunk is locked since it was found there");
-            if removed.promised {
-                self.space.borrow_mut().unpromise(1);
+            if let Some(block) = chunk.dirty.remove(&block) {
+                removed += 1;
+                promised += u64::from(block.promised);
             }
         }
-        self.dirty_blocks.set(self.dirty_blocks.get() - count as u64);
+        self.space.borrow_mut().unpromise(promised);
+        self.dirty_blocks.set(self.dirty_blocks.get() - removed);
         if chunk.dirty.is_empty() {
             let waited = self.waiting.borrow_mut().remove(&chunk.since);
             assert_eq!(waited, Some(key), "a chunk waits once");
         }
+        removed
     }
 
-    /// Writes a whole chunk as stripes. Returns false, and does nothing, when too few are free.
+    /// Writes a whole chunk as stripes, with what was placed before read again. Returns false, and does nothing, when
+    /// too few stripes are free or some of it cannot be read.
     async fn place_whole(&self, key: ChunkKey, chunk: &RefCell<Chunk>) -> Result<bool, ChunkError> {
         let per_stripe = self.volume.stripe_blocks();
         let wanted = u64::from(self.config.chunk_blocks) / per_stripe;
         let promised = chunk.borrow().dirty.values().filter(|block| block.promised).count() as u64;
-        let mut stripes = Vec::new();
         if self.space.borrow().usage().free_blocks + promised < wanted * per_stripe {
             return Ok(false);
         }
+        let blocks = match self.fetch(chunk, 0, self.config.chunk_blocks, REWRITE).await {
+            Err(error) if error.kind() == Kind::Corrupt => return Ok(false),
+            blocks => blocks?,
+        };
+        let runs = |stripes: &[u64]| stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect();
+        let mut stripes = Vec::new();
         while (stripes.len() as u64) < wanted {
-            let unwritten = |stripe| self.volume.is_unwritten(stripe);
-            let found = self.space.borrow_mut().allocate_stripe(unwritten);
-            match found {
-                Some(stripe) => stripes.push(stripe),
-                None if self.discard_some(Discard::InTable).await? > 0 => {}
-                None => {
-                    self.give_back(stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect());
-                    return Ok(false);
+            match self.take_empty_stripe().await {
+                Ok(Some(stripe)) => stripes.push(stripe),
+                other => {
+                    self.give_back(runs(&stripes));
+                    return other.map(|_| false);
                 }
             }
         }
-        let blocks: Vec<(Buf, u32)> =
-            chunk.borrow().dirty.values().map(|b| (b.data.clone(), b.crc)).collect();
-        for (stripe, part) in stripes.iter().zip(blocks.chunks(per_stripe as usize)) {
-            let data = gather(&part.iter().map(|(data, _)| data.clone()).collect::<Vec<_>>());
-            let crcs: Vec<u32> = part.iter().map(|(_, crc)| *crc).collect();
-            if let Err(error) = self.volume.write_fresh(*stripe, &data, &crcs, IO).await {
-                let taken = stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect();
-                self.give_back(taken);
+        let data = blocks.gather();
+        let bytes = per_stripe as usize * BLOCK_BYTES;
+        for (index, crcs) in blocks.crcs.chunks(per_stripe as usize).enumerate() {
+            let part = data.slice(index * bytes..(index + 1) * bytes);
+            if let Err(error) = self.volume.write_fresh(stripes[index], &part, crcs, IO).await {
+                self.give_back(runs(&stripes));
                 return Err(error.into());
             }
         }

@@ -52,6 +52,21 @@ impl Bitmap {
         }
     }
 
+    /// Changes the bits of a run, all of which say the opposite.
+    fn change(&mut self, (start, count): Run, used: bool) {
+        let end = start + count;
+        let mut at = start;
+        while at < end {
+            let (word, bit) = ((at / 64) as usize, at % 64);
+            let part = (64 - bit).min(end - at);
+            let mask = (u64::MAX >> (64 - part)) << bit;
+            let found = if used { self.words[word] & mask } else { !self.words[word] & mask };
+            assert_eq!(found, 0, "each of the blocks {at}+{part} is owned once");
+            self.words[word] ^= mask;
+            at += part;
+        }
+    }
+
     /// A group's bits.
     pub(crate) fn group(&self, group: u64) -> &[u64] {
         &self.words[group as usize * GROUP_WORDS..(group as usize + 1) * GROUP_WORDS]
@@ -123,7 +138,7 @@ impl Space {
     pub(crate) fn hold(&mut self, block: u64) {
         self.committed.set(block, true);
         if !self.used.get(block) {
-            self.mark(block, true);
+            self.mark((block, 1), true);
         }
     }
 
@@ -131,7 +146,7 @@ impl Space {
     pub(crate) fn let_go(&mut self, block: u64) {
         self.committed.set(block, false);
         if self.used.get(block) {
-            self.mark(block, false);
+            self.mark((block, 1), false);
         }
     }
 
@@ -167,19 +182,29 @@ impl Space {
         self.committed.group(group)
     }
 
-    fn mark(&mut self, block: u64, used: bool) {
-        assert_ne!(self.used.get(block), used, "block {block} is owned once");
-        self.used.set(block, used);
-        let stripe = block / self.stripe_blocks;
+    /// Marks a run that is marked otherwise, all of it.
+    fn mark(&mut self, (start, count): Run, used: bool) {
+        self.used.change((start, count), used);
+        let end = start + count;
+        let mut at = start;
+        while at < end {
+            let stripe = at / self.stripe_blocks;
+            let part = end.min((stripe + 1) * self.stripe_blocks) - at;
+            self.fill_changed(stripe, part, used);
+            at += part;
+        }
+    }
+
+    fn fill_changed(&mut self, stripe: u64, blocks: u64, used: bool) {
         let fill = &mut self.fill[stripe as usize];
         match used {
             true => {
-                *fill += 1;
-                self.used_blocks += 1;
+                *fill += blocks as u32;
+                self.used_blocks += blocks;
             }
             false => {
-                *fill -= 1;
-                self.used_blocks -= 1;
+                *fill -= blocks as u32;
+                self.used_blocks -= blocks;
             }
         }
         let fill = u64::from(*fill);
@@ -238,15 +263,14 @@ impl Space {
         let end = first + self.stripe_blocks;
         let start = (first..end).find(|block| !self.used.get(*block)).expect("the stripe has a free block");
         let run = (start..end.min(start + wanted)).take_while(|block| !self.used.get(*block)).count() as u64;
-        (start..start + run).for_each(|block| self.mark(block, true));
+        self.mark((start, run), true);
         Some((start, run))
     }
 
     /// Allocates a whole stripe for which `usable` holds; none when there is none.
     pub(crate) fn allocate_stripe(&mut self, usable: impl Fn(u64) -> bool) -> Option<u64> {
         let stripe = self.empty.iter().rev().find(|stripe| usable(**stripe)).copied()?;
-        let first = stripe * self.stripe_blocks;
-        (first..first + self.stripe_blocks).for_each(|block| self.mark(block, true));
+        self.mark((stripe * self.stripe_blocks, self.stripe_blocks), true);
         Some(stripe)
     }
 
@@ -254,15 +278,14 @@ impl Space {
     pub(crate) fn take_stripe(&mut self, stripe: u64) -> bool {
         let empty = self.is_empty(stripe);
         if empty {
-            let first = stripe * self.stripe_blocks;
-            (first..first + self.stripe_blocks).for_each(|block| self.mark(block, true));
+            self.mark((stripe * self.stripe_blocks, self.stripe_blocks), true);
         }
         empty
     }
 
     /// Makes blocks allocatable again. Returns stripes that hold nothing now.
     pub(crate) fn free(&mut self, (start, count): Run) -> Vec<u64> {
-        (start..start + count).for_each(|block| self.mark(block, false));
+        self.mark((start, count), false);
         let stripes = start / self.stripe_blocks..=(start + count - 1) / self.stripe_blocks;
         stripes.filter(|stripe| self.fill[*stripe as usize] == 0).collect()
     }
@@ -276,10 +299,9 @@ impl Space {
     pub(crate) fn commit(&mut self, allocated: &[Run], freed: &[Run]) -> Vec<(u64, Vec<u8>)> {
         let mut groups = BTreeSet::new();
         for (runs, used) in [(allocated, true), (freed, false)] {
-            for block in runs.iter().flat_map(|(start, count)| *start..start + count) {
-                assert_ne!(self.committed.get(block), used, "block {block} is committed once");
-                self.committed.set(block, used);
-                groups.insert(block / GROUP_BLOCKS);
+            for (start, count) in runs {
+                self.committed.change((*start, *count), used);
+                groups.extend(start / GROUP_BLOCKS..=(start + count - 1) / GROUP_BLOCKS);
             }
         }
         groups.into_iter().map(|group| (group, encode_group(self.committed.group(group)))).collect()
@@ -318,6 +340,26 @@ mod tests {
         space.recount();
         assert!(space.is_counted());
         assert_eq!(space.usage().free_blocks, 64 * 4 - 10);
+    }
+
+    #[test]
+    fn runs_change_the_bits_that_they_cover_and_no_others() {
+        for (start, count) in [(0, 1), (3, 61), (60, 8), (64, 64), (1, 300), (127, 2)] {
+            let mut bitmap = Bitmap::new(GROUP_BLOCKS);
+            bitmap.change((start, count), true);
+            let set: Vec<u64> = (0..GROUP_BLOCKS).filter(|block| bitmap.get(*block)).collect();
+            assert_eq!(set, (start..start + count).collect::<Vec<_>>());
+            bitmap.change((start, count), false);
+            assert!((0..GROUP_BLOCKS).all(|block| !bitmap.get(block)));
+        }
+    }
+
+    #[test]
+    #[should_panic = "owned once"]
+    fn a_block_is_not_taken_twice() {
+        let mut space = Space::new(64 * 4, 64);
+        space.mark((70, 1), true);
+        space.mark((64, 64), true);
     }
 
     #[test]

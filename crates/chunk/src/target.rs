@@ -4,6 +4,7 @@
 //! check, which so sees one moment.
 
 use crate::chunk::{Chunk, DirtyBlock};
+use crate::discard::Idle;
 use crate::rows::{ChunkKey, Extent, all_groups, decode_group, decode_group_key, decode_map};
 use crate::space::{Run, Space, SpaceUsage};
 use crate::{ChunkError, DIRTY_BYTES};
@@ -12,7 +13,7 @@ use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, for_each};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use tokio::sync::{Mutex, Notify, RwLock, Semaphore};
 
@@ -49,6 +50,8 @@ pub struct TargetCounts {
     pub read_blocks: u64,
     /// Chunks written as whole stripes.
     pub whole_chunks: u64,
+    /// Of them, those of which only some blocks were written and the others read.
+    pub rewritten_chunks: u64,
     /// Chunks that were whole and took the log, because no whole stripe was free.
     pub logged_chunks: u64,
     /// Commits.
@@ -77,8 +80,8 @@ pub struct Target {
     pub(crate) placing: Semaphore,
     /// Freed by transactions that are not known to be durable.
     pub(crate) reclaim: RefCell<Vec<Run>>,
-    /// Written stripes that lost their last block and wait to be discarded.
-    pub(crate) idle: RefCell<BTreeSet<u64>>,
+    /// Stripes that lost their last block and wait to be written again or discarded.
+    pub(crate) idle: RefCell<Idle>,
     pub(crate) idle_noted: Notify,
     /// Held while a batch of them is discarded.
     pub(crate) discarding: Mutex<()>,
@@ -281,11 +284,22 @@ impl Target {
         let _lock = self.chunk_locks.shared(key).await;
         let chunk = self.chunk(key).await?;
         self.count(|counts| counts.read_blocks += u64::from(count));
+        self.fetch(&chunk, first, count, IO).await
+    }
+
+    /// Blocks of a chunk from memory and volume. Call under the chunk's lock.
+    pub(crate) async fn fetch(
+        &self,
+        chunk: &RefCell<Chunk>,
+        first: u32,
+        count: u32,
+        io: Io,
+    ) -> Result<Blocks, ChunkError> {
         let plan = plan_read(&chunk.borrow(), first, count);
         let reads = plan.into_iter().map(|piece| async {
             Ok::<_, ChunkError>(match piece {
                 Piece::Memory(blocks) => blocks,
-                Piece::Volume(block, count) => self.volume.read(block, count, IO).await?,
+                Piece::Volume(block, count) => self.volume.read(block, count, io).await?,
             })
         });
         let mut whole = Blocks::default();
@@ -311,8 +325,7 @@ enum Piece {
 
 fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
-    let zero = Buf::zeroed(BLOCK_BYTES);
-    let zero_crc = penstock_base::crc32c(&zero);
+    let mut zeros = None;
     for block in first..first + count {
         let memory = match (chunk.dirty.get(&block), chunk.lookup(block)) {
             (Some(dirty), _) => Some((dirty.data.clone(), dirty.crc)),
@@ -323,7 +336,7 @@ fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
                 }
                 None
             }
-            (None, None) => Some((zero.clone(), zero_crc)),
+            (None, None) => Some(zeros.get_or_insert_with(zero_block).clone()),
         };
         if let Some((data, crc)) = memory {
             match pieces.last_mut() {
@@ -336,6 +349,12 @@ fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
         }
     }
     pieces
+}
+
+fn zero_block() -> (Buf, u32) {
+    let zeros = Buf::zeroed(BLOCK_BYTES);
+    let crc = penstock_base::crc32c(&zeros);
+    (zeros, crc)
 }
 
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {

@@ -284,7 +284,7 @@ impl Target {
         let bare = |stripe: &u64| {
             let blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
             space.is_empty(*stripe)
-                && !idle.contains(stripe)
+                && !idle.contains(*stripe)
                 && !self.volume.is_unwritten(*stripe)
                 && blocks.into_iter().all(|block| !survey.owned.get(block) && !survey.marked.get(block))
         };

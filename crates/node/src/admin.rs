@@ -170,6 +170,7 @@ impl Node {
             written_bytes: counts.written_blocks * BLOCK,
             read_bytes: counts.read_blocks * BLOCK,
             whole_chunks: counts.whole_chunks,
+            rewritten_chunks: counts.rewritten_chunks,
             logged_chunks: counts.logged_chunks,
             commits: counts.commits,
             check: self.check_progress(),

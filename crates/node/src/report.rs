@@ -167,6 +167,7 @@ pub struct FsReport {
     pub written_bytes: u64,
     pub read_bytes: u64,
     pub whole_chunks: u64,
+    pub rewritten_chunks: u64,
     pub logged_chunks: u64,
     pub commits: u64,
     /// A running check.

@@ -101,3 +101,43 @@ fn inode_numbers_are_reserved_again_when_the_transaction_that_did_failed() {
     };
     with_a_cut_between(before, after);
 }
+
+/// Enough scattered writes make a chunk worth writing again; a cut leaves what was synced, whichever way it went.
+#[test]
+fn chunks_written_here_and_there_are_written_again_as_a_whole() {
+    const MIB: usize = 1 << 20;
+    let expected = |round: u8| -> Vec<u8> {
+        let block = |at: usize| if at.is_multiple_of(3) && round > 0 { round } else { at as u8 };
+        (0..4 * MIB).map(|at| block(at / 4096)).collect()
+    };
+    let write_round = async |machine: &Machine, ino: Ino, round: u8| {
+        for block in (0..4 * MIB / 4096).step_by(3) {
+            machine.client.write(ino, block as u64 * 4096, &[round; 4096]).await.unwrap();
+        }
+    };
+    let before = async |machine: &Machine| {
+        let ino = make_file(machine, "f").await.unwrap();
+        machine.client.write(ino, 0, &expected(0)).await.unwrap();
+        machine.client.fsync(ino).await.unwrap();
+        let old = machine.node.fs_report();
+        assert_eq!((old.rewritten_chunks, old.logged_chunks), (0, 0));
+        write_round(machine, ino, 200).await;
+        machine.client.fsync(ino).await.unwrap();
+        let new = machine.node.fs_report();
+        assert_eq!(new.rewritten_chunks, new.whole_chunks - old.whole_chunks, "of {}", new.whole_chunks);
+        assert!(new.rewritten_chunks > 0);
+        assert!(read_all(machine, ino).await == expected(200));
+        // The last chunk ends with the file, and one block more is a hole's neighbour: block by block.
+        resize(machine, ino, 8 << 20).await;
+        machine.client.write(ino, 6 << 20, &[9; 300_000]).await.unwrap();
+        machine.client.fsync(ino).await.unwrap();
+        assert_eq!(machine.node.fs_report().rewritten_chunks, new.rewritten_chunks);
+        resize(machine, ino, 4 << 20).await;
+        machine.client.fsync(ino).await.unwrap();
+    };
+    let after = async |machine: &Machine| {
+        let ino = lookup(machine, "f").await;
+        assert!(read_all(machine, ino).await == expected(200));
+    };
+    with_a_cut_between(before, after);
+}

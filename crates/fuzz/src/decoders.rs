@@ -10,7 +10,7 @@ mod wire;
 use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. What is not here is listed in docs/testing.md.
-pub const DECODERS: [Decoder; 27] = [
+pub const DECODERS: [Decoder; 29] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::TRAILER,
@@ -19,6 +19,8 @@ pub const DECODERS: [Decoder; 27] = [
     array::SEGMENT_HEADER,
     array::LOG_RECORD,
     rows::VOLUME_HEADER,
+    rows::JOURNAL_RECORD,
+    rows::JOURNAL_MARK,
     rows::MAP,
     rows::GROUP,
     rows::CHUNK_KEYS,

@@ -1,8 +1,9 @@
-//! Transactions in memory ahead of an engine.
+//! Transactions in memory ahead of the engine.
 //!
-//! An engine takes a transaction on a thread of its own; handing it over costs more than the transaction. So a commit
+//! The engine takes a transaction on a thread of its own; handing it over costs more than the transaction. So a commit
 //! goes to memory, where every later read sees it, and many of them go to the engine as one transaction: after
-//! [`REST`], when they are [`FULL_BYTES`] long (less in a small store), or with a flush.
+//! [`REST`], or when they are [`FULL_BYTES`] long (less in a small store). A flush does not wait for that: it appends
+//! what is new to the [journal](crate::journal).
 //!
 //! Two maps hold what the engine does not have yet: *open* takes commits, *moving* is on its way to the engine. A read
 //! looks into open, then moving, then the engine.
@@ -11,15 +12,19 @@
 //! - batches go to the engine one at a time and in order, and a transaction is wholly in one batch, so the engine
 //!   holds a prefix of the transactions;
 //! - a batch leaves memory only when the engine has it;
+//! - each key whose newest value is in neither the engine nor the journal is in one of the lists of unrecorded keys;
 //! - a read of several rows sees one moment: no batch begins to move while it looks ([`AheadKv::still`]);
 //! - memory is bounded: a commit waits while open is longer than its bound.
 //!
-//! Power cut: what was in memory is lost, as commits since the last flush may be.
+//! Power cut: what was in memory and in no record is lost, as commits since the last flush may be.
 
+use crate::engine::RedbKv;
+use crate::journal::Journal;
 use crate::{Kv, KvError, Row, Usage, WriteSet};
-use penstock_base::{Env, LocalBoxFuture};
+use penstock_base::env::random_id;
+use penstock_base::{Env, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,48 +37,87 @@ const FULL_BYTES: u64 = 256 << 10;
 const MOST_BYTES: u64 = 4 << 20;
 const MOST_SHARE: u64 = 256;
 /// A commit moves at the latest after this.
-const REST: Duration = Duration::from_millis(100);
+const REST: Duration = Duration::from_millis(250);
 
 /// Changed rows; `None` is a row that is gone.
 type Rows = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
+/// Changes that go to the engine together.
+#[derive(Default)]
+struct Batch {
+    rows: Rows,
+    bytes: u64,
+    /// Keys that no record has; some more than once.
+    unrecorded: Vec<Vec<u8>>,
+}
+
 #[derive(Default)]
 struct Pending {
-    open: Rows,
-    open_bytes: u64,
-    moving: Rows,
-    moving_bytes: u64,
+    open: Batch,
+    moving: Batch,
 }
 
 impl Pending {
     fn find(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
-        self.open.get(key).or_else(|| self.moving.get(key))
+        self.open.rows.get(key).or_else(|| self.moving.rows.get(key))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.open.rows.is_empty() && self.moving.rows.is_empty()
     }
 
     /// The changed rows in a range, newest first to win.
     fn range(&self, from: &[u8], until: &[u8]) -> Rows {
         let bounds = (Bound::Included(from), Bound::Excluded(until));
-        let mut rows: Rows =
-            self.moving.range::<[u8], _>(bounds).map(|(key, value)| (key.clone(), value.clone())).collect();
-        rows.extend(self.open.range::<[u8], _>(bounds).map(|(key, value)| (key.clone(), value.clone())));
+        let of = |batch: &Batch| -> Rows {
+            batch.rows.range::<[u8], _>(bounds).map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        let mut rows = of(&self.moving);
+        rows.extend(of(&self.open));
         rows
     }
+
+    /// The newest values of all keys that no record has; they count as recorded from now on.
+    fn take_unrecorded(&mut self) -> WriteSet {
+        let keys: BTreeSet<Vec<u8>> =
+            self.moving.unrecorded.drain(..).chain(self.open.unrecorded.drain(..)).collect();
+        let value = |key: Vec<u8>| {
+            let value = self.find(&key).expect("a key is unrecorded only while its row is in memory").clone();
+            (key, value)
+        };
+        WriteSet { changes: keys.into_iter().map(value).collect(), reclaims: false }
+    }
+}
+
+/// How long commits and flushes took, waits for those before them included.
+#[derive(Default)]
+pub struct KvLatency {
+    /// Batches of commits, until the engine had them.
+    pub commit: Histogram,
+    /// Flushes, until what was committed before was durable; at once where nothing was.
+    pub flush: Histogram,
 }
 
 /// A store whose commits go to memory first.
 pub struct AheadKv {
-    engine: Rc<dyn Kv>,
+    env: Env,
+    engine: Rc<RedbKv>,
+    journal: Journal,
+    latency: KvLatency,
     pending: RefCell<Pending>,
-    /// Transactions committed here.
+    /// Transactions committed here, and of them those known to be durable.
     commits: Cell<u64>,
+    durable: Cell<u64>,
+    flushes: Cell<u64>,
     full_bytes: u64,
     most_bytes: u64,
     /// Held shared by reads of several rows, and exclusively for the moment in which a batch begins to move.
     still: RwLock<()>,
     move_lock: Mutex<()>,
+    flush_lock: Mutex<()>,
     /// Something is open.
     opened: Notify,
-    /// Open is long.
+    /// Open is long, or the journal.
     filled: Notify,
     /// A batch arrived.
     moved: Notify,
@@ -82,25 +126,39 @@ pub struct AheadKv {
 }
 
 impl AheadKv {
-    /// A store ahead of `engine`.
-    pub fn new(env: &Env, engine: Rc<dyn Kv>) -> Rc<Self> {
-        let most_bytes = MOST_BYTES.min(engine.usage().budget_bytes / MOST_SHARE);
+    /// A store ahead of `engine`, which gets what its journal has and it has not.
+    pub async fn open(env: &Env, engine: Rc<RedbKv>) -> Result<Rc<Self>, KvError> {
+        let most_bytes = MOST_BYTES.min(engine.space().1 / MOST_SHARE);
+        let missed = match engine.mark() {
+            Some(mark) => Journal::replay(engine.file(), mark).await?,
+            None => WriteSet::new(),
+        };
+        let journal = Journal::new(engine.file().clone(), random_id(env));
+        let missed = WriteSet { reclaims: true, ..missed };
+        engine.commit(missed, journal.mark()).await?;
+        engine.flush().await?;
         let ahead = Rc::new(Self {
+            env: env.clone(),
             full_bytes: FULL_BYTES.min(most_bytes / 2),
             most_bytes,
             engine,
+            journal,
+            latency: KvLatency::default(),
             pending: RefCell::default(),
             commits: Cell::new(0),
+            durable: Cell::new(0),
+            flushes: Cell::new(0),
             still: RwLock::default(),
             move_lock: Mutex::default(),
+            flush_lock: Mutex::default(),
             opened: Notify::new(),
             filled: Notify::new(),
             moved: Notify::new(),
             failed: RefCell::default(),
             closed: Cell::new(false),
         });
-        env.spawn("kv ahead", Box::pin(ahead.clone().move_task(env.clone())));
-        ahead
+        env.spawn("kv ahead", Box::pin(ahead.clone().move_task()));
+        Ok(ahead)
     }
 
     /// Stops the task that moves batches. What is committed and not flushed is lost.
@@ -110,52 +168,60 @@ impl AheadKv {
         self.filled.notify_one();
     }
 
+    /// How long its commits and flushes took.
+    pub fn latency(&self) -> &KvLatency {
+        &self.latency
+    }
+
     fn check(&self) -> Result<(), KvError> {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
-    async fn move_task(self: Rc<Self>, env: Env) {
+    async fn move_task(self: Rc<Self>) {
         while !self.closed.get() {
-            if self.pending.borrow().open.is_empty() {
+            if self.pending.borrow().open.rows.is_empty() {
                 self.opened.notified().await;
                 continue;
             }
-            if self.pending.borrow().open_bytes < self.full_bytes {
-                let rest = std::pin::pin!(env.sleep(REST));
+            if !self.is_full() {
+                let rest = std::pin::pin!(self.env.sleep(REST));
                 let filled = std::pin::pin!(self.filled.notified());
                 futures_util::future::select(rest, filled).await;
             }
-            if !self.closed.get() && self.move_open(false).await.is_err() {
+            if !self.closed.get() && self.move_open().await.is_err() {
                 // Everybody who asks from now on hears of it.
                 return;
             }
         }
     }
 
-    /// Moves what is open to the engine; with `flush`, durably.
-    async fn move_open(&self, flush: bool) -> Result<(), KvError> {
+    fn is_full(&self) -> bool {
+        self.pending.borrow().open.bytes >= self.full_bytes || self.journal.is_half_full()
+    }
+
+    /// Moves what is open to the engine.
+    async fn move_open(&self) -> Result<(), KvError> {
         let _in_order = self.move_lock.lock().await;
         self.check()?;
-        {
+        let mark = {
             let _moment = self.still.write().await;
             let mut pending = self.pending.borrow_mut();
-            assert!(pending.moving.is_empty(), "one batch moves at a time");
+            assert!(pending.moving.rows.is_empty(), "one batch moves at a time");
             pending.moving = std::mem::take(&mut pending.open);
-            pending.moving_bytes = std::mem::take(&mut pending.open_bytes);
-        }
-        let changes: Vec<_> =
-            self.pending.borrow().moving.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        // Whether there is room was asked when each was committed.
-        let writes = WriteSet { changes, reclaims: true };
-        let result = match flush {
-            true => self.engine.commit_durable(writes).await,
-            false => self.engine.commit(writes).await,
+            // Every record made until now holds rows of this batch or of those before it.
+            self.journal.mark()
         };
+        let changes: Vec<_> = {
+            let pending = self.pending.borrow();
+            pending.moving.rows.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        // Whether there is room was asked when each was committed.
+        let commit = self.engine.commit(WriteSet { changes, reclaims: true }, mark);
+        let result = self.latency.commit.time(&self.env, commit).await;
         match &result {
             Ok(()) => {
-                let mut pending = self.pending.borrow_mut();
-                pending.moving.clear();
-                pending.moving_bytes = 0;
+                self.pending.borrow_mut().moving = Batch::default();
+                self.journal.release(mark.sequence);
             }
             // What was acknowledged cannot be kept any more: nothing is taken from now on.
             Err(error) => *self.failed.borrow_mut() = Some(error.clone()),
@@ -169,14 +235,14 @@ impl AheadKv {
             self.check()?;
             let Usage { used_bytes, budget_bytes, .. } = self.usage();
             if !writes.reclaims && used_bytes + writes.bytes() > budget_bytes {
-                if self.pending.borrow().open.is_empty() && self.pending.borrow().moving.is_empty() {
+                if self.pending.borrow().is_empty() {
                     return Err(KvError::NoSpace { used_bytes, budget_bytes });
                 }
                 // Rows in memory are counted as new; the engine knows which replace others.
-                self.move_open(false).await?;
+                self.move_open().await?;
                 continue;
             }
-            if self.pending.borrow().open_bytes <= self.most_bytes {
+            if self.pending.borrow().open.bytes <= self.most_bytes {
                 break;
             }
             let moved = self.moved.notified();
@@ -185,13 +251,51 @@ impl AheadKv {
         }
         let bytes = writes.bytes();
         let mut pending = self.pending.borrow_mut();
-        pending.open_bytes += bytes;
-        pending.open.extend(writes.changes);
+        pending.open.bytes += bytes;
+        for (key, value) in writes.changes {
+            pending.open.unrecorded.push(key.clone());
+            pending.open.rows.insert(key, value);
+        }
         self.commits.set(self.commits.get() + 1);
         self.opened.notify_one();
-        if pending.open_bytes >= self.full_bytes {
+        if pending.open.bytes >= self.full_bytes {
             self.filled.notify_one();
         }
+        Ok(())
+    }
+
+    /// Makes what was committed before durable. Whoever waits here for another may find that done.
+    async fn try_flush(&self) -> Result<(), KvError> {
+        let wanted = self.commits.get();
+        if self.durable.get() >= wanted {
+            return self.check();
+        }
+        let _one_at_a_time = self.flush_lock.lock().await;
+        self.check()?;
+        if self.durable.get() >= wanted {
+            return Ok(());
+        }
+        let covered = self.commits.get();
+        let changes = self.pending.borrow_mut().take_unrecorded();
+        if !changes.is_empty() {
+            match self.journal.place(changes) {
+                Some(record) => {
+                    // A record that is not there would leave a gap before all later ones.
+                    if let Err(error) = self.journal.write(record).await {
+                        *self.failed.borrow_mut() = Some(error.clone());
+                        return Err(error);
+                    }
+                }
+                // The engine takes them instead, and what it does not take now it has.
+                None => self.move_open().await?,
+            }
+            if self.journal.is_half_full() {
+                self.filled.notify_one();
+            }
+        }
+        self.engine.flush().await?;
+        self.durable.set(covered);
+        self.flushes.set(self.flushes.get() + 1);
         Ok(())
     }
 
@@ -279,23 +383,13 @@ impl Kv for AheadKv {
     }
 
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(async move {
-            self.check()?;
-            let nothing = {
-                let pending = self.pending.borrow();
-                pending.open.is_empty() && pending.moving.is_empty()
-            };
-            match nothing {
-                true => self.engine.flush().await,
-                false => self.move_open(true).await,
-            }
-        })
+        Box::pin(self.latency.flush.time(&self.env, self.try_flush()))
     }
 
     fn usage(&self) -> Usage {
         let pending = self.pending.borrow();
-        let usage = self.engine.usage();
-        let used_bytes = usage.used_bytes + pending.open_bytes + pending.moving_bytes;
-        Usage { used_bytes, commits: self.commits.get(), ..usage }
+        let (stored_bytes, budget_bytes) = self.engine.space();
+        let used_bytes = stored_bytes + pending.open.bytes + pending.moving.bytes;
+        Usage { used_bytes, budget_bytes, commits: self.commits.get(), flushes: self.flushes.get() }
     }
 }

@@ -1,13 +1,13 @@
-//! The header of the key-value volume: how long redb's file is. Byte map: docs/format/kv.md.
+//! The header of the key-value volume: how long the journal and redb's file are. Byte map: docs/format/kv.md.
 //!
 //! Public for the fuzzer and for tools that look at a volume; nothing else outside this crate reads it.
 
 use penstock_base::{BLOCK_BYTES, Dec, DecodeError, Enc, crc32c};
 
 const MAGIC: &[u8; 8] = b"PENKVVOL";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const CRC_AT: usize = 8;
-const COVERED: std::ops::Range<usize> = 12..32;
+const COVERED: std::ops::Range<usize> = 12..40;
 
 /// What block 0 of the volume says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,13 +16,15 @@ pub struct VolumeHeader {
     pub len: u64,
     /// The longest length it ever had.
     pub longest: u64,
+    /// Blocks of the journal, which lies before the file.
+    pub journal_blocks: u64,
 }
 
 impl VolumeHeader {
-    /// The header's 32 bytes; zeros fill the rest of the block.
+    /// The header's 40 bytes; zeros fill the rest of the block.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.raw(MAGIC).u32(0).u32(FORMAT).u64(self.len).u64(self.longest);
+        enc.raw(MAGIC).u32(0).u32(FORMAT).u64(self.len).u64(self.longest).u64(self.journal_blocks);
         let crc = crc32c(&enc.as_slice()[COVERED]);
         enc.set_u32(CRC_AT, crc);
         enc.finish()
@@ -39,6 +41,7 @@ impl VolumeHeader {
         }
         let crc = dec.u32()?;
         let (format, len, longest) = (dec.u32()?, dec.u64()?, dec.u64()?);
+        let journal_blocks = dec.counter()?;
         if crc32c(&block[COVERED]) != crc {
             return Err(dec.bad("checksum"));
         }
@@ -46,7 +49,7 @@ impl VolumeHeader {
             return Err(dec.bad("a length above the longest"));
         }
         match format {
-            FORMAT => Ok(Self { len, longest }),
+            FORMAT => Ok(Self { len, longest, journal_blocks }),
             other => Err(dec.unknown("format", other.into())),
         }
     }
@@ -59,18 +62,20 @@ mod tests {
     /// The bytes on the volume; a change of them is a new format.
     #[test]
     fn the_header_is_as_in_the_first_release() {
-        let header = VolumeHeader { len: 1 << 20, longest: 4 << 20 };
+        let header = VolumeHeader { len: 1 << 20, longest: 4 << 20, journal_blocks: 60 };
         let hex: String = header.encode().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "50454e4b56564f4c3d03aad70100000000001000000000000000400000000000");
+        assert_eq!(hex, "50454e4b56564f4cba9812c202000000000010000000000000004000000000003c00000000000000");
         let mut block = header.encode();
         block.resize(BLOCK_BYTES, 0);
         assert_eq!(VolumeHeader::decode(&block), Ok(header));
-        for bit in 0..32 * 8 {
+        for bit in 0..40 * 8 {
             block[bit / 8] ^= 1 << (bit % 8);
             assert!(VolumeHeader::decode(&block).is_err(), "bit {bit}");
             block[bit / 8] ^= 1 << (bit % 8);
         }
         assert_eq!(VolumeHeader::decode(&[0; BLOCK_BYTES]), Ok(VolumeHeader::default()));
-        assert!(VolumeHeader::decode(&VolumeHeader { len: 2, longest: 1 }.encode()).is_err());
+        assert!(
+            VolumeHeader::decode(&VolumeHeader { len: 2, longest: 1, journal_blocks: 1 }.encode()).is_err()
+        );
     }
 }

@@ -7,10 +7,11 @@
 #![allow(clippy::disallowed_methods)]
 
 use crate::backend::{Answer, Ask, Backend, FromLane};
+use crate::journal::Mark;
 use crate::volume::VolumeFile;
 use crate::{KvError, Row, WriteSet};
 use penstock_base::Env;
-use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,6 +20,9 @@ use tokio::sync::{mpsc as channel, oneshot};
 
 const ROWS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("rows");
 const SIZES: TableDefinition<'static, &str, u64> = TableDefinition::new("sizes");
+const MARKS: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("marks");
+/// The one row of [`MARKS`].
+const JOURNAL: &str = "journal";
 const CACHE_BYTES: usize = 64 << 20;
 
 /// How engine threads and the world take turns.
@@ -34,13 +38,14 @@ pub(crate) enum Job {
     Open,
     Get(Vec<Vec<u8>>),
     Scan(Vec<u8>, Vec<u8>, usize),
-    /// A transaction; durable once the volume is flushed after it, if that is asked for.
-    Commit(WriteSet, bool),
+    /// A transaction, with the journal's mark; durable once the volume is flushed after it.
+    Commit(WriteSet, Mark),
 }
 
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done { used_bytes: u64 },
+    Opened { used_bytes: u64, mark: Option<Mark> },
     Values(Vec<Option<Vec<u8>>>),
     Rows(Vec<Row>),
 }
@@ -204,10 +209,10 @@ fn run_job(
             .set_cache_size(CACHE_BYTES)
             .create_with_backend(Backend::new(worker.clone()))
             .map_err(engine)?;
-        let used_bytes = prepare(&database)?;
+        let (used_bytes, mark) = prepare(&database)?;
         *size.borrow_mut() = used_bytes;
         shared.set(database).map_err(|_| KvError::Engine("opened twice".into()))?;
-        return Ok(Outcome::Done { used_bytes });
+        return Ok(Outcome::Opened { used_bytes, mark });
     }
     let database = shared.get().ok_or(KvError::Closed)?;
     match job {
@@ -228,28 +233,30 @@ fn run_job(
             }
             Ok(Outcome::Rows(rows))
         }
-        Job::Commit(writes, durable) => commit(database, &writes, durable, &mut size.borrow_mut()),
+        Job::Commit(writes, mark) => commit(database, &writes, mark, &mut size.borrow_mut()),
     }
 }
 
-fn prepare(database: &Database) -> Result<u64, KvError> {
+/// Makes the tables. Returns the bytes in rows, and the mark.
+fn prepare(database: &Database) -> Result<(u64, Option<Mark>), KvError> {
     let mut transaction = database.begin_write().map_err(engine)?;
     transaction.set_quick_repair(true);
-    let used = {
+    let found = {
         transaction.open_table(ROWS).map_err(engine)?;
         let sizes = transaction.open_table(SIZES).map_err(engine)?;
-        sizes.get("rows").map_err(engine)?.map_or(0, |size| size.value())
+        let used = sizes.get("rows").map_err(engine)?.map_or(0, |size| size.value());
+        let marks = transaction.open_table(MARKS).map_err(engine)?;
+        let mark = marks.get(JOURNAL).map_err(engine)?.map(|mark| Mark::decode(mark.value()));
+        (used, mark.transpose().map_err(engine)?)
     };
     transaction.commit().map_err(engine)?;
-    Ok(used)
+    Ok(found)
 }
 
-fn commit(database: &Database, writes: &WriteSet, durable: bool, size: &mut u64) -> Result<Outcome, KvError> {
+fn commit(database: &Database, writes: &WriteSet, mark: Mark, size: &mut u64) -> Result<Outcome, KvError> {
     let mut transaction = database.begin_write().map_err(engine)?;
-    let durability = if durable { Durability::Immediate } else { Durability::None };
-    transaction.set_durability(durability).map_err(engine)?;
-    // Each flush costs a little more for it, and a start after a crash reads no more than after a clean end.
-    transaction.set_quick_repair(durable);
+    // Each commit costs a little more for it, and a start after a crash reads no more than after a clean end.
+    transaction.set_quick_repair(true);
     let (mut added, mut removed) = (0u64, 0u64);
     if !writes.is_empty() {
         let mut rows = transaction.open_table(ROWS).map_err(engine)?;
@@ -266,6 +273,8 @@ fn commit(database: &Database, writes: &WriteSet, durable: bool, size: &mut u64)
         *size = (*size + added).saturating_sub(removed);
         transaction.open_table(SIZES).map_err(engine)?.insert("rows", *size).map_err(engine)?;
     }
+    let row = mark.encode();
+    transaction.open_table(MARKS).map_err(engine)?.insert(JOURNAL, &row[..]).map_err(engine)?;
     transaction.commit().map_err(engine)?;
     Ok(Outcome::Done { used_bytes: *size })
 }

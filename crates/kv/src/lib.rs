@@ -4,20 +4,22 @@
 //! every later read, and durable after a later [`Kv::flush`]. After a crash the store holds a prefix of the write
 //! sets that contains every flushed one.
 //!
-//! Commits go to memory first and to redb in batches ([`AheadKv`]). redb blocks, so it runs on threads of its own ([`lane`]); what it reads and writes comes back as requests to the
-//! worker that owns the volume ([`backend`]).
+//! Commits go to memory first and to redb in batches ([`AheadKv`]); a flush writes what is new to a journal
+//! ([`journal`]). redb blocks, so it runs on threads of its own ([`lane`]); what it reads and writes comes back as
+//! requests to the worker that owns the volume ([`backend`]).
 #![forbid(unsafe_code)]
 
 mod ahead;
 mod backend;
 mod engine;
 pub mod header;
+pub mod journal;
 mod lane;
 mod scan;
 mod volume;
 
-pub use ahead::AheadKv;
-pub use engine::{KvLatency, RedbKv};
+pub use ahead::{AheadKv, KvLatency};
+pub use engine::RedbKv;
 pub use lane::Mode;
 pub use scan::{Pages, Range, for_each};
 

@@ -1,7 +1,7 @@
 //! A volume as the file that redb expects. Format: docs/format/kv.md.
 //!
-//! Block 0 holds the length of the file; the file begins at block 1. The length may exceed the volume, because redb
-//! grows by doubling; a write beyond the volume is refused.
+//! Block 0 holds the lengths; the journal's ring begins at block 1 and the file behind it. The file's length may exceed
+//! the volume, because redb grows by doubling; a write beyond the volume is refused.
 //!
 //! Invariant: bytes between the end of the file and its longest length ever are zeroed before the file grows over
 //! them again, so that new space reads as zeros.
@@ -17,11 +17,17 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest write handed to the volume at once: one atomic record.
 const WRITE_BLOCKS: usize = 128;
 
-/// The file on a volume.
+/// A journal takes this part of a new volume, within bounds in blocks: some batches of transactions, and no more than
+/// an opening reads in a moment.
+const JOURNAL_PART: u64 = 64;
+const JOURNAL_BLOCKS: std::ops::RangeInclusive<u64> = 16..=2048;
+
+/// The file on a volume, and the journal before it.
 pub(crate) struct VolumeFile {
     volume: Volume,
     len: Cell<u64>,
     longest: Cell<u64>,
+    journal_blocks: u64,
 }
 
 /// A write: offset and bytes.
@@ -31,13 +37,43 @@ impl VolumeFile {
     /// Opens the file; an empty volume holds an empty one.
     pub(crate) async fn open(volume: Volume) -> Result<Self, ArrayError> {
         let block = volume.read(0, 1, IO).await?.gather();
-        let VolumeHeader { len, longest } = VolumeHeader::decode(&block)?;
-        Ok(Self { volume, len: Cell::new(len), longest: Cell::new(longest) })
+        let VolumeHeader { len, longest, journal_blocks } = VolumeHeader::decode(&block)?;
+        let journal_blocks = match journal_blocks {
+            0 => (volume.blocks() / JOURNAL_PART).clamp(*JOURNAL_BLOCKS.start(), *JOURNAL_BLOCKS.end()),
+            known => known,
+        };
+        if journal_blocks >= volume.blocks() {
+            let why = format!("a volume of {} blocks with a journal of {journal_blocks}", volume.blocks());
+            return Err(ArrayError::Invalid(why));
+        }
+        Ok(Self { volume, len: Cell::new(len), longest: Cell::new(longest), journal_blocks })
     }
 
-    /// Bytes that the volume can hold.
+    /// Blocks of the journal's ring.
+    pub(crate) fn journal_blocks(&self) -> u64 {
+        self.journal_blocks
+    }
+
+    /// The whole ring.
+    pub(crate) async fn read_journal(&self) -> Result<Buf, ArrayError> {
+        Ok(self.volume.read(1, self.journal_blocks, IO).await?.gather())
+    }
+
+    /// Writes whole blocks of the ring.
+    pub(crate) async fn write_journal(&self, block: u64, data: &Buf) -> Result<(), ArrayError> {
+        let end = block + (data.len() / BLOCK_BYTES) as u64;
+        assert!(end <= self.journal_blocks, "a record lies in the ring");
+        self.volume.write(1 + block, data, &crc32c_blocks(data)).await
+    }
+
+    /// The file's first block.
+    fn file_at(&self) -> u64 {
+        1 + self.journal_blocks
+    }
+
+    /// Bytes of the file that the volume can hold.
     pub(crate) fn capacity_bytes(&self) -> u64 {
-        (self.volume.blocks() - 1) * BLOCK
+        (self.volume.blocks() - self.file_at()) * BLOCK
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -52,7 +88,7 @@ impl VolumeFile {
         }
         self.len.set(len);
         self.longest.set(self.longest.get().max(len));
-        let header = VolumeHeader { len, longest: self.longest.get() };
+        let header = VolumeHeader { len, longest: self.longest.get(), journal_blocks: self.journal_blocks };
         let block = BufMut::padded_from(&header.encode()).freeze();
         self.volume.write(0, &block, &crc32c_blocks(&block)).await
     }
@@ -76,10 +112,10 @@ impl VolumeFile {
         let first = at / BLOCK;
         let last = (at + len as u64 - 1) / BLOCK;
         // What the file has beyond the volume was never written.
-        let inside = last.min(self.volume.blocks().saturating_sub(2));
+        let inside = last.min(self.volume.blocks().saturating_sub(self.file_at() + 1));
         let mut bytes = Vec::with_capacity(((last - first + 1) * BLOCK) as usize);
         if first <= inside {
-            for part in self.volume.read(1 + first, inside - first + 1, IO).await?.parts {
+            for part in self.volume.read(self.file_at() + first, inside - first + 1, IO).await?.parts {
                 bytes.extend_from_slice(&part);
             }
         }
@@ -141,14 +177,14 @@ impl VolumeFile {
                 .into_iter()
                 .flatten()
         {
-            let old = self.volume.read(1 + edge, 1, IO).await?.gather();
+            let old = self.volume.read(self.file_at() + edge, 1, IO).await?.gather();
             let place = ((edge - first) * BLOCK) as usize;
             whole.as_mut()[place..place + BLOCK_BYTES].copy_from_slice(&old);
         }
         let skip = (at % BLOCK) as usize;
         whole.as_mut()[skip..skip + bytes.len()].copy_from_slice(bytes);
         let whole: Buf = whole.freeze();
-        self.volume.write(1 + first, &whole, &crc32c_blocks(&whole)).await
+        self.volume.write(self.file_at() + first, &whole, &crc32c_blocks(&whole)).await
     }
 
     /// Makes what was written durable.

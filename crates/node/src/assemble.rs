@@ -53,7 +53,6 @@ pub struct Node {
     pub(crate) drives: RefCell<Vec<Rc<DriveHandle>>>,
     pub(crate) arrays: Vec<Rc<Array>>,
     pub(crate) kv: Rc<AheadKv>,
-    pub(crate) engine: Rc<RedbKv>,
     pub(crate) target: Rc<Target>,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
@@ -160,7 +159,7 @@ impl Node {
         let (data, meta_array) = (by_name("data")?, by_name("meta")?);
         let gate: Rc<RwLock<()>> = Rc::default();
         let engine = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
-        let kv = AheadKv::new(env, engine.clone());
+        let kv = AheadKv::open(env, engine).await?;
         let shared: Rc<dyn Kv> = kv.clone();
         let volume = Volume::whole(&data);
         let config = TargetConfig::for_volume(&volume, env.random());
@@ -178,7 +177,6 @@ impl Node {
             drives,
             arrays,
             kv,
-            engine,
             target,
             meta,
             events,

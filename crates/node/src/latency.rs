@@ -133,8 +133,8 @@ impl Node {
             LatencyReport::new("target", "write", "", &service.write),
             LatencyReport::new("target", "commit", "", &service.commit),
             LatencyReport::new("metadata", "request", "", &service.names),
-            LatencyReport::new("kv", "commit", "", &self.engine.latency().commit),
-            LatencyReport::new("kv", "flush", "", &self.engine.latency().flush),
+            LatencyReport::new("kv", "commit", "", &self.kv.latency().commit),
+            LatencyReport::new("kv", "flush", "", &self.kv.latency().flush),
         ];
         for array in &self.arrays {
             let latency = array.latency();

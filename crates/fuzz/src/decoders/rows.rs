@@ -1,11 +1,13 @@
 //! The key-value volume, and the rows and keys of the target and of the name space.
 
-use super::seal_crc;
+use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
 use penstock_base::{Id128, Ino};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::{ChunkKey, Extent};
+use penstock_kv::WriteSet;
 use penstock_kv::header::VolumeHeader;
+use penstock_kv::journal::{Mark, Record};
 use penstock_meta::rows as meta;
 use penstock_meta::{Data, Inode, Layout};
 
@@ -14,10 +16,39 @@ pub(super) const VOLUME_HEADER: Decoder = Decoder {
     name: "kv-volume",
     most_bytes: 4096,
     seeds: || {
-        [(0, 0), (1 << 20, 4 << 20)].map(|(len, longest)| VolumeHeader { len, longest }.encode()).to_vec()
+        let header = |(len, longest, journal_blocks)| VolumeHeader { len, longest, journal_blocks }.encode();
+        [(0, 0, 0), (1 << 20, 4 << 20, 60)].map(header).to_vec()
     },
-    seal: |bytes| seal_crc(bytes, 8, &[12..32]),
+    seal: |bytes| seal_crc(bytes, 8, &[12..40]),
     check: |bytes| agrees(bytes, &SAME, VolumeHeader::decode, VolumeHeader::encode),
+};
+
+/// `journal-record`.
+pub(super) const JOURNAL_RECORD: Decoder = Decoder {
+    name: "journal-record",
+    most_bytes: 4096,
+    seeds: || {
+        let mut changes = WriteSet::new();
+        changes.put(b"key".to_vec(), b"value".to_vec()).delete(b"gone".to_vec());
+        [WriteSet::new(), changes]
+            .map(|changes| Record { incarnation: Id128([7; 16]), sequence: 9, changes }.encode())
+            .to_vec()
+    },
+    seal: |bytes| {
+        // Its body's length decides what the checksum covers.
+        let end = number(bytes, 40).saturating_add(48).min(bytes.len()).max(12);
+        seal_crc(bytes, 8, &[12..end]);
+    },
+    check: |bytes| agrees(bytes, &SAME, Record::decode, Record::encode),
+};
+
+/// `journal-mark`.
+pub(super) const JOURNAL_MARK: Decoder = Decoder {
+    name: "journal-mark",
+    most_bytes: 64,
+    seeds: || vec![Mark { incarnation: Id128([7; 16]), sequence: 9, next_block: 3 }.encode()],
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, Mark::decode, Mark::encode),
 };
 
 /// `map-row`. Every extent of an accepted row has an end.

@@ -48,6 +48,8 @@ short! {
     segment_header = "segment-header",
     log_record = "log-record",
     kv_volume = "kv-volume",
+    journal_record = "journal-record",
+    journal_mark = "journal-mark",
     map_row = "map-row",
     group_row = "group-row",
     chunk_keys = "chunk-keys",

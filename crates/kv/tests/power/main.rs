@@ -75,7 +75,8 @@ async fn rows(kv: &AheadKv) -> Rows {
 
 async fn open(site: &Site, world: &World, lost: &[usize]) -> Rc<AheadKv> {
     let volume = site.open(world, lost).await;
-    AheadKv::new(&world.env(), RedbKv::open(&world.env(), volume, Mode::Baton).await.unwrap())
+    let engine = RedbKv::open(&world.env(), volume, Mode::Baton).await.unwrap();
+    AheadKv::open(&world.env(), engine).await.unwrap()
 }
 
 /// Reads all rows a few at a time, as those do who do not know how many there are.
@@ -218,6 +219,39 @@ fn rows_written_over_without_a_flush_fit() {
     });
     run.unwrap();
     world.destroy();
+}
+
+/// What is longer than the journal goes to the engine when it is flushed, and what follows to the journal again.
+#[test]
+fn transactions_of_all_lengths_survive_a_cut() {
+    for cut_after in 1..=6 {
+        let (site, world) = (Site::new(), World::new(90 + cut_after));
+        let lengths = [100, 90_000, 3_000, 700_000, 20, 60_000];
+        let value = |index: usize| vec![index as u8 + 1; lengths[index]];
+        let run = world.run(async {
+            let kv = open(&site, &world, &[]).await;
+            for index in 0..cut_after as usize {
+                let mut writes = WriteSet::new();
+                writes.put(vec![index as u8], value(index));
+                kv.commit(writes).await.unwrap();
+                kv.flush().await.unwrap();
+            }
+            let mut lost = WriteSet::new();
+            lost.put(b"never flushed".to_vec(), Vec::new());
+            kv.commit(lost).await.unwrap();
+        });
+        run.unwrap();
+        site.cut(&world);
+        let after = World::new(190 + cut_after);
+        let run = after.run(async {
+            let kv = open(&site, &after, &[]).await;
+            let wanted: Rows =
+                (0..cut_after as usize).map(|index| (vec![index as u8], value(index))).collect();
+            assert_eq!(rows(&kv).await, wanted);
+        });
+        run.unwrap();
+        after.destroy();
+    }
 }
 
 /// redb makes its file smaller when it opens; what grows again is zeroed first, behind the end of the file.

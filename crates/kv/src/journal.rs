@@ -1,0 +1,275 @@
+//! The journal: what the engine has not taken yet, durable with one write.
+//!
+//! A durable commit of the engine changes many pages, on a thread of its own. A flush appends one record instead, with
+//! the changes that neither the engine nor an earlier record has, to a ring at the start of the volume. The engine
+//! takes batches of transactions when it may; its *mark*, part of each batch, names the last record that the batch
+//! makes void. An opening applies the records behind the mark. Format: docs/format/kv.md.
+//!
+//! Invariants:
+//! - a record's number is one above that of the record before it, and it lies behind it, or at the ring's start;
+//! - a record is made after every batch that was taken before it, and a batch's mark names every record made before
+//!   the batch was taken: so applying the records behind a mark to what the engine has never brings an older row back;
+//! - blocks of a record are written over only once the engine has a mark at or beyond it. The volume keeps the order of
+//!   writes, so whoever finds the newer record finds that mark too.
+//!
+//! Power cut: the volume keeps a prefix of its writes, so a record that is found is whole, unless it was longer than one
+//! atomic write; then its checksum ends the journal before it. Nothing that it covers was acknowledged as durable.
+//! Contents of rows cannot pass for a record: each opening draws a new incarnation, which nobody is told.
+
+use crate::volume::VolumeFile;
+use crate::{KvError, WriteSet};
+use penstock_array::ArrayError;
+use penstock_base::{BLOCK_BYTES, BufMut, Dec, DecodeError, Enc, Id128, crc32c};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+const MAGIC: &[u8; 8] = b"PENKVJNL";
+const FORMAT: u32 = 1;
+const CRC_AT: usize = 8;
+const COVERED_FROM: usize = 12;
+const HEAD_BYTES: usize = 48;
+const MARK_FORMAT: u8 = 1;
+/// Stands for the length of a value: the row is deleted.
+const DELETED: u32 = u32::MAX;
+
+/// A record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The opening that wrote it.
+    pub incarnation: Id128,
+    /// Its number.
+    pub sequence: u64,
+    /// What changed, in order.
+    pub changes: WriteSet,
+}
+
+impl Record {
+    /// Its bytes; zeros fill the last block.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.raw(MAGIC).u32(0).u32(FORMAT).id(self.incarnation).u64(self.sequence);
+        enc.u32(0).u32(self.changes.changes.len() as u32);
+        assert_eq!(enc.len(), HEAD_BYTES, "the head has one length");
+        for (key, value) in &self.changes.changes {
+            enc.bytes(key);
+            match value {
+                Some(value) => enc.bytes(value),
+                None => enc.u32(DELETED),
+            };
+        }
+        let body = (enc.len() - HEAD_BYTES) as u32;
+        enc.set_u32(HEAD_BYTES - 8, body);
+        let crc = crc32c(&enc.as_slice()[COVERED_FROM..]);
+        enc.set_u32(CRC_AT, crc);
+        enc.finish()
+    }
+
+    fn blocks(&self) -> u64 {
+        let lengths = 8 * self.changes.changes.len() as u64;
+        (HEAD_BYTES as u64 + lengths + self.changes.bytes()).div_ceil(BLOCK_BYTES as u64)
+    }
+
+    /// Reads a record at the start of `bytes`, which may be longer.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("journal record", bytes);
+        if dec.raw(8)? != MAGIC {
+            return Err(dec.bad("wrong magic number"));
+        }
+        let (crc, format) = (dec.u32()?, dec.u32()?);
+        let (incarnation, sequence) = (dec.id()?, dec.counter()?);
+        let (body, count) = (dec.u32()? as usize, dec.u32()?);
+        let whole = bytes.get(..HEAD_BYTES.saturating_add(body)).ok_or(dec.bad("a body beyond the end"))?;
+        if crc32c(&whole[COVERED_FROM..]) != crc {
+            return Err(dec.bad("checksum"));
+        }
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        let mut dec = Dec::new("journal record", &whole[HEAD_BYTES..]);
+        let mut changes = WriteSet::new();
+        for _ in 0..count {
+            let key = dec.bytes()?.to_vec();
+            match dec.u32()? {
+                DELETED => changes.delete(key),
+                len => changes.put(key, dec.raw(len as usize)?.to_vec()),
+            };
+        }
+        match dec.left() {
+            0 => Ok(Self { incarnation, sequence, changes }),
+            _ => Err(dec.bad("bytes behind the last change")),
+        }
+    }
+}
+
+/// How far the engine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The opening whose records follow.
+    pub incarnation: Id128,
+    /// The last record that is void.
+    pub sequence: u64,
+    /// The block of the ring at which the next record lies, if not at its start.
+    pub next_block: u64,
+}
+
+impl Mark {
+    /// The value of the engine's row.
+    pub fn encode(&self) -> Vec<u8> {
+        Enc::new().u8(MARK_FORMAT).id(self.incarnation).u64(self.sequence).u64(self.next_block).finish()
+    }
+
+    /// Reads the engine's row.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("journal mark", bytes);
+        match dec.u8()? {
+            MARK_FORMAT => {}
+            other => return Err(dec.unknown("format", other.into())),
+        }
+        let (incarnation, sequence, next_block) = (dec.id()?, dec.counter()?, dec.counter()?);
+        match dec.left() {
+            0 => Ok(Self { incarnation, sequence, next_block }),
+            _ => Err(dec.bad("bytes behind the mark")),
+        }
+    }
+}
+
+/// Records that are not void: number, first block and blocks.
+type Live = VecDeque<(u64, u64, u64)>;
+
+/// The journal of one opening.
+pub(crate) struct Journal {
+    file: Rc<VolumeFile>,
+    incarnation: Id128,
+    sequence: Cell<u64>,
+    next_block: Cell<u64>,
+    live: RefCell<Live>,
+}
+
+/// A record that has a place and is not written yet.
+pub(crate) struct Placed {
+    block: u64,
+    bytes: Vec<u8>,
+}
+
+impl Journal {
+    /// A journal that begins behind nothing. Its first mark must reach the engine before its first record is made.
+    pub(crate) fn new(file: Rc<VolumeFile>, incarnation: Id128) -> Self {
+        Self { file, incarnation, sequence: Cell::new(0), next_block: Cell::new(0), live: RefCell::default() }
+    }
+
+    /// The changes of all records behind `mark`, in order.
+    pub(crate) async fn replay(file: &VolumeFile, mark: Mark) -> Result<WriteSet, KvError> {
+        let ring = file.read_journal().await.map_err(failed)?;
+        let mut changes = WriteSet::new();
+        let (mut sequence, mut next_block) = (mark.sequence, mark.next_block);
+        let at = |block: u64, sequence: u64| {
+            let bytes = ring.get(usize::try_from(block).ok()?.checked_mul(BLOCK_BYTES)?..)?;
+            // What is no record, or an older one, is the end: what was written last was not acknowledged.
+            let record = Record::decode(bytes).ok()?;
+            (record.incarnation == mark.incarnation && record.sequence == sequence).then_some(record)
+        };
+        while let Some((block, record)) =
+            [next_block, 0].into_iter().find_map(|block| Some((block, at(block, sequence + 1)?)))
+        {
+            sequence += 1;
+            next_block = block + record.blocks();
+            changes.append(record.changes);
+        }
+        Ok(changes)
+    }
+
+    /// A mark that makes void what was recorded until now.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark {
+            incarnation: self.incarnation,
+            sequence: self.sequence.get(),
+            next_block: self.next_block.get(),
+        }
+    }
+
+    /// The engine has the mark with this number.
+    pub(crate) fn release(&self, sequence: u64) {
+        let mut live = self.live.borrow_mut();
+        while live.pop_front_if(|(number, ..)| *number <= sequence).is_some() {}
+    }
+
+    /// Whether half of the ring is in use.
+    pub(crate) fn is_half_full(&self) -> bool {
+        let used: u64 = self.live.borrow().iter().map(|(.., blocks)| blocks).sum();
+        used * 2 >= self.file.journal_blocks()
+    }
+
+    /// Makes a record; none when it has no room until more are void. It must be written before the next is made.
+    pub(crate) fn place(&self, changes: WriteSet) -> Option<Placed> {
+        let sequence = self.sequence.get() + 1;
+        let record = Record { incarnation: self.incarnation, sequence, changes };
+        let blocks = record.blocks();
+        let block = self.room_for(blocks)?;
+        self.live.borrow_mut().push_back((sequence, block, blocks));
+        self.sequence.set(sequence);
+        self.next_block.set(block + blocks);
+        Some(Placed { block, bytes: record.encode() })
+    }
+
+    /// Where `blocks` blocks in one run are free: behind the newest record, or at the start.
+    fn room_for(&self, blocks: u64) -> Option<u64> {
+        let (next, end) = (self.next_block.get(), self.file.journal_blocks());
+        let fits = |from: u64, until: u64| (from + blocks <= until).then_some(from);
+        match self.live.borrow().front() {
+            None => fits(next, end).or_else(|| fits(0, end)),
+            // The records wrap around the end, or fill the ring.
+            Some((_, oldest, _)) if next <= *oldest => fits(next, *oldest),
+            Some((_, oldest, _)) => fits(next, end).or_else(|| fits(0, *oldest)),
+        }
+    }
+
+    /// Writes a record that was made; durable with the volume's next flush.
+    pub(crate) async fn write(&self, placed: Placed) -> Result<(), KvError> {
+        let bytes = BufMut::padded_from(&placed.bytes).freeze();
+        self.file.write_journal(placed.block, &bytes).await.map_err(failed)
+    }
+}
+
+fn failed(error: ArrayError) -> KvError {
+    KvError::Engine(format!("journal: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let mut changes = WriteSet::new();
+        changes.put(b"key".to_vec(), b"value".to_vec()).delete(b"gone".to_vec());
+        Record { incarnation: Id128([7; 16]), sequence: 9, changes }
+    }
+
+    /// The bytes on the volume; a change of them is a new format.
+    #[test]
+    fn records_and_marks_are_as_in_the_first_release() {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let bytes = record().encode();
+        let wanted = "50454e4b564a4e4c CRC 01000000 07070707070707070707070707070707 0900000000000000 \
+                      1c000000 02000000 03000000 6b6579 05000000 76616c7565 04000000 676f6e65 ffffffff";
+        let crc = hex(&crc32c(&bytes[12..]).to_le_bytes());
+        assert_eq!(hex(&bytes), wanted.replace("CRC", &crc).replace(' ', ""));
+        let mark = Mark { incarnation: Id128([7; 16]), sequence: 9, next_block: 3 };
+        assert_eq!(hex(&mark.encode()), "010707070707070707070707070707070709000000000000000300000000000000");
+        assert_eq!(Mark::decode(&mark.encode()), Ok(mark));
+    }
+
+    #[test]
+    fn a_record_comes_back_and_a_changed_one_does_not() {
+        let mut bytes = record().encode();
+        let end = bytes.len();
+        bytes.resize(BLOCK_BYTES, 0);
+        assert_eq!((end, record().blocks()), (76, 1));
+        assert_eq!(Record::decode(&bytes), Ok(record()));
+        for bit in 0..end * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(Record::decode(&bytes).is_err(), "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

@@ -16,6 +16,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 pub struct FileState {
     /// Its size, with writes that are not settled.
     pub size: u64,
+    /// The size that the service has.
+    pub settled_size: u64,
     /// Its truncate generation.
     pub cut: u64,
     /// Blocks in its chunks.
@@ -38,7 +40,18 @@ impl FileState {
         // A service that says nothing of chunks gets requests that it refuses, and not a division by zero.
         let chunk_blocks = attr.chunk_blocks.max(1);
         let set_id = set_id_bits(mode) != 0;
-        Self { size, cut, chunk_blocks, mtime_ns: None, writes: 0, opens: 0, tail_clean: false, set_id }
+        let (settled_size, mtime_ns) = (size, None);
+        Self {
+            size,
+            settled_size,
+            cut,
+            chunk_blocks,
+            mtime_ns,
+            writes: 0,
+            opens: 0,
+            tail_clean: false,
+            set_id,
+        }
     }
 
     /// Puts what is not settled into attributes that a service sent.

@@ -79,6 +79,7 @@ impl Client {
         let attr = reply.attr.unwrap_or_default();
         let mut state = file.borrow_mut();
         state.size = attr.size;
+        state.settled_size = attr.size;
         state.cut = attr.cut;
         state.writes += 1;
         state.mtime_ns = None;

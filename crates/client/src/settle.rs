@@ -50,10 +50,19 @@ impl Settled {
 impl Client {
     /// Makes a file's data durable and sends its size and time, which the next sync makes durable.
     pub(crate) async fn settle(&self, ino: Ino) -> Result<(), Failure> {
+        self.settle_and(ino, async || Ok(())).await
+    }
+
+    /// Settles a file, and does `next` once its size and time are sent: for a file that did not grow while its data
+    /// becomes durable, because there its size says nothing new of it.
+    async fn settle_and(
+        &self,
+        ino: Ino,
+        next: impl AsyncFnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let Some(file) = self.files.borrow().get(&ino).cloned() else { return Ok(()) };
         let before = file.borrow().clone();
         let Some(mtime_ns) = before.mtime_ns else { return Ok(()) };
-        self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await?;
         let request = SetAttrRequest {
             ino: ino.0,
             size: Some(before.size),
@@ -63,14 +72,28 @@ impl Client {
             ctime_ns: Some(mtime_ns),
             ..SetAttrRequest::default()
         };
-        let result: Result<AttrReply, Failure> = self.change(Kind::SetAttr, &request).await;
-        match result {
-            Ok(_) => {}
-            // Removed and dropped meanwhile: there is nothing to settle any more.
-            Err(failure) if failure.errno == ESTALE => {}
-            Err(failure) => return Err(failure),
+        let commit =
+            async { self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await.map(drop) };
+        let send = async {
+            match self.change::<AttrReply>(Kind::SetAttr, &request).await {
+                Ok(_) => {}
+                // Removed and dropped meanwhile: there is nothing to settle any more.
+                Err(failure) if failure.errno == ESTALE => {}
+                Err(failure) => return Err(failure),
+            }
+            next().await
+        };
+        if before.size <= before.settled_size {
+            let (committed, sent) = futures_util::future::join(commit, send).await;
+            committed.and(sent)?;
+        } else {
+            commit.await?;
+            send.await?;
         }
         let mut state = file.borrow_mut();
+        if state.cut == before.cut {
+            state.settled_size = state.settled_size.max(before.size);
+        }
         if state.writes == before.writes {
             state.mtime_ns = None;
         }
@@ -88,7 +111,8 @@ impl Client {
 
     /// fsync: what was written to the file before, its size, and every name that was changed before, are durable.
     pub async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
-        self.settle(ino).await?;
+        self.settle_and(ino, async || self.sync().await).await?;
+        // Rows that the commit of the data changed, if it did.
         self.sync().await
     }
 

@@ -158,7 +158,7 @@ fn arrays(text: &mut Text, status: &StatusReport) {
         ("array_fresh_stripes_total", "counter", "Stripes written past the log", |array| array.fresh_stripes),
         ("array_destaged_stripes_total", "counter", "Stripes destaged", |array| array.destaged_stripes),
         ("array_log_records_total", "counter", "Records appended", |array| array.log_records),
-        ("array_log_flushes_total", "counter", "Flushes of the log", |array| array.log_flushes),
+        ("array_log_flushes_total", "counter", "Rounds that made the log durable", |array| array.log_flushes),
         ("array_checkpoints_total", "counter", "Checkpoints", |array| array.checkpoints),
         ("array_last_scrub_timestamp_seconds", "gauge", "When the last scrub ended; 0 for never", |array| {
             array.last_scrub.as_ref().map_or(0, |scrub| scrub.ended_ns.max(0).cast_unsigned() / 1_000_000_000)

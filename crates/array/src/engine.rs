@@ -69,7 +69,7 @@ pub struct Counts {
     pub repaired_blocks: u64,
     /// Stripes whose parity disagreed while all strips verified.
     pub parity_defects: u64,
-    /// Flushes of the log.
+    /// Rounds that made the log durable, by a flush of the carriers or by the write itself.
     pub log_flushes: u64,
     /// Records appended to the log.
     pub log_records: u64,

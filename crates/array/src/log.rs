@@ -26,7 +26,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use tokio::sync::{Notify, oneshot};
 
-const IO: Io = Io::new(Class::Log, "log.append");
+/// How records and headers of segments are written.
+pub(crate) const IO: Io = Io::new(Class::Log, "log.append");
 
 /// Where a record lies, so that scrub can look at it again.
 #[derive(Clone, Copy, Debug)]
@@ -313,6 +314,12 @@ impl Log {
         control > queues.durable.1 || queues.waiters.iter().any(|w| w.data <= data && w.control <= control)
     }
 
+    /// Whether somebody will wait for these items once they are appended.
+    fn wants_flush_of(&self, items: &[Item]) -> bool {
+        !items.is_empty()
+            && (items.iter().any(|item| item.done.is_some()) || !self.queues.borrow().waiters.is_empty())
+    }
+
     fn mark_durable(&self) {
         let mut queues = self.queues.borrow_mut();
         queues.durable = queues.appended;
@@ -382,17 +389,25 @@ impl Array {
             self.mend_carriers().await?;
         }
         let items = self.log.take_items();
+        // One write instead of a write and a flush, where nothing older waits for the flush.
+        let durable =
+            self.log.wants_flush_of(&items) && *self.log.durable.borrow() == self.log.head.borrow().seq;
         if !items.is_empty() {
-            self.latency.log_append.time(&self.env, self.append_record(&items)).await?;
+            let io = if durable { IO.durable() } else { IO };
+            self.latency.log_append.time(&self.env, self.append_record(&items, io)).await?;
         }
         let (control, data): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item.done.is_some());
         let idle = control.is_empty() && data.is_empty();
         let segment = self.log.segments.borrow().back().expect("there is always a segment").number;
         self.log.queues.borrow_mut().appended.1 += control.len() as u64;
         self.note_appended(data, segment);
-        if self.log.wants_flush() {
+        if durable || self.log.wants_flush() {
             let upto = self.log.head.borrow().seq;
-            self.latency.log_flush.time(&self.env, self.flush_carriers()).await?;
+            if durable {
+                self.count(|counts| counts.log_flushes += 1);
+            } else {
+                self.latency.log_flush.time(&self.env, self.flush_carriers()).await?;
+            }
             *self.log.durable.borrow_mut() = upto;
             control.iter().flat_map(|item| &item.entries).for_each(|entry| self.apply(entry, segment));
             self.log.mark_durable();
@@ -467,7 +482,7 @@ impl Array {
         self.log.release_at_checkpoint(segment);
     }
 
-    async fn append_record(&self, items: &[Item]) -> Result<(), ArrayError> {
+    async fn append_record(&self, items: &[Item], io: Io) -> Result<(), ArrayError> {
         let head = *self.log.head.borrow();
         let record = RecordHead {
             array: self.id,
@@ -481,12 +496,12 @@ impl Array {
         let (bytes, shape) = record.encode(&payload);
         let blocks = (bytes.len() / BLOCK_BYTES) as u32;
         if head.offset_blocks + blocks > self.log.segment_blocks() {
-            self.begin_segment(record.seq).await?;
+            self.begin_segment(record.seq, io).await?;
         }
         let offset_blocks = self.log.head.borrow().offset_blocks;
         let number = self.log.segments.borrow().back().expect("there is always a segment").number;
         let at = self.geo.segment_at(number) + u64::from(offset_blocks) * BLOCK_BYTES as u64;
-        self.write_carriers(at, &bytes, IO).await?;
+        self.write_carriers(at, &bytes, io).await?;
         let mut segments = self.log.segments.borrow_mut();
         let segment = segments.back_mut().expect("there is always a segment");
         segment.records.push(RecordPlace { offset_blocks, shape });
@@ -498,7 +513,7 @@ impl Array {
         Ok(())
     }
 
-    async fn begin_segment(&self, first_seq: LogSeq) -> Result<(), ArrayError> {
+    async fn begin_segment(&self, first_seq: LogSeq, io: Io) -> Result<(), ArrayError> {
         self.mend_carriers().await?;
         while self.log.used_segments() >= self.geo.segments {
             if self.closed.get() {
@@ -513,7 +528,7 @@ impl Array {
         }
         let head = *self.log.head.borrow();
         let number = self.log.segments.borrow().back().expect("there is always a segment").number + 1;
-        self.write_segment_header(number, first_seq, head.chain, head.incarnation).await?;
+        self.write_segment_header(number, first_seq, head.chain, head.incarnation, io).await?;
         let chain = head.chain;
         self.log.segments.borrow_mut().push_back(Segment { number, first_seq, chain, records: vec![] });
         self.log.head.borrow_mut().offset_blocks = 1;
@@ -529,6 +544,7 @@ impl Array {
         first_seq: LogSeq,
         chain: u32,
         incarnation: u64,
+        io: Io,
     ) -> Result<(), ArrayError> {
         let (carriers_epoch, carriers) = {
             let desc = self.desc.borrow();
@@ -536,7 +552,7 @@ impl Array {
         };
         let header =
             SegmentHeader { array: self.id, number, first_seq, chain, incarnation, carriers_epoch, carriers };
-        self.write_carriers(self.geo.segment_at(number), &header.encode(), IO.at("log.segment")).await
+        self.write_carriers(self.geo.segment_at(number), &header.encode(), io.at("log.segment")).await
     }
 
     /// Members that carry the log now.

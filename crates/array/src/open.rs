@@ -381,7 +381,7 @@ impl Array {
         };
         if !started {
             let (number, seq) = (root.replay_segment, root.replay_seq);
-            self.write_segment_header(number, seq, head.chain, head.incarnation).await?;
+            self.write_segment_header(number, seq, head.chain, head.incarnation, crate::log::IO).await?;
             let mut segments = self.log.segments.borrow_mut();
             let only = segments.back_mut().expect("there is always a segment");
             only.number = number;

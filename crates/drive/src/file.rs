@@ -7,7 +7,7 @@
 use crate::{Drive, DriveError, Io, uring};
 use compio_runtime::fd::AsyncFd;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture};
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -34,6 +34,8 @@ pub enum OpenError {
 pub struct FileDrive {
     file: AsyncFd<File>,
     raw: Arc<File>,
+    /// The file opened once more with O_DSYNC; none in memory, where a flush is nothing.
+    synced: Option<AsyncFd<File>>,
     size_bytes: u64,
     direct: bool,
     /// The file is in memory.
@@ -53,7 +55,7 @@ impl FileDrive {
         let fail = |source| OpenError::Io { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
         options.read(true).write(true);
-        let direct_flag = rustix::fs::OFlags::DIRECT.bits() as i32;
+        let direct_flag = OFlags::DIRECT.bits() as i32;
         let (file, direct) = match options.clone().custom_flags(direct_flag).open(path) {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
                 (options.open(path).map_err(fail)?, false)
@@ -66,8 +68,14 @@ impl FileDrive {
         let size_bytes = size_of(&file).map_err(fail)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         let memory = rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type == TMPFS_MAGIC);
         let raw = Arc::new(file.try_clone().map_err(fail)?);
+        let flags = OFlags::DSYNC | if direct { OFlags::DIRECT } else { OFlags::empty() };
+        let synced = match memory {
+            true => None,
+            false => Some(options.custom_flags(flags.bits() as i32).open(path).map_err(fail)?),
+        };
+        let synced = synced.map(AsyncFd::new).transpose().map_err(fail)?;
         let file = AsyncFd::new(file).map_err(fail)?;
-        Ok(Self { file, raw, size_bytes, direct, memory })
+        Ok(Self { file, raw, synced, size_bytes, direct, memory })
     }
 
     /// Whether another process holds the drive at `path`.
@@ -134,13 +142,14 @@ impl Drive for FileDrive {
         })
     }
 
-    fn write(&self, at: u64, data: Buf, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+    fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             let len = data.len();
             if self.memory && len <= AT_ONCE_BYTES {
                 return self.raw.write_all_at(&data, at).map_err(|source| error("write", at, len, &source));
             }
-            uring::write_all_at(&self.file, data, at).await.map_err(|source| error("write", at, len, &source))
+            let file = self.synced.as_ref().filter(|_| io.durable).unwrap_or(&self.file);
+            uring::write_all_at(file, data, at).await.map_err(|source| error("write", at, len, &source))
         })
     }
 

@@ -5,7 +5,7 @@
 //! failed. Does not decide when a drive has failed: the array that loses a write does.
 //!
 //! Contract of a drive: a write that returned is seen by every later read; it is durable only after a flush that
-//! was issued later has returned. A power cut leaves any subset of the writes since the last flush, each
+//! was issued later has returned, unless it asked to be durable itself ([`Io::durable`]). A power cut leaves any subset of the writes since the last flush, each
 //! 512-byte sector whole. I/O is block aligned (4 KiB) in place and length.
 #![deny(unsafe_code)]
 
@@ -64,17 +64,24 @@ pub struct Io {
     pub deadline: Duration,
     /// The name of the place in the code that issues it: the unit of crash tests.
     pub site: &'static str,
+    /// Of a write: it is durable when it returns, without a flush.
+    pub durable: bool,
 }
 
 impl Io {
     /// An I/O of `class` from the named site with the ordinary deadline of 30 s.
     pub const fn new(class: Class, site: &'static str) -> Self {
-        Self { tenant: 0, class, deadline: Duration::from_secs(30), site }
+        Self { tenant: 0, class, deadline: Duration::from_secs(30), site, durable: false }
     }
 
     /// The same I/O from another site.
     pub const fn at(self, site: &'static str) -> Self {
         Self { site, ..self }
+    }
+
+    /// The same write, durable when it returns: itself, and none that was made before it.
+    pub const fn durable(self) -> Self {
+        Self { durable: true, ..self }
     }
 }
 
@@ -112,7 +119,7 @@ pub trait Drive {
     /// Fills `buf` with the bytes at `at`.
     fn read(&self, at: u64, buf: BufMut, io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>>;
 
-    /// Writes `data` at `at`. Durable only after a later [`Drive::flush`].
+    /// Writes `data` at `at`. Durable only after a later [`Drive::flush`], or at once where `io` says so.
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>>;
 
     /// Makes all writes that returned before this call durable.

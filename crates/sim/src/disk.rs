@@ -169,7 +169,8 @@ impl SimDrive {
         Ok(at / BLOCK_BYTES as u64)
     }
 
-    fn apply(&self, block: u64, data: Buf, site: &'static str) {
+    /// Writes into the live image. Returns the write's number.
+    fn apply(&self, block: u64, data: Buf, site: &'static str) -> u64 {
         let mut live = self.disk.live.borrow_mut();
         for (index, part) in (block..).zip(split(&data)) {
             live.insert(index, part);
@@ -177,6 +178,23 @@ impl SimDrive {
         let order = self.disk.order.get();
         self.disk.order.set(order + 1);
         self.disk.pending.borrow_mut().push(Pending { order, block, data, site });
+        order
+    }
+
+    /// Makes one write durable, and older ones of the same blocks, which it must not be overtaken by.
+    fn harden(&self, order: u64) {
+        let mut pending = self.disk.pending.borrow_mut();
+        let Some(mine) = pending.iter().find(|write| write.order == order) else { return };
+        let range = mine.block..mine.block + (mine.data.len() / BLOCK_BYTES) as u64;
+        let mut durable = self.disk.durable.borrow_mut();
+        pending.retain(|write| {
+            let end = write.block + (write.data.len() / BLOCK_BYTES) as u64;
+            let kept = write.order > order || write.block >= range.end || end <= range.start;
+            if !kept {
+                durable.extend((write.block..).zip(split(&write.data)));
+            }
+            kept
+        });
     }
 }
 
@@ -204,9 +222,12 @@ impl Drive for SimDrive {
         Box::pin(async move {
             let block = self.check("write", at, data.len())?;
             self.pause().await;
-            self.apply(block, data, io.site);
+            let order = self.apply(block, data, io.site);
             self.world.pass(io.site);
             self.pause().await;
+            if io.durable {
+                self.harden(order);
+            }
             Ok(())
         })
     }

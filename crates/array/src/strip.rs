@@ -194,15 +194,28 @@ impl Array {
         columns: &Range<u32>,
         io: Io,
     ) -> Result<Vec<Part>, ArrayError> {
+        self.recover_with(stripe, wanted, columns, HashMap::default(), io).await
+    }
+
+    /// Makes columns of the wanted strips from the others, of which the caller has read some: the same columns.
+    pub(crate) async fn recover_with(
+        &self,
+        stripe: u64,
+        wanted: &[usize],
+        columns: &Range<u32>,
+        mut found: HashMap<usize, Result<Part, Erased>>,
+        io: Io,
+    ) -> Result<Vec<Part>, ArrayError> {
         self.count(|counts| counts.degraded_reads += 1);
         let mut available = self.readable(stripe);
-        available.retain(|position| !wanted.contains(position));
-        let first: Vec<usize> = available.iter().copied().take(self.geo.k).collect();
-        let mut found = self.read_parts(stripe, &first, columns, io).await;
+        available.retain(|position| !wanted.contains(position) && !found.contains_key(position));
+        let lacking = self.geo.k.saturating_sub(found.len());
+        let first: Vec<usize> = available.iter().copied().take(lacking).collect();
+        found.extend(self.read_parts(stripe, &first, columns, io).await);
         let all_good = found.len() == self.geo.k && found.values().all(Result::is_ok);
         if !all_good {
             let rest: Vec<usize> =
-                available.into_iter().skip(self.geo.k).chain(wanted.iter().copied()).collect();
+                available.into_iter().skip(lacking).chain(wanted.iter().copied()).collect();
             found.extend(self.read_parts(stripe, &rest, columns, io).await);
         }
         self.decode_columns(stripe, wanted, columns, &found)

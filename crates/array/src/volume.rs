@@ -329,47 +329,66 @@ impl Array {
     /// Reads blocks of one stripe.
     async fn read_piece(&self, stripe: u64, first: u32, count: u32, io: Io) -> Result<Blocks, ArrayError> {
         let _lock = self.locks.shared(stripe).await;
+        let blocks = first..first + count;
+        if self.overlay.borrow().has_stripe(stripe) {
+            return self.read_overlaid(stripe, blocks, io).await;
+        }
+        if self.is_unwritten(stripe) {
+            let parts = vec![Buf::zeroed(blocks.len() * BLOCK_BYTES)];
+            return Ok(Blocks { parts, crcs: vec![ZERO_BLOCK_CRC; blocks.len()] });
+        }
+        let mut whole = Blocks::default();
+        for (_, _, part) in self.read_columns(stripe, blocks, io).await? {
+            whole.parts.push(part.data);
+            whole.crcs.extend(part.crcs);
+        }
+        Ok(whole)
+    }
+
+    /// Reads blocks of a stripe of which some may be in the log.
+    async fn read_overlaid(&self, stripe: u64, blocks: Range<u32>, io: Io) -> Result<Blocks, ArrayError> {
         let logged: Vec<Option<(Buf, u32)>> = {
             let overlay = self.overlay.borrow();
             let one = |block| overlay.get(stripe, block).map(|dirty| (dirty.data.clone(), dirty.crc));
-            (first..first + count).map(one).collect()
+            blocks.clone().map(one).collect()
         };
+        let missing =
+            blocks.clone().zip(&logged).filter(|(_, logged)| logged.is_none()).map(|(block, _)| block);
         let unwritten = self.is_unwritten(stripe);
-        if unwritten || logged.iter().all(Option::is_some) {
-            let mut blocks = Blocks::default();
-            let zeros = Buf::zeroed(if unwritten { logged.len() * BLOCK_BYTES } else { 0 });
-            for (at, block) in logged.into_iter().enumerate() {
-                let zero = || (zeros.slice(at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES), ZERO_BLOCK_CRC);
-                let (data, crc) = block.unwrap_or_else(zero);
-                blocks.push(data, crc);
-            }
-            return Ok(blocks);
-        }
-        let parts = self.read_columns(stripe, first, &logged, io).await?;
-        let mut blocks = Blocks::default();
-        for (block, logged) in (first..).zip(logged) {
+        let parts = match unwritten {
+            true => Vec::new(),
+            false => self.read_columns(stripe, missing, io).await?,
+        };
+        let zeros = Buf::zeroed(if unwritten { BLOCK_BYTES } else { 0 });
+        let mut whole = Blocks::default();
+        for (block, logged) in blocks.zip(logged) {
             let (position, column) = self.geo.locate(block);
-            let (data, crc) = logged.unwrap_or_else(|| {
-                let (_, columns, part) =
-                    parts.iter().find(|(at, ..)| *at == position).expect("its strip was read");
-                let at = (column - columns.start) as usize;
-                (part.data.slice(at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES), part.crcs[at])
-            });
-            blocks.push(data, crc);
+            let stored = || match parts.iter().find(|(at, ..)| *at == position) {
+                Some((_, columns, part)) => {
+                    let at = (column - columns.start) as usize;
+                    (part.data.slice(at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES), part.crcs[at])
+                }
+                None => {
+                    assert!(unwritten, "the strip of a missing block was read");
+                    (zeros.clone(), ZERO_BLOCK_CRC)
+                }
+            };
+            let (data, crc) = logged.unwrap_or_else(stored);
+            whole.push(data, crc);
         }
-        Ok(blocks)
+        Ok(whole)
     }
 
-    /// For each strip that the missing blocks touch: the columns from its first to its last one, verified.
+    /// For each strip that the blocks touch: the columns from its first to its last one, verified. Strips that cannot
+    /// be read are made from what was read here and from as few others as it takes.
     async fn read_columns(
         &self,
         stripe: u64,
-        first: u32,
-        logged: &[Option<(Buf, u32)>],
+        blocks: impl Iterator<Item = u32>,
         io: Io,
     ) -> Result<Vec<(usize, Range<u32>, Part)>, ArrayError> {
         let mut wanted: Vec<(usize, Range<u32>)> = Vec::new();
-        for (block, _) in (first..).zip(logged).filter(|(_, logged)| logged.is_none()) {
+        for block in blocks {
             let (position, column) = self.geo.locate(block);
             match wanted.last_mut() {
                 Some((at, columns)) if *at == position => columns.end = column + 1,
@@ -377,38 +396,33 @@ impl Array {
             }
         }
         let reads = wanted.iter().map(|(position, columns)| self.read_part(stripe, *position, columns, io));
-        let mut parts = Vec::new();
-        for ((position, columns), part) in wanted.iter().cloned().zip(join_all(reads).await) {
-            let part = match part {
-                Ok(part) => part,
-                Err(erased) => self.read_recovered(stripe, position, &columns, erased, io).await?,
-            };
-            parts.push((position, columns, part));
+        let mut found: Vec<Result<Part, Erased>> = join_all(reads).await;
+        while let Some(lost) = found.iter().position(Result::is_err) {
+            let columns = wanted[lost].1.clone();
+            let same = |index: &usize| wanted[*index].1 == columns;
+            let (erased, have): (Vec<usize>, Vec<usize>) =
+                (0..wanted.len()).filter(same).partition(|index| found[*index].is_err());
+            let have = have.into_iter().map(|index| (wanted[index].0, found[index].clone())).collect();
+            let positions: Vec<usize> = erased.iter().map(|index| wanted[*index].0).collect();
+            let made = self.recover_with(stripe, &positions, &columns, have, io).await?;
+            for (index, part) in erased.into_iter().zip(made) {
+                if let Err(Erased::Blocks { part: rotten, .. }) = &found[index]
+                    && rotten.crcs != part.crcs
+                {
+                    self.unreadable.borrow_mut().insert(stripe);
+                    let (array, position) = (self.id, wanted[index].0);
+                    return Err(ArrayError::Disagrees { array, stripe, position });
+                }
+                found[index] = Ok(part);
+            }
         }
         if self.unreadable.borrow().contains(&stripe) {
             // These columns can be read; whether all can, only a look at the whole stripe tells.
             self.repair_queue.borrow_mut().insert(stripe);
             self.repair_wake.notify_one();
         }
-        Ok(parts)
-    }
-
-    async fn read_recovered(
-        &self,
-        stripe: u64,
-        position: usize,
-        columns: &Range<u32>,
-        erased: Erased,
-        io: Io,
-    ) -> Result<Part, ArrayError> {
-        let part = self.recover(stripe, &[position], columns, io).await?.remove(0);
-        if let Erased::Blocks { part: rotten, .. } = erased
-            && rotten.crcs != part.crcs
-        {
-            self.unreadable.borrow_mut().insert(stripe);
-            return Err(ArrayError::Disagrees { array: self.id, stripe, position });
-        }
-        Ok(part)
+        let parts = wanted.into_iter().zip(found.into_iter().flatten());
+        Ok(parts.map(|((position, columns), part)| (position, columns, part)).collect())
     }
 }
 

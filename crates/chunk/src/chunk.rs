@@ -65,9 +65,20 @@ impl Chunk {
 
     /// Where a block lies.
     pub(crate) fn lookup(&self, block: u32) -> Option<u64> {
-        let after = self.map.partition_point(|extent| extent.first <= block);
-        let extent = self.map.get(after.checked_sub(1)?)?;
-        (block < extent.first + extent.count).then(|| extent.block + u64::from(block - extent.first))
+        self.run_at(block, block + 1).0
+    }
+
+    /// Where the blocks from `at` on lie, none for a hole, and how many before `until` (behind `at`) go on so.
+    pub(crate) fn run_at(&self, at: u32, until: u32) -> (Option<u64>, u32) {
+        let after = self.map.partition_point(|extent| extent.first <= at);
+        if let Some(extent) = after.checked_sub(1).map(|before| self.map[before])
+            && at < extent.first + extent.count
+        {
+            let run = until.min(extent.first + extent.count) - at;
+            return (Some(extent.block + u64::from(at - extent.first)), run);
+        }
+        let next = self.map.get(after).map_or(until, |extent| extent.first.min(until));
+        (None, next - at)
     }
 
     /// Puts an extent in the place of whatever was mapped there. What falls out goes to `freed`, or straight back to
@@ -194,6 +205,8 @@ mod tests {
         assert!(chunk.put(Extent { first: 2, count: 2, block: 200 }).is_empty());
         assert_eq!(chunk.freed, [(102, 2)]);
         assert_eq!([chunk.lookup(1), chunk.lookup(2), chunk.lookup(4)], [Some(101), Some(200), Some(104)]);
+        assert_eq!([chunk.run_at(0, 8), chunk.run_at(3, 8)], [(Some(100), 2), (Some(201), 1)]);
+        assert_eq!([chunk.run_at(5, 7), chunk.run_at(8, 20)], [(Some(105), 2), (None, 12)]);
         // What was allocated since the last commit goes straight back.
         assert_eq!(chunk.cut(3, 3), [(201, 1)]);
         assert_eq!(chunk.freed, [(102, 4)]);

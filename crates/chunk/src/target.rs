@@ -326,29 +326,39 @@ enum Piece {
 fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     let mut zeros = None;
-    for block in first..first + count {
-        let memory = match (chunk.dirty.get(&block), chunk.lookup(block)) {
-            (Some(dirty), _) => Some((dirty.data.clone(), dirty.crc)),
-            (None, Some(place)) => {
-                match pieces.last_mut() {
-                    Some(Piece::Volume(start, count)) if *start + *count == place => *count += 1,
-                    _ => pieces.push(Piece::Volume(place, 1)),
-                }
-                None
+    let (mut at, end) = (first, first + count);
+    while at < end {
+        let dirty = chunk.dirty.range(at..end).next();
+        if let Some((_, block)) = dirty.filter(|(block, _)| **block == at) {
+            push_memory(&mut pieces, block.data.clone(), block.crc);
+            at += 1;
+            continue;
+        }
+        let until = dirty.map_or(end, |(block, _)| *block);
+        let (place, run) = chunk.run_at(at, until);
+        match (place, pieces.last_mut()) {
+            (Some(place), Some(Piece::Volume(start, count))) if *start + *count == place => {
+                *count += u64::from(run);
             }
-            (None, None) => Some(zeros.get_or_insert_with(zero_block).clone()),
-        };
-        if let Some((data, crc)) = memory {
-            match pieces.last_mut() {
-                Some(Piece::Memory(blocks)) => {
-                    blocks.parts.push(data);
-                    blocks.crcs.push(crc);
-                }
-                _ => pieces.push(Piece::Memory(Blocks { parts: vec![data], crcs: vec![crc] })),
+            (Some(place), _) => pieces.push(Piece::Volume(place, run.into())),
+            (None, _) => {
+                let (zero, crc) = zeros.get_or_insert_with(zero_block);
+                (0..run).for_each(|_| push_memory(&mut pieces, zero.clone(), *crc));
             }
         }
+        at += run;
     }
     pieces
+}
+
+fn push_memory(pieces: &mut Vec<Piece>, data: Buf, crc: u32) {
+    match pieces.last_mut() {
+        Some(Piece::Memory(blocks)) => {
+            blocks.parts.push(data);
+            blocks.crcs.push(crc);
+        }
+        _ => pieces.push(Piece::Memory(Blocks { parts: vec![data], crcs: vec![crc] })),
+    }
 }
 
 fn zero_block() -> (Buf, u32) {

@@ -20,13 +20,15 @@ pub enum Kind {
     Denied = 7,
     /// A fault of this system that the caller cannot mend.
     Internal = 8,
+    /// The caller's session has ended: what it had open and had not made durable is gone.
+    Ended = 9,
 }
 
 impl Kind {
     /// Reads a kind as it travels on the wire.
     pub fn from_u16(raw: u16) -> Option<Self> {
         use Kind::*;
-        [Retry, RefreshMap, Fenced, NoSpace, Corrupt, Invalid, Denied, Internal]
+        [Retry, RefreshMap, Fenced, NoSpace, Corrupt, Invalid, Denied, Internal, Ended]
             .into_iter()
             .find(|kind| *kind as u16 == raw)
     }

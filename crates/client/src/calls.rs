@@ -16,17 +16,25 @@ impl Client {
         decode(&body)
     }
 
-    /// A request that must be done once: it has a place in the session.
+    /// A request that changes something and must be done once: it has a slot in the session.
     pub(crate) async fn change<R: Message + Default>(
         &self,
         kind: Kind,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        let _slot =
-            self.in_flight.acquire().await.map_err(|_| Failure::new(Todo::Internal, "session is closed"))?;
-        let sequence = self.sequence.get() + 1;
-        self.sequence.set(sequence);
-        let (body, _) = self.exchange(kind, sequence, body.encode_to_vec(), Vec::new()).await?;
+        let reply = self.once(kind, body).await?;
+        self.restarts.changed();
+        Ok(reply)
+    }
+
+    /// The same, for what is in memory only and need not become durable.
+    pub(crate) async fn once<R: Message + Default>(
+        &self,
+        kind: Kind,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let slot = self.slots.take().await?;
+        let (body, _) = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
     }
 
@@ -47,10 +55,17 @@ impl Client {
         body: Vec<u8>,
         payload: Vec<Buf>,
     ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
+        self.check_lives()?;
         let mut frame = Frame::request(kind, body, payload);
         frame.header.session = self.session;
         frame.header.sequence = sequence;
-        self.latency.of(kind).time(&self.env, self.transport.call(frame)).await?.into_result()
+        let reply = self.latency.of(kind).time(&self.env, self.transport.call(frame)).await?;
+        self.note_generation(reply.header.generation);
+        let result = reply.into_result();
+        if let Err(failure) = &result {
+            self.note_failure(failure);
+        }
+        result
     }
 }
 

@@ -32,6 +32,10 @@ pub struct FileState {
     pub tail_clean: bool,
     /// Its mode has set-id bits, which a write may take.
     pub set_id: bool,
+    /// The service was started again while writes were not settled, and nobody was told.
+    pub lost: bool,
+    /// The service was started again: its size may be another one.
+    pub stale: bool,
 }
 
 impl FileState {
@@ -39,18 +43,19 @@ impl FileState {
         let Attr { size, cut, mode, .. } = *attr;
         // A service that says nothing of chunks gets requests that it refuses, and not a division by zero.
         let chunk_blocks = attr.chunk_blocks.max(1);
-        let set_id = set_id_bits(mode) != 0;
-        let (settled_size, mtime_ns) = (size, None);
+        let (settled_size, set_id) = (size, set_id_bits(mode) != 0);
         Self {
             size,
             settled_size,
             cut,
             chunk_blocks,
-            mtime_ns,
+            mtime_ns: None,
             writes: 0,
             opens: 0,
             tail_clean: false,
             set_id,
+            lost: false,
+            stale: false,
         }
     }
 
@@ -67,18 +72,26 @@ impl FileState {
 impl Client {
     /// The state of a file, fetched if it is not known.
     pub(crate) async fn file(&self, ino: Ino) -> Result<Rc<RefCell<FileState>>, Failure> {
-        if let Some(state) = self.files.borrow().get(&ino) {
+        if let Some(state) = self.files.borrow().get(&ino).filter(|state| !state.borrow().stale) {
             return Ok(state.clone());
         }
         let reply: AttrReply = self.ask(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await?;
         let state = FileState::of(&reply.attr.unwrap_or_default());
+        if let Some(known) = self.files.borrow().get(&ino) {
+            let mut known = known.borrow_mut();
+            if known.stale {
+                (known.size, known.settled_size, known.cut) = (state.size, state.size, state.cut);
+                (known.tail_clean, known.stale) = (false, false);
+            }
+        }
         Ok(self.files.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(state))).clone())
     }
 
     /// Opens a file: it stays while it is open, whatever happens to its names.
     pub async fn open(&self, ino: Ino) -> Result<(), Failure> {
         let mark = self.settled.mark();
-        let reply: AttrReply = self.ask(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
+        let _opening = self.opening.read().await;
+        let reply: AttrReply = self.once(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
         let attr = self.newest(mark, reply).await?;
         self.note_open(&attr);
         Ok(())
@@ -92,12 +105,14 @@ impl Client {
 
     /// Ends one use of a file.
     pub async fn release(&self, ino: Ino) -> Result<(), Failure> {
+        let _opening = self.opening.read().await;
         if let Some(state) = self.files.borrow().get(&ino) {
             let mut state = state.borrow_mut();
             state.opens = state.opens.saturating_sub(1);
         }
         self.forget_idle(ino);
-        let _: penstock_wire::names::EmptyReply = self.ask(Kind::Close, &InodeRequest { ino: ino.0 }).await?;
+        let _: penstock_wire::names::EmptyReply =
+            self.once(Kind::Close, &InodeRequest { ino: ino.0 }).await?;
         Ok(())
     }
 
@@ -106,7 +121,7 @@ impl Client {
         let mut files = self.files.borrow_mut();
         let idle = files.get(&ino).is_some_and(|state| {
             let known = state.borrow();
-            known.opens == 0 && known.mtime_ns.is_none() && Rc::strong_count(state) == 1
+            known.opens == 0 && known.mtime_ns.is_none() && !known.lost && Rc::strong_count(state) == 1
         });
         if idle {
             files.remove(&ino);
@@ -198,7 +213,32 @@ impl Client {
         if len == 0 {
             return Ok(());
         }
-        let file = self.file(ino).await?;
+        loop {
+            let file = self.file(ino).await?;
+            let generation = self.restarts.generation();
+            let written = self.write_once(ino, &file, offset, staged, len).await?;
+            // Acknowledged by one start of the service, or written again.
+            if generation == self.restarts.generation() && !file.borrow().stale {
+                let mut state = file.borrow_mut();
+                state.size = state.size.max(offset + len as u64);
+                state.mtime_ns = Some(self.env.wall_ns());
+                state.writes += 1;
+                return Ok(());
+            }
+            let skip = (offset % BLOCK) as usize;
+            staged = stage(offset, &written[skip..skip + len]);
+        }
+    }
+
+    /// Writes once; returns what was written, in whole blocks.
+    async fn write_once(
+        &self,
+        ino: Ino,
+        file: &RefCell<FileState>,
+        offset: u64,
+        mut staged: BufMut,
+        len: usize,
+    ) -> Result<Buf, Failure> {
         let mut state = file.borrow().clone();
         let end = offset.checked_add(len as u64).filter(|end| *end <= 1 << 62).ok_or(Failure {
             kind: penstock_base::Kind::Invalid,
@@ -210,7 +250,7 @@ impl Client {
             return Err(Failure::new(penstock_base::Kind::Invalid, "bytes are not staged for this offset"));
         }
         if !state.tail_clean && state.size.div_ceil(BLOCK) < first {
-            self.clean_tail(ino, &file).await?;
+            self.clean_tail(ino, file).await?;
             state = file.borrow().clone();
         }
         if !state.size.is_multiple_of(BLOCK) && state.size / BLOCK < first {
@@ -226,16 +266,13 @@ impl Client {
             let (from, within) = (skip + len, (end % BLOCK) as usize);
             staged.as_mut()[from..].copy_from_slice(&old.as_ref()[within..]);
         }
-        if let Err(failure) = self.write_blocks(ino, &state, first, &staged.freeze()).await {
+        let staged = staged.freeze();
+        if let Err(failure) = self.write_blocks(ino, &state, first, &staged).await {
             // Some of its blocks may be there, and behind the end.
             file.borrow_mut().tail_clean = false;
             return Err(failure);
         }
-        let mut state = file.borrow_mut();
-        state.size = state.size.max(end);
-        state.mtime_ns = Some(self.env.wall_ns());
-        state.writes += 1;
-        Ok(())
+        Ok(staged)
     }
 
     /// Drops what a crash or a failed write left behind the last block, before the file grows past it with a hole.

@@ -8,7 +8,10 @@
 //! - one write of a file runs at a time, so a block that two writes share is merged from both;
 //! - bytes of a file's last block behind its end are zeros on the target before the file grows over them;
 //! - a size is sent only after the data below it was committed, so a durable size never covers data that is not;
-//! - a rename over a name commits what was written to the renamed file first.
+//! - a rename over a name commits what was written to the renamed file first;
+//! - a request that must be done once keeps its slot until its reply is there;
+//! - what was written and is not durable is known by file: when the service was started again meanwhile, the next
+//!   fsync of the file fails, once.
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -16,6 +19,8 @@ mod file;
 mod names;
 mod session;
 mod settle;
+mod slots;
+mod watch;
 
 pub use file::{FileState, stage};
 pub use session::{Client, ClientLatency};

@@ -101,6 +101,7 @@ impl Client {
 
     /// Makes a file, directory, symbolic link or special file.
     pub async fn make(&self, request: MakeRequest) -> Result<Attr, Failure> {
+        let _opening = self.opening.read().await;
         let reply: AttrReply = self.change(Kind::Make, &request).await?;
         let attr = reply.attr.unwrap_or_default();
         if request.open {

@@ -2,15 +2,15 @@
 
 use crate::file::FileState;
 use crate::settle::Settled;
+use crate::slots::Slots;
+use crate::watch::Restarts;
 use penstock_base::{Env, HashMap, Histogram, Ino, KeyedLocks};
-use penstock_wire::names::{HelloReply, HelloRequest};
+use penstock_wire::names::{EmptyReply, HelloReply, HelloRequest};
 use penstock_wire::{Failure, Transport, VERSION};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use tokio::sync::Semaphore;
-
-/// Requests with a sequence that may be on their way at once: the services keep as many results.
-const IN_FLIGHT: usize = 64;
+use std::time::Duration;
+use tokio::sync::RwLock;
 
 /// How long requests took, from sending to the reply.
 #[derive(Default)]
@@ -41,46 +41,72 @@ pub struct Client {
     pub(crate) env: Env,
     pub(crate) transport: Rc<dyn Transport>,
     pub(crate) session: u64,
-    pub(crate) sequence: Cell<u64>,
-    pub(crate) in_flight: Semaphore,
+    pub(crate) slots: Slots,
+    pub(crate) restarts: Restarts,
     pub(crate) root: Ino,
     pub(crate) files: RefCell<HashMap<Ino, Rc<RefCell<FileState>>>>,
     pub(crate) settled: Settled,
     pub(crate) locks: KeyedLocks<Ino>,
+    /// Held shared while something is opened or closed, so that what is open can be said.
+    pub(crate) opening: RwLock<()>,
     pub(crate) closed: Cell<bool>,
     pub(crate) latency: ClientLatency,
 }
 
 impl Client {
-    /// Begins a session. `name` says who mounts, for people.
+    /// Begins a session. `name` says who it is, for people.
     pub async fn connect(env: &Env, transport: Rc<dyn Transport>, name: &str) -> Result<Rc<Self>, Failure> {
+        Self::connect_to_mount(env, transport, name, "").await
+    }
+
+    /// Begins a session that mounts at `mount`; refused while another client has the file system mounted.
+    pub async fn connect_to_mount(
+        env: &Env,
+        transport: Rc<dyn Transport>,
+        name: &str,
+        mount: &str,
+    ) -> Result<Rc<Self>, Failure> {
         let mut client = Self {
             env: env.clone(),
             transport,
             session: 0,
-            sequence: Cell::new(0),
-            in_flight: Semaphore::new(IN_FLIGHT),
+            slots: Slots::new(),
+            restarts: Restarts::default(),
             root: Ino(0),
             files: RefCell::default(),
             settled: Settled::default(),
             locks: KeyedLocks::default(),
+            opening: RwLock::default(),
             closed: Cell::new(false),
             latency: ClientLatency::default(),
         };
         let version = u32::from(VERSION);
-        let hello =
-            HelloRequest { oldest_version: version, newest_version: version, client: name.to_owned() };
+        let hello = HelloRequest {
+            oldest_version: version,
+            newest_version: version,
+            client: name.to_owned(),
+            mount: mount.to_owned(),
+        };
         let reply: HelloReply = client.ask(penstock_wire::Kind::Hello, &hello).await?;
         client.session = reply.session;
         client.root = Ino(reply.root);
         let client = Rc::new(client);
         env.spawn("client settle", Box::pin(client.clone().settle_task()));
+        if reply.lease_ms > 0 {
+            let lease = Duration::from_millis(reply.lease_ms.into());
+            env.spawn("client lease", Box::pin(client.clone().lease_task(lease)));
+        }
         Ok(client)
     }
 
     /// How long its requests took.
     pub fn latency(&self) -> &ClientLatency {
         &self.latency
+    }
+
+    /// Its session.
+    pub fn session(&self) -> u64 {
+        self.session
     }
 
     /// The root directory.
@@ -93,10 +119,11 @@ impl Client {
         self.env.wall_ns()
     }
 
-    /// Makes everything durable and ends the session's task.
+    /// Makes everything durable and ends the session.
     pub async fn close(&self) -> Result<(), Failure> {
         let result = self.sync_all().await;
         self.closed.set(true);
-        result
+        let ended = self.ask::<EmptyReply>(penstock_wire::Kind::End, &EmptyReply {}).await;
+        result.and(ended.map(|_| ()))
     }
 }

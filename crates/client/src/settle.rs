@@ -1,6 +1,8 @@
 //! Settling: data durable, then size and time, and on demand the name space.
 
+use crate::file::FileState;
 use crate::session::Client;
+use crate::watch::lost;
 use penstock_base::Ino;
 use penstock_wire::data::encode_commit;
 use penstock_wire::names::{AttrReply, EmptyReply, SetAttrRequest};
@@ -48,18 +50,22 @@ impl Settled {
 }
 
 impl Client {
-    /// Makes a file's data durable and sends its size and time, which the next sync makes durable.
+    /// Makes a file's data durable and sends its size and time, which the next sync makes durable. Fails, once, when
+    /// writes before it were lost.
     pub(crate) async fn settle(&self, ino: Ino) -> Result<(), Failure> {
-        self.settle_and(ino, async || Ok(())).await
+        self.settle_rest(ino, async || Ok(())).await?;
+        self.report_lost(ino)
     }
 
-    /// Settles a file, and does `next` once its size and time are sent: for a file that did not grow while its data
-    /// becomes durable, because there its size says nothing new of it.
-    async fn settle_and(
+    /// Settles what a file has, and leaves the word of what was lost for who asks for it. Does `next` once size and
+    /// time are sent: for a file that did not grow while its data becomes durable, because there its size says
+    /// nothing new of it.
+    async fn settle_rest(
         &self,
         ino: Ino,
         next: impl AsyncFnOnce() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
+        let generation = self.restarts.generation();
         let Some(file) = self.files.borrow().get(&ino).cloned() else { return Ok(()) };
         let before = file.borrow().clone();
         let Some(mtime_ns) = before.mtime_ns else { return Ok(()) };
@@ -88,7 +94,13 @@ impl Client {
             committed.and(sent)?;
         } else {
             commit.await?;
-            send.await?;
+            if generation == self.restarts.generation() {
+                send.await?;
+            }
+        }
+        if generation != self.restarts.generation() {
+            // Committed by another start of the service than the one that had the writes: the file is marked.
+            return Ok(());
         }
         let mut state = file.borrow_mut();
         if state.cut == before.cut {
@@ -99,9 +111,13 @@ impl Client {
         }
         drop(state);
         drop(file);
+        self.settled_now(ino);
+        Ok(())
+    }
+
+    pub(crate) fn settled_now(&self, ino: Ino) {
         self.settled.note(ino);
         self.forget_idle(ino);
-        Ok(())
     }
 
     /// Whether a file has writes that were not settled.
@@ -111,32 +127,37 @@ impl Client {
 
     /// fsync: what was written to the file before, its size, and every name that was changed before, are durable.
     pub async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
-        self.settle_and(ino, async || self.sync().await).await?;
+        self.settle_rest(ino, async || self.sync_names().await).await?;
+        self.report_lost(ino)?;
         // Rows that the commit of the data changed, if it did.
         self.sync().await
     }
 
     /// Makes every acknowledged operation on names durable.
     pub async fn sync(&self) -> Result<(), Failure> {
-        let _: EmptyReply = self.ask(Kind::Sync, &EmptyReply {}).await?;
-        Ok(())
+        self.sync_names().await?;
+        match self.restarts.take_lost() {
+            true => Err(lost("a change of names or attributes")),
+            false => Ok(()),
+        }
+    }
+
+    async fn sync_names(&self) -> Result<(), Failure> {
+        let (generation, changed) = (self.restarts.generation(), self.restarts.take_changed());
+        let result = self.ask::<EmptyReply>(Kind::Sync, &EmptyReply {}).await;
+        match changed {
+            true if generation != self.restarts.generation() => self.restarts.lose(),
+            true if result.is_err() => self.restarts.changed(),
+            _ => {}
+        }
+        result.map(|_| ())
     }
 
     /// Makes everything durable.
     pub async fn sync_all(&self) -> Result<(), Failure> {
-        let unsettled: Vec<Ino> = {
-            let files = self.files.borrow();
-            let mut inos: Vec<Ino> = files
-                .iter()
-                .filter(|(_, state)| state.borrow().mtime_ns.is_some())
-                .map(|(ino, _)| *ino)
-                .collect();
-            inos.sort_unstable();
-            inos
-        };
-        // A file that cannot be settled does not keep the others from it.
         let mut result = Ok(());
-        for ino in unsettled {
+        // A file that cannot be settled does not keep the others from it.
+        for ino in self.files_where(|state| state.mtime_ns.is_some() || state.lost) {
             let settled = self.settle(ino).await;
             result = result.and(settled);
         }
@@ -144,13 +165,32 @@ impl Client {
         result
     }
 
+    /// Makes everything durable that can be, and leaves the word of what was lost for who asks for it.
+    async fn sync_rest(&self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        for ino in self.files_where(|state| state.mtime_ns.is_some()) {
+            let settled = self.settle_rest(ino, async || Ok(())).await;
+            result = result.and(settled);
+        }
+        self.sync_names().await?;
+        result
+    }
+
+    fn files_where(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Ino> {
+        let files = self.files.borrow();
+        let wanted = files.iter().filter(|(_, state)| wanted(&state.borrow()));
+        let mut inos: Vec<Ino> = wanted.map(|(ino, _)| *ino).collect();
+        inos.sort_unstable();
+        inos
+    }
+
     pub(crate) async fn settle_task(self: Rc<Self>) {
-        while !self.closed.get() {
+        while !self.closed.get() && !self.has_ended() {
             self.env.sleep(INTERVAL).await;
-            if self.closed.get() {
+            if self.closed.get() || self.has_ended() {
                 break;
             }
-            if let Err(failure) = self.sync_all().await {
+            if let Err(failure) = self.sync_rest().await {
                 tracing::error!(%failure, "a periodic sync failed; it will be tried again");
             }
         }

@@ -54,6 +54,11 @@ impl<T: AsFd + 'static> Readiness<T> {
         self.0.read_ready().await
     }
 
+    /// Waits until a write may take something, or says why it never will.
+    pub async fn writable(&self) -> std::io::Result<()> {
+        self.0.write_ready().await
+    }
+
     /// The descriptor.
     pub fn get(&self) -> &T {
         &self.0

@@ -83,6 +83,7 @@ pub(crate) fn errno(failure: &Failure) -> Errno {
         Kind::NoSpace => Errno::NOSPC,
         Kind::Invalid => Errno::INVAL,
         Kind::Denied => Errno::ACCESS,
+        Kind::Ended => Errno::STALE,
         Kind::Retry | Kind::RefreshMap | Kind::Fenced | Kind::Corrupt | Kind::Internal => {
             tracing::error!(kind = ?failure.kind, %failure, "a file operation failed");
             Errno::IO

@@ -10,7 +10,7 @@ mod wire;
 use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. What is not here is listed in docs/testing.md.
-pub const DECODERS: [Decoder; 29] = [
+pub const DECODERS: [Decoder; 33] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::TRAILER,
@@ -28,12 +28,16 @@ pub const DECODERS: [Decoder; 29] = [
     rows::INODE,
     rows::ENTRY,
     rows::RESULT,
+    rows::SESSION,
     rows::NAME_KEYS,
     wire::HEADER,
     wire::READ,
     wire::WRITE,
     wire::COMMIT,
     wire::REPLY,
+    wire::GREETING,
+    wire::WELCOME,
+    wire::FRAMES,
     names::NAMES,
     text::CLAIMS,
     text::STORE_FILE,

@@ -8,8 +8,9 @@ use crate::dirs::{SAME_HASH, check_name};
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode};
 use crate::rows::{
-    Entry, all_entries, all_inodes, all_removed, all_results, all_xattrs, decode_entry_key, decode_inode_key,
-    decode_removed, decode_xattr_key, entry_key, inode_key, owner_of, removed_key, unknown_keys,
+    Entry, SessionRow, all_entries, all_inodes, all_removed, all_results, all_sessions, all_xattrs,
+    decode_entry_key, decode_inode_key, decode_removed, decode_session_key, decode_xattr_key, entry_key,
+    inode_key, owner_of, removed_key, unknown_keys,
 };
 use crate::session::read_result;
 use crate::target::MetaTarget;
@@ -436,6 +437,7 @@ impl MetaTarget {
         self.phase("reservations");
         self.judge_reservations(&mut judgement);
         self.each(all_results(), |key, value| self.judge_result(&mut judgement, key, value)).await?;
+        self.each(all_sessions(), |key, value| self.judge_session(&mut judgement, key, value)).await?;
         for range in unknown_keys() {
             self.each(range, |key, _| {
                 judgement.unknown(None, format!("row {} is of no kind that this release knows", hex(key)));
@@ -522,10 +524,26 @@ impl MetaTarget {
     }
 
     fn judge_result(&self, judgement: &mut Judgement, key: &[u8], value: &[u8]) {
+        let session = read_result(key, value).map(|(session, _, _)| session);
+        self.judge_session_number(judgement, key, session, "has a result");
+    }
+
+    fn judge_session(&self, judgement: &mut Judgement, key: &[u8], value: &[u8]) {
+        let session = SessionRow::decode(value).and_then(|_| decode_session_key(key));
+        self.judge_session_number(judgement, key, session, "is kept");
+    }
+
+    fn judge_session_number(
+        &self,
+        judgement: &mut Judgement,
+        key: &[u8],
+        session: Result<u64, DecodeError>,
+        what: &str,
+    ) {
         let last = self.fs.borrow().last_session;
-        match read_result(key, value) {
-            Ok((session, _)) if session > last => {
-                let text = format!("session {session} has a result and sessions are counted up to {last}");
+        match session {
+            Ok(session) if session > last => {
+                let text = format!("session {session} {what} and sessions are counted up to {last}");
                 judgement.findings.add(Kind::SessionReservationTooLow, None, text);
                 judgement.mend(Kind::SessionReservationTooLow, Mend::ReserveSessions(session));
             }

@@ -36,6 +36,7 @@ pub use check::{CheckProgress, MetaCheck};
 pub use error::MetaError;
 pub use inode::{Data, FileKind, Inode, Layout};
 pub use repair::Repair;
+pub use session::{LEASE, Serving, SessionInfo};
 pub use target::{FsInfo, MetaTarget, Request};
 
 /// Longest name of a file in bytes.

@@ -52,7 +52,7 @@ impl MetaTarget {
             self.entries.borrow_mut().made(ino);
         }
         if request.open {
-            self.use_inode(ino);
+            self.open_inode(who.session, ino);
         }
         Ok(reply)
     }

@@ -1,6 +1,7 @@
 //! Removing files that have no name and no user any more.
 //!
-//! The queue is in rows, so a crash leaks nothing: what it finds at the next start has no user. A large file goes in
+//! The queue is in rows, so a crash leaks nothing: what the next start finds has no user, but for clients of other
+//! processes, which open again what they had open before anything is removed. A large file goes in
 //! steps from its end; the last step takes its inode, its extended attributes and its place in the queue.
 
 use crate::error::MetaError;
@@ -36,7 +37,8 @@ impl MetaTarget {
 
     pub(crate) async fn reap_task(self: Rc<Self>) {
         while !self.closed.get() {
-            let next = self.reap_queue.borrow_mut().pop_first();
+            let waits = self.sessions.borrow().owe_opens();
+            let next = if waits { None } else { self.reap_queue.borrow_mut().pop_first() };
             let Some(ino) = next else {
                 self.reap_wake.notified().await;
                 continue;

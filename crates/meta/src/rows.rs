@@ -14,6 +14,7 @@ const ENTRY: u8 = 0x11;
 const XATTR: u8 = 0x12;
 const REMOVED: u8 = 0x13;
 const RESULT: u8 = 0x14;
+const SESSION: u8 = 0x15;
 const FORMAT: u8 = 1;
 
 fn key(tag: u8, words: &[u64]) -> Vec<u8> {
@@ -98,7 +99,7 @@ pub(crate) fn unknown_keys() -> [Range; 5] {
     [
         (vec![], vec![FS]),
         (vec![FS, 0], vec![INODE]),
-        (vec![RESULT + 1], vec![0x20]),
+        (vec![SESSION + 1], vec![0x20]),
         (vec![0x22], end.clone()),
         (end, vec![0xff; 256]),
     ]
@@ -176,6 +177,51 @@ pub fn result_key(session: u64, slot: u64) -> Vec<u8> {
 /// All stored results.
 pub fn all_results() -> Range {
     (vec![RESULT], vec![RESULT + 1])
+}
+
+/// A session whose client lives in another process.
+pub fn session_key(session: u64) -> Vec<u8> {
+    key(SESSION, &[session])
+}
+
+/// All such sessions.
+pub fn all_sessions() -> Range {
+    (vec![SESSION], vec![SESSION + 1])
+}
+
+/// The session in a session's key.
+pub(crate) fn decode_session_key(key: &[u8]) -> Result<u64, DecodeError> {
+    let word = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
+    let bad = DecodeError::Bad { what: "session key", why: "wrong tag or length" };
+    word.map(u64::from_be_bytes).ok_or(bad)
+}
+
+/// A session whose client lives in another process, and outlives this one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionRow {
+    /// Who it is, for people.
+    pub client: String,
+    /// Where it mounts, for people.
+    pub mount: String,
+}
+
+impl SessionRow {
+    /// The row's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.u8(FORMAT).bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
+        enc.finish()
+    }
+
+    /// Reads the row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("session row", value);
+        let format = dec.u8()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        Ok(Self { client: dec.text()?, mount: dec.text()? })
+    }
 }
 
 /// The file system's own row.

@@ -2,29 +2,48 @@
 
 use crate::ROOT;
 use crate::error::MetaError;
-use crate::rows::fs_key;
+use crate::rows::{SessionRow, fs_key};
+use crate::session::Seen;
 use crate::target::{MetaTarget, Request};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
-use penstock_wire::names::{EmptyReply, HelloReply, HelloRequest, InodeRequest};
-use penstock_wire::{Failure, Header, Kind, VERSION};
+use penstock_wire::names::{EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest};
+use penstock_wire::{Failure, Header, Kind, SLOTS, VERSION};
 use prost::Message;
 
 impl MetaTarget {
     /// Does what a request asks. A repeat of a request that was done is answered with its stored result.
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let who = Request::from(header);
-        if who.sequence != 0
-            && let Some(result) = self.sessions.borrow().find(who.session, who.sequence)
-        {
-            return Ok(result);
+        if who.sequence == 0 {
+            return Ok(self.dispatch(header.kind, who, body).await?);
         }
-        Ok(self.dispatch(header.kind, who, body).await?)
+        // A repeat that comes while the request is being done waits for its result.
+        let _slot = self.slots.exclusive((who.session, who.sequence % SLOTS)).await;
+        match self.sessions.borrow().find(who) {
+            Seen::New => {}
+            Seen::Done(outcome) => return outcome,
+            Seen::Late => {
+                let why = format!("request {} comes after its slot was used again", who.sequence);
+                return Err(Failure::new(penstock_base::Kind::Invalid, why));
+            }
+        }
+        let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
+        self.sessions.borrow_mut().keep(who, &outcome);
+        outcome
     }
 
     async fn dispatch(&self, kind: Kind, who: Request, body: &[u8]) -> Result<Vec<u8>, MetaError> {
         match kind {
-            Kind::Hello => self.hello(Message::decode(body)?).await,
+            Kind::Ping => {
+                let ping = PingRequest::decode(body)?;
+                self.reclaim(who.session, &ping.opens, ping.reclaimed);
+                Ok(EmptyReply {}.encode_to_vec())
+            }
+            Kind::End => {
+                self.end_session(who.session).await?;
+                Ok(EmptyReply {}.encode_to_vec())
+            }
             Kind::Lookup => self.lookup(Message::decode(body)?).await,
             Kind::GetAttr => self.get_attr(Message::decode(body)?).await,
             Kind::SetAttr => self.set_attr(who, Message::decode(body)?).await,
@@ -34,7 +53,7 @@ impl MetaTarget {
             Kind::Rename => self.rename(who, Message::decode(body)?).await,
             Kind::ReadDir => self.read_dir(Message::decode(body)?).await,
             Kind::ReadLink => self.read_link(Message::decode(body)?).await,
-            Kind::Open | Kind::Close => self.open_or_close(kind, Message::decode(body)?).await,
+            Kind::Open | Kind::Close => self.open_or_close(kind, who, Message::decode(body)?).await,
             Kind::GetXattr => self.get_xattr(Message::decode(body)?).await,
             Kind::SetXattr => self.set_xattr(who, Message::decode(body)?).await,
             Kind::ListXattr => self.list_xattr(Message::decode(body)?).await,
@@ -44,28 +63,42 @@ impl MetaTarget {
                 self.sync().await?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
-            Kind::Read | Kind::Write | Kind::Commit | Kind::FetchStrip | Kind::PlaceStrip => {
-                Err(MetaError::Request(format!("{kind:?} is not for a metadata target")))
-            }
+            Kind::Hello
+            | Kind::Closing
+            | Kind::Read
+            | Kind::Write
+            | Kind::Commit
+            | Kind::FetchStrip
+            | Kind::PlaceStrip => Err(MetaError::Request(format!("{kind:?} is not for a metadata target"))),
         }
     }
 
-    async fn open_or_close(&self, kind: Kind, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
+    async fn open_or_close(
+        &self,
+        kind: Kind,
+        who: Request,
+        request: InodeRequest,
+    ) -> Result<Vec<u8>, MetaError> {
         let ino = Ino(request.ino);
         if kind == Kind::Close {
-            self.release_inode(ino);
+            self.close_inode(who.session, ino);
             return Ok(EmptyReply {}.encode_to_vec());
         }
         // Counted before the inode is read: whoever removes it now sees the user.
-        self.use_inode(ino);
+        self.open_inode(who.session, ino);
         let reply = self.get_attr(request).await;
         if reply.is_err() {
-            self.release_inode(ino);
+            self.close_inode(who.session, ino);
         }
         reply
     }
 
-    async fn hello(&self, request: HelloRequest) -> Result<Vec<u8>, MetaError> {
+    /// The first exchange. The session of a client in another process (`remote`) has a lease.
+    pub async fn hello(&self, body: &[u8], remote: bool) -> Result<Vec<u8>, Failure> {
+        Ok(self.first_exchange(Message::decode(body).map_err(MetaError::from)?, remote).await?)
+    }
+
+    async fn first_exchange(&self, request: HelloRequest, remote: bool) -> Result<Vec<u8>, MetaError> {
         let mine = u32::from(VERSION);
         if request.oldest_version > mine || request.newest_version < mine {
             let (oldest, newest) = (request.oldest_version, request.newest_version);
@@ -81,8 +114,14 @@ impl MetaTarget {
         };
         let mut writes = WriteSet::new();
         writes.put(fs_key(), row);
-        self.commit(Request::default(), writes, Vec::new(), &[]).await?;
+        let who = SessionRow { client: request.client, mount: request.mount };
+        self.begin_session(session, who, remote, &mut writes)?;
+        if let Err(error) = self.commit(Request::default(), writes, Vec::new(), &[]).await {
+            self.forget_session(session);
+            return Err(error);
+        }
         let chunk_blocks = self.fs.borrow().chunk_blocks;
-        Ok(HelloReply { version: mine, session, root: ROOT.0, chunk_blocks }.encode_to_vec())
+        let lease_ms = if remote { self.lease().as_millis() as u32 } else { 0 };
+        Ok(HelloReply { version: mine, session, root: ROOT.0, chunk_blocks, lease_ms }.encode_to_vec())
     }
 }

@@ -1,60 +1,350 @@
-//! Sessions: a request that changes something has a sequence, and its result is kept until the client has used its
-//! slot again, so that a repeat after a lost reply is answered and not done twice.
+//! Sessions: who is there, what each has open, and the results of its requests.
+//!
+//! A request that must be done once has a sequence, in the slot `sequence % SLOTS`. Its result is kept until the client
+//! uses the slot again, so that a repeat after a lost reply is answered and not done twice; one that is still being
+//! done is waited for; one whose slot was used since is refused, however late it comes.
+//!
+//! A session of this process lives as long as the process. One of another process has a row, lives over restarts of
+//! this one, and ends when nothing is heard of its client for the lease time, or when the client says so. With it end
+//! its opens and its results.
+//!
+//! Invariants: results of changes are rows of the transaction that does them, so that a restart knows them as far as
+//! it knows the changes; a session is not silent while a request of it is being done; until every session that came
+//! over a restart has opened again what it had open, or has ended, no removed file is dropped.
 
 use crate::error::MetaError;
-use crate::rows::{ResultRow, all_results, result_key};
-use penstock_base::{DecodeError, HashMap};
+use crate::rows::{
+    ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key, session_key,
+};
+use crate::target::{MetaTarget, Request};
+use penstock_base::{DecodeError, Ino, Kind as Todo};
 use penstock_kv::{Kv, WriteSet, for_each};
+use penstock_wire::names::OpenCount;
+use penstock_wire::{Failure, Header, Kind, SLOTS};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
 
-/// Requests of one session whose results are kept.
-pub(crate) const SLOTS: u64 = 64;
+/// After this long without a word a session of another process ends, unless something else was set.
+pub const LEASE: Duration = Duration::from_secs(30);
 
-/// Results by session and slot: the sequence and the reply's body.
+/// What came of a request; results of this session that a restart has read back succeeded.
+type Outcome = Result<Vec<u8>, Failure>;
+
+/// One client.
 #[derive(Default)]
-pub(crate) struct Sessions {
-    results: HashMap<(u64, u64), (u64, Vec<u8>)>,
+struct Session {
+    who: SessionRow,
+    /// Its client lives in another process.
+    remote: bool,
+    /// It came over a restart, and has not opened again what it had open.
+    owes_opens: bool,
+    /// When a request of it last came or ended.
+    heard: Duration,
+    /// Requests that are being done.
+    active: u64,
+    /// The last request of each slot, and what came of it.
+    results: BTreeMap<u64, (u64, Outcome)>,
+    opens: BTreeMap<Ino, u64>,
 }
 
-impl Sessions {
-    /// The result of a request that was done already.
-    pub(crate) fn find(&self, session: u64, sequence: u64) -> Option<Vec<u8>> {
-        let (stored, body) = self.results.get(&(session, sequence % SLOTS))?;
-        (*stored == sequence).then(|| body.clone())
-    }
+/// A session as people see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Its number.
+    pub id: u64,
+    /// Who it is.
+    pub client: String,
+    /// Where it mounts; empty when it does not.
+    pub mount: String,
+    /// Whether its client lives in another process.
+    pub remote: bool,
+    /// Since when nothing was heard of it.
+    pub silent: Duration,
+    /// Inodes that it has open.
+    pub open_inodes: u64,
+}
 
-    /// Adds the result's row to the transaction that does the request.
-    pub(crate) fn record(session: u64, sequence: u64, body: &[u8], writes: &mut WriteSet) {
-        let slot = sequence % SLOTS;
-        let row = ResultRow { session, slot, sequence, body: body.to_vec() };
-        writes.put(result_key(session, slot), row.encode());
-    }
-
-    /// Keeps a result whose transaction is committed.
-    pub(crate) fn keep(&mut self, session: u64, sequence: u64, body: Vec<u8>) {
-        self.results.insert((session, sequence % SLOTS), (sequence, body));
-    }
-
-    /// Drops the results that the last start left: their clients are gone with it. Whether a row can be read does not
-    /// matter for that.
-    pub(crate) async fn drop_stored(kv: &dyn Kv) -> Result<(), MetaError> {
-        let mut writes = WriteSet::new();
-        for_each(kv, all_results(), |key, _| {
-            writes.delete(key.to_vec());
-            Ok::<_, MetaError>(())
-        })
-        .await?;
-        match writes.is_empty() {
-            true => Ok(()),
-            false => Ok(kv.commit(std::mem::take(writes.reclaims())).await?),
+impl std::fmt::Display for SessionInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "session {} ({}", self.id, self.client)?;
+        match self.mount.as_str() {
+            "" => write!(f, ")"),
+            mount => write!(f, ", mounted at {mount})"),
         }
     }
 }
 
-/// Session and sequence of a stored result, if it is one and stands in its place.
-pub(crate) fn read_result(key: &[u8], value: &[u8]) -> Result<(u64, u64), DecodeError> {
-    let ResultRow { session, slot, sequence, .. } = ResultRow::decode(value)?;
+/// What is known of a request that must be done once.
+pub(crate) enum Seen {
+    /// It is to be done.
+    New,
+    /// It was done.
+    Done(Outcome),
+    /// Its slot was used since.
+    Late,
+}
+
+/// All sessions, by number.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    live: BTreeMap<u64, Session>,
+}
+
+impl Sessions {
+    /// Reads back the sessions of other processes, and deletes the results of all others.
+    pub(crate) async fn load(kv: &dyn Kv, now: Duration) -> Result<Self, MetaError> {
+        let mut sessions = Self::default();
+        for_each(kv, all_sessions(), |key, value| {
+            // What cannot be read ends: its client is told.
+            if let (Ok(id), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
+                let session =
+                    Session { who, remote: true, owes_opens: true, heard: now, ..Session::default() };
+                sessions.live.insert(id, session);
+            }
+            Ok::<_, MetaError>(())
+        })
+        .await?;
+        let mut writes = WriteSet::new();
+        for_each(kv, all_results(), |key, value| {
+            let read = read_result(key, value).ok();
+            match read.and_then(|(id, sequence, body)| Some((sessions.live.get_mut(&id)?, sequence, body))) {
+                Some((session, sequence, body)) => {
+                    session.results.insert(sequence % SLOTS, (sequence, Ok(body)));
+                }
+                None => {
+                    writes.delete(key.to_vec());
+                }
+            }
+            Ok::<_, MetaError>(())
+        })
+        .await?;
+        if !writes.is_empty() {
+            kv.commit(std::mem::take(writes.reclaims())).await?;
+        }
+        Ok(sessions)
+    }
+
+    /// What is known of a request.
+    pub(crate) fn find(&self, who: Request) -> Seen {
+        let results = self.live.get(&who.session).map(|session| &session.results);
+        match results.and_then(|results| results.get(&(who.sequence % SLOTS))) {
+            Some((stored, outcome)) if *stored == who.sequence => Seen::Done(outcome.clone()),
+            Some((stored, _)) if *stored > who.sequence => Seen::Late,
+            _ => Seen::New,
+        }
+    }
+
+    /// Adds the result's row to the transaction that does the request.
+    pub(crate) fn record(who: Request, body: &[u8], writes: &mut WriteSet) {
+        let slot = who.sequence % SLOTS;
+        let row = ResultRow { session: who.session, slot, sequence: who.sequence, body: body.to_vec() };
+        writes.put(result_key(who.session, slot), row.encode());
+    }
+
+    /// Keeps what came of a request.
+    pub(crate) fn keep(&mut self, who: Request, outcome: &Outcome) {
+        if let Some(session) = self.live.get_mut(&who.session) {
+            session.results.insert(who.sequence % SLOTS, (who.sequence, outcome.clone()));
+        }
+    }
+
+    /// Whether files without a name must wait for clients that may have them open.
+    pub(crate) fn owe_opens(&self) -> bool {
+        self.live.values().any(|session| session.owes_opens)
+    }
+
+    /// Who has the file system mounted, other than `except`.
+    ///
+    /// Until clients have leases on what they keep, two mounts would not see each other's changes. So there is one at
+    /// a time, and this is the only place that says so.
+    fn holder(&self, except: u64) -> Option<SessionInfo> {
+        let held = |(id, session): &(&u64, &Session)| **id != except && !session.who.mount.is_empty();
+        self.live.iter().find(held).map(|(id, session)| session.info(*id, session.heard))
+    }
+}
+
+impl Session {
+    fn info(&self, id: u64, now: Duration) -> SessionInfo {
+        SessionInfo {
+            id,
+            client: self.who.client.clone(),
+            mount: self.who.mount.clone(),
+            remote: self.remote,
+            silent: if self.active > 0 { Duration::ZERO } else { now.saturating_sub(self.heard) },
+            open_inodes: self.opens.len() as u64,
+        }
+    }
+}
+
+/// While it lives a request of a session is being done.
+pub struct Serving {
+    meta: Rc<MetaTarget>,
+    session: u64,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let now = self.meta.env.now();
+        if let Some(session) = self.meta.sessions.borrow_mut().live.get_mut(&self.session) {
+            session.active -= 1;
+            session.heard = now;
+        }
+    }
+}
+
+impl MetaTarget {
+    /// Notes that a request has come. Without a session only the first exchange is served.
+    pub fn begin(self: &Rc<Self>, header: &Header) -> Result<Option<Serving>, Failure> {
+        if header.kind == Kind::Hello {
+            return Ok(None);
+        }
+        let mut sessions = self.sessions.borrow_mut();
+        let session = sessions.live.get_mut(&header.session).ok_or_else(|| ended(header.session))?;
+        session.active += 1;
+        session.heard = self.env.now();
+        Ok(Some(Serving { meta: self.clone(), session: header.session }))
+    }
+
+    /// Begins a session; the writes make it outlive this process where its client does. Refused while another one
+    /// holds what it asks for.
+    pub(crate) fn begin_session(
+        &self,
+        id: u64,
+        who: SessionRow,
+        remote: bool,
+        writes: &mut WriteSet,
+    ) -> Result<(), MetaError> {
+        let mut sessions = self.sessions.borrow_mut();
+        if !who.mount.is_empty()
+            && let Some(holder) = sessions.holder(id)
+        {
+            return Err(MetaError::Held(holder));
+        }
+        if remote {
+            writes.put(session_key(id), who.encode());
+        }
+        let heard = self.env.now();
+        sessions.live.insert(id, Session { who, remote, heard, ..Session::default() });
+        Ok(())
+    }
+
+    /// A session that could not be recorded has not begun.
+    pub(crate) fn forget_session(&self, id: u64) {
+        self.sessions.borrow_mut().live.remove(&id);
+    }
+
+    /// A client of this process mounts at `path`. Refused while another client has the file system mounted.
+    pub fn claim_mount(&self, session: u64, path: &str) -> Result<(), MetaError> {
+        let mut sessions = self.sessions.borrow_mut();
+        if let Some(holder) = sessions.holder(session) {
+            return Err(MetaError::Held(holder));
+        }
+        let found = sessions.live.get_mut(&session).ok_or(MetaError::Posix(Errno::STALE))?;
+        path.clone_into(&mut found.who.mount);
+        Ok(())
+    }
+
+    /// It does not mount any more.
+    pub fn release_mount(&self, session: u64) {
+        if let Some(found) = self.sessions.borrow_mut().live.get_mut(&session) {
+            found.who.mount.clear();
+        }
+    }
+
+    /// All sessions.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        let now = self.env.now();
+        self.sessions.borrow().live.iter().map(|(id, session)| session.info(*id, now)).collect()
+    }
+
+    /// How long a client of another process may be silent.
+    pub fn lease(&self) -> Duration {
+        self.lease.get()
+    }
+
+    /// Sets how long a client of another process may be silent. Clients that are there learn it with their next
+    /// session only.
+    pub fn set_lease(&self, lease: Duration) {
+        self.lease.set(lease);
+    }
+
+    /// Gives every session the whole lease again: this process was not there to hear them.
+    pub fn renew_leases(&self) {
+        let now = self.env.now();
+        self.sessions.borrow_mut().live.values_mut().for_each(|session| session.heard = now);
+    }
+
+    /// Ends a session: its opens end, and its rows go.
+    pub async fn end_session(&self, id: u64) -> Result<(), MetaError> {
+        // Whoever is in the middle of a change of this session records its result before its rows are deleted.
+        let _one = self.changing.lock().await;
+        let Some(session) = self.sessions.borrow_mut().live.remove(&id) else { return Ok(()) };
+        for (ino, count) in session.opens {
+            (0..count).for_each(|_| self.release_inode(ino));
+        }
+        self.reap_wake.notify_one();
+        let mut writes = WriteSet::new();
+        writes.delete(session_key(id));
+        for slot in 0..SLOTS {
+            writes.delete(result_key(id, slot));
+        }
+        self.commit(Request::default(), std::mem::take(writes.reclaims()), Vec::new(), &[]).await
+    }
+
+    /// What a session has open, as its client knows it after a restart. With `all` nothing is missing.
+    pub(crate) fn reclaim(&self, session: u64, opens: &[OpenCount], all: bool) {
+        for OpenCount { ino, count } in opens {
+            let (ino, count) = (Ino(*ino), u64::from(*count));
+            let known = |sessions: &Sessions| sessions.live.get(&session)?.opens.get(&ino).copied();
+            let before = known(&self.sessions.borrow()).unwrap_or(0);
+            (before..count).for_each(|_| self.open_inode(session, ino));
+            (count..before).for_each(|_| self.close_inode(session, ino));
+        }
+        if all && let Some(session) = self.sessions.borrow_mut().live.get_mut(&session) {
+            session.owes_opens = false;
+            self.reap_wake.notify_one();
+        }
+    }
+
+    /// Notes that a session uses an inode.
+    pub(crate) fn open_inode(&self, session: u64, ino: Ino) {
+        if let Some(session) = self.sessions.borrow_mut().live.get_mut(&session) {
+            *session.opens.entry(ino).or_default() += 1;
+            self.use_inode(ino);
+        }
+    }
+
+    /// Notes that a session ends one use of an inode. What it has not open, as after a restart, it does not close.
+    pub(crate) fn close_inode(&self, session: u64, ino: Ino) {
+        let mut sessions = self.sessions.borrow_mut();
+        let Some(session) = sessions.live.get_mut(&session) else { return };
+        let Some(count) = session.opens.get_mut(&ino) else { return };
+        *count -= 1;
+        if *count == 0 {
+            session.opens.remove(&ino);
+        }
+        drop(sessions);
+        self.release_inode(ino);
+    }
+}
+
+fn ended(session: u64) -> Failure {
+    Failure {
+        kind: Todo::Ended,
+        errno: Errno::STALE.raw_os_error() as u16,
+        message: format!(
+            "session {session} has ended: its client was silent for longer than its lease, or ended it"
+        ),
+    }
+}
+
+/// Session, sequence and body of a stored result, if it is one and stands in its place.
+pub(crate) fn read_result(key: &[u8], value: &[u8]) -> Result<(u64, u64, Vec<u8>), DecodeError> {
+    let ResultRow { session, slot, sequence, body } = ResultRow::decode(value)?;
     match key == result_key(session, slot) && sequence % SLOTS == slot {
-        true => Ok((session, sequence)),
+        true => Ok((session, sequence, body)),
         false => Err(DecodeError::Bad { what: "session result", why: "it is in another one's place" }),
     }
 }

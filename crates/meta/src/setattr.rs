@@ -65,14 +65,14 @@ impl MetaTarget {
         let mut writes = WriteSet::new();
         writes.put(inode_key(inode.ino), inode.encode());
         if who.sequence != 0 {
-            Sessions::record(who.session, who.sequence, &reply, &mut writes);
+            Sessions::record(who, &reply, &mut writes);
         }
         self.transactions.set(self.transactions.get() + 1);
         let first_block = size.div_ceil(BLOCK_BYTES as u64);
         let result = self.target.cut(0, inode.ino, first_block, inode.cut, writes).await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
-        self.committed(who, vec![inode], &reply);
+        self.committed(vec![inode]);
         Ok(reply)
     }
 

@@ -10,13 +10,14 @@ use crate::rows::{
 use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
-use penstock_base::{Env, HashMap, Id128, Ino};
+use penstock_base::{Env, HashMap, Id128, Ino, KeyedLocks};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_wire::Header;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::sync::{Mutex, Notify, RwLock};
 
 /// Inode numbers reserved at once.
@@ -61,6 +62,10 @@ pub struct MetaTarget {
     pub(crate) cache: RefCell<InodeCache>,
     pub(crate) entries: RefCell<EntryCache>,
     pub(crate) sessions: RefCell<Sessions>,
+    /// Held by the request of a slot, by session and slot.
+    pub(crate) slots: KeyedLocks<(u64, u64)>,
+    /// How long a client of another process may be silent.
+    pub(crate) lease: Cell<Duration>,
     /// One operation that changes something runs at a time.
     pub(crate) changing: Mutex<()>,
     pub(crate) transactions: Cell<u64>,
@@ -88,7 +93,7 @@ impl MetaTarget {
             Some(row) => FsRow::decode(&row)?,
             None => make_fs(env, &*kv, name, target.config().chunk_blocks).await?,
         };
-        Sessions::drop_stored(&*kv).await?;
+        let sessions = Sessions::load(&*kv, env.now()).await?;
         let next_ino = highest_in_use(&*kv, fs.reserved_ino).await?;
         let meta = Rc::new(Self {
             env: env.clone(),
@@ -99,7 +104,9 @@ impl MetaTarget {
             fs: RefCell::new(fs),
             cache: RefCell::default(),
             entries: RefCell::default(),
-            sessions: RefCell::default(),
+            sessions: RefCell::new(sessions),
+            slots: KeyedLocks::default(),
+            lease: Cell::new(crate::session::LEASE),
             changing: Mutex::default(),
             transactions: Cell::new(0),
             in_use: RefCell::default(),
@@ -124,6 +131,11 @@ impl MetaTarget {
     pub fn stop(&self) {
         self.closed.set(true);
         self.reap_wake.notify_one();
+    }
+
+    /// Whether it was stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.closed.get()
     }
 
     pub(crate) fn now_ns(&self) -> i64 {
@@ -186,7 +198,7 @@ impl MetaTarget {
             writes.put(inode_key(inode.ino), inode.encode());
         }
         if request.sequence != 0 {
-            Sessions::record(request.session, request.sequence, reply, &mut writes);
+            Sessions::record(request, reply, &mut writes);
         }
         let entries = changed_entries(&writes)?;
         self.transactions.set(self.transactions.get() + 1);
@@ -199,15 +211,12 @@ impl MetaTarget {
         for (dir, cookie, entry) in entries {
             self.entries.borrow_mut().changed(dir, cookie, entry);
         }
-        self.committed(request, inodes, reply);
+        self.committed(inodes);
         Ok(())
     }
 
     /// Notes what a committed transaction says.
-    pub(crate) fn committed(&self, request: Request, inodes: Vec<Inode>, reply: &[u8]) {
-        if request.sequence != 0 {
-            self.sessions.borrow_mut().keep(request.session, request.sequence, reply.to_vec());
-        }
+    pub(crate) fn committed(&self, inodes: Vec<Inode>) {
         let mut cache = self.cache.borrow_mut();
         for inode in inodes {
             // An inode without a name is on its way out; only its users still ask for it.

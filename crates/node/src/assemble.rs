@@ -191,6 +191,7 @@ impl Node {
             damage,
         });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));
+        node.env.spawn("session leases", Box::pin(node.clone().lease_task()));
         Ok(node)
     }
 

@@ -89,6 +89,8 @@ pub enum EventKind {
     Mounted,
     /// The file system was unmounted.
     Unmounted,
+    /// A client of another process was silent for longer than its lease: its session has ended.
+    SessionEnded,
     /// A stripe cannot be read.
     StripeUnreadable,
     /// A file has data that cannot be read.

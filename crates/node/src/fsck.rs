@@ -76,6 +76,7 @@ impl Node {
     /// Checks the file system and mends what is wrong. Requests wait meanwhile.
     pub async fn repair_fs(&self) -> Result<FsCheckReport, AdminError> {
         let _out_of_use = self.serving.write().await;
+        self.refuse_while_mounted()?;
         self.meta.wait_reaped().await;
         let repair = self.meta.repair().await?;
         let file = |(ino, paths): (Ino, Vec<String>)| FileReport { inode: ino.0, paths };

@@ -15,6 +15,7 @@ mod fsck;
 mod fullness;
 mod latency;
 mod layout;
+mod leases;
 mod report;
 mod scrubs;
 mod service;
@@ -31,8 +32,8 @@ pub use layout::{StoreSpec, create_store};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
-    MemberReport, ScrubSummary, SpaceReport, StatusReport,
+    MemberReport, ScrubSummary, SessionReport, SpaceReport, StatusReport,
 };
 pub use scrubs::{ScrubFile, ScrubKeeper, ScrubRecord};
-pub use service::InProcess;
+pub use service::{ForOthers, InProcess};
 pub use store_file::StoreFile;

@@ -20,7 +20,10 @@ pub struct StatusReport {
     pub pid: u32,
     pub dir: String,
     pub api_url: String,
+    /// Where clients listen for the services: address and port; empty when nothing does.
+    pub tcp_address: String,
     pub mounts: Vec<String>,
+    pub sessions: Vec<SessionReport>,
     pub started_ns: i64,
     /// How drive I/O goes to the kernel: `io_uring` or `polling`.
     pub io_path: String,
@@ -31,6 +34,19 @@ pub struct StatusReport {
     pub spaces: Vec<SpaceReport>,
     pub drives: Vec<DriveReport>,
     pub arrays: Vec<ArrayReport>,
+}
+
+/// A client of the services.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionReport {
+    pub id: u64,
+    pub client: String,
+    /// Where it mounts; empty when it does not.
+    pub mount: String,
+    /// Its client lives in another process, and it has a lease.
+    pub remote: bool,
+    pub silent_ms: u64,
+    pub open_inodes: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use crate::assemble::Node;
 use penstock_base::{Kind as Todo, LocalBoxFuture};
 use penstock_chunk::{ChunkError, ChunkKey};
 use penstock_wire::data::{ChunkRef, decode_commit, decode_read, decode_write, encode_reply};
-use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Transport};
+use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
 use std::rc::Rc;
 
 /// The transport within a process: bodies are encoded and decoded, payload passes by reference.
@@ -29,11 +29,29 @@ impl Transport for InProcess {
             let node = self.node.clone();
             // A task of its own: a client that stops waiting must not stop a service in the middle of a transaction.
             let serve = async move {
-                let _ = reply.send(node.serve(Frame { header, ..request }).await);
+                let _ = reply.send(node.serve(Frame { header, ..request }, false).await);
             };
             self.node.env.spawn("service request", Box::pin(serve));
             answer.await.map_err(|_| Failure::new(Todo::Internal, "the service stopped"))
         })
+    }
+}
+
+/// The services as clients in other processes reach them: their sessions have leases.
+pub struct ForOthers {
+    node: Rc<Node>,
+}
+
+impl ForOthers {
+    /// The services of `node`.
+    pub fn new(node: Rc<Node>) -> Rc<Self> {
+        Rc::new(Self { node })
+    }
+}
+
+impl Service for ForOthers {
+    fn serve(&self, request: Frame) -> LocalBoxFuture<'_, Frame> {
+        Box::pin(self.node.serve(request, true))
     }
 }
 
@@ -42,16 +60,27 @@ fn failure(error: &ChunkError) -> Failure {
 }
 
 impl Node {
-    /// Does what a request asks and returns the reply.
-    pub async fn serve(&self, request: Frame) -> Frame {
-        // While a repair runs, requests wait for its end.
-        let _in_use = self.serving.read().await;
-        let latency = self.latency.of(request.header.kind);
-        let result = latency.time(&self.env, self.dispatch(&request)).await;
-        Frame::reply(&request.header, result)
+    /// Does what a request asks and returns the reply. `remote` is a request from another process.
+    pub async fn serve(&self, request: Frame, remote: bool) -> Frame {
+        let result = match self.meta.begin(&request.header) {
+            Ok(_active) => {
+                // While a repair runs, requests wait for its end.
+                let _in_use = self.serving.read().await;
+                let latency = self.latency.of(request.header.kind);
+                latency.time(&self.env, self.dispatch(&request, remote)).await
+            }
+            Err(failure) => Err(failure),
+        };
+        let mut reply = Frame::reply(&request.header, result);
+        reply.header.generation = self.target.config().generation;
+        reply
     }
 
-    async fn dispatch(&self, request: &Frame) -> Result<(Vec<u8>, Vec<penstock_base::Buf>), Failure> {
+    async fn dispatch(
+        &self,
+        request: &Frame,
+        remote: bool,
+    ) -> Result<(Vec<u8>, Vec<penstock_base::Buf>), Failure> {
         let generation = self.target.config().generation;
         match request.header.kind {
             Kind::Read => {
@@ -77,6 +106,7 @@ impl Node {
                 self.target.commit(branch, ino, deferred).await.map_err(|error| failure(&error))?;
                 Ok((encode_reply(generation, &[]), Vec::new()))
             }
+            Kind::Hello => Ok((self.meta.hello(&request.body, remote).await?, Vec::new())),
             kind if kind.is_reserved() => Err(Failure::new(
                 Todo::Invalid,
                 format!("{kind:?} is reserved and not served by this release"),

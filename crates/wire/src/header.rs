@@ -32,6 +32,12 @@ macro_rules! kinds {
 kinds! {
     /// Settles versions and identity; the first message of a session.
     Hello = 0x01,
+    /// The client lives: its session goes on.
+    Ping = 0x02,
+    /// The session ends, and what it had open is closed.
+    End = 0x03,
+    /// The sender closes the connection; the body says why. Has no reply.
+    Closing = 0x04,
     /// Blocks of a chunk.
     Read = 0x10,
     /// Blocks into a chunk.
@@ -114,6 +120,10 @@ pub struct Header {
     pub status: u16,
     /// In a reply: 0, or the POSIX error number that belongs to the status.
     pub errno: u16,
+    /// The request's number on its connection; 0 within a process.
+    pub request: u64,
+    /// In a reply: the target's generation.
+    pub generation: u64,
 }
 
 impl Header {
@@ -133,6 +143,8 @@ impl Header {
             deadline_ms: 0,
             status: 0,
             errno: 0,
+            request: 0,
+            generation: 0,
         }
     }
 
@@ -150,10 +162,20 @@ impl Header {
             .u64(self.sequence)
             .u32(self.tenant);
         enc.u8(self.class).u8(0).u16(0).u64(self.object).u64(self.epoch).u32(self.deadline_ms);
-        enc.u16(self.status).u16(self.errno).pad_to(CRC_AT);
+        enc.u16(self.status).u16(self.errno).u64(self.request).u64(self.generation).pad_to(CRC_AT);
         let crc = crc32c_append([enc.as_slice(), body]);
         enc.u32(crc);
         enc.finish()
+    }
+
+    /// Lengths of body and payload as a header says them, before its checksum can be known: only for who bounds them.
+    pub fn lengths(bytes: &[u8; HEADER_BYTES]) -> Result<(usize, usize), DecodeError> {
+        let mut dec = Dec::new("message header", bytes);
+        if dec.raw(4)? != MAGIC {
+            return Err(dec.bad("wrong magic number"));
+        }
+        dec.raw(8)?;
+        Ok((dec.u32()? as usize, dec.u32()? as usize))
     }
 
     /// Reads a header and checks it together with the body.
@@ -193,6 +215,8 @@ impl Header {
             deadline_ms: dec.u32()?,
             status: dec.u16()?,
             errno: dec.u16()?,
+            request: dec.u64()?,
+            generation: dec.u64()?,
         };
         if header.body_bytes as usize != body.len() {
             return Err(dec.bad("length of the body"));

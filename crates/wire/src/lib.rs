@@ -11,7 +11,11 @@ pub mod names;
 pub mod transport;
 
 pub use header::{Failure, Frame, HEADER_BYTES, Header, Kind};
-pub use transport::Transport;
+pub use transport::{Service, Transport};
+
+/// Requests of one session whose results are kept: a request with a sequence stands in slot `sequence % SLOTS`, which
+/// has one request at a time, and each use of a slot adds `SLOTS`.
+pub const SLOTS: u64 = 64;
 
 /// Version of the messages of this release. Two adjacent versions work together.
 pub const VERSION: u16 = 1;

@@ -245,6 +245,9 @@ pub struct HelloRequest {
     /// Who mounts: host and process, for people.
     #[prost(string, tag = "3")]
     pub client: String,
+    /// Where it mounts, for people; empty for a client that does not.
+    #[prost(string, tag = "4")]
+    pub mount: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -258,6 +261,28 @@ pub struct HelloReply {
     pub root: u64,
     #[prost(uint32, tag = "4")]
     pub chunk_blocks: u32,
+    /// The session ends when the service hears nothing for this long; 0 for a session that ends with its process.
+    #[prost(uint32, tag = "5")]
+    pub lease_ms: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct OpenCount {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// How often the client has it open, at most 2^32.
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct PingRequest {
+    /// After a restart of the service: what the client has open.
+    #[prost(message, repeated, tag = "1")]
+    pub opens: Vec<OpenCount>,
+    /// Nothing that it has open is missing, with what it sent before.
+    #[prost(bool, tag = "2")]
+    pub reclaimed: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -59,6 +59,10 @@ fn headers_are_as_in_the_first_release() {
         assert_eq!(Header::decode(&bytes, body), Ok(header));
     }
     assert_eq!(reply.into_result().unwrap_err(), failure);
+    let numbered = Header { reply: true, request: 9, generation: 10, ..Header::request(Kind::Ping) };
+    let bytes = numbered.encode(b"");
+    assert_eq!(hex(&bytes[68..92]), "0900000000000000 0a00000000000000 0000000000000000".replace(' ', ""));
+    assert_eq!(Header::decode(&bytes, b""), Ok(numbered));
 }
 
 #[test]
@@ -113,9 +117,10 @@ fn attr() -> Attr {
 fn requests_of_the_name_space_are_as_in_the_first_release() {
     let name = b"name".to_vec();
     golden(
-        &HelloRequest { oldest_version: 1, newest_version: 2, client: "host".into() },
-        "080110021a04686f7374",
+        &HelloRequest { oldest_version: 1, newest_version: 2, client: "host".into(), mount: "/m".into() },
+        "080110021a04686f737422022f6d",
     );
+    golden(&PingRequest { opens: vec![OpenCount { ino: 7, count: 2 }], reclaimed: true }, "0a04080710021001");
     golden(&NameRequest { dir: 1, name: name.clone(), directory: true }, "080112046e616d651801");
     golden(&InodeRequest { ino: u64::MAX }, "08ffffffffffffffffff01");
     let set = SetAttrRequest {
@@ -164,8 +169,8 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
     golden(&AttrReply { attr: Some(attr()) }, &format!("0a2c{ATTR}"));
     golden(
-        &HelloReply { version: 1, session: 2, root: (1 << 48) | 1, chunk_blocks: 256 },
-        "080110021881808080808040208002",
+        &HelloReply { version: 1, session: 2, root: (1 << 48) | 1, chunk_blocks: 256, lease_ms: 300 },
+        "08011002188180808080804020800228ac02",
     );
     let entry =
         DirEntry { name: b"name".to_vec(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr()) };

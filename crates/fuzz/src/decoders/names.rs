@@ -15,7 +15,7 @@ fn message<M: Message + Default + PartialEq + Debug>(body: &[u8]) -> Result<Verd
 
 type Check = fn(&[u8]) -> Result<Verdict, String>;
 
-const MESSAGES: [Check; 18] = [
+const MESSAGES: [Check; 19] = [
     message::<HelloRequest>,
     message::<HelloReply>,
     message::<NameRequest>,
@@ -34,6 +34,7 @@ const MESSAGES: [Check; 18] = [
     message::<StatFsReply>,
     message::<EmptyReply>,
     message::<Attr>,
+    message::<PingRequest>,
 ];
 
 fn check(bytes: &[u8]) -> Result<Verdict, String> {
@@ -49,8 +50,10 @@ fn seeds() -> Vec<Vec<u8>> {
     let entry =
         DirEntry { name: name.clone(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr.clone()) };
     let bodies = [
-        HelloRequest { oldest_version: 1, newest_version: 1, client: "host".into() }.encode_to_vec(),
-        HelloReply { version: 1, session: 2, root: 1 << 48, chunk_blocks: 256 }.encode_to_vec(),
+        HelloRequest { oldest_version: 1, newest_version: 1, client: "host".into(), mount: "/m".into() }
+            .encode_to_vec(),
+        HelloReply { version: 1, session: 2, root: 1 << 48, chunk_blocks: 256, lease_ms: 30_000 }
+            .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
         AttrReply { attr: Some(attr.clone()) }.encode_to_vec(),
@@ -72,6 +75,7 @@ fn seeds() -> Vec<Vec<u8>> {
             .encode_to_vec(),
         EmptyReply {}.encode_to_vec(),
         attr.encode_to_vec(),
+        PingRequest { opens: vec![OpenCount { ino: 7, count: 2 }], reclaimed: true }.encode_to_vec(),
     ];
     (0u8..).zip(bodies).map(|(which, body)| [vec![which], body].concat()).collect()
 }

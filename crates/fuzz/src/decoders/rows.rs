@@ -210,6 +210,15 @@ pub(super) const RESULT: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, meta::ResultRow::decode, meta::ResultRow::encode),
 };
 
+/// `session-row`.
+pub(super) const SESSION: Decoder = Decoder {
+    name: "session-row",
+    most_bytes: 512,
+    seeds: || vec![meta::SessionRow { client: "host".into(), mount: "/m".into() }.encode()],
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, meta::SessionRow::decode, meta::SessionRow::encode),
+};
+
 /// `name-keys`: keys of directory entries, extended attributes and removed files, and the ranges of scans over what
 /// they name.
 pub(super) const NAME_KEYS: Decoder = Decoder {

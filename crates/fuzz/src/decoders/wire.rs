@@ -1,8 +1,10 @@
-//! Headers of messages and bodies of the data path.
+//! Headers of messages, bodies of the data path, and what connections make of bytes.
 
 use super::seal_crc;
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
 use penstock_base::Ino;
+use penstock_fabric::greeting::{GREETING_BYTES, Greeting, REASON_BYTES, WELCOME_HEAD_BYTES, Welcome};
+use penstock_fabric::{BODY_BYTES, Outbox, PAYLOAD_BYTES, Receiver};
 use penstock_wire::data::{
     ChunkRef, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,
     encode_reply, encode_write,
@@ -41,7 +43,7 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
     };
     let join = |(header, body): &(Header, Vec<u8>)| [header.encode(body), body.clone()].concat();
     // Reserved bytes, which the checksum covers.
-    let verdict = agrees(bytes, &Form::Bytes(&[10..12, 41..44, 68..96]), split, join)?;
+    let verdict = agrees(bytes, &Form::Bytes(&[10..12, 41..44, 84..96]), split, join)?;
     if let Ok((header, body)) = split(bytes) {
         let result = Frame { header, body, payload: Vec::new() }.into_result();
         if result.is_ok() != (header.status == 0) {
@@ -105,3 +107,103 @@ pub(super) const REPLY: Decoder = Decoder {
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, decode_reply, |(generation, crcs)| encode_reply(*generation, crcs)),
 };
+
+/// `greeting`: what a client says first.
+pub(super) const GREETING: Decoder = Decoder {
+    name: "greeting",
+    most_bytes: 128,
+    seeds: || Greeting::new(&"0a".repeat(32)).iter().map(Greeting::encode).collect(),
+    seal: |bytes| seal_crc(bytes, GREETING_BYTES - 4, &[0..GREETING_BYTES - 4]),
+    check: |bytes| agrees(bytes, &SAME, Greeting::decode, Greeting::encode),
+};
+
+/// `welcome`: what a server answers.
+pub(super) const WELCOME: Decoder = Decoder {
+    name: "welcome",
+    most_bytes: WELCOME_HEAD_BYTES + REASON_BYTES + 16,
+    seeds: || {
+        [None, Some("the token is another one".to_owned())].map(|why| Welcome::new(why).encode()).to_vec()
+    },
+    seal: |bytes| {
+        let Some(reason) = bytes.len().checked_sub(WELCOME_HEAD_BYTES) else { return };
+        bytes[6..8].copy_from_slice(&(reason as u16).to_le_bytes());
+        let end = bytes.len();
+        seal_crc(bytes, 8, &[0..8, WELCOME_HEAD_BYTES..end]);
+    },
+    check: |bytes| agrees(bytes, &SAME, Welcome::decode, Welcome::encode),
+};
+
+/// `frames`: a stream of frames as a connection takes it, in parts. What a length field says is bounded before memory is
+/// taken for it, and a frame that is taken goes out as it came.
+pub(super) const FRAMES: Decoder = Decoder {
+    name: "frames",
+    most_bytes: 3 * penstock_base::BLOCK_BYTES,
+    seeds: streams,
+    seal: |bytes| {
+        // The first frame's checksum, where its lengths leave its body inside.
+        let body = super::number(bytes, 12);
+        seal_crc(
+            bytes,
+            HEADER_BYTES - 4,
+            &[0..HEADER_BYTES - 4, HEADER_BYTES..HEADER_BYTES.saturating_add(body)],
+        );
+    },
+    check: check_frames,
+};
+
+fn streams() -> Vec<Vec<u8>> {
+    let block = penstock_base::Buf::copy_from(&[7; penstock_base::BLOCK_BYTES]);
+    let body = encode_write(&ChunkRef { count: 1, ..CHUNK }, &penstock_base::crc32c_blocks(&block));
+    let write = Frame::request(Kind::Write, body, vec![block.clone()]);
+    let read = Frame::reply(
+        &Header::request(Kind::Read),
+        Ok((encode_reply(1, &penstock_base::crc32c_blocks(&block)), vec![block])),
+    );
+    let sync = || Frame::request(Kind::Sync, Vec::new(), Vec::new());
+    [vec![write], vec![read, sync()], vec![sync(), sync()]].map(|frames| bytes_of(&frames)).to_vec()
+}
+
+fn bytes_of(frames: &[Frame]) -> Vec<u8> {
+    let mut outbox = Outbox::default();
+    frames.iter().for_each(|frame| outbox.push(frame.clone(), ()));
+    let mut bytes = Vec::new();
+    while !outbox.is_empty() {
+        let part: Vec<u8> = outbox.slices().iter().flat_map(|part| part.iter().copied()).collect();
+        outbox.sent(part.len());
+        bytes.extend(part);
+    }
+    bytes
+}
+
+/// Accepted is a stream of whole frames.
+fn check_frames(bytes: &[u8]) -> Result<Verdict, String> {
+    let step = 1 + bytes.first().map_or(0, |byte| usize::from(*byte));
+    let (mut receiver, mut frames, mut rest) = (Receiver::default(), Vec::new(), bytes);
+    while !rest.is_empty() {
+        let mut count = 0;
+        let (mut longest, mut at) = (0, 0);
+        for space in &mut receiver.spaces() {
+            longest += space.len();
+            let part = space.len().min(rest.len() - at).min(step - count);
+            space[..part].copy_from_slice(&rest[at..at + part]);
+            (count, at) = (count + part, at + part);
+        }
+        if longest > BODY_BYTES + PAYLOAD_BYTES || longest == 0 {
+            return Err(format!("room for {longest} bytes"));
+        }
+        rest = &rest[at..];
+        match receiver.filled(count) {
+            Ok(frame) => frames.extend(frame),
+            Err(_) => return Ok(Verdict::Refused),
+        }
+    }
+    if receiver.is_inside() || frames.is_empty() {
+        return Ok(Verdict::Refused);
+    }
+    // Reserved bytes and the checksums over them are not kept, so lengths and bodies are compared.
+    let again = bytes_of(&frames);
+    match again.len() == bytes.len() {
+        true => Ok(Verdict::Accepted),
+        false => Err(format!("{} bytes go out as {}", bytes.len(), again.len())),
+    }
+}

@@ -18,6 +18,7 @@ fn keys_are_as_in_the_first_release() {
         (xattr_key(ino, b"user.a"), format!("12{zero}{dir}757365722e6100{zero}")),
         (removed_key(ino), format!("13{zero}{dir}")),
         (result_key(5, 63), "140000000000000005000000000000003f".to_owned()),
+        (session_key(5), "150000000000000005".to_owned()),
     ] {
         assert_eq!(hex(&key), wanted);
     }
@@ -50,6 +51,11 @@ fn rows_are_as_in_the_first_release() {
     let wanted = "01 0500000000000000 0200000000000000 4200000000000000 02000000 0807".replace(' ', "");
     assert_eq!(hex(&result.encode()), wanted);
     assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
+
+    let session = SessionRow { client: "host".into(), mount: "/m".into() };
+    assert_eq!(hex(&session.encode()), "01 04000000 686f7374 02000000 2f6d".replace(' ', ""));
+    assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
+    assert_eq!(decode_session_key(&session_key(5)), Ok(5));
 
     assert_eq!(bare_value(), [1]);
 }

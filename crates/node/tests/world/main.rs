@@ -10,6 +10,7 @@ mod machine;
 mod model;
 mod plant;
 mod regress;
+mod remote;
 mod repair;
 mod rot;
 mod scrubs;

@@ -1,0 +1,81 @@
+//! Slots: where a request that must be done once has its place.
+//!
+//! Slot `n` gives the sequences `n + SLOTS`, `n + 2 * SLOTS` and so on, one request at a time. So the service, which
+//! keeps one result for each slot, has the result of every request that may still be sent again, however slow one is.
+
+use penstock_base::Kind as Todo;
+use penstock_wire::{Failure, SLOTS};
+use std::cell::RefCell;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// The slots of a session.
+pub(crate) struct Slots {
+    /// The last sequence of each slot that is free; what was used last is used first.
+    free: RefCell<Vec<u64>>,
+    permits: Semaphore,
+}
+
+/// A slot in use.
+pub(crate) struct Slot<'a> {
+    slots: &'a Slots,
+    sequence: u64,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Slots {
+    pub(crate) fn new() -> Self {
+        Self { free: RefCell::new((0..SLOTS).rev().collect()), permits: Semaphore::new(SLOTS as usize) }
+    }
+
+    /// Waits for a slot.
+    pub(crate) async fn take(&self) -> Result<Slot<'_>, Failure> {
+        let closed = |_| Failure::new(Todo::Internal, "session is closed");
+        let permit = self.permits.acquire().await.map_err(closed)?;
+        let last = self.free.borrow_mut().pop().expect("there is a slot for each permit");
+        Ok(Slot { slots: self, sequence: last + SLOTS, _permit: permit })
+    }
+}
+
+impl Slot<'_> {
+    /// The sequence of its request.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        // Before the permit, which is dropped after this.
+        self.slots.free.borrow_mut().push(self.sequence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use std::collections::BTreeSet;
+
+    fn take(slots: &Slots) -> Slot<'_> {
+        slots.take().now_or_never().expect("a slot is free").unwrap()
+    }
+
+    #[test]
+    fn a_slow_request_keeps_its_slot_while_others_go_on() {
+        let slots = Slots::new();
+        let slow = take(&slots);
+        let mut sequences = BTreeSet::new();
+        for _ in 0..1000 {
+            let other = take(&slots);
+            assert_ne!(other.sequence() % SLOTS, slow.sequence() % SLOTS, "one request in a slot");
+            assert!(sequences.insert(other.sequence()), "no sequence twice");
+        }
+        assert!(*sequences.last().unwrap() > slow.sequence() + SLOTS, "they are far beyond the slow one");
+        let all: Vec<_> = (1..SLOTS).map(|_| take(&slots)).collect();
+        assert!(slots.take().now_or_never().is_none(), "all slots are in use");
+        let places: BTreeSet<u64> = all.iter().map(|slot| slot.sequence() % SLOTS).collect();
+        assert_eq!(places.len() as u64, SLOTS - 1);
+        drop(slow);
+        assert!(slots.take().now_or_never().is_some());
+    }
+}

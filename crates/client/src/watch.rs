@@ -1,0 +1,178 @@
+//! Watching the service: that it hears of this client, that it was not started again, that the session goes on.
+//!
+//! Every reply carries the generation of the service. When it changes, what was acknowledged and not durable may be
+//! lost. The client keeps no copy of it: the files are marked, and so are the names, and whoever asks next that they be
+//! durable gets EIO, once. Marks are made in the same step in which the new generation is seen, before the reply that
+//! brought it is used.
+
+use crate::file::FileState;
+use crate::session::Client;
+use penstock_base::{Ino, Kind as Todo};
+use penstock_wire::names::{EmptyReply, OpenCount, PingRequest};
+use penstock_wire::{Failure, Kind};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+const EIO: u16 = 5;
+const ESTALE: u16 = 116;
+/// Generations that are remembered, so that a reply that was late is not taken for another restart.
+const REMEMBERED: usize = 16;
+/// Open inodes in one ping.
+const RECLAIMED_AT_ONCE: usize = 4096;
+/// Pings in a lease.
+const PINGS: u32 = 3;
+
+/// What is known of the service's restarts.
+#[derive(Default)]
+pub(crate) struct Restarts {
+    /// Generations seen, the newest last.
+    seen: RefCell<VecDeque<u64>>,
+    /// Names or attributes were changed and not made durable.
+    names_changed: Cell<bool>,
+    /// They may be lost, and nobody was told.
+    names_lost: Cell<bool>,
+    /// Files that are open must be opened again.
+    owes_opens: Cell<bool>,
+    ended: Cell<bool>,
+}
+
+impl Restarts {
+    /// The generation of the service as it is known.
+    pub(crate) fn generation(&self) -> Option<u64> {
+        self.seen.borrow().back().copied()
+    }
+
+    /// Names or attributes were changed.
+    pub(crate) fn changed(&self) {
+        self.names_changed.set(true);
+    }
+
+    /// Takes the word that they were, before they are made durable.
+    pub(crate) fn take_changed(&self) -> bool {
+        self.names_changed.take()
+    }
+
+    /// Some may be lost.
+    pub(crate) fn lose(&self) {
+        self.names_lost.set(true);
+    }
+
+    /// Takes the word that some may be lost.
+    pub(crate) fn take_lost(&self) -> bool {
+        self.names_lost.take()
+    }
+
+    /// Whether a generation is another one than before; false for the first.
+    fn is_restart(&self, generation: u64) -> bool {
+        let mut seen = self.seen.borrow_mut();
+        if generation == 0 || seen.contains(&generation) {
+            return false;
+        }
+        seen.push_back(generation);
+        if seen.len() > REMEMBERED {
+            seen.pop_front();
+        }
+        seen.len() > 1
+    }
+}
+
+/// What fsync says of data or names that were acknowledged and are lost.
+pub(crate) fn lost(what: &str) -> Failure {
+    let message = format!("{what} was lost: the service was started again before it was durable");
+    Failure { kind: Todo::Internal, errno: EIO, message }
+}
+
+impl Client {
+    /// Fails when the session has ended.
+    pub(crate) fn check_lives(&self) -> Result<(), Failure> {
+        match self.restarts.ended.get() {
+            false => Ok(()),
+            true => {
+                Err(Failure { kind: Todo::Ended, errno: ESTALE, message: "the session has ended".into() })
+            }
+        }
+    }
+
+    /// Notes that the session has ended, and says so once.
+    pub(crate) fn note_failure(&self, failure: &Failure) {
+        if failure.kind == Todo::Ended && !self.restarts.ended.replace(true) {
+            tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
+        }
+    }
+
+    /// Whether its session has ended.
+    pub fn has_ended(&self) -> bool {
+        self.restarts.ended.get()
+    }
+
+    /// Looks at the generation in a reply.
+    pub(crate) fn note_generation(&self, generation: u64) {
+        if !self.restarts.is_restart(generation) {
+            return;
+        }
+        let mut files = 0;
+        for state in self.files.borrow().values() {
+            let mut state = state.borrow_mut();
+            state.stale = true;
+            if state.mtime_ns.take().is_some() {
+                state.lost = true;
+                state.writes += 1;
+                files += 1;
+            }
+        }
+        let names = self.restarts.names_changed.take();
+        self.restarts.names_lost.set(self.restarts.names_lost.get() || names);
+        self.restarts.owes_opens.set(true);
+        tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
+    }
+
+    /// Says what is open, after a restart of the service.
+    async fn reclaim(&self) -> Result<(), Failure> {
+        let _nobody_opens = self.opening.write().await;
+        let opens = |(ino, state): (&Ino, &Rc<RefCell<FileState>>)| {
+            let count = u32::try_from(state.borrow().opens).unwrap_or(u32::MAX);
+            (count > 0).then_some(OpenCount { ino: ino.0, count })
+        };
+        let mut opens: Vec<OpenCount> = self.files.borrow().iter().filter_map(opens).collect();
+        opens.sort_unstable_by_key(|open| open.ino);
+        for part in opens.chunks(RECLAIMED_AT_ONCE) {
+            let ping = PingRequest { opens: part.to_vec(), reclaimed: false };
+            let _: EmptyReply = self.ask(Kind::Ping, &ping).await?;
+        }
+        let _: EmptyReply = self.ask(Kind::Ping, &PingRequest { opens: Vec::new(), reclaimed: true }).await?;
+        Ok(())
+    }
+
+    async fn ping(&self) -> Result<(), Failure> {
+        let _: EmptyReply = self.ask(Kind::Ping, &PingRequest::default()).await?;
+        if self.restarts.owes_opens.take() {
+            self.reclaim().await.inspect_err(|_| self.restarts.owes_opens.set(true))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the service that this client lives.
+    pub(crate) async fn lease_task(self: Rc<Self>, lease: Duration) {
+        while !self.closed.get() && !self.has_ended() {
+            if let Err(failure) = self.ping().await {
+                tracing::debug!(%failure, "the service was not told that this client lives");
+            }
+            self.env.sleep(lease / PINGS).await;
+        }
+    }
+
+    /// Fails, once, when writes of a file were lost.
+    pub(crate) fn report_lost(&self, ino: Ino) -> Result<(), Failure> {
+        let was_lost =
+            self.files.borrow().get(&ino).is_some_and(|state| std::mem::take(&mut state.borrow_mut().lost));
+        if !was_lost {
+            return Ok(());
+        }
+        self.forget_idle(ino);
+        let failure = lost(&format!("data written to inode {ino}"));
+        tracing::error!(%failure, "an fsync fails for it");
+        Err(failure)
+    }
+}

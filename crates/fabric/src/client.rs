@@ -1,0 +1,236 @@
+//! The client's end: many requests on one connection, which is made again when it is lost.
+//!
+//! A request waits until its reply comes, over as many connections as that takes. It is sent again as it was, with the
+//! same session and sequence, so that the services answer what they did already with the stored result.
+
+use crate::frame::{Outbox, Receiver};
+use crate::greeting::{Greeting, WELCOME_HEAD_BYTES, Welcome};
+use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
+use crate::{HANDSHAKE, REQUESTS};
+use futures_util::future::{Either, select};
+use penstock_base::env::timeout;
+use penstock_base::{Env, Kind as Todo, LocalBoxFuture};
+use penstock_wire::{Failure, Frame, Kind, Transport};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+/// Pauses between attempts to connect.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// A request whose payload was damaged on its way so often is given up: it is damaged where it comes from.
+const DAMAGED_MOST: u32 = 3;
+
+/// A stream to the server and the server's token, or where it failed and why.
+pub type Dialled = Result<(Rc<dyn Link>, String), String>;
+
+/// Where the server is, found anew for each connection: after a restart it may listen elsewhere.
+pub trait Dial {
+    /// Connects.
+    fn dial(&self) -> LocalBoxFuture<'_, Dialled>;
+}
+
+/// A server in another process.
+pub struct Remote {
+    env: Env,
+    dial: Rc<dyn Dial>,
+    waiting: RefCell<BTreeMap<u64, Waiting>>,
+    next: Cell<u64>,
+    permits: Semaphore,
+    outbox: RefCell<Outbox<()>>,
+    wake: Notify,
+    connected: Cell<bool>,
+    closed: Cell<bool>,
+    closing: Notify,
+}
+
+struct Waiting {
+    request: Frame,
+    reply: oneshot::Sender<Result<Frame, Failure>>,
+    damaged: u32,
+}
+
+impl Remote {
+    /// Connects for the first time; what keeps it from that is told. Later it connects by itself.
+    pub async fn connect(env: &Env, dial: Rc<dyn Dial>) -> Result<Rc<Self>, Failure> {
+        let link = open(env, &*dial).await.map_err(|why| Failure::new(Todo::Denied, why))?;
+        let remote = Rc::new(Self {
+            env: env.clone(),
+            dial,
+            waiting: RefCell::default(),
+            next: Cell::new(1),
+            permits: Semaphore::new(REQUESTS),
+            outbox: RefCell::default(),
+            wake: Notify::new(),
+            connected: Cell::new(false),
+            closed: Cell::new(false),
+            closing: Notify::new(),
+        });
+        env.spawn("connection", Box::pin(remote.clone().keep(link)));
+        Ok(remote)
+    }
+
+    /// Whether there is a connection now.
+    pub fn is_connected(&self) -> bool {
+        self.connected.get()
+    }
+
+    /// Ends it. Requests that wait fail.
+    pub fn close(&self) {
+        self.closed.set(true);
+        self.closing.notify_one();
+    }
+
+    /// Keeps a connection until this is closed.
+    async fn keep(self: Rc<Self>, first: Rc<dyn Link>) {
+        {
+            let run = pin!(self.reconnect(first));
+            let closing = pin!(self.closing.notified());
+            select(run, closing).await;
+        }
+        self.connected.set(false);
+        self.waiting.take();
+    }
+
+    async fn reconnect(&self, first: Rc<dyn Link>) {
+        let mut link = first;
+        loop {
+            self.connected.set(true);
+            let why = self.run(&*link).await;
+            self.connected.set(false);
+            link.close();
+            tracing::warn!(%why, "the connection to the service was lost; it is made again");
+            let mut pause = FIRST_PAUSE;
+            let mut told = false;
+            link = loop {
+                // Not all clients of a server at once.
+                let part = self.env.random() % 1000;
+                self.env.sleep(pause / 2 + pause * part as u32 / 2000).await;
+                match open(&self.env, &*self.dial).await {
+                    Ok(link) => break link,
+                    Err(why) if !std::mem::replace(&mut told, true) => {
+                        tracing::warn!(%why, "the service is not reached; it is tried again until it is");
+                    }
+                    Err(_) => {}
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            };
+            tracing::info!("connected again");
+        }
+    }
+
+    /// Sends everything that waits, and uses the connection until it is lost.
+    async fn run(&self, link: &dyn Link) -> Lost {
+        *self.outbox.borrow_mut() = Outbox::default();
+        for waiting in self.waiting.borrow().values() {
+            self.outbox.borrow_mut().push(waiting.request.clone(), ());
+        }
+        let receiving = pin!(self.receive_all(link));
+        let sending = pin!(send(&self.env, link, &self.outbox, &self.wake, false));
+        match select(receiving, sending).await {
+            Either::Left((why, _)) | Either::Right((why, _)) => why,
+        }
+    }
+
+    async fn receive_all(&self, link: &dyn Link) -> Lost {
+        let mut receiver = Receiver::default();
+        loop {
+            let frame = match receive(link, &mut receiver).await {
+                Ok(frame) => frame,
+                Err(Lost::Frame(error)) => {
+                    self.note_damaged(error.damaged_request(), &error.to_string());
+                    return error.into();
+                }
+                Err(why) => return why,
+            };
+            if frame.header.kind == Kind::Closing {
+                let why = String::from_utf8_lossy(&frame.body).into_owned();
+                self.note_damaged(frame.header.request, &why);
+                return Lost::Said(why);
+            }
+            if !frame.header.reply {
+                return Lost::Said("a request where a reply is due".into());
+            }
+            // Whoever asked may have gone.
+            if let Some(waiting) = self.waiting.borrow_mut().remove(&frame.header.request) {
+                let _ = waiting.reply.send(Ok(frame));
+            }
+        }
+    }
+
+    /// A request's payload, or its reply's, was damaged on its way: it is sent again, but not for ever.
+    fn note_damaged(&self, request: u64, why: &str) {
+        let mut waiting = self.waiting.borrow_mut();
+        let Some(found) = waiting.get_mut(&request) else { return };
+        found.damaged += 1;
+        if found.damaged >= DAMAGED_MOST
+            && let Some(found) = waiting.remove(&request)
+        {
+            let _ = found.reply.send(Err(Failure::new(Todo::Corrupt, why)));
+        }
+    }
+}
+
+/// Connects and is let in.
+async fn open(env: &Env, dial: &dyn Dial) -> Result<Rc<dyn Link>, String> {
+    let (link, token) = dial.dial().await?;
+    let greeting = Greeting::new(&token).ok_or("the token is not one: it has 64 characters")?;
+    let exchange = async {
+        send_all(&*link, &greeting.encode()).await?;
+        let mut head = [0; WELCOME_HEAD_BYTES];
+        receive_exact(&*link, &mut head).await?;
+        let len = Welcome::reason_bytes(&head).map_err(crate::FrameError::from)?;
+        let mut bytes = head.to_vec();
+        bytes.resize(WELCOME_HEAD_BYTES + len, 0);
+        receive_exact(&*link, &mut bytes[WELCOME_HEAD_BYTES..]).await?;
+        Ok::<_, Lost>(Welcome::decode(&bytes).map_err(crate::FrameError::from)?)
+    };
+    let result = match timeout(env, HANDSHAKE, exchange).await {
+        Some(Ok(Welcome { version: 0, reason })) => Err(format!("the server refuses: {reason}")),
+        Some(Ok(_)) => Ok(()),
+        Some(Err(why)) => Err(format!("the first exchange failed: {why}")),
+        None => Err(format!("the server did not answer within {} s", HANDSHAKE.as_secs())),
+    };
+    match result {
+        Ok(()) => Ok(link),
+        Err(why) => {
+            link.close();
+            Err(why)
+        }
+    }
+}
+
+/// Forgets a request whose caller has gone.
+struct Forget<'a>(&'a Remote, u64);
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.borrow_mut().remove(&self.1);
+    }
+}
+
+impl Transport for Remote {
+    fn call(&self, mut request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
+        Box::pin(async move {
+            let closed = || Failure::new(Todo::Internal, "the connection to the service was closed");
+            let _permit = self.permits.acquire().await.map_err(|_| closed())?;
+            if self.closed.get() {
+                return Err(closed());
+            }
+            let number = self.next.get();
+            self.next.set(number + 1);
+            request.header.request = number;
+            let (reply, answer) = oneshot::channel();
+            if self.connected.get() {
+                self.outbox.borrow_mut().push(request.clone(), ());
+                self.wake.notify_one();
+            }
+            self.waiting.borrow_mut().insert(number, Waiting { request, reply, damaged: 0 });
+            let _forget = Forget(self, number);
+            answer.await.map_err(|_| closed())?
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! Connections between processes: frames over a stream of bytes, the first exchange, a server and a client that
+//! connects again. Format: docs/format/wire.md.
+//!
+//! Owns framing, bounds, and who may connect. Knows nothing of what requests mean, but for one thing: payload comes from
+//! another memory here, so every block is verified against the checksum that the body has for it, where frames are
+//! received, and whoever takes a frame from this crate has verified blocks.
+//!
+//! Framing and the first exchange are pure; a [`Link`] is the stream below them, TCP on a worker or a simulated one.
+//!
+//! Invariants: no length is believed before it is bounded; payload is received into block-aligned memory and sent from
+//! where it lies; whatever is wrong closes the connection, with a reason that both sides log; a connection holds at most
+//! [`REQUESTS`] requests, and of their payloads and replies at most [`BYTES`], until their replies are sent.
+#![forbid(unsafe_code)]
+
+mod client;
+mod frame;
+pub mod greeting;
+mod link;
+mod server;
+mod tcp;
+
+pub use client::{Dial, Dialled, Remote};
+pub use frame::{FrameError, Outbox, Receiver};
+pub use link::Link;
+pub use server::Server;
+pub use tcp::{Listener, check_address, dial};
+
+use std::time::Duration;
+
+/// Longest body of a message.
+pub const BODY_BYTES: usize = 1 << 20;
+/// Longest payload of a message.
+pub const PAYLOAD_BYTES: usize = 4 << 20;
+/// Requests of one connection that are being done or wait for their replies to be sent.
+pub const REQUESTS: usize = 128;
+/// Payload of those requests and of their replies.
+pub const BYTES: usize = 32 << 20;
+/// Connections of one server.
+pub const CONNECTIONS: usize = 64;
+/// Time for the first exchange.
+pub const HANDSHAKE: Duration = Duration::from_secs(5);
+/// A connection that takes nothing of what is to be sent for this long is closed.
+pub const SEND_PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,75 @@
+//! Leases of sessions: a client of another process that is silent for too long is ended.
+
+use crate::admin::AdminError;
+use crate::assemble::Node;
+use crate::events::{EventKind, Severity};
+use crate::report::SessionReport;
+use penstock_meta::{MetaError, SessionInfo};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Looks in a lease: a session ends at most this part of its lease late.
+const LOOKS: u32 = 5;
+
+impl Node {
+    /// Sets how long a client of another process may be silent. At the start, before there are any.
+    pub fn set_lease(&self, lease: Duration) {
+        self.meta.set_lease(lease);
+    }
+
+    /// Sessions of clients, as reports.
+    pub fn session_reports(&self) -> Vec<SessionReport> {
+        let report = |session: SessionInfo| SessionReport {
+            id: session.id,
+            client: session.client,
+            mount: session.mount,
+            remote: session.remote,
+            silent_ms: u64::try_from(session.silent.as_millis()).unwrap_or(u64::MAX),
+            open_inodes: session.open_inodes,
+        };
+        self.meta.sessions().into_iter().map(report).collect()
+    }
+
+    /// The client of this process with that session mounts at `path`; refused while another one does.
+    pub fn claim_mount(&self, session: u64, path: &str) -> Result<(), MetaError> {
+        self.meta.claim_mount(session, path)
+    }
+
+    /// It does not mount any more.
+    pub fn release_mount(&self, session: u64) {
+        self.meta.release_mount(session);
+    }
+
+    /// Refuses a repair while somebody has the file system mounted: kernels keep names and attributes of a mount, which
+    /// a repair may change behind them.
+    pub fn refuse_while_mounted(&self) -> Result<(), AdminError> {
+        let holds = |session: &SessionInfo| session.remote || !session.mount.is_empty();
+        match self.meta.sessions().into_iter().find(holds) {
+            None => Ok(()),
+            Some(session) => Err(AdminError::Refused(format!(
+                "nothing was repaired: the file system is mounted at {} by {}; `penstock umount` takes it away",
+                session.mount, session.client
+            ))),
+        }
+    }
+
+    pub(crate) async fn lease_task(self: Rc<Self>) {
+        while !self.meta.is_stopped() {
+            let (lease, before) = (self.meta.lease(), self.env.now());
+            self.env.sleep(lease / LOOKS).await;
+            // This process was stopped, or had more to do than it could: it did not hear anybody either.
+            if self.env.now() - before > lease / LOOKS * 2 {
+                self.meta.renew_leases();
+                continue;
+            }
+            let silent = |session: &SessionInfo| session.remote && session.silent > lease;
+            for session in self.meta.sessions().into_iter().filter(silent) {
+                let text = format!("{session} was silent for {} s and has ended", session.silent.as_secs());
+                self.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
+                if let Err(error) = self.meta.end_session(session.id).await {
+                    tracing::warn!(%error, session = session.id, "rows of a session stay until the next start");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Clients in other processes: connections that break, sessions that end, and a service that is started again.
+
+use crate::machine::{Machine, Site};
+use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
+use penstock_client::{Client, Failure};
+use penstock_fabric::{Dial, Dialled, Link, Remote, Server};
+use penstock_node::ForOthers;
+use penstock_sim::{SimLink, World};
+use penstock_wire::names::{HelloRequest, MakeRequest, NameRequest, RenameRequest};
+use penstock_wire::{Frame, Kind, SLOTS};
+use prost::Message;
+use std::cell::{Cell, RefCell};
+use std::io::IoSlice;
+use std::rc::Rc;
+use std::time::Duration;
+
+const EIO: u16 = 5;
+const EBUSY: u16 = 16;
+const ESTALE: u16 = 116;
+
+fn token() -> String {
+    "0123456789abcdef".repeat(4)
+}
+
+/// The way to a server that may be another one next time.
+struct Way {
+    world: World,
+    server: RefCell<Option<Rc<Server>>>,
+    token: RefCell<String>,
+    links: RefCell<Vec<Rc<SimLink>>>,
+}
+
+impl Way {
+    fn new(machine: &Machine) -> Rc<Self> {
+        let way = Self {
+            world: machine.world.clone(),
+            server: RefCell::default(),
+            token: RefCell::new(token()),
+            links: RefCell::default(),
+        };
+        way.lead_to(machine);
+        Rc::new(way)
+    }
+
+    fn lead_to(&self, machine: &Machine) {
+        let server = Server::new(&machine.env, ForOthers::new(machine.node.clone()), &token());
+        *self.server.borrow_mut() = Some(server);
+    }
+
+    fn open(&self) -> Result<Rc<SimLink>, String> {
+        let server = self.server.borrow().clone().ok_or("nobody listens")?;
+        let (mine, theirs) = SimLink::pair(&self.world);
+        server.accept(theirs, "the test".into());
+        self.links.borrow_mut().push(mine.clone());
+        Ok(mine)
+    }
+
+    fn last(&self) -> Rc<SimLink> {
+        self.links.borrow().last().unwrap().clone()
+    }
+}
+
+impl Dial for Way {
+    fn dial(&self) -> LocalBoxFuture<'_, Dialled> {
+        Box::pin(async { Ok((self.open()? as Rc<dyn Link>, self.token.borrow().clone())) })
+    }
+}
+
+async fn mount(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>) {
+    let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+    let client = Client::connect_to_mount(&machine.env, remote.clone(), "the test", "/mnt").await.unwrap();
+    (client, remote)
+}
+
+fn on_machine(seed: u64, test: impl AsyncFnOnce(&Site, Machine)) {
+    let site = Site::new();
+    let world = World::new(seed);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        test(&site, machine).await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+async fn make(client: &Client, name: &str) -> Result<Ino, Failure> {
+    let (dir, mode) = (client.root().0, 0o100_644);
+    let request = MakeRequest { dir, name: name.into(), mode, open: true, ..MakeRequest::default() };
+    Ok(Ino(client.make(request).await?.ino))
+}
+
+async fn read(client: &Client, ino: Ino) -> Vec<u8> {
+    let parts = client.read(ino, 0, 1 << 20).await.unwrap();
+    parts.iter().flat_map(|part| part.to_vec()).collect()
+}
+
+/// What one writer does; each step fails if it is done twice or not at all.
+async fn live(client: &Client, number: usize) {
+    let root = client.root();
+    for round in 0..8 {
+        let (name, moved) = (format!("new-{number}"), format!("kept-{number}-{round}"));
+        let ino = make(client, &name).await.unwrap();
+        let bytes = vec![(number * 16 + round) as u8; 5000 + number * 4001];
+        client.write(ino, 0, &bytes).await.unwrap();
+        let request = RenameRequest {
+            dir: root.0,
+            name: name.into(),
+            new_dir: root.0,
+            new_name: moved.clone().into(),
+            no_replace: true,
+            exchange: false,
+        };
+        client.rename(request).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        assert_eq!(read(client, ino).await, bytes);
+        client.release(ino).await.unwrap();
+        if round % 2 == 1 {
+            client.unlink(root, moved.as_bytes(), false).await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_request_is_done_once_over_connections_that_break() {
+    on_machine(80, async |_, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let done = Rc::new(Cell::new(false));
+        let (env, breaks, world, over) =
+            (machine.env.clone(), way.clone(), machine.world.clone(), done.clone());
+        let breaker = async move {
+            while !over.get() {
+                env.sleep(Duration::from_micros(200 + world.below(4000))).await;
+                match world.below(3) {
+                    0 => breaks.last().damage(world.below(9000) as usize),
+                    _ => breaks.last().cut(),
+                }
+            }
+        };
+        machine.env.spawn("breaker", Box::pin(breaker));
+        futures_util::future::join_all((0..12).map(|number| live(&client, number))).await;
+        done.set(true);
+        assert!(way.links.borrow().len() > 10, "{} connections", way.links.borrow().len());
+        client.close().await.unwrap();
+        assert_eq!(machine.node.session_reports().len(), 1, "the machine's own client is left");
+        remote.close();
+        machine.audit().await;
+        machine.stop().await;
+    });
+}
+
+#[test]
+fn strangers_are_told_why_and_cost_nothing() {
+    on_machine(81, async |_, machine| {
+        let way = Way::new(&machine);
+        *way.token.borrow_mut() = "f".repeat(64);
+        let refused = Remote::connect(&machine.env, way.clone()).await.map(|_| ()).unwrap_err();
+        assert!(refused.message.contains("token"), "{refused}");
+        *way.token.borrow_mut() = token();
+        let says = |link: &SimLink, bytes: &[u8]| {
+            let mut rest = bytes;
+            while !rest.is_empty() {
+                rest = &rest[link.try_write(&[IoSlice::new(rest)]).unwrap()..];
+            }
+        };
+        let greeting = penstock_fabric::greeting::Greeting::new(&token()).unwrap().encode();
+        let frame = Frame::request(Kind::Write, vec![1; 100], Vec::new());
+        let head = |body: u32, payload: u32| {
+            let mut bytes = frame.header.encode(&frame.body);
+            bytes[12..16].copy_from_slice(&body.to_le_bytes());
+            bytes[16..20].copy_from_slice(&payload.to_le_bytes());
+            bytes
+        };
+        let server = way.server.borrow().clone().unwrap();
+        for bytes in [
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+            [&greeting[..], &[7; 500]].concat(),
+            [&greeting[..], &head(u32::MAX, 0)].concat(),
+            [&greeting[..], &head(100, u32::MAX)].concat(),
+            // A request without a session, and half of another one.
+            [&greeting[..], &frame.header.encode(&frame.body)[..50]].concat(),
+            greeting[..20].to_vec(),
+        ] {
+            let link = way.open().unwrap();
+            assert_eq!(server.connections(), 1);
+            says(&link, &bytes);
+            machine.env.sleep(Duration::from_millis(1)).await;
+            link.close();
+            machine.env.sleep(Duration::from_secs(10)).await;
+            assert_eq!(server.connections(), 0);
+        }
+        // Who says nothing has little time.
+        let _silent = way.open().unwrap();
+        machine.env.sleep(penstock_fabric::HANDSHAKE * 2).await;
+        assert_eq!(server.connections(), 0);
+        machine.stop().await;
+    });
+}
+
+async fn session(machine: &Machine) -> u64 {
+    let hello = HelloRequest { oldest_version: 1, newest_version: 1, ..HelloRequest::default() };
+    let request = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
+    let reply = machine.node.serve(request, true).await.into_result().unwrap().0;
+    penstock_wire::names::HelloReply::decode(&reply[..]).unwrap().session
+}
+
+#[test]
+fn a_repeat_is_answered_and_not_done_again() {
+    on_machine(82, async |_, machine| {
+        let session = session(&machine).await;
+        let root = machine.client.root().0;
+        let request = |kind: Kind, sequence: u64, body: Vec<u8>| {
+            let mut frame = Frame::request(kind, body, Vec::new());
+            (frame.header.session, frame.header.sequence) = (session, sequence);
+            async { machine.node.serve(frame, true).await.into_result().map(|(body, _)| body) }
+        };
+        let name =
+            |name: &str| NameRequest { dir: root, name: name.into(), directory: false }.encode_to_vec();
+        let file = |name: &str| {
+            let (name, mode) = (name.into(), 0o100_644);
+            MakeRequest { dir: root, name, mode, ..MakeRequest::default() }.encode_to_vec()
+        };
+        // Both at once, as after a connection that was lost in the middle.
+        let twice = (request(Kind::Make, SLOTS + 5, file("a")), request(Kind::Make, SLOTS + 5, file("a")));
+        let (one, other) = futures_util::future::join(twice.0, twice.1).await;
+        assert_eq!((one.is_ok(), one), (true, other));
+        request(Kind::Unlink, SLOTS + 6, name("a")).await.unwrap();
+        request(Kind::Make, SLOTS + 5, file("a")).await.unwrap();
+        let missing = request(Kind::Unlink, SLOTS + 7, name("a")).await.unwrap_err();
+        assert_eq!(missing.errno, 2, "the repeat made nothing");
+        // A failure is a result too.
+        request(Kind::Make, SLOTS + 8, file("a")).await.unwrap();
+        assert_eq!(request(Kind::Unlink, SLOTS + 7, name("a")).await.unwrap_err(), missing);
+        // A request whose slot was used again comes too late to be done.
+        request(Kind::Unlink, 2 * SLOTS + 6, name("a")).await.unwrap();
+        request(Kind::Make, 2 * SLOTS + 5, file("a")).await.unwrap();
+        let late = request(Kind::Unlink, SLOTS + 6, name("a")).await.unwrap_err();
+        assert!(late.message.contains("slot"), "{late}");
+        machine
+            .node
+            .serve(Frame::request(Kind::Sync, Vec::new(), Vec::new()), true)
+            .await
+            .into_result()
+            .unwrap_err();
+        machine.stop().await;
+    });
+}
+
+#[test]
+fn a_silent_client_loses_its_session_and_what_it_had_open() {
+    on_machine(83, async |_, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let ino = make(&client, "gone").await.unwrap();
+        client.write(ino, 0, &[7; 50_000]).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        client.unlink(client.root(), b"gone", false).await.unwrap();
+        let lease = penstock_meta::LEASE;
+        machine.env.sleep(lease * 4).await;
+        assert_eq!(read(&client, ino).await, [7; 50_000], "a client that lives keeps its session");
+        // Another mount, of another process or of this one, is refused by name.
+        let other = Remote::connect(&machine.env, way.clone()).await.unwrap();
+        let another = Client::connect_to_mount(&machine.env, other.clone(), "another", "/other").await;
+        let refused = another.map(|_| ()).unwrap_err();
+        assert!(refused.errno == EBUSY && refused.message.contains("/mnt"), "{refused}");
+        assert!(machine.node.claim_mount(machine.client.session(), "/here").is_err());
+        // It is cut off.
+        let server = way.server.borrow_mut().take();
+        way.last().cut();
+        way.links.borrow().iter().for_each(|link| link.cut());
+        machine.env.sleep(lease * 2).await;
+        let silent = machine.node.session_reports();
+        assert!(silent.iter().all(|session| !session.remote), "{silent:?}");
+        *way.server.borrow_mut() = server;
+        assert_eq!(client.get_attr(ino).await.unwrap_err().errno, ESTALE);
+        assert_eq!(client.get_attr(client.root()).await.unwrap_err().kind, Todo::Ended);
+        assert!(client.has_ended());
+        machine.node.claim_mount(machine.client.session(), "/here").unwrap();
+        machine.node.release_mount(machine.client.session());
+        remote.close();
+        other.close();
+        machine.audit().await;
+        let gone = machine.client.get_attr(ino).await.unwrap_err();
+        assert_eq!(gone.errno, ESTALE, "the file that it had open is reaped");
+        machine.stop().await;
+    });
+}
+
+#[test]
+fn a_client_lives_over_a_restart_and_says_what_is_lost() {
+    on_machine(84, async |site, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let root = client.root();
+        let ino = make(&client, "file").await.unwrap();
+        let open = make(&client, "open").await.unwrap();
+        for file in [ino, open] {
+            client.write(file, 0, &[1; 10_000]).await.unwrap();
+            client.fsync(file).await.unwrap();
+        }
+        client.unlink(root, b"open", false).await.unwrap();
+        client.sync().await.unwrap();
+        client.write(ino, 10_000, &[2; 10_000]).await.unwrap();
+        // The process that serves is killed, and started again.
+        let server = way.server.borrow_mut().take().unwrap();
+        server.stop();
+        machine.node.abandon();
+        drop(machine);
+        let world = way.world.clone();
+        world.env().sleep(Duration::from_secs(3)).await;
+        let machine = site.start(&world, &[]).await.unwrap();
+        way.lead_to(&machine);
+        let failure = client.fsync(ino).await.unwrap_err();
+        assert_eq!(failure.errno, EIO, "{failure}");
+        client.fsync(ino).await.unwrap();
+        assert_eq!(read(&client, ino).await, [1; 10_000], "what was synced is there");
+        client.write(ino, 10_000, &[3; 10_000]).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        assert_eq!(read(&client, ino).await[10_000..], [3; 10_000]);
+        world.env().sleep(penstock_meta::LEASE * 2).await;
+        assert_eq!(read(&client, open).await, [1; 10_000], "what was open is open");
+        client.release(open).await.unwrap();
+        client.release(ino).await.unwrap();
+        client.close().await.unwrap();
+        remote.close();
+        machine.audit().await;
+        assert_eq!(machine.client.get_attr(open).await.unwrap_err().errno, ESTALE);
+        machine.stop().await;
+    });
+}

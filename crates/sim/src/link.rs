@@ -1,0 +1,128 @@
+//! A stream of bytes between two ends in one world: it takes and gives parts of any length, holds little, and breaks
+//! when told to, with what is on its way.
+
+use crate::World;
+use penstock_base::LocalBoxFuture;
+use penstock_fabric::Link;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::rc::Rc;
+use tokio::sync::Notify;
+
+/// Bytes on their way in one direction.
+const CAPACITY: usize = 64 << 10;
+
+#[derive(Default)]
+struct Pipe {
+    bytes: RefCell<VecDeque<u8>>,
+    closed: Cell<bool>,
+    came: Notify,
+    went: Notify,
+    /// A bit of the byte that is this many bytes away is flipped.
+    damage_in: Cell<Option<usize>>,
+}
+
+/// One end.
+pub struct SimLink {
+    world: World,
+    reads: Rc<Pipe>,
+    writes: Rc<Pipe>,
+}
+
+impl SimLink {
+    /// Both ends of a stream.
+    pub fn pair(world: &World) -> (Rc<Self>, Rc<Self>) {
+        let (there, back): (Rc<Pipe>, Rc<Pipe>) = Default::default();
+        let one = Self { world: world.clone(), reads: back.clone(), writes: there.clone() };
+        let other = Self { world: world.clone(), reads: there, writes: back };
+        (Rc::new(one), Rc::new(other))
+    }
+
+    /// Breaks it: what is on its way is lost.
+    pub fn cut(&self) {
+        for pipe in [&self.reads, &self.writes] {
+            pipe.bytes.borrow_mut().clear();
+        }
+        self.close();
+    }
+
+    /// Flips a bit of the byte that is written `after` bytes from now.
+    pub fn damage(&self, after: usize) {
+        self.writes.damage_in.set(Some(after));
+    }
+
+    fn part(&self, most: usize) -> usize {
+        1 + self.world.below(most as u64) as usize
+    }
+}
+
+impl Link for SimLink {
+    fn try_read(&self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let pipe = &self.reads;
+        let mut bytes = pipe.bytes.borrow_mut();
+        let wanted = spaces.iter().map(|space| space.len()).sum::<usize>().min(bytes.len());
+        if wanted == 0 {
+            return if pipe.closed.get() { Ok(0) } else { Err(ErrorKind::WouldBlock.into()) };
+        }
+        let count = self.part(wanted);
+        let mut rest = count;
+        for space in spaces {
+            let part = rest.min(space.len());
+            bytes.drain(..part).zip(&mut space[..part]).for_each(|(byte, place)| *place = byte);
+            rest -= part;
+        }
+        pipe.went.notify_one();
+        Ok(count)
+    }
+
+    fn try_write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let pipe = &self.writes;
+        if pipe.closed.get() {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        let mut bytes = pipe.bytes.borrow_mut();
+        let all = parts.iter().map(|part| part.len()).sum::<usize>();
+        let room = all.min(CAPACITY - bytes.len());
+        if room == 0 {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let count = self.part(room);
+        let from = bytes.len();
+        bytes.extend(parts.iter().flat_map(|part| part.iter()).take(count));
+        if let Some(after) = pipe.damage_in.get() {
+            pipe.damage_in.set(after.checked_sub(count));
+            if after < count {
+                bytes[from + after] ^= 1;
+            }
+        }
+        pipe.came.notify_one();
+        Ok(count)
+    }
+
+    fn readable(&self) -> LocalBoxFuture<'_, io::Result<()>> {
+        Box::pin(async {
+            while self.reads.bytes.borrow().is_empty() && !self.reads.closed.get() {
+                self.reads.came.notified().await;
+            }
+            Ok(())
+        })
+    }
+
+    fn writable(&self) -> LocalBoxFuture<'_, io::Result<()>> {
+        Box::pin(async {
+            while self.writes.bytes.borrow().len() == CAPACITY && !self.writes.closed.get() {
+                self.writes.went.notified().await;
+            }
+            Ok(())
+        })
+    }
+
+    fn close(&self) {
+        for pipe in [&self.reads, &self.writes] {
+            pipe.closed.set(true);
+            pipe.came.notify_one();
+            pipe.went.notify_one();
+        }
+    }
+}

@@ -203,13 +203,15 @@ pub struct SessionRow {
     pub client: String,
     /// Where it mounts, for people.
     pub mount: String,
+    /// Milliseconds that it may be silent; 0 without a bound, for a client of this process.
+    pub lease_ms: u32,
 }
 
 impl SessionRow {
     /// The row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(FORMAT).bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
+        enc.u8(FORMAT).u32(self.lease_ms).bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
         enc.finish()
     }
 
@@ -220,7 +222,8 @@ impl SessionRow {
         if format != FORMAT {
             return Err(dec.unknown("format", format.into()));
         }
-        Ok(Self { client: dec.text()?, mount: dec.text()? })
+        let lease_ms = dec.u32()?;
+        Ok(Self { client: dec.text()?, mount: dec.text()?, lease_ms })
     }
 }
 

@@ -114,14 +114,14 @@ impl MetaTarget {
         };
         let mut writes = WriteSet::new();
         writes.put(fs_key(), row);
-        let who = SessionRow { client: request.client, mount: request.mount };
-        self.begin_session(session, who, remote, &mut writes)?;
+        let lease_ms = if remote { self.lease().as_millis() as u32 } else { 0 };
+        let who = SessionRow { client: request.client, mount: request.mount, lease_ms };
+        self.begin_session(session, who, &mut writes)?;
         if let Err(error) = self.commit(Request::default(), writes, Vec::new(), &[]).await {
             self.forget_session(session);
             return Err(error);
         }
         let chunk_blocks = self.fs.borrow().chunk_blocks;
-        let lease_ms = if remote { self.lease().as_millis() as u32 } else { 0 };
         Ok(HelloReply { version: mine, session, root: ROOT.0, chunk_blocks, lease_ms }.encode_to_vec())
     }
 }

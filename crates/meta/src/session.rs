@@ -36,8 +36,6 @@ type Outcome = Result<Vec<u8>, Failure>;
 #[derive(Default)]
 struct Session {
     who: SessionRow,
-    /// Its client lives in another process.
-    remote: bool,
     /// It came over a restart, and has not opened again what it had open.
     owes_opens: bool,
     /// When a request of it last came or ended.
@@ -58,8 +56,8 @@ pub struct SessionInfo {
     pub client: String,
     /// Where it mounts; empty when it does not.
     pub mount: String,
-    /// Whether its client lives in another process.
-    pub remote: bool,
+    /// How long its client may be silent; none for a client of this process.
+    pub lease: Option<Duration>,
     /// Since when nothing was heard of it.
     pub silent: Duration,
     /// Inodes that it has open.
@@ -99,8 +97,7 @@ impl Sessions {
         for_each(kv, all_sessions(), |key, value| {
             // What cannot be read ends: its client is told.
             if let (Ok(id), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
-                let session =
-                    Session { who, remote: true, owes_opens: true, heard: now, ..Session::default() };
+                let session = Session { who, owes_opens: true, heard: now, ..Session::default() };
                 sessions.live.insert(id, session);
             }
             Ok::<_, MetaError>(())
@@ -155,12 +152,15 @@ impl Sessions {
         self.live.values().any(|session| session.owes_opens)
     }
 
-    /// Who has the file system mounted, other than `except`.
+    /// Who has the file system mounted, other than session `except` and the client `who` itself, whose first exchange
+    /// may come again after its reply was lost.
     ///
     /// Until clients have leases on what they keep, two mounts would not see each other's changes. So there is one at
     /// a time, and this is the only place that says so.
-    fn holder(&self, except: u64) -> Option<SessionInfo> {
-        let held = |(id, session): &(&u64, &Session)| **id != except && !session.who.mount.is_empty();
+    fn holder(&self, except: u64, who: &SessionRow) -> Option<SessionInfo> {
+        let held = |(id, session): &(&u64, &Session)| {
+            **id != except && !session.who.mount.is_empty() && session.who != *who
+        };
         self.live.iter().find(held).map(|(id, session)| session.info(*id, session.heard))
     }
 }
@@ -171,7 +171,7 @@ impl Session {
             id,
             client: self.who.client.clone(),
             mount: self.who.mount.clone(),
-            remote: self.remote,
+            lease: (self.who.lease_ms > 0).then(|| Duration::from_millis(self.who.lease_ms.into())),
             silent: if self.active > 0 { Duration::ZERO } else { now.saturating_sub(self.heard) },
             open_inodes: self.opens.len() as u64,
         }
@@ -213,20 +213,19 @@ impl MetaTarget {
         &self,
         id: u64,
         who: SessionRow,
-        remote: bool,
         writes: &mut WriteSet,
     ) -> Result<(), MetaError> {
         let mut sessions = self.sessions.borrow_mut();
         if !who.mount.is_empty()
-            && let Some(holder) = sessions.holder(id)
+            && let Some(holder) = sessions.holder(id, &who)
         {
             return Err(MetaError::Held(holder));
         }
-        if remote {
+        if who.lease_ms > 0 {
             writes.put(session_key(id), who.encode());
         }
         let heard = self.env.now();
-        sessions.live.insert(id, Session { who, remote, heard, ..Session::default() });
+        sessions.live.insert(id, Session { who, heard, ..Session::default() });
         Ok(())
     }
 
@@ -238,7 +237,7 @@ impl MetaTarget {
     /// A client of this process mounts at `path`. Refused while another client has the file system mounted.
     pub fn claim_mount(&self, session: u64, path: &str) -> Result<(), MetaError> {
         let mut sessions = self.sessions.borrow_mut();
-        if let Some(holder) = sessions.holder(session) {
+        if let Some(holder) = sessions.holder(session, &SessionRow::default()) {
             return Err(MetaError::Held(holder));
         }
         let found = sessions.live.get_mut(&session).ok_or(MetaError::Posix(Errno::STALE))?;
@@ -264,8 +263,7 @@ impl MetaTarget {
         self.lease.get()
     }
 
-    /// Sets how long a client of another process may be silent. Clients that are there learn it with their next
-    /// session only.
+    /// Sets how long a client of another process may be silent. Sessions that are there keep what they were given.
     pub fn set_lease(&self, lease: Duration) {
         self.lease.set(lease);
     }

@@ -23,7 +23,7 @@ impl Node {
             id: session.id,
             client: session.client,
             mount: session.mount,
-            remote: session.remote,
+            remote: session.lease.is_some(),
             silent_ms: u64::try_from(session.silent.as_millis()).unwrap_or(u64::MAX),
             open_inodes: session.open_inodes,
         };
@@ -43,7 +43,7 @@ impl Node {
     /// Refuses a repair while somebody has the file system mounted: kernels keep names and attributes of a mount, which
     /// a repair may change behind them.
     pub fn refuse_while_mounted(&self) -> Result<(), AdminError> {
-        let holds = |session: &SessionInfo| session.remote || !session.mount.is_empty();
+        let holds = |session: &SessionInfo| session.lease.is_some() || !session.mount.is_empty();
         match self.meta.sessions().into_iter().find(holds) {
             None => Ok(()),
             Some(session) => Err(AdminError::Refused(format!(
@@ -62,7 +62,7 @@ impl Node {
                 self.meta.renew_leases();
                 continue;
             }
-            let silent = |session: &SessionInfo| session.remote && session.silent > lease;
+            let silent = |session: &SessionInfo| session.lease.is_some_and(|lease| session.silent > lease);
             for session in self.meta.sessions().into_iter().filter(silent) {
                 let text = format!("{session} was silent for {} s and has ended", session.silent.as_secs());
                 self.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);

@@ -214,7 +214,7 @@ pub(super) const RESULT: Decoder = Decoder {
 pub(super) const SESSION: Decoder = Decoder {
     name: "session-row",
     most_bytes: 512,
-    seeds: || vec![meta::SessionRow { client: "host".into(), mount: "/m".into() }.encode()],
+    seeds: || vec![meta::SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 }.encode()],
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, meta::SessionRow::decode, meta::SessionRow::encode),
 };

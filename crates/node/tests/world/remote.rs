@@ -6,6 +6,7 @@ use penstock_client::{Client, Failure};
 use penstock_fabric::{Dial, Dialled, Link, Remote, Server};
 use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
+use penstock_wire::data::{ChunkRef, encode_read};
 use penstock_wire::names::{HelloRequest, MakeRequest, NameRequest, RenameRequest};
 use penstock_wire::{Frame, Kind, SLOTS};
 use prost::Message;
@@ -192,6 +193,42 @@ fn strangers_are_told_why_and_cost_nothing() {
         // Who says nothing has little time.
         let _silent = way.open().unwrap();
         machine.env.sleep(penstock_fabric::HANDSHAKE * 2).await;
+        assert_eq!(server.connections(), 0);
+        machine.stop().await;
+    });
+}
+
+#[test]
+fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
+    on_machine(85, async |_, machine| {
+        let way = Way::new(&machine);
+        let ino = make(&machine.client, "file").await.unwrap();
+        machine.client.write(ino, 0, &[7; 100_000]).await.unwrap();
+        machine.client.release(ino).await.unwrap();
+        let session = session(&machine).await;
+        let link = way.open().unwrap();
+        let mut stream = penstock_fabric::greeting::Greeting::new(&token()).unwrap().encode();
+        let blocks = ChunkRef { branch: 0, ino, chunk: 0, block: 0, count: 20, snapshot: 0, cut: 0 };
+        for number in 1..2000 {
+            let mut read = Frame::request(Kind::Read, encode_read(&blocks), Vec::new());
+            (read.header.session, read.header.request) = (session, number);
+            stream.extend(read.header.encode(&read.body));
+            stream.extend(read.body);
+        }
+        let server = way.server.borrow().clone().unwrap();
+        let (mut sent, mut waits) = (0, 0);
+        while waits < 20 {
+            match link.try_write(&[IoSlice::new(&stream[sent..])]) {
+                Ok(count) => (sent, waits) = (sent + count, 0),
+                Err(_) => waits += 1,
+            }
+            machine.env.sleep(Duration::from_millis(5)).await;
+        }
+        // What fits into the stream itself, and the requests that are done at once; far from all.
+        let most = (64 << 10) + (penstock_fabric::REQUESTS + 2) * 144 + 100;
+        assert!(sent > 64 << 10 && sent < most, "{sent} bytes were taken");
+        assert_eq!(server.connections(), 1);
+        machine.env.sleep(penstock_fabric::SEND_PATIENCE * 2).await;
         assert_eq!(server.connections(), 0);
         machine.stop().await;
     });

@@ -102,7 +102,7 @@ impl Server {
         let api = Api { worker, token, address: self.address };
         let body = move || {
             runtime.block_on(async move {
-                let signals = watch_signals(on_signal);
+                let signals = crate::signals::watch(on_signal);
                 let served = async {
                     let listener = tokio::net::TcpListener::from_std(self.listener)?;
                     axum::serve(listener, router(api)).await
@@ -118,22 +118,6 @@ impl Server {
             .spawn(body)
             .map(|_| ())
             .map_err(|error| ServerError(format!("no thread for the API: {error}")))
-    }
-}
-
-async fn watch_signals(on_signal: impl Fn()) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let both = signal(SignalKind::interrupt()).and_then(|int| Ok((int, signal(SignalKind::terminate())?)));
-    let (mut interrupt, mut terminate) = match both {
-        Ok(both) => both,
-        Err(error) => return tracing::error!(%error, "signals cannot be watched"),
-    };
-    loop {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        on_signal();
     }
 }
 

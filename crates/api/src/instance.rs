@@ -57,14 +57,22 @@ pub struct Instance {
     mounting: tokio::sync::Mutex<()>,
     dir: PathBuf,
     api_url: String,
+    tcp_address: String,
     jobs: RefCell<Vec<Job>>,
     next_job: Cell<u64>,
     stopping: Notify,
 }
 
 impl Instance {
-    /// An instance on `node`, reached at `api_url`.
-    pub fn new(env: &Env, node: Rc<Node>, client: Rc<Client>, dir: &Path, api_url: String) -> Rc<Self> {
+    /// An instance on `node`, reached at `api_url`, and by clients of other processes at `tcp_address`.
+    pub fn new(
+        env: &Env,
+        node: Rc<Node>,
+        client: Rc<Client>,
+        dir: &Path,
+        api_url: String,
+        tcp_address: String,
+    ) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),
             node,
@@ -74,6 +82,7 @@ impl Instance {
             mounting: tokio::sync::Mutex::default(),
             dir: dir.to_owned(),
             api_url,
+            tcp_address,
             jobs: RefCell::default(),
             next_job: Cell::new(1),
             stopping: Notify::new(),
@@ -90,6 +99,7 @@ impl Instance {
         let mut status = self.node.status();
         status.dir = self.dir.display().to_string();
         status.api_url.clone_from(&self.api_url);
+        status.tcp_address.clone_from(&self.tcp_address);
         status.mounts = self.mount.borrow().iter().map(|mount| mount.path().display().to_string()).collect();
         status
     }
@@ -120,8 +130,14 @@ impl Instance {
                 mount.path().display()
             )));
         }
-        let mount = Mount::start(&self.env, &self.client, path, &self.fuse_latency)
+        let session = self.client.session();
+        self.node
+            .claim_mount(session, &path.display().to_string())
             .map_err(|error| AdminError::Refused(error.to_string()))?;
+        let mount = Mount::start(&self.env, &self.client, path, &self.fuse_latency).map_err(|error| {
+            self.node.release_mount(session);
+            AdminError::Refused(error.to_string())
+        })?;
         *self.mount.borrow_mut() = Some(mount);
         self.event(Severity::Info, EventKind::Mounted, format!("mounted at {}", path.display()));
         Ok(())
@@ -147,6 +163,9 @@ impl Instance {
                 );
             }
         }
+        if rest.is_none() {
+            self.node.release_mount(self.client.session());
+        }
         *self.mount.borrow_mut() = rest;
         result.map_err(|error| AdminError::Refused(format!("{error}")))
     }
@@ -167,11 +186,8 @@ impl Instance {
     pub(crate) async fn check_fs(&self, repair: bool) -> Result<penstock_node::FsCheckReport, AdminError> {
         // Nobody mounts meanwhile.
         let _one = if repair { Some(self.mounting.lock().await) } else { None };
-        if repair && let Some(mount) = &*self.mount.borrow() {
-            return Err(AdminError::Refused(format!(
-                "nothing was repaired: the file system is mounted at {}; `penstock umount` takes it away",
-                mount.path().display()
-            )));
+        if repair {
+            self.node.refuse_while_mounted()?;
         }
         self.client
             .sync_all()

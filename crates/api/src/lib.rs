@@ -11,9 +11,11 @@ mod http;
 mod instance;
 mod metrics;
 mod openapi;
+mod signals;
 
 pub use http::{Server, ServerError};
 pub use instance::{Instance, Job, JobState, Task};
+pub use signals::on_signals;
 
 /// Removes a mount that a killed process left; empty directories are left alone.
 pub use penstock_fuse::{check_mount_point, is_stale, unmount_stale};

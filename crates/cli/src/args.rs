@@ -2,6 +2,7 @@
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use penstock_base::text::{parse_code, parse_size};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Parallel storage that keeps GPUs fed: drives protected by erasure code, files on top.
@@ -55,13 +56,16 @@ pub enum Command {
     /// File systems
     #[command(subcommand)]
     Fs(Fs),
-    /// Mount the file system of the running instance
-    Mount {
-        /// An empty directory
-        path: PathBuf,
+    /// Mount a file system of a running instance, by a process of its own
+    ///
+    /// The process speaks to the instance over TCP on loopback, and connects again when the instance was started again.
+    /// It ends when the file system is unmounted, or at SIGTERM. One mount at a time.
+    Mount(Mount),
+    /// Unmount
+    Umount {
+        /// Where it is mounted [default: the only mount of the instance]
+        path: Option<PathBuf>,
     },
-    /// Unmount it
-    Umount,
     /// Print what a shell reads to complete these commands
     Completion {
         /// The shell
@@ -79,6 +83,29 @@ pub enum Command {
     /// Benchmarks
     #[command(subcommand)]
     Bench(Bench),
+}
+
+/// Options of `mount`.
+#[derive(Debug, ClapArgs)]
+pub struct Mount {
+    /// The file system [default: main] and an empty directory
+    #[arg(required = true, num_args = 1..=2, value_name = "[FS] PATH")]
+    pub words: Vec<PathBuf>,
+    /// Address of the instance's listener for clients, instead of --dir or --api
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "token_file")]
+    pub tcp: Option<SocketAddr>,
+    /// File with the instance's token, for --tcp
+    #[arg(long, value_name = "FILE", requires = "tcp")]
+    pub token_file: Option<PathBuf>,
+    /// Return when it is mounted and go on in the background
+    #[arg(long)]
+    pub detach: bool,
+    /// What the background process prints [default: mount.log in the store's folder, or here]
+    #[arg(long, value_name = "FILE", requires = "detach")]
+    pub log: Option<PathBuf>,
+    /// What --detach starts
+    #[arg(long, hide = true)]
+    pub detached: bool,
 }
 
 /// Options of `up`.
@@ -101,6 +128,12 @@ pub struct Up {
     /// Loopback port of the REST API [default: any free one]
     #[arg(long, default_value_t = 0)]
     pub port: u16,
+    /// Where clients of other processes connect; loopback only, port 0 for any free one
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
+    pub tcp: SocketAddr,
+    /// Seconds without a word after which a client's session ends, and with it what it has open
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub lease: u32,
     /// Days from the end of one scrub of an array to the next; 0 for none by itself
     #[arg(long, default_value_t = 14, value_name = "N")]
     pub scrub_days: u32,

@@ -3,7 +3,7 @@
 use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
 use crate::folder::{DEFAULT, is_free};
 use crate::remote::Remote;
-use crate::{bundle, events, manual, show, up};
+use crate::{bundle, events, manual, mount, show, up};
 use anyhow::{Result, anyhow, bail};
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
@@ -25,6 +25,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let Args { dir, api, json, command } = args;
     match command {
         Command::Up(options) => return up::up(options, dir),
+        Command::Mount(options) => return mount::mount(options, dir, api),
+        Command::Umount { path: Some(path) } => {
+            return mount::umount(&path, dir.as_ref(), api.as_ref(), json);
+        }
         Command::Bench(Bench::Array { code }) => return bench_array(code, json),
         Command::Down { dir: named } => return down(named.or(dir), api.as_ref(), json),
         Command::Events { since, follow } => {
@@ -47,16 +51,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Drive(verb) => drive(&remote, verb, json),
         Command::Array(verb) => array(&remote, verb, json),
         Command::Fs(verb) => fs(&remote, verb, json),
-        Command::Mount { path } => {
-            let path = std::path::absolute(path)?;
-            let mounts: Vec<String> = remote.post("/v1/mounts", &json!({ "path": path }))?;
-            print(json, &mounts, |mounts| mounts.iter().for_each(|mount| println!("mounted at {mount}")))
-        }
-        Command::Umount => {
-            let mounts: Vec<String> = remote.delete("/v1/mounts")?;
-            print(json, &mounts, |_| println!("unmounted"))
-        }
+        Command::Umount { .. } => mount::umount_only(&remote, json),
         Command::Up(_)
+        | Command::Mount(_)
         | Command::Bench(_)
         | Command::Debug(_)
         | Command::Completion { .. }

@@ -26,6 +26,8 @@ pub const DEFAULT: &str = "./penstock-data";
 pub struct Run {
     pub pid: u32,
     pub api_url: String,
+    /// Where clients of other processes connect.
+    pub tcp_address: String,
     pub mounts: Vec<String>,
 }
 

@@ -21,6 +21,7 @@ mod commands;
 mod events;
 mod folder;
 mod manual;
+mod mount;
 mod remote;
 mod show;
 mod up;

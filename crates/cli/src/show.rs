@@ -3,7 +3,7 @@
 use penstock_bench::Line;
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
-    JobReport, LatencyReport, ScrubSummary, Severity, StatusReport,
+    JobReport, LatencyReport, ScrubSummary, SessionReport, Severity, StatusReport,
 };
 use std::io::{IsTerminal, Write};
 
@@ -37,9 +37,17 @@ pub fn status(status: &StatusReport) {
     println!("owed     {debt} stripes, {} copies of logs", status.redundancy_debt_carriers);
     println!("folder   {}", status.dir);
     println!("api      {}", status.api_url);
-    match status.mounts.as_slice() {
-        [] => println!("mounts   none"),
-        mounts => mounts.iter().for_each(|mount| println!("mounts   {mount}")),
+    println!("tcp      {}", status.tcp_address);
+    let mounts: Vec<_> = status.sessions.iter().filter(|session| !session.mount.is_empty()).collect();
+    if mounts.is_empty() {
+        println!("mounts   none");
+    }
+    for SessionReport { mount, client, silent_ms, remote, .. } in mounts {
+        let silent = match silent_ms / 1000 {
+            seconds if *remote && seconds > 0 => format!(", silent for {seconds} s"),
+            _ => String::new(),
+        };
+        println!("mounts   {mount}  ({client}{silent})");
     }
     println!(
         "runs     process {}, version {}, I/O by {}, code by {}",

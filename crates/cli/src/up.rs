@@ -8,10 +8,11 @@ use penstock_base::{Env, StoreId};
 use penstock_client::Client;
 use penstock_drive::FileDrive;
 use penstock_drive::runtime::{Worker, block_on};
+use penstock_fabric::Listener;
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, InProcess, Node, ScrubFile, Severity,
-    StoreFile, StoreSpec, create_store, find_drives,
+    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, InProcess, Node, ScrubFile,
+    Severity, StoreFile, StoreSpec, create_store, find_drives,
 };
 use sd_notify::NotifyState;
 use std::collections::BTreeSet;
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 const KV_READERS: usize = 2;
 /// How long `--detach` waits until everything is ready.
 const READY: Duration = Duration::from_secs(120);
+/// Pause after a client could not be let in.
+const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 /// What a background process prints, and the file of the one before it.
 pub const LOGS: [&str; 2] = ["penstock.log", "penstock.1.log"];
 
@@ -48,6 +51,7 @@ pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
 
 async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result<()> {
     let token = folder.token()?;
+    let listener = Listener::bind(options.tcp).map_err(|why| anyhow!(why))?;
     let mut kept = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
     let node = match open_or_create(env, folder, options).await {
         Ok(node) => node,
@@ -72,11 +76,13 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     node.keep_events(kept);
     let scrub_period = Duration::from_secs(u64::from(options.scrub_days) * 24 * 3600);
     node.schedule_scrubs((!scrub_period.is_zero()).then_some(scrub_period), ScrubFile::new(&folder.path));
+    node.set_lease(Duration::from_secs(options.lease.into()));
     let client =
         Client::connect(env, InProcess::new(node.clone()), &format!("process {}", std::process::id()))
             .await?;
-    let api_url = server.url();
-    let instance = Instance::new(env, node, client, &folder.path, api_url.clone());
+    let (api_url, tcp_address) = (server.url(), listener.address().to_string());
+    let clients = penstock_fabric::Server::new(env, ForOthers::new(node.clone()), &token);
+    let instance = Instance::new(env, node, client, &folder.path, api_url.clone(), tcp_address.clone());
     let (worker, mut tasks) = tokio::sync::mpsc::unbounded_channel();
     let signals = worker.clone();
     server.serve(token, worker, move || {
@@ -90,7 +96,8 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     };
     if mounted.is_ok() {
         let mounts = instance.status().mounts;
-        folder.write_run(&Run { pid: std::process::id(), api_url, mounts })?;
+        env.spawn("clients", Box::pin(listen(env.clone(), clients.clone(), listener)));
+        folder.write_run(&Run { pid: std::process::id(), api_url, tcp_address, mounts })?;
         greet(&instance, folder);
         tell_manager(&[
             NotifyState::Ready,
@@ -101,12 +108,28 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         // Written to a terminal that may be gone by now.
         eprintln!("stopping");
     }
+    // Clients wait, and go on with the next start.
+    clients.stop();
     let closed =
         instance.shut_down().await.map_err(|why| anyhow!("not everything could be made durable: {why}"));
     folder.remove_run();
     mounted.and(closed)?;
     eprintln!("stopped; everything is durable");
     Ok(())
+}
+
+/// Lets clients of other processes in.
+async fn listen(env: Env, clients: Rc<penstock_fabric::Server>, listener: Listener) {
+    loop {
+        match listener.accept().await {
+            Ok((link, from)) => clients.accept(link, from.to_string()),
+            Err(error) => {
+                // Too many open files, and the like: those who wait in the queue are still there.
+                tracing::warn!(%error, "a client could not be let in");
+                env.sleep(LISTEN_PAUSE).await;
+            }
+        }
+    }
 }
 
 /// Tells the service manager that started this process, if one did (sd_notify(3)).
@@ -127,6 +150,7 @@ fn greet(instance: &Instance, folder: &Folder) {
     println!("  space   {} free", crate::show::size(status.free_bytes));
     println!("  folder  {dir}");
     println!("  api     {}  (token in {dir}/token)", status.api_url);
+    println!("  tcp     {}", status.tcp_address);
     let program = std::env::args().next().unwrap_or_else(|| "penstock".into());
     match status.mounts.first() {
         Some(mount) => {

@@ -155,6 +155,12 @@ impl Mount {
         &self.path
     }
 
+    /// Waits until somebody else has unmounted it. Then there is nothing to stop.
+    pub async fn ended(&mut self) {
+        // Closed without a value, always.
+        let _ = (&mut self.ended).await;
+    }
+
     /// Unmounts. A mount in use is refused and given back, or with `force` detached: its open files get errors. Must
     /// not be called on the worker: requests on their way need it.
     pub fn stop(self, force: bool) -> (io::Result<()>, Option<Self>) {
@@ -239,7 +245,7 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Unmounts what is not in use.
-fn unmount(path: &Path) -> io::Result<()> {
+pub fn unmount(path: &Path) -> io::Result<()> {
     match rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()) {
         Err(rustix::io::Errno::PERM) => {
             let output = Command::new("fusermount3").arg("-u").arg(path).output()?;

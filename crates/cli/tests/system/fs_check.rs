@@ -35,7 +35,7 @@ fn a_repair_needs_an_unmounted_store_and_leaves_a_healthy_one_as_it_is() {
     let (out, err) = exits(&store, &["fs", "check", "--repair", "--yes", "--json"], 8);
     assert!(out.is_empty(), "{out}");
     let mount = store.mount.display();
-    let message = format!("nothing was repaired: the file system is mounted at {mount}; `penstock umount`");
+    let message = format!("nothing was repaired: the file system is mounted at {mount} by process ");
     assert!(err.contains(&message), "{err}");
     let (_, err) = exits(&store, &["fs", "check", "nosuch", "--repair", "--yes"], 8);
     assert!(err.contains("nosuch"), "{err}");
@@ -53,8 +53,10 @@ fn a_repair_needs_an_unmounted_store_and_leaves_a_healthy_one_as_it_is() {
     assert_eq!((&damaged["files"], &damaged["damaged_bytes"]), (&json!([]), &json!(0)), "{damaged}");
     assert_eq!(damaged["unreadable_metadata_stripes"], json!([]), "{damaged}");
 
-    store.ok(&["mount", store.mount.to_str().unwrap()]);
+    store.ok(&["mount", store.mount.to_str().unwrap(), "--detach"]);
     assert_eq!(std::fs::read(store.mount.join("folder/file")).unwrap(), contents);
-    store.ok(&["umount"]);
+    let (_, err) = exits(&store, &["fs", "check", "--repair", "--yes"], 8);
+    assert!(err.contains("nothing was repaired"), "{err}");
+    store.ok(&["umount", store.mount.to_str().unwrap()]);
     store.down();
 }

@@ -9,5 +9,6 @@ mod fs_check;
 mod kill;
 mod operations;
 mod real_input;
+mod remote_mount;
 mod speed;
 mod store;

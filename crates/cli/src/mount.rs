@@ -1,0 +1,251 @@
+//! `mount`: a process of its own between the kernel and an instance, and `umount`.
+//!
+//! It finds the instance anew for each connection, so that it goes on after the instance was started again at another
+//! port. Its session with the instance ends with it, or after its lease when it is killed.
+
+use crate::args::Mount as Options;
+use crate::commands::print;
+use crate::folder::{DEFAULT, Run};
+use crate::remote::Remote as Rest;
+use anyhow::{Context, Result, anyhow, bail};
+use penstock_api::{check_mount_point, is_stale, on_signals, unmount_stale};
+use penstock_base::env::timeout;
+use penstock_base::{Env, LocalBoxFuture};
+use penstock_client::Client;
+use penstock_drive::runtime::{Worker, block_on, blocking};
+use penstock_fabric::{Dial, Dialled, Remote, dial};
+use penstock_fuse::{FuseLatency, Mount};
+use penstock_node::StatusReport;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// The one file system of an instance.
+const FS: &str = "main";
+/// How long `--detach` waits until it is mounted, and `umount` until its process has ended its session.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the end of the process waits for the instance to make everything durable.
+const LAST_WORD: Duration = Duration::from_secs(20);
+
+/// Where the instance is found.
+enum Way {
+    /// By its folder.
+    Folder(PathBuf),
+    /// By its address, with its token.
+    Address(SocketAddr, String),
+}
+
+impl Way {
+    fn find(options: &Options, dir: Option<PathBuf>, api: Option<&String>) -> Result<Self> {
+        if let (Some(address), Some(file)) = (options.tcp, &options.token_file) {
+            let token = std::fs::read_to_string(file)
+                .with_context(|| format!("the token in {} cannot be read", file.display()))?;
+            return Ok(Self::Address(address, token.trim().to_owned()));
+        }
+        if api.is_some() {
+            let rest = Rest::find(dir.as_ref(), api)?;
+            let status: StatusReport = rest.get("/v1/status")?;
+            let address = status.tcp_address.parse().context("the instance names no address for clients")?;
+            return Ok(Self::Address(address, rest.token().to_owned()));
+        }
+        Ok(Self::Folder(std::path::absolute(dir.unwrap_or_else(|| DEFAULT.into()))?))
+    }
+
+    fn look(&self) -> Result<(SocketAddr, String)> {
+        match self {
+            Self::Address(address, token) => Ok((*address, token.clone())),
+            Self::Folder(dir) => {
+                let run = Run::load(dir)?;
+                let token = std::fs::read_to_string(dir.join("token"))
+                    .with_context(|| format!("the token in {} cannot be read", dir.display()))?;
+                let address = run.tcp_address.parse();
+                Ok((address.context("run.json names no address for clients")?, token.trim().to_owned()))
+            }
+        }
+    }
+}
+
+impl Dial for Way {
+    fn dial(&self) -> LocalBoxFuture<'_, Dialled> {
+        Box::pin(async {
+            let (address, token) = self.look().map_err(|error| format!("{error:#}"))?;
+            Ok((dial(address).await?, token))
+        })
+    }
+}
+
+/// Mounts, and stays until it is unmounted.
+pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Result<ExitCode> {
+    let (fs, path) = match &options.words[..] {
+        [fs, path] => (fs.to_str().unwrap_or_default(), path),
+        words => (FS, &words[0]),
+    };
+    if fs != FS {
+        bail!("no file system {fs}; `penstock fs list` shows them");
+    }
+    let path = std::path::absolute(path)?;
+    if options.detach {
+        return detach(&options, dir, api.is_some(), &path);
+    }
+    if options.detached {
+        rustix::process::setsid().context("no session of its own")?;
+    }
+    let way = Way::find(&options, dir, api.as_ref())?;
+    check_mount_point(&path)?;
+    let env = Worker::env()?;
+    block_on(run(&env, Rc::new(way), &path)).map_err(|error| anyhow!("no worker: {error}"))??;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run(env: &Env, way: Rc<Way>, path: &Path) -> Result<()> {
+    let transport = Remote::connect(env, way).await?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = format!("process {} on {host}", std::process::id());
+    let at = path.display().to_string();
+    let client = Client::connect_to_mount(env, transport.clone(), &name, &at).await?;
+    let mounted = serve(env, &client, path).await;
+    let closed = timeout(env, LAST_WORD, client.close()).await;
+    transport.close();
+    mounted?;
+    match closed {
+        Some(result) => result.context("not everything could be made durable")?,
+        None => bail!(
+            "the instance did not answer within {} s: what was not synced may be lost",
+            LAST_WORD.as_secs()
+        ),
+    }
+    eprintln!("unmounted; everything is durable");
+    Ok(())
+}
+
+/// Serves the kernel until somebody unmounts, or a signal says to.
+async fn serve(env: &Env, client: &Rc<Client>, path: &Path) -> Result<()> {
+    let (signal, mut signals) = tokio::sync::mpsc::unbounded_channel();
+    on_signals(move || {
+        // Whoever is ending already takes no more.
+        let _ = signal.send(());
+    })?;
+    let mut mount = Mount::start(env, client, path, &Rc::new(FuseLatency::default()))?;
+    println!("mounted at {}", path.display());
+    let signalled = tokio::select! {
+        () = mount.ended() => false,
+        _ = signals.recv() => true,
+    };
+    if signalled {
+        // Off the worker: requests on their way need it until the kernel lets go.
+        blocking(move || mount.stop(true).0).await?;
+    }
+    Ok(())
+}
+
+/// Starts the same command in the background and returns when it has mounted.
+fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Result<ExitCode> {
+    // Here too, so that what a killed process left is not taken for the new mount.
+    check_mount_point(path)?;
+    if is_mounted(path) {
+        bail!("a file system is mounted at {} already", path.display());
+    }
+    let log_path = match &options.log {
+        Some(file) => file.clone(),
+        None if api || options.tcp.is_some() => "mount.log".into(),
+        None => dir.unwrap_or_else(|| DEFAULT.into()).join("mount.log"),
+    };
+    let log =
+        std::fs::File::create(&log_path).with_context(|| format!("{} cannot be made", log_path.display()))?;
+    let mut command = Command::new(std::env::current_exe()?);
+    let words = std::env::args_os().skip(1).filter(|word| word != "--detach");
+    // Without --detach the log has no meaning.
+    let mut skip = false;
+    let words = words.filter(|word| {
+        let is_value = std::mem::replace(&mut skip, word == "--log");
+        !is_value && !skip && !word.to_string_lossy().starts_with("--log=")
+    });
+    command.args(words).arg("--detached");
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let mut child = command.spawn().context("the background process does not start")?;
+    let start = Instant::now();
+    while !is_mounted(path) {
+        if child.try_wait()?.is_some() {
+            eprint!("{}", std::fs::read_to_string(&log_path)?);
+            return Ok(ExitCode::FAILURE);
+        }
+        if start.elapsed() > PATIENCE {
+            bail!("not mounted after {} s; see {}", PATIENCE.as_secs(), log_path.display());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("mounted at {}", path.display());
+    println!("It runs in the background as process {}; its log is {}", child.id(), log_path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a file system of Penstock is mounted at `path`.
+fn is_mounted(path: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    // Spaces and the like are octal there.
+    let escape = |c: char| match c {
+        ' ' | '\t' | '\n' | '\\' => format!("\\{:03o}", c as u32),
+        c => c.to_string(),
+    };
+    let path: String = path.display().to_string().chars().map(escape).collect();
+    mounts.lines().any(|line| {
+        let mut words = line.split(' ').skip(1);
+        words.next() == Some(&path) && words.next() == Some("fuse.penstock")
+    })
+}
+
+/// Unmounts what is mounted at `path`, by the instance or by a process of its own.
+pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCode> {
+    let path = std::path::absolute(path)?;
+    // It need not run: a mount can be taken away without it.
+    let rest = Rest::find(dir, api).ok();
+    let named = path.display().to_string();
+    if let Some(rest) = &rest
+        && rest.get::<Vec<String>>("/v1/mounts")?.contains(&named)
+    {
+        rest.delete::<Vec<String>>("/v1/mounts")?;
+        return done(json, &named);
+    }
+    if is_stale(&path) {
+        unmount_stale(&path)?;
+        return done(json, &named);
+    }
+    if !is_mounted(&path) {
+        bail!("no file system of Penstock is mounted at {named}");
+    }
+    penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
+    // Its process makes everything durable and ends its session.
+    let start = Instant::now();
+    while let Some(rest) = &rest {
+        let status: StatusReport = rest.get("/v1/status")?;
+        if !status.sessions.iter().any(|session| session.mount == named) {
+            break;
+        }
+        if start.elapsed() > PATIENCE {
+            bail!(
+                "{named} is unmounted; its process did not end its session within {} s",
+                PATIENCE.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    done(json, &named)
+}
+
+/// Unmounts the only mount of an instance.
+pub fn umount_only(rest: &Rest, json: bool) -> Result<ExitCode> {
+    let status: StatusReport = rest.get("/v1/status")?;
+    let others = status.sessions.iter().find(|session| session.remote && !session.mount.is_empty());
+    if let Some(other) = others {
+        bail!("it is mounted by {}: name the place, `penstock umount {}`", other.client, other.mount);
+    }
+    rest.delete::<Vec<String>>("/v1/mounts")?;
+    done(json, status.mounts.first().map_or("", String::as_str))
+}
+
+fn done(json: bool, path: &str) -> Result<ExitCode> {
+    print(json, &json!({ "unmounted": path }), |_| println!("unmounted"))
+}

@@ -1,0 +1,132 @@
+//! A mount by a process of its own, and the bad days of both processes.
+
+use crate::store::{Store, can_mount, is_alive, wait_until};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+
+const OPTIONS: [&str; 4] = ["--drive-size", "256M", "--lease", "3"];
+
+/// Starts the store without a mount.
+fn up_alone(store: &Store) {
+    let mut up = Store::program();
+    up.arg("up").arg(&store.dir).args(OPTIONS).arg("--detach").stdin(Stdio::null());
+    let output = up.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Mounts in a process of its own; its id.
+fn mount(store: &Store) -> u32 {
+    let said = store.ok(&["mount", store.mount.to_str().unwrap(), "--detach"]);
+    let words: Vec<&str> = said.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let at = words.iter().position(|word| *word == "process").unwrap();
+    words[at + 1].parse().unwrap()
+}
+
+fn kill(signal: &str, pid: u32) {
+    assert!(Command::new("kill").arg(signal).arg(pid.to_string()).status().unwrap().success());
+    wait_until("the process is gone", || !is_alive(pid));
+}
+
+fn remote_sessions(store: &Store) -> usize {
+    let status = store.json(&["status"]);
+    status["sessions"].as_array().unwrap().iter().filter(|session| session["remote"] == true).count()
+}
+
+#[test]
+fn a_mount_of_its_own_process_over_kills_of_both() {
+    if !can_mount("a_mount_of_its_own_process_over_kills_of_both") {
+        return;
+    }
+    let store = Store::new("remote", &OPTIONS);
+    up_alone(&store);
+    let first = mount(&store);
+    let contents: Vec<u8> = (0..3 << 20).map(|at: u32| (at >> 7) as u8).collect();
+    std::fs::create_dir(store.mount.join("folder")).unwrap();
+    std::fs::write(store.mount.join("folder/new"), &contents).unwrap();
+    std::fs::rename(store.mount.join("folder/new"), store.mount.join("file")).unwrap();
+    assert_eq!(std::fs::read(store.mount.join("file")).unwrap(), contents);
+    assert!(store.ok(&["status"]).contains(&format!("process {first}")));
+    let second = store.run(&["mount", store.home.join("other").to_str().unwrap()]);
+    let why = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(!second.status.success() && why.contains(store.mount.to_str().unwrap()), "{why}");
+
+    // The one that serves is killed and started again, elsewhere: the mount goes on.
+    File::open(store.mount.join("file")).unwrap().sync_all().unwrap();
+    let mut open = File::options().read(true).append(true).open(store.mount.join("file")).unwrap();
+    open.write_all(b"not synced").unwrap();
+    store.kill();
+    up_alone(&store);
+    // The periodic sync may have been faster than the kill.
+    let kept = match open.sync_all() {
+        Ok(()) => &b"not synced"[..],
+        Err(error) => {
+            assert_eq!(error.raw_os_error(), Some(5), "what was written last is lost, and told");
+            open.sync_all().unwrap();
+            b""
+        }
+    };
+    open.write_all(b"again").unwrap();
+    open.sync_all().unwrap();
+    assert!(std::fs::metadata(store.mount.join("folder")).unwrap().is_dir());
+
+    // A file that is open and has no name; the mount's process is killed with it.
+    let doomed = store.mount.join("doomed");
+    std::fs::write(&doomed, &contents).unwrap();
+    let mut held = File::open(&doomed).unwrap();
+    held.sync_all().unwrap();
+    std::fs::remove_file(&doomed).unwrap();
+    let mut bytes = [0; 4];
+    held.read_exact(&mut bytes).unwrap();
+    let inodes = || store.json(&["fs", "check"])["inodes"].as_u64().unwrap();
+    assert_eq!(inodes(), 4, "root, folder, file, and the one without a name");
+    kill("-9", first);
+    wait_until("the session ends with its lease", || remote_sessions(&store) == 0);
+    wait_until("what it had open is gone", || inodes() == 3);
+    drop((open, held));
+
+    // The next mount takes the remains away, and ends in order.
+    let third = mount(&store);
+    let found = std::fs::read(store.mount.join("file")).unwrap();
+    assert!(found.starts_with(&[&contents, kept].concat()) && found.ends_with(b"again"), "{}", found.len());
+    std::fs::write(store.mount.join("last"), b"word").unwrap();
+    kill("-TERM", third);
+    assert_eq!(remote_sessions(&store), 0, "a mount that ends in order ends its session");
+    let fourth = mount(&store);
+    assert_eq!(std::fs::read(store.mount.join("last")).unwrap(), b"word");
+    store.ok(&["umount", store.mount.to_str().unwrap()]);
+    wait_until("the process ends", || !is_alive(fourth));
+    store.audit();
+    store.down();
+}
+
+#[test]
+fn who_has_no_token_is_told_so() {
+    let store = Store::new("token", &OPTIONS);
+    if !can_mount("who_has_no_token_is_told_so") {
+        return;
+    }
+    up_alone(&store);
+    let address = store.json(&["status"])["tcp_address"].as_str().unwrap().to_owned();
+    let wrong = store.home.join("wrong");
+    std::fs::write(&wrong, "0".repeat(64)).unwrap();
+    let try_with = |address: &str, token: &std::path::Path| {
+        let mut mount = Store::program();
+        mount.arg("mount").arg(&store.mount).args(["--tcp", address, "--token-file"]).arg(token);
+        let output = mount.stdin(Stdio::null()).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = try_with(&address, &wrong);
+    assert!(said.contains("the token is not this instance's"), "{said}");
+    let said = try_with("192.0.2.1:9", &wrong);
+    assert!(said.contains("no TLS"), "{said}");
+    store.down();
+    let said = try_with(&address, &wrong);
+    assert!(said.contains(&address), "{said}");
+    let mut up = Store::program();
+    up.arg("up").arg(&store.dir).args(["--tcp", "0.0.0.0:0"]).stdin(Stdio::null());
+    let output = up.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("no TLS"), "{said}");
+}

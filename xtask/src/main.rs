@@ -9,6 +9,7 @@
 mod checks;
 mod licences;
 mod peers;
+mod posix;
 mod process;
 mod show;
 mod test;
@@ -50,6 +51,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<std::ffi::OsString>,
     },
+    /// pjdfstest on a mount of a store of its own; as root
+    Posix {
+        /// Also run fsx: N operations over several seeds
+        #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "100000")]
+        fsx: Option<u64>,
+        /// Only the cases of pjdfstest whose name contains one of these
+        cases: Vec<String>,
+    },
     /// Install what some tests need (a Python with pyarrow) into the target folder; prints its path
     Tools,
 }
@@ -61,6 +70,7 @@ fn main() -> ExitCode {
         Command::Test { fast, limit_s } => test::run(fast, Duration::from_secs(limit_s)),
         Command::Show { line } => show::run(line.as_deref()),
         Command::Peers { options } => peers::run(&options),
+        Command::Posix { fsx, cases } => posix::run(fsx, &cases),
         Command::Tools => tools::install().map(|tools| println!("{}", tools.display())),
     };
     match outcome {

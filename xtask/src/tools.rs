@@ -1,8 +1,8 @@
 //! Programs that some tests need and no package of ours builds, kept in the target folder.
 //!
-//! Today that is a Python environment with pyarrow, for tests that read and write Parquet through the mount.
-//! Tests find its interpreter in `PENSTOCK_PYTHON`, or at `tools/venv/bin/python` in the target folder; where
-//! it is missing they print SKIPPED.
+//! A Python environment with pyarrow is for tests that read and write Parquet through the mount. They find its
+//! interpreter in `PENSTOCK_PYTHON`, or at `tools/venv/bin/python` in the target folder; where it is missing they
+//! print SKIPPED. Programs from crates.io are for `cargo xtask posix`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -29,15 +29,34 @@ pub(crate) fn python_or_warn() -> Option<PathBuf> {
     }
 }
 
-/// Makes the environment unless it is there; gives its folder.
-pub(crate) fn install() -> Result<PathBuf> {
+/// The folder of the tools, and its lock: a second run waits for it and finds the work done.
+fn folder() -> Result<(PathBuf, File)> {
     let tools = workspace::target_dir().join("tools");
     fs::create_dir_all(&tools).with_context(|| format!("cannot create {}", tools.display()))?;
-    let venv = tools.join("venv");
-    // Held until this function returns; a second run waits and finds the work done.
     let lock = File::create(tools.join("lock")).context("cannot create the lock of the tools folder")?;
     lock.lock().context("cannot lock the tools folder")?;
+    Ok((tools, lock))
+}
 
+/// Installs one release of a program from crates.io unless it is there; gives its path.
+pub(crate) fn program(name: &str, version: &str) -> Result<PathBuf> {
+    let (tools, _lock) = folder()?;
+    // A folder for each release: what is in it is whole, because cargo puts the program there last.
+    let root = tools.join(format!("{name}-{version}"));
+    let program = root.join("bin").join(name);
+    if !program.exists() {
+        eprintln!("installing {name} {version} into {}", root.display());
+        run(workspace::cargo()
+            .args(["install", name, "--version", version, "--locked", "--root"])
+            .arg(&root))?;
+    }
+    Ok(program)
+}
+
+/// Makes the environment unless it is there; gives its folder.
+pub(crate) fn install() -> Result<PathBuf> {
+    let (tools, _lock) = folder()?;
+    let venv = tools.join("venv");
     let wanted = format!("{}\n", REQUIREMENTS.join("\n"));
     if fs::read_to_string(venv.join(STAMP)).is_ok_and(|stamp| stamp == wanted) && imports(&venv) {
         return Ok(venv);

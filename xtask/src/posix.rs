@@ -131,7 +131,7 @@ fn run_fsx(program: &Path, operations: u64, mounted: &Mounted) -> Result<()> {
     let file = mounted.home.join("fsx.toml");
     // Every operation that the mount has; those on mappings and plain reads and writes ten times as often.
     let rare = ["close_open", "invalidate", "truncate", "fsync", "fdatasync", "sendfile", "posix_fadvise"];
-    let often = ["read", "write", "mapread", "mapwrite"];
+    let often = ["read", "write", "mapread", "mapwrite", "posix_fallocate", "punch_hole", "copy_file_range"];
     let weights = rare.map(|name| format!("{name} = 1\n")).concat()
         + &often.map(|name| format!("{name} = 10\n")).concat();
     fs::write(&file, format!("flen = 4194304\n[weights]\n{weights}"))?;

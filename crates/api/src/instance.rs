@@ -124,6 +124,11 @@ impl Instance {
     /// Mounts the file system. One mount at a time.
     pub async fn mount(&self, path: &Path) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
+        if let Some(ended) = self.mount.borrow_mut().take_if(Mount::has_ended) {
+            // By umount(8).
+            let path = ended.path().display();
+            self.event(Severity::Info, EventKind::Unmounted, format!("unmounted from {path}"));
+        }
         if let Some(mount) = &*self.mount.borrow() {
             return Err(AdminError::Refused(format!(
                 "the file system is mounted at {}; this release serves one mount at a time",

@@ -5,6 +5,7 @@ use crate::space::Run;
 use penstock_base::Buf;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// A block that was written and not placed yet.
@@ -63,22 +64,66 @@ impl Chunk {
         Self { map, has_row: true, ..Self::default() }
     }
 
-    /// Where a block lies.
+    /// Where a block with data lies.
     pub(crate) fn lookup(&self, block: u32) -> Option<u64> {
         self.run_at(block, block + 1).0
     }
 
-    /// Where the blocks from `at` on lie, none for a hole, and how many before `until` (behind `at`) go on so.
+    /// Where the blocks from `at` on lie that have data, none where they read as zeros, and how many before `until`
+    /// (behind `at`) go on so.
     pub(crate) fn run_at(&self, at: u32, until: u32) -> (Option<u64>, u32) {
         let after = self.map.partition_point(|extent| extent.first <= at);
         if let Some(extent) = after.checked_sub(1).map(|before| self.map[before])
             && at < extent.first + extent.count
         {
             let run = until.min(extent.first + extent.count) - at;
-            return (Some(extent.block + u64::from(at - extent.first)), run);
+            return ((!extent.reserved).then(|| extent.block + u64::from(at - extent.first)), run);
         }
         let next = self.map.get(after).map_or(until, |extent| extent.first.min(until));
         (None, next - at)
+    }
+
+    /// The place of a block on the volume, and whether it is only reserved.
+    pub(crate) fn place(&self, block: u32) -> Option<(u64, bool)> {
+        let after = self.map.partition_point(|extent| extent.first <= block);
+        let extent = self.map.get(after.checked_sub(1)?)?;
+        let inside = block < extent.first + extent.count;
+        inside.then(|| (extent.block + u64::from(block - extent.first), extent.reserved))
+    }
+
+    /// Whether a block is in memory or has a place on the volume: to write it takes no further space.
+    pub(crate) fn has_space(&self, block: u32) -> bool {
+        self.dirty.contains_key(&block) || self.place(block).is_some()
+    }
+
+    /// Makes places on the volume reserved ones, which read as zeros, or reserved ones places of data. Blocks without
+    /// a place stay without.
+    pub(crate) fn set_reserved(&mut self, blocks: Range<u32>, reserved: bool) {
+        self.split_at(blocks.start);
+        self.split_at(blocks.end);
+        for extent in self.map.iter_mut().filter(|extent| blocks.contains(&extent.first)) {
+            self.changed |= extent.reserved != reserved;
+            extent.reserved = reserved;
+        }
+        self.join();
+    }
+
+    /// Makes an extent begin at `block`, if one has it inside.
+    fn split_at(&mut self, block: u32) {
+        let after = self.map.partition_point(|extent| extent.first < block);
+        let Some(at) = after.checked_sub(1) else { return };
+        let extent = self.map[at];
+        let kept = block - extent.first;
+        if kept < extent.count {
+            self.map[at].count = kept;
+            let rest = Extent {
+                first: block,
+                count: extent.count - kept,
+                block: extent.block + u64::from(kept),
+                ..extent
+            };
+            self.map.insert(after, rest);
+        }
     }
 
     /// Puts an extent in the place of whatever was mapped there. What falls out goes to `freed`, or straight back to
@@ -113,7 +158,7 @@ impl Chunk {
             back.extend(self.drop_run(run));
             if extent_end > end {
                 let block = extent.block + u64::from(end - extent.first);
-                kept.push(Extent { first: end, count: extent_end - end, block });
+                kept.push(Extent { first: end, count: extent_end - end, block, ..extent });
             }
         }
         self.map = kept;
@@ -153,7 +198,8 @@ impl Chunk {
             match joined.last_mut() {
                 Some(last)
                     if last.first + last.count == extent.first
-                        && last.block + u64::from(last.count) == extent.block =>
+                        && last.block + u64::from(last.count) == extent.block
+                        && last.reserved == extent.reserved =>
                 {
                     last.count += extent.count;
                 }
@@ -199,10 +245,33 @@ fn push_run(runs: &mut Vec<Run>, run: Run) {
 mod tests {
     use super::*;
 
+    fn extent(first: u32, count: u32, block: u64) -> Extent {
+        Extent { first, count, block, reserved: false }
+    }
+
+    #[test]
+    fn places_become_reserved_and_data_again() {
+        let mut chunk = Chunk::with_map(vec![extent(0, 8, 100)]);
+        chunk.set_reserved(8..9, true);
+        assert!(!chunk.changed, "nothing has a place there");
+        chunk.set_reserved(2..5, true);
+        assert!(chunk.changed);
+        let reserved = Extent { reserved: true, ..extent(2, 3, 102) };
+        assert_eq!(chunk.map, [extent(0, 2, 100), reserved, extent(5, 3, 105)]);
+        assert_eq!([chunk.lookup(1), chunk.lookup(2), chunk.lookup(5)], [Some(101), None, Some(105)]);
+        assert_eq!(chunk.place(4), Some((104, true)));
+        assert!(chunk.has_space(4) && !chunk.has_space(8));
+        chunk.set_reserved(0..4, false);
+        assert_eq!(chunk.map[1], Extent { reserved: true, ..extent(4, 1, 104) });
+        chunk.set_reserved(4..5, false);
+        assert_eq!(chunk.map, [extent(0, 8, 100)], "whole again");
+        assert!(chunk.freed.is_empty() && chunk.allocated.is_empty(), "no block changed hands");
+    }
+
     #[test]
     fn a_map_changes_and_says_what_falls_out() {
-        let mut chunk = Chunk::with_map(vec![Extent { first: 0, count: 8, block: 100 }]);
-        assert!(chunk.put(Extent { first: 2, count: 2, block: 200 }).is_empty());
+        let mut chunk = Chunk::with_map(vec![extent(0, 8, 100)]);
+        assert!(chunk.put(extent(2, 2, 200)).is_empty());
         assert_eq!(chunk.freed, [(102, 2)]);
         assert_eq!([chunk.lookup(1), chunk.lookup(2), chunk.lookup(4)], [Some(101), Some(200), Some(104)]);
         assert_eq!([chunk.run_at(0, 8), chunk.run_at(3, 8)], [(Some(100), 2), (Some(201), 1)]);
@@ -212,7 +281,7 @@ mod tests {
         assert_eq!(chunk.freed, [(102, 4)]);
         assert_eq!(chunk.allocated, [(200, 1)]);
         assert_eq!([chunk.lookup(3), chunk.lookup(6)], [None, Some(106)]);
-        assert!(chunk.put(Extent { first: 3, count: 1, block: 201 }).is_empty());
-        assert_eq!(chunk.map[1], Extent { first: 2, count: 2, block: 200 });
+        assert!(chunk.put(extent(3, 1, 201)).is_empty());
+        assert_eq!(chunk.map[1], extent(2, 2, 200));
     }
 }

@@ -91,6 +91,9 @@ impl Target {
         let allocated: Vec<Run> =
             changes.iter().flat_map(|change| change.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.freed.iter().copied()).collect();
+        if allocated.is_empty() && !freed.is_empty() {
+            writes.reclaims();
+        }
         for change in &changes {
             match change.map.is_empty() {
                 true if !change.had_row => {}

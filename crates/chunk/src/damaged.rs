@@ -29,7 +29,7 @@ impl Target {
         for_each(&*self.kv, all_maps(), |key, value| {
             let Ok((chunk, extents)) = read_row(key, value) else { return Ok(()) };
             let first = chunk.index.saturating_mul(u64::from(self.config.chunk_blocks));
-            for extent in extents {
+            for extent in extents.into_iter().filter(|extent| !extent.reserved) {
                 let blocks =
                     (first + u64::from(extent.first)..).zip(extent.block..).take(extent.count as usize);
                 let inside = blocks.filter(|(_, block)| stripes.contains(&(block / per_stripe)));

@@ -20,7 +20,9 @@ mod damaged;
 mod discard;
 mod place;
 mod repair;
+mod reserve;
 pub mod rows;
+mod seek;
 mod space;
 mod target;
 mod truncate;
@@ -30,6 +32,7 @@ pub use damaged::DamagedRuns;
 pub use rows::{ChunkKey, Extent, all_maps, decode_map, encode_map, map_range};
 pub use space::SpaceUsage;
 pub use target::{Target, TargetConfig, TargetCounts};
+pub use truncate::Behind;
 pub use verify::{Owned, TargetCheck};
 
 use penstock_array::ArrayError;

@@ -7,6 +7,7 @@
 use crate::ChunkError;
 use crate::chunk::{Chunk, DirtyBlock};
 use crate::rows::{ChunkKey, Extent};
+use crate::space::Run;
 use crate::target::Target;
 use penstock_base::{BLOCK_BYTES, Kind, buf::gather};
 use penstock_drive::{Class, Io};
@@ -133,7 +134,8 @@ impl Target {
         let mut back = Vec::new();
         for (index, stripe) in stripes.into_iter().enumerate() {
             let first = index as u32 * per_stripe as u32;
-            let extent = Extent { first, count: per_stripe as u32, block: stripe * per_stripe };
+            let block = stripe * per_stripe;
+            let extent = Extent { first, count: per_stripe as u32, block, reserved: false };
             back.extend(chunk.borrow_mut().put(extent));
         }
         self.placed(key, chunk, 0, self.config.chunk_blocks as usize);
@@ -152,53 +154,78 @@ impl Target {
         let mut done = 0;
         while done < blocks.len() {
             let at = first + done as u32;
-            let (place, count, is_new) = self.place_of(chunk, at, blocks.len() - done).await?;
+            let (place, count, kind) = self.place_of(chunk, at, blocks.len() - done).await?;
             let bytes = done * BLOCK_BYTES..(done + count) * BLOCK_BYTES;
             let written = self.volume.write(place, &data.slice(bytes), &crcs[done..done + count]).await;
             if let Err(error) = written {
-                if is_new {
+                if kind == Place::New {
                     self.space.borrow_mut().free((place, count as u64));
                 }
                 return Err(error.into());
             }
-            if is_new {
-                // Only now: a commit of the file may take the map at any time, and what it takes must be written.
-                let back = chunk.borrow_mut().put(Extent { first: at, count: count as u32, block: place });
-                self.give_back(back);
+            // Only now: a commit of the file may take the map at any time, and what it takes must be written.
+            let end = at + count as u32;
+            match kind {
+                Place::Data => {}
+                Place::Reserved => chunk.borrow_mut().set_reserved(at..end, false),
+                Place::New => {
+                    let new = Extent { first: at, count: end - at, block: place, reserved: false };
+                    let back = chunk.borrow_mut().put(new);
+                    self.give_back(back);
+                }
             }
             done += count;
         }
         Ok(())
     }
 
-    /// Where a run of blocks goes: its place in the map, or (true) allocated blocks that are not in the map yet. Blocks
-    /// in a stripe that cannot be read get another place: one strip of it could not be changed without reading others.
+    /// Where a run of blocks goes. Blocks in a stripe that cannot be read get another place: one strip of it could not
+    /// be changed without reading others.
     async fn place_of(
         &self,
         chunk: &RefCell<Chunk>,
         first: u32,
         wanted: usize,
-    ) -> Result<(u64, usize, bool), ChunkError> {
-        let readable = |stripe: u64| !self.volume.is_unreadable(stripe);
+    ) -> Result<(u64, usize, Place), ChunkError> {
         let unmapped = {
             let chunk = chunk.borrow();
             let per_stripe = self.volume.stripe_blocks();
-            let usable = |at: u32| chunk.lookup(at).filter(|place| readable(place / per_stripe));
-            if let Some(place) = usable(first) {
-                let joined = |count: &usize| usable(first + *count as u32) == Some(place + *count as u64);
-                return Ok((place, (0..wanted).take_while(joined).count(), false));
+            let readable = |(place, _): &(u64, bool)| !self.volume.is_unreadable(place / per_stripe);
+            let usable = |at: u32| chunk.place(at).filter(readable);
+            if let Some((place, reserved)) = usable(first) {
+                let joined =
+                    |count: &usize| usable(first + *count as u32) == Some((place + *count as u64, reserved));
+                let kind = if reserved { Place::Reserved } else { Place::Data };
+                return Ok((place, (0..wanted).take_while(joined).count(), kind));
             }
             (0..wanted).take_while(|count| usable(first + *count as u32).is_none()).count() as u64
         };
-        let mut run = self.space.borrow_mut().allocate(unmapped, readable);
-        if run.is_none() {
-            // Free blocks were promised; what is not here now is out in a discard.
-            let _no_discard = self.discarding.lock().await;
-            run = self.space.borrow_mut().allocate(unmapped, readable);
-        }
-        let (block, count) = run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: unmapped })?;
-        Ok((block, count as usize, true))
+        let (block, count) = self.allocate_promised(unmapped).await?;
+        Ok((block, count as usize, Place::New))
     }
+
+    /// Allocates one run of up to `wanted` blocks, for which there is free space.
+    pub(crate) async fn allocate_promised(&self, wanted: u64) -> Result<Run, ChunkError> {
+        let readable = |stripe: u64| !self.volume.is_unreadable(stripe);
+        let mut run = self.space.borrow_mut().allocate(wanted, readable);
+        if run.is_none() {
+            // What is not here now is out in a discard.
+            let _no_discard = self.discarding.lock().await;
+            run = self.space.borrow_mut().allocate(wanted, readable);
+        }
+        run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: wanted })
+    }
+}
+
+/// What is known of the place that blocks go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The map has it, with older data of the same blocks.
+    Data,
+    /// The map has it as reserved.
+    Reserved,
+    /// Allocated and not in the map yet.
+    New,
 }
 
 /// The first run of adjacent dirty blocks.

@@ -120,7 +120,7 @@ impl Target {
     /// Map rows that give each run a chunk of `ino`, in order.
     pub fn rows_of_runs(&self, ino: Ino, runs: &[(u64, u64)]) -> Vec<Row> {
         let row = |(index, (block, count)): (u64, &Run)| {
-            let extent = Extent { first: 0, count: *count as u32, block: *block };
+            let extent = Extent { first: 0, count: *count as u32, block: *block, reserved: false };
             (ChunkKey { branch: 0, ino, index }.row(0), encode_map(&[extent]))
         };
         (0..).zip(runs).map(row).collect()
@@ -172,11 +172,12 @@ impl Target {
                 for extent in &extents {
                     for at in 0..extent.count {
                         let (first, block) = (extent.first + at, extent.block + u64::from(at));
+                        let one = Extent { first, count: 1, block, ..*extent };
                         if claimed.get(block) {
-                            fresh.push((first, block));
+                            fresh.push(one);
                         } else {
                             claimed.set(block, true);
-                            map.push(Extent { first, count: 1, block });
+                            map.push(one);
                         }
                     }
                 }
@@ -211,22 +212,20 @@ impl Target {
         self.commit_repair(&mut writes).await
     }
 
-    /// Copies blocks to free ones, durably.
-    async fn copy_blocks(&self, blocks: &[(u32, u64)]) -> Result<Vec<Extent>, ChunkError> {
+    /// Copies single blocks to free ones, durably. What is only reserved has nothing to copy.
+    async fn copy_blocks(&self, blocks: &[Extent]) -> Result<Vec<Extent>, ChunkError> {
         let mut copies: Vec<Extent> = Vec::new();
-        let readable = |stripe: u64| !self.volume.is_unreadable(stripe);
         let result = async {
-            for (first, from) in blocks {
-                let data = self.volume.read(*from, 1, IO).await?;
-                let mut run = self.space.borrow_mut().allocate(1, readable);
-                if run.is_none() {
-                    // What is out in a discard comes back.
-                    let _no_discard = self.discarding.lock().await;
-                    run = self.space.borrow_mut().allocate(1, readable);
+            for from in blocks {
+                let data = match from.reserved {
+                    true => None,
+                    false => Some(self.volume.read(from.block, 1, IO).await?),
+                };
+                let (block, _) = self.allocate_promised(1).await?;
+                copies.push(Extent { block, ..*from });
+                if let Some(data) = data {
+                    self.volume.write(block, &data.gather(), &data.crcs).await?;
                 }
-                let (to, _) = run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: 1 })?;
-                copies.push(Extent { first: *first, count: 1, block: to });
-                self.volume.write(to, &data.gather(), &data.crcs).await?;
             }
             Ok(self.volume.flush().await?)
         };
@@ -270,7 +269,8 @@ fn joined(blocks: Vec<Extent>) -> Vec<Extent> {
         match runs.last_mut() {
             Some(last)
                 if last.first + last.count == extent.first
-                    && last.block + u64::from(last.count) == extent.block =>
+                    && last.block + u64::from(last.count) == extent.block
+                    && last.reserved == extent.reserved =>
             {
                 last.count += extent.count;
             }

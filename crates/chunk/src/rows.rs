@@ -30,7 +30,14 @@ pub struct Extent {
     pub count: u32,
     /// First block on the volume.
     pub block: u64,
+    /// The blocks are the file's, hold nothing of it yet, and read as zeros.
+    pub reserved: bool,
 }
+
+/// An extent as it is written.
+const PLAIN: u8 = 0;
+/// An extent that reads as zeros.
+const RESERVED: u8 = 1;
 
 impl ChunkKey {
     /// The row's key: big-endian, so that the chunks of a file lie in order. The birth comes last: the generations of
@@ -79,12 +86,13 @@ pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
     (vec![MAP], vec![MAP + 1])
 }
 
-/// The value of a map row. Transform 0 is none; the stored length will differ from `count` with compression.
+/// The value of a map row. The stored length will differ from `count` with compression.
 pub fn encode_map(extents: &[Extent]) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u8(FORMAT).u32(extents.len() as u32);
     for extent in extents {
-        enc.u32(extent.first).u32(extent.count).u64(extent.block).u8(0).u32(extent.count);
+        enc.u32(extent.first).u32(extent.count).u64(extent.block);
+        enc.u8(if extent.reserved { RESERVED } else { PLAIN }).u32(extent.count);
     }
     enc.finish()
 }
@@ -101,16 +109,17 @@ pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
     for _ in 0..count {
         let (first, count, block) = (dec.u32()?, dec.u32()?, dec.u64()?);
         let (transform, stored) = (dec.u8()?, dec.u32()?);
-        if transform != 0 || stored != count {
-            return Err(dec.unknown("transform", transform.into()));
-        }
+        let reserved = match transform {
+            PLAIN | RESERVED if stored == count => transform == RESERVED,
+            _ => return Err(dec.unknown("transform", transform.into())),
+        };
         if first.checked_add(count).is_none() || block.checked_add(count.into()).is_none() {
             return Err(dec.bad("an extent without an end"));
         }
         if extents.last().is_some_and(|last| last.first + last.count > first) {
             return Err(dec.bad("extents overlap"));
         }
-        extents.push(Extent { first, count, block });
+        extents.push(Extent { first, count, block, reserved });
     }
     Ok(extents)
 }
@@ -161,11 +170,15 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    fn extent(first: u32, count: u32, block: u64) -> Extent {
+        Extent { first, count, block, reserved: false }
+    }
+
     #[test]
     fn rows_come_back() {
         let key = ChunkKey { branch: 1, ino: Ino(2), index: 3 };
         assert_eq!(ChunkKey::decode(&key.row(4)), Ok((key, 4)));
-        let extents = [Extent { first: 0, count: 2, block: 9 }, Extent { first: 5, count: 1, block: 77 }];
+        let extents = [extent(0, 2, 9), Extent { reserved: true, ..extent(5, 1, 77) }];
         assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
         assert!(decode_map(&encode_map(&[extents[1], extents[0]])).is_err());
         assert!(decode_map(&[2]).is_err());
@@ -179,14 +192,19 @@ mod tests {
         assert_eq!(hex(&group_key(0x0102)), "210000000000000102");
         assert_eq!(decode_group_key(&group_key(0x0102)), Some(0x0102));
 
-        let extents =
-            [Extent { first: 0, count: 2, block: 9 }, Extent { first: 5, count: 1, block: 1 << 40 }];
+        let extents = [extent(0, 2, 9), extent(5, 1, 1 << 40)];
         let wanted = "01 02000000 00000000 02000000 0900000000000000 00 02000000 \
                       05000000 01000000 0000000000010000 00 01000000"
             .replace(' ', "");
         assert_eq!(hex(&encode_map(&extents)), wanted);
         assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
         assert_eq!(hex(&encode_map(&[])), "0100000000");
+        let reserved = [Extent { reserved: true, ..extent(5, 1, 9) }];
+        let wanted = "01 01000000 05000000 01000000 0900000000000000 01 01000000".replace(' ', "");
+        assert_eq!(hex(&encode_map(&reserved)), wanted);
+        let mut unknown = encode_map(&reserved);
+        unknown[21] = 2;
+        assert!(decode_map(&unknown).unwrap_err().to_string().contains("transform"));
 
         let words = [1, 0x0102_0304_0506_0708];
         assert_eq!(hex(&encode_group(&words)), "0101000000000000000807060504030201");
@@ -196,7 +214,7 @@ mod tests {
     /// The ends of extents were sums that may overflow.
     #[test]
     fn extents_without_an_end_are_refused() {
-        let good = Extent { first: 1, count: 1, block: 1 };
+        let good = extent(1, 1, 1);
         for bad in [
             Extent { first: u32::MAX, ..good },
             Extent { count: u32::MAX, ..good },

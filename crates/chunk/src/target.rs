@@ -196,6 +196,22 @@ impl Target {
         }
     }
 
+    /// Refuses a change of a time before the file was cut. Call under the chunk's lock.
+    pub(crate) fn check_cut(&self, key: ChunkKey, sent: u64) -> Result<(), ChunkError> {
+        let found = self.cuts.borrow().get(&(key.branch, key.ino)).copied().unwrap_or(0);
+        if sent < found { Err(ChunkError::Truncated { found, sent }) } else { Ok(()) }
+    }
+
+    /// Promises blocks of free space.
+    pub(crate) fn promise(&self, wanted_blocks: u64) -> Result<(), ChunkError> {
+        if self.space.borrow_mut().promise(wanted_blocks) {
+            return Ok(());
+        }
+        let usage = self.usage();
+        let free_blocks = usage.free_blocks.saturating_sub(usage.reserve_blocks);
+        Err(ChunkError::NoSpace { free_blocks, wanted_blocks })
+    }
+
     /// Writes whole blocks of a chunk. They are in memory when this returns, and durable after a commit.
     /// `cut` is the truncate generation of the inode that the writer knows.
     ///
@@ -241,22 +257,14 @@ impl Target {
         cut: u64,
     ) -> Result<bool, ChunkError> {
         let _lock = self.chunk_locks.exclusive(key).await;
-        let found = self.cuts.borrow().get(&(key.branch, key.ino)).copied().unwrap_or(0);
-        if cut < found {
-            return Err(ChunkError::Truncated { found, sent: cut });
-        }
+        self.check_cut(key, cut)?;
         let chunk = self.chunk(key).await?;
         let blocks = first..first + crcs.len() as u32;
         let new = {
             let chunk = chunk.borrow();
-            let new = |block: &u32| !chunk.dirty.contains_key(block) && chunk.lookup(*block).is_none();
-            blocks.clone().filter(new).collect::<Vec<_>>()
+            blocks.clone().filter(|block| !chunk.has_space(*block)).collect::<Vec<_>>()
         };
-        if !self.space.borrow_mut().promise(new.len() as u64) {
-            let usage = self.usage();
-            let free_blocks = usage.free_blocks.saturating_sub(usage.reserve_blocks);
-            return Err(ChunkError::NoSpace { free_blocks, wanted_blocks: new.len() as u64 });
-        }
+        self.promise(new.len() as u64)?;
         let mut chunk = chunk.borrow_mut();
         if chunk.dirty.is_empty() {
             chunk.since = self.order.get() + 1;

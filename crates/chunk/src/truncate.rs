@@ -7,16 +7,28 @@ use crate::rows::{ChunkKey, map_range};
 use crate::target::Target;
 use penstock_base::Ino;
 use penstock_kv::{WriteSet, for_each};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// What becomes of blocks behind the place where a file is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// They are given back.
+    Dropped,
+    /// They are reserved, those with data too.
+    Reserved,
+}
 
 impl Target {
-    /// Drops all blocks of a file from `first_block` on and commits that together with `writes`. Later writes of an
-    /// older truncate generation than `cut` are refused.
+    /// Makes all blocks of a file from `first_block` on read as zeros and commits that together with `writes`. Later
+    /// writes of an older truncate generation than `cut` are refused.
     pub async fn cut(
         &self,
         branch: u64,
         ino: Ino,
         first_block: u64,
+        behind: Behind,
         cut: u64,
         mut writes: WriteSet,
     ) -> Result<(), ChunkError> {
@@ -30,9 +42,9 @@ impl Target {
             locks.push(self.chunk_locks.exclusive(key).await);
             chunks.push((key, self.chunk(key).await?));
         }
-        // A row that stays may point to blocks written since the last commit. Before anything is changed: a cut that
-        // fails here did nothing.
-        if chunks.iter().any(|(_, chunk)| !chunk.borrow().allocated.is_empty()) {
+        // A row that stays may point to blocks written since the last commit, also to reserved ones that were filled.
+        // Before anything is changed: a cut that fails here did nothing.
+        if chunks.iter().any(|(_, chunk)| chunk.borrow().changed) {
             self.volume.flush().await?;
         }
         self.cuts
@@ -45,8 +57,11 @@ impl Target {
         for (key, chunk) in &chunks {
             let from =
                 (first_block.saturating_sub(key.index.saturating_mul(per_chunk))).min(per_chunk) as u32;
-            self.drop_dirty(*key, from);
-            back.extend(chunk.borrow_mut().cut(from, u32::MAX));
+            self.drop_dirty(*key, chunk, from..u32::MAX);
+            match behind {
+                Behind::Dropped => back.extend(chunk.borrow_mut().cut(from, u32::MAX)),
+                Behind::Reserved => chunk.borrow_mut().set_reserved(from..u32::MAX, true),
+            }
             changes.extend(Chunk::take_changes(chunk, *key));
         }
         writes.reclaims();
@@ -74,18 +89,27 @@ impl Target {
         Ok(keys)
     }
 
-    fn drop_dirty(&self, key: ChunkKey, from: u32) {
-        let Some(chunk) = self.chunks.borrow().get(&key).cloned() else { return };
-        let mut chunk = chunk.borrow_mut();
-        let dropped = chunk.dirty.split_off(&from);
-        if dropped.is_empty() {
-            return;
-        }
-        let promised = dropped.values().filter(|block| block.promised).count() as u64;
+    /// Forgets blocks that wait in memory.
+    pub(crate) fn drop_dirty(&self, key: ChunkKey, chunk: &RefCell<Chunk>, blocks: Range<u32>) {
+        let promised = self.take_dirty(key, chunk, blocks);
         self.space.borrow_mut().unpromise(promised);
-        self.dirty_blocks.set(self.dirty_blocks.get() - dropped.len() as u64);
-        if chunk.dirty.is_empty() {
-            self.waiting.borrow_mut().remove(&chunk.since);
+    }
+
+    /// Forgets blocks that wait in memory. Returns how many of them free space is promised to, which the caller has
+    /// now.
+    pub(crate) fn take_dirty(&self, key: ChunkKey, chunk: &RefCell<Chunk>, blocks: Range<u32>) -> u64 {
+        let mut chunk = chunk.borrow_mut();
+        let mut taken = chunk.dirty.split_off(&blocks.start);
+        let mut kept = taken.split_off(&blocks.end);
+        chunk.dirty.append(&mut kept);
+        if taken.is_empty() {
+            return 0;
         }
+        self.dirty_blocks.set(self.dirty_blocks.get() - taken.len() as u64);
+        if chunk.dirty.is_empty() {
+            let waited = self.waiting.borrow_mut().remove(&chunk.since);
+            assert_eq!(waited, Some(key), "a chunk waits once");
+        }
+        taken.values().filter(|block| block.promised).count() as u64
     }
 }

@@ -19,9 +19,9 @@ const OFFSET_LIMIT: u64 = 1 << 62;
 pub struct Owned {
     /// Map rows.
     pub chunks: u64,
-    /// Blocks.
+    /// Blocks with data.
     pub blocks: u64,
-    /// The block of the file behind its last one.
+    /// The block of the file behind its last one with data.
     pub end_block: u64,
     /// Map rows beyond every offset that a file can have.
     pub far_chunks: u64,
@@ -104,9 +104,11 @@ impl Survey {
             let valid = valid_part(extent, self.chunk_blocks, self.blocks);
             self.judge_extent(chunk, extent, &valid);
             let owner = self.check.owners.entry(chunk.ino).or_default();
-            owner.blocks += u64::from(valid.count);
             self.check.blocks += u64::from(valid.count);
-            if !far && valid.count > 0 {
+            if !extent.reserved {
+                owner.blocks += u64::from(valid.count);
+            }
+            if !far && !extent.reserved && valid.count > 0 {
                 owner.end_block = owner.end_block.max(first_block + u64::from(valid.first + valid.count));
             }
             for block in valid.block..valid.block + u64::from(valid.count) {
@@ -141,7 +143,7 @@ impl Survey {
             _ if valid.count < extent.count => FindingKind::ExtentBeyondVolume,
             _ => return,
         };
-        let Extent { first, count, block } = extent;
+        let Extent { first, count, block, .. } = extent;
         let text = format!("{of}: blocks {first}+{count} at {block}");
         self.check.findings.add(kind, chunk.ino, text);
     }

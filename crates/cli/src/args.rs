@@ -60,6 +60,7 @@ pub enum Command {
     ///
     /// The process speaks to the instance over TCP on loopback, and connects again when the instance was started again.
     /// It ends when the file system is unmounted, or at SIGTERM. One mount at a time.
+    /// For /etc/fstab and mount -t fuse.penstock there is mount.fuse.penstock.
     Mount(Mount),
     /// Unmount
     Umount {

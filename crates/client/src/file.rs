@@ -3,13 +3,17 @@
 use crate::session::Client;
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, crc32c_blocks};
-use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
+use penstock_wire::data::{
+    ChunkRef, SeekRef, decode_found, decode_reply, encode_read, encode_seek, encode_write,
+};
 use penstock_wire::names::{Attr, AttrReply, InodeRequest, SetAttrRequest, set_id_bits};
 use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
+pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
+const ENXIO: u16 = 6;
+const EFBIG: u16 = 27;
 
 /// What the client knows of a file that is open or has unsettled writes.
 #[derive(Clone, Debug)]
@@ -131,8 +135,14 @@ impl Client {
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes come in runs, in order.
     pub async fn read(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let _lock = self.locks.shared(ino).await;
-        let state = self.file(ino).await?.borrow().clone();
+        let parts = self.read_locked(ino, offset, len).await;
         self.forget_idle(ino);
+        parts
+    }
+
+    /// The same, for a caller that holds the file's lock.
+    pub(crate) async fn read_locked(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let state = self.file(ino).await?.borrow().clone();
         let end = state.size.min(offset.saturating_add(len));
         if offset >= end {
             return Ok(Vec::new());
@@ -166,6 +176,26 @@ impl Client {
             });
         let parts: Vec<Vec<Buf>> = join_all(reads).await.into_iter().collect::<Result<_, _>>()?;
         Ok(parts.into_iter().flatten().collect())
+    }
+
+    /// Where data begins at or behind `offset`, or with `hole` a hole; the end of the file is one. Fails with ENXIO
+    /// where nothing of that is left.
+    pub async fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<u64, Failure> {
+        let _lock = self.locks.shared(ino).await;
+        let size = self.file(ino).await?.borrow().size;
+        self.forget_idle(ino);
+        let nothing = |what: &str| Failure {
+            kind: penstock_base::Kind::Invalid,
+            errno: ENXIO,
+            message: format!("{what} from {offset} on in a file of {size} bytes"),
+        };
+        if offset >= size {
+            return Err(nothing("nothing"));
+        }
+        let seek = SeekRef { branch: 0, ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
+        let (body, _) = self.data(Kind::Seek, encode_seek(&seek), Vec::new()).await?;
+        let found = decode_found(&body)?.saturating_mul(BLOCK).clamp(offset, size);
+        if !hole && found == size { Err(nothing("no data")) } else { Ok(found) }
     }
 
     /// One block as it is, zeros behind the end of the file.
@@ -203,7 +233,7 @@ impl Client {
         self.write_locked(ino, size, stage(size, data), data.len()).await
     }
 
-    async fn write_locked(
+    pub(crate) async fn write_locked(
         &self,
         ino: Ino,
         offset: u64,
@@ -240,11 +270,7 @@ impl Client {
         len: usize,
     ) -> Result<Buf, Failure> {
         let mut state = file.borrow().clone();
-        let end = offset.checked_add(len as u64).filter(|end| *end <= 1 << 62).ok_or(Failure {
-            kind: penstock_base::Kind::Invalid,
-            errno: 27,
-            message: "file too large".into(),
-        })?;
+        let end = end_of(offset, len as u64)?;
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         if staged.len() as u64 != (last - first) * BLOCK {
             return Err(Failure::new(penstock_base::Kind::Invalid, "bytes are not staged for this offset"));
@@ -309,6 +335,15 @@ impl Client {
         // Each to its end: within a process a dropped call would leave the services in the middle of it.
         join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
     }
+}
+
+/// Where `len` bytes at `offset` end, if a file can be that long.
+pub(crate) fn end_of(offset: u64, len: u64) -> Result<u64, Failure> {
+    offset.checked_add(len).filter(|end| *end <= 1 << 62).ok_or(Failure {
+        kind: penstock_base::Kind::Invalid,
+        errno: EFBIG,
+        message: "file too large".into(),
+    })
 }
 
 /// Puts bytes that go to `offset` into whole blocks, at their place, zeros around them.

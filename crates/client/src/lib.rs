@@ -15,11 +15,13 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+mod copy;
 mod file;
 mod names;
 mod session;
 mod settle;
 mod slots;
+mod space;
 mod watch;
 
 pub use file::{FileState, stage};

@@ -64,6 +64,15 @@ impl Client {
             return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
         };
         let _lock = self.locks.exclusive(ino).await;
+        let attr = self.resize(request, size).await?;
+        self.forget_idle(ino);
+        Ok(attr)
+    }
+
+    /// Gives a file another size, with whatever else the request says. The caller holds the file's lock.
+    pub(crate) async fn resize(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
+        let ino = Ino(request.ino);
+        request.size = Some(size);
         let file = self.file(ino).await?;
         let state = file.borrow().clone();
         if size > state.size && !state.size.is_multiple_of(BLOCK) {
@@ -73,7 +82,6 @@ impl Client {
         }
         // The service must know the size that is to change: a cut is judged by it.
         self.settle(ino).await?;
-        let mut request = request;
         request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
         let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;
         let attr = reply.attr.unwrap_or_default();
@@ -84,9 +92,6 @@ impl Client {
         state.writes += 1;
         state.mtime_ns = None;
         state.tail_clean = true;
-        drop(state);
-        drop(file);
-        self.forget_idle(ino);
         Ok(attr)
     }
 

@@ -1,4 +1,4 @@
-//! The kernel's side of the protocol: structures and numbers of `linux/fuse.h`, protocol 7.31 to 7.38.
+//! The kernel's side of the protocol: structures and numbers of `linux/fuse.h`, protocol 7.31 to 7.39.
 //!
 //! All fields are in the byte order of the machine. What follows a structure (names, values) is not part of it.
 
@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Protocol that this side speaks at most. What is newer than 7.31 is asked for by flag.
 pub(crate) const MAJOR: u32 = 7;
-pub(crate) const MINOR: u32 = 38;
+pub(crate) const MINOR: u32 = 39;
 pub(crate) const OLDEST_MINOR: u32 = 31;
 
 /// The kernel's number of the root directory.
@@ -43,22 +43,30 @@ pub(crate) mod op {
     pub(crate) const INTERRUPT: u32 = 36;
     pub(crate) const DESTROY: u32 = 38;
     pub(crate) const BATCH_FORGET: u32 = 42;
+    pub(crate) const FALLOCATE: u32 = 43;
     pub(crate) const READDIRPLUS: u32 = 44;
     pub(crate) const RENAME2: u32 = 45;
+    pub(crate) const LSEEK: u32 = 46;
+    pub(crate) const COPY_FILE_RANGE: u32 = 47;
+    pub(crate) const TMPFILE: u32 = 51;
+    pub(crate) const STATX: u32 = 52;
 }
 
 /// What both sides agree on when a mount begins.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u32 = 1 << 0;
     pub(crate) const BIG_WRITES: u32 = 1 << 5;
+    pub(crate) const DONT_MASK: u32 = 1 << 6;
     pub(crate) const DO_READDIRPLUS: u32 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u32 = 1 << 14;
     pub(crate) const ASYNC_DIO: u32 = 1 << 15;
     pub(crate) const PARALLEL_DIROPS: u32 = 1 << 18;
+    pub(crate) const POSIX_ACL: u32 = 1 << 20;
     pub(crate) const MAX_PAGES: u32 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u32 = 1 << 23;
     pub(crate) const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
     pub(crate) const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
+    pub(crate) const SETXATTR_EXT: u32 = 1 << 29;
 }
 
 /// Which fields a SETATTR changes.
@@ -175,6 +183,45 @@ pub(crate) struct AttrOut {
     pub(crate) attr: AttrFields,
 }
 
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct StatxTime {
+    pub(crate) sec: i64,
+    pub(crate) nsec: u32,
+    pub(crate) reserved: u32,
+}
+
+/// The reply to STATX. What the request says makes no difference to it.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct StatxOut {
+    pub(crate) attr_valid: u64,
+    pub(crate) attr_valid_nsec: u32,
+    pub(crate) flags: u32,
+    pub(crate) spare: [u64; 2],
+    pub(crate) mask: u32,
+    pub(crate) blksize: u32,
+    pub(crate) attributes: u64,
+    pub(crate) nlink: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mode: u16,
+    pub(crate) spare0: u16,
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    pub(crate) blocks: u64,
+    pub(crate) attributes_mask: u64,
+    pub(crate) atime: StatxTime,
+    pub(crate) btime: StatxTime,
+    pub(crate) ctime: StatxTime,
+    pub(crate) mtime: StatxTime,
+    pub(crate) rdev_major: u32,
+    pub(crate) rdev_minor: u32,
+    pub(crate) dev_major: u32,
+    pub(crate) dev_minor: u32,
+    pub(crate) spare2: [u64; 14],
+}
+
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct MknodIn {
@@ -269,6 +316,43 @@ pub(crate) struct WriteOut {
     pub(crate) padding: u32,
 }
 
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct FallocateIn {
+    pub(crate) fh: u64,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    pub(crate) mode: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct CopyFileRangeIn {
+    pub(crate) fh_in: u64,
+    pub(crate) off_in: u64,
+    pub(crate) nodeid_out: u64,
+    pub(crate) fh_out: u64,
+    pub(crate) off_out: u64,
+    pub(crate) len: u64,
+    pub(crate) flags: u64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct LseekIn {
+    pub(crate) fh: u64,
+    pub(crate) offset: u64,
+    pub(crate) whence: u32,
+    pub(crate) padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct LseekOut {
+    pub(crate) offset: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct StatfsOut {
@@ -289,6 +373,15 @@ pub(crate) struct StatfsOut {
 pub(crate) struct SetxattrIn {
     pub(crate) size: u32,
     pub(crate) flags: u32,
+}
+
+/// What follows it when both sides agreed on `SETXATTR_EXT`.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct SetxattrExt {
+    pub(crate) plain: SetxattrIn,
+    pub(crate) setxattr_flags: u32,
+    pub(crate) padding: u32,
 }
 
 /// GETXATTR and LISTXATTR.
@@ -325,6 +418,7 @@ const _: () = assert!(
         && size_of::<AttrFields>() == 88
         && size_of::<EntryOut>() == 128
         && size_of::<AttrOut>() == 104
+        && size_of::<StatxOut>() == 288
         && size_of::<SetattrIn>() == 88
         && size_of::<WriteIn>() == 40
         && size_of::<StatfsOut>() == 80

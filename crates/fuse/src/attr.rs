@@ -1,8 +1,9 @@
 //! Attributes and errors as the kernel wants them.
 
-use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID};
+use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID, StatxOut, StatxTime};
 use penstock_base::{BLOCK_BYTES, Ino, Kind};
 use penstock_client::{Attr, Failure};
+use rustix::fs::StatxFlags;
 use rustix::io::Errno;
 
 /// How long the kernel may keep names and attributes, in seconds. Only this mount changes them.
@@ -59,6 +60,36 @@ pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
 /// The reply to GETATTR and SETATTR.
 pub(crate) fn attributes(root: Root, attr: &Attr) -> AttrOut {
     AttrOut { attr_valid: VALID_S, attr_valid_nsec: 0, dummy: 0, attr: fields(root, attr) }
+}
+
+/// The reply to STATX: what GETATTR says, and the time of birth.
+pub(crate) fn extended(root: Root, attr: &Attr) -> StatxOut {
+    let plain = fields(root, attr);
+    let time = |ns: i64| {
+        let (sec, nsec) = time(ns);
+        StatxTime { sec: sec.cast_signed(), nsec, reserved: 0 }
+    };
+    StatxOut {
+        attr_valid: VALID_S,
+        mask: (StatxFlags::BASIC_STATS | StatxFlags::BTIME).bits(),
+        blksize: plain.blksize,
+        nlink: plain.nlink,
+        uid: plain.uid,
+        gid: plain.gid,
+        // Type and permissions, which is all that there is in a mode.
+        mode: plain.mode as u16,
+        ino: plain.ino,
+        size: plain.size,
+        blocks: plain.blocks,
+        atime: time(attr.atime_ns),
+        btime: time(attr.btime_ns),
+        ctime: time(attr.ctime_ns),
+        mtime: time(attr.mtime_ns),
+        // As the kernel packs them into 32 bits.
+        rdev_major: plain.rdev >> 8 & 0xfff,
+        rdev_minor: plain.rdev & 0xff | plain.rdev >> 12 & 0xf_ff00,
+        ..StatxOut::default()
+    }
 }
 
 /// The reply to whatever finds or makes a name.

@@ -1,7 +1,7 @@
 //! Requests on attributes, extended attributes and the file system as a whole.
 
-use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrIn, StatfsOut, fattr};
-use crate::attr::{attributes, errno, nanoseconds};
+use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
+use crate::attr::{attributes, errno, extended, nanoseconds};
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::BLOCK_BYTES;
@@ -11,12 +11,18 @@ use rustix::io::Errno;
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
+const SETXATTR_ACL_KILL_SGID: u32 = 1;
 const NAME_BYTES: u32 = 255;
 
 impl Session {
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {
         let attr = self.client.get_attr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
         Ok(Answer::of(&attributes(self.root, &attr)))
+    }
+
+    pub(crate) async fn statx(&self, request: &Request) -> Result<Answer, Errno> {
+        let attr = self.client.get_attr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
+        Ok(Answer::of(&extended(self.root, &attr)))
     }
 
     pub(crate) async fn setattr(&self, request: &Request) -> Result<Answer, Errno> {
@@ -64,7 +70,10 @@ impl Session {
 
     pub(crate) async fn setxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let SetxattrIn { size, flags } = request.argument()?;
-        let skip = size_of::<SetxattrIn>();
+        let (skip, more) = match self.setxattr_ext.get() {
+            true => (size_of::<SetxattrExt>(), request.argument::<SetxattrExt>()?.setxattr_flags),
+            false => (size_of::<SetxattrIn>(), 0),
+        };
         let name = kept(request.name(skip, 0)?)?;
         let value = request.body.get(skip + name.len() + 1..).filter(|value| value.len() == size as usize);
         let change = XattrRequest {
@@ -73,6 +82,7 @@ impl Session {
             value: value.ok_or(Errno::IO)?.to_vec(),
             create: flags & XATTR_CREATE != 0,
             replace: flags & XATTR_REPLACE != 0,
+            kill_set_group_id: more & SETXATTR_ACL_KILL_SGID != 0,
         };
         self.client.set_xattr(change).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
@@ -100,7 +110,8 @@ impl Session {
 /// Passes a name whose extended attribute is kept. The others have a meaning that this release does not give them.
 fn kept(name: &[u8]) -> Result<&[u8], Errno> {
     let kept = [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix));
-    if kept { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+    let acl = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name);
+    if kept || acl { Ok(name) } else { Err(Errno::OPNOTSUPP) }
 }
 
 /// A value for a caller with room for `size` bytes; its length for one that only asks for that.

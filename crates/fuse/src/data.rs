@@ -1,11 +1,18 @@
 //! Requests on the contents of files.
 
-use crate::abi::{ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut};
+use crate::abi::{
+    CopyFileRangeIn, FallocateIn, LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+};
 use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::names::opened;
 use crate::session::Session;
+use penstock_wire::data::SpaceChange;
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
+
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
 
 impl Session {
     pub(crate) async fn open(&self, request: &Request) -> Result<Answer, Errno> {
@@ -34,6 +41,45 @@ impl Session {
         let result = self.client.write_staged(ino, offset, data, len).await;
         let written = WriteOut { size: len as u32, padding: 0 };
         result.map(|()| Answer::of(&written)).map_err(|failure| errno(&failure))
+    }
+
+    pub(crate) async fn fallocate(&self, request: &Request) -> Result<Answer, Errno> {
+        let FallocateIn { offset, length, mode, .. } = request.argument()?;
+        let mode = FallocateFlags::from_bits_retain(mode);
+        let keep = FallocateFlags::KEEP_SIZE;
+        let change = match mode.difference(keep) {
+            what if what.is_empty() => SpaceChange::Reserve,
+            FallocateFlags::ZERO_RANGE => SpaceChange::Zero,
+            FallocateFlags::PUNCH_HOLE if mode.contains(keep) => SpaceChange::Punch,
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        let keep_size = mode.contains(keep);
+        let result = self.client.change_space(self.ino(request), offset, length, change, keep_size).await;
+        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+
+    /// The kernel has sent its pages of both files before, and forgets those of the second one.
+    pub(crate) async fn copy_file_range(&self, request: &Request) -> Result<Answer, Errno> {
+        let CopyFileRangeIn { off_in, nodeid_out, off_out, len, flags, .. } = request.argument()?;
+        if flags != 0 {
+            return Err(Errno::INVAL);
+        }
+        let to = (self.root.inner(nodeid_out), off_out);
+        let result = self.client.copy((self.ino(request), off_in), to, len).await;
+        let copied = |copied: u64| Answer::of(&WriteOut { size: copied as u32, padding: 0 });
+        result.map(copied).map_err(|failure| errno(&failure))
+    }
+
+    /// The kernel asks for data and holes only, and has sent its pages before.
+    pub(crate) async fn lseek(&self, request: &Request) -> Result<Answer, Errno> {
+        let LseekIn { offset, whence, .. } = request.argument()?;
+        let hole = match whence {
+            SEEK_DATA => false,
+            SEEK_HOLE => true,
+            _ => return Err(Errno::INVAL),
+        };
+        let result = self.client.seek(self.ino(request), offset, hole).await;
+        result.map(|offset| Answer::of(&LseekOut { offset })).map_err(|failure| errno(&failure))
     }
 
     pub(crate) async fn fsync(&self, request: &Request) -> Result<Answer, Errno> {

@@ -24,10 +24,13 @@ pub enum Op {
     ReadDir,
     StatFs,
     Xattr,
+    Seek,
+    Fallocate,
+    Copy,
 }
 
 /// All operations, in order, with their names.
-const OPS: [(Op, &str); 17] = [
+const OPS: [(Op, &str); 20] = [
     (Op::Lookup, "lookup"),
     (Op::GetAttr, "getattr"),
     (Op::SetAttr, "setattr"),
@@ -45,6 +48,9 @@ const OPS: [(Op, &str); 17] = [
     (Op::ReadDir, "readdir"),
     (Op::StatFs, "statfs"),
     (Op::Xattr, "xattr"),
+    (Op::Seek, "seek"),
+    (Op::Fallocate, "fallocate"),
+    (Op::Copy, "copy"),
 ];
 
 /// A histogram for each operation.

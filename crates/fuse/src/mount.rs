@@ -150,6 +150,11 @@ impl Mount {
         Ok(Self { path: path.to_owned(), ended })
     }
 
+    /// Whether somebody else unmounted it.
+    pub fn has_ended(&mut self) -> bool {
+        self.ended.try_recv() == Err(oneshot::error::TryRecvError::Closed)
+    }
+
     /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.path

@@ -34,13 +34,14 @@ impl Session {
     pub(crate) async fn mknod(&self, request: &Request) -> Result<Answer, Errno> {
         let arguments: MknodIn = request.argument()?;
         let make = self.make_request(request, size_of::<MknodIn>(), arguments.mode)?;
-        self.entry(self.client.make(MakeRequest { rdev: arguments.rdev, ..make }).await)
+        let (rdev, umask) = (arguments.rdev, arguments.umask);
+        self.entry(self.client.make(MakeRequest { rdev, umask, ..make }).await)
     }
 
     pub(crate) async fn mkdir(&self, request: &Request) -> Result<Answer, Errno> {
-        let mode = 0o040_000 | (request.argument::<MkdirIn>()?.mode & 0o7777);
-        let make = self.make_request(request, size_of::<MkdirIn>(), mode)?;
-        self.entry(self.client.make(make).await)
+        let MkdirIn { mode, umask } = request.argument()?;
+        let make = self.make_request(request, size_of::<MkdirIn>(), 0o040_000 | (mode & 0o7777))?;
+        self.entry(self.client.make(MakeRequest { umask, ..make }).await)
     }
 
     pub(crate) async fn symlink(&self, request: &Request) -> Result<Answer, Errno> {
@@ -49,10 +50,13 @@ impl Session {
         self.entry(self.client.make(MakeRequest { target, ..make }).await)
     }
 
-    pub(crate) async fn create(&self, request: &Request) -> Result<Answer, Errno> {
-        let mode = 0o100_000 | (request.argument::<CreateIn>()?.mode & 0o7777);
-        let make = self.make_request(request, size_of::<CreateIn>(), mode)?;
-        let attr = self.client.make(MakeRequest { open: true, ..make }).await.map_err(|f| errno(&f))?;
+    /// CREATE, and TMPFILE for a file without a name.
+    pub(crate) async fn create(&self, request: &Request, nameless: bool) -> Result<Answer, Errno> {
+        let CreateIn { mode, umask, .. } = request.argument()?;
+        // The kernel puts a name of its own there for a file without one.
+        let make = self.make_request(request, size_of::<CreateIn>(), 0o100_000 | (mode & 0o7777))?;
+        let make = MakeRequest { open: true, nameless, umask, ..make };
+        let attr = self.client.make(make).await.map_err(|f| errno(&f))?;
         let mut bytes = entry(self.root, &attr).as_bytes().to_vec();
         bytes.extend_from_slice(opened().as_bytes());
         Ok(Answer::Bytes(bytes))
@@ -87,7 +91,7 @@ impl Session {
         new_dir: u64,
         flags: RenameFlags,
     ) -> Result<Answer, Errno> {
-        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT).contains(flags) {
             return Err(Errno::INVAL);
         }
         let rename = RenameRequest {
@@ -97,6 +101,9 @@ impl Session {
             new_name: request.name(skip, 1)?.to_vec(),
             no_replace: flags.contains(RenameFlags::NOREPLACE),
             exchange: flags.contains(RenameFlags::EXCHANGE),
+            whiteout: flags.contains(RenameFlags::WHITEOUT),
+            uid: request.header.uid,
+            gid: request.header.gid,
         };
         self.client.rename(rename).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }

@@ -11,12 +11,13 @@ use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use penstock_base::{BLOCK_BYTES, Env, Ino};
 use penstock_client::Client;
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::task::Poll;
 use tokio::sync::Notify;
 
-/// Each only makes things faster; a kernel without one does without.
+/// Each only makes things faster, or is for access control lists; a kernel without one does without.
 const WANTED: u32 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::DO_READDIRPLUS
@@ -26,6 +27,9 @@ const WANTED: u32 = init::ASYNC_READ
     | init::MAX_PAGES
     | init::CACHE_SYMLINKS
     | init::NO_OPENDIR_SUPPORT
+    | init::DONT_MASK
+    | init::POSIX_ACL
+    | init::SETXATTR_EXT
     // Without it the kernel asks for an extended attribute before every write.
     | init::HANDLE_KILLPRIV_V2;
 
@@ -33,6 +37,8 @@ const WANTED: u32 = init::ASYNC_READ
 pub(crate) struct Session {
     pub(crate) client: Rc<Client>,
     pub(crate) root: Root,
+    /// SETXATTR has flags of its own.
+    pub(crate) setxattr_ext: Cell<bool>,
     device: Rc<Device>,
     latency: Rc<FuseLatency>,
     /// The first exchange is done.
@@ -42,7 +48,8 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(client: Rc<Client>, device: Rc<Device>, latency: Rc<FuseLatency>) -> Rc<Self> {
         let root = Root(client.root());
-        Rc::new(Self { client, root, device, latency, begun: Notify::new() })
+        let (setxattr_ext, begun) = (Cell::new(false), Notify::new());
+        Rc::new(Self { client, root, setxattr_ext, device, latency, begun })
     }
 
     /// Serves until the file system is unmounted.
@@ -74,6 +81,7 @@ impl Session {
                 );
                 return Err(Errno::PROTO);
             }
+            self.setxattr_ext.set(kernel.flags & init::SETXATTR_EXT != 0);
             Ok(Answer::of(&InitOut {
                 major: MAJOR,
                 minor: MINOR.min(kernel.minor),
@@ -112,10 +120,15 @@ impl Session {
             op::RENAME2 => self.rename2(request).await,
             op::LINK => self.link(request).await,
             op::OPEN => self.open(request).await,
-            op::CREATE => self.create(request).await,
+            op::CREATE => self.create(request, false).await,
+            op::TMPFILE => self.create(request, true).await,
+            op::STATX => self.statx(request).await,
             op::RELEASE => self.release(request).await,
             op::READ => self.read(request).await,
             op::WRITE => self.write(request).await,
+            op::FALLOCATE => self.fallocate(request).await,
+            op::COPY_FILE_RANGE => self.copy_file_range(request).await,
+            op::LSEEK => self.lseek(request).await,
             op::FSYNC => self.fsync(request).await,
             op::FSYNCDIR => self.fsyncdir().await,
             op::READDIR => self.readdir(request).await,
@@ -148,7 +161,7 @@ async fn serve(session: Rc<Session>, env: Env, mut request: Request) {
 fn operation(opcode: u32) -> Option<Op> {
     Some(match opcode {
         op::LOOKUP => Op::Lookup,
-        op::GETATTR => Op::GetAttr,
+        op::GETATTR | op::STATX => Op::GetAttr,
         op::SETATTR => Op::SetAttr,
         op::READLINK => Op::ReadLink,
         op::SYMLINK | op::MKNOD | op::MKDIR => Op::Make,
@@ -156,9 +169,12 @@ fn operation(opcode: u32) -> Option<Op> {
         op::RENAME | op::RENAME2 => Op::Rename,
         op::LINK => Op::Link,
         op::OPEN => Op::Open,
-        op::CREATE => Op::Create,
+        op::CREATE | op::TMPFILE => Op::Create,
         op::READ => Op::Read,
         op::WRITE => Op::Write,
+        op::LSEEK => Op::Seek,
+        op::COPY_FILE_RANGE => Op::Copy,
+        op::FALLOCATE => Op::Fallocate,
         op::RELEASE => Op::Release,
         op::FSYNC | op::FSYNCDIR => Op::Fsync,
         op::READDIR | op::READDIRPLUS => Op::ReadDir,

@@ -10,7 +10,7 @@ mod wire;
 use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. What is not here is listed in docs/testing.md.
-pub const DECODERS: [Decoder; 33] = [
+pub const DECODERS: [Decoder; 36] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::TRAILER,
@@ -38,6 +38,9 @@ pub const DECODERS: [Decoder; 33] = [
     wire::GREETING,
     wire::WELCOME,
     wire::FRAMES,
+    wire::SEEK,
+    wire::FOUND,
+    wire::SPACE,
     names::NAMES,
     text::CLAIMS,
     text::STORE_FILE,

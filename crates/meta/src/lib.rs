@@ -11,6 +11,7 @@
 //!   one that removes it, so a crash leaks nothing.
 #![forbid(unsafe_code)]
 
+mod acl;
 mod cache;
 mod check;
 mod dirs;

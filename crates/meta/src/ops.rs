@@ -3,7 +3,7 @@
 use crate::dirs::entry_row;
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode, Layout};
-use crate::rows::{entry_key, inode_key};
+use crate::rows::{entry_key, inode_key, removed_key};
 use crate::target::{MetaTarget, Request};
 use crate::{LINK_MAX, PATH_MAX};
 use penstock_base::Ino;
@@ -12,7 +12,7 @@ use penstock_wire::names::{AttrReply, LinkRequest, MakeRequest, NameRequest};
 use prost::Message;
 use rustix::io::Errno;
 
-const SET_GROUP_ID: u32 = 0o2000;
+pub(crate) const SET_GROUP_ID: u32 = 0o2000;
 
 /// A reply with an inode's attributes.
 pub(crate) fn attr_reply(inode: &Inode) -> Vec<u8> {
@@ -27,23 +27,32 @@ impl MetaTarget {
         Ok(attr_reply(&self.inode(entry.ino).await?))
     }
 
-    /// Makes a file, directory, symbolic link or special file.
+    /// Makes a file, directory, symbolic link or special file; or a file without a name.
     pub(crate) async fn make(&self, who: Request, request: MakeRequest) -> Result<Vec<u8>, MetaError> {
         let _one = self.changing.lock().await;
         let mut dir = self.directory(Ino(request.dir)).await?;
         if dir.nlink == 0 {
             return Err(Errno::NOENT.into());
         }
-        let key = self.new_entry_key(dir.ino, &request.name).await?;
         let mut writes = WriteSet::new();
-        let inode = self.new_inode(&dir, &request, &mut writes)?;
-        writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
-        dir.entries += 1;
-        if inode.is_dir() {
-            dir.nlink += 1;
+        let mut inode = self.new_inode(&dir, &request, &mut writes)?;
+        self.inherit_acl(&dir, &mut inode, request.umask, &mut writes).await?;
+        if request.nameless {
+            // Removed from the beginning, so that a crash leaks nothing; its user holds it.
+            if inode.kind() != FileKind::Regular || !request.open {
+                return Err(Errno::INVAL.into());
+            }
+            self.drop_link(&mut inode, &mut writes);
+        } else {
+            let key = self.new_entry_key(dir.ino, &request.name).await?;
+            writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
+            dir.entries += 1;
+            if inode.is_dir() {
+                dir.nlink += 1;
+            }
+            dir.times_ns[1] = inode.times_ns[3];
+            dir.times_ns[2] = inode.times_ns[3];
         }
-        dir.times_ns[1] = inode.times_ns[3];
-        dir.times_ns[2] = inode.times_ns[3];
         let reply = attr_reply(&inode);
         let (ino, is_dir) = (inode.ino, inode.is_dir());
         self.commit(who, writes, vec![dir, inode], &reply).await?;
@@ -57,7 +66,7 @@ impl MetaTarget {
         Ok(reply)
     }
 
-    fn new_inode(
+    pub(crate) fn new_inode(
         &self,
         dir: &Inode,
         request: &MakeRequest,
@@ -102,14 +111,15 @@ impl MetaTarget {
         Ok(inode)
     }
 
-    /// Gives an inode another name.
+    /// Gives an inode another name. One that has none and is in use was made so: the kernel refuses to link what was
+    /// unlinked.
     pub(crate) async fn link(&self, who: Request, request: LinkRequest) -> Result<Vec<u8>, MetaError> {
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
         let mut dir = self.directory(Ino(request.dir)).await?;
         match inode.nlink {
             _ if inode.is_dir() => return Err(Errno::PERM.into()),
-            0 => return Err(Errno::NOENT.into()),
+            0 if !self.in_use.borrow().contains_key(&inode.ino) => return Err(Errno::NOENT.into()),
             LINK_MAX.. => return Err(Errno::MLINK.into()),
             _ if dir.nlink == 0 => return Err(Errno::NOENT.into()),
             _ => {}
@@ -117,6 +127,9 @@ impl MetaTarget {
         let key = self.new_entry_key(dir.ino, &request.name).await?;
         let mut writes = WriteSet::new();
         writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
+        if inode.nlink == 0 {
+            writes.delete(removed_key(inode.ino));
+        }
         let now = self.now_ns();
         inode.nlink += 1;
         inode.times_ns[2] = now;

@@ -5,9 +5,11 @@
 //! steps from its end; the last step takes its inode, its extended attributes and its place in the queue.
 
 use crate::error::MetaError;
+use crate::judge::SIZE_LIMIT;
 use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
 use crate::target::MetaTarget;
 use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_chunk::Behind;
 use penstock_kv::{WriteSet, for_each};
 use std::rc::Rc;
 use std::time::Duration;
@@ -73,9 +75,11 @@ impl MetaTarget {
         }
         let per_chunk = u64::from(inode.layout.chunk_blocks);
         let mut chunks = inode.size.div_ceil(per_chunk * BLOCK_BYTES as u64);
+        // What is reserved behind the end goes in steps of its own.
+        self.target.punch(0, ino, chunks * per_chunk..SIZE_LIMIT / BLOCK_BYTES as u64, u64::MAX).await?;
         while chunks > STEP_CHUNKS {
             chunks -= STEP_CHUNKS;
-            self.target.cut(0, ino, chunks * per_chunk, u64::MAX, WriteSet::new()).await?;
+            self.target.cut(0, ino, chunks * per_chunk, Behind::Dropped, u64::MAX, WriteSet::new()).await?;
         }
         let _one = self.changing.lock().await;
         // Looked at again: a repair may have given it a name while this waited.
@@ -91,7 +95,7 @@ impl MetaTarget {
         writes.delete(removed_key(ino));
         self.delete_inode(ino, &mut writes);
         self.transactions.set(self.transactions.get() + 1);
-        let result = self.target.cut(0, ino, 0, u64::MAX, writes).await;
+        let result = self.target.cut(0, ino, 0, Behind::Dropped, u64::MAX, writes).await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
         self.cache.borrow_mut().remove(ino);

@@ -10,10 +10,12 @@ use crate::rows::{Entry, entry_key};
 use crate::target::{MetaTarget, Request};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
-use penstock_wire::names::{EmptyReply, RenameRequest};
+use penstock_wire::names::{EmptyReply, MakeRequest, RenameRequest};
 use prost::Message;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, btree_map};
+
+const CHARACTER_DEVICE: u32 = 0o020_000;
 
 /// The inodes that a rename touches, each once, however many roles it has.
 #[derive(Default)]
@@ -40,7 +42,7 @@ impl MetaTarget {
         let _one = self.changing.lock().await;
         let (from_dir, to_dir) = (Ino(request.dir), Ino(request.new_dir));
         check_name(&request.new_name)?;
-        if request.no_replace && request.exchange {
+        if request.exchange && (request.no_replace || request.whiteout) {
             return Err(Errno::INVAL.into());
         }
         let mut touched = Touched::default();
@@ -81,6 +83,11 @@ impl MetaTarget {
                 touched.get(to_dir).entries += 1;
             }
         }
+        let mut whiteout = None;
+        if request.whiteout {
+            let ino = self.leave_whiteout(&mut touched, &request, from_cookie, &mut writes)?;
+            whiteout = Some(ino);
+        }
         self.moved(&mut touched, &moved, from_dir, to_dir);
         let now = self.now_ns();
         for dir in [from_dir, to_dir] {
@@ -88,10 +95,33 @@ impl MetaTarget {
             touched.get(dir).times_ns[2] = now;
         }
         self.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
+        if let Some(ino) = whiteout {
+            self.reserved(ino);
+        }
         if let Some(ino) = removed {
             self.reap_if_removed(ino);
         }
         Ok(reply)
+    }
+
+    /// Puts a character device 0, 0 under the old name, which union file systems read as: nothing is here.
+    fn leave_whiteout(
+        &self,
+        touched: &mut Touched,
+        request: &RenameRequest,
+        cookie: u64,
+        writes: &mut WriteSet,
+    ) -> Result<Ino, MetaError> {
+        let RenameRequest { dir, uid, gid, .. } = *request;
+        let device = MakeRequest { dir, mode: CHARACTER_DEVICE, uid, gid, ..MakeRequest::default() };
+        let from_dir = touched.get(Ino(dir));
+        let inode = self.new_inode(from_dir, &device, writes)?;
+        from_dir.entries += 1;
+        let row = entry_row(inode.ino, inode.type_bits(), &request.name);
+        writes.put(entry_key(from_dir.ino, cookie), row);
+        let ino = inode.ino;
+        touched.inodes.insert(ino, inode);
+        Ok(ino)
     }
 
     async fn refuse_loop(&self, inode: &Inode, into: Ino) -> Result<(), MetaError> {

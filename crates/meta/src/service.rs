@@ -68,6 +68,8 @@ impl MetaTarget {
             | Kind::Read
             | Kind::Write
             | Kind::Commit
+            | Kind::Seek
+            | Kind::Space
             | Kind::FetchStrip
             | Kind::PlaceStrip => Err(MetaError::Request(format!("{kind:?} is not for a metadata target"))),
         }

@@ -7,6 +7,7 @@ use crate::rows::inode_key;
 use crate::session::Sessions;
 use crate::target::{MetaTarget, Request};
 use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_chunk::Behind;
 use penstock_kv::WriteSet;
 use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
 use prost::Message;
@@ -23,17 +24,19 @@ impl MetaTarget {
         Ok(attr_reply(&self.inode(Ino(request.ino)).await?))
     }
 
-    /// Changes attributes. A new size drops the blocks behind it, and behind the
-    /// old one, in the same transaction.
+    /// Changes attributes. A new size makes what is behind it, and behind the
+    /// old one, read as zeros in the same transaction.
     pub(crate) async fn set_attr(&self, who: Request, request: SetAttrRequest) -> Result<Vec<u8>, MetaError> {
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
         let now = self.now_ns();
+        let mut writes = WriteSet::new();
         if request.drop_set_id {
             inode.drop_set_id();
         }
         if let Some(mode) = request.mode {
             inode.set_permissions(mode);
+            self.chmod_acl(&inode, &mut writes).await?;
         }
         inode.uid = request.uid.unwrap_or(inode.uid);
         inode.gid = request.gid.unwrap_or(inode.gid);
@@ -53,23 +56,24 @@ impl MetaTarget {
             if !request.grow {
                 // Also when the file grows: what a crash left behind its end must not become its contents.
                 inode.cut += 1;
-                cut_to = Some(size.min(inode.size));
+                // A file that is not made shorter keeps what is reserved behind its end.
+                let behind = if size < inode.size { Behind::Dropped } else { Behind::Reserved };
+                cut_to = Some((size.min(inode.size), behind));
             }
             inode.size = if request.grow { size.max(inode.size) } else { size };
         }
         let reply = attr_reply(&inode);
-        let Some(size) = cut_to else {
-            self.commit(who, WriteSet::new(), vec![inode], &reply).await?;
+        let Some((size, behind)) = cut_to else {
+            self.commit(who, writes, vec![inode], &reply).await?;
             return Ok(reply);
         };
-        let mut writes = WriteSet::new();
         writes.put(inode_key(inode.ino), inode.encode());
         if who.sequence != 0 {
             Sessions::record(who, &reply, &mut writes);
         }
         self.transactions.set(self.transactions.get() + 1);
         let first_block = size.div_ceil(BLOCK_BYTES as u64);
-        let result = self.target.cut(0, inode.ino, first_block, inode.cut, writes).await;
+        let result = self.target.cut(0, inode.ino, first_block, behind, inode.cut, writes).await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
         self.committed(vec![inode]);

@@ -10,7 +10,7 @@ use crate::rows::{
 use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
-use penstock_base::{Env, HashMap, Id128, Ino, KeyedLocks};
+use penstock_base::{Env, HashMap, HashSet, Id128, Ino, KeyedLocks};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_wire::Header;
@@ -70,6 +70,8 @@ pub struct MetaTarget {
     pub(crate) changing: Mutex<()>,
     pub(crate) transactions: Cell<u64>,
     pub(crate) in_use: RefCell<HashMap<Ino, u64>>,
+    /// Inodes that are known to have no access control list; changes with `changing` held only.
+    pub(crate) plain: RefCell<HashSet<Ino>>,
     pub(crate) reap_queue: RefCell<std::collections::BTreeSet<Ino>>,
     /// A removed file is being dropped, and is not in the queue.
     pub(crate) reaping: Cell<bool>,
@@ -110,6 +112,7 @@ impl MetaTarget {
             changing: Mutex::default(),
             transactions: Cell::new(0),
             in_use: RefCell::default(),
+            plain: RefCell::default(),
             reap_queue: RefCell::default(),
             reaping: Cell::new(false),
             reap_wake: Notify::new(),

@@ -1,7 +1,8 @@
 //! Extended attributes, a row each.
 
+use crate::acl::is_acl;
 use crate::error::MetaError;
-use crate::ops::attr_reply;
+use crate::ops::{SET_GROUP_ID, attr_reply};
 use crate::rows::{xattr_key, xattr_name, xattr_range};
 use crate::target::{MetaTarget, Request};
 use crate::{NAME_MAX, XATTR_MAX};
@@ -17,6 +18,9 @@ const MOST: usize = 1024;
 impl MetaTarget {
     /// The value of an extended attribute.
     pub(crate) async fn get_xattr(&self, request: XattrRequest) -> Result<Vec<u8>, MetaError> {
+        if is_acl(&request.name) && self.plain.borrow().contains(&Ino(request.ino)) {
+            return Err(Errno::NODATA.into());
+        }
         let value = self.kv.get(xattr_key(Ino(request.ino), &request.name)).await?;
         let bytes = value.ok_or(Errno::NODATA)?;
         Ok(BytesReply { bytes }.encode_to_vec())
@@ -55,7 +59,14 @@ impl MetaTarget {
             }
         }
         let mut writes = WriteSet::new();
-        writes.put(key, request.value);
+        if is_acl(&request.name) {
+            self.set_acl(&mut inode, &request.name, &request.value, &mut writes)?;
+            if request.kill_set_group_id {
+                inode.mode &= !SET_GROUP_ID;
+            }
+        } else {
+            writes.put(key, request.value);
+        }
         inode.times_ns[2] = self.now_ns();
         let reply = attr_reply(&inode);
         self.commit(who, writes, vec![inode], &reply).await?;
@@ -71,7 +82,8 @@ impl MetaTarget {
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
         let key = xattr_key(inode.ino, &request.name);
-        if self.kv.get(key.clone()).await?.is_none() {
+        // An access control list that is not there says what the mode says.
+        if !is_acl(&request.name) && self.kv.get(key.clone()).await?.is_none() {
             return Err(Errno::NODATA.into());
         }
         let mut writes = WriteSet::new();

@@ -3,7 +3,10 @@
 use crate::assemble::Node;
 use penstock_base::{Kind as Todo, LocalBoxFuture};
 use penstock_chunk::{ChunkError, ChunkKey};
-use penstock_wire::data::{ChunkRef, decode_commit, decode_read, decode_write, encode_reply};
+use penstock_wire::data::{
+    ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
+    encode_found, encode_reply,
+};
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
 use std::rc::Rc;
 
@@ -107,11 +110,30 @@ impl Node {
                 Ok((encode_reply(generation, &[]), Vec::new()))
             }
             Kind::Hello => Ok((self.meta.hello(&request.body, remote).await?, Vec::new())),
+            Kind::Seek => {
+                let seek = decode_seek(&request.body)?;
+                let found = self.target.seek(seek.branch, seek.ino, seek.from..seek.until, seek.hole).await;
+                Ok((encode_found(found.map_err(|error| failure(&error))?), Vec::new()))
+            }
+            Kind::Space => {
+                let change = self.change_space(&decode_space(&request.body)?).await;
+                change.map_err(|error| failure(&error))?;
+                Ok((encode_reply(generation, &[]), Vec::new()))
+            }
             kind if kind.is_reserved() => Err(Failure::new(
                 Todo::Invalid,
                 format!("{kind:?} is reserved and not served by this release"),
             )),
             _ => Ok((self.meta.serve(&request.header, &request.body).await?, Vec::new())),
+        }
+    }
+
+    async fn change_space(&self, space: &SpaceRef) -> Result<(), ChunkError> {
+        let SpaceRef { branch, ino, change, from, until, cut } = *space;
+        match change {
+            SpaceChange::Reserve => self.target.reserve(branch, ino, from..until, false, cut).await,
+            SpaceChange::Zero => self.target.reserve(branch, ino, from..until, true, cut).await,
+            SpaceChange::Punch => self.target.punch(branch, ino, from..until, cut).await,
         }
     }
 }

@@ -118,6 +118,113 @@ pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
     }
 }
 
+/// Where in a file something is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeekRef {
+    /// The branch.
+    pub branch: u64,
+    /// The inode.
+    pub ino: Ino,
+    /// A hole is looked for, not data.
+    pub hole: bool,
+    /// First block of the file that counts.
+    pub from: u64,
+    /// Block of the file behind the last one that counts.
+    pub until: u64,
+}
+
+/// The body of a seek.
+pub fn encode_seek(seek: &SeekRef) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u64(seek.branch).u64(seek.ino.0).u32(u32::from(seek.hole)).u64(seek.from).u64(seek.until);
+    enc.finish()
+}
+
+/// Reads the body of a seek.
+pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
+    let mut dec = Dec::new("seek request", body);
+    let (branch, ino, flags) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
+    let (from, until) = (dec.u64()?, dec.u64()?);
+    if branch != 0 {
+        return Err(dec.unknown("branch", branch));
+    }
+    if flags > 1 {
+        return Err(dec.unknown("flags", flags.into()));
+    }
+    if from > until || until > LAST_CHUNK {
+        return Err(dec.bad("blocks that no file has"));
+    }
+    Ok(SeekRef { branch, ino, hole: flags == 1, from, until })
+}
+
+/// The body of the reply to a seek: the first block found, or the one behind the last that counts.
+pub fn encode_found(block: u64) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u64(block);
+    enc.finish()
+}
+
+/// Reads the body of the reply to a seek.
+pub fn decode_found(body: &[u8]) -> Result<u64, DecodeError> {
+    Dec::new("seek reply", body).u64()
+}
+
+/// What happens to the space of a range of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpaceChange {
+    /// What has no space gets some; it reads as before.
+    Reserve = 0,
+    /// All of it has space and reads as zeros.
+    Zero = 1,
+    /// None of it has space, and it reads as zeros.
+    Punch = 2,
+}
+
+/// A change of the space of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceRef {
+    /// The branch.
+    pub branch: u64,
+    /// The inode.
+    pub ino: Ino,
+    /// What is done.
+    pub change: SpaceChange,
+    /// First block of the file.
+    pub from: u64,
+    /// Block of the file behind the last one.
+    pub until: u64,
+    /// The truncate generation of the inode that the sender knows.
+    pub cut: u64,
+}
+
+/// The body of a change of space.
+pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u64(space.branch).u64(space.ino.0).u32(space.change as u32);
+    enc.u64(space.from).u64(space.until).u64(space.cut);
+    enc.finish()
+}
+
+/// Reads the body of a change of space.
+pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
+    let mut dec = Dec::new("space request", body);
+    let (branch, ino, change) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
+    let (from, until, cut) = (dec.u64()?, dec.u64()?, dec.u64()?);
+    if branch != 0 {
+        return Err(dec.unknown("branch", branch));
+    }
+    let change = match change {
+        0 => SpaceChange::Reserve,
+        1 => SpaceChange::Zero,
+        2 => SpaceChange::Punch,
+        other => return Err(dec.unknown("change", other.into())),
+    };
+    if from > until || until > LAST_CHUNK {
+        return Err(dec.bad("blocks that no file has"));
+    }
+    Ok(SpaceRef { branch, ino, change, from, until, cut })
+}
+
 fn put_crcs(enc: &mut Enc, crcs: &[u32]) {
     enc.u32(crcs.len() as u32);
     crcs.iter().for_each(|crc| {
@@ -146,6 +253,13 @@ mod tests {
         assert!(decode_write(&encode_write(&chunk, &[8])).is_err());
         assert_eq!(decode_commit(&encode_commit(0, Ino(5), true)), Ok((0, Ino(5), true)));
         assert_eq!(decode_reply(&encode_reply(1, &[2])), Ok((1, vec![2])));
+        let seek = SeekRef { branch: 0, ino: Ino(2), hole: true, from: 3, until: 1 << 50 };
+        assert_eq!(decode_seek(&encode_seek(&seek)), Ok(seek));
+        assert_eq!(decode_found(&encode_found(9)), Ok(9));
+        for change in [SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Punch] {
+            let space = SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 1 << 50, cut: 4 };
+            assert_eq!(decode_space(&encode_space(&space)), Ok(space));
+        }
         for len in 0..body.len() - 18 {
             assert!(decode_write(&body[..len]).is_err(), "{len} bytes");
         }
@@ -155,5 +269,12 @@ mod tests {
     fn reserved_fields_are_refused_by_name() {
         let chunk = ChunkRef { branch: 1, ino: Ino(2), chunk: 3, block: 4, count: 0, snapshot: 0, cut: 7 };
         assert!(decode_read(&encode_read(&chunk)).unwrap_err().to_string().contains("branch"));
+        let seek = SeekRef { branch: 0, ino: Ino(2), hole: false, from: 3, until: 2 };
+        assert!(decode_seek(&encode_seek(&seek)).is_err(), "it ends before it begins");
+        assert!(decode_seek(&encode_seek(&SeekRef { until: (1 << 50) + 1, ..seek })).is_err());
+        let change = SpaceChange::Punch;
+        let mut body = encode_space(&SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 4, cut: 0 });
+        body[16] = 3;
+        assert!(decode_space(&body).unwrap_err().to_string().contains("change"));
     }
 }

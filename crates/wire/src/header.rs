@@ -48,6 +48,10 @@ kinds! {
     FetchStrip = 0x13,
     /// Reserved: a strip, placed by a client that has a reservation.
     PlaceStrip = 0x14,
+    /// Where data or a hole begins in a file.
+    Seek = 0x15,
+    /// Reserves space of a file, or gives it back.
+    Space = 0x16,
     /// A name in a directory.
     Lookup = 0x20,
     /// Attributes of an inode.

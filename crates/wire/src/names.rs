@@ -123,6 +123,12 @@ pub struct MakeRequest {
     /// The new file is open at once.
     #[prost(bool, tag = "8")]
     pub open: bool,
+    /// A file without a name, which goes when its last user closes it unless it is given one before.
+    #[prost(bool, tag = "9")]
+    pub nameless: bool,
+    /// Permissions that are not given, where the directory hands down no access control list.
+    #[prost(uint32, tag = "10")]
+    pub umask: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -151,6 +157,14 @@ pub struct RenameRequest {
     /// Both names exist and change places.
     #[prost(bool, tag = "6")]
     pub exchange: bool,
+    /// A character device 0, 0 takes the old name.
+    #[prost(bool, tag = "7")]
+    pub whiteout: bool,
+    /// Owner of that device.
+    #[prost(uint32, tag = "8")]
+    pub uid: u32,
+    #[prost(uint32, tag = "9")]
+    pub gid: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -214,6 +228,9 @@ pub struct XattrRequest {
     /// Fail if it does not exist.
     #[prost(bool, tag = "5")]
     pub replace: bool,
+    /// With an access control list: the set-group-id bit goes.
+    #[prost(bool, tag = "6")]
+    pub kill_set_group_id: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -146,6 +146,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         rdev: 9,
         target: b"to".to_vec(),
         open: true,
+        ..MakeRequest::default()
     };
     golden(&make, "080112046e616d6518a4830220e807286430093a02746f4001");
     golden(&LinkRequest { ino: 7, dir: 1, name: name.clone() }, "080710011a046e616d65");
@@ -156,12 +157,27 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         new_name: b"new".to_vec(),
         no_replace: true,
         exchange: true,
+        ..RenameRequest::default()
     };
     golden(&rename, "080112046e616d65180222036e657728013001");
     golden(&ReadDirRequest { dir: 1, after: 300, limit: 64, attributes: true }, "080110ac0218402001");
-    let xattr =
-        XattrRequest { ino: 7, name: b"user.a".to_vec(), value: vec![0xff], create: true, replace: true };
+    let xattr = XattrRequest {
+        ino: 7,
+        name: b"user.a".to_vec(),
+        value: vec![0xff],
+        create: true,
+        replace: true,
+        ..XattrRequest::default()
+    };
     golden(&xattr, "08071206757365722e611a01ff20012801");
+}
+
+#[test]
+fn what_came_to_requests_later_keeps_its_numbers() {
+    golden(&MakeRequest { nameless: true, ..MakeRequest::default() }, "4801");
+    golden(&RenameRequest { whiteout: true, uid: 1, gid: 2, ..RenameRequest::default() }, "380140014802");
+    golden(&MakeRequest { umask: 0o22, ..MakeRequest::default() }, "5012");
+    golden(&XattrRequest { kill_set_group_id: true, ..XattrRequest::default() }, "3001");
 }
 
 #[test]

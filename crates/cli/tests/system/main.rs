@@ -8,6 +8,7 @@ mod bad_days;
 mod fs_check;
 mod kill;
 mod operations;
+mod posix;
 mod real_input;
 mod remote_mount;
 mod speed;

@@ -2,6 +2,8 @@
 
 use crate::store::{Store, can_mount, shell, wait_until};
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
 
@@ -212,4 +214,78 @@ fn systemd_takes_the_unit() {
             assert!(output.status.success() && !said.contains("penstock@"), "{said}");
         }
     }
+}
+
+/// The helper of mount(8) with this program in it, installed into `folder`.
+fn install_helper(folder: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/fstab/mount.fuse.penstock");
+    let script = std::fs::read_to_string(source)
+        .unwrap()
+        .replace("/usr/local/bin/penstock", env!("CARGO_BIN_EXE_penstock"));
+    std::fs::create_dir_all(folder).unwrap();
+    let path = folder.join("mount.fuse.penstock");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn the_helper_of_mount_is_silent_and_makes_no_store() {
+    if !can_mount("the_helper_of_mount_is_silent_and_makes_no_store") {
+        return;
+    }
+    let store = Store::new("fstab", &SMALL);
+    let helper = install_helper(&store.home.join("sbin"));
+    let mount = |options: &str| {
+        let mut call = std::process::Command::new(&helper);
+        let output = call.arg(&store.dir).arg(&store.mount).args(["-o", options]).output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let (code, said) = mount("rw");
+    assert!(code == Some(32) && said.contains("no store in") && !store.dir.exists(), "{code:?}: {said}");
+    store.up();
+    std::fs::write(store.mount.join("file"), b"kept").unwrap();
+    store.down();
+    let (code, said) = mount("ro");
+    assert!(code == Some(1) && said.contains("option ro"), "{code:?}: {said}");
+    for _ in 0..2 {
+        // A stopped store first, then one that runs without a mount.
+        assert_eq!(mount("rw,nofail,x-systemd.automount,scrub-days=7"), (Some(0), String::new()));
+        assert_eq!(std::fs::read(store.mount.join("file")).unwrap(), b"kept");
+        store.ok(&["umount"]);
+    }
+    store.down();
+}
+
+/// mount(8) itself, with the helper laid over /usr/sbin in a mount namespace of its own.
+#[test]
+fn mount_finds_the_helper() {
+    let test = "mount_finds_the_helper";
+    if !can_mount(test) {
+        return;
+    }
+    let store = Store::new("fstab", &SMALL);
+    let sbin = store.home.join("sbin");
+    install_helper(&sbin);
+    let overlay = format!("mount -t overlay overlay -o lowerdir={}:/usr/sbin /usr/sbin", sbin.display());
+    let within = |script: String| {
+        let script = format!("set -eu; {overlay}; {script}");
+        std::process::Command::new("unshare").args(["-m", "sh", "-c", &script]).output()
+    };
+    if !within("test -x /sbin/mount.fuse.penstock".into()).is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED {test}: not root, or no unshare or overlay");
+        return;
+    }
+    store.up();
+    store.down();
+    let (dir, at, program) = (store.dir.display(), store.mount.display(), env!("CARGO_BIN_EXE_penstock"));
+    let script = format!(
+        "mount -t fuse.penstock {dir} {at} -o scrub-days=3; echo x > {at}/file; umount {at}; \
+         mount -t fuse.penstock {dir} {at}; cat {at}/file; {program} down {dir} > {}",
+        store.home.join("down").display()
+    );
+    let output = within(script).unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && err.is_empty(), "{err}");
+    assert_eq!(output.stdout, b"x\n", "nothing is said but by cat");
 }

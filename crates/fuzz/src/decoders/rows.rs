@@ -57,9 +57,9 @@ pub(super) const MAP: Decoder = Decoder {
     most_bytes: 4096,
     seeds: || {
         let extents = [
-            Extent { first: 0, count: 2, block: 9 },
-            Extent { first: 5, count: 1, block: 77 },
-            Extent { first: 6, count: 250, block: 1 << 40 },
+            Extent { first: 0, count: 2, block: 9, reserved: false },
+            Extent { first: 5, count: 1, block: 77, reserved: true },
+            Extent { first: 6, count: 250, block: 1 << 40, reserved: false },
         ];
         (0..=3).map(|count| chunk::encode_map(&extents[..count])).collect()
     },

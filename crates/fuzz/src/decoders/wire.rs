@@ -6,8 +6,9 @@ use penstock_base::Ino;
 use penstock_fabric::greeting::{GREETING_BYTES, Greeting, REASON_BYTES, WELCOME_HEAD_BYTES, Welcome};
 use penstock_fabric::{BODY_BYTES, Outbox, PAYLOAD_BYTES, Receiver};
 use penstock_wire::data::{
-    ChunkRef, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,
-    encode_reply, encode_write,
+    ChunkRef, SeekRef, SpaceChange, SpaceRef, decode_commit, decode_found, decode_read, decode_reply,
+    decode_seek, decode_space, decode_write, encode_commit, encode_found, encode_read, encode_reply,
+    encode_seek, encode_space, encode_write,
 };
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind};
 
@@ -207,3 +208,38 @@ fn check_frames(bytes: &[u8]) -> Result<Verdict, String> {
         false => Err(format!("{} bytes go out as {}", bytes.len(), again.len())),
     }
 }
+/// `seek-body`.
+pub(super) const SEEK: Decoder = Decoder {
+    name: "seek-body",
+    most_bytes: 128,
+    seeds: || {
+        let seek = SeekRef { branch: 0, ino: CHUNK.ino, hole: false, from: 0, until: 1 << 50 };
+        vec![encode_seek(&seek), encode_seek(&SeekRef { hole: true, from: 7, until: 9, ..seek })]
+    },
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, decode_seek, encode_seek),
+};
+
+/// `found-body`: the reply to a seek.
+pub(super) const FOUND: Decoder = Decoder {
+    name: "found-body",
+    most_bytes: 64,
+    seeds: || vec![encode_found(0), encode_found(u64::MAX)],
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, decode_found, |block| encode_found(*block)),
+};
+
+/// `space-body`.
+pub(super) const SPACE: Decoder = Decoder {
+    name: "space-body",
+    most_bytes: 128,
+    seeds: || {
+        let space = |change, from| {
+            let ino = CHUNK.ino;
+            encode_space(&SpaceRef { branch: 0, ino, change, from, until: 1 << 50, cut: 7 })
+        };
+        vec![space(SpaceChange::Reserve, 0), space(SpaceChange::Zero, 1), space(SpaceChange::Punch, 1 << 50)]
+    },
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, decode_space, encode_space),
+};

@@ -33,6 +33,8 @@ async fn rename(machine: &Machine, from: (Ino, &str), to: (Ino, &str), flags: &s
         new_name: to.1.into(),
         no_replace: flags == "noreplace",
         exchange: flags == "exchange",
+        whiteout: flags == "whiteout",
+        ..RenameRequest::default()
     };
     machine.client.rename(request).await.map_or_else(|failure| failure.errno, |()| 0)
 }
@@ -40,12 +42,14 @@ async fn rename(machine: &Machine, from: (Ino, &str), to: (Ino, &str), flags: &s
 const DIR: u32 = 0o040_755;
 const FILE: u32 = 0o100_644;
 const ENOENT: u16 = 2;
+const EACCES: u16 = 13;
 const EEXIST: u16 = 17;
 const ENOTDIR: u16 = 20;
 const EISDIR: u16 = 21;
 const EINVAL: u16 = 22;
 const ENOTEMPTY: u16 = 39;
 const ENODATA: u16 = 61;
+const ESTALE: u16 = 116;
 
 #[test]
 fn every_case_of_rename() {
@@ -80,6 +84,152 @@ fn every_case_of_rename() {
         assert_eq!(rename(machine, (root, "a"), (root, "l"), "").await, 0, "two names of one file");
         assert!(list(machine).await.contains_key("a"));
     });
+}
+
+/// A list as the kernel sends it: tag, permissions, id.
+fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        value.extend([tag.to_le_bytes(), perm.to_le_bytes()].concat());
+        value.extend(id.to_le_bytes());
+    }
+    value
+}
+
+#[test]
+fn access_control_lists_and_modes_agree() {
+    const NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+    const NONE: u32 = u32::MAX;
+    on_machine(11, async |machine| {
+        let client = &machine.client;
+        let root = client.root();
+        let set = async |ino: Ino, name: &[u8], value: Vec<u8>| {
+            let request = XattrRequest { ino: ino.0, name: name.to_vec(), value, ..XattrRequest::default() };
+            client.set_xattr(request).await.map_err(|failure| failure.errno)
+        };
+        let mode = async |ino: Ino| client.get_attr(ino).await.unwrap().mode & 0o7777;
+        let made = async |dir: Ino, name: &str, mode: u32| {
+            let request =
+                MakeRequest { dir: dir.0, name: name.into(), mode, umask: 0o022, ..Default::default() };
+            Ino(client.make(request).await.unwrap().ino)
+        };
+        let list = |user, mask, other| {
+            acl(&[(1, 7, NONE), (2, user, 1000), (4, 5, NONE), (16, mask, NONE), (32, other, NONE)])
+        };
+        let dir = made(root, "dir", 0o040_777).await;
+        assert_eq!(mode(dir).await, 0o755, "the umask counts where nothing is handed down");
+        let file = made(dir, "file", 0o100_666).await;
+        assert_eq!(set(file, NAMES[1], list(7, 7, 0)).await, Err(EACCES), "no default list on a file");
+        assert_eq!(set(file, NAMES[0], vec![2, 0, 0, 0]).await, Err(EINVAL));
+        // A list sets the mode, and a chmod the list.
+        set(file, NAMES[0], list(6, 6, 4)).await.unwrap();
+        assert_eq!(mode(file).await, 0o764);
+        let chmod = SetAttrRequest { ino: file.0, mode: Some(0o640), ..SetAttrRequest::default() };
+        client.set_attr(chmod).await.unwrap();
+        let wanted = acl(&[(1, 6, NONE), (2, 6, 1000), (4, 5, NONE), (16, 4, NONE), (32, 0, NONE)]);
+        assert_eq!(client.get_xattr(file, NAMES[0]).await.unwrap(), wanted);
+        // One that says what the mode says is not kept; to remove what is not there is no failure.
+        set(file, NAMES[0], acl(&[(1, 7, NONE), (4, 4, NONE), (32, 1, NONE)])).await.unwrap();
+        assert_eq!(mode(file).await, 0o741);
+        assert_eq!(client.get_xattr(file, NAMES[0]).await.unwrap_err().errno, ENODATA);
+        client.remove_xattr(file, NAMES[0]).await.unwrap();
+        // What a directory hands down is limited by the mode that is asked for, and not by the umask.
+        set(dir, NAMES[1], list(7, 7, 2)).await.unwrap();
+        assert_eq!(mode(dir).await, 0o755);
+        let inherits = made(dir, "inherits", 0o100_666).await;
+        assert_eq!(mode(inherits).await, 0o662);
+        let wanted = acl(&[(1, 6, NONE), (2, 7, 1000), (4, 5, NONE), (16, 6, NONE), (32, 2, NONE)]);
+        assert_eq!(client.get_xattr(inherits, NAMES[0]).await.unwrap(), wanted);
+        let inner = made(dir, "inner", 0o040_777).await;
+        assert_eq!(client.get_xattr(inner, NAMES[1]).await.unwrap(), list(7, 7, 2));
+        client.remove_xattr(dir, NAMES[1]).await.unwrap();
+        let plain = made(dir, "plain", 0o100_666).await;
+        assert_eq!((mode(plain).await, client.list_xattr(plain).await.unwrap().len()), (0o644, 0));
+    });
+}
+
+#[test]
+fn a_whiteout_takes_the_old_name() {
+    on_machine(8, async |machine| {
+        let client = &machine.client;
+        let root = client.root();
+        let dir = make(machine, root, "dir", DIR).await.unwrap();
+        for (name, to) in [("f", "moved"), ("g", "moved")] {
+            let ino = make(machine, root, name, FILE).await.unwrap();
+            assert_eq!(rename(machine, (root, name), (dir, to), "whiteout").await, 0);
+            assert_eq!(client.lookup(dir, to.as_bytes()).await.unwrap().ino, ino.0);
+            let left = client.lookup(root, name.as_bytes()).await.unwrap();
+            assert_eq!((left.mode, left.rdev, left.nlink), (0o020_000, 0, 1));
+        }
+        assert_eq!(
+            rename(machine, (root, "f"), (root, "f"), "whiteout").await,
+            0,
+            "one name: nothing happens"
+        );
+        assert_eq!(rename(machine, (root, "dir"), (root, "d"), "whiteout").await, 0);
+        assert_eq!(client.get_attr(root).await.unwrap().nlink, 3, "the whiteout is no directory");
+        let both = RenameRequest {
+            dir: root.0,
+            name: "d".into(),
+            new_dir: root.0,
+            new_name: "f".into(),
+            exchange: true,
+            whiteout: true,
+            ..RenameRequest::default()
+        };
+        assert_eq!(client.rename(both).await.unwrap_err().errno, EINVAL);
+        assert_eq!(list(machine).await.len(), 4);
+    });
+}
+
+/// A file without a name gets one, or goes with its last user, or with the power.
+#[test]
+fn a_file_is_made_without_a_name() {
+    let site = Site::new();
+    let world = World::new(9);
+    let nameless = |machine: &Machine, mode: u32, open: bool| MakeRequest {
+        dir: machine.client.root().0,
+        mode,
+        open,
+        nameless: true,
+        ..MakeRequest::default()
+    };
+    let first = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let client = &machine.client;
+        let root = client.root();
+        for request in [nameless(&machine, DIR, true), nameless(&machine, FILE, false)] {
+            assert_eq!(client.make(request).await.unwrap_err().errno, EINVAL);
+        }
+        let mut made = Vec::new();
+        for bytes in ["kept", "closed", "lost"] {
+            let attr = client.make(nameless(&machine, FILE, true)).await.unwrap();
+            assert_eq!(attr.nlink, 0);
+            client.write(Ino(attr.ino), 0, bytes.as_bytes()).await.unwrap();
+            made.push(Ino(attr.ino));
+        }
+        assert!(list(&machine).await.is_empty());
+        assert_eq!(client.link(made[0], root, b"name").await.unwrap().nlink, 1);
+        client.release(made[1]).await.unwrap();
+        machine.node.check_fs().await.unwrap();
+        assert_eq!(client.link(made[1], root, b"late").await.unwrap_err().errno, ESTALE);
+        machine.fsync(made[0], false).await.unwrap();
+        machine.fsync(made[2], false).await.unwrap();
+    });
+    first.unwrap();
+    site.cut(&world);
+    let world = World::new(10);
+    let second = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let names = list(&machine).await;
+        assert_eq!(names.keys().collect::<Vec<_>>(), ["name"]);
+        assert_eq!(read_all(&machine, Ino(names["name"])).await, b"kept");
+        assert_eq!(machine.node.check_fs().await.unwrap().inodes, 2, "the root and one file");
+        machine.audit().await;
+        machine.stop().await;
+    });
+    second.unwrap();
+    world.destroy();
 }
 
 #[test]
@@ -159,6 +309,7 @@ fn attributes_of_all_kinds() {
             value: "1".into(),
             create,
             replace,
+            ..XattrRequest::default()
         };
         assert_eq!(client.set_xattr(set(false, true)).await.unwrap_err().errno, ENODATA);
         client.set_xattr(set(true, false)).await.unwrap();

@@ -14,3 +14,4 @@ mod remote;
 mod repair;
 mod rot;
 mod scrubs;
+mod space;

@@ -4,6 +4,7 @@ use crate::machine::Machine;
 use penstock_base::Ino;
 use penstock_base::env::Runtime;
 use penstock_client::{Failure, SetAttrRequest};
+use penstock_wire::data::SpaceChange;
 use penstock_wire::names::{MakeRequest, ReadDirRequest, RenameRequest};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,11 +57,12 @@ impl Model {
             return Ok(());
         };
         let ino = Ino(file.ino);
-        match world.below(12) {
+        match world.below(14) {
             0..=5 => self.write(machine, &name, ino, file.now.len()).await,
             6 => self.truncate(machine, &name, ino, file.now.len()).await,
             7..=8 => self.fsync(machine, &name, ino).await,
             9 => self.rename(machine, task, &name).await,
+            11..=12 => self.change_space(machine, &name, ino, file.now.len()).await,
             10 => {
                 self.unsure.borrow_mut().insert(name.clone());
                 self.files.borrow_mut().remove(&name);
@@ -109,6 +111,30 @@ impl Model {
             now[offset..offset + len].copy_from_slice(&data);
         });
         machine.client.write(ino, offset as u64, &data).await
+    }
+
+    async fn change_space(
+        &self,
+        machine: &Machine,
+        name: &str,
+        ino: Ino,
+        size: usize,
+    ) -> Result<(), Failure> {
+        let world = &machine.world;
+        let offset = world.below(size as u64 + 10_000) as usize;
+        let len = 1 + world.below([5000, 50_000, 1 << 20][world.below(3) as usize]) as usize;
+        let (end, keep_size) = (offset + len, world.below(2) == 0);
+        let change = [SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Punch][world.below(3) as usize];
+        self.change(name, |now| {
+            if change != SpaceChange::Punch && !keep_size && now.len() < end {
+                now.resize(end, 0);
+            }
+            let end = end.min(now.len());
+            if change != SpaceChange::Reserve && offset < end {
+                now[offset..end].fill(0);
+            }
+        });
+        machine.client.change_space(ino, offset as u64, len as u64, change, keep_size).await
     }
 
     async fn truncate(&self, machine: &Machine, name: &str, ino: Ino, size: usize) -> Result<(), Failure> {

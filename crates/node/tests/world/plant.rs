@@ -111,7 +111,7 @@ impl Rows {
         let mut extents = self.extents(ino).await;
         let last = extents.last().unwrap();
         let first = last.first + last.count;
-        extents.push(Extent { first, count, block });
+        extents.push(Extent { first, count, block, reserved: false });
         self.put(map(ino, 0), encode_map(&extents)).await;
     }
 

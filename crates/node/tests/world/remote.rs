@@ -109,7 +109,7 @@ async fn live(client: &Client, number: usize) {
             new_dir: root.0,
             new_name: moved.clone().into(),
             no_replace: true,
-            exchange: false,
+            ..RenameRequest::default()
         };
         client.rename(request).await.unwrap();
         client.fsync(ino).await.unwrap();

@@ -1,0 +1,153 @@
+//! Space of a file without its bytes: reserved ahead of writes, or given back from the middle of it.
+//!
+//! A reserved block has a place on the volume like any other; its extent says that it reads as zeros. So a write to it
+//! takes no space, and a crash shows zeros until the row says that the data is there, which it does only once the data
+//! is durable.
+//!
+//! Nothing here is durable before a commit of the file. Power cut: each chunk is as before or as after, in its row.
+
+use crate::ChunkError;
+use crate::chunk::Chunk;
+use crate::rows::{ChunkKey, Extent};
+use crate::target::Target;
+use penstock_base::Ino;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Chunks that change before their rows are committed, which bounds what memory holds of them.
+const STEP_CHUNKS: u64 = 4096;
+
+impl Target {
+    /// Reserves what of `blocks` of a file has no space yet; with `zero` the rest reads as zeros afterwards too. Where
+    /// free space does not suffice, nothing is done. `cut` is the truncate generation that the caller knows.
+    pub async fn reserve(
+        &self,
+        branch: u64,
+        ino: Ino,
+        blocks: Range<u64>,
+        zero: bool,
+        cut: u64,
+    ) -> Result<(), ChunkError> {
+        let file = ChunkKey { branch, ino, index: 0 };
+        if self.suffices(file, &blocks).await.is_err() {
+            // Freed blocks may only wait for a durable commit.
+            self.commit_all().await?;
+            self.suffices(file, &blocks).await?;
+        }
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let last = blocks.end.div_ceil(per_chunk);
+        for index in blocks.start / per_chunk..last {
+            let key = ChunkKey { index, ..file };
+            self.reserve_in(key, self.within(key, &blocks), zero, cut).await?;
+            if index % STEP_CHUNKS == STEP_CHUNKS - 1 {
+                self.commit(branch, ino, true).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the space of `blocks` of a file, which read as zeros afterwards.
+    pub async fn punch(&self, branch: u64, ino: Ino, blocks: Range<u64>, cut: u64) -> Result<(), ChunkError> {
+        let mut next = self.chunk_in(ChunkKey { branch, ino, index: 0 }, &blocks).await?;
+        let mut punched = 0;
+        while let Some(key) = next {
+            let part = self.within(key, &blocks);
+            let lock = self.chunk_locks.exclusive(key).await;
+            self.check_cut(key, cut)?;
+            let chunk = self.chunk(key).await?;
+            self.drop_dirty(key, &chunk, part.clone());
+            let back = chunk.borrow_mut().cut(part.start, part.end - part.start);
+            self.give_back(back);
+            drop((lock, chunk));
+            punched += 1;
+            if punched % STEP_CHUNKS == 0 {
+                self.commit(branch, ino, true).await?;
+            }
+            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, &blocks).await?;
+        }
+        Ok(())
+    }
+
+    /// The part of a range of a file's blocks that is in a chunk.
+    fn within(&self, key: ChunkKey, blocks: &Range<u64>) -> Range<u32> {
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let first = key.index.saturating_mul(per_chunk);
+        let at = |block: u64| block.saturating_sub(first).min(per_chunk) as u32;
+        at(blocks.start)..at(blocks.end)
+    }
+
+    /// The first chunk from `from` on with blocks in a range that has a row or is in memory.
+    async fn chunk_in(&self, from: ChunkKey, blocks: &Range<u64>) -> Result<Option<ChunkKey>, ChunkError> {
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let from = ChunkKey { index: from.index.max(blocks.start / per_chunk), ..from };
+        Ok(self.next_chunk(from).await?.filter(|key| key.index < blocks.end.div_ceil(per_chunk)))
+    }
+
+    /// Whether free space suffices for what of a range of blocks has none.
+    async fn suffices(&self, file: ChunkKey, blocks: &Range<u64>) -> Result<(), ChunkError> {
+        let mut wanted = blocks.end - blocks.start;
+        let mut next = self.chunk_in(file, blocks).await?;
+        while let Some(key) = next {
+            let _lock = self.chunk_locks.shared(key).await;
+            let chunk = self.chunk(key).await?;
+            let there = {
+                let chunk = chunk.borrow();
+                self.within(key, blocks).filter(|block| chunk.has_space(*block)).count()
+            };
+            wanted -= there as u64;
+            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, blocks).await?;
+        }
+        // Each chunk promises its own; this one only asks.
+        self.promise(wanted)?;
+        self.space.borrow_mut().unpromise(wanted);
+        Ok(())
+    }
+
+    async fn reserve_in(
+        &self,
+        key: ChunkKey,
+        blocks: Range<u32>,
+        zero: bool,
+        cut: u64,
+    ) -> Result<(), ChunkError> {
+        let _lock = self.chunk_locks.exclusive(key).await;
+        self.check_cut(key, cut)?;
+        let chunk = self.chunk(key).await?;
+        let (missing, held): (Vec<u32>, u64) = {
+            let chunk = chunk.borrow();
+            // What waits in memory without a place has free space promised to it: it goes to the place.
+            let lacks = |block: &u32| match zero {
+                true => chunk.place(*block).is_none(),
+                false => !chunk.has_space(*block),
+            };
+            let missing: Vec<u32> = blocks.clone().filter(lacks).collect();
+            let held = missing.iter().filter(|block| chunk.dirty.contains_key(*block)).count();
+            (missing, held as u64)
+        };
+        self.promise(missing.len() as u64 - held)?;
+        if zero {
+            let taken = self.take_dirty(key, &chunk, blocks.clone());
+            assert_eq!(taken, held, "free space is promised to what has no place, and to nothing else");
+            chunk.borrow_mut().set_reserved(blocks, true);
+        }
+        self.reserve_promised(&chunk, &missing).await
+    }
+
+    /// Gives blocks without a place one, of free space that is promised to them.
+    async fn reserve_promised(&self, chunk: &RefCell<Chunk>, missing: &[u32]) -> Result<(), ChunkError> {
+        let mut left = missing;
+        while let Some(first) = left.first().copied() {
+            let run = left.iter().zip(first..).take_while(|(block, expected)| *block == expected).count();
+            let allocated = self.allocate_promised(run as u64).await;
+            let Ok((block, count)) = allocated else {
+                self.space.borrow_mut().unpromise(left.len() as u64);
+                return allocated.map(drop);
+            };
+            self.space.borrow_mut().unpromise(count);
+            let back = chunk.borrow_mut().put(Extent { first, count: count as u32, block, reserved: true });
+            assert!(back.is_empty(), "nothing had a place there");
+            left = &left[count as usize..];
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! Where data and holes begin in a file: by the maps of its chunks and by what waits in memory.
+//!
+//! A block is data when it waits in memory or has a place on the volume that is not only reserved; the rest is holes. Chunks without a row and
+//! without anything in memory are passed over, so a search for data costs what there is and not how long the file is.
+
+use crate::ChunkError;
+use crate::chunk::Chunk;
+use crate::rows::{ChunkKey, map_range};
+use crate::target::Target;
+use penstock_base::Ino;
+use std::ops::Range;
+
+impl Chunk {
+    /// Whether a block has bytes that were written.
+    fn is_data(&self, block: u32) -> bool {
+        self.dirty.contains_key(&block) || self.lookup(block).is_some()
+    }
+}
+
+impl Target {
+    /// The first block of a file within `blocks` that is data, or with `hole` one that is none; the end of `blocks`
+    /// when there is none.
+    pub async fn seek(
+        &self,
+        branch: u64,
+        ino: Ino,
+        blocks: Range<u64>,
+        hole: bool,
+    ) -> Result<u64, ChunkError> {
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let index = at / per_chunk;
+            let here = ChunkKey { branch, ino, index };
+            let next = if hole { Some(here) } else { self.next_chunk(here).await? };
+            let Some(key) = next else { return Ok(blocks.end) };
+            let first = key.index.saturating_mul(per_chunk);
+            at = at.max(first);
+            let _lock = self.chunk_locks.shared(key).await;
+            let chunk = self.chunk(key).await?;
+            let chunk = chunk.borrow();
+            let mut within = (at - first) as u32..self.config.chunk_blocks;
+            if let Some(found) = within.find(|block| chunk.is_data(*block) != hole) {
+                return Ok(blocks.end.min(first + u64::from(found)));
+            }
+            at = first.saturating_add(per_chunk);
+        }
+        Ok(blocks.end)
+    }
+
+    /// The first chunk of the file from `from` on that has a row or is in memory.
+    pub(crate) async fn next_chunk(&self, from: ChunkKey) -> Result<Option<ChunkKey>, ChunkError> {
+        let last = ChunkKey { index: u64::MAX, ..from };
+        let in_memory = self.chunks.borrow().range(from..=last).next().map(|(key, _)| *key);
+        let (start, until) = map_range(from.branch, from.ino, from.index);
+        let row = self.kv.scan(start, until, 1).await?.pop();
+        let stored = row.map(|(key, _)| ChunkKey::decode(&key)).transpose()?.map(|(key, _)| key);
+        Ok(in_memory.into_iter().chain(stored).min())
+    }
+}

@@ -1,0 +1,103 @@
+//! Space of files: reserved ahead, zeroed, given back.
+
+use crate::file::{BLOCK, end_of, stage};
+use crate::session::Client;
+use penstock_base::Ino;
+use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
+use penstock_wire::names::SetAttrRequest;
+use penstock_wire::{Failure, Kind};
+use std::ops::Range;
+
+impl Client {
+    /// Changes the space of `len` bytes at `offset`. What is reserved takes no further space when it is written, also
+    /// after a restart once the file is settled. Where the file ends is kept with `keep_size`, and by punching always.
+    pub async fn change_space(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        change: SpaceChange,
+        keep_size: bool,
+    ) -> Result<(), Failure> {
+        let end = end_of(offset, len)?;
+        if len == 0 {
+            return Err(Failure::new(penstock_base::Kind::Invalid, "a range without bytes"));
+        }
+        let _lock = self.locks.exclusive(ino).await;
+        let file = self.file(ino).await?;
+        let size = file.borrow().size;
+        if change != SpaceChange::Punch {
+            self.change_blocks(ino, offset / BLOCK..end.div_ceil(BLOCK), SpaceChange::Reserve).await?;
+        }
+        if change != SpaceChange::Reserve {
+            let inner = inner_blocks(offset..end, size);
+            // What is left of the range lies in blocks that it does not cover.
+            let (head, tail) = (offset..end.min(inner.start * BLOCK), offset.max(inner.end * BLOCK)..end);
+            if !inner.is_empty() {
+                self.change_blocks(ino, inner, change).await?;
+            }
+            for part in [head, tail] {
+                self.zero_bytes(ino, part.start..part.end.min(size)).await?;
+            }
+        }
+        {
+            let mut state = file.borrow_mut();
+            state.mtime_ns = Some(self.env.wall_ns());
+            state.writes += 1;
+        }
+        if !keep_size && change != SpaceChange::Punch && end > size {
+            let request = SetAttrRequest { ino: ino.0, ..SetAttrRequest::default() };
+            self.resize(request, end).await?;
+        }
+        Ok(())
+    }
+
+    async fn change_blocks(&self, ino: Ino, blocks: Range<u64>, change: SpaceChange) -> Result<(), Failure> {
+        let cut = self.file(ino).await?.borrow().cut;
+        let space = SpaceRef { branch: 0, ino, change, from: blocks.start, until: blocks.end, cut };
+        self.data(Kind::Space, encode_space(&space), Vec::new()).await.map(|_| ())
+    }
+
+    /// Writes zeros over at most two parts of blocks, unless they read as zeros already: a hole stays one.
+    async fn zero_bytes(&self, ino: Ino, bytes: Range<u64>) -> Result<(), Failure> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let len = bytes.end - bytes.start;
+        let found = self.read_locked(ino, bytes.start, len).await?;
+        if found.iter().all(|part| part.iter().all(|byte| *byte == 0)) {
+            return Ok(());
+        }
+        let zeros = vec![0; len as usize];
+        self.write_locked(ino, bytes.start, stage(bytes.start, &zeros), zeros.len()).await
+    }
+}
+
+/// The blocks that a range covers; behind the end of the file nothing needs to be covered. Where it covers none, it
+/// lies in one block, or in two that are both kept.
+fn inner_blocks(bytes: Range<u64>, size: u64) -> Range<u64> {
+    let until = bytes.end / BLOCK;
+    let until = if bytes.end >= size { until.max(size.div_ceil(BLOCK)) } else { until };
+    bytes.start.div_ceil(BLOCK)..until
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_block_of_a_file_is_covered_up_to_its_end() {
+        for (bytes, size, wanted) in [
+            (0..4096, 10_000, 0..1),
+            (1..8192, 10_000, 1..2),
+            (100..4096, 10_000, 1..1),
+            (4000..4200, 10_000, 1..1),
+            (4096..10_000, 10_000, 1..3),
+            (4096..9_999, 10_000, 1..2),
+            (8192..50_000, 10_000, 2..12),
+            (10_000..20_000, 10_000, 3..4),
+        ] {
+            assert_eq!(inner_blocks(bytes.clone(), size), wanted, "{bytes:?} of {size}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! POSIX access control lists (POSIX.1e draft 17, acl(5)), kept as the extended attributes by which they travel.
+//!
+//! The kernel checks permissions by them; here mode and list are kept in agreement: a list sets the permission bits, a
+//! chmod changes the list, and what is made in a directory inherits its default list. A list that says no more than
+//! the mode is not kept.
+
+use crate::error::MetaError;
+use crate::inode::{FileKind, Inode};
+use crate::rows::xattr_key;
+use crate::target::MetaTarget;
+use penstock_base::{DecodeError, Ino};
+use penstock_kv::WriteSet;
+use rustix::io::Errno;
+
+/// The list that access is checked by.
+pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
+/// The list that a directory hands down.
+pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
+/// Inodes that are known to have no list, at most.
+const MOST_PLAIN: usize = 1 << 16;
+
+const VERSION: [u8; 4] = 2u32.to_le_bytes();
+const ENTRY_BYTES: usize = 8;
+const USER_OBJ: u16 = 1;
+const USER: u16 = 2;
+const GROUP_OBJ: u16 = 4;
+const GROUP: u16 = 8;
+const MASK: u16 = 16;
+const OTHER: u16 = 32;
+
+/// Whether an extended attribute is a list.
+pub(crate) fn is_acl(name: &[u8]) -> bool {
+    name == ACCESS || name == DEFAULT
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    tag: u16,
+    perm: u16,
+    id: u32,
+}
+
+/// A valid list: entries in order of their tags, each of those without an id at most once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Acl(Vec<Entry>);
+
+impl Acl {
+    /// Reads a list as the kernel sends it: a version and entries of tag (2), permissions (2) and id (4), all
+    /// little-endian.
+    pub(crate) fn decode(value: &[u8]) -> Result<Self, Errno> {
+        let entries = value.strip_prefix(&VERSION).ok_or(Errno::INVAL)?;
+        if !entries.len().is_multiple_of(ENTRY_BYTES) {
+            return Err(Errno::INVAL);
+        }
+        let entry = |bytes: &[u8]| Entry {
+            tag: u16::from_le_bytes([bytes[0], bytes[1]]),
+            perm: u16::from_le_bytes([bytes[2], bytes[3]]),
+            id: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+        };
+        let acl = Self(entries.chunks_exact(ENTRY_BYTES).map(entry).collect());
+        if acl.is_valid() { Ok(acl) } else { Err(Errno::INVAL) }
+    }
+
+    fn is_valid(&self) -> bool {
+        let count = |tag: u16| self.0.iter().filter(|entry| entry.tag == tag).count();
+        let known = |entry: &Entry| {
+            [USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER].contains(&entry.tag) && entry.perm <= 7
+        };
+        let named = count(USER) + count(GROUP) > 0;
+        self.0.iter().all(known)
+            && self.0.is_sorted_by_key(|entry| entry.tag)
+            && [USER_OBJ, GROUP_OBJ, OTHER].iter().all(|tag| count(*tag) == 1)
+            && count(MASK) <= 1
+            && (!named || count(MASK) == 1)
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = VERSION.to_vec();
+        for Entry { tag, perm, id } in &self.0 {
+            value.extend_from_slice(&tag.to_le_bytes());
+            value.extend_from_slice(&perm.to_le_bytes());
+            value.extend_from_slice(&id.to_le_bytes());
+        }
+        value
+    }
+
+    /// Whether it says no more than permission bits do.
+    fn is_plain(&self) -> bool {
+        self.0.len() == 3
+    }
+
+    /// The entries that permission bits stand for, with the place of their bits: the mask stands before the group.
+    fn classes(&mut self) -> [(&mut u16, u32); 3] {
+        let group = if self.0.iter().any(|entry| entry.tag == MASK) { MASK } else { GROUP_OBJ };
+        let mut found = self.0.iter_mut().filter_map(|entry| match entry.tag {
+            USER_OBJ => Some((&mut entry.perm, 6)),
+            OTHER => Some((&mut entry.perm, 0)),
+            tag if tag == group => Some((&mut entry.perm, 3)),
+            _ => None,
+        });
+        std::array::from_fn(|_| found.next().expect("a valid list has all three"))
+    }
+
+    /// A mode with the permissions of the list.
+    fn mode(&mut self, mode: u32) -> u32 {
+        let bits: u32 = self.classes().into_iter().map(|(perm, at)| u32::from(*perm) << at).sum();
+        (mode & !0o777) | bits
+    }
+
+    /// Gives the list the permissions of a mode.
+    fn set_mode(&mut self, mode: u32) {
+        for (perm, at) in self.classes() {
+            *perm = (mode >> at & 7) as u16;
+        }
+    }
+
+    /// Takes from the list what a mode does not allow.
+    fn limit(&mut self, mode: u32) {
+        for (perm, at) in self.classes() {
+            *perm &= (mode >> at & 7) as u16;
+        }
+    }
+}
+
+impl MetaTarget {
+    /// The list of an inode under a name. Call while nothing else changes.
+    async fn acl(&self, ino: Ino, name: &[u8]) -> Result<Option<Acl>, MetaError> {
+        if self.plain.borrow().contains(&ino) {
+            return Ok(None);
+        }
+        let mut rows = self.kv.get_many(vec![xattr_key(ino, ACCESS), xattr_key(ino, DEFAULT)]).await?;
+        if rows.iter().all(Option::is_none) {
+            self.note_plain(ino);
+        }
+        let row = rows.swap_remove(usize::from(name == DEFAULT));
+        let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
+        row.map(|row| Acl::decode(&row).map_err(|_| bad.into())).transpose()
+    }
+
+    /// Notes that an inode has no list.
+    fn note_plain(&self, ino: Ino) {
+        let mut plain = self.plain.borrow_mut();
+        if plain.len() >= MOST_PLAIN {
+            plain.clear();
+        }
+        plain.insert(ino);
+    }
+
+    /// Gives a new inode the lists and permissions that it has by its directory, or by the umask of its maker.
+    pub(crate) async fn inherit_acl(
+        &self,
+        dir: &Inode,
+        inode: &mut Inode,
+        umask: u32,
+        writes: &mut WriteSet,
+    ) -> Result<(), MetaError> {
+        if inode.kind() == FileKind::Symlink {
+            return Ok(());
+        }
+        let Some(default) = self.acl(dir.ino, DEFAULT).await? else {
+            inode.mode &= !(umask & 0o777);
+            self.note_plain(inode.ino);
+            return Ok(());
+        };
+        let mut access = default.clone();
+        access.limit(inode.mode);
+        inode.mode = access.mode(inode.mode);
+        if !access.is_plain() {
+            writes.put(xattr_key(inode.ino, ACCESS), access.encode());
+        }
+        if inode.is_dir() {
+            writes.put(xattr_key(inode.ino, DEFAULT), default.encode());
+        }
+        Ok(())
+    }
+
+    /// Makes the list of an inode agree with its new mode.
+    pub(crate) async fn chmod_acl(&self, inode: &Inode, writes: &mut WriteSet) -> Result<(), MetaError> {
+        if let Some(mut acl) = self.acl(inode.ino, ACCESS).await? {
+            acl.set_mode(inode.mode);
+            writes.put(xattr_key(inode.ino, ACCESS), acl.encode());
+        }
+        Ok(())
+    }
+
+    /// Sets a list, and the permissions that it says.
+    pub(crate) fn set_acl(
+        &self,
+        inode: &mut Inode,
+        name: &[u8],
+        value: &[u8],
+        writes: &mut WriteSet,
+    ) -> Result<(), MetaError> {
+        let mut acl = Acl::decode(value)?;
+        if name == DEFAULT && !inode.is_dir() {
+            return Err(Errno::ACCESS.into());
+        }
+        if name == ACCESS {
+            inode.mode = acl.mode(inode.mode);
+        }
+        let key = xattr_key(inode.ino, name);
+        match name == ACCESS && acl.is_plain() {
+            true => writes.delete(key),
+            false => writes.put(key, acl.encode()),
+        };
+        self.plain.borrow_mut().remove(&inode.ino);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acl(entries: &[(u16, u16, u32)]) -> Acl {
+        Acl(entries.iter().map(|(tag, perm, id)| Entry { tag: *tag, perm: *perm, id: *id }).collect())
+    }
+
+    #[test]
+    fn a_list_comes_back_and_bad_ones_are_refused() {
+        let none = u32::MAX;
+        let plain = [(USER_OBJ, 7, none), (GROUP_OBJ, 5, none), (OTHER, 1, none)];
+        let named = [plain[0], (USER, 6, 1000), plain[1], (GROUP, 4, 50), (MASK, 6, none), plain[2]];
+        for good in [&plain[..], &named] {
+            assert_eq!(Acl::decode(&acl(good).encode()), Ok(acl(good)));
+        }
+        let unmasked = [plain[0], named[1], plain[1], plain[2]];
+        let twice = [plain[0], plain[0], plain[1], plain[2]];
+        let unordered = [plain[1], plain[0], plain[2]];
+        let unknown = [plain[0], plain[1], plain[2], (64, 7, none)];
+        let too_much = [(USER_OBJ, 8, none), plain[1], plain[2]];
+        for bad in [&[][..], &plain[..2], &unmasked, &twice, &unordered, &unknown, &too_much] {
+            assert_eq!(Acl::decode(&acl(bad).encode()), Err(Errno::INVAL), "{bad:?}");
+        }
+        let value = acl(&plain).encode();
+        assert_eq!(Acl::decode(&value[..value.len() - 1]), Err(Errno::INVAL));
+        assert_eq!(Acl::decode(&[1, 0, 0, 0]), Err(Errno::INVAL), "another version");
+    }
+
+    #[test]
+    fn the_mask_is_the_group_of_the_mode() {
+        let none = u32::MAX;
+        let mut list = acl(&[
+            (USER_OBJ, 7, none),
+            (USER, 6, 1000),
+            (GROUP_OBJ, 5, none),
+            (MASK, 6, none),
+            (OTHER, 1, none),
+        ]);
+        assert_eq!(list.mode(0o104_000), 0o104_761);
+        list.limit(0o100_640);
+        assert_eq!(list.mode(0), 0o640);
+        list.set_mode(0o070);
+        assert_eq!(list.mode(0), 0o070);
+        assert_eq!(list.0[2].perm, 5, "the owning group keeps its own");
+        assert!(!list.is_plain());
+    }
+}

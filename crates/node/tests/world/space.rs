@@ -1,0 +1,232 @@
+//! Space of files: data and holes, what is reserved, and what is given back.
+
+use crate::machine::{Machine, Site};
+use crate::model::{make_file, pattern, read_all};
+use penstock_base::{Ino, Kind};
+use penstock_client::SetAttrRequest;
+use penstock_sim::World;
+use penstock_wire::data::SpaceChange::{self, Punch, Reserve, Zero};
+
+const ENXIO: u16 = 6;
+const EFBIG: u16 = 27;
+const BLOCK: u64 = 4096;
+
+/// What SEEK_DATA and SEEK_HOLE find from an offset on; an error number instead of an offset as a negative number.
+async fn seek(machine: &Machine, ino: Ino, offset: u64) -> [i64; 2] {
+    let found = |result: Result<u64, penstock_client::Failure>| match result {
+        Ok(offset) => offset as i64,
+        Err(failure) => -i64::from(failure.errno),
+    };
+    let client = &machine.client;
+    [found(client.seek(ino, offset, false).await), found(client.seek(ino, offset, true).await)]
+}
+
+/// What is found in the file of the next test.
+async fn check_seeks(machine: &Machine, ino: Ino, far: u64) {
+    let none = -i64::from(ENXIO);
+    let (data, hole, size) = (2 * BLOCK as i64, 4 * BLOCK as i64, far as i64 + 3);
+    for (offset, wanted) in [
+        (0, [data, 0]),
+        (2 * BLOCK + 7, [data + 7, hole]),
+        (4 * BLOCK, [far as i64, hole]),
+        (far - 1, [far as i64, far as i64 - 1]),
+        (far + 2, [far as i64 + 2, size]),
+        (far + 3, [none, none]),
+        (u64::MAX, [none, none]),
+    ] {
+        assert_eq!(seek(machine, ino, offset).await, wanted, "from {offset}");
+    }
+}
+
+#[test]
+fn data_and_holes_are_found_in_memory_and_on_the_volume() {
+    let site = Site::new();
+    let far = 1 << 40;
+    let world = World::new(61);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let client = &machine.client;
+        let ino = make_file(&machine, "sparse").await.unwrap();
+        let none = -i64::from(ENXIO);
+        assert_eq!(seek(&machine, ino, 0).await, [none, none], "an empty file has nothing");
+        // Two blocks in the first chunk, one far away, and a size in the middle of a block.
+        client.write(ino, 2 * BLOCK + 5, &pattern(&world, 5000)).await.unwrap();
+        client.write(ino, far, b"far").await.unwrap();
+        check_seeks(&machine, ino, far).await;
+        machine.fsync(ino, false).await.unwrap();
+        check_seeks(&machine, ino, far).await;
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+    // Nothing is in memory now.
+    let world = World::new(62);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let ino = Ino(machine.client.lookup(machine.client.root(), b"sparse").await.unwrap().ino);
+        check_seeks(&machine, ino, far).await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+async fn change(machine: &Machine, ino: Ino, offset: u64, len: u64, change: SpaceChange) {
+    machine.client.change_space(ino, offset, len, change, true).await.unwrap();
+}
+
+fn free_bytes(machine: &Machine) -> u64 {
+    machine.node.fs_report().free_bytes
+}
+
+/// Writes to a file until nothing fits any more.
+async fn fill(machine: &Machine, ino: Ino) {
+    let mut offset = 0;
+    for len in [1 << 20, 4096] {
+        let data = pattern(&machine.world, len);
+        let failure = loop {
+            match machine.client.write(ino, offset, &data).await {
+                Ok(()) => offset += len as u64,
+                Err(failure) => break failure,
+            }
+        };
+        assert_eq!(failure.kind, Kind::NoSpace, "{failure}");
+    }
+    machine.client.fsync(ino).await.unwrap();
+}
+
+/// A reservation outlives growing, a full volume and a power cut.
+#[test]
+fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
+    const LEN: u64 = 3 << 20;
+    let site = Site::new();
+    let world = World::new(63);
+    let first = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let client = &machine.client;
+        let kept = make_file(&machine, "kept").await.unwrap();
+        let free = free_bytes(&machine);
+        change(&machine, kept, BLOCK, LEN - BLOCK - 5, Reserve).await;
+        assert_eq!(free_bytes(&machine), free - (LEN - BLOCK), "whole blocks are taken at once");
+        assert_eq!(client.get_attr(kept).await.unwrap().size, 0);
+        // Behind its end, and then within the file: the size does not change what is reserved.
+        let request = SetAttrRequest { ino: kept.0, size: Some(BLOCK), ..SetAttrRequest::default() };
+        client.set_attr(request).await.unwrap();
+        client.write(kept, 2 << 20, b"in the middle").await.unwrap();
+        let none = -i64::from(ENXIO);
+        assert_eq!(seek(&machine, kept, 0).await, [2 << 20, 0], "what is reserved is a hole");
+        assert_eq!(seek(&machine, kept, (2 << 20) + 13).await, [none, none]);
+        machine.fsync(kept, false).await.unwrap();
+        assert_eq!(free_bytes(&machine), free - (LEN - BLOCK), "the write took nothing");
+        let big = make_file(&machine, "big").await.unwrap();
+        fill(&machine, big).await;
+        let failure = client.change_space(kept, LEN, 1 << 20, Reserve, true).await.unwrap_err();
+        assert_eq!(failure.kind, Kind::NoSpace);
+    });
+    first.unwrap();
+    site.cut(&world);
+    let world = World::new(64);
+    let second = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let client = &machine.client;
+        let ino = Ino(client.lookup(client.root(), b"kept").await.unwrap().ino);
+        let bytes = read_all(&machine, ino).await;
+        assert_eq!(bytes.len(), (2 << 20) + 13);
+        assert!(bytes[..2 << 20].iter().all(|byte| *byte == 0) && &bytes[2 << 20..] == b"in the middle");
+        let data = pattern(&world, (LEN - BLOCK) as usize);
+        client.write(ino, BLOCK, &data).await.unwrap();
+        machine.fsync(ino, false).await.unwrap();
+        assert!(read_all(&machine, ino).await[BLOCK as usize..] == data);
+        machine.audit().await;
+        machine.stop().await;
+    });
+    second.unwrap();
+    world.destroy();
+}
+
+#[test]
+fn punched_space_comes_back_and_zeroed_space_stays() {
+    let site = Site::new();
+    let world = World::new(65);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let client = &machine.client;
+        let ino = make_file(&machine, "file").await.unwrap();
+        let mut bytes = pattern(&world, 3 << 20);
+        let mut free = free_bytes(&machine) - bytes.len() as u64;
+        client.write(ino, 0, &bytes).await.unwrap();
+        for settled in [false, true] {
+            if settled {
+                machine.fsync(ino, false).await.unwrap();
+            }
+            let at = u64::from(settled) << 20;
+            // 16 blocks and a part at each end; then as many zeroed, which keep their place.
+            change(&machine, ino, at + 100, 17 * BLOCK, Punch).await;
+            bytes[at as usize + 100..][..17 * BLOCK as usize].fill(0);
+            change(&machine, ino, at + 40 * BLOCK + 1, 17 * BLOCK, Zero).await;
+            bytes[(at + 40 * BLOCK) as usize + 1..][..17 * BLOCK as usize].fill(0);
+            assert!(read_all(&machine, ino).await == bytes, "settled {settled}");
+            assert_eq!(
+                seek(&machine, ino, at + BLOCK).await,
+                [(at + 17 * BLOCK) as i64, (at + BLOCK) as i64]
+            );
+            machine.fsync(ino, false).await.unwrap();
+            free += 16 * BLOCK;
+            assert_eq!(free_bytes(&machine), free, "settled {settled}");
+        }
+        // The block at the end goes whole, and what is reserved behind it with it.
+        client.write(ino, 3 << 20, b"tail").await.unwrap();
+        change(&machine, ino, (3 << 20) + BLOCK, 8 * BLOCK, Reserve).await;
+        change(&machine, ino, 3 << 20, 20 * BLOCK, Punch).await;
+        machine.fsync(ino, false).await.unwrap();
+        assert_eq!(free_bytes(&machine), free);
+        bytes.extend([0; 4]);
+        assert!(read_all(&machine, ino).await == bytes);
+        // More than there is: nothing is taken.
+        let failure = client.change_space(ino, 0, 1 << 40, Reserve, false).await.unwrap_err();
+        assert_eq!(failure.kind, Kind::NoSpace);
+        assert_eq!(free_bytes(&machine), free);
+        assert_eq!(client.get_attr(ino).await.unwrap().size, (3 << 20) + 4);
+        // Behind the end and never written; gone with the file.
+        change(&machine, ino, 1 << 50, 5 << 20, Reserve).await;
+        client.unlink(client.root(), b"file", false).await.unwrap();
+        client.release(ino).await.unwrap();
+        assert_eq!(machine.node.check_fs().await.unwrap().blocks, 0);
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+#[test]
+fn a_copy_is_exact_at_any_offset_and_ends_with_its_source() {
+    let site = Site::new();
+    let world = World::new(66);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let client = &machine.client;
+        let from = make_file(&machine, "from").await.unwrap();
+        let to = make_file(&machine, "to").await.unwrap();
+        let data = pattern(&world, (2 << 20) + 77);
+        client.write(from, 0, &data).await.unwrap();
+        let mut wanted = vec![0; 5000];
+        wanted.extend(&data[123..]);
+        let len = data.len() as u64 - 123;
+        assert_eq!(client.copy((from, 123), (to, 5000), u64::MAX).await.unwrap(), len);
+        assert!(read_all(&machine, to).await == wanted);
+        assert_eq!(client.copy((from, data.len() as u64), (to, 0), 1).await.unwrap(), 0, "at the end");
+        // Within one file, and a call that is bounded.
+        assert_eq!(client.copy((to, 5000), (to, 4 << 20), 100_000).await.unwrap(), 100_000);
+        assert!(read_all(&machine, to).await[4 << 20..] == wanted[5000..105_000]);
+        client.write(from, 20 << 20, b"end").await.unwrap();
+        assert_eq!(client.copy((from, 0), (to, 0), 20 << 20).await.unwrap(), 16 << 20);
+        let failure = client.copy((from, 0), (to, 1 << 62), 1).await.unwrap_err();
+        assert_eq!(failure.errno, EFBIG);
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}

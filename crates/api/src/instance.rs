@@ -53,6 +53,8 @@ pub struct Instance {
     node: Rc<Node>,
     client: Rc<Client>,
     mount: RefCell<Option<Mount>>,
+    /// Mounts that were started.
+    mounts: Cell<u64>,
     fuse_latency: Rc<FuseLatency>,
     mounting: tokio::sync::Mutex<()>,
     dir: PathBuf,
@@ -78,6 +80,7 @@ impl Instance {
             node,
             client,
             mount: RefCell::default(),
+            mounts: Cell::new(0),
             fuse_latency: Rc::default(),
             mounting: tokio::sync::Mutex::default(),
             dir: dir.to_owned(),
@@ -122,13 +125,8 @@ impl Instance {
     }
 
     /// Mounts the file system. One mount at a time.
-    pub async fn mount(&self, path: &Path) -> Result<(), AdminError> {
+    pub async fn mount(self: &Rc<Self>, path: &Path) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
-        if let Some(ended) = self.mount.borrow_mut().take_if(Mount::has_ended) {
-            // By umount(8).
-            let path = ended.path().display();
-            self.event(Severity::Info, EventKind::Unmounted, format!("unmounted from {path}"));
-        }
         if let Some(mount) = &*self.mount.borrow() {
             return Err(AdminError::Refused(format!(
                 "the file system is mounted at {}; this release serves one mount at a time",
@@ -139,13 +137,44 @@ impl Instance {
         self.node
             .claim_mount(session, &path.display().to_string())
             .map_err(|error| AdminError::Refused(error.to_string()))?;
-        let mount = Mount::start(&self.env, &self.client, path, &self.fuse_latency).map_err(|error| {
+        let number = self.mounts.get() + 1;
+        self.mounts.set(number);
+        let instance = Rc::downgrade(self);
+        let on_end = move || {
+            if let Some(instance) = instance.upgrade() {
+                instance.mount_ended(number);
+            }
+        };
+        let mount = Mount::start(&self.env, &self.client, path, &self.fuse_latency, on_end);
+        let mount = mount.map_err(|error| {
             self.node.release_mount(session);
             AdminError::Refused(error.to_string())
         })?;
         *self.mount.borrow_mut() = Some(mount);
         self.event(Severity::Info, EventKind::Mounted, format!("mounted at {}", path.display()));
         Ok(())
+    }
+
+    /// The kernel let go of a mount. If nobody has asked this instance for it, it was umount(8).
+    fn mount_ended(self: &Rc<Self>, number: u64) {
+        // One that was detached before may end after the next has begun.
+        let ended = self.mount.borrow_mut().take_if(|_| self.mounts.get() == number);
+        if let Some(mount) = ended {
+            let instance = self.clone();
+            self.env.spawn("mount hand-over", Box::pin(async move { instance.hand_mount_over().await }));
+            let path = mount.path().display();
+            self.event(Severity::Info, EventKind::Unmounted, format!("unmounted from {path}"));
+        }
+    }
+
+    /// Makes durable what was written through a mount that has ended, and lets another client mount.
+    async fn hand_mount_over(&self) {
+        let settled = async {
+            if let Err(error) = self.client.sync_all().await {
+                tracing::error!(%error, "what was written through the mount is not durable yet");
+            }
+        };
+        self.node.hand_mount_over(self.client.session(), settled).await;
     }
 
     /// Unmounts. With `force`, a mount in use is detached and its open files get errors.
@@ -169,7 +198,7 @@ impl Instance {
             }
         }
         if rest.is_none() {
-            self.node.release_mount(self.client.session());
+            self.hand_mount_over().await;
         }
         *self.mount.borrow_mut() = rest;
         result.map_err(|error| AdminError::Refused(format!("{error}")))

@@ -128,7 +128,7 @@ async fn serve(env: &Env, client: &Rc<Client>, path: &Path) -> Result<()> {
         // Whoever is ending already takes no more.
         let _ = signal.send(());
     })?;
-    let mut mount = Mount::start(env, client, path, &Rc::new(FuseLatency::default()))?;
+    let mut mount = Mount::start(env, client, path, &Rc::new(FuseLatency::default()), || {})?;
     println!("mounted at {}", path.display());
     let signalled = tokio::select! {
         () = mount.ended() => false,

@@ -121,12 +121,13 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
 
 impl Mount {
     /// Mounts the file system of `client` at `path`. `env` is the worker that owns the client.
-    /// Requests count in `latency`.
+    /// Requests count in `latency`. Once the kernel has let go of it, whoever unmounted it, the worker calls `on_end`.
     pub fn start(
         env: &Env,
         client: &Rc<Client>,
         path: &Path,
         latency: &Rc<FuseLatency>,
+        on_end: impl FnOnce() + 'static,
     ) -> Result<Self, MountError> {
         check_mount_point(path)?;
         let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
@@ -144,15 +145,11 @@ impl Mount {
             if let Err(error) = run.await {
                 tracing::error!(%error, "the mount stopped");
             }
+            on_end();
             drop(ending);
         };
         env.spawn("mount", Box::pin(serve));
         Ok(Self { path: path.to_owned(), ended })
-    }
-
-    /// Whether somebody else unmounted it.
-    pub fn has_ended(&mut self) -> bool {
-        self.ended.try_recv() == Err(oneshot::error::TryRecvError::Closed)
     }
 
     /// Where it is mounted.

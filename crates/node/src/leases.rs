@@ -35,8 +35,16 @@ impl Node {
         self.meta.claim_mount(session, path)
     }
 
-    /// It does not mount any more.
+    /// It does not mount any more, or not after all.
     pub fn release_mount(&self, session: u64) {
+        self.meta.release_mount(session);
+    }
+
+    /// It does not mount any more, once `settled` is over. Who mounts next waits for that: until then sizes of files that
+    /// were written are only with this client.
+    pub async fn hand_mount_over(&self, session: u64, settled: impl Future<Output = ()>) {
+        let _next_waits = self.handover.lock().await;
+        settled.await;
         self.meta.release_mount(session);
     }
 

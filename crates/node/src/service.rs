@@ -109,7 +109,10 @@ impl Node {
                 self.target.commit(branch, ino, deferred).await.map_err(|error| failure(&error))?;
                 Ok((encode_reply(generation, &[]), Vec::new()))
             }
-            Kind::Hello => Ok((self.meta.hello(&request.body, remote).await?, Vec::new())),
+            Kind::Hello => {
+                let _mount_before = self.handover.lock().await;
+                Ok((self.meta.hello(&request.body, remote).await?, Vec::new()))
+            }
             Kind::Seek => {
                 let seek = decode_seek(&request.body)?;
                 let found = self.target.seek(seek.branch, seek.ino, seek.from..seek.until, seek.hole).await;

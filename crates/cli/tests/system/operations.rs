@@ -237,8 +237,15 @@ fn the_helper_of_mount_is_silent_and_makes_no_store() {
     let store = Store::new("fstab", &SMALL);
     let helper = install_helper(&store.home.join("sbin"));
     let mount = |options: &str| {
-        let mut call = std::process::Command::new(&helper);
-        let output = call.arg(&store.dir).arg(&store.mount).args(["-o", options]).output().unwrap();
+        let mut call = std::process::Command::new("timeout");
+        let output = call
+            .arg("60")
+            .arg(&helper)
+            .arg(&store.dir)
+            .arg(&store.mount)
+            .args(["-o", options])
+            .output()
+            .unwrap();
         (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     };
     let (code, said) = mount("rw");
@@ -252,7 +259,8 @@ fn the_helper_of_mount_is_silent_and_makes_no_store() {
         // A stopped store first, then one that runs without a mount.
         assert_eq!(mount("rw,nofail,x-systemd.automount,scrub-days=7"), (Some(0), String::new()));
         assert_eq!(std::fs::read(store.mount.join("file")).unwrap(), b"kept");
-        store.ok(&["umount"]);
+        let at = store.mount.display().to_string();
+        store.ok(&["umount", &at]);
     }
     store.down();
 }
@@ -270,7 +278,7 @@ fn mount_finds_the_helper() {
     let overlay = format!("mount -t overlay overlay -o lowerdir={}:/usr/sbin /usr/sbin", sbin.display());
     let within = |script: String| {
         let script = format!("set -eu; {overlay}; {script}");
-        std::process::Command::new("unshare").args(["-m", "sh", "-c", &script]).output()
+        std::process::Command::new("timeout").args(["60", "unshare", "-m", "sh", "-c", &script]).output()
     };
     if !within("test -x /sbin/mount.fuse.penstock".into()).is_ok_and(|output| output.status.success()) {
         eprintln!("SKIPPED {test}: not root, or no unshare or overlay");
@@ -281,7 +289,8 @@ fn mount_finds_the_helper() {
     let (dir, at, program) = (store.dir.display(), store.mount.display(), env!("CARGO_BIN_EXE_penstock"));
     let script = format!(
         "mount -t fuse.penstock {dir} {at} -o scrub-days=3; echo x > {at}/file; umount {at}; \
-         mount -t fuse.penstock {dir} {at}; cat {at}/file; {program} down {dir} > {}",
+         mount -t fuse.penstock {dir} {at}; cat {at}/file; umount {at}; \
+         {program} down {dir} > {}",
         store.home.join("down").display()
     );
     let output = within(script).unwrap();

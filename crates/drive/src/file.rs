@@ -38,16 +38,13 @@ pub struct FileDrive {
     synced: Option<AsyncFd<File>>,
     size_bytes: u64,
     direct: bool,
-    /// The file is in memory.
+    /// The file is in memory: requests to it are done on the spot. io_uring would hand them to a thread of the kernel,
+    /// because such files do not say that they never wait, and waking it costs more than copying a strip.
     memory: bool,
 }
 
 /// `f_type` of a file system in memory (statfs(2)).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
-/// Requests of up to this many bytes to a file in memory are done on the spot. io_uring would hand them to a thread of
-/// the kernel, because such files do not say that they never wait, and waking it costs more than the copy. Longer ones
-/// are worth it: they are copied while the worker goes on.
-const AT_ONCE_BYTES: usize = 64 << 10;
 
 impl FileDrive {
     /// Opens the drive at `path`. Must be called on a worker thread, which owns it from then on.
@@ -134,7 +131,7 @@ impl Drive for FileDrive {
     fn read(&self, at: u64, mut buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
         Box::pin(async move {
             let len = buf.len();
-            if self.memory && len <= AT_ONCE_BYTES {
+            if self.memory {
                 let read = self.raw.read_exact_at(buf.as_mut(), at);
                 return read.map(|()| buf).map_err(|source| error("read", at, len, &source));
             }
@@ -145,7 +142,7 @@ impl Drive for FileDrive {
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             let len = data.len();
-            if self.memory && len <= AT_ONCE_BYTES {
+            if self.memory {
                 return self.raw.write_all_at(&data, at).map_err(|source| error("write", at, len, &source));
             }
             let file = self.synced.as_ref().filter(|_| io.durable).unwrap_or(&self.file);

@@ -16,8 +16,6 @@ use rustix::io::Errno;
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// The list that a directory hands down.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
-/// Inodes that are known to have no list, at most.
-const MOST_PLAIN: usize = 1 << 16;
 
 const VERSION: [u8; 4] = 2u32.to_le_bytes();
 const ENTRY_BYTES: usize = 8;
@@ -125,25 +123,16 @@ impl Acl {
 impl MetaTarget {
     /// The list of an inode under a name. Call while nothing else changes.
     async fn acl(&self, ino: Ino, name: &[u8]) -> Result<Option<Acl>, MetaError> {
-        if self.plain.borrow().contains(&ino) {
+        if self.without_acl.contains(ino) {
             return Ok(None);
         }
         let mut rows = self.kv.get_many(vec![xattr_key(ino, ACCESS), xattr_key(ino, DEFAULT)]).await?;
         if rows.iter().all(Option::is_none) {
-            self.note_plain(ino);
+            self.without_acl.note(ino);
         }
         let row = rows.swap_remove(usize::from(name == DEFAULT));
         let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
         row.map(|row| Acl::decode(&row).map_err(|_| bad.into())).transpose()
-    }
-
-    /// Notes that an inode has no list.
-    fn note_plain(&self, ino: Ino) {
-        let mut plain = self.plain.borrow_mut();
-        if plain.len() >= MOST_PLAIN {
-            plain.clear();
-        }
-        plain.insert(ino);
     }
 
     /// Gives a new inode the lists and permissions that it has by its directory, or by the umask of its maker.
@@ -155,11 +144,13 @@ impl MetaTarget {
         writes: &mut WriteSet,
     ) -> Result<(), MetaError> {
         if inode.kind() == FileKind::Symlink {
+            self.without_xattrs.note(inode.ino);
             return Ok(());
         }
         let Some(default) = self.acl(dir.ino, DEFAULT).await? else {
             inode.mode &= !(umask & 0o777);
-            self.note_plain(inode.ino);
+            self.without_acl.note(inode.ino);
+            self.without_xattrs.note(inode.ino);
             return Ok(());
         };
         let mut access = default.clone();
@@ -203,7 +194,7 @@ impl MetaTarget {
             true => writes.delete(key),
             false => writes.put(key, acl.encode()),
         };
-        self.plain.borrow_mut().remove(&inode.ino);
+        self.without_acl.forget(inode.ino);
         Ok(())
     }
 }

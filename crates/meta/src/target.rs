@@ -1,6 +1,6 @@
 //! The metadata target: opening, transactions, inodes in use.
 
-use crate::cache::InodeCache;
+use crate::cache::{InodeCache, Lacking};
 use crate::entries::EntryCache;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode, Layout};
@@ -10,7 +10,7 @@ use crate::rows::{
 use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
-use penstock_base::{Env, HashMap, HashSet, Id128, Ino, KeyedLocks};
+use penstock_base::{Env, HashMap, Id128, Ino, KeyedLocks};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_wire::Header;
@@ -70,8 +70,9 @@ pub struct MetaTarget {
     pub(crate) changing: Mutex<()>,
     pub(crate) transactions: Cell<u64>,
     pub(crate) in_use: RefCell<HashMap<Ino, u64>>,
-    /// Inodes that are known to have no access control list; changes with `changing` held only.
-    pub(crate) plain: RefCell<HashSet<Ino>>,
+    /// Inodes known to have no access control list, and no extended attribute at all.
+    pub(crate) without_acl: Lacking,
+    pub(crate) without_xattrs: Lacking,
     pub(crate) reap_queue: RefCell<std::collections::BTreeSet<Ino>>,
     /// A removed file is being dropped, and is not in the queue.
     pub(crate) reaping: Cell<bool>,
@@ -112,7 +113,8 @@ impl MetaTarget {
             changing: Mutex::default(),
             transactions: Cell::new(0),
             in_use: RefCell::default(),
-            plain: RefCell::default(),
+            without_acl: Lacking::default(),
+            without_xattrs: Lacking::default(),
             reap_queue: RefCell::default(),
             reaping: Cell::new(false),
             reap_wake: Notify::new(),

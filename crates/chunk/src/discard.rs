@@ -112,9 +112,11 @@ impl Target {
     }
 
     /// Takes an empty stripe for a whole write, one that was written before if there is any: none when no stripe is
-    /// empty, or too little is free beside what is promised.
-    pub(crate) async fn take_empty_stripe(&self) -> Result<Option<u64>, ChunkError> {
-        loop {
+    /// empty, or too little is free beside what is promised to others than the `mine` blocks of this write.
+    pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
+        // Asked with nothing awaited between the answer and the taking.
+        let is_room = || self.space.borrow().has_beside_promises(self.volume.stripe_blocks(), mine);
+        while is_room() {
             let reusable = self.idle.borrow_mut().reusable.pop_last();
             if let Some(stripe) = reusable {
                 if self.volume.is_unwritten(stripe) && self.space.borrow_mut().take_stripe(stripe) {
@@ -124,9 +126,11 @@ impl Target {
             }
             if self.discard_some(Discard::InTable).await? == 0 {
                 let unwritten = |stripe| self.volume.is_unwritten(stripe);
-                return Ok(self.space.borrow_mut().allocate_stripe(unwritten));
+                let found = || self.space.borrow_mut().allocate_stripe(unwritten);
+                return Ok(is_room().then(found).flatten());
             }
         }
+        Ok(None)
     }
 
     /// Discards one run of noted stripes: with [`Discard::InTable`] any, else what has rested. Returns how many; none

@@ -104,7 +104,7 @@ impl Target {
         let per_stripe = self.volume.stripe_blocks();
         let wanted = u64::from(self.config.chunk_blocks) / per_stripe;
         let promised = chunk.borrow().dirty.values().filter(|block| block.promised).count() as u64;
-        if self.space.borrow().usage().free_blocks + promised < wanted * per_stripe {
+        if !self.space.borrow().has_beside_promises(wanted * per_stripe, promised) {
             return Ok(false);
         }
         let blocks = match self.fetch(chunk, 0, self.config.chunk_blocks, REWRITE).await {
@@ -114,7 +114,8 @@ impl Target {
         let runs = |stripes: &[u64]| stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect();
         let mut stripes = Vec::new();
         while (stripes.len() as u64) < wanted {
-            match self.take_empty_stripe().await {
+            // Others may have taken some since.
+            match self.take_empty_stripe(promised).await {
                 Ok(Some(stripe)) => stripes.push(stripe),
                 other => {
                     self.give_back(runs(&stripes));

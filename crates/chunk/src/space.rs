@@ -236,6 +236,11 @@ impl Space {
         SpaceUsage { free_blocks: usage.free_blocks + self.discarding, ..usage }
     }
 
+    /// Whether so many blocks are free beside what is promised, of which `mine` are promised to who asks.
+    pub(crate) fn has_beside_promises(&self, blocks: u64, mine: u64) -> bool {
+        self.used_blocks + self.promised + blocks <= self.blocks + mine
+    }
+
     /// Says how many blocks a discard holds.
     pub(crate) fn set_discarding(&mut self, blocks: u64) {
         self.discarding = blocks;
@@ -370,6 +375,9 @@ mod tests {
         assert!(!space.promise(6400 - 127));
         assert!(space.promise(6400 - 128));
         assert!(!space.promise(1));
+        // 128 are free beside the promises: two stripes for who has none, and what is promised for who has it.
+        assert!(space.has_beside_promises(128, 0) && !space.has_beside_promises(129, 0));
+        assert!(space.has_beside_promises(192, 64) && !space.has_beside_promises(193, 64));
         space.unpromise(6400 - 128);
         assert!(space.promise(1));
     }

@@ -68,6 +68,15 @@ impl Way {
     }
 }
 
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Folder(dir) => write!(f, "the instance of {}", dir.display()),
+            Self::Address(address, _) => write!(f, "the instance at {address}"),
+        }
+    }
+}
+
 impl Dial for Way {
     fn dial(&self) -> LocalBoxFuture<'_, Dialled> {
         Box::pin(async {
@@ -101,7 +110,7 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
 }
 
 async fn run(env: &Env, way: Rc<Way>, path: &Path) -> Result<()> {
-    let transport = Remote::connect(env, way).await?;
+    let transport = Remote::connect(env, way.clone()).await.map_err(|failure| anyhow!("{way}: {failure}"))?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = format!("process {} on {host}", std::process::id());
     let at = path.display().to_string();

@@ -92,6 +92,13 @@ pub struct ArrayLatency {
     pub log_flush: Histogram,
 }
 
+impl ArrayLatency {
+    /// Reads and writes of its volumes that were done.
+    pub(crate) fn served(&self) -> u64 {
+        [&self.read, &self.write, &self.fresh].iter().map(|done| done.count_and_sum().0).sum()
+    }
+}
+
 /// One array, owned by one worker thread.
 pub struct Array {
     pub(crate) env: Env,

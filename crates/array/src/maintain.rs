@@ -107,10 +107,15 @@ impl Array {
                 return Ok(progress.failed_stripes == 0);
             };
             from = last + 1;
+            let (began, served) = (self.env.now(), self.latency.served());
             let done = self.rebuild_batch(position, &batch).await?;
             progress.done_stripes += done;
             progress.failed_stripes += batch.len() as u64 - done;
             *self.rebuild.borrow_mut() = Some(*progress);
+            if self.latency.served() != served {
+                // Somebody waits for the same drives: they get them for as long.
+                self.env.sleep(self.env.now().saturating_sub(began)).await;
+            }
         }
     }
 

@@ -211,7 +211,12 @@ impl Chunk {
 
     /// Whether each of its first `count` blocks was written.
     pub(crate) fn covers(&self, count: u32) -> bool {
-        (0..count).all(|block| self.dirty.contains_key(&block) || self.lookup(block).is_some())
+        (0..count).all(|block| self.is_data(block))
+    }
+
+    /// Whether a block has bytes that were written.
+    pub(crate) fn is_data(&self, block: u32) -> bool {
+        self.dirty.contains_key(&block) || self.lookup(block).is_some()
     }
 
     /// Whether memory holds nothing that the row does not say.

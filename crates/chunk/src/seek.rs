@@ -4,18 +4,10 @@
 //! without anything in memory are passed over, so a search for data costs what there is and not how long the file is.
 
 use crate::ChunkError;
-use crate::chunk::Chunk;
 use crate::rows::{ChunkKey, map_range};
 use crate::target::Target;
 use penstock_base::Ino;
 use std::ops::Range;
-
-impl Chunk {
-    /// Whether a block has bytes that were written.
-    fn is_data(&self, block: u32) -> bool {
-        self.dirty.contains_key(&block) || self.lookup(block).is_some()
-    }
-}
 
 impl Target {
     /// The first block of a file within `blocks` that is data, or with `hole` one that is none; the end of `blocks`

@@ -134,7 +134,6 @@ impl AheadKv {
             None => WriteSet::new(),
         };
         let journal = Journal::new(engine.file().clone(), random_id(env));
-        let missed = WriteSet { reclaims: true, ..missed };
         engine.commit(missed, journal.mark()).await?;
         engine.flush().await?;
         let ahead = Rc::new(Self {
@@ -211,12 +210,8 @@ impl AheadKv {
             // Every record made until now holds rows of this batch or of those before it.
             self.journal.mark()
         };
-        let changes: Vec<_> = {
-            let pending = self.pending.borrow();
-            pending.moving.rows.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
-        };
-        // Whether there is room was asked when each was committed.
-        let commit = self.engine.commit(WriteSet { changes, reclaims: true }, mark);
+        let changes = self.pending.borrow().moving.rows.clone().into_iter().collect();
+        let commit = self.engine.commit(WriteSet { changes, reclaims: false }, mark);
         let result = self.latency.commit.time(&self.env, commit).await;
         match &result {
             Ok(()) => {

@@ -58,18 +58,10 @@ impl RedbKv {
         result
     }
 
-    fn check_room(&self, writes: &WriteSet) -> Result<(), KvError> {
-        let (used_bytes, budget_bytes) = self.space();
-        match writes.reclaims || used_bytes + writes.bytes() <= budget_bytes {
-            true => Ok(()),
-            false => Err(KvError::NoSpace { used_bytes, budget_bytes }),
-        }
-    }
-
-    /// Runs a transaction, which the volume has in its order when this returns. With it goes the journal's mark.
+    /// Runs a transaction, which the volume has in its order when this returns. With it goes the journal's mark. Whether
+    /// there is room was asked when its changes came to memory.
     pub(crate) async fn commit(&self, writes: WriteSet, mark: Mark) -> Result<(), KvError> {
         self.check()?;
-        self.check_room(&writes)?;
         match self.watch(self.lanes.write(Job::Commit(writes, mark)).await)? {
             Outcome::Done { used_bytes } => self.used_bytes.set(used_bytes),
             other => return Err(KvError::Engine(format!("unexpected {other:?}"))),

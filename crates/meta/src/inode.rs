@@ -181,32 +181,3 @@ impl Inode {
         Ok(Self { ino, mode, nlink, uid, gid, rdev, size, times_ns, cut, parent, entries, layout, data })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_inode_comes_back() {
-        let inode = Inode {
-            ino: Ino(7),
-            mode: 0o120_777,
-            nlink: 1,
-            uid: 2,
-            gid: 3,
-            rdev: 4,
-            size: 5,
-            times_ns: [1, -2, 3, 4],
-            cut: 6,
-            parent: Ino(8),
-            entries: 9,
-            layout: Layout { chunk_blocks: 256, target: 0, replicas: 1 },
-            data: Data::Inline(b"target".to_vec()),
-        };
-        let row = inode.encode();
-        assert_eq!(Inode::decode(&row), Ok(inode));
-        for len in 0..row.len() {
-            assert!(Inode::decode(&row[..len]).is_err(), "{len} bytes");
-        }
-    }
-}

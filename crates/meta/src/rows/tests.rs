@@ -79,6 +79,16 @@ fn inode(data: Data) -> Inode {
 }
 
 #[test]
+fn an_inode_comes_back() {
+    let inode = inode(Data::Inline(b"target".to_vec()));
+    let row = inode.encode();
+    assert_eq!(Inode::decode(&row), Ok(inode));
+    for len in 0..row.len() {
+        assert!(Inode::decode(&row[..len]).is_err(), "{len} bytes");
+    }
+}
+
+#[test]
 fn inodes_are_as_in_the_first_release() {
     let head = "01 0700000000000100 ffa10000 01000000 02000000 03000000 04000000 0500000000000000 \
                 0100000000000000 feffffffffffffff 0300000000000000 0400000000000000 0600000000000000 \

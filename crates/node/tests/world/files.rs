@@ -1,24 +1,11 @@
 //! Files and names on a healthy machine.
 
-use crate::machine::{Machine, Site};
+use crate::machine::{Machine, Site, on_machine};
 use crate::model::{Model, list, make_file, pattern, read_all};
 use penstock_base::Ino;
 use penstock_client::{Failure, SetAttrRequest};
 use penstock_sim::World;
 use penstock_wire::names::{MakeRequest, RenameRequest, XattrRequest};
-
-fn on_machine(seed: u64, test: impl AsyncFnOnce(&Machine)) {
-    let site = Site::new();
-    let world = World::new(seed);
-    let run = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
-        test(&machine).await;
-        machine.audit().await;
-        machine.stop().await;
-    });
-    run.unwrap();
-    world.destroy();
-}
 
 async fn make(machine: &Machine, dir: Ino, name: &str, mode: u32) -> Result<Ino, Failure> {
     let request = MakeRequest { dir: dir.0, name: name.into(), mode, ..MakeRequest::default() };

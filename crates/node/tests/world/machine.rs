@@ -214,3 +214,35 @@ impl Machine {
         self.node.close().await.unwrap();
     }
 }
+
+/// Runs a test on a new store, which is whole afterwards.
+pub fn on_machine(seed: u64, test: impl AsyncFnOnce(&Machine)) {
+    let site = Site::new();
+    let world = World::new(seed);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        test(&machine).await;
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// Runs one life, cuts the power, and runs the next.
+pub fn with_a_cut_between(seed: u64, before: impl AsyncFnOnce(&Machine), after: impl AsyncFnOnce(&Machine)) {
+    let site = Site::new();
+    let world = World::new(seed);
+    let first = world.run(async { before(&site.start(&world, &[]).await.unwrap()).await });
+    first.unwrap();
+    site.cut(&world);
+    let world = World::new(seed + 1);
+    let second = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        after(&machine).await;
+        machine.audit().await;
+        machine.stop().await;
+    });
+    second.unwrap();
+    world.destroy();
+}

@@ -1,29 +1,10 @@
 //! What once broke.
 
-use crate::machine::{Machine, Site};
+use crate::machine::{Machine, with_a_cut_between};
 use crate::model::{make_file, read_all};
 use penstock_base::Ino;
 use penstock_client::SetAttrRequest;
-use penstock_sim::World;
 use penstock_wire::names::MakeRequest;
-
-/// Runs one life, cuts the power, and runs the next.
-fn with_a_cut_between(before: impl AsyncFnOnce(&Machine), after: impl AsyncFnOnce(&Machine)) {
-    let site = Site::new();
-    let world = World::new(70);
-    let first = world.run(async { before(&site.start(&world, &[]).await.unwrap()).await });
-    first.unwrap();
-    site.cut(&world);
-    let world = World::new(71);
-    let second = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
-        after(&machine).await;
-        machine.audit().await;
-        machine.stop().await;
-    });
-    second.unwrap();
-    world.destroy();
-}
 
 async fn resize(machine: &Machine, ino: Ino, size: u64) {
     let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
@@ -56,7 +37,7 @@ fn what_a_crash_left_behind_the_end_is_not_in_a_hole() {
         assert_eq!(bytes.len(), 150_010);
         assert!(bytes[..150_000].iter().all(|byte| *byte == 0));
     };
-    with_a_cut_between(before, after);
+    with_a_cut_between(70, before, after);
 }
 
 #[test]
@@ -77,7 +58,7 @@ fn bytes_that_were_cut_off_do_not_return_with_a_larger_size() {
         assert_eq!(bytes.len(), 8192);
         assert!(bytes[..5000].iter().all(|byte| *byte == 7) && bytes[5000..].iter().all(|byte| *byte == 0));
     };
-    with_a_cut_between(before, after);
+    with_a_cut_between(70, before, after);
 }
 
 #[test]
@@ -99,7 +80,7 @@ fn inode_numbers_are_reserved_again_when_the_transaction_that_did_failed() {
         assert_eq!(machine.client.make(too_long(machine)).await.unwrap_err().errno, 36);
         assert_ne!(make_file(machine, "two").await.unwrap(), first.get());
     };
-    with_a_cut_between(before, after);
+    with_a_cut_between(70, before, after);
 }
 
 /// Enough scattered writes make a chunk worth writing again; a cut leaves what was synced, whichever way it went.
@@ -139,5 +120,5 @@ fn chunks_written_here_and_there_are_written_again_as_a_whole() {
         let ino = lookup(machine, "f").await;
         assert!(read_all(machine, ino).await == expected(200));
     };
-    with_a_cut_between(before, after);
+    with_a_cut_between(70, before, after);
 }

@@ -1,6 +1,6 @@
 //! Space of files: data and holes, what is reserved, and what is given back.
 
-use crate::machine::{Machine, Site};
+use crate::machine::{Machine, Site, on_machine, with_a_cut_between};
 use crate::model::{make_file, pattern, read_all};
 use penstock_base::{Ino, Kind};
 use penstock_client::SetAttrRequest;
@@ -100,61 +100,48 @@ async fn fill(machine: &Machine, ino: Ino) {
 #[test]
 fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
     const LEN: u64 = 3 << 20;
-    let site = Site::new();
-    let world = World::new(63);
-    let first = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
+    let before = async |machine: &Machine| {
         let client = &machine.client;
-        let kept = make_file(&machine, "kept").await.unwrap();
-        let free = free_bytes(&machine);
-        change(&machine, kept, BLOCK, LEN - BLOCK - 5, Reserve).await;
-        assert_eq!(free_bytes(&machine), free - (LEN - BLOCK), "whole blocks are taken at once");
+        let kept = make_file(machine, "kept").await.unwrap();
+        let free = free_bytes(machine);
+        change(machine, kept, BLOCK, LEN - BLOCK - 5, Reserve).await;
+        assert_eq!(free_bytes(machine), free - (LEN - BLOCK), "whole blocks are taken at once");
         assert_eq!(client.get_attr(kept).await.unwrap().size, 0);
         // Behind its end, and then within the file: the size does not change what is reserved.
         let request = SetAttrRequest { ino: kept.0, size: Some(BLOCK), ..SetAttrRequest::default() };
         client.set_attr(request).await.unwrap();
         client.write(kept, 2 << 20, b"in the middle").await.unwrap();
         let none = -i64::from(ENXIO);
-        assert_eq!(seek(&machine, kept, 0).await, [2 << 20, 0], "what is reserved is a hole");
-        assert_eq!(seek(&machine, kept, (2 << 20) + 13).await, [none, none]);
+        assert_eq!(seek(machine, kept, 0).await, [2 << 20, 0], "what is reserved is a hole");
+        assert_eq!(seek(machine, kept, (2 << 20) + 13).await, [none, none]);
         machine.fsync(kept, false).await.unwrap();
-        assert_eq!(free_bytes(&machine), free - (LEN - BLOCK), "the write took nothing");
-        let big = make_file(&machine, "big").await.unwrap();
-        fill(&machine, big).await;
+        assert_eq!(free_bytes(machine), free - (LEN - BLOCK), "the write took nothing");
+        let big = make_file(machine, "big").await.unwrap();
+        fill(machine, big).await;
         let failure = client.change_space(kept, LEN, 1 << 20, Reserve, true).await.unwrap_err();
         assert_eq!(failure.kind, Kind::NoSpace);
-    });
-    first.unwrap();
-    site.cut(&world);
-    let world = World::new(64);
-    let second = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
+    };
+    let after = async |machine: &Machine| {
         let client = &machine.client;
         let ino = Ino(client.lookup(client.root(), b"kept").await.unwrap().ino);
-        let bytes = read_all(&machine, ino).await;
+        let bytes = read_all(machine, ino).await;
         assert_eq!(bytes.len(), (2 << 20) + 13);
         assert!(bytes[..2 << 20].iter().all(|byte| *byte == 0) && &bytes[2 << 20..] == b"in the middle");
-        let data = pattern(&world, (LEN - BLOCK) as usize);
+        let data = pattern(&machine.world, (LEN - BLOCK) as usize);
         client.write(ino, BLOCK, &data).await.unwrap();
         machine.fsync(ino, false).await.unwrap();
-        assert!(read_all(&machine, ino).await[BLOCK as usize..] == data);
-        machine.audit().await;
-        machine.stop().await;
-    });
-    second.unwrap();
-    world.destroy();
+        assert!(read_all(machine, ino).await[BLOCK as usize..] == data);
+    };
+    with_a_cut_between(63, before, after);
 }
 
 #[test]
 fn punched_space_comes_back_and_zeroed_space_stays() {
-    let site = Site::new();
-    let world = World::new(65);
-    let run = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
+    on_machine(65, async |machine| {
         let client = &machine.client;
-        let ino = make_file(&machine, "file").await.unwrap();
-        let mut bytes = pattern(&world, 3 << 20);
-        let mut free = free_bytes(&machine) - bytes.len() as u64;
+        let ino = make_file(machine, "file").await.unwrap();
+        let mut bytes = pattern(&machine.world, 3 << 20);
+        let mut free = free_bytes(machine) - bytes.len() as u64;
         client.write(ino, 0, &bytes).await.unwrap();
         for settled in [false, true] {
             if settled {
@@ -162,71 +149,57 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
             }
             let at = u64::from(settled) << 20;
             // 16 blocks and a part at each end; then as many zeroed, which keep their place.
-            change(&machine, ino, at + 100, 17 * BLOCK, Punch).await;
+            change(machine, ino, at + 100, 17 * BLOCK, Punch).await;
             bytes[at as usize + 100..][..17 * BLOCK as usize].fill(0);
-            change(&machine, ino, at + 40 * BLOCK + 1, 17 * BLOCK, Zero).await;
+            change(machine, ino, at + 40 * BLOCK + 1, 17 * BLOCK, Zero).await;
             bytes[(at + 40 * BLOCK) as usize + 1..][..17 * BLOCK as usize].fill(0);
-            assert!(read_all(&machine, ino).await == bytes, "settled {settled}");
-            assert_eq!(
-                seek(&machine, ino, at + BLOCK).await,
-                [(at + 17 * BLOCK) as i64, (at + BLOCK) as i64]
-            );
+            assert!(read_all(machine, ino).await == bytes, "settled {settled}");
+            assert_eq!(seek(machine, ino, at + BLOCK).await, [(at + 17 * BLOCK) as i64, (at + BLOCK) as i64]);
             machine.fsync(ino, false).await.unwrap();
             free += 16 * BLOCK;
-            assert_eq!(free_bytes(&machine), free, "settled {settled}");
+            assert_eq!(free_bytes(machine), free, "settled {settled}");
         }
         // The block at the end goes whole, and what is reserved behind it with it.
         client.write(ino, 3 << 20, b"tail").await.unwrap();
-        change(&machine, ino, (3 << 20) + BLOCK, 8 * BLOCK, Reserve).await;
-        change(&machine, ino, 3 << 20, 20 * BLOCK, Punch).await;
+        change(machine, ino, (3 << 20) + BLOCK, 8 * BLOCK, Reserve).await;
+        change(machine, ino, 3 << 20, 20 * BLOCK, Punch).await;
         machine.fsync(ino, false).await.unwrap();
-        assert_eq!(free_bytes(&machine), free);
+        assert_eq!(free_bytes(machine), free);
         bytes.extend([0; 4]);
-        assert!(read_all(&machine, ino).await == bytes);
+        assert!(read_all(machine, ino).await == bytes);
         // More than there is: nothing is taken.
         let failure = client.change_space(ino, 0, 1 << 40, Reserve, false).await.unwrap_err();
         assert_eq!(failure.kind, Kind::NoSpace);
-        assert_eq!(free_bytes(&machine), free);
+        assert_eq!(free_bytes(machine), free);
         assert_eq!(client.get_attr(ino).await.unwrap().size, (3 << 20) + 4);
         // Behind the end and never written; gone with the file.
-        change(&machine, ino, 1 << 50, 5 << 20, Reserve).await;
+        change(machine, ino, 1 << 50, 5 << 20, Reserve).await;
         client.unlink(client.root(), b"file", false).await.unwrap();
         client.release(ino).await.unwrap();
         assert_eq!(machine.node.check_fs().await.unwrap().blocks, 0);
-        machine.audit().await;
-        machine.stop().await;
     });
-    run.unwrap();
-    world.destroy();
 }
 
 #[test]
 fn a_copy_is_exact_at_any_offset_and_ends_with_its_source() {
-    let site = Site::new();
-    let world = World::new(66);
-    let run = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
+    on_machine(66, async |machine| {
         let client = &machine.client;
-        let from = make_file(&machine, "from").await.unwrap();
-        let to = make_file(&machine, "to").await.unwrap();
-        let data = pattern(&world, (2 << 20) + 77);
+        let from = make_file(machine, "from").await.unwrap();
+        let to = make_file(machine, "to").await.unwrap();
+        let data = pattern(&machine.world, (2 << 20) + 77);
         client.write(from, 0, &data).await.unwrap();
         let mut wanted = vec![0; 5000];
         wanted.extend(&data[123..]);
         let len = data.len() as u64 - 123;
         assert_eq!(client.copy((from, 123), (to, 5000), u64::MAX).await.unwrap(), len);
-        assert!(read_all(&machine, to).await == wanted);
+        assert!(read_all(machine, to).await == wanted);
         assert_eq!(client.copy((from, data.len() as u64), (to, 0), 1).await.unwrap(), 0, "at the end");
         // Within one file, and a call that is bounded.
         assert_eq!(client.copy((to, 5000), (to, 4 << 20), 100_000).await.unwrap(), 100_000);
-        assert!(read_all(&machine, to).await[4 << 20..] == wanted[5000..105_000]);
+        assert!(read_all(machine, to).await[4 << 20..] == wanted[5000..105_000]);
         client.write(from, 20 << 20, b"end").await.unwrap();
         assert_eq!(client.copy((from, 0), (to, 0), 20 << 20).await.unwrap(), 16 << 20);
         let failure = client.copy((from, 0), (to, 1 << 62), 1).await.unwrap_err();
         assert_eq!(failure.errno, EFBIG);
-        machine.audit().await;
-        machine.stop().await;
     });
-    run.unwrap();
-    world.destroy();
 }

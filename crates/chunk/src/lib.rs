@@ -27,6 +27,7 @@ mod space;
 mod target;
 mod truncate;
 mod verify;
+mod whole;
 
 pub use damaged::DamagedRuns;
 pub use rows::{ChunkKey, Extent, all_maps, decode_map, encode_map, map_range};

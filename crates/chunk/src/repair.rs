@@ -22,6 +22,7 @@ const BATCH_ROWS: usize = 256;
 impl Target {
     /// Forgets the chunks in memory: rows change behind them.
     pub fn forget_chunks(&self) {
+        self.whole.clear();
         self.chunks.borrow_mut().retain(|_, chunk| !chunk.borrow().is_clean());
     }
 

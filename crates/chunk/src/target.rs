@@ -7,6 +7,7 @@ use crate::chunk::{Chunk, DirtyBlock};
 use crate::discard::Idle;
 use crate::rows::{ChunkKey, Extent, all_groups, decode_group, decode_group_key, decode_map};
 use crate::space::{Run, Space, SpaceUsage};
+use crate::whole::WholeFiles;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
 use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks};
@@ -67,6 +68,7 @@ pub struct Target {
     pub(crate) kv: Rc<dyn Kv>,
     pub(crate) config: TargetConfig,
     pub(crate) chunks: RefCell<BTreeMap<ChunkKey, Rc<RefCell<Chunk>>>>,
+    pub(crate) whole: WholeFiles,
     /// Chunks with blocks that are not placed, by the order of their first one.
     pub(crate) waiting: RefCell<BTreeMap<u64, ChunkKey>>,
     pub(crate) chunk_locks: KeyedLocks<ChunkKey>,
@@ -106,6 +108,7 @@ impl Target {
             kv,
             config,
             chunks: RefCell::default(),
+            whole: WholeFiles::default(),
             waiting: RefCell::default(),
             chunk_locks: KeyedLocks::default(),
             inode_locks: KeyedLocks::default(),
@@ -161,7 +164,10 @@ impl Target {
         if let Some(chunk) = self.chunks.borrow().get(&key) {
             return Ok(chunk.clone());
         }
-        let row = self.kv.get(key.row(0)).await?;
+        let row = match self.whole.contains(key.branch, key.ino) {
+            true => None,
+            false => self.kv.get(key.row(0)).await?,
+        };
         let chunk = match row {
             Some(value) => Chunk::with_map(self.known(decode_map(&value)?)?),
             None => Chunk::default(),
@@ -169,6 +175,7 @@ impl Target {
         let mut chunks = self.chunks.borrow_mut();
         if chunks.len() >= CACHED_CHUNKS {
             // Only the map holds a clean chunk that nobody uses.
+            self.whole.clear();
             chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
         }
         Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())

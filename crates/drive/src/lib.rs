@@ -13,6 +13,7 @@ mod faulty;
 mod file;
 mod handle;
 mod memory;
+pub mod processor;
 pub mod runtime;
 pub mod superblock;
 mod uring;

@@ -34,6 +34,10 @@ pub fn block_on<T>(main: impl Future<Output = T>) -> std::io::Result<T> {
 
 /// Runs `work`, which blocks, on a thread beside the worker.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let work = || {
+        crate::processor::everywhere();
+        work()
+    };
     match compio_runtime::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => panic!("blocking work was stopped: {error:?}"),

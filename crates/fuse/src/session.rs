@@ -10,6 +10,7 @@ use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use penstock_base::{BLOCK_BYTES, Env, Ino};
 use penstock_client::Client;
+use penstock_drive::processor::Turns;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::io;
@@ -55,9 +56,12 @@ impl Session {
     /// Serves until the file system is unmounted.
     pub(crate) async fn run(self: Rc<Self>, env: Env) -> io::Result<()> {
         let mut inbox = Inbox::new();
+        let turns = Turns::new(&env);
+        let mut alone = true;
         loop {
             match self.device.receive(&mut inbox)? {
                 Received::Request(request) => {
+                    turns.called(request.header.pid, std::mem::take(&mut alone));
                     match request.header.opcode {
                         op::INIT => self.init(*request),
                         _ => env.spawn("file request", Box::pin(serve(self.clone(), env.clone(), *request))),
@@ -65,7 +69,10 @@ impl Session {
                     // What came runs before the next is looked for.
                     yield_now().await;
                 }
-                Received::Empty => self.device.readable().await?,
+                Received::Empty => {
+                    alone = true;
+                    self.device.readable().await?;
+                }
                 Received::Unmounted => return Ok(()),
             }
         }

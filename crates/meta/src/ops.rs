@@ -89,6 +89,7 @@ impl MetaTarget {
             layout,
             data: Data::None,
         };
+        self.target.made(0, inode.ino);
         if dir.mode & SET_GROUP_ID != 0 {
             inode.gid = dir.gid;
         }

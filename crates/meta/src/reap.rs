@@ -87,11 +87,13 @@ impl MetaTarget {
             return Ok(());
         }
         let mut writes = WriteSet::new();
-        for_each(&*self.kv, xattr_range(ino), |key, _| {
-            writes.delete(key.to_vec());
-            Ok::<_, MetaError>(())
-        })
-        .await?;
+        if !self.without_xattrs.contains(ino) {
+            for_each(&*self.kv, xattr_range(ino), |key, _| {
+                writes.delete(key.to_vec());
+                Ok::<_, MetaError>(())
+            })
+            .await?;
+        }
         writes.delete(removed_key(ino));
         self.delete_inode(ino, &mut writes);
         self.transactions.set(self.transactions.get() + 1);

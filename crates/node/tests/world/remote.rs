@@ -131,7 +131,7 @@ fn every_request_is_done_once_over_connections_that_break() {
             (machine.env.clone(), way.clone(), machine.world.clone(), done.clone());
         let breaker = async move {
             while !over.get() {
-                env.sleep(Duration::from_micros(200 + world.below(4000))).await;
+                env.sleep(Duration::from_micros(100 + world.below(1500))).await;
                 match world.below(3) {
                     0 => breaks.last().damage(world.below(9000) as usize),
                     _ => breaks.last().cut(),

@@ -124,19 +124,17 @@ impl Instance {
         reports
     }
 
-    /// Mounts the file system. One mount at a time.
+    /// Mounts the file system; this instance itself at one place only.
     pub async fn mount(self: &Rc<Self>, path: &Path) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
         if let Some(mount) = &*self.mount.borrow() {
             return Err(AdminError::Refused(format!(
-                "the file system is mounted at {}; this release serves one mount at a time",
+                "this instance has mounted the file system at {}; `penstock mount` mounts it at another place too",
                 mount.path().display()
             )));
         }
         let session = self.client.session();
-        self.node
-            .claim_mount(session, &path.display().to_string())
-            .map_err(|error| AdminError::Refused(error.to_string()))?;
+        self.node.note_mount(session, &path.display().to_string());
         let number = self.mounts.get() + 1;
         self.mounts.set(number);
         let instance = Rc::downgrade(self);
@@ -147,7 +145,7 @@ impl Instance {
         };
         let mount = Mount::start(&self.env, &self.client, path, &self.fuse_latency, on_end);
         let mount = mount.map_err(|error| {
-            self.node.release_mount(session);
+            self.node.note_mount(session, "");
             AdminError::Refused(error.to_string())
         })?;
         *self.mount.borrow_mut() = Some(mount);
@@ -169,12 +167,10 @@ impl Instance {
 
     /// Makes durable what was written through a mount that has ended, and lets another client mount.
     async fn hand_mount_over(&self) {
-        let settled = async {
-            if let Err(error) = self.client.sync_all().await {
-                tracing::error!(%error, "what was written through the mount is not durable yet");
-            }
-        };
-        self.node.hand_mount_over(self.client.session(), settled).await;
+        if let Err(error) = self.client.leave().await {
+            tracing::error!(%error, "what was written through the mount is not durable yet");
+        }
+        self.node.note_mount(self.client.session(), "");
     }
 
     /// Unmounts. With `force`, a mount in use is detached and its open files get errors.

@@ -14,6 +14,7 @@ pub mod ids;
 pub mod latency;
 pub mod locks;
 pub mod map;
+pub mod range_locks;
 pub mod status;
 pub mod text;
 

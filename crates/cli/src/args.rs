@@ -59,7 +59,7 @@ pub enum Command {
     /// Mount a file system of a running instance, by a process of its own
     ///
     /// The process speaks to the instance over TCP on loopback, and connects again when the instance was started again.
-    /// It ends when the file system is unmounted, or at SIGTERM. One mount at a time.
+    /// It ends when the file system is unmounted, or at SIGTERM. Several mounts show the same files.
     /// For /etc/fstab and mount -t fuse.penstock there is mount.fuse.penstock.
     Mount(Mount),
     /// Unmount

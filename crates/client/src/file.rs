@@ -32,13 +32,15 @@ pub struct FileState {
     pub writes: u64,
     /// Open handles.
     pub opens: u64,
+    /// Those of them that may write through the kernel's pages.
+    pub writers: u64,
     /// The target holds nothing behind the file's last block.
     pub tail_clean: bool,
     /// Its mode has set-id bits, which a write may take.
     pub set_id: bool,
     /// The service was started again while writes were not settled, and nobody was told.
     pub lost: bool,
-    /// The service was started again: its size may be another one.
+    /// The service was started again, or no lease covers the file: its size may be another one.
     pub stale: bool,
 }
 
@@ -56,6 +58,7 @@ impl FileState {
             mtime_ns: None,
             writes: 0,
             opens: 0,
+            writers: 0,
             tail_clean: false,
             set_id,
             lost: false,
@@ -65,6 +68,9 @@ impl FileState {
 
     /// Puts what is not settled into attributes that a service sent.
     pub(crate) fn overlay(&self, attr: &mut Attr) {
+        if self.stale {
+            return;
+        }
         attr.size = self.size;
         if let Some(mtime_ns) = self.mtime_ns {
             attr.mtime_ns = mtime_ns;
@@ -74,7 +80,7 @@ impl FileState {
 }
 
 impl Client {
-    /// The state of a file, fetched if it is not known.
+    /// The state of a file, fetched if it is not known. The caller holds the file's lease.
     pub(crate) async fn file(&self, ino: Ino) -> Result<Rc<RefCell<FileState>>, Failure> {
         if let Some(state) = self.files.borrow().get(&ino).filter(|state| !state.borrow().stale) {
             return Ok(state.clone());
@@ -85,7 +91,7 @@ impl Client {
             let mut known = known.borrow_mut();
             if known.stale {
                 (known.size, known.settled_size, known.cut) = (state.size, state.size, state.cut);
-                (known.tail_clean, known.stale) = (false, false);
+                (known.tail_clean, known.stale, known.set_id) = (false, false, state.set_id);
             }
         }
         Ok(self.files.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(state))).clone())
@@ -103,8 +109,17 @@ impl Client {
 
     pub(crate) fn note_open(&self, attr: &Attr) {
         let mut files = self.files.borrow_mut();
-        let state = files.entry(Ino(attr.ino)).or_insert_with(|| Rc::new(RefCell::new(FileState::of(attr))));
-        state.borrow_mut().opens += 1;
+        let stale = !self.leases.covers(Ino(attr.ino));
+        let new = || Rc::new(RefCell::new(FileState { stale, ..FileState::of(attr) }));
+        files.entry(Ino(attr.ino)).or_insert_with(new).borrow_mut().opens += 1;
+    }
+
+    /// Counts an open handle that may write through the kernel's pages, or one less.
+    pub fn note_writer(&self, ino: Ino, more: bool) {
+        if let Some(state) = self.files.borrow().get(&ino) {
+            let mut state = state.borrow_mut();
+            state.writers = if more { state.writers + 1 } else { state.writers.saturating_sub(1) };
+        }
     }
 
     /// Ends one use of a file.
@@ -134,13 +149,19 @@ impl Client {
 
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes come in runs, in order.
     pub async fn read(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
-        let _lock = self.locks.shared(ino).await;
+        let _hold = self.hold(ino, false).await?;
+        self.read_held(ino, offset, len).await
+    }
+
+    /// The same, for a caller that holds the file's lease.
+    pub async fn read_held(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let _turn = self.turns.shared(ino).await;
         let parts = self.read_locked(ino, offset, len).await;
         self.forget_idle(ino);
         parts
     }
 
-    /// The same, for a caller that holds the file's lock.
+    /// The same, for a caller that has the file's turn too.
     pub(crate) async fn read_locked(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let state = self.file(ino).await?.borrow().clone();
         let end = state.size.min(offset.saturating_add(len));
@@ -181,7 +202,8 @@ impl Client {
     /// Where data begins at or behind `offset`, or with `hole` a hole; the end of the file is one. Fails with ENXIO
     /// where nothing of that is left.
     pub async fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<u64, Failure> {
-        let _lock = self.locks.shared(ino).await;
+        let _hold = self.hold(ino, false).await?;
+        let _turn = self.turns.shared(ino).await;
         let size = self.file(ino).await?.borrow().size;
         self.forget_idle(ino);
         let nothing = |what: &str| Failure {
@@ -222,15 +244,40 @@ impl Client {
         staged: BufMut,
         len: usize,
     ) -> Result<(), Failure> {
-        let _lock = self.locks.exclusive(ino).await;
+        let _hold = self.hold(ino, true).await?;
+        self.write_held(ino, offset, staged, len).await
+    }
+
+    /// The same, for a caller that holds the file's lease.
+    pub async fn write_held(&self, ino: Ino, offset: u64, staged: BufMut, len: usize) -> Result<(), Failure> {
+        let _turn = self.turns.exclusive(ino).await;
         self.write_locked(ino, offset, staged, len).await
     }
 
-    /// Writes bytes at the end of the file.
-    pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<(), Failure> {
-        let _lock = self.locks.exclusive(ino).await;
+    /// Writes bytes at the end of the file. Returns where that was.
+    pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<u64, Failure> {
+        let _hold = self.hold(ino, true).await?;
+        self.append_held(ino, 0, stage(0, data), data.len()).await
+    }
+
+    /// Writes `len` bytes, staged for `offset`, at the end of the file, where the caller may have thought it is. The
+    /// caller holds the file's lease.
+    pub async fn append_held(
+        &self,
+        ino: Ino,
+        offset: u64,
+        staged: BufMut,
+        len: usize,
+    ) -> Result<u64, Failure> {
+        let _turn = self.turns.exclusive(ino).await;
         let size = self.file(ino).await?.borrow().size;
-        self.write_locked(ino, size, stage(size, data), data.len()).await
+        let skip = (offset % BLOCK) as usize;
+        let staged = match size == offset {
+            true => staged,
+            false => stage(size, &staged.as_ref()[skip..skip + len]),
+        };
+        self.write_locked(ino, size, staged, len).await?;
+        Ok(size)
     }
 
     pub(crate) async fn write_locked(

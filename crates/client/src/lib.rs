@@ -4,6 +4,8 @@
 //! Owns sizes and times of files that it writes until it has made them durable; does not cache data, which the
 //! kernel's page cache does for a mount.
 //!
+//! Files that other clients use too are kept by leases.
+//!
 //! Invariants:
 //! - one write of a file runs at a time, so a block that two writes share is merged from both;
 //! - bytes of a file's last block behind its end are zeros on the target before the file grows over them;
@@ -17,6 +19,8 @@
 mod calls;
 mod copy;
 mod file;
+mod leases;
+mod locks;
 mod names;
 mod session;
 mod settle;
@@ -25,6 +29,7 @@ mod space;
 mod watch;
 
 pub use file::{FileState, stage};
+pub use leases::{Hold, KernelCache};
 pub use session::{Client, ClientLatency};
 
 pub use penstock_wire::Failure;

@@ -40,6 +40,12 @@ impl Client {
 
     /// Changes attributes.
     pub async fn set_attr(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
+        // Others may know its mode and its times, and a size is its holder's to change.
+        let _hold = self.hold(Ino(request.ino), true).await?;
+        self.set_attr_held(request).await
+    }
+
+    async fn set_attr_held(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
         let dropped = request.drop_set_id;
         let attr = self.change_attr(request).await?;
         if let Some(state) = self.files.borrow().get(&Ino(attr.ino)) {
@@ -55,7 +61,7 @@ impl Client {
         let Some(size) = request.size else {
             if request.mtime_ns.is_some() {
                 // A time that is set must not be overtaken by one of writes before it.
-                let _lock = self.locks.exclusive(ino).await;
+                let _turn = self.turns.exclusive(ino).await;
                 self.settle(ino).await?;
                 let mark = self.settled.mark();
                 return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
@@ -63,7 +69,7 @@ impl Client {
             let mark = self.settled.mark();
             return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
         };
-        let _lock = self.locks.exclusive(ino).await;
+        let _turn = self.turns.exclusive(ino).await;
         let attr = self.resize(request, size).await?;
         self.forget_idle(ino);
         Ok(attr)
@@ -95,13 +101,14 @@ impl Client {
         Ok(attr)
     }
 
-    /// Takes the set-id bits from a file that is open, before somebody writes to it who may not keep them.
+    /// Takes the set-id bits from a file that is open, before somebody writes to it who may not keep them. The caller
+    /// holds the file's lease.
     pub async fn drop_set_id(&self, ino: Ino) -> Result<(), Failure> {
         if !self.file(ino).await?.borrow().set_id {
             return Ok(());
         }
         let request = SetAttrRequest { ino: ino.0, drop_set_id: true, ..SetAttrRequest::default() };
-        self.set_attr(request).await.map(|_| ())
+        self.set_attr_held(request).await.map(|_| ())
     }
 
     /// Makes a file, directory, symbolic link or special file.

@@ -1,6 +1,8 @@
 //! A client's session with the services.
 
 use crate::file::FileState;
+use crate::leases::Leases;
+use crate::locks::Locks;
 use crate::settle::Settled;
 use crate::slots::Slots;
 use crate::watch::Restarts;
@@ -46,7 +48,10 @@ pub struct Client {
     pub(crate) root: Ino,
     pub(crate) files: RefCell<HashMap<Ino, Rc<RefCell<FileState>>>>,
     pub(crate) settled: Settled,
-    pub(crate) locks: KeyedLocks<Ino>,
+    pub(crate) leases: Rc<Leases>,
+    pub(crate) locks: Locks,
+    /// One write of a file at a time.
+    pub(crate) turns: KeyedLocks<Ino>,
     /// Held shared while something is opened or closed, so that what is open can be said.
     pub(crate) opening: RwLock<()>,
     pub(crate) closed: Cell<bool>,
@@ -59,7 +64,7 @@ impl Client {
         Self::connect_to_mount(env, transport, name, "").await
     }
 
-    /// Begins a session that mounts at `mount`; refused while another client has the file system mounted.
+    /// Begins a session that mounts at `mount`, which is for people.
     pub async fn connect_to_mount(
         env: &Env,
         transport: Rc<dyn Transport>,
@@ -75,7 +80,9 @@ impl Client {
             root: Ino(0),
             files: RefCell::default(),
             settled: Settled::default(),
-            locks: KeyedLocks::default(),
+            leases: Rc::default(),
+            locks: Locks::default(),
+            turns: KeyedLocks::default(),
             opening: RwLock::default(),
             closed: Cell::new(false),
             latency: ClientLatency::default(),
@@ -92,6 +99,7 @@ impl Client {
         client.root = Ino(reply.root);
         let client = Rc::new(client);
         env.spawn("client settle", Box::pin(client.clone().settle_task()));
+        env.spawn("client watch", Box::pin(client.clone().watch_task()));
         if reply.lease_ms > 0 {
             let lease = Duration::from_millis(reply.lease_ms.into());
             env.spawn("client lease", Box::pin(client.clone().lease_task(lease)));

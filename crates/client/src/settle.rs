@@ -53,11 +53,16 @@ impl Client {
     /// Makes a file's data durable and sends its size and time, which the next sync makes durable. Fails, once, when
     /// writes before it were lost.
     pub(crate) async fn settle(&self, ino: Ino) -> Result<(), Failure> {
-        self.settle_rest(ino, async || Ok(())).await?;
+        self.settle_quietly(ino).await?;
         self.report_lost(ino)
     }
 
-    /// Settles what a file has, and leaves the word of what was lost for who asks for it. Does `next` once size and
+    /// Settles what a file has, and leaves the word of what was lost for who asks for it.
+    pub(crate) async fn settle_quietly(&self, ino: Ino) -> Result<(), Failure> {
+        self.settle_rest(ino, async || Ok(())).await
+    }
+
+    /// The same. Does `next` once size and
     /// time are sent: for a file that did not grow while its data becomes durable, because there its size says
     /// nothing new of it.
     async fn settle_rest(
@@ -169,14 +174,14 @@ impl Client {
     async fn sync_rest(&self) -> Result<(), Failure> {
         let mut result = Ok(());
         for ino in self.files_where(|state| state.mtime_ns.is_some()) {
-            let settled = self.settle_rest(ino, async || Ok(())).await;
+            let settled = self.settle_quietly(ino).await;
             result = result.and(settled);
         }
         self.sync_names().await?;
         result
     }
 
-    fn files_where(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Ino> {
+    pub(crate) fn files_where(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Ino> {
         let files = self.files.borrow();
         let wanted = files.iter().filter(|(_, state)| wanted(&state.borrow()));
         let mut inos: Vec<Ino> = wanted.map(|(ino, _)| *ino).collect();

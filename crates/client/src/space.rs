@@ -23,7 +23,8 @@ impl Client {
         if len == 0 {
             return Err(Failure::new(penstock_base::Kind::Invalid, "a range without bytes"));
         }
-        let _lock = self.locks.exclusive(ino).await;
+        let _hold = self.hold(ino, true).await?;
+        let _turn = self.turns.exclusive(ino).await;
         let file = self.file(ino).await?;
         let size = file.borrow().size;
         if change != SpaceChange::Punch {

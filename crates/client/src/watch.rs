@@ -125,6 +125,7 @@ impl Client {
         let names = self.restarts.names_changed.take();
         self.restarts.names_lost.set(self.restarts.names_lost.get() || names);
         self.restarts.owes_opens.set(true);
+        self.leases.restarted();
         tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
     }
 
@@ -138,10 +139,15 @@ impl Client {
         let mut opens: Vec<OpenCount> = self.files.borrow().iter().filter_map(opens).collect();
         opens.sort_unstable_by_key(|open| open.ino);
         for part in opens.chunks(RECLAIMED_AT_ONCE) {
-            let ping = PingRequest { opens: part.to_vec(), reclaimed: false };
+            let ping = PingRequest { opens: part.to_vec(), ..PingRequest::default() };
             let _: EmptyReply = self.ask(Kind::Ping, &ping).await?;
         }
-        let _: EmptyReply = self.ask(Kind::Ping, &PingRequest { opens: Vec::new(), reclaimed: true }).await?;
+        for part in self.locks.all().chunks(RECLAIMED_AT_ONCE) {
+            let ping = PingRequest { locks: part.to_vec(), ..PingRequest::default() };
+            let _: EmptyReply = self.ask(Kind::Ping, &ping).await?;
+        }
+        let _: EmptyReply =
+            self.ask(Kind::Ping, &PingRequest { reclaimed: true, ..PingRequest::default() }).await?;
         Ok(())
     }
 
@@ -164,7 +170,7 @@ impl Client {
     }
 
     /// Fails, once, when writes of a file were lost.
-    pub(crate) fn report_lost(&self, ino: Ino) -> Result<(), Failure> {
+    pub fn report_lost(&self, ino: Ino) -> Result<(), Failure> {
         let was_lost =
             self.files.borrow().get(&ino).is_some_and(|state| std::mem::take(&mut state.borrow_mut().lost));
         if !was_lost {

@@ -36,9 +36,13 @@ pub(crate) mod op {
     pub(crate) const GETXATTR: u32 = 22;
     pub(crate) const LISTXATTR: u32 = 23;
     pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const FLUSH: u32 = 25;
     pub(crate) const INIT: u32 = 26;
     pub(crate) const READDIR: u32 = 28;
     pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const GETLK: u32 = 31;
+    pub(crate) const SETLK: u32 = 32;
+    pub(crate) const SETLKW: u32 = 33;
     pub(crate) const CREATE: u32 = 35;
     pub(crate) const INTERRUPT: u32 = 36;
     pub(crate) const DESTROY: u32 = 38;
@@ -55,8 +59,10 @@ pub(crate) mod op {
 /// What both sides agree on when a mount begins.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u32 = 1 << 0;
+    pub(crate) const POSIX_LOCKS: u32 = 1 << 1;
     pub(crate) const BIG_WRITES: u32 = 1 << 5;
     pub(crate) const DONT_MASK: u32 = 1 << 6;
+    pub(crate) const FLOCK_LOCKS: u32 = 1 << 10;
     pub(crate) const DO_READDIRPLUS: u32 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u32 = 1 << 14;
     pub(crate) const ASYNC_DIO: u32 = 1 << 15;
@@ -67,6 +73,10 @@ pub(crate) mod init {
     pub(crate) const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
     pub(crate) const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
     pub(crate) const SETXATTR_EXT: u32 = 1 << 29;
+    /// There are more flags, in `flags2`.
+    pub(crate) const INIT_EXT: u32 = 1 << 30;
+    /// In `flags2`: files that pass the page cache by may be mapped.
+    pub(crate) const DIRECT_IO_ALLOW_MMAP: u32 = 1 << 4;
 }
 
 /// Which fields a SETATTR changes.
@@ -84,13 +94,16 @@ pub(crate) mod fattr {
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// In a WRITE: it comes from pages, not from a writer.
+pub(crate) const WRITE_CACHE: u32 = 1 << 0;
 /// In a WRITE: the writer may not keep the file's set-id bits.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// What the kernel may do with an open file.
 pub(crate) mod fopen {
+    pub(crate) const DIRECT_IO: u32 = 1 << 0;
     pub(crate) const KEEP_CACHE: u32 = 1 << 1;
-    pub(crate) const NOFLUSH: u32 = 1 << 5;
+    pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
@@ -122,6 +135,14 @@ pub(crate) struct InitIn {
     pub(crate) minor: u32,
     pub(crate) max_readahead: u32,
     pub(crate) flags: u32,
+}
+
+/// What follows it where the kernel says `INIT_EXT`.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InitInExt {
+    pub(crate) plain: InitIn,
+    pub(crate) flags2: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
@@ -265,6 +286,77 @@ pub(crate) struct SetattrIn {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) unused5: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct OpenIn {
+    pub(crate) flags: u32,
+    pub(crate) open_flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct ReleaseIn {
+    pub(crate) fh: u64,
+    pub(crate) flags: u32,
+    pub(crate) release_flags: u32,
+    pub(crate) lock_owner: u64,
+}
+
+/// In a RELEASE: the owner's flock goes.
+pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct FlushIn {
+    pub(crate) fh: u64,
+    pub(crate) unused: u32,
+    pub(crate) padding: u32,
+    pub(crate) lock_owner: u64,
+}
+
+/// GETLK, SETLK and SETLKW.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct LkIn {
+    pub(crate) fh: u64,
+    pub(crate) owner: u64,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) kind: u32,
+    pub(crate) pid: u32,
+    pub(crate) lk_flags: u32,
+    pub(crate) padding: u32,
+}
+
+/// In a lock request: it is of flock(2).
+pub(crate) const LK_FLOCK: u32 = 1 << 0;
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct LkOut {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) kind: u32,
+    pub(crate) pid: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InterruptIn {
+    pub(crate) unique: u64,
+}
+
+/// The notice that pages and attributes of an inode are old; its number stands where a reply has its error.
+pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct InvalInodeOut {
+    pub(crate) ino: u64,
+    pub(crate) off: i64,
+    pub(crate) len: i64,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
@@ -421,6 +513,9 @@ const _: () = assert!(
         && size_of::<StatxOut>() == 288
         && size_of::<SetattrIn>() == 88
         && size_of::<WriteIn>() == 40
+        && size_of::<LkIn>() == 48
+        && size_of::<ReleaseIn>() == 24
+        && size_of::<FlushIn>() == 24
         && size_of::<StatfsOut>() == 80
         && size_of::<Dirent>() == 24
 );

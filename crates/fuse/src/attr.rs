@@ -5,9 +5,10 @@ use penstock_base::{BLOCK_BYTES, Ino, Kind};
 use penstock_client::{Attr, Failure};
 use rustix::fs::StatxFlags;
 use rustix::io::Errno;
+use std::time::Duration;
 
-/// How long the kernel may keep names and attributes, in seconds. Only this mount changes them.
-const VALID_S: u64 = 60;
+/// How long the kernel may keep names and attributes while nobody else changes them. The first other one waits for it.
+pub(crate) const VALID: Duration = Duration::from_secs(1);
 const NS_PER_S: i64 = 1_000_000_000;
 
 /// Maps the kernel's root to the file system's and back.
@@ -58,19 +59,19 @@ pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
 }
 
 /// The reply to GETATTR and SETATTR.
-pub(crate) fn attributes(root: Root, attr: &Attr) -> AttrOut {
-    AttrOut { attr_valid: VALID_S, attr_valid_nsec: 0, dummy: 0, attr: fields(root, attr) }
+pub(crate) fn attributes(root: Root, attr: &Attr, valid: Duration) -> AttrOut {
+    AttrOut { attr_valid: valid.as_secs(), attr_valid_nsec: 0, dummy: 0, attr: fields(root, attr) }
 }
 
 /// The reply to STATX: what GETATTR says, and the time of birth.
-pub(crate) fn extended(root: Root, attr: &Attr) -> StatxOut {
+pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
     let plain = fields(root, attr);
     let time = |ns: i64| {
         let (sec, nsec) = time(ns);
         StatxTime { sec: sec.cast_signed(), nsec, reserved: 0 }
     };
     StatxOut {
-        attr_valid: VALID_S,
+        attr_valid: valid.as_secs(),
         mask: (StatxFlags::BASIC_STATS | StatxFlags::BTIME).bits(),
         blksize: plain.blksize,
         nlink: plain.nlink,
@@ -93,12 +94,12 @@ pub(crate) fn extended(root: Root, attr: &Attr) -> StatxOut {
 }
 
 /// The reply to whatever finds or makes a name.
-pub(crate) fn entry(root: Root, attr: &Attr) -> EntryOut {
+pub(crate) fn entry(root: Root, attr: &Attr, valid: Duration) -> EntryOut {
     EntryOut {
         nodeid: root.outer(attr.ino),
         generation: 0,
-        entry_valid: VALID_S,
-        attr_valid: VALID_S,
+        entry_valid: valid.as_secs(),
+        attr_valid: valid.as_secs(),
         entry_valid_nsec: 0,
         attr_valid_nsec: 0,
         attr: fields(root, attr),

@@ -17,12 +17,12 @@ const NAME_BYTES: u32 = 255;
 impl Session {
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {
         let attr = self.client.get_attr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
-        Ok(Answer::of(&attributes(self.root, &attr)))
+        Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
     }
 
     pub(crate) async fn statx(&self, request: &Request) -> Result<Answer, Errno> {
         let attr = self.client.get_attr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
-        Ok(Answer::of(&extended(self.root, &attr)))
+        Ok(Answer::of(&extended(self.root, &attr, self.valid())))
     }
 
     pub(crate) async fn setattr(&self, request: &Request) -> Result<Answer, Errno> {
@@ -46,7 +46,7 @@ impl Session {
             ..SetAttrRequest::default()
         };
         let attr = self.client.set_attr(change).await.map_err(|failure| errno(&failure))?;
-        Ok(Answer::of(&attributes(self.root, &attr)))
+        Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
     }
 
     pub(crate) async fn readlink(&self, request: &Request) -> Result<Answer, Errno> {

@@ -1,14 +1,14 @@
 //! Requests on the contents of files.
 
 use crate::abi::{
-    CopyFileRangeIn, FallocateIn, LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+    CopyFileRangeIn, FallocateIn, LseekIn, LseekOut, OpenIn, ReadIn, WRITE_CACHE, WRITE_KILL_SUIDGID,
+    WriteIn, WriteOut,
 };
 use crate::attr::errno;
 use crate::device::{Answer, Request};
-use crate::names::opened;
 use crate::session::Session;
 use penstock_wire::data::SpaceChange;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 const SEEK_DATA: u32 = 3;
@@ -16,31 +16,49 @@ const SEEK_HOLE: u32 = 4;
 
 impl Session {
     pub(crate) async fn open(&self, request: &Request) -> Result<Answer, Errno> {
-        let result = self.client.open(self.ino(request)).await;
-        result.map(|()| Answer::of(&opened())).map_err(|failure| errno(&failure))
+        let OpenIn { flags, .. } = request.argument()?;
+        let ino = self.ino(request);
+        self.client.open(ino).await.map_err(|failure| errno(&failure))?;
+        Ok(Answer::of(&self.opened(ino, flags)))
     }
 
-    pub(crate) async fn release(&self, request: &Request) -> Result<Answer, Errno> {
-        let result = self.client.release(self.ino(request)).await;
-        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
-    }
-
-    pub(crate) async fn read(&self, request: &Request) -> Result<Answer, Errno> {
+    pub(crate) async fn read(&self, request: &mut Request) -> Result<Answer, Errno> {
         let ReadIn { offset, size, .. } = request.argument()?;
-        let result = self.client.read(self.ino(request), offset, size.into()).await;
+        let ino = self.ino(request);
+        let hold = self.client.hold(ino, false).await.map_err(|failure| errno(&failure))?;
+        let result = self.client.read_held(ino, offset, size.into()).await;
+        hold.serves(offset..offset.saturating_add(size.into()));
+        request.hold = Some(hold);
         result.map(Answer::Data).map_err(|failure| errno(&failure))
     }
 
     pub(crate) async fn write(&self, request: &mut Request) -> Result<Answer, Errno> {
-        let WriteIn { offset, write_flags, .. } = request.argument()?;
+        let WriteIn { offset, write_flags, flags, .. } = request.argument()?;
         let (data, len) = request.data.take().ok_or(Errno::IO)?;
         let ino = self.ino(request);
+        let fail = |failure| errno(&failure);
+        let pages = write_flags & WRITE_CACHE != 0;
+        let hold = match pages {
+            true => self.client.hold_for_page(ino).await.map_err(fail)?,
+            false => self.client.hold(ino, true).await.map_err(fail)?,
+        };
         if write_flags & WRITE_KILL_SUIDGID != 0 {
-            self.client.drop_set_id(ino).await.map_err(|failure| errno(&failure))?;
+            self.client.drop_set_id(ino).await.map_err(fail)?;
         }
-        let result = self.client.write_staged(ino, offset, data, len).await;
-        let written = WriteOut { size: len as u32, padding: 0 };
-        result.map(|()| Answer::of(&written)).map_err(|failure| errno(&failure))
+        if !pages && OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
+            let at = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
+            if at != offset {
+                // It believes that the file ends elsewhere, and may have put the bytes into pages there.
+                self.client.drop_pages_soon(ino);
+            }
+        } else {
+            self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
+        }
+        // A page that was written in part is not one that is read from.
+        let page = penstock_base::BLOCK_BYTES as u64;
+        hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
+        request.hold = Some(hold);
+        Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))
     }
 
     pub(crate) async fn fallocate(&self, request: &Request) -> Result<Answer, Errno> {

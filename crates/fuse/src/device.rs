@@ -9,7 +9,7 @@
 use crate::MAX_WRITE_BYTES;
 use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
-use penstock_client::stage;
+use penstock_client::{Hold, stage};
 use penstock_drive::runtime::Readiness;
 use rustix::io::Errno;
 use std::fs::File;
@@ -47,6 +47,8 @@ pub(crate) struct Request {
     pub(crate) body: Vec<u8>,
     /// The data of a WRITE in whole blocks, and its length in bytes.
     pub(crate) data: Option<(BufMut, usize)>,
+    /// Kept until the reply has gone out.
+    pub(crate) hold: Option<Hold>,
     reply: Reply,
 }
 
@@ -96,6 +98,11 @@ impl Device {
         Ok(Rc::new(Self(Readiness::new(file)?)))
     }
 
+    /// Another descriptor of it.
+    pub(crate) fn copy(&self) -> io::Result<File> {
+        self.0.get().try_clone()
+    }
+
     /// Waits until something may be there.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await
@@ -134,7 +141,7 @@ impl Device {
         // Nobody waits for these.
         let open = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
         let reply = Reply { device: self.clone(), unique: header.unique, open };
-        Ok(Received::Request(Box::new(Request { header, body, data, reply })))
+        Ok(Received::Request(Box::new(Request { header, body, data, hold: None, reply })))
     }
 
     fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) {

@@ -27,10 +27,11 @@ pub enum Op {
     Seek,
     Fallocate,
     Copy,
+    Lock,
 }
 
 /// All operations, in order, with their names.
-const OPS: [(Op, &str); 20] = [
+const OPS: [(Op, &str); 21] = [
     (Op::Lookup, "lookup"),
     (Op::GetAttr, "getattr"),
     (Op::SetAttr, "setattr"),
@@ -51,6 +52,7 @@ const OPS: [(Op, &str); 20] = [
     (Op::Seek, "seek"),
     (Op::Fallocate, "fallocate"),
     (Op::Copy, "copy"),
+    (Op::Lock, "lock"),
 ];
 
 /// A histogram for each operation.

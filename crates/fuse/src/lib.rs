@@ -7,10 +7,12 @@
 mod abi;
 mod attr;
 mod attributes;
+mod cache;
 mod data;
 mod device;
 mod latency;
 mod listing;
+mod locks;
 mod mount;
 mod names;
 mod null;

@@ -3,6 +3,8 @@
 //! Root mounts directly; an ordinary user goes through fusermount3. A mount point that a killed process left behind
 //! answers ENOTCONN; it is unmounted (lazily) before the new mount, because nothing can be lost on it.
 
+use crate::attr::Root;
+use crate::cache::Cache;
 use crate::device::Device;
 use crate::latency::FuseLatency;
 use crate::read_ahead::{KIB, set_read_ahead};
@@ -137,14 +139,19 @@ impl Mount {
             rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
             Device::new(file)
         });
-        let session = Session::new(client.clone(), device.map_err(failed)?, latency.clone());
+        let device = device.map_err(failed)?;
+        let copy = device.copy().map_err(failed)?;
+        client.set_kernel_cache(Some(Rc::new(Cache::new(env, Root(client.root()), copy))));
+        let session = Session::new(client.clone(), device, latency.clone());
         let (ending, ended) = oneshot::channel();
         env.spawn("mount read-ahead", Box::pin(raise_read_ahead(session.clone(), path.to_owned())));
         let run = session.run(env.clone());
+        let client = client.clone();
         let serve = async move {
             if let Err(error) = run.await {
                 tracing::error!(%error, "the mount stopped");
             }
+            client.set_kernel_cache(None);
             on_end();
             drop(ending);
         };

@@ -1,18 +1,21 @@
 //! Requests on names.
 
-use crate::abi::{CreateIn, MkdirIn, MknodIn, OpenOut, Rename2In, fopen};
+use crate::abi::{CreateIn, MkdirIn, MknodIn, Rename2In};
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
 use crate::session::Session;
+use penstock_base::Ino;
 use penstock_client::{Attr, Failure};
 use penstock_wire::names::{MakeRequest, RenameRequest};
-use rustix::fs::RenameFlags;
+use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 impl Session {
     fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
-        result.map(|attr| Answer::of(&entry(self.root, &attr))).map_err(|failure| errno(&failure))
+        result
+            .map(|attr| Answer::of(&entry(self.root, &attr, self.valid())))
+            .map_err(|failure| errno(&failure))
     }
 
     /// `skip` bytes of arguments come before the name.
@@ -52,13 +55,17 @@ impl Session {
 
     /// CREATE, and TMPFILE for a file without a name.
     pub(crate) async fn create(&self, request: &Request, nameless: bool) -> Result<Answer, Errno> {
-        let CreateIn { mode, umask, .. } = request.argument()?;
+        let CreateIn { mode, umask, flags, .. } = request.argument()?;
         // The kernel puts a name of its own there for a file without one.
         let make = self.make_request(request, size_of::<CreateIn>(), 0o100_000 | (mode & 0o7777))?;
         let make = MakeRequest { open: true, nameless, umask, ..make };
-        let attr = self.client.make(make).await.map_err(|f| errno(&f))?;
-        let mut bytes = entry(self.root, &attr).as_bytes().to_vec();
-        bytes.extend_from_slice(opened().as_bytes());
+        let attr = self.client.make(make).await.map_err(|failure| match errno(&failure) {
+            // Somebody else was faster: the kernel looks again, and opens what is there with its own checks.
+            Errno::EXIST if !OFlags::from_bits_retain(flags).contains(OFlags::EXCL) => Errno::STALE,
+            other => other,
+        })?;
+        let mut bytes = entry(self.root, &attr, self.valid()).as_bytes().to_vec();
+        bytes.extend_from_slice(self.opened(Ino(attr.ino), flags).as_bytes());
         Ok(Answer::Bytes(bytes))
     }
 
@@ -107,9 +114,4 @@ impl Session {
         };
         self.client.rename(rename).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
-}
-
-/// What the kernel may do with a file that it opened. No handle has state of its own.
-pub(crate) fn opened() -> OpenOut {
-    OpenOut { fh: 0, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 }
 }

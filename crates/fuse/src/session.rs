@@ -3,19 +3,22 @@
 //! The worker that owns the client reads the device itself, so that no request changes threads. Requests in flight
 //! are bounded by the kernel ([`MAX_BACKGROUND`](crate::MAX_BACKGROUND) and one for each waiting thread).
 
-use crate::abi::{InitIn, InitOut, MAJOR, MINOR, OLDEST_MINOR, init, op};
-use crate::attr::Root;
+use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, fopen, init, op};
+use crate::attr::{Root, VALID};
 use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
-use penstock_base::{BLOCK_BYTES, Env, Ino};
+use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
 use penstock_client::Client;
 use penstock_drive::processor::Turns;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::io;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Each only makes things faster, or is for access control lists; a kernel without one does without.
@@ -32,7 +35,10 @@ const WANTED: u32 = init::ASYNC_READ
     | init::POSIX_ACL
     | init::SETXATTR_EXT
     // Without it the kernel asks for an extended attribute before every write.
-    | init::HANDLE_KILLPRIV_V2;
+    | init::HANDLE_KILLPRIV_V2
+    | init::POSIX_LOCKS
+    | init::FLOCK_LOCKS
+    | init::INIT_EXT;
 
 /// A mounted file system as the kernel talks to it.
 pub(crate) struct Session {
@@ -41,6 +47,15 @@ pub(crate) struct Session {
     /// SETXATTR has flags of its own.
     pub(crate) setxattr_ext: Cell<bool>,
     device: Rc<Device>,
+    /// Files that pass the page cache by may be mapped.
+    maps_direct: Cell<bool>,
+    last_handle: Cell<u64>,
+    /// Handles that write through the page cache.
+    pub(crate) writers: RefCell<HashSet<u64>>,
+    /// Who locked bytes of a file through a handle.
+    pub(crate) lockers: RefCell<HashMap<u64, BTreeSet<u64>>>,
+    /// Requests that wait for a lock.
+    pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
     latency: Rc<FuseLatency>,
     /// The first exchange is done.
     pub(crate) begun: Notify,
@@ -49,8 +64,19 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(client: Rc<Client>, device: Rc<Device>, latency: Rc<FuseLatency>) -> Rc<Self> {
         let root = Root(client.root());
-        let (setxattr_ext, begun) = (Cell::new(false), Notify::new());
-        Rc::new(Self { client, root, setxattr_ext, device, latency, begun })
+        Rc::new(Self {
+            client,
+            root,
+            setxattr_ext: Cell::new(false),
+            device,
+            maps_direct: Cell::new(false),
+            last_handle: Cell::new(0),
+            writers: RefCell::default(),
+            lockers: RefCell::default(),
+            waiting: RefCell::default(),
+            latency,
+            begun: Notify::new(),
+        })
     }
 
     /// Serves until the file system is unmounted.
@@ -89,12 +115,18 @@ impl Session {
                 return Err(Errno::PROTO);
             }
             self.setxattr_ext.set(kernel.flags & init::SETXATTR_EXT != 0);
+            let more = match kernel.flags & init::INIT_EXT {
+                0 => 0,
+                _ => request.argument::<InitInExt>()?.flags2,
+            };
+            self.maps_direct.set(more & init::DIRECT_IO_ALLOW_MMAP != 0);
             Ok(Answer::of(&InitOut {
                 major: MAJOR,
                 minor: MINOR.min(kernel.minor),
                 // The kernel's own bound is taken when it is smaller.
                 max_readahead: MAX_WRITE_BYTES.min(kernel.max_readahead),
                 flags: WANTED & kernel.flags,
+                flags2: more & init::DIRECT_IO_ALLOW_MMAP,
                 max_background: MAX_BACKGROUND,
                 congestion_threshold: MAX_BACKGROUND / 4 * 3,
                 max_write: MAX_WRITE_BYTES,
@@ -105,6 +137,31 @@ impl Session {
         });
         request.answer(result);
         self.begun.notify_one();
+    }
+
+    /// A handle for a file that the kernel opened with `flags`, and what it may do with it.
+    pub(crate) fn opened(&self, ino: Ino, flags: u32) -> OpenOut {
+        let flags = OFlags::from_bits_retain(flags);
+        let handle = self.last_handle.get() + 1;
+        self.last_handle.set(handle);
+        let mut open_flags = 0;
+        // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
+        // go where the end is. It lets one writer at a time through, but for who passes its pages by.
+        if self.maps_direct.get() && flags.intersects(OFlags::APPEND | OFlags::DIRECT) {
+            open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        } else if flags & OFlags::ACCMODE != OFlags::RDONLY {
+            self.writers.borrow_mut().insert(handle);
+            self.client.note_writer(ino, true);
+        }
+        if self.client.keeps_pages(ino) {
+            open_flags |= fopen::KEEP_CACHE;
+        }
+        OpenOut { fh: handle, open_flags, padding: 0 }
+    }
+
+    /// How long the kernel may keep a name or attributes.
+    pub(crate) fn valid(&self) -> Duration {
+        if self.client.is_alone() { VALID } else { Duration::ZERO }
     }
 
     /// The inode that a request is about.
@@ -131,6 +188,11 @@ impl Session {
             op::TMPFILE => self.create(request, true).await,
             op::STATX => self.statx(request).await,
             op::RELEASE => self.release(request).await,
+            op::FLUSH => self.flush(request).await,
+            op::GETLK => self.getlk(request).await,
+            op::SETLK => self.setlk(request, false).await,
+            op::SETLKW => self.setlk(request, true).await,
+            op::INTERRUPT => self.interrupt(request),
             op::READ => self.read(request).await,
             op::WRITE => self.write(request).await,
             op::FALLOCATE => self.fallocate(request).await,
@@ -145,7 +207,7 @@ impl Session {
             op::GETXATTR => self.getxattr(request).await,
             op::LISTXATTR => self.listxattr(request).await,
             op::REMOVEXATTR => self.removexattr(request).await,
-            op::DESTROY | op::FORGET | op::BATCH_FORGET | op::INTERRUPT => Ok(Answer::Done),
+            op::DESTROY | op::FORGET | op::BATCH_FORGET => Ok(Answer::Done),
             // The kernel does not ask again, and does what it can by itself.
             _ => Err(Errno::NOSYS),
         }
@@ -182,7 +244,8 @@ fn operation(opcode: u32) -> Option<Op> {
         op::LSEEK => Op::Seek,
         op::COPY_FILE_RANGE => Op::Copy,
         op::FALLOCATE => Op::Fallocate,
-        op::RELEASE => Op::Release,
+        op::RELEASE | op::FLUSH => Op::Release,
+        op::GETLK | op::SETLK => Op::Lock,
         op::FSYNC | op::FSYNCDIR => Op::Fsync,
         op::READDIR | op::READDIRPLUS => Op::ReadDir,
         op::STATFS => Op::StatFs,

@@ -1,6 +1,5 @@
 //! What can go wrong with a name, as POSIX says it.
 
-use crate::session::SessionInfo;
 use penstock_base::Kind;
 use penstock_chunk::ChunkError;
 use penstock_kv::KvError;
@@ -22,9 +21,6 @@ pub enum MetaError {
     /// A row is not what was written.
     #[error(transparent)]
     Row(#[from] penstock_base::DecodeError),
-    /// Another client has the file system mounted.
-    #[error("the file system is mounted already, by {0}; this release serves one mount at a time")]
-    Held(SessionInfo),
     /// The request cannot be read.
     #[error("request: {0}")]
     Request(String),
@@ -49,7 +45,6 @@ impl From<MetaError> for Failure {
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),
             MetaError::Row(_) => (Kind::Corrupt, None),
-            MetaError::Held(_) => (Kind::Denied, Some(Errno::BUSY)),
             MetaError::Request(_) => (Kind::Invalid, None),
         };
         let errno = errno.map_or(0, |errno| errno.raw_os_error() as u16);

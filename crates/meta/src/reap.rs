@@ -17,12 +17,14 @@ use std::time::Duration;
 /// Chunks dropped in one transaction.
 const STEP_CHUNKS: u64 = 4096;
 const RETRY: Duration = Duration::from_secs(2);
+/// How long a removed file stays where several clients use the file system.
+const GRACE: Duration = Duration::from_secs(2);
 
 impl MetaTarget {
     /// Queues what the last start left.
     pub(crate) async fn queue_removed(&self) -> Result<(), MetaError> {
         for_each(&*self.kv, all_removed(), |key, _| {
-            self.reap_queue.borrow_mut().extend(removed_ino(key));
+            self.reap_queue.borrow_mut().extend(removed_ino(key).map(|ino| (Duration::ZERO, ino)));
             Ok(())
         })
         .await
@@ -32,7 +34,9 @@ impl MetaTarget {
     pub(crate) fn reap_if_removed(&self, ino: Ino) {
         let nameless = self.cache.borrow().get(ino).is_none_or(|inode| inode.nlink == 0);
         if nameless && !self.in_use.borrow().contains_key(&ino) {
-            self.reap_queue.borrow_mut().insert(ino);
+            // Another client may have found its name just before it went, and be about to open it.
+            let due = if self.leases.borrow().are_shared() { self.env.now() + GRACE } else { Duration::ZERO };
+            self.reap_queue.borrow_mut().insert((due, ino));
             self.reap_wake.notify_one();
         }
     }
@@ -40,17 +44,24 @@ impl MetaTarget {
     pub(crate) async fn reap_task(self: Rc<Self>) {
         while !self.closed.get() {
             let waits = self.sessions.borrow().owe_opens();
-            let next = if waits { None } else { self.reap_queue.borrow_mut().pop_first() };
-            let Some(ino) = next else {
+            let next = if waits { None } else { self.reap_queue.borrow().first().copied() };
+            let Some((due, ino)) = next else {
                 self.reap_wake.notified().await;
                 continue;
             };
+            let rest = due.saturating_sub(self.env.now());
+            if !rest.is_zero() {
+                // What comes meanwhile is looked at first, or the one that is due.
+                let _ = penstock_base::env::timeout(&self.env, rest, self.reap_wake.notified()).await;
+                continue;
+            }
+            self.reap_queue.borrow_mut().remove(&(due, ino));
             self.reaping.set(true);
             let result = self.reap(ino).await;
             self.reaping.set(false);
             if let Err(error) = result {
                 tracing::warn!(%ino, %error, "a removed file could not be dropped yet");
-                self.reap_queue.borrow_mut().insert(ino);
+                self.reap_queue.borrow_mut().insert((due, ino));
                 self.env.sleep(RETRY).await;
             }
         }

@@ -36,8 +36,7 @@ impl MetaTarget {
     async fn dispatch(&self, kind: Kind, who: Request, body: &[u8]) -> Result<Vec<u8>, MetaError> {
         match kind {
             Kind::Ping => {
-                let ping = PingRequest::decode(body)?;
-                self.reclaim(who.session, &ping.opens, ping.reclaimed);
+                self.reclaim(who.session, &PingRequest::decode(body)?);
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::End => {
@@ -58,12 +57,15 @@ impl MetaTarget {
             Kind::SetXattr => self.set_xattr(who, Message::decode(body)?).await,
             Kind::ListXattr => self.list_xattr(Message::decode(body)?).await,
             Kind::RemoveXattr => self.remove_xattr(who, Message::decode(body)?).await,
+            Kind::Lock => self.lock(who.session, &Message::decode(body)?),
             Kind::StatFs => Ok(self.stat_fs()),
             Kind::Sync => {
                 self.sync().await?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::Hello
+            | Kind::Watch
+            | Kind::Lease
             | Kind::Closing
             | Kind::Read
             | Kind::Write
@@ -118,7 +120,7 @@ impl MetaTarget {
         writes.put(fs_key(), row);
         let lease_ms = if remote { self.lease().as_millis() as u32 } else { 0 };
         let who = SessionRow { client: request.client, mount: request.mount, lease_ms };
-        self.begin_session(session, who, &mut writes)?;
+        self.begin_session(session, who, &mut writes);
         if let Err(error) = self.commit(Request::default(), writes, Vec::new(), &[]).await {
             self.forget_session(session);
             return Err(error);

@@ -19,7 +19,7 @@ use crate::rows::{
 use crate::target::{MetaTarget, Request};
 use penstock_base::{DecodeError, Ino, Kind as Todo};
 use penstock_kv::{Kv, WriteSet, for_each};
-use penstock_wire::names::OpenCount;
+use penstock_wire::names::{OpenCount, PingRequest};
 use penstock_wire::{Failure, Header, Kind, SLOTS};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -152,16 +152,9 @@ impl Sessions {
         self.live.values().any(|session| session.owes_opens)
     }
 
-    /// Who has the file system mounted, other than session `except` and the client `who` itself, whose first exchange
-    /// may come again after its reply was lost.
-    ///
-    /// Until clients have leases on what they keep, two mounts would not see each other's changes. So there is one at
-    /// a time, and this is the only place that says so.
-    fn holder(&self, except: u64, who: &SessionRow) -> Option<SessionInfo> {
-        let held = |(id, session): &(&u64, &Session)| {
-            **id != except && !session.who.mount.is_empty() && session.who != *who
-        };
-        self.live.iter().find(held).map(|(id, session)| session.info(*id, session.heard))
+    /// Numbers of all sessions.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.live.keys().copied()
     }
 }
 
@@ -195,7 +188,17 @@ impl Drop for Serving {
 }
 
 impl MetaTarget {
-    /// Notes that a request has come. Without a session only the first exchange is served.
+    /// Notes that a request has come. While it waits for other clients that says nothing more of its own.
+    pub fn hear(&self, header: &Header) -> Result<(), Failure> {
+        if header.kind == Kind::Hello {
+            return Ok(());
+        }
+        let mut sessions = self.sessions.borrow_mut();
+        sessions.live.get_mut(&header.session).ok_or_else(|| ended(header.session))?.heard = self.env.now();
+        Ok(())
+    }
+
+    /// Notes that a request is being done. Without a session only the first exchange is served.
     pub fn begin(self: &Rc<Self>, header: &Header) -> Result<Option<Serving>, Failure> {
         if header.kind == Kind::Hello {
             return Ok(None);
@@ -207,26 +210,21 @@ impl MetaTarget {
         Ok(Some(Serving { meta: self.clone(), session: header.session }))
     }
 
-    /// Begins a session; the writes make it outlive this process where its client does. Refused while another one
-    /// holds what it asks for.
-    pub(crate) fn begin_session(
-        &self,
-        id: u64,
-        who: SessionRow,
-        writes: &mut WriteSet,
-    ) -> Result<(), MetaError> {
-        let mut sessions = self.sessions.borrow_mut();
-        if !who.mount.is_empty()
-            && let Some(holder) = sessions.holder(id, &who)
-        {
-            return Err(MetaError::Held(holder));
-        }
+    /// Begins a session; the writes make it outlive this process where its client does.
+    pub(crate) fn begin_session(&self, id: u64, who: SessionRow, writes: &mut WriteSet) {
         if who.lease_ms > 0 {
             writes.put(session_key(id), who.encode());
         }
         let heard = self.env.now();
-        sessions.live.insert(id, Session { who, heard, ..Session::default() });
-        Ok(())
+        self.sessions.borrow_mut().live.insert(id, Session { who, heard, ..Session::default() });
+    }
+
+    /// Fails where a session has ended, or everything does.
+    pub(crate) fn check_session(&self, id: u64) -> Result<(), Failure> {
+        match self.sessions.borrow().live.contains_key(&id) && !self.is_stopped() {
+            true => Ok(()),
+            false => Err(ended(id)),
+        }
     }
 
     /// A session that could not be recorded has not begun.
@@ -234,21 +232,10 @@ impl MetaTarget {
         self.sessions.borrow_mut().live.remove(&id);
     }
 
-    /// A client of this process mounts at `path`. Refused while another client has the file system mounted.
-    pub fn claim_mount(&self, session: u64, path: &str) -> Result<(), MetaError> {
-        let mut sessions = self.sessions.borrow_mut();
-        if let Some(holder) = sessions.holder(session, &SessionRow::default()) {
-            return Err(MetaError::Held(holder));
-        }
-        let found = sessions.live.get_mut(&session).ok_or(MetaError::Posix(Errno::STALE))?;
-        path.clone_into(&mut found.who.mount);
-        Ok(())
-    }
-
-    /// It does not mount any more.
-    pub fn release_mount(&self, session: u64) {
+    /// Notes where a client of this process mounts; nowhere when that is empty.
+    pub fn note_mount(&self, session: u64, path: &str) {
         if let Some(found) = self.sessions.borrow_mut().live.get_mut(&session) {
-            found.who.mount.clear();
+            path.clone_into(&mut found.who.mount);
         }
     }
 
@@ -283,6 +270,9 @@ impl MetaTarget {
             (0..count).for_each(|_| self.release_inode(ino));
         }
         self.reap_wake.notify_one();
+        self.leases.borrow_mut().leave(id);
+        self.end_locks(id);
+        self.lease_news.notify_waiters();
         let mut writes = WriteSet::new();
         writes.delete(session_key(id));
         for slot in 0..SLOTS {
@@ -291,8 +281,10 @@ impl MetaTarget {
         self.commit(Request::default(), std::mem::take(writes.reclaims()), Vec::new(), &[]).await
     }
 
-    /// What a session has open, as its client knows it after a restart. With `all` nothing is missing.
-    pub(crate) fn reclaim(&self, session: u64, opens: &[OpenCount], all: bool) {
+    /// What a session has open and locked, as its client knows it after a restart. With `reclaimed` nothing is missing.
+    pub(crate) fn reclaim(&self, session: u64, ping: &PingRequest) {
+        let PingRequest { opens, reclaimed: all, locks } = ping;
+        locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
         for OpenCount { ino, count } in opens {
             let (ino, count) = (Ino(*ino), u64::from(*count));
             let known = |sessions: &Sessions| sessions.live.get(&session)?.opens.get(&ino).copied();
@@ -300,7 +292,7 @@ impl MetaTarget {
             (before..count).for_each(|_| self.open_inode(session, ino));
             (count..before).for_each(|_| self.close_inode(session, ino));
         }
-        if all && let Some(session) = self.sessions.borrow_mut().live.get_mut(&session) {
+        if *all && let Some(session) = self.sessions.borrow_mut().live.get_mut(&session) {
             session.owes_opens = false;
             self.reap_wake.notify_one();
         }

@@ -4,6 +4,8 @@ use crate::cache::{InodeCache, Lacking};
 use crate::entries::EntryCache;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode, Layout};
+use crate::leases::Leases;
+use crate::locks::Locks;
 use crate::rows::{
     Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, owner_of, removed_key,
 };
@@ -62,6 +64,12 @@ pub struct MetaTarget {
     pub(crate) cache: RefCell<InodeCache>,
     pub(crate) entries: RefCell<EntryCache>,
     pub(crate) sessions: RefCell<Sessions>,
+    pub(crate) leases: RefCell<Leases>,
+    /// Held by who gets the inode's next lease.
+    pub(crate) lease_turns: KeyedLocks<Ino>,
+    /// A call was made or answered, a lock given up, a session ended.
+    pub(crate) lease_news: Notify,
+    pub(crate) locks: RefCell<Locks>,
     /// Held by the request of a slot, by session and slot.
     pub(crate) slots: KeyedLocks<(u64, u64)>,
     /// How long a client of another process may be silent.
@@ -73,7 +81,8 @@ pub struct MetaTarget {
     /// Inodes known to have no access control list, and no extended attribute at all.
     pub(crate) without_acl: Lacking,
     pub(crate) without_xattrs: Lacking,
-    pub(crate) reap_queue: RefCell<std::collections::BTreeSet<Ino>>,
+    /// Removed files, by when they may be dropped.
+    pub(crate) reap_queue: RefCell<std::collections::BTreeSet<(Duration, Ino)>>,
     /// A removed file is being dropped, and is not in the queue.
     pub(crate) reaping: Cell<bool>,
     pub(crate) reap_wake: Notify,
@@ -107,6 +116,10 @@ impl MetaTarget {
             fs: RefCell::new(fs),
             cache: RefCell::default(),
             entries: RefCell::default(),
+            leases: RefCell::new(Leases::restored(sessions.numbers())),
+            lease_turns: KeyedLocks::default(),
+            lease_news: Notify::new(),
+            locks: RefCell::default(),
             sessions: RefCell::new(sessions),
             slots: KeyedLocks::default(),
             lease: Cell::new(crate::session::LEASE),
@@ -136,6 +149,7 @@ impl MetaTarget {
     pub fn stop(&self) {
         self.closed.set(true);
         self.reap_wake.notify_one();
+        self.lease_news.notify_waiters();
     }
 
     /// Whether it was stopped.

@@ -67,8 +67,6 @@ pub struct Node {
     pub(crate) started_ns: i64,
     /// Held shared by each request, and exclusively by a repair.
     pub(crate) serving: RwLock<()>,
-    /// Held while a mount of this process ends: the next one begins after that.
-    pub(crate) handover: tokio::sync::Mutex<()>,
     pub(crate) damage: RefCell<crate::fsck::Damage>,
 }
 
@@ -190,7 +188,6 @@ impl Node {
             slow: RefCell::default(),
             started_ns,
             serving,
-            handover: tokio::sync::Mutex::default(),
             damage,
         });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));

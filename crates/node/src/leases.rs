@@ -4,7 +4,7 @@ use crate::admin::AdminError;
 use crate::assemble::Node;
 use crate::events::{EventKind, Severity};
 use crate::report::SessionReport;
-use penstock_meta::{MetaError, SessionInfo};
+use penstock_meta::SessionInfo;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -30,22 +30,9 @@ impl Node {
         self.meta.sessions().into_iter().map(report).collect()
     }
 
-    /// The client of this process with that session mounts at `path`; refused while another one does.
-    pub fn claim_mount(&self, session: u64, path: &str) -> Result<(), MetaError> {
-        self.meta.claim_mount(session, path)
-    }
-
-    /// It does not mount any more, or not after all.
-    pub fn release_mount(&self, session: u64) {
-        self.meta.release_mount(session);
-    }
-
-    /// It does not mount any more, once `settled` is over. Who mounts next waits for that: until then sizes of files that
-    /// were written are only with this client.
-    pub async fn hand_mount_over(&self, session: u64, settled: impl Future<Output = ()>) {
-        let _next_waits = self.handover.lock().await;
-        settled.await;
-        self.meta.release_mount(session);
+    /// Notes where the client of this process with that session mounts; nowhere when that is empty.
+    pub fn note_mount(&self, session: u64, path: &str) {
+        self.meta.note_mount(session, path);
     }
 
     /// Refuses a repair while somebody has the file system mounted: kernels keep names and attributes of a mount, which

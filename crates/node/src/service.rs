@@ -3,12 +3,16 @@
 use crate::assemble::Node;
 use penstock_base::{Kind as Todo, LocalBoxFuture};
 use penstock_chunk::{ChunkError, ChunkKey};
+use penstock_meta::joins;
 use penstock_wire::data::{
     ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
     encode_found, encode_reply,
 };
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
 use std::rc::Rc;
+
+/// Body and payload of a reply, or why there are none.
+type Outcome = Result<(Vec<u8>, Vec<penstock_base::Buf>), Failure>;
 
 /// The transport within a process: bodies are encoded and decoded, payload passes by reference.
 pub struct InProcess {
@@ -65,25 +69,46 @@ fn failure(error: &ChunkError) -> Failure {
 impl Node {
     /// Does what a request asks and returns the reply. `remote` is a request from another process.
     pub async fn serve(&self, request: Frame, remote: bool) -> Frame {
-        let result = match self.meta.begin(&request.header) {
-            Ok(_active) => {
-                // While a repair runs, requests wait for its end.
-                let _in_use = self.serving.read().await;
-                let latency = self.latency.of(request.header.kind);
-                latency.time(&self.env, self.dispatch(&request, remote)).await
-            }
-            Err(failure) => Err(failure),
-        };
+        let result = self.serve_request(&request, remote).await;
         let mut reply = Frame::reply(&request.header, result);
         reply.header.generation = self.target.config().generation;
         reply
     }
 
-    async fn dispatch(
-        &self,
-        request: &Frame,
-        remote: bool,
-    ) -> Result<(Vec<u8>, Vec<penstock_base::Buf>), Failure> {
+    async fn serve_request(&self, request: &Frame, remote: bool) -> Outcome {
+        self.meta.hear(&request.header)?;
+        if let Some(outcome) = self.serve_lease(request).await {
+            return outcome;
+        }
+        let _active = self.meta.begin(&request.header)?;
+        // While a repair runs, requests wait for its end.
+        let _in_use = self.serving.read().await;
+        let latency = self.latency.of(request.header.kind);
+        latency.time(&self.env, self.dispatch(request, remote)).await
+    }
+
+    /// What waits for other clients, before anything is held that they may need. Returns what is done with that.
+    async fn serve_lease(&self, request: &Frame) -> Option<Outcome> {
+        let Header { kind, session, .. } = request.header;
+        let bytes = |result: Result<Vec<u8>, Failure>| Some(result.map(|body| (body, Vec::new())));
+        if kind == Kind::Watch {
+            return bytes(self.meta.watch(session, &request.body).await);
+        }
+        if joins(kind)
+            && let Err(failure) = self.meta.join(session).await
+        {
+            return Some(Err(failure));
+        }
+        match kind {
+            Kind::Lease => bytes(self.meta.grant(session, &request.body).await),
+            Kind::GetAttr | Kind::Open => {
+                self.meta.settle_elsewhere(session, &request.body).await.err().map(Err)
+            }
+            _ => None,
+        }
+    }
+
+    async fn dispatch(&self, request: &Frame, remote: bool) -> Outcome {
         let generation = self.target.config().generation;
         match request.header.kind {
             Kind::Read => {
@@ -109,10 +134,7 @@ impl Node {
                 self.target.commit(branch, ino, deferred).await.map_err(|error| failure(&error))?;
                 Ok((encode_reply(generation, &[]), Vec::new()))
             }
-            Kind::Hello => {
-                let _mount_before = self.handover.lock().await;
-                Ok((self.meta.hello(&request.body, remote).await?, Vec::new()))
-            }
+            Kind::Hello => Ok((self.meta.hello(&request.body, remote).await?, Vec::new())),
             Kind::Seek => {
                 let seek = decode_seek(&request.body)?;
                 let found = self.target.seek(seek.branch, seek.ino, seek.from..seek.until, seek.hole).await;

@@ -38,6 +38,8 @@ kinds! {
     End = 0x03,
     /// The sender closes the connection; the body says why. Has no reply.
     Closing = 0x04,
+    /// Waits for what the service has to say: leases that others want, locks that are free. Answers such.
+    Watch = 0x05,
     /// Blocks of a chunk.
     Read = 0x10,
     /// Blocks into a chunk.
@@ -86,6 +88,10 @@ kinds! {
     StatFs = 0x2f,
     /// Makes the name space durable.
     Sync = 0x30,
+    /// Asks for a lease on an inode.
+    Lease = 0x31,
+    /// Sets, tests or gives up a lock on bytes of a file.
+    Lock = 0x32,
 }
 
 impl Kind {

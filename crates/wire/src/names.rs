@@ -300,6 +300,139 @@ pub struct PingRequest {
     /// Nothing that it has open is missing, with what it sent before.
     #[prost(bool, tag = "2")]
     pub reclaimed: bool,
+    /// After a restart of the service: the locks that the client holds.
+    #[prost(message, repeated, tag = "3")]
+    pub locks: Vec<LockRequest>,
+}
+
+/// A lease that is given back, or asked for.
+#[derive(Clone, PartialEq, Message)]
+pub struct LeaseRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// The holder may change the file; otherwise it may keep what it reads.
+    #[prost(bool, tag = "2")]
+    pub exclusive: bool,
+    /// First byte; always 0.
+    #[prost(uint64, tag = "3")]
+    pub first: u64,
+    /// Last byte; always the greatest number.
+    #[prost(uint64, tag = "4")]
+    pub last: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LeaseReply {
+    /// The number of this grant; later ones of the same start of the service are greater.
+    #[prost(uint64, tag = "1")]
+    pub grant: u64,
+}
+
+/// What a client must do because of others.
+#[derive(Clone, PartialEq, Message)]
+pub struct LeaseCall {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// The inode; 0 for all, when the client was alone until now.
+    #[prost(uint64, tag = "2")]
+    pub ino: u64,
+    /// Make known what was written, and keep the lease; otherwise give it back.
+    #[prost(bool, tag = "3")]
+    pub settle: bool,
+    /// Grants up to this one are meant.
+    #[prost(uint64, tag = "4")]
+    pub grant: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ReleasedLease {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    #[prost(uint64, tag = "2")]
+    pub grant: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct WatchRequest {
+    /// Calls with greater numbers are news.
+    #[prost(uint64, tag = "1")]
+    pub seen: u64,
+    /// Calls that were answered.
+    #[prost(uint64, repeated, tag = "2")]
+    pub answered: Vec<u64>,
+    #[prost(message, repeated, tag = "3")]
+    pub released: Vec<ReleasedLease>,
+    /// Wait for news.
+    #[prost(bool, tag = "4")]
+    pub wait: bool,
+    /// The client believes to be alone.
+    #[prost(bool, tag = "5")]
+    pub alone: bool,
+    /// The client keeps nothing any more, until its next request.
+    #[prost(bool, tag = "6")]
+    pub leaves: bool,
+    /// The start of the service whose numbers these are.
+    #[prost(uint64, tag = "7")]
+    pub generation: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct WatchReply {
+    /// Nobody else uses the file system: the client needs no leases.
+    #[prost(bool, tag = "1")]
+    pub alone: bool,
+    #[prost(message, repeated, tag = "2")]
+    pub calls: Vec<LeaseCall>,
+    /// Inodes on which locks that the client asked for may be free.
+    #[prost(uint64, repeated, tag = "3")]
+    pub unlocked: Vec<u64>,
+}
+
+/// An advisory lock.
+#[derive(Clone, PartialEq, Message)]
+pub struct LockRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// Who holds it, as its client tells them apart.
+    #[prost(uint64, tag = "2")]
+    pub owner: u64,
+    #[prost(uint64, tag = "3")]
+    pub first: u64,
+    /// Last byte, itself locked.
+    #[prost(uint64, tag = "4")]
+    pub last: u64,
+    #[prost(enumeration = "LockChange", tag = "5")]
+    pub change: i32,
+    /// The process that asks, as its host knows it.
+    #[prost(uint32, tag = "6")]
+    pub pid: u32,
+    /// Of flock(2), which knows nothing of those of fcntl(2).
+    #[prost(bool, tag = "7")]
+    pub flock: bool,
+    /// Only say what is in the way.
+    #[prost(bool, tag = "8")]
+    pub test: bool,
+    /// The client will ask again when it hears that something was given up.
+    #[prost(bool, tag = "9")]
+    pub wait: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum LockChange {
+    Unlock = 0,
+    Shared = 1,
+    Exclusive = 2,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct LockReply {
+    /// What is in the way; none when it is set, or could be.
+    #[prost(message, optional, tag = "1")]
+    pub conflict: Option<LockRequest>,
+    /// The service was started again and does not know all locks yet: ask again.
+    #[prost(bool, tag = "2")]
+    pub early: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

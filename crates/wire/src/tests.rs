@@ -120,7 +120,41 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         &HelloRequest { oldest_version: 1, newest_version: 2, client: "host".into(), mount: "/m".into() },
         "080110021a04686f737422022f6d",
     );
-    golden(&PingRequest { opens: vec![OpenCount { ino: 7, count: 2 }], reclaimed: true }, "0a04080710021001");
+    let opens = vec![OpenCount { ino: 7, count: 2 }];
+    golden(&PingRequest { opens, reclaimed: true, ..PingRequest::default() }, "0a04080710021001");
+    let lock = LockRequest {
+        ino: 7,
+        owner: 8,
+        first: 1,
+        last: 9,
+        change: LockChange::Exclusive.into(),
+        pid: 5,
+        flock: true,
+        test: true,
+        wait: true,
+    };
+    golden(&lock, "080710081801200928023005380140014801");
+    golden(&LockReply { conflict: Some(lock), early: true }, "0a120807100818012009280230053801400148011001");
+    golden(
+        &LeaseRequest { ino: 7, exclusive: true, first: 0, last: u64::MAX },
+        "0807100120ffffffffffffffffff01",
+    );
+    golden(&LeaseReply { grant: 3 }, "0803");
+    let call = LeaseCall { number: 4, ino: 7, settle: true, grant: 3 };
+    golden(
+        &WatchReply { alone: true, calls: vec![call], unlocked: vec![7] },
+        "0801120808041007180120031a0107",
+    );
+    let watch = WatchRequest {
+        seen: 4,
+        answered: vec![3],
+        released: vec![ReleasedLease { ino: 7, grant: 3 }],
+        wait: true,
+        alone: true,
+        leaves: true,
+        generation: 9,
+    };
+    golden(&watch, "08041201031a04080710032001280130013809");
     golden(&NameRequest { dir: 1, name: name.clone(), directory: true }, "080112046e616d651801");
     golden(&InodeRequest { ino: u64::MAX }, "08ffffffffffffffffff01");
     let set = SetAttrRequest {

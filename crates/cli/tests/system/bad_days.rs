@@ -117,8 +117,6 @@ fn too_many_lost_drives_are_refused_and_a_store_is_never_made_over_one() {
 fn mount_point_port_second_instance_and_other_parameters() {
     let Some(store) = started("refusals") else { return };
     refused(&store.up_output(&[]), &["in use by another instance", "penstock down"]);
-    let second = store.run(&["mount", store.home.join("other").to_str().unwrap()]);
-    refused(&second, &["mounted at", "one mount at a time"]);
     refused(&store.run(&["drive", "fail", "nonsense"]), &["no drive nonsense", "drive list"]);
     let drives = store.drives();
     refused(&store.run(&["drive", "replace", &drives[0].0, "--yes"]), &["is online", "drive fail"]);

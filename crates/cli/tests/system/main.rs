@@ -13,3 +13,4 @@ mod real_input;
 mod remote_mount;
 mod speed;
 mod store;
+mod two_mounts;

@@ -141,12 +141,15 @@ impl Drop for Store {
             let _ = Command::new("kill").arg("-9").arg(pid.to_string()).status();
             wait_until("the process is gone", || !is_alive(pid));
         }
-        let mount = self.mount.display().to_string();
-        let mounted = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default().contains(&mount);
-        if mounted
-            && !Command::new("umount").args(["-l", &mount]).status().is_ok_and(|status| status.success())
-        {
-            let _ = Command::new("fusermount3").args(["-u", "-z", &mount]).status();
+        // Also those of processes of their own, which end when their mount is taken away.
+        let home = self.home.display().to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let here =
+            mounts.lines().filter_map(|line| line.split(' ').nth(1)).filter(|at| at.starts_with(&home));
+        for at in here {
+            if !Command::new("umount").args(["-l", at]).status().is_ok_and(|status| status.success()) {
+                let _ = Command::new("fusermount3").args(["-u", "-z", at]).status();
+            }
         }
         let _ = std::fs::remove_dir_all(&self.home);
     }

@@ -15,7 +15,7 @@ fn message<M: Message + Default + PartialEq + Debug>(body: &[u8]) -> Result<Verd
 
 type Check = fn(&[u8]) -> Result<Verdict, String>;
 
-const MESSAGES: [Check; 19] = [
+const MESSAGES: [Check; 25] = [
     message::<HelloRequest>,
     message::<HelloReply>,
     message::<NameRequest>,
@@ -35,6 +35,12 @@ const MESSAGES: [Check; 19] = [
     message::<EmptyReply>,
     message::<Attr>,
     message::<PingRequest>,
+    message::<WatchRequest>,
+    message::<WatchReply>,
+    message::<LeaseRequest>,
+    message::<LeaseReply>,
+    message::<LockReply>,
+    message::<LockRequest>,
 ];
 
 fn check(bytes: &[u8]) -> Result<Verdict, String> {
@@ -49,6 +55,10 @@ fn seeds() -> Vec<Vec<u8>> {
     let (name, value) = (b"name".to_vec(), vec![0xff; 20]);
     let entry =
         DirEntry { name: name.clone(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr.clone()) };
+    let lock =
+        LockRequest { ino: 7, owner: u64::MAX, last: u64::MAX, change: 2, pid: 5, ..Default::default() };
+    let released = vec![ReleasedLease { ino: 7, grant: 3 }];
+    let calls = vec![LeaseCall { number: 4, ino: 7, settle: true, grant: 3 }];
     let bodies = [
         HelloRequest { oldest_version: 1, newest_version: 1, client: "host".into(), mount: "/m".into() }
             .encode_to_vec(),
@@ -75,7 +85,26 @@ fn seeds() -> Vec<Vec<u8>> {
             .encode_to_vec(),
         EmptyReply {}.encode_to_vec(),
         attr.encode_to_vec(),
-        PingRequest { opens: vec![OpenCount { ino: 7, count: 2 }], reclaimed: true }.encode_to_vec(),
+        PingRequest {
+            opens: vec![OpenCount { ino: 7, count: 2 }],
+            reclaimed: true,
+            locks: vec![lock.clone()],
+        }
+        .encode_to_vec(),
+        WatchRequest {
+            seen: 4,
+            answered: vec![3],
+            released,
+            wait: true,
+            generation: 9,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        WatchReply { alone: true, calls, unlocked: vec![7] }.encode_to_vec(),
+        LeaseRequest { ino: 7, exclusive: true, first: 0, last: u64::MAX }.encode_to_vec(),
+        LeaseReply { grant: 3 }.encode_to_vec(),
+        LockReply { conflict: Some(lock.clone()), early: true }.encode_to_vec(),
+        lock.encode_to_vec(),
     ];
     (0u8..).zip(bodies).map(|(which, body)| [vec![which], body].concat()).collect()
 }

@@ -14,4 +14,5 @@ mod remote;
 mod repair;
 mod rot;
 mod scrubs;
+mod shared;
 mod space;

@@ -16,7 +16,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const EIO: u16 = 5;
-const EBUSY: u16 = 16;
 const ESTALE: u16 = 116;
 
 fn token() -> String {
@@ -24,15 +23,15 @@ fn token() -> String {
 }
 
 /// The way to a server that may be another one next time.
-struct Way {
-    world: World,
-    server: RefCell<Option<Rc<Server>>>,
+pub struct Way {
+    pub world: World,
+    pub server: RefCell<Option<Rc<Server>>>,
     token: RefCell<String>,
-    links: RefCell<Vec<Rc<SimLink>>>,
+    pub links: RefCell<Vec<Rc<SimLink>>>,
 }
 
 impl Way {
-    fn new(machine: &Machine) -> Rc<Self> {
+    pub fn new(machine: &Machine) -> Rc<Self> {
         let way = Self {
             world: machine.world.clone(),
             server: RefCell::default(),
@@ -43,7 +42,7 @@ impl Way {
         Rc::new(way)
     }
 
-    fn lead_to(&self, machine: &Machine) {
+    pub fn lead_to(&self, machine: &Machine) {
         let server = Server::new(&machine.env, ForOthers::new(machine.node.clone()), &token());
         *self.server.borrow_mut() = Some(server);
     }
@@ -73,7 +72,7 @@ async fn mount(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>) {
     (client, remote)
 }
 
-fn on_machine(seed: u64, test: impl AsyncFnOnce(&Site, Machine)) {
+pub fn on_machine(seed: u64, test: impl AsyncFnOnce(&Site, Machine)) {
     let site = Site::new();
     let world = World::new(seed);
     let run = world.run(async {
@@ -84,13 +83,13 @@ fn on_machine(seed: u64, test: impl AsyncFnOnce(&Site, Machine)) {
     world.destroy();
 }
 
-async fn make(client: &Client, name: &str) -> Result<Ino, Failure> {
+pub async fn make(client: &Client, name: &str) -> Result<Ino, Failure> {
     let (dir, mode) = (client.root().0, 0o100_644);
     let request = MakeRequest { dir, name: name.into(), mode, open: true, ..MakeRequest::default() };
     Ok(Ino(client.make(request).await?.ino))
 }
 
-async fn read(client: &Client, ino: Ino) -> Vec<u8> {
+pub async fn read(client: &Client, ino: Ino) -> Vec<u8> {
     let parts = client.read(ino, 0, 1 << 20).await.unwrap();
     parts.iter().flat_map(|part| part.to_vec()).collect()
 }
@@ -295,27 +294,26 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
         let lease = penstock_meta::LEASE;
         machine.env.sleep(lease * 4).await;
         assert_eq!(read(&client, ino).await, [7; 50_000], "a client that lives keeps its session");
-        // Another mount, of another process or of this one, is refused by name.
-        let other = Remote::connect(&machine.env, way.clone()).await.unwrap();
-        let another = Client::connect_to_mount(&machine.env, other.clone(), "another", "/other").await;
-        let refused = another.map(|_| ()).unwrap_err();
-        assert!(refused.errno == EBUSY && refused.message.contains("/mnt"), "{refused}");
-        assert!(machine.node.claim_mount(machine.client.session(), "/here").is_err());
-        // It is cut off.
+        // It is cut off. Who wants what it had waits until it is given up.
+        let kept = make(&client, "kept").await.unwrap();
+        client.write(kept, 0, &[8; 50_000]).await.unwrap();
+        client.fsync(kept).await.unwrap();
+        client.write(kept, 0, &[9; 9000]).await.unwrap();
         let server = way.server.borrow_mut().take();
         way.last().cut();
         way.links.borrow().iter().for_each(|link| link.cut());
-        machine.env.sleep(lease * 2).await;
+        let cut = machine.env.now();
+        machine.client.write(kept, 9000, &[3; 1000]).await.unwrap();
+        assert!(machine.env.now() - cut > lease / 2, "not before the lease of the other one is over");
+        let found = read(&machine.client, kept).await;
+        assert!(found[9000..10_000] == [3; 1000] && found[10_000..] == [8; 40_000]);
         let silent = machine.node.session_reports();
         assert!(silent.iter().all(|session| !session.remote), "{silent:?}");
         *way.server.borrow_mut() = server;
         assert_eq!(client.get_attr(ino).await.unwrap_err().errno, ESTALE);
         assert_eq!(client.get_attr(client.root()).await.unwrap_err().kind, Todo::Ended);
         assert!(client.has_ended());
-        machine.node.claim_mount(machine.client.session(), "/here").unwrap();
-        machine.node.release_mount(machine.client.session());
         remote.close();
-        other.close();
         machine.audit().await;
         let gone = machine.client.get_attr(ino).await.unwrap_err();
         assert_eq!(gone.errno, ESTALE, "the file that it had open is reaped");

@@ -1,0 +1,145 @@
+//! Advisory locks on bytes of one file, as fcntl has them; flock is one of the whole range in a table of its own.
+//!
+//! The service keeps those of all clients; each client keeps its own, to say them again after a restart of the
+//! service.
+//!
+//! Invariants: ranges of one owner do not overlap; an exclusive range overlaps nothing of another owner.
+
+/// One lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeLock<O> {
+    /// Who holds it.
+    pub owner: O,
+    /// First byte.
+    pub first: u64,
+    /// Last byte, itself locked.
+    pub last: u64,
+    /// Nobody else may hold any part of it; otherwise shared.
+    pub exclusive: bool,
+    /// The process that asked for it, for people and F_GETLK.
+    pub pid: u32,
+}
+
+/// The locks of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeLocks<O>(Vec<RangeLock<O>>);
+
+impl<O> Default for RangeLocks<O> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<O: Clone + PartialEq> RangeLocks<O> {
+    /// What keeps `wanted` from being set.
+    pub fn conflict(&self, wanted: &RangeLock<O>) -> Option<&RangeLock<O>> {
+        self.0.iter().find(|held| {
+            held.owner != wanted.owner
+                && (held.exclusive || wanted.exclusive)
+                && held.first <= wanted.last
+                && wanted.first <= held.last
+        })
+    }
+
+    /// Sets a lock that nothing is in the way of. It takes the place of what its owner held in that range.
+    pub fn set(&mut self, lock: RangeLock<O>) {
+        debug_assert!(self.conflict(&lock).is_none(), "asked before");
+        self.clear(&lock.owner, lock.first, lock.last);
+        self.0.push(lock);
+    }
+
+    /// Gives up what an owner holds in a range.
+    pub fn clear(&mut self, owner: &O, first: u64, last: u64) {
+        for held in std::mem::take(&mut self.0) {
+            if held.owner != *owner || held.last < first || last < held.first {
+                self.0.push(held);
+                continue;
+            }
+            if held.first < first {
+                self.0.push(RangeLock { last: first - 1, ..held.clone() });
+            }
+            if last < held.last {
+                self.0.push(RangeLock { first: last + 1, ..held });
+            }
+        }
+    }
+
+    /// Gives up what some owners hold.
+    pub fn retain(&mut self, keep: impl Fn(&O) -> bool) {
+        self.0.retain(|held| keep(&held.owner));
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &RangeLock<O>> {
+        self.0.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing is locked.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(owner: u8, first: u64, last: u64, exclusive: bool) -> RangeLock<u8> {
+        RangeLock { owner, first, last, exclusive, pid: 0 }
+    }
+
+    #[test]
+    fn a_lock_takes_the_place_of_its_owners() {
+        let mut locks = RangeLocks::default();
+        locks.set(lock(1, 0, u64::MAX, true));
+        locks.set(lock(1, 10, 19, false));
+        assert!(locks.conflict(&lock(2, 10, 19, false)).is_none());
+        assert!(locks.conflict(&lock(2, 10, 20, false)).is_some());
+        assert!(locks.conflict(&lock(2, 9, 10, false)).is_some());
+        assert!(locks.conflict(&lock(2, 10, 19, true)).is_some());
+        locks.clear(&1, 0, 9);
+        assert!(locks.conflict(&lock(2, 0, 9, true)).is_none());
+        locks.clear(&1, 0, u64::MAX);
+        assert!(locks.is_empty());
+    }
+
+    #[test]
+    fn every_byte_has_the_lock_that_was_set_last() {
+        // Each byte of a small file by hand, against ranges.
+        let (mut locks, mut bytes) = (RangeLocks::default(), [[None::<bool>; 8]; 3]);
+        let mut state = 7u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let mut set = 0;
+        for _ in 0..20_000 {
+            let (owner, first) = (random(3) as u8, random(8));
+            let last = first + random(8 - first);
+            let range = first as usize..=last as usize;
+            if random(3) == 0 {
+                locks.clear(&owner, first, last);
+                bytes[usize::from(owner)][range].fill(None);
+                continue;
+            }
+            let wanted = lock(owner, first, last, random(2) == 0);
+            let free = (0..3).filter(|other| *other != usize::from(owner)).all(|other| {
+                bytes[other][range.clone()].iter().flatten().all(|held| !*held && !wanted.exclusive)
+            });
+            assert_eq!(locks.conflict(&wanted).is_none(), free);
+            if free {
+                set += 1;
+                bytes[usize::from(owner)][range].fill(Some(wanted.exclusive));
+                locks.set(wanted);
+            }
+            let held: u64 = locks.iter().map(|held| held.last - held.first + 1).sum();
+            assert_eq!(held as usize, bytes.iter().flatten().flatten().count());
+        }
+        assert!(set > 1000);
+    }
+}

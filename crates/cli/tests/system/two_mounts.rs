@@ -1,0 +1,346 @@
+//! Two mounts of one file system, by two processes: the same files, at the same time.
+//!
+//! Histories of what several threads did through both are checked for linearizability by porcupine
+//! (`tests/linearizable`), where Go is installed.
+
+use crate::remote_mount::{OPTIONS, kill, mount_at};
+use crate::store::{Store, can_mount, wait_until};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const RECORD: usize = 32;
+
+/// A store that is mounted by its own process and by another one.
+fn two(name: &str) -> (Store, [PathBuf; 2], u32) {
+    let store = Store::new(name, &OPTIONS);
+    store.up();
+    let other = store.home.join("other");
+    let pid = mount_at(&store, &other);
+    let mounts = [store.mount.clone(), other];
+    (store, mounts, pid)
+}
+
+fn end(store: &Store, mounts: &[PathBuf; 2]) {
+    store.ok(&["umount", mounts[1].to_str().unwrap()]);
+    store.audit();
+    store.down();
+}
+
+fn write_new(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn two_mounts_show_one_file_system() {
+    if !can_mount("two_mounts_show_one_file_system") {
+        return;
+    }
+    let (store, mounts, other) = two("two");
+    appends_from_both(&mounts);
+    renames_against_opens(&mounts);
+    locks_keep_others_out(&mounts);
+    mapped_files(&mounts);
+    // A mount that dies gives its leases and its locks back.
+    let path = |at: usize| mounts[at].join("held");
+    write_new(&path(0), &[1; 100_000]);
+    let theirs = OpenOptions::new().read(true).write(true).open(path(1)).unwrap();
+    fcntl_lock(&theirs, FlockOperation::LockExclusive).unwrap();
+    theirs.write_all_at(&[2; 5000], 0).unwrap();
+    theirs.sync_all().unwrap();
+    theirs.write_all_at(&[3; 5000], 50_000).unwrap();
+    kill("-9", other);
+    let mine = OpenOptions::new().read(true).write(true).open(path(0)).unwrap();
+    fcntl_lock(&mine, FlockOperation::LockExclusive).unwrap();
+    let mut found = vec![0; 100_000];
+    mine.read_exact_at(&mut found, 0).unwrap();
+    assert!(found[..5000] == [2; 5000] && found[5000..50_000] == [1; 45_000]);
+    mine.write_all_at(&[4; 10], 0).unwrap();
+    drop((mine, theirs));
+    let third = mount_at(&store, &mounts[1]);
+    assert_eq!(std::fs::read(path(1)).unwrap()[..11], [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2]);
+    assert!(third > 0);
+    end(&store, &mounts);
+}
+
+fn appends_from_both(mounts: &[PathBuf; 2]) {
+    write_new(&mounts[0].join("log"), b"");
+    let count = 300u64;
+    std::thread::scope(|scope| {
+        for (who, mount) in mounts.iter().enumerate() {
+            scope.spawn(move || {
+                let mut file = OpenOptions::new().append(true).open(mount.join("log")).unwrap();
+                for number in 0..count {
+                    file.write_all(format!("{who} {number:>29}\n").as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    let all = std::fs::read_to_string(mounts[1].join("log")).unwrap();
+    assert_eq!(all, std::fs::read_to_string(mounts[0].join("log")).unwrap());
+    assert_eq!(all.len(), 2 * count as usize * RECORD);
+    let mut next = [0u64; 2];
+    for line in all.lines() {
+        let (who, number) = line.split_once(' ').unwrap();
+        let next = &mut next[who.parse::<usize>().unwrap()];
+        assert_eq!(number.trim().parse::<u64>().unwrap(), *next);
+        *next += 1;
+    }
+}
+
+/// Who opens a name while another renames versions over it finds one of them, whole, and never an older one again.
+fn renames_against_opens(mounts: &[PathBuf; 2]) {
+    let version = |number: u64| number.to_le_bytes().repeat(3000);
+    write_new(&mounts[0].join("name"), &version(0));
+    let last = 60u64;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1..=last {
+                write_new(&mounts[0].join("name.new"), &version(number));
+                std::fs::rename(mounts[0].join("name.new"), mounts[0].join("name")).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            let (mut seen, start) = (0, Instant::now());
+            while seen < last && start.elapsed() < Duration::from_secs(120) {
+                let mut bytes = Vec::new();
+                File::open(mounts[1].join("name")).unwrap().read_to_end(&mut bytes).unwrap();
+                let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                assert!(bytes == version(number) && number >= seen, "{number} after {seen}");
+                seen = number;
+            }
+            assert_eq!(seen, last);
+        });
+    });
+}
+
+fn locks_keep_others_out(mounts: &[PathBuf; 2]) {
+    // A counter that each round reads and writes under a lock: fcntl from one half of the threads' rounds, as all of
+    // them must use one kind.
+    for kind in ["fcntl", "flock"] {
+        write_new(&mounts[0].join(kind), &0u64.to_le_bytes());
+        let rounds = 40;
+        std::thread::scope(|scope| {
+            for mount in mounts.iter().chain(mounts) {
+                scope.spawn(move || {
+                    for _ in 0..rounds {
+                        // POSIX locks belong to the process: threads of this one would not keep each other out.
+                        let _turn = (kind == "fcntl").then(|| turn_of(mount));
+                        let file = OpenOptions::new().read(true).write(true).open(mount.join(kind)).unwrap();
+                        match kind {
+                            "fcntl" => fcntl_lock(&file, FlockOperation::LockExclusive).unwrap(),
+                            _ => file.lock().unwrap(),
+                        }
+                        let mut bytes = [0; 8];
+                        file.read_exact_at(&mut bytes, 0).unwrap();
+                        file.write_all_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), 0).unwrap();
+                        // close() gives the lock up.
+                    }
+                });
+            }
+        });
+        let found = std::fs::read(mounts[1].join(kind)).unwrap();
+        assert_eq!(u64::from_le_bytes(found.try_into().unwrap()), 4 * rounds, "{kind}");
+    }
+    // Parts of a file, and what is in the way; a wait that a signal ends.
+    let held = File::open(mounts[0].join("flock")).unwrap();
+    held.lock().unwrap();
+    let tried = File::open(mounts[1].join("flock")).unwrap();
+    assert!(matches!(tried.try_lock(), Err(std::fs::TryLockError::WouldBlock)));
+    let mut waits = Command::new("flock");
+    waits.arg(mounts[1].join("flock")).arg("true");
+    let mut waits = waits.spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(waits.try_wait().unwrap().is_none(), "it waits for the lock of the other mount");
+    assert!(Command::new("kill").arg(waits.id().to_string()).status().unwrap().success());
+    assert!(!waits.wait().unwrap().success());
+    held.unlock().unwrap();
+    tried.lock().unwrap();
+}
+
+/// One lock for each mount, within this process.
+fn turn_of(mount: &Path) -> std::sync::MutexGuard<'static, ()> {
+    static TURNS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
+    TURNS[usize::from(mount.ends_with("other"))].lock().unwrap()
+}
+
+/// What one maps and changes the other sees, in its own map and by read.
+fn mapped_files(mounts: &[PathBuf; 2]) {
+    let script = "
+import mmap, os, sys
+a, b = (os.open(os.path.join(m, 'mapped'), os.O_RDWR | os.O_CREAT) for m in sys.argv[1:])
+os.pwrite(a, b'-' * 8192, 0)
+ma, mb = mmap.mmap(a, 8192), mmap.mmap(b, 8192)
+for n in range(100):
+    word = b'%08d' % n
+    os.pwrite(a, word, 4090)
+    assert mb[4090:4098] == word, (n, mb[4090:4098])
+    mb[100:108] = word
+    mb.flush()
+    assert ma[100:108] == word and os.pread(a, 8, 100) == word, n
+    os.ftruncate(b, 8192 + n)
+    assert os.fstat(a).st_size == 8192 + n
+";
+    let mut python = Command::new("python3");
+    let done = python.args(["-c", script]).args(mounts).stdin(Stdio::null()).output();
+    match done {
+        Ok(done) => assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr)),
+        Err(error) if error.kind() == ErrorKind::NotFound => eprintln!("SKIPPED mapped files: no python3"),
+        Err(error) => panic!("python3: {error}"),
+    }
+}
+
+/// Operations as the checker reads them.
+struct History {
+    start: Instant,
+    lines: Mutex<Vec<String>>,
+}
+
+impl History {
+    /// Does an operation and notes when it began, when it ended, and what came of it.
+    fn note(
+        &self,
+        about: (&str, &str, usize),
+        op: &str,
+        value: &str,
+        run: impl FnOnce() -> String,
+    ) -> String {
+        let now = || self.start.elapsed().as_nanos() as u64;
+        let call = now();
+        let out = run();
+        let (model, key, client) = about;
+        let line = serde_json::json!({
+            "model": model, "key": key, "client": client, "call": call, "return": now(),
+            "op": op, "value": value, "out": out,
+        });
+        self.lines.lock().unwrap().push(line.to_string());
+        out
+    }
+}
+
+/// What one thread does through one mount.
+fn live(history: &History, mount: &Path, client: usize, rounds: usize) {
+    let open = |name: &str| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
+    let (register, log, lock) = (open("register"), open("log"), open("lock"));
+    let append = OpenOptions::new().append(true).open(mount.join("log")).unwrap();
+    for round in 0..rounds {
+        let word = format!("{client}-{round:0>5}");
+        let text = |file: &File, len: usize| {
+            let mut bytes = vec![0; len];
+            let got = file.read_at(&mut bytes, 0).unwrap();
+            String::from_utf8(bytes[..got].to_vec()).unwrap()
+        };
+        let about = ("register", "in place", client);
+        match round % 3 {
+            0 => drop(history.note(about, "write", &word, || {
+                register.write_all_at(word.as_bytes(), 0).unwrap();
+                String::new()
+            })),
+            _ => drop(history.note(about, "read", "", || text(&register, 16))),
+        }
+        let about = ("register", "renamed", client);
+        match round % 4 {
+            0 => drop(history.note(about, "write", &word, || {
+                let new = mount.join(format!("new-{client}"));
+                std::fs::write(&new, &word).unwrap();
+                std::fs::rename(new, mount.join("renamed")).unwrap();
+                String::new()
+            })),
+            _ => drop(
+                history.note(about, "read", "", || std::fs::read_to_string(mount.join("renamed")).unwrap()),
+            ),
+        }
+        if round % 8 == client % 8 {
+            drop(history.note(("log", "log", client), "append", &word, || {
+                (&append).write_all(word.as_bytes()).unwrap();
+                String::new()
+            }));
+        } else if round % 8 == (client + 4) % 8 {
+            drop(history.note(("log", "log", client), "read", "", || text(&log, 1 << 16)));
+        }
+        let name = mount.join("name");
+        let about = ("name", "name", client);
+        drop(match round % 2 {
+            0 => history.note(about, "create", "", || {
+                match OpenOptions::new().write(true).create_new(true).open(&name) {
+                    Ok(_) => "ok".into(),
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => "exists".into(),
+                    Err(error) => panic!("{error}"),
+                }
+            }),
+            _ => history.note(about, "unlink", "", || match std::fs::remove_file(&name) {
+                Ok(()) => "ok".into(),
+                Err(error) if error.kind() == ErrorKind::NotFound => "none".into(),
+                Err(error) => panic!("{error}"),
+            }),
+        });
+        let about = ("lock", "flock", client);
+        let got = match round % 2 {
+            0 => history.note(about, "try", "", || match lock.try_lock() {
+                Ok(()) => "ok".into(),
+                Err(std::fs::TryLockError::WouldBlock) => "held".into(),
+                Err(std::fs::TryLockError::Error(error)) => panic!("{error}"),
+            }),
+            _ => history.note(about, "lock", "", || {
+                lock.lock().unwrap();
+                "ok".into()
+            }),
+        };
+        if got == "ok" {
+            history.note(about, "unlock", "", || {
+                lock.unlock().unwrap();
+                String::new()
+            });
+        }
+    }
+}
+
+#[test]
+fn histories_over_two_mounts_are_linearizable() {
+    let test = "histories_over_two_mounts_are_linearizable";
+    if !can_mount(test) {
+        return;
+    }
+    let checker = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/linearizable");
+    let go = |words: &[&str]| Command::new("go").args(words).current_dir(checker).output();
+    match go(&["mod", "download"]) {
+        Ok(fetched) if fetched.status.success() => {}
+        Ok(fetched) => {
+            let why = String::from_utf8_lossy(&fetched.stderr).into_owned();
+            return eprintln!("SKIPPED {test}: porcupine cannot be fetched: {}", why.trim());
+        }
+        Err(error) => return eprintln!("SKIPPED {test}: Go does not run: {error}"),
+    }
+    let (store, mounts, _) = two("linear");
+    for name in ["register", "renamed", "log", "lock"] {
+        write_new(&mounts[0].join(name), b"");
+    }
+    let history = History { start: Instant::now(), lines: Mutex::default() };
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (history, mount) = (&history, &mounts[client % 2]);
+            scope.spawn(move || live(history, mount, client, 120));
+        }
+    });
+    let file = store.home.join("history.json");
+    std::fs::write(&file, history.lines.into_inner().unwrap().join("\n")).unwrap();
+    let checked = go(&["run", ".", file.to_str().unwrap()]).unwrap();
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    println!("{said}");
+    assert!(checked.status.success(), "{said}{}", String::from_utf8_lossy(&checked.stderr));
+    assert_eq!(said.lines().count(), 5, "a line for each group");
+    // The checker finds what is wrong: a read of something else.
+    let text = std::fs::read_to_string(&file).unwrap();
+    let wrong = text.replacen("\"op\":\"read\",\"out\":\"", "\"op\":\"read\",\"out\":\"wrong", 1);
+    std::fs::write(&file, wrong).unwrap();
+    assert!(!go(&["run", ".", file.to_str().unwrap()]).unwrap().status.success());
+    wait_until("both sessions are there", || {
+        store.json(&["status"])["sessions"].as_array().unwrap().len() == 2
+    });
+    end(&store, &mounts);
+}

@@ -1,0 +1,477 @@
+//! Leases: what this client, and the kernel behind it, may keep of a file while other clients use it too.
+//!
+//! Every operation on a file's contents holds its lease, shared or exclusive, from before the file's state is looked
+//! at until after its reply has gone to the kernel, which puts pages of it into its cache. When the service calls a
+//! lease back, the kernel drops its pages, what was written is settled, and then the lease goes.
+//!
+//! A client that is alone asks for no leases: it holds all. Names and attributes are then kept by the kernel for a
+//! moment ([`KernelCache::names_expire`]), and not at all while there are others.
+//!
+//! The kernel locks a page while it waits for a read of it, or for a write of a part of it, and dropping a page waits
+//! for that lock. So while pages are dropped the lease still serves, until nothing is left but what was served since,
+//! which is not locked any more. For the same reason a file that this client has open for writing never has a shared
+//! lease, from which a write would have to wait for an exclusive one.
+//!
+//! Invariants:
+//! - a lease goes only when nobody holds it, the kernel has no page of the file, and nothing written is unsettled;
+//! - of a lease that the service called back, no later grant with a lower number counts;
+//! - the state of a file that no lease covers is stale: it is asked for before it is used.
+
+use crate::session::Client;
+use penstock_base::{Env, HashMap, HashSet, Ino, LocalBoxFuture};
+use penstock_wire::names::{LeaseCall, LeaseReply, LeaseRequest, ReleasedLease, WatchReply, WatchRequest};
+use penstock_wire::{Failure, Kind};
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Ranges served while pages are dropped; with more, all are dropped once more.
+const MOST_SERVED: usize = 64;
+/// Dropping what was served takes longer than this only when a page of it is locked again.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Leases of files that nobody has open, kept because they may be opened again.
+const MOST_IDLE: usize = 4096;
+/// Between attempts to settle or to reach the service.
+const PAUSE: Duration = Duration::from_millis(200);
+const ATTEMPTS: u32 = 5;
+/// Files whose pages the kernel may keep over an open, when it may not keep all.
+const MOST_KEPT: usize = 1 << 16;
+
+/// What a kernel keeps for a client that is a mount.
+pub trait KernelCache {
+    /// Drops pages of these bytes of a file; those that programs have changed in memory are written first. Waits for
+    /// requests that have such a page locked.
+    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
+    /// Completes when no name and no attribute that was given out before this call is used without asking.
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
+}
+
+#[derive(Default)]
+struct Lease {
+    /// None, shared or exclusive.
+    exclusive: Option<bool>,
+    grant: u64,
+    /// Grants up to this one are void.
+    void: u64,
+    users: u64,
+    /// It is on its way back, and serves until it is closed.
+    called: bool,
+    closed: bool,
+    asking: bool,
+    /// Bytes that may be in pages since these began to be dropped.
+    served: Option<Vec<Range<u64>>>,
+    /// The kernel has no page from before this lease.
+    clean: bool,
+}
+
+impl Lease {
+    fn covers(&self, exclusive: bool) -> bool {
+        self.exclusive.is_some_and(|has| has || !exclusive)
+    }
+}
+
+/// All leases of a client.
+#[derive(Default)]
+pub(crate) struct Leases {
+    alone: Cell<bool>,
+    /// Holds without a lease.
+    busy: Cell<u64>,
+    table: RefCell<HashMap<Ino, Lease>>,
+    void: Cell<u64>,
+    changed: Notify,
+    seen: Cell<u64>,
+    released: RefCell<Vec<ReleasedLease>>,
+    /// While alone: the kernel may have pages from a time with others, but for those of these files.
+    soiled: Cell<bool>,
+    kept: RefCell<HashSet<Ino>>,
+    cache: RefCell<Option<Rc<dyn KernelCache>>>,
+}
+
+/// The right to work on a file, while it lives.
+pub struct Hold {
+    leases: Rc<Leases>,
+    ino: Option<Ino>,
+}
+
+impl Hold {
+    /// Says which bytes the kernel may have in pages as soon as its reply has gone out. Call right before that.
+    pub fn serves(&self, bytes: Range<u64>) {
+        let Some(ino) = self.ino else { return };
+        if let Some(lease) = self.leases.table.borrow_mut().get_mut(&ino)
+            && let Some(served) = &mut lease.served
+            && !bytes.is_empty()
+        {
+            served.push(bytes);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let left = match self.ino {
+            None => {
+                self.leases.busy.set(self.leases.busy.get() - 1);
+                self.leases.busy.get()
+            }
+            Some(ino) => {
+                let mut table = self.leases.table.borrow_mut();
+                let lease = table.get_mut(&ino).expect("a lease stays while it is held");
+                lease.users -= 1;
+                if lease.called { lease.users } else { 1 }
+            }
+        };
+        if left == 0 {
+            self.leases.changed.notify_waiters();
+        }
+    }
+}
+
+/// Ends the asking for a lease, also when nobody waits for it any more.
+struct Asking<'a>(&'a Leases, Ino);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some(lease) = self.0.table.borrow_mut().get_mut(&self.1) {
+            lease.asking = false;
+        }
+        self.0.changed.notify_waiters();
+    }
+}
+
+impl Leases {
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone.get()
+    }
+
+    /// Whether the state of a file is this client's to know.
+    pub(crate) fn covers(&self, ino: Ino) -> bool {
+        self.alone.get() || self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(false))
+    }
+
+    /// The service was started again: its numbers begin again.
+    pub(crate) fn restarted(&self) {
+        self.seen.set(0);
+        self.void.set(0);
+        self.released.borrow_mut().clear();
+        self.table.borrow_mut().values_mut().for_each(|lease| lease.void = 0);
+    }
+}
+
+impl Client {
+    /// The kernel behind this client, from now on.
+    pub fn set_kernel_cache(&self, cache: Option<Rc<dyn KernelCache>>) {
+        *self.leases.cache.borrow_mut() = cache;
+    }
+
+    /// Whether nobody else uses the file system, so that the kernel may keep names and attributes for a moment.
+    pub fn is_alone(&self) -> bool {
+        self.leases.is_alone()
+    }
+
+    /// Whether the kernel may keep the pages that it has of a file that it is opening.
+    pub fn keeps_pages(&self, ino: Ino) -> bool {
+        if self.leases.alone.get() {
+            let mut kept = self.leases.kept.borrow_mut();
+            if !self.leases.soiled.get() || kept.contains(&ino) {
+                return true;
+            }
+            if kept.len() >= MOST_KEPT {
+                kept.clear();
+            }
+            kept.insert(ino);
+            return false;
+        }
+        match self.leases.table.borrow_mut().get_mut(&ino) {
+            Some(lease) if lease.covers(false) && !lease.called => std::mem::replace(&mut lease.clean, true),
+            _ => false,
+        }
+    }
+
+    /// Waits for a file's lease.
+    pub async fn hold(&self, ino: Ino, exclusive: bool) -> Result<Hold, Failure> {
+        self.hold_or(ino, exclusive, false).await
+    }
+
+    /// The same for the writing back of a page that a program has changed in memory, for which its lease may be
+    /// waiting to go.
+    pub async fn hold_for_page(&self, ino: Ino) -> Result<Hold, Failure> {
+        self.hold_or(ino, true, true).await
+    }
+
+    async fn hold_or(&self, ino: Ino, exclusive: bool, page: bool) -> Result<Hold, Failure> {
+        loop {
+            let changed = self.leases.changed.notified();
+            if self.leases.alone.get() {
+                self.leases.busy.set(self.leases.busy.get() + 1);
+                return Ok(Hold { leases: self.leases.clone(), ino: None });
+            }
+            let exclusive = exclusive || self.is_written(ino);
+            let ask = {
+                let mut table = self.leases.table.borrow_mut();
+                let lease = table.entry(ino).or_default();
+                if lease.covers(exclusive) && (!lease.closed || page)
+                    || page && lease.called && lease.covers(false)
+                {
+                    lease.users += 1;
+                    return Ok(Hold { leases: self.leases.clone(), ino: Some(ino) });
+                }
+                let ask = !lease.asking && !lease.called;
+                lease.asking |= ask;
+                ask
+            };
+            match ask {
+                true => self.ask_for_lease(ino, exclusive).await?,
+                false => changed.await,
+            }
+        }
+    }
+
+    /// Gives leases back that nobody needs when there are many: of files that are not open and have nothing to settle.
+    fn trim(&self) {
+        let mut table = self.leases.table.borrow_mut();
+        if table.len() <= MOST_IDLE {
+            return;
+        }
+        let files = self.files.borrow();
+        let mut released = self.leases.released.borrow_mut();
+        table.retain(|ino, lease| {
+            let idle = lease.users == 0 && !lease.called && !lease.asking && !files.contains_key(ino);
+            if idle && lease.exclusive.is_some() {
+                released.push(ReleasedLease { ino: ino.0, grant: lease.grant });
+            }
+            !idle
+        });
+        // The kernel may have pages of them, which it drops when it opens them again.
+        self.leases.soiled.set(true);
+    }
+
+    async fn ask_for_lease(&self, ino: Ino, exclusive: bool) -> Result<(), Failure> {
+        self.trim();
+        let asking = Asking(&self.leases, ino);
+        let request = LeaseRequest { ino: ino.0, exclusive, first: 0, last: u64::MAX };
+        let LeaseReply { grant } = self.ask(Kind::Lease, &request).await?;
+        if let Some(lease) = self.leases.table.borrow_mut().get_mut(&ino)
+            && grant > lease.void.max(self.leases.void.get())
+        {
+            if lease.exclusive.is_none() {
+                lease.clean = false;
+            }
+            (lease.exclusive, lease.grant) = (Some(exclusive), grant);
+        }
+        drop(asking);
+        Ok(())
+    }
+
+    fn is_written(&self, ino: Ino) -> bool {
+        self.files.borrow().get(&ino).is_some_and(|state| state.borrow().writers > 0)
+    }
+
+    /// Gives a lease back, if its grant is none later than `grant`.
+    async fn give_up(&self, ino: Ino, grant: u64) {
+        loop {
+            let changed = self.leases.changed.notified();
+            {
+                let mut table = self.leases.table.borrow_mut();
+                let lease = table.entry(ino).or_default();
+                if !lease.called {
+                    lease.void = lease.void.max(grant);
+                    if lease.exclusive.is_none() || lease.grant > grant {
+                        return;
+                    }
+                    lease.called = true;
+                    break;
+                }
+            }
+            changed.await;
+        }
+        self.leases.changed.notify_waiters();
+        self.drop_kernel_pages(ino).await;
+        for _ in 0..ATTEMPTS {
+            match self.settle_quietly(ino).await {
+                Ok(()) => break,
+                Err(failure) if self.has_ended() || self.closed.get() => {
+                    tracing::debug!(%failure, %ino, "a lease ends with its session");
+                    break;
+                }
+                Err(failure) => {
+                    tracing::error!(%failure, %ino, "what was written cannot be made known to another client yet");
+                    self.env.sleep(PAUSE).await;
+                }
+            }
+        }
+        if let Some(state) = self.files.borrow().get(&ino) {
+            state.borrow_mut().stale = true;
+        }
+        if let Some(lease) = self.leases.table.borrow_mut().get_mut(&ino) {
+            lease.exclusive = None;
+            (lease.called, lease.closed, lease.served) = (false, false, None);
+        }
+        self.leases.changed.notify_waiters();
+    }
+
+    /// Drops the kernel's pages of a file whose lease is called, and closes the lease.
+    async fn drop_kernel_pages(&self, ino: Ino) {
+        let cache = self.leases.cache.borrow().clone();
+        let with = |change: &dyn Fn(&mut Lease)| {
+            change(self.leases.table.borrow_mut().get_mut(&ino).expect("a called lease stays"));
+            self.leases.changed.notify_waiters();
+        };
+        loop {
+            if let Some(cache) = &cache {
+                with(&|lease| lease.served = Some(Vec::new()));
+                cache.drop_pages(ino, 0..u64::MAX).await;
+            }
+            with(&|lease| lease.closed = true);
+            self.until(|leases| leases.table.borrow().get(&ino).is_none_or(|lease| lease.users == 0)).await;
+            let Some(cache) = &cache else { return };
+            let served = self.leases.table.borrow_mut().get_mut(&ino).and_then(|lease| lease.served.take());
+            let served = served.unwrap_or_default();
+            if served.len() <= MOST_SERVED {
+                let mut drops = pin!(async {
+                    for bytes in served {
+                        cache.drop_pages(ino, bytes).await;
+                    }
+                });
+                if timeout(&self.env, PATIENCE, &mut drops).await {
+                    return;
+                }
+                // A page of these is locked by a request that must be served first.
+                with(&|lease| lease.closed = false);
+                drops.await;
+            } else {
+                with(&|lease| lease.closed = false);
+            }
+        }
+    }
+
+    async fn until(&self, done: impl Fn(&Leases) -> bool) {
+        loop {
+            let changed = self.leases.changed.notified();
+            if done(&self.leases) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Somebody else comes, or the service does not know any more who has what.
+    async fn give_up_everything(&self, grant: u64) {
+        let leases = &self.leases;
+        leases.alone.set(false);
+        leases.soiled.set(true);
+        leases.void.set(leases.void.get().max(grant));
+        leases.changed.notify_waiters();
+        let cache = leases.cache.borrow().clone();
+        let names_expire = cache.as_ref().map(|cache| cache.names_expire());
+        self.until(|leases| leases.busy.get() == 0).await;
+        let held: Vec<(Ino, u64)> =
+            leases.table.borrow().iter().map(|(ino, lease)| (*ino, lease.grant.min(grant))).collect();
+        for (ino, grant) in held {
+            self.give_up(ino, grant).await;
+        }
+        let open: Vec<Ino> = self.files_where(|_| true);
+        for ino in open {
+            // What the kernel reads from here on it reads with a lease.
+            if let Some(cache) = &cache {
+                cache.drop_pages(ino, 0..u64::MAX).await;
+            }
+            if let Err(failure) = self.settle_quietly(ino).await {
+                tracing::error!(%failure, %ino, "what was written is not known to others yet");
+            }
+        }
+        if let Some(names_expire) = names_expire {
+            names_expire.await;
+        }
+        for (ino, state) in &*self.files.borrow() {
+            if !leases.covers(*ino) {
+                state.borrow_mut().stale = true;
+            }
+        }
+    }
+
+    async fn answer(&self, call: LeaseCall) {
+        let ino = Ino(call.ino);
+        match (call.settle, call.ino) {
+            (true, _) => {
+                if let Err(failure) = self.settle_quietly(ino).await {
+                    tracing::error!(%failure, %ino, "what was written is not known to others yet");
+                }
+            }
+            (false, 0) => self.give_up_everything(call.grant).await,
+            (false, _) => self.give_up(ino, call.grant).await,
+        }
+        let answered = WatchRequest { answered: vec![call.number], ..self.watch_request() };
+        if let Err(failure) = self.ask::<WatchReply>(Kind::Watch, &answered).await {
+            tracing::debug!(%failure, "a call was not answered: the session has ended");
+        }
+    }
+
+    fn watch_request(&self) -> WatchRequest {
+        WatchRequest {
+            seen: self.leases.seen.get(),
+            alone: self.leases.alone.get(),
+            generation: self.restarts.generation().unwrap_or_default(),
+            ..WatchRequest::default()
+        }
+    }
+
+    /// Hears what the service has to say, for as long as the session lives.
+    pub(crate) async fn watch_task(self: Rc<Self>) {
+        while !self.closed.get() && !self.has_ended() {
+            let released = self.leases.released.take();
+            let request = WatchRequest { wait: true, released, ..self.watch_request() };
+            let reply: WatchReply = match self.ask(Kind::Watch, &request).await {
+                Ok(reply) => reply,
+                Err(failure) => {
+                    tracing::debug!(%failure, "the service says nothing");
+                    self.env.sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            for call in reply.calls {
+                self.leases.seen.set(self.leases.seen.get().max(call.number));
+                if call.ino == 0 && !call.settle {
+                    // From here on new operations ask; the rest goes on beside them.
+                    self.leases.alone.set(false);
+                }
+                let client = self.clone();
+                self.env.spawn("lease call", Box::pin(async move { client.answer(call).await }));
+            }
+            if reply.alone && !self.leases.alone.replace(true) {
+                self.leases.kept.borrow_mut().clear();
+                self.leases.changed.notify_waiters();
+            }
+            if !reply.unlocked.is_empty() {
+                self.locks.note_unlocked();
+            }
+        }
+    }
+
+    /// Has the kernel drop its pages of a file once the reply that is on its way has gone.
+    pub fn drop_pages_soon(self: &Rc<Self>, ino: Ino) {
+        if let Some(cache) = self.leases.cache.borrow().clone() {
+            self.env.spawn("drop pages", Box::pin(async move { cache.drop_pages(ino, 0..u64::MAX).await }));
+        }
+    }
+
+    /// Keeps nothing any more: the next to come need not wait for this client.
+    pub async fn leave(&self) -> Result<(), Failure> {
+        self.sync_all().await?;
+        self.leases.alone.set(false);
+        self.leases.table.borrow_mut().retain(|_, lease| {
+            lease.exclusive = None;
+            lease.users > 0 || lease.called || lease.asking
+        });
+        self.files.borrow().values().for_each(|state| state.borrow_mut().stale = true);
+        let leaving = WatchRequest { leaves: true, ..self.watch_request() };
+        self.ask::<WatchReply>(Kind::Watch, &leaving).await.map(drop)
+    }
+}
+
+/// Whether a future completes within a time; it may go on afterwards.
+async fn timeout(env: &Env, limit: Duration, future: impl Future<Output = ()> + Unpin) -> bool {
+    penstock_base::env::timeout(env, limit, future).await.is_some()
+}

@@ -1,0 +1,131 @@
+//! Advisory locks, which the service keeps for all clients.
+//!
+//! This client remembers its own, to say them again when the service was started again. What it gives up it forgets
+//! before it says so, what it gets it notes after it was told: so it never says again what it has not.
+
+use crate::session::Client;
+use penstock_base::range_locks::{RangeLock, RangeLocks};
+use penstock_base::{HashMap, Ino};
+use penstock_wire::names::{LockChange, LockReply, LockRequest};
+use penstock_wire::{Failure, Kind};
+use std::cell::RefCell;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// The service does not know all locks yet.
+const EARLY: Duration = Duration::from_millis(50);
+/// Whoever waits for a lock asks again after this, should it not hear that one was given up.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The locks of a client: of fcntl, and of flock.
+#[derive(Default)]
+pub(crate) struct Locks {
+    held: RefCell<HashMap<Ino, [RangeLocks<u64>; 2]>>,
+    news: Notify,
+}
+
+impl Locks {
+    pub(crate) fn note_unlocked(&self) {
+        self.news.notify_waiters();
+    }
+
+    fn note(&self, request: &LockRequest) {
+        let mut held = self.held.borrow_mut();
+        let tables = held.entry(Ino(request.ino)).or_default();
+        let table = &mut tables[usize::from(request.flock)];
+        let LockRequest { owner, first, last, pid, .. } = *request;
+        match request.change() {
+            LockChange::Unlock => table.clear(&owner, first, last),
+            change => {
+                table.set(RangeLock { owner, first, last, exclusive: change == LockChange::Exclusive, pid });
+            }
+        }
+        if tables.iter().all(RangeLocks::is_empty) {
+            held.remove(&Ino(request.ino));
+        }
+    }
+
+    /// All of them, as they are said again.
+    pub(crate) fn all(&self) -> Vec<LockRequest> {
+        let held = self.held.borrow();
+        let mut all = Vec::new();
+        for (ino, tables) in &*held {
+            for (table, flock) in tables.iter().zip([false, true]) {
+                all.extend(table.iter().map(|lock| LockRequest {
+                    ino: ino.0,
+                    owner: lock.owner,
+                    first: lock.first,
+                    last: lock.last,
+                    change: if lock.exclusive { LockChange::Exclusive } else { LockChange::Shared }.into(),
+                    pid: lock.pid,
+                    flock,
+                    ..LockRequest::default()
+                }));
+            }
+        }
+        all
+    }
+}
+
+impl Client {
+    /// Sets, tests or gives up a lock. Returns what is in the way.
+    pub async fn lock(&self, request: &LockRequest) -> Result<Option<LockRequest>, Failure> {
+        if request.change() == LockChange::Unlock {
+            self.locks.note(request);
+        }
+        loop {
+            let reply: LockReply = self.once(Kind::Lock, request).await?;
+            if reply.early {
+                self.env.sleep(EARLY).await;
+                continue;
+            }
+            if reply.conflict.is_none() && !request.test && request.change() != LockChange::Unlock {
+                self.locks.note(request);
+            }
+            return Ok(reply.conflict);
+        }
+    }
+
+    /// Sets a lock once it is free. Returns false if `interrupted` is told first.
+    pub async fn lock_waiting(
+        &self,
+        mut request: LockRequest,
+        interrupted: &Notify,
+    ) -> Result<bool, Failure> {
+        request.wait = true;
+        loop {
+            let news = self.locks.news.notified();
+            if self.lock(&request).await?.is_none() {
+                return Ok(true);
+            }
+            tokio::select! {
+                biased;
+                () = news => {}
+                () = self.env.sleep(ASK_AGAIN) => {}
+                () = interrupted.notified() => return Ok(false),
+            }
+        }
+    }
+
+    /// Gives up what an owner holds of a file. Asks nobody when it holds nothing.
+    pub async fn unlock_all(&self, ino: Ino, owner: u64, flock: bool) -> Result<(), Failure> {
+        let holds = self
+            .locks
+            .held
+            .borrow()
+            .get(&ino)
+            .is_some_and(|tables| tables[usize::from(flock)].iter().any(|lock| lock.owner == owner));
+        if !holds {
+            return Ok(());
+        }
+        let request = LockRequest {
+            ino: ino.0,
+            owner,
+            last: u64::MAX,
+            change: LockChange::Unlock.into(),
+            flock,
+            ..LockRequest::default()
+        };
+        self.lock(&request).await.map(drop)
+    }
+}

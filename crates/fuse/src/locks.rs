@@ -1,0 +1,122 @@
+//! Requests on advisory locks, and what ends with a file's handles.
+//!
+//! A request that waits for a lock can be interrupted; nothing else waits for anybody. The kernel tells of the end of
+//! an fcntl lock's owner by FLUSH, of a flock's by RELEASE. A lock of an open file description is one of fcntl whose
+//! owner only its handle knows, so what was locked through a handle goes with it.
+
+use crate::abi::{FlushIn, InterruptIn, LK_FLOCK, LkIn, LkOut, RELEASE_FLOCK_UNLOCK, ReleaseIn};
+use crate::attr::errno;
+use crate::device::{Answer, Request};
+use crate::session::Session;
+use penstock_base::Ino;
+use penstock_wire::names::{LockChange, LockRequest};
+use rustix::io::Errno;
+use std::rc::Rc;
+use tokio::sync::Notify;
+
+const READ: u32 = 0;
+const WRITE: u32 = 1;
+const UNLOCK: u32 = 2;
+/// The last byte of a lock to the end of the file, as the kernel says it.
+const END: u64 = i64::MAX as u64;
+
+impl Session {
+    fn lock_request(&self, request: &Request, lock: &LkIn) -> Result<LockRequest, Errno> {
+        let change = match lock.kind {
+            READ => LockChange::Shared,
+            WRITE => LockChange::Exclusive,
+            UNLOCK => LockChange::Unlock,
+            _ => return Err(Errno::INVAL),
+        };
+        Ok(LockRequest {
+            ino: self.ino(request).0,
+            owner: lock.owner,
+            first: lock.start,
+            last: if lock.end >= END { u64::MAX } else { lock.end },
+            change: change.into(),
+            pid: lock.pid,
+            flock: lock.lk_flags & LK_FLOCK != 0,
+            ..LockRequest::default()
+        })
+    }
+
+    pub(crate) async fn getlk(&self, request: &Request) -> Result<Answer, Errno> {
+        let lock: LkIn = request.argument()?;
+        let test = LockRequest { test: true, ..self.lock_request(request, &lock)? };
+        let found = self.client.lock(&test).await.map_err(|failure| errno(&failure))?;
+        let (start, end, kind, pid) = match found {
+            None => (0, 0, UNLOCK, 0),
+            Some(held) => {
+                let kind = if held.change() == LockChange::Exclusive { WRITE } else { READ };
+                (held.first, held.last.min(END), kind, held.pid)
+            }
+        };
+        Ok(Answer::of(&LkOut { start, end, kind, pid }))
+    }
+
+    pub(crate) async fn setlk(&self, request: &Request, waits: bool) -> Result<Answer, Errno> {
+        let lock: LkIn = request.argument()?;
+        let wanted = self.lock_request(request, &lock)?;
+        if !wanted.flock && wanted.change() != LockChange::Unlock {
+            self.lockers.borrow_mut().entry(lock.fh).or_default().insert(lock.owner);
+        }
+        let got = match waits && wanted.change() != LockChange::Unlock {
+            false => self.client.lock(&wanted).await.map(|conflict| conflict.is_none()),
+            true => {
+                let interrupted = Rc::new(Notify::new());
+                self.waiting.borrow_mut().insert(request.header.unique, interrupted.clone());
+                let got = self.client.lock_waiting(wanted, &interrupted).await;
+                self.waiting.borrow_mut().remove(&request.header.unique);
+                got
+            }
+        };
+        match got {
+            Ok(true) => Ok(Answer::Done),
+            Ok(false) if waits => Err(Errno::INTR),
+            Ok(false) => Err(Errno::AGAIN),
+            Err(failure) => Err(errno(&failure)),
+        }
+    }
+
+    /// The kernel does not wait for an answer to this.
+    pub(crate) fn interrupt(&self, request: &Request) -> Result<Answer, Errno> {
+        let InterruptIn { unique } = request.argument()?;
+        if let Some(waiting) = self.waiting.borrow().get(&unique) {
+            waiting.notify_one();
+        }
+        Ok(Answer::Done)
+    }
+
+    /// close() of one descriptor: the owner's locks on the file go, and what was lost is told.
+    pub(crate) async fn flush(&self, request: &Request) -> Result<Answer, Errno> {
+        let FlushIn { lock_owner, .. } = request.argument()?;
+        let ino = self.ino(request);
+        let unlocked = self.client.unlock_all(ino, lock_owner, false).await;
+        unlocked.map_err(|failure| errno(&failure))?;
+        self.client.report_lost(ino).map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+
+    /// The last close of a handle.
+    pub(crate) async fn release(&self, request: &Request) -> Result<Answer, Errno> {
+        let ReleaseIn { fh, release_flags, lock_owner, .. } = request.argument()?;
+        let ino = self.ino(request);
+        let owners = self.lockers.borrow_mut().remove(&fh).unwrap_or_default();
+        for owner in owners {
+            self.unlock_at_end(ino, owner, false).await;
+        }
+        if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
+            self.unlock_at_end(ino, lock_owner, true).await;
+        }
+        if self.writers.borrow_mut().remove(&fh) {
+            self.client.note_writer(ino, false);
+        }
+        self.client.release(ino).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+
+    async fn unlock_at_end(&self, ino: Ino, owner: u64, flock: bool) {
+        // Nobody hears of it, and a session that has ended holds no locks.
+        if let Err(failure) = self.client.unlock_all(ino, owner, flock).await {
+            tracing::debug!(%failure, %ino, "a lock was not given up");
+        }
+    }
+}

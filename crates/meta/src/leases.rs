@@ -1,0 +1,322 @@
+//! Leases on inodes: what a client may keep of a file, and when it must say what it keeps back.
+//!
+//! A shared lease lets a client keep what it read, an exclusive one also change size and time of the file before it
+//! tells them. Nobody can be told without being asked: each client keeps one request waiting here (`Watch`), whose
+//! reply brings the calls for it. Whoever wants what others hold waits until they have answered, or their sessions
+//! have ended.
+//!
+//! A client that nobody else is beside asks for nothing ([`Leases::alone`]). The first request of a second one waits
+//! until it has given up everything. After a restart nothing is known of who holds what: where there are several
+//! sessions, each gives up everything before anything is granted.
+//!
+//! Invariants:
+//! - an exclusive lease of one session and any of another on one inode never exist together;
+//! - nothing is granted, and nobody joins, while another session has not answered a call to give up everything;
+//! - a call names the newest grant it means, and numbers of grants rise: a grant that comes late to its client is
+//!   known to be void. They begin again with each start of the service, and mean nothing to another one;
+//! - nobody waits for an answer while it holds what the answer may need: no lock of a service, and no turn but that
+//!   of the inode's next lease.
+
+use crate::error::MetaError;
+use crate::target::MetaTarget;
+use penstock_base::{HashMap, Ino};
+use penstock_wire::names::{InodeRequest, LeaseCall, LeaseReply, LeaseRequest, WatchReply, WatchRequest};
+use penstock_wire::{Failure, Kind};
+use prost::Message;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A waiting request is answered after this even without news, so that its client sees that the service lives.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    exclusive: bool,
+    grant: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    session: u64,
+    /// None for everything.
+    ino: Option<Ino>,
+    settle: bool,
+    grant: u64,
+    sent: bool,
+}
+
+/// Who holds what.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    /// Sessions that keep something, or may.
+    joined: BTreeSet<u64>,
+    /// The only one of them, when it knows or may know that it is.
+    alone: Option<u64>,
+    held: HashMap<Ino, BTreeMap<u64, Held>>,
+    calls: BTreeMap<u64, Call>,
+    /// Numbers grants and calls.
+    last: u64,
+    /// Inodes on which a session may try a lock again.
+    unlocked: BTreeMap<u64, BTreeSet<Ino>>,
+}
+
+impl Leases {
+    /// After a restart: each of these sessions may hold anything.
+    pub(crate) fn restored(sessions: impl Iterator<Item = u64>) -> Self {
+        let mut leases = Self { joined: sessions.collect(), ..Self::default() };
+        match leases.joined.len() {
+            1 => leases.alone = leases.joined.first().copied(),
+            _ => leases.joined.clone().into_iter().for_each(|session| leases.call_everything(session)),
+        }
+        leases
+    }
+
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn call_everything(&mut self, session: u64) {
+        let grant = self.last;
+        let number = self.next();
+        self.calls.insert(number, Call { session, ino: None, settle: false, grant, sent: false });
+    }
+
+    fn owes_everything(&self, wanted: impl Fn(u64) -> bool) -> bool {
+        self.calls.values().any(|call| call.ino.is_none() && wanted(call.session))
+    }
+
+    /// Lets a session take part. Returns whether it may go on.
+    fn join(&mut self, session: u64) -> bool {
+        if self.alone == Some(session) {
+            return true;
+        }
+        if self.joined.insert(session)
+            && let Some(other) = self.alone.take()
+        {
+            self.call_everything(other);
+        }
+        if self.owes_everything(|other| other == session) {
+            // It has what it had, until it answers.
+            return true;
+        }
+        if self.owes_everything(|_| true) {
+            return false;
+        }
+        self.note_alone();
+        true
+    }
+
+    /// The last one is alone.
+    fn note_alone(&mut self) {
+        if self.joined.len() == 1 && self.calls.is_empty() {
+            self.alone = self.joined.first().copied();
+            self.held.clear();
+        }
+    }
+
+    /// A session keeps nothing any more. Without its end it may join again.
+    pub(crate) fn leave(&mut self, session: u64) {
+        self.joined.remove(&session);
+        self.unlocked.remove(&session);
+        if self.alone == Some(session) {
+            self.alone = None;
+        }
+        self.held.retain(|_, holders| {
+            holders.remove(&session);
+            !holders.is_empty()
+        });
+        self.calls.retain(|_, call| call.session != session);
+        self.note_alone();
+    }
+
+    /// Grants a lease, or calls those back that are in the way.
+    fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
+        if self.owes_everything(|other| other != session) {
+            return None;
+        }
+        let others = self.held.get(&ino).into_iter().flatten();
+        let in_the_way: Vec<(u64, u64)> = others
+            .filter(|(other, held)| **other != session && (exclusive || held.exclusive))
+            .map(|(other, held)| (*other, held.grant))
+            .collect();
+        if in_the_way.is_empty() {
+            let grant = self.next();
+            if self.alone != Some(session) {
+                self.held.entry(ino).or_default().insert(session, Held { exclusive, grant });
+            }
+            return Some(grant);
+        }
+        for (other, grant) in in_the_way {
+            let called = |call: &Call| {
+                call.session == other && call.ino == Some(ino) && !call.settle && call.grant >= grant
+            };
+            if !self.calls.values().any(called) {
+                let number = self.next();
+                let call = Call { session: other, ino: Some(ino), settle: false, grant, sent: false };
+                self.calls.insert(number, call);
+            }
+        }
+        None
+    }
+
+    /// Asks whoever else may have changed a file to make its changes known. Returns the call to wait for.
+    fn call_settle(&mut self, session: u64, ino: Ino) -> Option<u64> {
+        let holders = self.held.get(&ino)?;
+        let (other, held) = holders.iter().find(|(other, held)| **other != session && held.exclusive)?;
+        let (other, grant) = (*other, held.grant);
+        let waits = |(_, call): &(&u64, &Call)| {
+            call.session == other && call.ino == Some(ino) && call.settle && !call.sent
+        };
+        // One that its client has may be answered with what was known before.
+        if let Some((number, _)) = self.calls.iter().find(waits) {
+            return Some(*number);
+        }
+        let number = self.next();
+        self.calls.insert(number, Call { session: other, ino: Some(ino), settle: true, grant, sent: false });
+        Some(number)
+    }
+
+    fn answered(&mut self, session: u64, number: u64) {
+        if self.calls.get(&number).is_none_or(|call| call.session != session) {
+            return;
+        }
+        let call = self.calls.remove(&number).expect("it was just found");
+        match call.ino {
+            _ if call.settle => {}
+            Some(ino) => self.drop_held(session, ino, call.grant),
+            None => self.held.retain(|_, holders| {
+                if holders.get(&session).is_some_and(|held| held.grant <= call.grant) {
+                    holders.remove(&session);
+                }
+                !holders.is_empty()
+            }),
+        }
+        self.note_alone();
+    }
+
+    fn drop_held(&mut self, session: u64, ino: Ino, grant: u64) {
+        let Some(holders) = self.held.get_mut(&ino) else { return };
+        if holders.get(&session).is_some_and(|held| held.grant <= grant) {
+            holders.remove(&session);
+        }
+        if holders.is_empty() {
+            self.held.remove(&ino);
+        }
+    }
+
+    /// Whether several sessions take part.
+    pub(crate) fn are_shared(&self) -> bool {
+        self.joined.len() > 1
+    }
+
+    /// A session may try again to lock an inode's bytes.
+    pub(crate) fn note_unlocked(&mut self, session: u64, ino: Ino) {
+        self.unlocked.entry(session).or_default().insert(ino);
+    }
+
+    /// What a session must hear.
+    fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
+        let alone = self.alone == Some(session);
+        let mut calls = Vec::new();
+        for (number, call) in self.calls.range_mut(request.seen + 1..) {
+            if call.session == session {
+                call.sent = true;
+                let ino = call.ino.map_or(0, |ino| ino.0);
+                calls.push(LeaseCall { number: *number, ino, settle: call.settle, grant: call.grant });
+            }
+        }
+        let unlocked: Vec<u64> =
+            self.unlocked.remove(&session).into_iter().flatten().map(|ino| ino.0).collect();
+        let nothing = calls.is_empty() && unlocked.is_empty() && alone == request.alone;
+        (!nothing).then_some(WatchReply { alone, calls, unlocked })
+    }
+}
+
+/// Whether a request makes its session one that may keep something.
+pub fn joins(kind: Kind) -> bool {
+    !matches!(kind, Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::Sync | Kind::StatFs)
+}
+
+impl MetaTarget {
+    /// Waits until a session may take part: others have given up what they kept without asking. Call before anything
+    /// is locked.
+    pub async fn join(&self, session: u64) -> Result<(), Failure> {
+        self.wait_for(session, |leases| leases.join(session).then_some(())).await
+    }
+
+    /// Waits until what another session has changed of the inode that a request is about is known here. Call before
+    /// anything is locked.
+    pub async fn settle_elsewhere(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
+        let ino = Ino(InodeRequest::decode(body).map_err(MetaError::from)?.ino);
+        let Some(number) = self.leases.borrow_mut().call_settle(session, ino) else { return Ok(()) };
+        self.lease_news.notify_waiters();
+        self.wait_for(session, |leases| (!leases.calls.contains_key(&number)).then_some(())).await
+    }
+
+    /// Grants a lease once nobody is in the way.
+    pub async fn grant(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        let request = LeaseRequest::decode(body).map_err(MetaError::from)?;
+        if request.first != 0 || request.last != u64::MAX {
+            let why = "a lease on a part of a file: this release has them on whole files".to_owned();
+            return Err(MetaError::Request(why).into());
+        }
+        let ino = Ino(request.ino);
+        let _turn = self.lease_turns.exclusive(ino).await;
+        let granted =
+            self.wait_for(session, |leases| leases.try_grant(session, ino, request.exclusive)).await?;
+        Ok(LeaseReply { grant: granted }.encode_to_vec())
+    }
+
+    async fn wait_for<T>(
+        &self,
+        session: u64,
+        mut attempt: impl FnMut(&mut Leases) -> Option<T>,
+    ) -> Result<T, Failure> {
+        loop {
+            let news = self.lease_news.notified();
+            self.check_session(session)?;
+            let calls = self.leases.borrow().last;
+            if let Some(value) = attempt(&mut self.leases.borrow_mut()) {
+                return Ok(value);
+            }
+            if self.leases.borrow().last != calls {
+                self.lease_news.notify_waiters();
+            }
+            news.await;
+        }
+    }
+
+    /// Takes a client's answers, and waits for what it must hear.
+    pub async fn watch(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        let mut request = WatchRequest::decode(body).map_err(MetaError::from)?;
+        if request.generation != self.target.config().generation {
+            // Its numbers are of another start.
+            request.seen = 0;
+            request.answered.clear();
+            request.released.clear();
+        }
+        {
+            let mut leases = self.leases.borrow_mut();
+            for released in &request.released {
+                leases.drop_held(session, Ino(released.ino), released.grant);
+            }
+            request.answered.iter().for_each(|number| leases.answered(session, *number));
+            if request.leaves {
+                leases.leave(session);
+            }
+        }
+        if !request.answered.is_empty() || !request.released.is_empty() || request.leaves {
+            self.lease_news.notify_waiters();
+        }
+        if !request.wait {
+            return Ok(WatchReply { alone: request.alone, ..WatchReply::default() }.encode_to_vec());
+        }
+        let longest = self.lease().min(LONGEST_WAIT * 3) / 3;
+        let wait = self.wait_for(session, |leases| leases.news(session, &request));
+        match penstock_base::env::timeout(&self.env, longest, wait).await {
+            Some(reply) => reply.map(|reply| reply.encode_to_vec()),
+            None => Ok(WatchReply { alone: request.alone, ..WatchReply::default() }.encode_to_vec()),
+        }
+    }
+}

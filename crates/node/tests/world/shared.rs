@@ -1,0 +1,266 @@
+//! Several clients of one file system: each sees what the others did, whatever comes between.
+
+use crate::machine::Machine;
+use crate::remote::{Way, make, on_machine, read};
+use penstock_base::Ino;
+use penstock_client::{Client, KernelCache};
+use penstock_fabric::Remote;
+use penstock_sim::World;
+use penstock_wire::names::{LockChange, LockRequest};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+const EIO: u16 = 5;
+const EEXIST: u16 = 17;
+const RECORD: usize = 16;
+
+/// A client over a connection of its own.
+async fn join(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>) {
+    let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+    (Client::connect(&machine.env, remote.clone(), "another").await.unwrap(), remote)
+}
+
+async fn several(machine: &Machine, way: &Rc<Way>, count: usize) -> (Vec<Rc<Client>>, Vec<Rc<Remote>>) {
+    let (mut clients, mut remotes) = (vec![machine.client.clone()], Vec::new());
+    for _ in 1..count {
+        let (client, remote) = join(machine, way).await;
+        clients.push(client);
+        remotes.push(remote);
+    }
+    (clients, remotes)
+}
+
+async fn end(machine: Machine, clients: Vec<Rc<Client>>, remotes: Vec<Rc<Remote>>) {
+    for client in &clients[1..] {
+        client.close().await.unwrap();
+    }
+    remotes.iter().for_each(|remote| remote.close());
+    machine.audit().await;
+    machine.stop().await;
+}
+
+async fn open(client: &Client, name: &str) -> Ino {
+    let ino = Ino(client.lookup(client.root(), name.as_bytes()).await.unwrap().ino);
+    client.open(ino).await.unwrap();
+    ino
+}
+
+/// What a kernel would keep: whole files, until it is told to drop pages of them.
+struct Pages {
+    world: World,
+    files: RefCell<BTreeMap<Ino, Vec<u8>>>,
+}
+
+impl KernelCache for Pages {
+    fn drop_pages(&self, ino: Ino, _bytes: Range<u64>) -> penstock_base::LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.world.env().sleep(Duration::from_micros(self.world.below(300))).await;
+            self.files.borrow_mut().remove(&ino);
+        })
+    }
+
+    fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {
+        self.world.env().sleep(Duration::from_secs(1))
+    }
+}
+
+impl Pages {
+    fn of(client: &Client, world: &World) -> Rc<Self> {
+        let pages = Rc::new(Self { world: world.clone(), files: RefCell::default() });
+        client.set_kernel_cache(Some(pages.clone()));
+        pages
+    }
+
+    /// Reads as a program does: from pages where there are some.
+    async fn read(&self, client: &Client, ino: Ino, len: u64) -> Vec<u8> {
+        if let Some(kept) = self.files.borrow().get(&ino) {
+            return kept.clone();
+        }
+        let hold = client.hold(ino, false).await.unwrap();
+        let parts = client.read_held(ino, 0, len).await.unwrap();
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
+        self.files.borrow_mut().insert(ino, bytes.clone());
+        hold.serves(0..len);
+        bytes
+    }
+
+    async fn write(&self, client: &Client, ino: Ino, bytes: &[u8]) {
+        let hold = client.hold(ino, true).await.unwrap();
+        let staged = penstock_client::stage(0, bytes);
+        client.write_held(ino, 0, staged, bytes.len()).await.unwrap();
+        if let Some(kept) = self.files.borrow_mut().get_mut(&ino) {
+            *kept = bytes.to_vec();
+        }
+        hold.serves(0..bytes.len() as u64);
+    }
+}
+
+#[test]
+fn appends_of_all_clients_are_there_once_and_in_their_order() {
+    on_machine(90, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        make(&clients[0], "log").await.unwrap();
+        let writers = clients.iter().enumerate().map(|(who, client)| async move {
+            let ino = open(client, "log").await;
+            for number in 0..40u64 {
+                let record = [(who as u64).to_le_bytes(), number.to_le_bytes()].concat();
+                let at = client.append(ino, &record).await.unwrap();
+                let seen = client.get_attr(ino).await.unwrap().size;
+                assert!(seen >= at + RECORD as u64, "{seen} after an append at {at}");
+                let back = client.read(ino, at, RECORD as u64).await.unwrap();
+                assert_eq!(penstock_base::buf::gather(&back)[..], record[..]);
+            }
+            client.release(ino).await.unwrap();
+        });
+        futures_util::future::join_all(writers).await;
+        let ino = open(&clients[1], "log").await;
+        let all = read(&clients[1], ino).await;
+        assert_eq!(all.len(), 3 * 40 * RECORD);
+        let mut next = [0u64; 3];
+        for record in all.chunks(RECORD) {
+            let who = u64::from_le_bytes(record[..8].try_into().unwrap()) as usize;
+            assert_eq!(record[8..], next[who].to_le_bytes());
+            next[who] += 1;
+        }
+        clients[1].release(ino).await.unwrap();
+        end(machine, clients, remotes).await;
+    });
+}
+
+/// A write or a read of the register, in the order of time.
+struct Event {
+    value: u64,
+    from: u64,
+    until: u64,
+}
+
+#[test]
+fn a_read_finds_what_was_written_last_also_in_pages() {
+    for seed in 91..96 {
+        on_machine(seed, async |_, machine| {
+            let way = Way::new(&machine);
+            let (clients, remotes) = several(&machine, &way, 3).await;
+            make(&clients[0], "register").await.unwrap();
+            let (clock, writes, reads) =
+                (Cell::new(1u64), RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+            let tick = || clock.replace(clock.get() + 1);
+            writes.borrow_mut().push(Event { value: 0, from: 0, until: 0 });
+            let world = &machine.world;
+            let lives = clients.iter().map(|client| {
+                let (tick, writes, reads) = (&tick, &writes, &reads);
+                async move {
+                    let pages = Pages::of(client, world);
+                    let ino = open(client, "register").await;
+                    for _ in 0..60 {
+                        world.env().sleep(Duration::from_micros(world.below(800))).await;
+                        let from = tick();
+                        if world.below(3) == 0 {
+                            pages.write(client, ino, &from.to_le_bytes()).await;
+                            writes.borrow_mut().push(Event { value: from, from, until: tick() });
+                        } else {
+                            let found = pages.read(client, ino, 8).await;
+                            let value = found.try_into().map_or(0, u64::from_le_bytes);
+                            reads.borrow_mut().push(Event { value, from, until: tick() });
+                        }
+                    }
+                    client.release(ino).await.unwrap();
+                    client.set_kernel_cache(None);
+                }
+            });
+            futures_util::future::join_all(lives).await;
+            let writes = writes.take();
+            for read in reads.take() {
+                let write = writes.iter().find(|write| write.value == read.value).unwrap();
+                assert!(write.from < read.until, "a value from the future");
+                let newer = writes.iter().find(|other| other.from > write.until && other.until < read.from);
+                assert!(
+                    newer.is_none(),
+                    "{} was read after {} was written",
+                    read.value,
+                    newer.unwrap().value
+                );
+            }
+            end(machine, clients, remotes).await;
+        });
+    }
+}
+
+fn lock(ino: Ino, owner: u64, change: LockChange) -> LockRequest {
+    LockRequest { ino: ino.0, owner, last: u64::MAX, change: change.into(), ..LockRequest::default() }
+}
+
+#[test]
+fn a_lock_keeps_all_others_out_and_outlives_a_restart() {
+    on_machine(97, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        make(&clients[0], "counter").await.unwrap();
+        let never = Notify::new();
+        let count = async |client: &Rc<Client>, owner: u64, rounds: u64| {
+            let ino = open(client, "counter").await;
+            for _ in 0..rounds {
+                assert!(client.lock_waiting(lock(ino, owner, LockChange::Exclusive), &never).await.unwrap());
+                let bytes = read(client, ino).await;
+                let value = bytes.try_into().map_or(0, u64::from_le_bytes);
+                client.write(ino, 0, &(value + 1).to_le_bytes()).await.unwrap();
+                client.lock(&lock(ino, owner, LockChange::Unlock)).await.unwrap();
+            }
+            client.release(ino).await.unwrap();
+        };
+        futures_util::future::join_all(clients.iter().map(|client| count(client, 1, 20))).await;
+        let ino = open(&clients[1], "counter").await;
+        assert_eq!(read(&clients[1], ino).await, 60u64.to_le_bytes());
+        clients[1].fsync(ino).await.unwrap();
+        // What one holds over a restart of the service, the others do not get.
+        assert_eq!(clients[1].lock(&lock(ino, 7, LockChange::Exclusive)).await.unwrap(), None);
+        let server = way.server.borrow_mut().take().unwrap();
+        server.stop();
+        machine.node.abandon();
+        drop(machine);
+        let world = way.world.clone();
+        let machine = site.start(&world, &[]).await.unwrap();
+        way.lead_to(&machine);
+        let conflict = clients[2].lock(&lock(ino, 7, LockChange::Shared)).await.unwrap();
+        assert_eq!(conflict.unwrap().change(), LockChange::Exclusive);
+        assert_eq!(read(&clients[2], ino).await, 60u64.to_le_bytes());
+        // Its holder goes away without a word.
+        let waits = clients[2].lock_waiting(lock(ino, 7, LockChange::Exclusive), &never);
+        let gone = async {
+            way.server.borrow_mut().take();
+            remotes[0].close();
+            way.lead_to(&machine);
+        };
+        assert!(futures_util::future::join(waits, gone).await.0.unwrap());
+        let rest = vec![machine.client.clone(), clients[2].clone()];
+        clients[2].release(ino).await.unwrap();
+        assert_eq!(clients[2].sync().await.unwrap_err().errno, EIO, "names that were made are not synced");
+        end(machine, rest, remotes).await;
+    });
+}
+
+#[test]
+fn a_name_is_made_by_one() {
+    on_machine(98, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        for round in 0..20 {
+            let name = format!("one-{round}");
+            let made = clients.iter().map(|client| make(client, &name));
+            let made = futures_util::future::join_all(made).await;
+            assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1);
+            let lost = made.iter().filter_map(|made| made.as_ref().err());
+            assert!(lost.into_iter().all(|failure| failure.errno == EEXIST));
+            for (client, made) in clients.iter().zip(made) {
+                if let Ok(ino) = made {
+                    client.release(ino).await.unwrap();
+                }
+            }
+        }
+        end(machine, clients, remotes).await;
+    });
+}

@@ -51,6 +51,16 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<std::ffi::OsString>,
     },
+    /// Processor time of Penstock for each byte and operation, by layer (`-- --help` lists the options)
+    Layers {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<std::ffi::OsString>,
+    },
+    /// The rebuild of a drive beside what the drives allow, and readers beside it (`-- --help` lists the options)
+    Rebuild {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<std::ffi::OsString>,
+    },
     /// pjdfstest on a mount of a store of its own; as root
     Posix {
         /// Also run fsx: N operations over several seeds
@@ -70,6 +80,8 @@ fn main() -> ExitCode {
         Command::Test { fast, limit_s } => test::run(fast, Duration::from_secs(limit_s)),
         Command::Show { line } => show::run(line.as_deref()),
         Command::Peers { options } => peers::run(&options),
+        Command::Layers { options } => peers::layers(&options),
+        Command::Rebuild { options } => peers::rebuild(&options),
         Command::Posix { fsx, cases } => posix::run(fsx, &cases),
         Command::Tools => tools::install().map(|tools| println!("{}", tools.display())),
     };

@@ -2,28 +2,33 @@
 //!
 //! `cargo xtask peers` builds and runs it. It sets the peers up, runs the lines in rounds, prints tables and JSON, and
 //! undoes everything: drives and bricks lie on a tmpfs that it mounts itself, or in a folder that it removes. What is
-//! done to files is `penstock_bench::files`; what is aimed at is in `lines.rs`.
+//! done to files is `penstock_bench::files`; what is aimed at is in `lines.rs`. The subcommands `layers` and
+//! `rebuild` look at Penstock alone.
 #![forbid(unsafe_code)]
 // It drives real processes by the real clock and is no part of a simulation.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod gluster;
 mod guard;
+mod layers;
 mod lines;
 mod many;
 mod peer;
 mod proc;
+mod rebuild;
 mod report;
+mod rest;
 mod rounds;
+mod setup;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use lines::{FULL, Line, PeerId, QUICK};
 use peer::{Held, Peer, Store};
 use penstock_bench::files::{Amount, Work};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Drives on which the lines run.
 const DRIVE_MIB: u64 = 1024;
@@ -33,6 +38,7 @@ const LIMIT_MANY: Duration = Duration::from_secs(2 * 60 * 60);
 
 #[derive(Parser)]
 #[command(about = "The same work on Penstock and on the file systems it is compared with")]
+#[command(args_conflicts_with_subcommands = true)]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -64,12 +70,18 @@ enum Command {
     /// What the peer that does nothing runs
     #[command(hide = true)]
     Nothing { mount: PathBuf },
+    /// The processor time of Penstock by layer
+    Layers(layers::Options),
+    /// The rebuild of a drive, and readers beside it
+    Rebuild(rebuild::Options),
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = match &args.command {
         Some(Command::Nothing { mount }) => peer::serve_nothing(mount),
+        Some(Command::Layers(options)) => layers::run(options),
+        Some(Command::Rebuild(options)) => rebuild::run(options),
         None => run(&args),
     };
     match outcome {
@@ -82,41 +94,23 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "mounting a tmpfs and starting GlusterFS take root: run it as root"
-    );
-    ensure!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing: load the fuse module (modprobe fuse)");
-    let program =
-        args.program.canonicalize().with_context(|| format!("no program {}", args.program.display()))?;
+    setup::ensure_can_mount()?;
+    let program = setup::program(&args.program)?;
     let many = args.only.iter().any(|id| id == "files");
     ensure!(!many || args.only.len() == 1, "the line files runs alone");
     let lines = if many { Vec::new() } else { report::chosen(&args.only).map_err(anyhow::Error::msg)? };
     guard::watch(if many { LIMIT_MANY } else { LIMIT })?;
     let mut held = Held::default();
     let memory_mib = if many { many::drive_mib(args.count) } else { 4096 - 64 };
-    let memory = memory(&mut held, memory_mib)?;
+    let memory = setup::memory(&mut held, memory_mib)?;
     if many {
         let outcome = many::run(&program, &memory, args.count)?;
         print!("{}\n{outcome}", proc::Host::look());
-        return write_json(args, &outcome);
+        return setup::write_json(args.json.as_deref(), &outcome);
     }
     let disk = std::path::absolute(&args.disk)?.join(format!("peers-{}", std::process::id()));
     held.keep(guard::Guard::folder(&disk)?);
     compare(args, &lines, &Start { program, memory, disk, amount: if args.quick { QUICK } else { FULL } })
-}
-
-/// A tmpfs of its own, which takes everything away that lies on it.
-fn memory(held: &mut Held, mib: u64) -> Result<PathBuf> {
-    use rustix::mount::{MountFlags, mount};
-    // Sockets lie below it, and their paths must be short.
-    let path = std::env::temp_dir().join(format!("peers-{}", std::process::id()));
-    held.keep(guard::Guard::folder(&path)?);
-    held.keep(guard::Guard::mount(&path)?);
-    let size = std::ffi::CString::new(format!("size={mib}m,mode=700"))?;
-    mount("none", &path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, size.as_c_str())
-        .context("a tmpfs cannot be mounted")?;
-    Ok(path)
 }
 
 /// What it takes to start the peers.
@@ -165,15 +159,14 @@ fn compare(args: &Args, lines: &[Line], start: &Start) -> Result<()> {
             }
         }
     }
-    let used = || peers.iter().map(|peer| peer.processes.cpu_seconds()).sum::<f64>();
-    let (begin, busy, used_before) = (Instant::now(), proc::machine_and_own_seconds(), used());
+    let processes: Vec<_> = peers.iter().map(|peer| peer.processes).collect();
+    let (begin, other) = (std::time::Instant::now(), proc::Other::start(&processes));
     let samples = rounds::run(lines, &peers, rounds);
+    let other_work = other.share();
     let seconds = begin.elapsed().as_secs_f64();
-    let (machine, own) = proc::machine_and_own_seconds();
-    let others = machine - busy.0 - (own - busy.1) - (used() - used_before);
     skipped.extend(samples.failures.iter().cloned());
     let outcome = report::Outcome {
-        other_work: (others / seconds / host.cores().max(1) as f64).max(0.0),
+        other_work,
         host,
         rounds,
         seconds,
@@ -183,16 +176,10 @@ fn compare(args: &Args, lines: &[Line], start: &Start) -> Result<()> {
         juicefs_recorded: lines::JUICEFS,
     };
     println!("{}", outcome.text());
-    write_json(args, &outcome)?;
+    setup::write_json(args.json.as_deref(), &outcome)?;
     let ours = [PeerId::Penstock, PeerId::Degraded, PeerId::PenstockOnDisk];
     if outcome.skipped.iter().any(|(peer, _)| ours.contains(peer)) {
         bail!("Penstock did not run all of its lines");
     }
     Ok(())
-}
-
-fn write_json(args: &Args, outcome: &impl serde::Serialize) -> Result<()> {
-    let Some(path) = &args.json else { return Ok(()) };
-    let json = serde_json::to_string_pretty(outcome)? + "\n";
-    std::fs::write(path, json).with_context(|| format!("{} cannot be written", path.display()))
 }

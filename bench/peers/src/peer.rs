@@ -110,7 +110,7 @@ pub(crate) fn serve_nothing(mount: &Path) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Store {
     program: PathBuf,
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     pub(crate) mount: PathBuf,
     drive_size: String,
     pub(crate) process: u32,

@@ -18,7 +18,7 @@ pub(crate) enum Processes {
 }
 
 impl Processes {
-    fn ids(self) -> Vec<u32> {
+    pub(crate) fn ids(self) -> Vec<u32> {
         match self {
             Self::None => Vec::new(),
             Self::One(id) => vec![id],
@@ -74,8 +74,35 @@ pub(crate) fn memory_kib(id: u32, key: &str) -> Result<u64> {
         .with_context(|| format!("{key} is no number"))
 }
 
+/// Processor time of the machine while something runs.
+#[derive(Debug)]
+pub(crate) struct Other {
+    start: Instant,
+    machine: f64,
+    own: f64,
+    processes: Vec<(Processes, f64)>,
+}
+
+impl Other {
+    /// Counts from now on; processes that are looked at run already.
+    pub(crate) fn start(processes: &[Processes]) -> Self {
+        let (machine, own) = machine_and_own_seconds();
+        let processes = processes.iter().map(|one| (*one, one.cpu_seconds())).collect();
+        Self { start: Instant::now(), machine, own, processes }
+    }
+
+    /// Share of all processors that since went to neither this process nor those.
+    pub(crate) fn share(&self) -> f64 {
+        let (machine, own) = machine_and_own_seconds();
+        let used: f64 = self.processes.iter().map(|(one, before)| one.cpu_seconds() - before).sum();
+        let others = machine - self.machine - (own - self.own) - used;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        (others / self.start.elapsed().as_secs_f64() / cores).max(0.0)
+    }
+}
+
 /// Processor time of the whole machine so far, without idling, and of this process.
-pub(crate) fn machine_and_own_seconds() -> (f64, f64) {
+fn machine_and_own_seconds() -> (f64, f64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields: Vec<f64> = stat
         .lines()
@@ -132,10 +159,6 @@ impl Host {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             load_before: read("/proc/loadavg").split_whitespace().take(3).collect::<Vec<_>>().join(" "),
         }
-    }
-
-    pub(crate) fn cores(&self) -> usize {
-        self.cores
     }
 }
 

@@ -100,7 +100,7 @@ impl Row {
 }
 
 /// A figure with its thousands apart.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     if value < 10.0 {
         return format!("{value:.1}");
     }
@@ -116,7 +116,7 @@ fn number(value: f64) -> String {
 }
 
 /// A table of Markdown; nothing where there are no rows.
-fn table(out: &mut String, title: &str, head: &[&str], rows: Vec<Vec<String>>) {
+pub(crate) fn table(out: &mut String, title: &str, head: &[&str], rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;
     }

@@ -105,7 +105,8 @@ impl Samples {
     }
 }
 
-fn median(mut runs: Vec<f64>) -> f64 {
+/// The middle one, or the mean of the two in the middle.
+pub(crate) fn median(mut runs: Vec<f64>) -> f64 {
     runs.sort_by(f64::total_cmp);
     let middle = runs.len() / 2;
     match runs.len() % 2 {

@@ -5,6 +5,10 @@
 //! fails. Work ends when its count is reached or its time is over, whichever comes first; the rate counts what was
 //! done. All files lie in the folder itself, since the file system that does nothing has one directory.
 
+mod timed;
+
+pub use timed::{Phase, Timed};
+
 use penstock_base::{BLOCK_BYTES, BufMut};
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,6 +1,6 @@
 //! The work that file systems are compared by, on a plain folder.
 
-use penstock_bench::files::{Amount, Folder, Work};
+use penstock_bench::files::{Amount, Folder, Phase, Work};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -97,4 +97,26 @@ fn work_ends_when_its_time_is_over() {
     folder.prepare(Work::Unlink).unwrap();
     folder.prepare(Work::WriteSync(4)).unwrap();
     assert!((folder.run(Work::WriteSync(4)).unwrap().units as usize) < AMOUNT.syncs);
+}
+
+#[test]
+fn timed_reads_go_on_until_they_are_ended_and_verify() {
+    let scratch = Scratch::new("timed");
+    if !scratch.takes_direct("timed_reads_go_on_until_they_are_ended_and_verify") {
+        return;
+    }
+    let folder = Folder::new(&scratch.0, AMOUNT, true);
+    let ended = Phase::default();
+    ended.end();
+    assert_eq!(folder.read_while(4096, 4, &ended).unwrap().count(), 0);
+    let counting = Phase::default();
+    counting.count();
+    let file = std::fs::File::options().write(true).open(scratch.0.join("big")).unwrap();
+    file.write_all_at(&[0; 4096], 1 << 20).unwrap();
+    file.sync_all().unwrap();
+    // Nobody ends these: they come to the wrong block.
+    for bytes in [4096, 1 << 20] {
+        let error = folder.read_while(bytes, 1, &counting).unwrap_err().to_string();
+        assert!(error.contains("the block at 1048576 is wrong"), "{error}");
+    }
 }

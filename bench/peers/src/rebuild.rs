@@ -6,31 +6,25 @@
 //! carry no metadata are taken, so that one array is rebuilt.
 
 mod copies;
+mod drives;
 mod report;
+
+pub(crate) use drives::{DRIVES, Drives};
 
 use crate::peer::{Held, Store};
 use crate::proc::{Host, Other, Processes};
-use crate::rest::Rest;
 use crate::{guard, setup};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use clap::Args;
+use drives::{K, Rebuilt};
 use penstock_bench::files::{Amount, Folder, Phase, Timed, Work};
 use serde::Serialize;
-use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Data strips, of six drives.
-const K: usize = 4;
-/// Drives without metadata, which is on the first three.
-const DRIVES: [usize; 3] = [3, 4, 5];
 /// At least this share of what the drives allow.
 const AIM: f64 = 0.8;
-/// How often the instance is asked how far it is.
-const POLL: Duration = Duration::from_millis(10);
 const LIMIT: Duration = Duration::from_secs(60 * 60);
-/// How long one rebuild may take.
-const PATIENCE: Duration = Duration::from_secs(10 * 60);
 
 /// Who reads meanwhile: name, bytes of a read, threads.
 const READERS: [(&str, usize, usize); 2] =
@@ -56,24 +50,6 @@ pub(crate) struct Options {
     /// The penstock program
     #[arg(long, value_name = "FILE", default_value = "target/release/penstock")]
     program: PathBuf,
-}
-
-/// One rebuild, or more of them together.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Rebuilt {
-    strip_bytes: f64,
-    seconds: f64,
-}
-
-impl Rebuilt {
-    fn add(&mut self, more: Self) {
-        self.strip_bytes += more.strip_bytes;
-        self.seconds += more.seconds;
-    }
-
-    fn rate(&self) -> f64 {
-        self.strip_bytes / self.seconds
-    }
 }
 
 /// What readers got.
@@ -119,7 +95,7 @@ struct Outcome {
 }
 
 struct Bed {
-    rest: Rest,
+    drives: Drives,
     store: Store,
     folder: Folder,
     data_mib: usize,
@@ -176,15 +152,15 @@ impl Bed {
         let folder = Folder::new(&store.mount, amount, true);
         eprintln!("writing {data_mib} MiB");
         folder.prepare(Work::ReadDirect)?;
-        let rest = Rest::of(&store.dir)?;
+        let drives = Drives::of(&store.dir)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut threads = vec![1, cores, 4 * cores];
         threads.dedup();
-        let bed = Self { rest, store, folder, data_mib, threads };
+        let bed = Self { drives, store, folder, data_mib, threads };
         // Once for nothing: the host gives its memory to who touches it first.
         for drive in DRIVES {
-            bed.fail(drive)?;
-            bed.rebuild(drive, &Phase::default())?;
+            bed.drives.fail(drive)?;
+            bed.drives.rebuild(drive, &Phase::default())?;
         }
         Ok(bed)
     }
@@ -197,13 +173,13 @@ impl Bed {
         let settle = || Processes::One(self.store.process).settle();
         for drive in DRIVES {
             eprint!("\r\x1b[K{name}: copies");
-            self.fail(drive)?;
+            self.drives.fail(drive)?;
             settle();
             for (threads, copied) in &mut round.copies {
                 copied.add(self.copy(drive, *threads)?);
             }
             eprint!("\r\x1b[K{name}: rebuild alone");
-            round.alone.add(self.rebuild(drive, &Phase::default())?);
+            round.alone.add(self.drives.rebuild(drive, &Phase::default())?);
             settle();
         }
         for reader in READERS {
@@ -217,8 +193,8 @@ impl Bed {
             let (with, rebuilt) = self.read(reader, |phase| {
                 let mut rebuilt = Rebuilt::default();
                 for drive in DRIVES {
-                    self.fail(drive)?;
-                    rebuilt.add(self.rebuild(drive, phase)?);
+                    self.drives.fail(drive)?;
+                    rebuilt.add(self.drives.rebuild(drive, phase)?);
                 }
                 Ok((rebuilt.seconds, rebuilt))
             })?;
@@ -246,74 +222,14 @@ impl Bed {
         })
     }
 
-    fn drive(&self, index: usize) -> Result<Value> {
-        Ok(self.rest.get("/v1/drives")?[index].clone())
-    }
-
-    /// Takes a drive out of service.
-    fn fail(&self, index: usize) -> Result<()> {
-        let drive = self.drive(index)?;
-        self.rest.post(&format!("/v1/drives/{}/fail", id(&drive)?))?;
-        Ok(())
-    }
-
-    /// Replaces a failed drive and waits until it is whole; meanwhile times count.
-    fn rebuild(&self, index: usize, phase: &Phase) -> Result<Rebuilt> {
-        let drive = self.drive(index)?;
-        let begun = Instant::now();
-        self.rest.post(&format!("/v1/drives/{}/replace", id(&drive)?))?;
-        let mut seen: Option<(Instant, Rebuilt)> = None;
-        loop {
-            let array = self.rest.get("/v1/arrays/data")?;
-            ensure!(begun.elapsed() < PATIENCE, "the rebuild does not end");
-            let job = &array["rebuild"];
-            match &mut seen {
-                None if job.is_null() => {
-                    ensure!(
-                        array["state"] != "ok",
-                        "the rebuild was over before it was seen: take larger drives"
-                    );
-                }
-                None => {
-                    phase.count();
-                    let stripes = job["total_stripes"].as_f64().context("a rebuild counts stripes")?;
-                    let stripe_bytes = array["stripe_bytes"].as_f64().context("an array has stripes")?;
-                    let strip_bytes = stripes * stripe_bytes / K as f64;
-                    seen = Some((Instant::now(), Rebuilt { strip_bytes, seconds: 0.0 }));
-                }
-                Some((start, rebuilt)) if job.is_null() => {
-                    phase.wait();
-                    rebuilt.seconds = start.elapsed().as_secs_f64();
-                    break;
-                }
-                Some(_) => {}
-            }
-            std::thread::sleep(POLL);
-        }
-        while self.rest.get("/v1/arrays/data")?["state"] != "ok" {
-            ensure!(begun.elapsed() < PATIENCE, "the array does not become whole");
-            std::thread::sleep(POLL);
-        }
-        seen.map(|(_, rebuilt)| rebuilt).context("it was seen")
-    }
-
     /// Copies what a rebuild of a failed drive reads and writes.
     fn copy(&self, index: usize, threads: usize) -> Result<Rebuilt> {
-        let array = self.rest.get("/v1/arrays/data")?;
-        let strips = array["written_stripes"].as_u64().context("an array counts stripes")? as usize;
-        let path = |index: usize| -> Result<PathBuf> {
-            let drive = self.drive(index)?;
-            Ok(PathBuf::from(drive["path"].as_str().context("a drive has a path")?))
-        };
-        let others = (0..DRIVES.len() * 2).filter(|other| *other != index).take(K);
-        let from = others.map(path).collect::<Result<Vec<PathBuf>>>()?;
-        let seconds = copies::run(&from, &path(index)?, strips, threads)?;
+        let strips = self.drives.strips()?;
+        let others = (0..K + 2).filter(|other| *other != index).take(K);
+        let from = others.map(|other| self.drives.path(other)).collect::<Result<Vec<PathBuf>>>()?;
+        let seconds = copies::run(&from, &self.drives.path(index)?, strips, threads)?;
         Ok(Rebuilt { strip_bytes: (strips * copies::STRIP_BYTES) as f64, seconds })
     }
-}
-
-fn id(drive: &Value) -> Result<&str> {
-    drive["id"].as_str().context("a drive has an id")
 }
 
 impl Felt {

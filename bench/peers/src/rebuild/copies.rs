@@ -1,7 +1,7 @@
 //! What the drives allow: the bytes of a rebuild, read from k drives and written to one, by plain copies.
 //!
-//! The drive that is written to has failed and is about to be replaced, so the copies and the rebuild use the same
-//! files, and the same places of them where there is data.
+//! The drive that is written to has failed and is about to be replaced. Its file is made blank first, as the one that
+//! replaces it is: the copies, too, write where nothing is yet. They read the places that hold data.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::fs::{OFlags, SeekFrom};
@@ -14,10 +14,13 @@ use std::time::Instant;
 /// Length of each read and write: a strip.
 pub(crate) const STRIP_BYTES: usize = 256 << 10;
 
-/// Copies `strips` strips by so many threads; gives the seconds until they are durable.
+/// Copies `strips` strips by so many threads onto a drive that is made blank; gives the seconds until they are durable.
 pub(crate) fn run(from: &[PathBuf], to: &Path, strips: usize, threads: usize) -> Result<f64> {
     let readers = from.iter().map(|path| open(path)).collect::<Result<Vec<File>>>()?;
     let writer = open(to)?;
+    let len = writer.metadata()?.len();
+    writer.set_len(0)?;
+    writer.set_len(len)?;
     let places = places(readers.first().context("there is a drive to read")?, strips)?;
     ensure!(places.len() == strips, "the drives hold {} strips and not {strips}", places.len());
     let next = AtomicUsize::new(0);
@@ -80,13 +83,12 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("peers-copies-{}", std::process::id()));
         let _held = crate::guard::Guard::folder(&folder).unwrap();
         let [a, b, to] = ["a", "b", "to"].map(|name| folder.join(name));
-        for (path, fill) in [(&a, 1_u8), (&b, 2), (&to, 0)] {
+        for (path, fill) in [(&a, 1), (&b, 2)] {
             let file = File::create(path).unwrap();
             file.set_len(8 * STRIP_BYTES as u64).unwrap();
-            if fill > 0 {
-                file.write_all_at(&vec![fill; 3 * STRIP_BYTES], 4 * STRIP_BYTES as u64).unwrap();
-            }
+            file.write_all_at(&vec![fill; 3 * STRIP_BYTES], 4 * STRIP_BYTES as u64).unwrap();
         }
+        std::fs::write(&to, vec![3; 8 * STRIP_BYTES]).unwrap();
         run(&[a.clone(), b], &to, 3, 2).unwrap();
         let expected = [vec![0; 4 * STRIP_BYTES], vec![1; 3 * STRIP_BYTES], vec![0; STRIP_BYTES]].concat();
         assert!(std::fs::read(&to).unwrap() == expected);

@@ -1,6 +1,7 @@
 //! The tables of a rebuild.
 
-use super::{AIM, Beside, DRIVES, Felt, Outcome, Rebuilt, Round};
+use super::drives::Rebuilt;
+use super::{AIM, Beside, DRIVES, Felt, Outcome, Round};
 use crate::report::{number, table};
 use crate::rounds::median;
 
@@ -50,7 +51,10 @@ impl Outcome {
             let count = self.rounds[0].copies[index].0;
             let share = self.cell(percent, |round| round.alone.rate() / round.copies[index].1.rate());
             row(
-                format!("copies by {count} threads"),
+                match count {
+                    1 => "copies by one thread".into(),
+                    _ => format!("copies by {count} threads"),
+                },
                 &|round| round.copies[index].1,
                 format!("the rebuild is {share}"),
             );
@@ -120,7 +124,7 @@ mod tests {
             text.contains("| rebuild alone | 450 | 2.00 | 90 % of the fastest copies (aim 80 %: met) |"),
             "{text}"
         );
-        assert!(text.contains("| copies by 1 threads | 300 | 2.00 | the rebuild is 150 % |"), "{text}");
+        assert!(text.contains("| copies by one thread | 300 | 2.00 | the rebuild is 150 % |"), "{text}");
         assert!(text.contains("during the rebuild | 5.0 | 50 | 50 | 50 | 50 |"), "{text}");
     }
 }

@@ -1,0 +1,119 @@
+//! Failing and replacing drives of a store, and seeing when the rebuild begins and ends.
+
+use crate::rest::Rest;
+use anyhow::{Context, Result, ensure};
+use penstock_bench::files::Phase;
+use serde::Serialize;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Data strips, of six drives.
+pub(crate) const K: usize = 4;
+/// Drives without metadata, which is on the first three.
+pub(crate) const DRIVES: [usize; 3] = [3, 4, 5];
+/// How often the instance is asked how far it is.
+const POLL: Duration = Duration::from_millis(10);
+/// How long one rebuild may take.
+const PATIENCE: Duration = Duration::from_secs(10 * 60);
+
+/// One rebuild, or more of them together.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Rebuilt {
+    pub(crate) strip_bytes: f64,
+    pub(crate) seconds: f64,
+}
+
+impl Rebuilt {
+    pub(super) fn add(&mut self, more: Self) {
+        self.strip_bytes += more.strip_bytes;
+        self.seconds += more.seconds;
+    }
+
+    pub(super) fn rate(&self) -> f64 {
+        self.strip_bytes / self.seconds
+    }
+}
+
+/// The drives of a store 4+2.
+pub(crate) struct Drives {
+    rest: Rest,
+}
+
+impl Drives {
+    /// Of the store in this folder, which runs.
+    pub(crate) fn of(dir: &Path) -> Result<Self> {
+        Ok(Self { rest: Rest::of(dir)? })
+    }
+
+    /// Where a drive is.
+    pub(super) fn path(&self, index: usize) -> Result<PathBuf> {
+        let drive = self.drive(index)?;
+        Ok(PathBuf::from(drive["path"].as_str().context("a drive has a path")?))
+    }
+
+    /// Strips that each drive holds.
+    pub(super) fn strips(&self) -> Result<usize> {
+        let array = self.array()?;
+        Ok(array["written_stripes"].as_u64().context("an array counts stripes")? as usize)
+    }
+
+    fn array(&self) -> Result<Value> {
+        self.rest.get("/v1/arrays/data")
+    }
+
+    fn drive(&self, index: usize) -> Result<Value> {
+        Ok(self.rest.get("/v1/drives")?[index].clone())
+    }
+
+    /// Takes a drive out of service.
+    pub(crate) fn fail(&self, index: usize) -> Result<()> {
+        let drive = self.drive(index)?;
+        self.rest.post(&format!("/v1/drives/{}/fail", id(&drive)?))?;
+        Ok(())
+    }
+
+    /// Replaces a failed drive and waits until it is whole; meanwhile times count.
+    pub(crate) fn rebuild(&self, index: usize, phase: &Phase) -> Result<Rebuilt> {
+        let drive = self.drive(index)?;
+        let begun = Instant::now();
+        self.rest.post(&format!("/v1/drives/{}/replace", id(&drive)?))?;
+        let mut seen: Option<(Instant, Rebuilt)> = None;
+        loop {
+            let array = self.array()?;
+            ensure!(begun.elapsed() < PATIENCE, "the rebuild does not end");
+            let job = &array["rebuild"];
+            match &mut seen {
+                None if job.is_null() => {
+                    ensure!(
+                        array["state"] != "ok",
+                        "the rebuild was over before it was seen: take larger drives"
+                    );
+                }
+                None => {
+                    phase.count();
+                    let stripes = job["total_stripes"].as_f64().context("a rebuild counts stripes")?;
+                    let stripe_bytes = array["stripe_bytes"].as_f64().context("an array has stripes")?;
+                    let strip_bytes = stripes * stripe_bytes / K as f64;
+                    seen = Some((Instant::now(), Rebuilt { strip_bytes, seconds: 0.0 }));
+                }
+                Some((start, rebuilt)) if job.is_null() => {
+                    phase.wait();
+                    rebuilt.seconds = start.elapsed().as_secs_f64();
+                    break;
+                }
+                Some(_) => {}
+            }
+            std::thread::sleep(POLL);
+        }
+        while self.array()?["state"] != "ok" {
+            ensure!(begun.elapsed() < PATIENCE, "the array does not become whole");
+            std::thread::sleep(POLL);
+        }
+        seen.map(|(_, rebuilt)| rebuilt).context("it was seen")
+    }
+}
+
+fn id(drive: &Value) -> Result<&str> {
+    drive["id"].as_str().context("a drive has an id")
+}

@@ -1,6 +1,6 @@
 //! `cargo xtask layers`: the processor time of Penstock for each byte or operation, by layer.
 //!
-//! A store with drives in memory does some lines of the comparison while perf looks, every 200 us of processor time, at
+//! A store with drives in memory does some lines of the comparison while perf looks, every 200 us on each processor, at
 //! the calls that are open. Each sample is given twice: to the layer whose code ran, and to the layer on whose
 //! behalf it ran, which is the same but for the kernel, the allocator and the C library. What the samples add up to
 //! stands beside what /proc says of the process, and what no rule knows has a row of its own.
@@ -135,7 +135,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let host = Host::look();
     let amount = if options.quick { lines::QUICK } else { FULL };
     let store = Store::start(&binary, &memory, "store", DRIVE_MIB)?;
-    let drives = Drives::of(&store.dir)?;
+    let drives = Drives::of(&store)?;
     let peer = store.into_peer(lines::PeerId::Penstock, amount)?;
     let mut bed = Bed { peer, drives, folder: memory, program };
     let rounds = if options.quick { 1 } else { options.rounds };
@@ -194,12 +194,12 @@ impl Bed {
         let own = std::process::id();
         let mut processes = self.peer.processes.ids();
         processes.push(own);
-        let recording = Recording::start(&processes, &self.folder)?;
+        let recording = Recording::start(&self.folder)?;
         let (units, process) = self.work(subject)?;
         let data = recording.stop()?;
         let mut round = Round { units, process, ..Round::default() };
         let program = &mut self.program;
-        perf::read(&data, |sample| match sample.process == own {
+        perf::read(&data, &processes, |sample| match sample.process == own {
             true if sample.frames.first().is_some_and(perf::Frame::is_kernel) => {
                 round.caller += perf::STEP.as_secs_f64()
             }

@@ -152,7 +152,7 @@ impl Bed {
         let folder = Folder::new(&store.mount, amount, true);
         eprintln!("writing {data_mib} MiB");
         folder.prepare(Work::ReadDirect)?;
-        let drives = Drives::of(&store.dir)?;
+        let drives = Drives::of(&store)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut threads = vec![1, cores, 4 * cores];
         threads.dedup();
@@ -227,8 +227,11 @@ impl Bed {
         let strips = self.drives.strips()?;
         let others = (0..K + 2).filter(|other| *other != index).take(K);
         let from = others.map(|other| self.drives.path(other)).collect::<Result<Vec<PathBuf>>>()?;
+        let own = Processes::One(std::process::id());
+        let before = own.cpu_seconds();
         let seconds = copies::run(&from, &self.drives.path(index)?, strips, threads)?;
-        Ok(Rebuilt { strip_bytes: (strips * copies::STRIP_BYTES) as f64, seconds })
+        let cpu_seconds = own.cpu_seconds() - before;
+        Ok(Rebuilt { strip_bytes: (strips * copies::STRIP_BYTES) as f64, seconds, cpu_seconds })
     }
 }
 

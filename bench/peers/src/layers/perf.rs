@@ -1,4 +1,7 @@
-//! Recording with perf: who runs, at even steps of processor time, with the calls that are open.
+//! Recording with perf: who runs, at even steps of each processor's time, with the calls that are open.
+//!
+//! The processors are looked at and not the processes: a timer that is set anew whenever a thread starts to run costs
+//! more than the threads of a small read, and misses what comes before it is set.
 //!
 //! perf is told through a pipe when the work begins and ends, so that neither its own start nor preparing falls into
 //! the recording.
@@ -12,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Processor time between two samples.
+/// Time between two samples of a processor.
 pub(crate) const STEP: Duration = Duration::from_micros(200);
 /// How long perf may take to answer.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -61,8 +64,8 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Records processes with all their threads; `folder` is for its files.
-    pub(crate) fn start(processes: &[u32], folder: &Path) -> Result<Self> {
+    /// Records all processors; `folder` is for its files.
+    pub(crate) fn start(folder: &Path) -> Result<Self> {
         let [data, orders, answers] = ["perf.data", "orders", "answers"].map(|name| folder.join(name));
         for pipe in [&orders, &answers] {
             if !pipe.exists() {
@@ -71,11 +74,10 @@ impl Recording {
                     .context("a pipe cannot be made")?;
             }
         }
-        let ids = processes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let log = File::create(folder.join("perf.log"))?;
         let mut command = Command::new("perf");
         command.args(["record", "--quiet", "-e", "cpu-clock", "-c", &STEP.as_nanos().to_string()]);
-        command.args(["--call-graph", "fp", "-m", "8M", "--delay", "-1", "-p", &ids, "-o"]).arg(&data);
+        command.args(["--call-graph", "fp", "-m", "8M", "--delay", "-1", "-a", "-o"]).arg(&data);
         command.arg(format!("--control=fifo:{},{}", orders.display(), answers.display()));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         // Both ways, so that opening does not wait for perf and reading does not end when it has.
@@ -131,10 +133,11 @@ impl Recording {
     }
 }
 
-/// Hands on every sample of a recording.
-pub(crate) fn read(data: &Path, mut on_sample: impl FnMut(&Sample)) -> Result<()> {
+/// Hands on every sample of these processes in a recording.
+pub(crate) fn read(data: &Path, processes: &[u32], mut on_sample: impl FnMut(&Sample)) -> Result<()> {
     let mut command = Command::new("perf");
-    command.args(["script", "--no-inline", "-F", "pid,ip,sym,dso", "-i"]).arg(data);
+    let ids = processes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    command.args(["script", "--no-inline", "-F", "pid,ip,sym,dso", "--pid", &ids, "-i"]).arg(data);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let (mut child, _guard) = Guard::process(&mut command)?;
     let output = BufReader::new(child.stdout.take().context("its output is a pipe")?);

@@ -1,11 +1,13 @@
 //! Failing and replacing drives of a store, and seeing when the rebuild begins and ends.
 
+use crate::peer::Store;
+use crate::proc::Processes;
 use crate::rest::Rest;
 use anyhow::{Context, Result, ensure};
 use penstock_bench::files::Phase;
 use serde::Serialize;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Data strips, of six drives.
@@ -22,12 +24,15 @@ const PATIENCE: Duration = Duration::from_secs(10 * 60);
 pub(crate) struct Rebuilt {
     pub(crate) strip_bytes: f64,
     pub(crate) seconds: f64,
+    /// Processor time of whoever did it, with whatever else it did meanwhile.
+    pub(crate) cpu_seconds: f64,
 }
 
 impl Rebuilt {
     pub(super) fn add(&mut self, more: Self) {
         self.strip_bytes += more.strip_bytes;
         self.seconds += more.seconds;
+        self.cpu_seconds += more.cpu_seconds;
     }
 
     pub(super) fn rate(&self) -> f64 {
@@ -38,12 +43,13 @@ impl Rebuilt {
 /// The drives of a store 4+2.
 pub(crate) struct Drives {
     rest: Rest,
+    process: Processes,
 }
 
 impl Drives {
-    /// Of the store in this folder, which runs.
-    pub(crate) fn of(dir: &Path) -> Result<Self> {
-        Ok(Self { rest: Rest::of(dir)? })
+    /// Of a store that runs.
+    pub(crate) fn of(store: &Store) -> Result<Self> {
+        Ok(Self { rest: Rest::of(&store.dir)?, process: Processes::One(store.process) })
     }
 
     /// Where a drive is.
@@ -78,7 +84,7 @@ impl Drives {
         let drive = self.drive(index)?;
         let begun = Instant::now();
         self.rest.post(&format!("/v1/drives/{}/replace", id(&drive)?))?;
-        let mut seen: Option<(Instant, Rebuilt)> = None;
+        let mut seen: Option<(Instant, f64, Rebuilt)> = None;
         loop {
             let array = self.array()?;
             ensure!(begun.elapsed() < PATIENCE, "the rebuild does not end");
@@ -92,14 +98,16 @@ impl Drives {
                 }
                 None => {
                     phase.count();
+                    let cpu_before = self.process.cpu_seconds();
                     let stripes = job["total_stripes"].as_f64().context("a rebuild counts stripes")?;
                     let stripe_bytes = array["stripe_bytes"].as_f64().context("an array has stripes")?;
                     let strip_bytes = stripes * stripe_bytes / K as f64;
-                    seen = Some((Instant::now(), Rebuilt { strip_bytes, seconds: 0.0 }));
+                    seen = Some((Instant::now(), cpu_before, Rebuilt { strip_bytes, ..Rebuilt::default() }));
                 }
-                Some((start, rebuilt)) if job.is_null() => {
+                Some((start, cpu_before, rebuilt)) if job.is_null() => {
                     phase.wait();
                     rebuilt.seconds = start.elapsed().as_secs_f64();
+                    rebuilt.cpu_seconds = self.process.cpu_seconds() - *cpu_before;
                     break;
                 }
                 Some(_) => {}
@@ -110,7 +118,7 @@ impl Drives {
             ensure!(begun.elapsed() < PATIENCE, "the array does not become whole");
             std::thread::sleep(POLL);
         }
-        seen.map(|(_, rebuilt)| rebuilt).context("it was seen")
+        seen.map(|(.., rebuilt)| rebuilt).context("it was seen")
     }
 }
 

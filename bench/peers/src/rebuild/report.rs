@@ -44,7 +44,8 @@ impl Outcome {
         let mut row = |what: String, of: &dyn Fn(&Round) -> Rebuilt, share: String| {
             let [rate, took] =
                 [self.cell(mega, |round| of(round).rate()), self.cell(seconds, |round| of(round).seconds)];
-            rows.push(vec![what, rate, took, share]);
+            let used = self.cell(seconds, |round| of(round).cpu_seconds);
+            rows.push(vec![what, rate, took, used, share]);
         };
         let threads = self.rounds.first().map_or(0, |round| round.copies.len());
         for index in 0..threads {
@@ -74,7 +75,7 @@ impl Outcome {
             let of = move |round: &Round| round.beside[index].rebuilt;
             row(format!("rebuild beside {name}"), &of, format!("{} of the fastest copies", share(&of)));
         }
-        table(out, "What is made again", &["", "strips, MB/s", "seconds", ""], rows);
+        table(out, "What is made again", &["", "strips, MB/s", "seconds", "processor seconds", ""], rows);
     }
 
     fn felt(&self, out: &mut String) {
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn shares_are_of_the_fastest_copies() {
-        let at = |rate: f64| Rebuilt { strip_bytes: rate * 2e6, seconds: 2.0 };
+        let at = |rate: f64| Rebuilt { strip_bytes: rate * 2e6, seconds: 2.0, cpu_seconds: 1.5 };
         let felt = Felt::new(&Timed::new(vec![Duration::from_micros(50); 10]), 2.0);
         let beside = Beside { without: felt, with: felt, rebuilt: at(100.0) };
         let round =
@@ -121,10 +122,15 @@ mod tests {
         };
         let text = outcome.text();
         assert!(
-            text.contains("| rebuild alone | 450 | 2.00 | 90 % of the fastest copies (aim 80 %: met) |"),
+            text.contains(
+                "| rebuild alone | 450 | 2.00 | 1.50 | 90 % of the fastest copies (aim 80 %: met) |"
+            ),
             "{text}"
         );
-        assert!(text.contains("| copies by one thread | 300 | 2.00 | the rebuild is 150 % |"), "{text}");
+        assert!(
+            text.contains("| copies by one thread | 300 | 2.00 | 1.50 | the rebuild is 150 % |"),
+            "{text}"
+        );
         assert!(text.contains("during the rebuild | 5.0 | 50 | 50 | 50 | 50 |"), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! `cargo xtask layers`: the processor time of Penstock for each byte or operation, by layer.
 //!
-//! A store with drives in memory does some lines of the comparison while perf looks, every 200 us on each processor, at
+//! A store with drives in memory does some lines of the comparison while perf looks, about every millisecond on each processor, at
 //! the calls that are open. Each sample is given twice: to the layer whose code ran, and to the layer on whose
 //! behalf it ran, which is the same but for the kernel, the allocator and the C library. What the samples add up to
 //! stands beside what /proc says of the process, and what no rule knows has a row of its own.

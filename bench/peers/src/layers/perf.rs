@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time between two samples of a processor.
-pub(crate) const STEP: Duration = Duration::from_micros(200);
+/// Time between two samples of a processor: each costs tens of microseconds. It keeps no step with clocks of the kernel.
+pub(crate) const STEP: Duration = Duration::from_micros(997);
 /// How long perf may take to answer.
 const ANSWER: Duration = Duration::from_secs(30);
 

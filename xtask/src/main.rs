@@ -6,6 +6,7 @@
 // It drives real processes by the real clock and is no part of a simulation.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod campaign;
 mod checks;
 mod licences;
 mod peers;
@@ -46,6 +47,17 @@ enum Command {
     },
     /// Run the full form of an acceptance line, such as 01.1; without a line, list them
     Show { line: Option<String> },
+    /// Tests too long for every run, by seeds or rounds; what passed with this commit is not run again
+    Campaign {
+        #[command(subcommand)]
+        which: campaign::Which,
+        /// Where results are appended [default: campaign/results.jsonl in the target folder]
+        #[arg(long, global = true, value_name = "FILE")]
+        results: Option<std::path::PathBuf>,
+        /// Processes at a time
+        #[arg(long, global = true, default_value_t = 1, value_name = "N")]
+        jobs: usize,
+    },
     /// The same work on Penstock and its peers, interleaved: tables and JSON (`-- --help` lists the options)
     Peers {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -79,6 +91,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::check(),
         Command::Test { fast, limit_s } => test::run(fast, Duration::from_secs(limit_s)),
         Command::Show { line } => show::run(line.as_deref()),
+        Command::Campaign { which, results, jobs } => campaign::run(&which, results, jobs),
         Command::Peers { options } => peers::run(&options),
         Command::Layers { options } => peers::layers(&options),
         Command::Rebuild { options } => peers::rebuild(&options),

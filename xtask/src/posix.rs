@@ -17,7 +17,7 @@ use crate::{process, tools};
 /// links.
 const MOST_SKIPPED: u64 = 14;
 /// fsx starts again with each: a run has one sequence of operations for one seed.
-const SEEDS: u64 = 4;
+pub(crate) const SEEDS: u64 = 4;
 
 /// A store with its mount; both go when it is dropped.
 struct Mounted {
@@ -127,14 +127,18 @@ fn count(summary: &str, word: &str) -> Result<u64> {
     found.with_context(|| format!("pjdfstest does not say how many {word}: {summary}"))
 }
 
-fn run_fsx(program: &Path, operations: u64, mounted: &Mounted) -> Result<()> {
-    let file = mounted.home.join("fsx.toml");
-    // Every operation that the mount has; those on mappings and plain reads and writes ten times as often.
+/// Every operation that the mount has; those on mappings and plain reads and writes ten times as often.
+pub(crate) fn fsx_configuration() -> String {
     let rare = ["close_open", "invalidate", "truncate", "fsync", "fdatasync", "sendfile", "posix_fadvise"];
     let often = ["read", "write", "mapread", "mapwrite", "posix_fallocate", "punch_hole", "copy_file_range"];
     let weights = rare.map(|name| format!("{name} = 1\n")).concat()
         + &often.map(|name| format!("{name} = 10\n")).concat();
-    fs::write(&file, format!("flen = 4194304\n[weights]\n{weights}"))?;
+    format!("flen = 4194304\n[weights]\n{weights}")
+}
+
+fn run_fsx(program: &Path, operations: u64, mounted: &Mounted) -> Result<()> {
+    let file = mounted.home.join("fsx.toml");
+    fs::write(&file, fsx_configuration())?;
     for seed in 1..=SEEDS {
         println!("fsx: seed {seed}, {} operations", operations.div_ceil(SEEDS));
         let mut command = Command::new(program);

@@ -188,7 +188,7 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let mut paths = candidate_paths(folder, file.as_ref());
     wait_for_locks(&paths);
     let mut store = file.as_ref().and_then(StoreFile::store_id);
-    if file.is_none() && !holds_a_store(&*backing, &paths).await? {
+    if file.is_none() && !holds_a_store(env, &*backing, &paths).await? {
         let spec = wanted_spec(options)?;
         paths = new_paths(folder, &spec)?;
         eprintln!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
@@ -199,7 +199,7 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
         refuse_other_parameters(file, options)?;
     }
     let last_paths = file.as_ref().map(StoreFile::paths).unwrap_or_default();
-    let candidates = find_drives(&*backing, &paths).await;
+    let candidates = find_drives(env, &*backing, &paths).await;
     let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
     let mode = Mode::Threads(KV_READERS);
     let node = Node::start(env, backing, candidates, store, &last_paths, ownership, mode).await?;
@@ -210,8 +210,8 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
 }
 
 /// Whether drives of a store are there although `store.json` is not. Drives that are none are never written over.
-async fn holds_a_store(backing: &dyn Backing, paths: &[String]) -> Result<bool> {
-    let candidates = find_drives(backing, paths).await;
+async fn holds_a_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Result<bool> {
+    let candidates = find_drives(env, backing, paths).await;
     if candidates.iter().any(|candidate| candidate.store().is_some()) {
         return Ok(true);
     }

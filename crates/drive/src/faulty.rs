@@ -5,6 +5,7 @@
 use crate::{Drive, DriveError, Io};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture, SECTOR_BYTES};
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -50,6 +51,7 @@ struct Planted {
     op: Op,
     countdown: u64,
     fault: Fault,
+    within: Range<u64>,
 }
 
 /// A drive with planted faults.
@@ -69,12 +71,22 @@ impl FaultyDrive {
 
     /// Makes the `nth` matching I/O from now (0 is the next) suffer `fault`.
     pub fn plant(&self, op: Op, nth: u64, fault: Fault) {
-        self.planted.borrow_mut().push(Planted { op, countdown: nth, fault });
+        self.plant_within(op, nth, fault, 0..u64::MAX);
+    }
+
+    /// As [`FaultyDrive::plant`], but only I/Os wholly within these bytes match, and a misdirected write stays there.
+    pub fn plant_within(&self, op: Op, nth: u64, fault: Fault, within: Range<u64>) {
+        self.planted.borrow_mut().push(Planted { op, countdown: nth, fault, within });
     }
 
     /// Whether a planted fault has not come yet.
     pub fn has_planted(&self) -> bool {
-        !self.planted.borrow().is_empty()
+        self.waiting() > 0
+    }
+
+    /// How many planted faults have not come yet.
+    pub fn waiting(&self) -> usize {
+        self.planted.borrow().len()
     }
 
     /// Makes every I/O fail from now on, or work again.
@@ -87,15 +99,16 @@ impl FaultyDrive {
         self.full.set(full);
     }
 
-    fn next_fault(&self, op: Op) -> Option<Fault> {
+    fn next_fault(&self, op: Op, at: u64, len: usize) -> Option<(Fault, Range<u64>)> {
         let mut planted = self.planted.borrow_mut();
         let mut due = None;
         planted.retain_mut(|plan| {
-            if plan.op != op || due.is_some() {
+            let inside = at >= plan.within.start && at + len as u64 <= plan.within.end;
+            if plan.op != op || !inside || due.is_some() {
                 return true;
             }
             if plan.countdown == 0 {
-                due = Some(plan.fault);
+                due = Some((plan.fault, plan.within.clone()));
                 return false;
             }
             plan.countdown -= 1;
@@ -117,7 +130,7 @@ impl Drive for FaultyDrive {
     fn read(&self, at: u64, buf: BufMut, io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
         Box::pin(async move {
             let len = buf.len();
-            let fault = self.next_fault(Op::Read);
+            let fault = self.next_fault(Op::Read, at, len).map(|(fault, _)| fault);
             match fault {
                 _ if self.gone.get() => return Err(self.refuse("read", at, len)),
                 Some(Fault::Fail) => return Err(self.refuse("read", at, len)),
@@ -135,7 +148,7 @@ impl Drive for FaultyDrive {
 
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            let fault = self.next_fault(Op::Write);
+            let (fault, within) = self.next_fault(Op::Write, at, data.len()).unzip();
             match fault {
                 _ if self.gone.get() => Err(self.refuse("write", at, data.len())),
                 Some(Fault::Fail) => Err(self.refuse("write", at, data.len())),
@@ -148,9 +161,8 @@ impl Drive for FaultyDrive {
                 Some(Fault::Silent) => std::future::pending().await,
                 Some(Fault::Dropped) => Ok(()),
                 Some(Fault::Misdirected { blocks }) => {
-                    let elsewhere = at + blocks * BLOCK_BYTES as u64;
-                    let wrapped = elsewhere % (self.size_bytes() - data.len() as u64);
-                    self.inner.write(wrapped / BLOCK_BYTES as u64 * BLOCK_BYTES as u64, data, io).await
+                    let elsewhere = self.misdirect(at, blocks, data.len(), within.unwrap_or_default());
+                    self.inner.write(elsewhere, data, io).await
                 }
                 Some(Fault::Torn { sectors }) => self.write_torn(at, data, sectors, io).await,
                 Some(Fault::Rotten) => {
@@ -166,7 +178,7 @@ impl Drive for FaultyDrive {
 
     fn flush(&self, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            match self.next_fault(Op::Flush) {
+            match self.next_fault(Op::Flush, 0, 0).map(|(fault, _)| fault) {
                 _ if self.gone.get() => Err(self.refuse("flush", 0, 0)),
                 Some(Fault::Fail) => Err(self.refuse("flush", 0, 0)),
                 Some(Fault::Silent) => std::future::pending().await,
@@ -188,6 +200,14 @@ impl Drive for FaultyDrive {
 }
 
 impl FaultyDrive {
+    /// Where a write of `len` bytes at `at` goes instead.
+    fn misdirect(&self, at: u64, blocks: u64, len: usize, within: Range<u64>) -> u64 {
+        let end = within.end.min(self.size_bytes());
+        let room = (end - within.start).saturating_sub(len as u64).max(1);
+        let offset = (at - within.start + blocks * BLOCK_BYTES as u64) % room;
+        within.start + offset / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+    }
+
     async fn write_torn(&self, at: u64, data: Buf, sectors: usize, io: Io) -> Result<(), DriveError> {
         let arrived = (sectors * SECTOR_BYTES).min(data.len());
         let mut whole = self.inner.read(at, BufMut::zeroed(data.len()), io).await?;

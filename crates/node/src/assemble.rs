@@ -8,9 +8,11 @@ use crate::events::{EventKind, Events, Severity};
 use crate::fullness::Warnings;
 use crate::latency::{ServiceLatency, SlowDrives};
 use crate::scrubs::Scrubs;
+use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, Volume, open};
+use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DriveId, Env, StoreId};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{self, Superblock, SuperblockError};
@@ -20,6 +22,7 @@ use penstock_meta::MetaTarget;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::sync::RwLock;
 
 /// A store does not start.
@@ -44,6 +47,9 @@ pub enum StartError {
     #[error(transparent)]
     Meta(#[from] penstock_meta::MetaError),
 }
+
+/// How long a drive may take to say what it is.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// All roles of one machine.
 pub struct Node {
@@ -76,21 +82,26 @@ pub struct Candidate {
     found: Result<(Rc<dyn penstock_drive::Drive>, Superblock), String>,
 }
 
-/// Looks at the drives under `paths`.
-pub async fn find_drives(backing: &dyn Backing, paths: &[String]) -> Vec<Candidate> {
-    let mut candidates = Vec::new();
-    for path in paths {
-        let found = match backing.open(path) {
-            Err(why) => Err(why),
-            Ok(drive) => match superblock::read(&*drive).await {
-                Ok(superblock) => Ok((drive, superblock)),
-                Err(error @ SuperblockError::Shrunk { .. }) => Err(format!("{path} is too small: {error}")),
-                Err(error) => Err(format!("{path}: {error}")),
-            },
-        };
-        candidates.push(Candidate { path: path.clone(), found });
-    }
-    candidates
+/// Looks at the drives under `paths`. One that does not answer is none.
+pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> Vec<Candidate> {
+    let look = |path: &String| {
+        let (path, opened) = (path.clone(), backing.open(path));
+        async move {
+            let found = match opened {
+                Err(why) => Err(why),
+                Ok(drive) => match timeout(env, ANSWER, superblock::read(&*drive)).await {
+                    None => Err(format!("{path}: no answer within {ANSWER:?}")),
+                    Some(Ok(superblock)) => Ok((drive, superblock)),
+                    Some(Err(error @ SuperblockError::Shrunk { .. })) => {
+                        Err(format!("{path} is too small: {error}"))
+                    }
+                    Some(Err(error)) => Err(format!("{path}: {error}")),
+                },
+            };
+            Candidate { path, found }
+        }
+    };
+    join_all(paths.iter().map(look)).await
 }
 
 impl Candidate {

@@ -6,6 +6,7 @@ use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture, SECTOR_BYTES};
 use penstock_drive::{Drive, DriveError, Io};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -45,6 +46,9 @@ pub struct SimDisk {
     durable: RefCell<Image>,
     pending: RefCell<Vec<Pending>>,
     order: Cell<u64>,
+    /// Blocks that have space although nothing was written there.
+    allocated: RefCell<Vec<Range<u64>>>,
+    full: Cell<bool>,
 }
 
 impl SimDisk {
@@ -57,7 +61,27 @@ impl SimDisk {
             durable: RefCell::default(),
             pending: RefCell::default(),
             order: Cell::new(0),
+            allocated: RefCell::default(),
+            full: Cell::new(false),
         })
+    }
+
+    /// Gives bytes space, as a file's allocation does.
+    pub fn allocate(&self, bytes: Range<u64>) {
+        let block = BLOCK_BYTES as u64;
+        self.allocated.borrow_mut().push(bytes.start / block..bytes.end.div_ceil(block));
+    }
+
+    /// From now on the host of the disk has no room for blocks that were never written nor allocated, or has some
+    /// again. Space that was discarded stays.
+    pub fn set_full(&self, full: bool) {
+        self.full.set(full);
+    }
+
+    fn lacks_room(&self, block: u64, count: u64) -> bool {
+        let (live, allocated) = (self.live.borrow(), self.allocated.borrow());
+        let has_space = |at: &u64| live.contains_key(at) || allocated.iter().any(|range| range.contains(at));
+        self.full.get() && !(block..block + count).all(|at| has_space(&at))
     }
 
     /// What the power cut leaves becomes the contents.
@@ -114,6 +138,7 @@ impl SimDisk {
         let copy = Self::new(self.size_bytes);
         *copy.live.borrow_mut() = self.live.borrow().clone();
         *copy.durable.borrow_mut() = self.live.borrow().clone();
+        *copy.allocated.borrow_mut() = self.allocated.borrow().clone();
         copy
     }
 }
@@ -222,6 +247,9 @@ impl Drive for SimDrive {
         Box::pin(async move {
             let block = self.check("write", at, data.len())?;
             self.pause().await;
+            if self.disk.lacks_room(block, (data.len() / BLOCK_BYTES) as u64) {
+                return Err(DriveError::HostFull);
+            }
             let order = self.apply(block, data, io.site);
             self.world.pass(io.site);
             self.pause().await;

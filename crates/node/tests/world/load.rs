@@ -274,7 +274,10 @@ impl Load {
     async fn fsync(&self, machine: &Machine, ino: u64) -> Result<(), Failure> {
         let image = self.files.borrow()[&ino].acknowledged;
         let states: Vec<u64> = self.trees.borrow().iter().map(|tree| tree.acknowledged).collect();
-        machine.fsync(Ino(ino), self.running.get() > 1).await?;
+        // Chunks of other files may be on their way to the drives, whether or not a task waits for them.
+        let waits = |other: &u64| *other != ino && machine.client.is_unsettled(Ino(*other));
+        let others = self.running.get() > 1 || self.files.borrow().keys().any(waits);
+        machine.fsync(Ino(ino), others).await?;
         if let Some(file) = self.files.borrow_mut().get_mut(&ino) {
             file.sync(image);
         }
@@ -495,6 +498,29 @@ impl Load {
         self.trees.borrow_mut().iter_mut().zip(now).for_each(|(tree, state)| tree.sync(state));
         newest.iter().for_each(|(ino, image)| self.files.borrow_mut().get_mut(ino).unwrap().sync(*image));
         Ok(())
+    }
+}
+
+impl Load {
+    /// Removes every name, those of the tasks too, and ends all uses.
+    pub async fn remove_all(&self, machine: &Machine) -> Result<(), Failure> {
+        let client = &machine.client;
+        for task in 0..=TASKS {
+            let mut paths: Vec<(String, Node)> = self.names(task).into_iter().collect();
+            // What is in a directory comes before it.
+            paths.sort_by_key(|(path, _)| std::cmp::Reverse(path.matches('/').count()));
+            for (path, node) in paths {
+                let dir = self.dir_of(task, &path).expect("what has a name is in a directory");
+                client.unlink(Ino(dir), split(&path).1.as_bytes(), node.directory).await?;
+            }
+            client.unlink(client.root(), format!("t{task}").as_bytes(), true).await?;
+        }
+        let open = std::mem::take(&mut *self.open.borrow_mut());
+        for ino in open {
+            client.release(Ino(ino)).await?;
+        }
+        self.orphans.borrow_mut().clear();
+        client.sync_all().await
     }
 }
 

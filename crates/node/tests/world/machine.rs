@@ -4,7 +4,7 @@ use penstock_array::CreateSpec;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_base::{Env, Ino};
 use penstock_client::{Client, Failure};
-use penstock_drive::{Drive, FaultyDrive};
+use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
 use penstock_node::{Backing, InProcess, Node, StartError, StoreSpec, create_store, find_drives};
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
@@ -12,15 +12,34 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 pub const DISK_BYTES: u64 = 40 << 20;
 
 /// Disks by path; drives that replace others join them.
 pub type Disks = Rc<RefCell<BTreeMap<String, Rc<SimDisk>>>>;
 
+/// Drives as they were opened in one life, by path.
+pub type Opened = Rc<RefCell<BTreeMap<String, Rc<FaultyDrive>>>>;
+
+/// A fault for a drive as soon as it is opened.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    pub op: Op,
+    pub nth: u64,
+    pub fault: Fault,
+    /// The bytes of the drive that it stays within.
+    pub within: Range<u64>,
+}
+
+/// Faults by path.
+pub type Plans = Rc<RefCell<BTreeMap<String, Vec<Planned>>>>;
+
 /// What survives a power cut.
 pub struct Site {
     pub disks: Disks,
+    /// Faults of the next life.
+    pub plans: Plans,
     pub ownership: Rc<MemoryOwnership>,
     pub spec: StoreSpec,
 }
@@ -37,13 +56,20 @@ pub struct Machine {
 struct SimBacking {
     world: World,
     disks: Disks,
+    plans: Plans,
+    opened: Opened,
 }
 
 impl Backing for SimBacking {
     fn open(&self, path: &str) -> Result<Rc<dyn Drive>, String> {
         let disk = self.disks.borrow().get(path).cloned().ok_or_else(|| format!("{path}: no such disk"))?;
         let drive = SimDrive::new(&self.world, disk);
-        Ok(Rc::new(FaultyDrive::new(self.world.env(), drive)))
+        let drive = Rc::new(FaultyDrive::new(self.world.env(), drive));
+        for plan in self.plans.borrow_mut().remove(path).unwrap_or_default() {
+            drive.plant_within(plan.op, plan.nth, plan.fault, plan.within);
+        }
+        self.opened.borrow_mut().insert(path.to_owned(), drive.clone());
+        Ok(drive)
     }
 
     fn create(&self, path: &str, size_bytes: u64) -> Result<(), String> {
@@ -51,7 +77,8 @@ impl Backing for SimBacking {
         Ok(())
     }
 
-    fn allocate(&self, _path: &str, _range: Range<u64>) -> Result<(), String> {
+    fn allocate(&self, path: &str, range: Range<u64>) -> Result<(), String> {
+        self.disks.borrow()[path].allocate(range);
         Ok(())
     }
 }
@@ -81,12 +108,17 @@ impl Site {
     pub fn new() -> Self {
         let world = World::new(3);
         let env = world.env();
-        let backing = SimBacking { world: world.clone(), disks: Rc::default() };
+        let backing = SimBacking {
+            world: world.clone(),
+            disks: Rc::default(),
+            plans: Rc::default(),
+            opened: Rc::default(),
+        };
         let spec = spec();
         let paths: Vec<String> = (0..6).map(path).collect();
         world.run(create_store(&env, &backing, &spec, &paths)).unwrap().unwrap();
         world.destroy();
-        Self { disks: backing.disks, ownership: Rc::default(), spec }
+        Self { disks: backing.disks, plans: Rc::default(), ownership: Rc::default(), spec }
     }
 
     pub async fn start(&self, world: &World, lost: &[usize]) -> Result<Machine, StartError> {
@@ -96,11 +128,26 @@ impl Site {
 
     /// Starts the store with all disks but those under the paths in `lost`.
     pub async fn start_without(&self, world: &World, lost: &[String]) -> Result<Machine, StartError> {
+        self.start_recording(world, lost, &Opened::default()).await
+    }
+
+    /// As [`Site::start_without`]; drives are put into `opened` as they are opened.
+    pub async fn start_recording(
+        &self,
+        world: &World,
+        lost: &[String],
+        opened: &Opened,
+    ) -> Result<Machine, StartError> {
         let env = world.env();
         let disks = self.disks.clone();
-        let backing: Rc<dyn Backing> = Rc::new(SimBacking { world: world.clone(), disks: disks.clone() });
+        let backing: Rc<dyn Backing> = Rc::new(SimBacking {
+            world: world.clone(),
+            disks: disks.clone(),
+            plans: self.plans.clone(),
+            opened: opened.clone(),
+        });
         let paths: Vec<String> = disks.borrow().keys().filter(|path| !lost.contains(path)).cloned().collect();
-        let candidates = find_drives(&*backing, &paths).await;
+        let candidates = find_drives(&env, &*backing, &paths).await;
         let node = Node::start(
             &env,
             backing,
@@ -135,7 +182,12 @@ impl Site {
     pub fn duplicate(&self) -> Self {
         let disks: BTreeMap<_, _> =
             self.disks.borrow().iter().map(|(path, disk)| (path.clone(), disk.duplicate())).collect();
-        Self { disks: Rc::new(RefCell::new(disks)), ownership: Rc::default(), spec: self.spec.clone() }
+        Self {
+            disks: Rc::new(RefCell::new(disks)),
+            plans: Rc::default(),
+            ownership: Rc::default(),
+            spec: self.spec.clone(),
+        }
     }
 }
 
@@ -216,9 +268,31 @@ impl Machine {
         assert_eq!(used, check.blocks, "blocks that are used belong to files: {check:?}");
     }
 
+    /// Nothing is left of what was in the store: no inode but the root, no block, no written stripe.
+    pub async fn check_empty(&self, free_bytes: u64) {
+        let data = self.node.arrays().iter().find(|array| array.name() == "data").unwrap();
+        // Removing and discarding are tasks of their own; a minute is more than they ever need.
+        for _ in 0..600 {
+            self.client.sync_all().await.unwrap();
+            if data.report().stripes.1 == 0 && self.node.fs_report().free_bytes == free_bytes {
+                break;
+            }
+            self.env.sleep(Duration::from_millis(100)).await;
+        }
+        let check = self.node.check_fs().await.unwrap();
+        let left = (check.inodes, check.names, check.removed_files, check.chunks, check.blocks);
+        assert_eq!(left, (1, 0, 0, 0, 0), "only the root is left: {check:?}");
+        assert_eq!(self.node.fs_report().free_bytes, free_bytes, "all space is back");
+        assert_eq!(data.report().stripes.1, 0, "stripes without contents are discarded");
+    }
+
     pub async fn stop(&self) {
+        self.try_stop().await.unwrap();
+    }
+
+    pub async fn try_stop(&self) -> Result<(), StartError> {
         self.client.close().await.unwrap();
-        self.node.close().await.unwrap();
+        self.node.close().await
     }
 }
 

@@ -1,12 +1,13 @@
 //! The whole path in the simulated world, from client library to drives.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod campaign;
 mod cuts;
 mod damaged;
 mod files;
-mod lives;
 mod load;
 mod machine;
+mod mischief;
 mod model;
 mod plant;
 mod regress;

@@ -1,9 +1,11 @@
 //! What once broke.
 
-use crate::machine::{Machine, with_a_cut_between};
+use crate::machine::{Machine, Planned, Site, path, with_a_cut_between};
 use crate::model::{make_file, read_all};
 use penstock_base::Ino;
 use penstock_client::SetAttrRequest;
+use penstock_drive::{Fault, Op};
+use penstock_sim::World;
 use penstock_wire::names::MakeRequest;
 
 async fn resize(machine: &Machine, ino: Ino, size: u64) {
@@ -121,4 +123,23 @@ fn chunks_written_here_and_there_are_written_again_as_a_whole() {
         assert!(read_all(machine, ino).await == expected(200));
     };
     with_a_cut_between(70, before, after);
+}
+
+/// The superblocks were read without a deadline: one silent drive, and nothing started.
+#[test]
+fn a_drive_that_never_answers_is_missing_at_a_start() {
+    let site = Site::new();
+    let silent = Planned { op: Op::Read, nth: 0, fault: Fault::Silent, within: 0..u64::MAX };
+    site.plans.borrow_mut().insert(path(4), vec![silent]);
+    let world = World::new(71);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let states: Vec<&str> = machine.node.drives().iter().map(|drive| drive.state().word()).collect();
+        assert_eq!(states, ["online", "online", "online", "online", "missing", "online"]);
+        machine.rebuild().await;
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
 }

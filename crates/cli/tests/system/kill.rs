@@ -1,6 +1,8 @@
 //! Line 01.2: kill -9 at random moments under a mixed load with fsync.
 
+use crate::campaign;
 use crate::store::{Random, Store, can_mount};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -107,11 +109,13 @@ impl Writer {
     }
 }
 
-fn kills(count: u64) {
+/// Kills one process after the other of one store. Returns how many fsyncs were acknowledged.
+fn kills(count: u64, seed: u64) -> u64 {
     let store = Store::new("kill", &["--drive-size", "512M"]);
     store.up();
+    let free_bytes = store.free_bytes();
     let mut writers: Vec<Writer> = (0..3).map(|_| Writer::default()).collect();
-    let mut random = Random(99);
+    let mut random = Random(99 + seed);
     for round in 0..count {
         let threads: Vec<_> = std::mem::take(&mut writers)
             .into_iter()
@@ -122,7 +126,7 @@ fn kills(count: u64) {
                     std::fs::create_dir(&folder).unwrap();
                     std::fs::File::open(&store.mount).unwrap().sync_all().unwrap();
                 }
-                let seed = round * 10 + number as u64 + 7;
+                let seed = seed * 100_000 + round * 10 + number as u64 + 7;
                 std::thread::spawn(move || writer.run(folder, seed))
             })
             .collect();
@@ -144,13 +148,15 @@ fn kills(count: u64) {
         );
         assert!(acknowledged > 0, "the load syncs");
     }
+    store.check_empty(free_bytes);
     store.down();
+    writers.iter().map(|writer| writer.acknowledged).sum()
 }
 
 #[test]
 fn kill_9_loses_nothing_that_was_synced() {
     if can_mount("kill_9_loses_nothing_that_was_synced") {
-        kills(3);
+        kills(3, 0);
     }
 }
 
@@ -158,6 +164,15 @@ fn kill_9_loses_nothing_that_was_synced() {
 #[ignore = "full form: cargo xtask show 01.2"]
 fn show_kill() {
     if can_mount("show_kill") {
-        kills(20);
+        kills(20, 0);
+    }
+}
+
+#[test]
+#[ignore = "full form: cargo xtask campaign kills"]
+fn campaign_of_kills() {
+    if can_mount("campaign_of_kills") {
+        let count = campaign::number("PENSTOCK_KILLS", 10);
+        campaign::run(0..1, |seed| json!({ "kills": count, "fsyncs": kills(count, seed) }));
     }
 }

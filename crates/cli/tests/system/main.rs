@@ -1,13 +1,17 @@
 //! The real program: real processes, real FUSE mounts, real files, kill -9.
 //!
 //! Needs /dev/fuse; where that is missing each test prints SKIPPED. `PENSTOCK_SHOW=full` with the ignored tests is the
-//! full form (`cargo xtask show`).
+//! full form (`cargo xtask show`); those named `campaign_of_…` are for `cargo xtask campaign`.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 
 mod bad_days;
+mod campaign;
+mod churn;
 mod fs_check;
+mod fsx;
 mod kill;
 mod operations;
+mod pairs;
 mod posix;
 mod real_input;
 mod remote_mount;

@@ -124,12 +124,34 @@ impl Store {
         wait_until("the store is whole", || self.json(&["status"])["health"] == "ok");
     }
 
+    pub fn free_bytes(&self) -> u64 {
+        self.json(&["status"])["free_bytes"].as_u64().unwrap()
+    }
+
+    /// Removes everything; all space must come back, and nothing be left of what was there.
+    pub fn check_empty(&self, free_bytes: u64) {
+        shell(&format!("rm -rf {0}/* && sync -f {0}", self.mount.display()));
+        let written = || {
+            let arrays = self.json(&["array", "list"]);
+            let data = arrays.as_array().unwrap().iter().find(|array| array["name"] == "data").cloned();
+            data.unwrap()["written_stripes"].clone()
+        };
+        wait_until("all space is back", || self.free_bytes() == free_bytes && written() == 0);
+        let check = self.json(&["fs", "check"]);
+        let left = ["inodes", "names", "removed_files", "chunks", "blocks"].map(|key| check[key].clone());
+        assert_eq!(left, [1, 0, 0, 0, 0].map(Value::from), "only the root is left: {check}");
+        self.audit();
+    }
+
     /// Everything that must hold of a store at rest.
     pub fn audit(&self) {
         let check = self.json(&["fs", "check"]);
         assert_eq!(check["clean"], true, "{check}");
         let scrubs = self.json(&["array", "scrub", "--wait"]);
         assert!(scrubs.as_array().unwrap().iter().all(|scrub| scrub["clean"] == true), "{scrubs}");
+        let status = self.json(&["status"]);
+        let debt = ["redundancy_debt_stripes", "redundancy_debt_carriers"].map(|key| status[key].clone());
+        assert_eq!(debt, [0, 0].map(Value::from), "{status}");
     }
 }
 

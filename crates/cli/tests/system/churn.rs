@@ -31,6 +31,7 @@ struct Churn {
     blocks: u64,
     /// Blocks that files may fill.
     target: u64,
+    steps: u64,
     written: u64,
     checked: u64,
 }
@@ -87,40 +88,49 @@ impl Churn {
         self.blocks -= self.files.remove(&number).unwrap().len() as u64;
     }
 
+    /// Removes files until so many blocks fit.
+    fn make_room(&mut self, blocks: u64) {
+        while self.blocks + blocks > self.target {
+            let number = self.some_file();
+            self.remove(number);
+        }
+    }
+
     /// One operation. There is always room for it.
     fn step(&mut self) {
         let length = self.some_length();
-        let fits = self.blocks + length <= self.target;
+        self.steps += 1;
         let done = match self.random.below(10) {
-            0..=4 if fits => {
-                self.made += 1;
-                self.write(self.made, 0, length)
+            _ if self.files.len() < 10 => self.make(length),
+            0..=4 => {
+                self.make_room(length);
+                self.make(length)
             }
-            5 if fits && !self.files.is_empty() => {
+            5 => {
+                self.make_room(length);
                 let number = self.some_file();
                 let end = self.files[&number].len() as u64;
                 self.write(number, end, length)
             }
-            6 if !self.files.is_empty() => {
+            6 => {
                 let number = self.some_file();
                 self.check(number);
                 Ok(())
             }
-            7..=9 if !self.files.is_empty() => {
+            _ => {
                 let number = self.some_file();
                 let blocks = self.files[&number].len() as u64;
                 let first = self.random.below(blocks);
                 self.write(number, first, length.min(blocks - first))
             }
-            _ if !fits => {
-                let number = self.some_file();
-                self.remove(number);
-                Ok(())
-            }
-            _ => Ok(()),
         };
         let used = self.blocks * 100 / self.target;
         done.unwrap_or_else(|error| panic!("at {used} % of what it may use: {error}"));
+    }
+
+    fn make(&mut self, length: u64) -> std::io::Result<()> {
+        self.made += 1;
+        self.write(self.made, 0, length)
     }
 
     fn space(&self) -> Value {
@@ -174,10 +184,10 @@ fn churn(length: Duration, rows: u32, seed: u64) -> Value {
     let free_bytes = store.free_bytes();
     (0..8).for_each(|dir| std::fs::create_dir(store.mount.join(format!("c{dir}"))).unwrap());
     let (random, files) = (Random(seed + 1), BTreeMap::new());
-    let (made, stamp, blocks, written, checked) = (0, 2, 0, 0, 0);
-    let mut churn = Churn { store, random, files, made, stamp, blocks, target: 0, written, checked };
+    let (made, stamp, blocks, steps, written, checked) = (0, 2, 0, 0, 0, 0);
+    let mut churn = Churn { store, random, files, made, stamp, blocks, target: 0, steps, written, checked };
     churn.target = churn.available() / BLOCK * 9 / 10;
-    println!("  second      MB/s  files  used %  RSS MiB  metadata MiB  left at ENOSPC");
+    println!("  second      MB/s   op/s  files  used %  RSS MiB  metadata MiB  left at ENOSPC");
     let fill_blocks = churn.target * 98 / 100;
     while churn.blocks < fill_blocks {
         churn.step();
@@ -185,18 +195,20 @@ fn churn(length: Duration, rows: u32, seed: u64) -> Value {
     let begun = Instant::now();
     let (mut resident, mut rates, mut fulls) = (Vec::new(), Vec::new(), 0);
     for row in 1..=rows {
-        let (before, since) = (churn.written, Instant::now());
+        let (before, steps, since) = (churn.written, churn.steps, Instant::now());
         while since.elapsed() < length / rows {
             churn.step();
         }
-        let rate = (churn.written - before) as f64 / since.elapsed().as_secs_f64() / 1e6;
+        let seconds = since.elapsed().as_secs_f64();
+        let rate = (churn.written - before) as f64 / seconds / 1e6;
+        let steps = (churn.steps - steps) as f64 / seconds;
         let space = churn.space();
         let full = row.is_multiple_of(ROWS_BETWEEN).then(|| churn.fill());
         fulls += u64::from(full.is_some());
         let rss = churn.resident_bytes();
         let bytes = |key: &str| space[key].as_u64().unwrap();
         println!(
-            "{:8} {rate:9.1} {:6} {:7.1} {:8} {:13} {:>15}",
+            "{:8} {rate:9.1} {steps:6.0} {:6} {:7.1} {:8} {:13} {:>15}",
             begun.elapsed().as_secs(),
             churn.files.len(),
             100.0 - bytes("available_bytes") as f64 * 100.0 / bytes("total_bytes") as f64,

@@ -36,6 +36,9 @@ pub struct Mischief {
     pub unlucky: Vec<String>,
     /// Whether they do worse than being missing.
     vicious: bool,
+    /// Whether they also give or keep other contents than were written, without an error. Where they do not, nothing
+    /// may be found wrong in the end.
+    lies: bool,
     /// Other drives that may be damaged in each zone.
     spread: u64,
     full_hosts: bool,
@@ -65,11 +68,13 @@ impl Mischief {
         let mut unlucky: Vec<String> =
             (0..dice.below(MOST + 1)).map(|_| path(dice.below(DRIVES) as usize)).collect();
         unlucky.dedup();
+        let lies = World::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x11e5).below(3) > 0;
         let left = MOST - unlucky.len() as u64;
-        let spread = if vicious && spreads { left } else { 0 };
+        let spread = if vicious && spreads && lies { left } else { 0 };
         let full_hosts = vicious && dice.below(2) == 0;
         let done = BTreeMap::new();
-        Self { dice, seed, unlucky, vicious, spread, full_hosts, old: BTreeMap::new(), silent: false, done }
+        let (old, silent) = (BTreeMap::new(), false);
+        Self { dice, seed, unlucky, vicious, lies, spread, full_hosts, old, silent, done }
     }
 
     fn chance(&self, one_in: u64) -> bool {
@@ -118,7 +123,12 @@ impl Mischief {
     fn plan_one(&mut self, site: &Site, path: &str, within: Range<u64>, whole: bool) {
         let sectors = 1 + self.dice.below(12) as usize;
         let blocks = 1 + self.dice.below(200);
-        let (op, fault) = match self.dice.below(if whole { 12 } else { 5 }) {
+        let drawn = match (whole, self.lies) {
+            (true, true) => self.dice.below(12),
+            (true, false) => 5 + self.dice.below(7),
+            (false, _) => self.dice.below(5),
+        };
+        let (op, fault) = match drawn {
             0 => (Op::Write, Fault::Torn { sectors }),
             1 => (Op::Write, Fault::Misdirected { blocks }),
             2 => (Op::Write, Fault::Dropped),
@@ -211,7 +221,7 @@ impl Mischief {
             let disk = site.disks.borrow()[&path].clone();
             match self.dice.below(10) {
                 0 => drop(self.old.insert(path, disk.duplicate())),
-                1 if self.old.contains_key(&path) => {
+                1 if self.lies && self.old.contains_key(&path) => {
                     self.did("old");
                     self.silent = true;
                     let old = self.old[&path].duplicate();
@@ -221,7 +231,7 @@ impl Mischief {
                     self.did("blank");
                     site.disks.borrow_mut().insert(path, SimDisk::new(DISK_BYTES));
                 }
-                3..=4 => self.rot(&disk, |_| true),
+                3..=4 if self.lies => self.rot(&disk, |_| true),
                 _ => {}
             }
         }

@@ -7,7 +7,8 @@
 //! is immutable and shared; a [`BufMut`] has one owner, and becomes a [`Buf`] when it is complete.
 //!
 //! Memory of a fresh mapping costs a page fault for each page, more than copying the page. So what a thread lets go
-//! it keeps for its next buffers, up to [`KEPT_BYTES`].
+//! it keeps for its next buffers, up to [`KEPT_BYTES`]. Of short buffers it keeps less, up to [`KEPT_SHORT_BYTES`]: they
+//! cost an allocator a search, since they are aligned.
 
 use crate::BLOCK_BYTES;
 use std::cell::RefCell;
@@ -22,8 +23,10 @@ struct Page([u8; BLOCK_BYTES]);
 
 /// Most memory that a thread keeps for its next buffers.
 pub const KEPT_BYTES: usize = 32 << 20;
-/// Shorter buffers are left to the allocator, which is quick for them.
-const POOLED_PAGES: usize = 8;
+/// The same for short buffers, apart, so that neither kind takes the place of the other.
+pub const KEPT_SHORT_BYTES: usize = 8 << 20;
+/// Shorter buffers are short ones.
+const LONG_PAGES: usize = 8;
 
 /// Pages that go back to the thread that lets them go.
 struct Pages(Vec<Page>);
@@ -32,7 +35,8 @@ struct Pages(Vec<Page>);
 #[derive(Default)]
 struct Pool {
     free: BTreeMap<usize, Vec<Vec<Page>>>,
-    pages: usize,
+    /// Pages kept in short and in long buffers.
+    pages: [usize; 2],
 }
 
 thread_local! {
@@ -44,15 +48,17 @@ impl Pool {
     fn take(&mut self, pages: usize) -> Option<Vec<Page>> {
         let (_, kept) = self.free.range_mut(pages..=pages + pages / 8).find(|(_, kept)| !kept.is_empty())?;
         let kept = kept.pop()?;
-        self.pages -= kept.len();
+        self.pages[usize::from(kept.len() >= LONG_PAGES)] -= kept.len();
         Some(kept)
     }
 
     fn keep(&mut self, memory: Vec<Page>) {
-        if (self.pages + memory.len()) * BLOCK_BYTES > KEPT_BYTES {
+        let long = memory.len() >= LONG_PAGES;
+        let pages = &mut self.pages[usize::from(long)];
+        if (*pages + memory.len()) * BLOCK_BYTES > if long { KEPT_BYTES } else { KEPT_SHORT_BYTES } {
             return;
         }
-        self.pages += memory.len();
+        *pages += memory.len();
         self.free.entry(memory.len()).or_default().push(memory);
     }
 }
@@ -67,16 +73,22 @@ impl Pages {
 
     /// Pages with whatever they held before.
     fn recycled(pages: usize) -> Self {
-        if pages < POOLED_PAGES {
-            return Self::zeroed(pages);
+        if pages == 0 {
+            return Self(Vec::new());
         }
-        POOL.with_borrow_mut(|pool| pool.take(pages)).map_or_else(|| Self::zeroed(pages), Self)
+        let mut taken =
+            POOL.with_borrow_mut(|pool| pool.take(pages)).map_or_else(|| Self::zeroed(pages), Self);
+        if cfg!(debug_assertions) {
+            // Whoever reads what nobody wrote shall be seen.
+            taken.0.as_mut_bytes().fill(0xa5);
+        }
+        taken
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if self.0.len() >= POOLED_PAGES {
+        if !self.0.is_empty() {
             let memory = std::mem::take(&mut self.0);
             // A thread that ends has no pool any more; then the memory is simply freed.
             let _ = POOL.try_with(|pool| pool.borrow_mut().keep(memory));
@@ -165,9 +177,7 @@ impl BufMut {
     /// A buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         let mut buf = Self::recycled(len);
-        if buf.pages.0.len() >= POOLED_PAGES {
-            buf.as_mut().fill(0);
-        }
+        buf.as_mut().fill(0);
         buf
     }
 

@@ -101,7 +101,7 @@ pub struct Mount {
     /// Return when it is mounted and go on in the background
     #[arg(long)]
     pub detach: bool,
-    /// What the background process prints [default: mount.log in the store's folder, or here]
+    /// What the background process prints [default: mount-PATH.log in the store's folder, or here]
     #[arg(long, value_name = "FILE", requires = "detach")]
     pub log: Option<PathBuf>,
     /// What --detach starts

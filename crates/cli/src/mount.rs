@@ -150,6 +150,15 @@ async fn serve(env: &Env, client: &Rc<Client>, path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The name of the log of a mount in the background: one for each mount point.
+fn log_name(path: &Path) -> String {
+    let at = path.display().to_string().trim_matches('/').replace('/', "-");
+    // A name has at most 255 bytes; what tells mount points apart is at their ends.
+    let skip =
+        at.char_indices().map(|(skip, _)| skip).find(|skip| at.len() - skip <= 200).unwrap_or_default();
+    format!("mount-{}.log", &at[skip..])
+}
+
 /// Starts the same command in the background and returns when it has mounted.
 fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Result<ExitCode> {
     // Here too, so that what a killed process left is not taken for the new mount.
@@ -159,8 +168,8 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
     }
     let log_path = match &options.log {
         Some(file) => file.clone(),
-        None if api || options.tcp.is_some() => "mount.log".into(),
-        None => dir.unwrap_or_else(|| DEFAULT.into()).join("mount.log"),
+        None if api || options.tcp.is_some() => log_name(path).into(),
+        None => dir.unwrap_or_else(|| DEFAULT.into()).join(log_name(path)),
     };
     let log =
         std::fs::File::create(&log_path).with_context(|| format!("{} cannot be made", log_path.display()))?;

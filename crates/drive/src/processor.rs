@@ -5,6 +5,9 @@
 //! [`Turns`] counts who calls, and binds the worker to the caller's processor while the calls of one thread come one
 //! at a time.
 //!
+//! Where a caller runs is read by a thread beside the worker: the kernel takes locks of the caller's process for it, which
+//! that one may hold while it waits for the worker.
+//!
 //! Invariant: the worker is bound only while the calls counted last were all in turns, and [`REST`] longer at most.
 
 use penstock_base::Env;
@@ -16,8 +19,8 @@ use std::time::Duration;
 
 /// Calls that are judged together.
 const WINDOW: u32 = 64;
-/// Judged no more often than this, since it reads a file of /proc.
-const PAUSE: Duration = Duration::from_millis(5);
+/// Judged no more often than this, since a thread must wake for it.
+const PAUSE: Duration = Duration::from_millis(20);
 /// A worker that is called less than [`WINDOW`] times in this time goes where the scheduler puts it.
 const REST: Duration = Duration::from_millis(100);
 
@@ -47,6 +50,8 @@ pub struct Turns {
     calls: Cell<u32>,
     in_turn: Cell<u32>,
     judged: Cell<Duration>,
+    /// Somebody looks where the caller runs.
+    looking: Cell<bool>,
     bound: Cell<Option<usize>>,
 }
 
@@ -59,6 +64,7 @@ impl Turns {
             calls: Cell::new(0),
             in_turn: Cell::new(0),
             judged: Cell::new(Duration::ZERO),
+            looking: Cell::new(false),
             bound: Cell::new(None),
         })
     }
@@ -83,9 +89,23 @@ impl Turns {
     fn judge(self: &Rc<Self>) {
         // Others may look in now and then.
         let in_turns = self.in_turn.get() >= self.calls.get() / 8 * 7;
-        match in_turns.then(|| processor_of(self.caller.get())).flatten() {
-            Some(processor) => self.bind(processor),
-            None => self.release(),
+        if !in_turns {
+            self.release();
+        } else if !self.looking.replace(true) {
+            self.env.spawn("worker's caller", Box::pin(self.clone().follow(self.caller.get())));
+        }
+    }
+
+    async fn follow(self: Rc<Self>, caller: u32) {
+        let asked = self.judged.get();
+        let processor = crate::runtime::blocking(move || processor_of(caller)).await;
+        self.looking.set(false);
+        // Not when it took so long that something else may hold now.
+        if self.judged.get() == asked {
+            match processor {
+                Some(processor) => self.bind(processor),
+                None => self.release(),
+            }
         }
     }
 

@@ -71,18 +71,9 @@ impl Pages {
         }))
     }
 
-    /// Pages with whatever they held before.
-    fn recycled(pages: usize) -> Self {
-        if pages == 0 {
-            return Self(Vec::new());
-        }
-        let mut taken =
-            POOL.with_borrow_mut(|pool| pool.take(pages)).map_or_else(|| Self::zeroed(pages), Self);
-        if cfg!(debug_assertions) {
-            // Whoever reads what nobody wrote shall be seen.
-            taken.0.as_mut_bytes().fill(0xa5);
-        }
-        taken
+    /// Kept pages with whatever they held before.
+    fn kept(pages: usize) -> Option<Self> {
+        POOL.with_borrow_mut(|pool| pool.take(pages)).map(Self)
     }
 }
 
@@ -176,14 +167,26 @@ pub struct BufMut {
 impl BufMut {
     /// A buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
-        let mut buf = Self::recycled(len);
-        buf.as_mut().fill(0);
-        buf
+        let count = len.div_ceil(BLOCK_BYTES);
+        let pages = match Pages::kept(count) {
+            Some(mut pages) => {
+                pages.0.as_mut_bytes()[..len].fill(0);
+                pages
+            }
+            None => Pages::zeroed(count),
+        };
+        Self { pages, len }
     }
 
     /// A buffer of `len` bytes that hold anything, for a caller that writes all of them.
     pub fn recycled(len: usize) -> Self {
-        Self { pages: Pages::recycled(len.div_ceil(BLOCK_BYTES)), len }
+        let count = len.div_ceil(BLOCK_BYTES);
+        let mut pages = Pages::kept(count).unwrap_or_else(|| Pages::zeroed(count));
+        if cfg!(debug_assertions) {
+            // Whoever reads what nobody wrote shall be seen.
+            pages.0.as_mut_bytes().fill(0xa5);
+        }
+        Self { pages, len }
     }
 
     /// Keeps the first `len` bytes. The memory behind them stays with the buffer.

@@ -44,7 +44,7 @@ impl Target {
     pub(crate) async fn next_chunk(&self, from: ChunkKey) -> Result<Option<ChunkKey>, ChunkError> {
         let last = ChunkKey { index: u64::MAX, ..from };
         let in_memory = self.chunks.borrow().range(from..=last).next().map(|(key, _)| *key);
-        if self.whole.contains(from.branch, from.ino) {
+        if self.whole.contains(&(from.branch, from.ino)) {
             return Ok(in_memory);
         }
         let (start, until) = map_range(from.branch, from.ino, from.index);

@@ -7,10 +7,9 @@ use crate::chunk::{Chunk, DirtyBlock};
 use crate::discard::Idle;
 use crate::rows::{ChunkKey, Extent, all_groups, decode_group, decode_group_key, decode_map};
 use crate::space::{Run, Space, SpaceUsage};
-use crate::whole::WholeFiles;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks};
+use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks, Noted};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, for_each};
 use std::cell::{Cell, RefCell};
@@ -68,7 +67,7 @@ pub struct Target {
     pub(crate) kv: Rc<dyn Kv>,
     pub(crate) config: TargetConfig,
     pub(crate) chunks: RefCell<BTreeMap<ChunkKey, Rc<RefCell<Chunk>>>>,
-    pub(crate) whole: WholeFiles,
+    pub(crate) whole: Noted<(u64, Ino)>,
     /// Chunks with blocks that are not placed, by the order of their first one.
     pub(crate) waiting: RefCell<BTreeMap<u64, ChunkKey>>,
     pub(crate) chunk_locks: KeyedLocks<ChunkKey>,
@@ -108,7 +107,7 @@ impl Target {
             kv,
             config,
             chunks: RefCell::default(),
-            whole: WholeFiles::default(),
+            whole: Noted::default(),
             waiting: RefCell::default(),
             chunk_locks: KeyedLocks::default(),
             inode_locks: KeyedLocks::default(),
@@ -164,7 +163,7 @@ impl Target {
         if let Some(chunk) = self.chunks.borrow().get(&key) {
             return Ok(chunk.clone());
         }
-        let row = match self.whole.contains(key.branch, key.ino) {
+        let row = match self.whole.contains(&(key.branch, key.ino)) {
             true => None,
             false => self.kv.get(key.row(0)).await?,
         };

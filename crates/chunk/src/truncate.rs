@@ -73,7 +73,7 @@ impl Target {
     /// Forgets what is kept about a file that is gone.
     pub fn forget(&self, branch: u64, ino: Ino) {
         self.cuts.borrow_mut().remove(&(branch, ino));
-        self.whole.forget(branch, ino);
+        self.whole.forget(&(branch, ino));
         let keys = self.keys_of(branch, ino, |chunk| chunk.is_clean() && chunk.map.is_empty());
         keys.iter().for_each(|key| drop(self.chunks.borrow_mut().remove(key)));
     }
@@ -82,7 +82,7 @@ impl Target {
     async fn keys_from(&self, branch: u64, ino: Ino, index: u64) -> Result<BTreeSet<ChunkKey>, ChunkError> {
         let mut keys: BTreeSet<ChunkKey> =
             self.keys_of(branch, ino, |_| true).into_iter().filter(|key| key.index >= index).collect();
-        if self.whole.contains(branch, ino) {
+        if self.whole.contains(&(branch, ino)) {
             return Ok(keys);
         }
         for_each(&*self.kv, map_range(branch, ino, index), |key, _| {

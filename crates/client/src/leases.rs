@@ -18,7 +18,8 @@
 //! - the state of a file that no lease covers is stale: it is asked for before it is used.
 
 use crate::session::Client;
-use penstock_base::{Env, HashMap, HashSet, Ino, LocalBoxFuture};
+use penstock_base::env::timeout;
+use penstock_base::{HashMap, Ino, LocalBoxFuture, Noted};
 use penstock_wire::names::{LeaseCall, LeaseReply, LeaseRequest, ReleasedLease, WatchReply, WatchRequest};
 use penstock_wire::{Failure, Kind};
 use std::cell::{Cell, RefCell};
@@ -37,8 +38,6 @@ const MOST_IDLE: usize = 4096;
 /// Between attempts to settle or to reach the service.
 const PAUSE: Duration = Duration::from_millis(200);
 const ATTEMPTS: u32 = 5;
-/// Files whose pages the kernel may keep over an open, when it may not keep all.
-const MOST_KEPT: usize = 1 << 16;
 
 /// What a kernel keeps for a client that is a mount.
 pub trait KernelCache {
@@ -86,7 +85,7 @@ pub(crate) struct Leases {
     released: RefCell<Vec<ReleasedLease>>,
     /// While alone: the kernel may have pages from a time with others, but for those of these files.
     soiled: Cell<bool>,
-    kept: RefCell<HashSet<Ino>>,
+    kept: Noted<Ino>,
     cache: RefCell<Option<Rc<dyn KernelCache>>>,
 }
 
@@ -174,14 +173,10 @@ impl Client {
     /// Whether the kernel may keep the pages that it has of a file that it is opening.
     pub fn keeps_pages(&self, ino: Ino) -> bool {
         if self.leases.alone.get() {
-            let mut kept = self.leases.kept.borrow_mut();
-            if !self.leases.soiled.get() || kept.contains(&ino) {
+            if !self.leases.soiled.get() || self.leases.kept.contains(&ino) {
                 return true;
             }
-            if kept.len() >= MOST_KEPT {
-                kept.clear();
-            }
-            kept.insert(ino);
+            self.leases.kept.note(ino);
             return false;
         }
         match self.leases.table.borrow_mut().get_mut(&ino) {
@@ -335,7 +330,7 @@ impl Client {
                         cache.drop_pages(ino, bytes).await;
                     }
                 });
-                if timeout(&self.env, PATIENCE, &mut drops).await {
+                if timeout(&self.env, PATIENCE, &mut drops).await.is_some() {
                     return;
                 }
                 // A page of these is locked by a request that must be served first.
@@ -357,10 +352,15 @@ impl Client {
         }
     }
 
-    /// Somebody else comes, or the service does not know any more who has what.
+    async fn settle_for_others(&self, ino: Ino) {
+        if let Err(failure) = self.settle_quietly(ino).await {
+            tracing::error!(%failure, %ino, "what was written is not known to others yet");
+        }
+    }
+
+    /// Somebody else comes, or the service does not know any more who has what. From here on new operations ask.
     async fn give_up_everything(&self, grant: u64) {
         let leases = &self.leases;
-        leases.alone.set(false);
         leases.soiled.set(true);
         leases.void.set(leases.void.get().max(grant));
         leases.changed.notify_waiters();
@@ -378,9 +378,7 @@ impl Client {
             if let Some(cache) = &cache {
                 cache.drop_pages(ino, 0..u64::MAX).await;
             }
-            if let Err(failure) = self.settle_quietly(ino).await {
-                tracing::error!(%failure, %ino, "what was written is not known to others yet");
-            }
+            self.settle_for_others(ino).await;
         }
         if let Some(names_expire) = names_expire {
             names_expire.await;
@@ -395,11 +393,7 @@ impl Client {
     async fn answer(&self, call: LeaseCall) {
         let ino = Ino(call.ino);
         match (call.settle, call.ino) {
-            (true, _) => {
-                if let Err(failure) = self.settle_quietly(ino).await {
-                    tracing::error!(%failure, %ino, "what was written is not known to others yet");
-                }
-            }
+            (true, _) => self.settle_for_others(ino).await,
             (false, 0) => self.give_up_everything(call.grant).await,
             (false, _) => self.give_up(ino, call.grant).await,
         }
@@ -434,14 +428,14 @@ impl Client {
             for call in reply.calls {
                 self.leases.seen.set(self.leases.seen.get().max(call.number));
                 if call.ino == 0 && !call.settle {
-                    // From here on new operations ask; the rest goes on beside them.
+                    // Before the next request to the service says otherwise.
                     self.leases.alone.set(false);
                 }
                 let client = self.clone();
                 self.env.spawn("lease call", Box::pin(async move { client.answer(call).await }));
             }
             if reply.alone && !self.leases.alone.replace(true) {
-                self.leases.kept.borrow_mut().clear();
+                self.leases.kept.clear();
                 self.leases.changed.notify_waiters();
             }
             if !reply.unlocked.is_empty() {
@@ -469,9 +463,4 @@ impl Client {
         let leaving = WatchRequest { leaves: true, ..self.watch_request() };
         self.ask::<WatchReply>(Kind::Watch, &leaving).await.map(drop)
     }
-}
-
-/// Whether a future completes within a time; it may go on afterwards.
-async fn timeout(env: &Env, limit: Duration, future: impl Future<Output = ()> + Unpin) -> bool {
-    penstock_base::env::timeout(env, limit, future).await.is_some()
 }

@@ -56,7 +56,7 @@ impl Locks {
                     owner: lock.owner,
                     first: lock.first,
                     last: lock.last,
-                    change: if lock.exclusive { LockChange::Exclusive } else { LockChange::Shared }.into(),
+                    change: LockChange::holding(lock.exclusive).into(),
                     pid: lock.pid,
                     flock,
                     ..LockRequest::default()

@@ -123,7 +123,7 @@ impl Acl {
 impl MetaTarget {
     /// The list of an inode under a name. Call while nothing else changes.
     async fn acl(&self, ino: Ino, name: &[u8]) -> Result<Option<Acl>, MetaError> {
-        if self.without_acl.contains(ino) {
+        if self.without_acl.contains(&ino) {
             return Ok(None);
         }
         let mut rows = self.kv.get_many(vec![xattr_key(ino, ACCESS), xattr_key(ino, DEFAULT)]).await?;
@@ -194,7 +194,7 @@ impl MetaTarget {
             true => writes.delete(key),
             false => writes.put(key, acl.encode()),
         };
-        self.without_acl.forget(inode.ino);
+        self.without_acl.forget(&inode.ino);
         Ok(())
     }
 }

@@ -4,8 +4,8 @@
 //! transaction has overtaken (the count of transactions is still the one from before it).
 
 use crate::inode::Inode;
-use penstock_base::{HashMap, HashSet, Ino};
-use std::cell::{Cell, RefCell};
+use penstock_base::{HashMap, Ino};
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 const MOST: usize = 1 << 16;
@@ -52,28 +52,5 @@ impl InodeCache {
 
     pub(crate) fn remove(&mut self, ino: Ino) {
         self.inodes.remove(&ino);
-    }
-}
-
-/// Inodes that are known to lack something, bounded: who is not in it may lack it too.
-#[derive(Default)]
-pub(crate) struct Lacking(RefCell<HashSet<Ino>>);
-
-impl Lacking {
-    pub(crate) fn contains(&self, ino: Ino) -> bool {
-        self.0.borrow().contains(&ino)
-    }
-
-    pub(crate) fn note(&self, ino: Ino) {
-        let mut inos = self.0.borrow_mut();
-        if inos.len() >= MOST {
-            inos.clear();
-        }
-        inos.insert(ino);
-    }
-
-    /// It gets what it lacked.
-    pub(crate) fn forget(&self, ino: Ino) {
-        self.0.borrow_mut().remove(&ino);
     }
 }

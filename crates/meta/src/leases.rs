@@ -309,14 +309,13 @@ impl MetaTarget {
         if !request.answered.is_empty() || !request.released.is_empty() || request.leaves {
             self.lease_news.notify_waiters();
         }
+        let nothing = WatchReply { alone: request.alone, ..WatchReply::default() };
         if !request.wait {
-            return Ok(WatchReply { alone: request.alone, ..WatchReply::default() }.encode_to_vec());
+            return Ok(nothing.encode_to_vec());
         }
         let longest = self.lease().min(LONGEST_WAIT * 3) / 3;
         let wait = self.wait_for(session, |leases| leases.news(session, &request));
-        match penstock_base::env::timeout(&self.env, longest, wait).await {
-            Some(reply) => reply.map(|reply| reply.encode_to_vec()),
-            None => Ok(WatchReply { alone: request.alone, ..WatchReply::default() }.encode_to_vec()),
-        }
+        let reply = penstock_base::env::timeout(&self.env, longest, wait).await.unwrap_or(Ok(nothing))?;
+        Ok(reply.encode_to_vec())
     }
 }

@@ -65,7 +65,7 @@ impl Locks {
                 owner: held.owner.1,
                 first: held.first,
                 last: held.last,
-                change: if held.exclusive { LockChange::Exclusive } else { LockChange::Shared }.into(),
+                change: LockChange::holding(held.exclusive).into(),
                 // A process of another client means nothing where this one asks.
                 pid: if held.owner.0 == session { held.pid } else { 0 },
                 flock: request.flock,

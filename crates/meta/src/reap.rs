@@ -98,7 +98,7 @@ impl MetaTarget {
             return Ok(());
         }
         let mut writes = WriteSet::new();
-        if !self.without_xattrs.contains(ino) {
+        if !self.without_xattrs.contains(&ino) {
             for_each(&*self.kv, xattr_range(ino), |key, _| {
                 writes.delete(key.to_vec());
                 Ok::<_, MetaError>(())

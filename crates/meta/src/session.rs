@@ -198,7 +198,7 @@ impl MetaTarget {
         Ok(())
     }
 
-    /// Notes that a request is being done. Without a session only the first exchange is served.
+    /// Notes that a request that was heard is being done. Without a session only the first exchange is served.
     pub fn begin(self: &Rc<Self>, header: &Header) -> Result<Option<Serving>, Failure> {
         if header.kind == Kind::Hello {
             return Ok(None);
@@ -206,7 +206,6 @@ impl MetaTarget {
         let mut sessions = self.sessions.borrow_mut();
         let session = sessions.live.get_mut(&header.session).ok_or_else(|| ended(header.session))?;
         session.active += 1;
-        session.heard = self.env.now();
         Ok(Some(Serving { meta: self.clone(), session: header.session }))
     }
 

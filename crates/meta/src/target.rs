@@ -1,6 +1,6 @@
 //! The metadata target: opening, transactions, inodes in use.
 
-use crate::cache::{InodeCache, Lacking};
+use crate::cache::InodeCache;
 use crate::entries::EntryCache;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode, Layout};
@@ -12,7 +12,7 @@ use crate::rows::{
 use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
-use penstock_base::{Env, HashMap, Id128, Ino, KeyedLocks};
+use penstock_base::{Env, HashMap, Id128, Ino, KeyedLocks, Noted};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_wire::Header;
@@ -79,8 +79,8 @@ pub struct MetaTarget {
     pub(crate) transactions: Cell<u64>,
     pub(crate) in_use: RefCell<HashMap<Ino, u64>>,
     /// Inodes known to have no access control list, and no extended attribute at all.
-    pub(crate) without_acl: Lacking,
-    pub(crate) without_xattrs: Lacking,
+    pub(crate) without_acl: Noted<Ino>,
+    pub(crate) without_xattrs: Noted<Ino>,
     /// Removed files, by when they may be dropped.
     pub(crate) reap_queue: RefCell<std::collections::BTreeSet<(Duration, Ino)>>,
     /// A removed file is being dropped, and is not in the queue.
@@ -126,8 +126,8 @@ impl MetaTarget {
             changing: Mutex::default(),
             transactions: Cell::new(0),
             in_use: RefCell::default(),
-            without_acl: Lacking::default(),
-            without_xattrs: Lacking::default(),
+            without_acl: Noted::default(),
+            without_xattrs: Noted::default(),
             reap_queue: RefCell::default(),
             reaping: Cell::new(false),
             reap_wake: Notify::new(),

@@ -19,7 +19,7 @@ impl MetaTarget {
     /// The value of an extended attribute.
     pub(crate) async fn get_xattr(&self, request: XattrRequest) -> Result<Vec<u8>, MetaError> {
         let ino = Ino(request.ino);
-        if self.without_xattrs.contains(ino) || is_acl(&request.name) && self.without_acl.contains(ino) {
+        if self.without_xattrs.contains(&ino) || is_acl(&request.name) && self.without_acl.contains(&ino) {
             return Err(Errno::NODATA.into());
         }
         let value = self.kv.get(xattr_key(ino, &request.name)).await?;
@@ -29,7 +29,7 @@ impl MetaTarget {
 
     /// The names of an inode's extended attributes.
     pub(crate) async fn list_xattr(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
-        if self.without_xattrs.contains(Ino(request.ino)) {
+        if self.without_xattrs.contains(&Ino(request.ino)) {
             return Ok(NamesReply::default().encode_to_vec());
         }
         let (from, until) = xattr_range(Ino(request.ino));
@@ -63,7 +63,7 @@ impl MetaTarget {
             }
         }
         let mut writes = WriteSet::new();
-        self.without_xattrs.forget(inode.ino);
+        self.without_xattrs.forget(&inode.ino);
         if is_acl(&request.name) {
             self.set_acl(&mut inode, &request.name, &request.value, &mut writes)?;
             if request.kill_set_group_id {

@@ -10,8 +10,10 @@
 
 mod disk;
 mod link;
+mod seeds;
 mod world;
 
 pub use disk::{CutMode, SimDisk, SimDrive};
 pub use link::SimLink;
+pub use seeds::seeds;
 pub use world::{Cut, CutPlan, World};

@@ -425,6 +425,13 @@ pub enum LockChange {
     Exclusive = 2,
 }
 
+impl LockChange {
+    /// What sets a lock of this kind.
+    pub fn holding(exclusive: bool) -> Self {
+        if exclusive { Self::Exclusive } else { Self::Shared }
+    }
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct LockReply {
     /// What is in the way; none when it is set, or could be.

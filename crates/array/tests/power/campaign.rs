@@ -274,11 +274,7 @@ fn run_seed(seed: u64) -> Fate {
 
 #[test]
 fn campaign_of_seeds() {
-    let given = std::env::var("PENSTOCK_SEEDS").ok();
-    let seeds = match given.as_deref().and_then(|range| range.split_once("..")) {
-        Some((from, to)) => from.parse().unwrap()..to.parse().unwrap(),
-        None => 1..25,
-    };
+    let seeds = penstock_sim::seeds(1..25);
     let (mut cuts, mut lives) = (BTreeMap::<&str, u64>::new(), 0);
     for seed in seeds.clone() {
         let fate = run_seed(seed);

@@ -5,12 +5,7 @@ use std::ops::Range;
 
 /// Runs the items of `PENSTOCK_SEEDS=A..B`, or those given, and prints the figures of each.
 pub fn run(otherwise: Range<u64>, run_item: impl Fn(u64) -> Value) {
-    let given = std::env::var("PENSTOCK_SEEDS").ok();
-    let items = match given.as_deref().and_then(|range| range.split_once("..")) {
-        Some((from, to)) => from.parse().unwrap()..to.parse().unwrap(),
-        None => otherwise,
-    };
-    for item in items {
+    for item in penstock_sim::seeds(otherwise) {
         println!("campaign begin {item}");
         println!("campaign end {item} {}", run_item(item));
     }

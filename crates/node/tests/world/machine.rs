@@ -300,9 +300,14 @@ impl Machine {
 pub fn on_machine(seed: u64, test: impl AsyncFnOnce(&Machine)) {
     let site = Site::new();
     let world = World::new(seed);
+    live(&site, &world, test);
+}
+
+/// Runs a life that ends in order, with a store that is whole.
+fn live(site: &Site, world: &World, life: impl AsyncFnOnce(&Machine)) {
     let run = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
-        test(&machine).await;
+        let machine = site.start(world, &[]).await.unwrap();
+        life(&machine).await;
         machine.audit().await;
         machine.stop().await;
     });
@@ -317,13 +322,5 @@ pub fn with_a_cut_between(seed: u64, before: impl AsyncFnOnce(&Machine), after: 
     let first = world.run(async { before(&site.start(&world, &[]).await.unwrap()).await });
     first.unwrap();
     site.cut(&world);
-    let world = World::new(seed + 1);
-    let second = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
-        after(&machine).await;
-        machine.audit().await;
-        machine.stop().await;
-    });
-    second.unwrap();
-    world.destroy();
+    live(&site, &World::new(seed + 1), after);
 }

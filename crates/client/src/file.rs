@@ -38,8 +38,10 @@ pub struct FileState {
     pub tail_clean: bool,
     /// Its mode has set-id bits, which a write may take.
     pub set_id: bool,
-    /// The service was started again while writes were not settled, and nobody was told.
+    /// The service was started again while writes were not settled, and no fsync was told.
     pub lost: bool,
+    /// A close was.
+    pub lost_told: bool,
     /// The service was started again, or no lease covers the file: its size may be another one.
     pub stale: bool,
 }
@@ -62,6 +64,7 @@ impl FileState {
             tail_clean: false,
             set_id,
             lost: false,
+            lost_told: false,
             stale: false,
         }
     }
@@ -128,6 +131,9 @@ impl Client {
         if let Some(state) = self.files.borrow().get(&ino) {
             let mut state = state.borrow_mut();
             state.opens = state.opens.saturating_sub(1);
+            if state.opens == 0 && state.lost_told {
+                (state.lost, state.lost_told) = (false, false);
+            }
         }
         self.forget_idle(ino);
         let _: penstock_wire::names::EmptyReply =

@@ -169,12 +169,21 @@ impl Client {
         }
     }
 
+    /// Fails when writes of a file were lost, for a close. Others may close it who would not look: a program that is
+    /// started beside a thread that opens files. So this tells of it and leaves it to be told of until the last close.
+    pub fn tell_lost(&self, ino: Ino) -> Result<(), Failure> {
+        match self.files.borrow().get(&ino).map(|state| state.borrow_mut()) {
+            Some(mut state) if state.lost => state.lost_told = true,
+            _ => return Ok(()),
+        }
+        Err(lost(&format!("data written to inode {ino}")))
+    }
+
     /// Fails, once, when writes of a file were lost.
-    pub fn report_lost(&self, ino: Ino) -> Result<(), Failure> {
-        let was_lost =
-            self.files.borrow().get(&ino).is_some_and(|state| std::mem::take(&mut state.borrow_mut().lost));
-        if !was_lost {
-            return Ok(());
+    pub(crate) fn report_lost(&self, ino: Ino) -> Result<(), Failure> {
+        match self.files.borrow().get(&ino).map(|state| state.borrow_mut()) {
+            Some(mut state) if state.lost => (state.lost, state.lost_told) = (false, false),
+            _ => return Ok(()),
         }
         self.forget_idle(ino);
         let failure = lost(&format!("data written to inode {ino}"));

@@ -93,7 +93,7 @@ impl Session {
         let ino = self.ino(request);
         let unlocked = self.client.unlock_all(ino, lock_owner, false).await;
         unlocked.map_err(|failure| errno(&failure))?;
-        self.client.report_lost(ino).map(|()| Answer::Done).map_err(|failure| errno(&failure))
+        self.client.tell_lost(ino).map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
     /// The last close of a handle.

@@ -13,7 +13,7 @@ mod faulty;
 mod file;
 mod handle;
 mod memory;
-pub mod processor;
+pub mod patience;
 pub mod runtime;
 pub mod superblock;
 mod uring;

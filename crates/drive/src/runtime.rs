@@ -10,6 +10,7 @@ use penstock_base::env::{Env, Runtime};
 use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The runtime of one worker thread.
@@ -29,15 +30,29 @@ impl Worker {
 
 /// Runs `main` on this thread as a worker until it completes.
 pub fn block_on<T>(main: impl Future<Output = T>) -> std::io::Result<T> {
-    Ok(compio_runtime::Runtime::new()?.block_on(main))
+    let runtime = compio_runtime::Runtime::new()?;
+    let mut main = std::pin::pin!(main);
+    // compio's own loop asks the kernel to wait for no time at all while there is something to do. A wait of no time
+    // sets a timer and sleeps until it rings, 20 us; one that is known to be over does not begin.
+    let waker = runtime.waker();
+    let mut context = Context::from_waker(&waker);
+    Ok(runtime.enter(|| {
+        loop {
+            if let Poll::Ready(result) = main.as_mut().poll(&mut context) {
+                runtime.run();
+                return result;
+            }
+            let timeout = if runtime.run() { Some(Duration::ZERO) } else { runtime.current_timeout() };
+            if timeout == Some(Duration::ZERO) {
+                waker.wake_by_ref();
+            }
+            runtime.poll_with(timeout);
+        }
+    }))
 }
 
 /// Runs `work`, which blocks, on a thread beside the worker.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let work = || {
-        crate::processor::everywhere();
-        work()
-    };
     match compio_runtime::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => panic!("blocking work was stopped: {error:?}"),

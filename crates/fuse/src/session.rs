@@ -8,14 +8,17 @@ use crate::attr::{Root, VALID};
 use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
+use futures_util::future::{Either, select};
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
 use penstock_client::Client;
-use penstock_drive::processor::Turns;
+use penstock_drive::patience::Patience;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -57,6 +60,11 @@ pub(crate) struct Session {
     /// Requests that wait for a lock.
     pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
     latency: Rc<FuseLatency>,
+    /// Requests that were received and not answered.
+    serving: Cell<usize>,
+    /// The last of them was answered, and the next may come soon.
+    served: Notify,
+    patience: Patience,
     /// The first exchange is done.
     pub(crate) begun: Notify,
 }
@@ -75,6 +83,9 @@ impl Session {
             lockers: RefCell::default(),
             waiting: RefCell::default(),
             latency,
+            serving: Cell::new(0),
+            served: Notify::new(),
+            patience: Patience::default(),
             begun: Notify::new(),
         })
     }
@@ -82,25 +93,43 @@ impl Session {
     /// Serves until the file system is unmounted.
     pub(crate) async fn run(self: Rc<Self>, env: Env) -> io::Result<()> {
         let mut inbox = Inbox::new();
-        let turns = Turns::new(&env);
-        let mut alone = true;
         loop {
             match self.device.receive(&mut inbox)? {
                 Received::Request(request) => {
-                    turns.called(request.header.pid, std::mem::take(&mut alone));
+                    self.patience.called();
                     match request.header.opcode {
                         op::INIT => self.init(*request),
-                        _ => env.spawn("file request", Box::pin(serve(self.clone(), env.clone(), *request))),
+                        _ => {
+                            self.serving.set(self.serving.get() + 1);
+                            let mut served = Box::pin(serve(self.clone(), env.clone(), *request));
+                            // Most are done at once. A task is made for what waits.
+                            if poll_fn(|context| Poll::Ready(served.as_mut().poll(context)))
+                                .await
+                                .is_pending()
+                            {
+                                env.spawn("file request", served);
+                            }
+                        }
                     }
-                    // What came runs before the next is looked for.
+                    // What they left to do runs before the next is looked for.
                     yield_now().await;
                 }
-                Received::Empty => {
-                    alone = true;
-                    self.device.readable().await?;
-                }
+                Received::Empty => self.rest(&env).await?,
                 Received::Unmounted => return Ok(()),
             }
+        }
+    }
+
+    /// Waits for a request, or for a moment in which one may be there.
+    async fn rest(&self, env: &Env) -> io::Result<()> {
+        if self.serving.get() == 0 && self.patience.looks_on(env.now()) {
+            yield_now().await;
+            return Ok(());
+        }
+        let readable = pin!(self.device.readable());
+        match select(readable, pin!(self.served.notified())).await {
+            Either::Left((readable, _)) => readable,
+            Either::Right(_) => Ok(()),
         }
     }
 
@@ -224,6 +253,10 @@ async fn serve(session: Rc<Session>, env: Env, mut request: Request) {
         Some(op) => session.latency.of(op).time(&env, work).await,
         None => work.await,
     }
+    session.serving.set(session.serving.get() - 1);
+    if session.serving.get() == 0 && session.patience.is_due() {
+        session.served.notify_one();
+    }
 }
 
 /// What an opcode counts as.
@@ -257,7 +290,7 @@ fn operation(opcode: u32) -> Option<Op> {
 /// Lets the other tasks of the worker run first.
 async fn yield_now() {
     let mut yielded = false;
-    std::future::poll_fn(|context| {
+    poll_fn(|context| {
         if std::mem::replace(&mut yielded, true) {
             return Poll::Ready(());
         }

@@ -10,15 +10,21 @@ use crate::format::record::Entry;
 use crate::format::trailer::Trailer;
 use crate::notes::Note;
 use crate::strip::Part;
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use penstock_base::{BLOCK_BYTES, Version, crc32c};
 use penstock_drive::{Class, Io};
 use std::rc::Rc;
 use std::time::Duration;
 
 const IO: Io = Io::new(Class::Rebuild, "rebuild.strip");
-/// Stripes rebuilt between two flushes.
-const BATCH: usize = 8;
+/// Stripes rebuilt between two flushes, and how many such batches at a time: some read while others write and verify.
+const ALONE: (usize, usize) = (4, 4);
+/// The same beside others, who wait for a stripe as long as its batch takes.
+const BESIDE: (usize, usize) = (2, 1);
+/// Nobody else is there when nobody was served for so long.
+const CALM: Duration = Duration::from_millis(100);
 /// Pause before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -92,44 +98,59 @@ impl Array {
     async fn rebuild_stale(&self, position: usize, progress: &mut JobProgress) -> Result<bool, ArrayError> {
         let bit = 1u64 << position;
         let mut from = 0;
+        let (mut served, mut disturbed) = (self.latency.served(), None);
+        // Each to its end, whatever becomes of the others: they hold locks of stripes.
+        let mut running = FuturesUnordered::new();
+        let mut result = Ok(true);
         loop {
             if self.closed.get() || self.member_slice(position).is_none() {
-                return Ok(false);
+                result = result.and(Ok(false));
             }
-            let batch = self.stale_batch(from, bit);
-            let Some(last) = batch.last() else {
+            if self.latency.served() != served {
+                (served, disturbed) = (self.latency.served(), Some(self.env.now()));
+            }
+            let beside = disturbed.is_some_and(|at| self.env.now().saturating_sub(at) < CALM);
+            let (stripes, batches) = if beside { BESIDE } else { ALONE };
+            while running.len() < batches && matches!(result, Ok(true)) {
+                let found = self.find_stale(from, bit, stripes);
+                let Some(last) = found.last() else { break };
+                from = last + 1;
+                running.push(async move {
+                    let began = self.env.now();
+                    let done = self.rebuild_batch(position, &found).await;
+                    (done, found.len() as u64, self.env.now().saturating_sub(began))
+                });
+            }
+            let Some((done, of, took)) = running.next().await else {
                 // Stripes whose record is on its way may have missed it too: they show in the table after a flush.
-                if self.fresh.borrow().values().any(|pending| pending.stale & bit != 0) {
+                let missed = self.fresh.borrow().values().any(|pending| pending.stale & bit != 0);
+                if missed && matches!(result, Ok(true)) {
                     self.flush(IO.at("rebuild.flush")).await?;
                     from = 0;
                     continue;
                 }
-                return Ok(progress.failed_stripes == 0);
+                return result.map(|whole| whole && progress.failed_stripes == 0);
             };
-            from = last + 1;
-            let (began, served) = (self.env.now(), self.latency.served());
-            let done = self.rebuild_batch(position, &batch).await?;
-            progress.done_stripes += done;
-            progress.failed_stripes += batch.len() as u64 - done;
-            *self.rebuild.borrow_mut() = Some(*progress);
-            if self.latency.served() != served {
+            match done {
+                Ok(done) => {
+                    progress.done_stripes += done;
+                    progress.failed_stripes += of - done;
+                    *self.rebuild.borrow_mut() = Some(*progress);
+                }
+                Err(error) => result = result.and(Err(error)),
+            }
+            if beside && running.is_empty() && result.is_ok() {
                 // Somebody waits for the same drives: they get them for as long.
-                self.env.sleep(self.env.now().saturating_sub(began)).await;
+                self.env.sleep(took).await;
             }
         }
     }
 
-    fn stale_batch(&self, from: u64, bit: u64) -> Vec<u64> {
+    /// The first stripes from `from` on, at most `most`, that lack the strip of a member.
+    fn find_stale(&self, from: u64, bit: u64, most: usize) -> Vec<u64> {
         let table = self.table.borrow();
-        let mut batch = Vec::new();
-        let mut at = from;
-        while batch.len() < BATCH
-            && let Some(stripe) = table.find_written(at, |stale| stale & bit != 0)
-        {
-            batch.push(stripe);
-            at = stripe + 1;
-        }
-        batch
+        let next = |at| table.find_written(at, |stale| stale & bit != 0);
+        std::iter::successors(next(from), |stripe| next(stripe + 1)).take(most).collect()
     }
 
     async fn rebuild_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
@@ -141,11 +162,18 @@ impl Array {
         }
         let written = join_all(stripes.iter().map(|stripe| self.rebuild_strip(*stripe, position))).await;
         self.flush_member(position, IO.at("rebuild.flush")).await?;
+        let verify = stripes.iter().zip(&written).map(|(stripe, written)| async move {
+            match written {
+                Ok(Some((version, part))) => self.reads_back(*stripe, position, *version, part).await,
+                _ => false,
+            }
+        });
+        let verified = join_all(verify).await;
         let mut records = Vec::new();
         let mut done = 0;
-        for (stripe, written) in stripes.iter().zip(written) {
+        for ((stripe, written), verified) in stripes.iter().zip(written).zip(verified) {
             match written {
-                Ok(Some((version, part))) if self.reads_back(*stripe, position, version, &part).await => {
+                Ok(Some((version, _))) if verified => {
                     if self.lives()[position] != life {
                         return Err(ArrayError::Invalid(format!("member {position} was replaced")));
                     }

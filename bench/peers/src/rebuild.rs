@@ -175,6 +175,8 @@ impl Bed {
             eprint!("\r\x1b[K{name}: copies");
             self.drives.fail(drive)?;
             settle();
+            // Once for nothing: each, like the rebuild after them, then writes where memory was just given up.
+            self.copy(drive, 1)?;
             for (threads, copied) in &mut round.copies {
                 copied.add(self.copy(drive, *threads)?);
             }

@@ -101,13 +101,11 @@ impl Session {
                         op::INIT => self.init(*request),
                         _ => {
                             self.serving.set(self.serving.get() + 1);
-                            let mut served = Box::pin(serve(self.clone(), env.clone(), *request));
+                            let mut work = Box::pin(serve(self.clone(), env.clone(), *request));
                             // Most are done at once. A task is made for what waits.
-                            if poll_fn(|context| Poll::Ready(served.as_mut().poll(context)))
-                                .await
-                                .is_pending()
+                            if poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await.is_pending()
                             {
-                                env.spawn("file request", served);
+                                env.spawn("file request", work);
                             }
                         }
                     }

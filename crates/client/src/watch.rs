@@ -95,9 +95,9 @@ impl Client {
         }
     }
 
-    /// Notes that the session has ended, and says so once.
+    /// Notes that the session has ended, and says so once if it was not this client that ended it.
     pub(crate) fn note_failure(&self, failure: &Failure) {
-        if failure.kind == Todo::Ended && !self.restarts.ended.replace(true) {
+        if failure.kind == Todo::Ended && !self.restarts.ended.replace(true) && !self.closed.get() {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
         }
     }

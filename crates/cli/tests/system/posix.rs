@@ -48,7 +48,7 @@ fn lseek_tells_data_from_holes() {
         assert_eq!(seek(&file, SeekFrom::Data(1 << 30)), Err(Errno::NXIO));
     }
     drop(file);
-    store.down();
+    store.down_in_peace();
 }
 
 /// fallocate(2) in all its modes, with what the kernel keeps of the file in memory.

@@ -91,6 +91,13 @@ impl Store {
         assert!(!self.dir.join("run.json").exists(), "a stopped instance leaves no run.json");
     }
 
+    /// The same for an instance that nothing went wrong with, which has said of no error.
+    pub fn down_in_peace(&self) {
+        self.down();
+        let log = self.log();
+        assert!(!log.is_empty() && !log.contains("ERROR"), "{log}");
+    }
+
     fn log(&self) -> String {
         std::fs::read_to_string(self.dir.join("penstock.log")).unwrap_or_default()
     }

@@ -172,22 +172,23 @@ impl Client {
     /// Fails when writes of a file were lost, for a close. Others may close it who would not look: a program that is
     /// started beside a thread that opens files. So this tells of it and leaves it to be told of until the last close.
     pub fn tell_lost(&self, ino: Ino) -> Result<(), Failure> {
-        match self.files.borrow().get(&ino).map(|state| state.borrow_mut()) {
-            Some(mut state) if state.lost => state.lost_told = true,
-            _ => return Ok(()),
-        }
-        Err(lost(&format!("data written to inode {ino}")))
+        self.check_lost(ino, |state| state.lost_told = true)
     }
 
     /// Fails, once, when writes of a file were lost.
     pub(crate) fn report_lost(&self, ino: Ino) -> Result<(), Failure> {
+        let told = |state: &mut FileState| (state.lost, state.lost_told) = (false, false);
+        self.check_lost(ino, told).inspect_err(|failure| {
+            self.forget_idle(ino);
+            tracing::error!(%failure, "an fsync fails for it");
+        })
+    }
+
+    fn check_lost(&self, ino: Ino, tell: impl FnOnce(&mut FileState)) -> Result<(), Failure> {
         match self.files.borrow().get(&ino).map(|state| state.borrow_mut()) {
-            Some(mut state) if state.lost => (state.lost, state.lost_told) = (false, false),
+            Some(mut state) if state.lost => tell(&mut state),
             _ => return Ok(()),
         }
-        self.forget_idle(ino);
-        let failure = lost(&format!("data written to inode {ino}"));
-        tracing::error!(%failure, "an fsync fails for it");
-        Err(failure)
+        Err(lost(&format!("data written to inode {ino}")))
     }
 }

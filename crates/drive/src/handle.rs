@@ -9,7 +9,13 @@ use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Histogram};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::pin::pin;
 use std::rc::Rc;
+
+/// A deadline is counted in so many steps. While the process or its machine is stopped (a signal, a suspended or migrating
+/// virtual machine) time passes and nobody looks for answers; a pause of any length is one step, not the end of a drive
+/// that has long answered.
+const DEADLINE_STEPS: u32 = 8;
 
 /// Whether a drive takes I/O.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,13 +201,14 @@ impl DriveHandle {
         start: impl FnOnce(Rc<dyn Drive>) -> F,
     ) -> Result<F::Output, DriveError> {
         let drive = self.online_drive()?;
-        match timeout(&self.env, io.deadline, start(drive)).await {
-            Some(result) => Ok(result),
-            None => {
-                self.count(|counters| counters.timeouts += 1);
-                Err(DriveError::Deadline(io.deadline))
+        let mut work = pin!(start(drive));
+        for _ in 0..DEADLINE_STEPS {
+            if let Some(result) = timeout(&self.env, io.deadline / DEADLINE_STEPS, work.as_mut()).await {
+                return Ok(result);
             }
         }
+        self.count(|counters| counters.timeouts += 1);
+        Err(DriveError::Deadline(io.deadline))
     }
 
     fn settle<T>(&self, result: Result<Result<T, DriveError>, DriveError>) -> Result<T, DriveError> {
@@ -341,5 +348,88 @@ impl Slice {
     /// Gives space back.
     pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
         self.drive.discard(self.place(at, len), len, io).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_base::env::{LocalBoxFuture, Runtime};
+    use std::task::Poll;
+    use std::time::Duration;
+
+    /// Comes back after so many polls.
+    fn after_polls(mut polls: u32) -> LocalBoxFuture<'static, ()> {
+        Box::pin(std::future::poll_fn(move |context| {
+            context.waker().wake_by_ref();
+            polls -= 1;
+            if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
+        }))
+    }
+
+    /// Every time is over when it is looked at again.
+    struct Hurried;
+
+    impl Runtime for Hurried {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+        fn wall_ns(&self) -> i64 {
+            0
+        }
+        fn sleep(&self, _period: Duration) -> LocalBoxFuture<'static, ()> {
+            after_polls(2)
+        }
+        fn spawn(&self, _name: &'static str, _task: LocalBoxFuture<'static, ()>) {}
+        fn random(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Answers after so many polls.
+    struct Late(u32);
+
+    impl Drive for Late {
+        fn size_bytes(&self) -> u64 {
+            1 << 20
+        }
+        fn read(&self, _: u64, buf: BufMut, _: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+            let wait = after_polls(self.0);
+            Box::pin(async move {
+                wait.await;
+                Ok(buf)
+            })
+        }
+        fn write(&self, _: u64, _: Buf, _: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+            unreachable!("only read here")
+        }
+        fn flush(&self, _: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+            unreachable!("only read here")
+        }
+        fn discard(&self, _: u64, _: u64, _: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+            unreachable!("only read here")
+        }
+    }
+
+    fn read(polls: u32) -> (Result<Buf, DriveError>, u64) {
+        let superblock = Superblock { size_bytes: 1 << 20, ..Superblock::default() };
+        let handle = DriveHandle::online(Rc::new(Hurried), "late".into(), Rc::new(Late(polls)), superblock);
+        let io = Io::new(crate::Class::Client, "test");
+        let result =
+            crate::runtime::block_on(async { handle.read(0, BLOCK_BYTES, io).await }).expect("a worker");
+        (result, handle.counters.get().timeouts)
+    }
+
+    #[test]
+    fn an_answer_that_is_seen_only_after_a_pause_is_taken() {
+        // The first time is over before the answer is seen, as after a pause.
+        let (result, timeouts) = read(4);
+        assert!(result.is_ok() && timeouts == 0, "{result:?}");
+    }
+
+    #[test]
+    fn no_answer_in_all_steps_is_the_end() {
+        let (result, timeouts) = read(1000);
+        assert!(matches!(result, Err(DriveError::Deadline(_))) && timeouts == 1, "{result:?}");
     }
 }

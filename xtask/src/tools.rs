@@ -2,7 +2,8 @@
 //!
 //! A Python environment with pyarrow is for tests that read and write Parquet through the mount. They find its
 //! interpreter in `PENSTOCK_PYTHON`, or at `tools/venv/bin/python` in the target folder; where it is missing they
-//! print SKIPPED. Programs from crates.io are for `cargo xtask posix`.
+//! print SKIPPED. The compiler of CUDA kernels (NVRTC), a library that needs no GPU, is in the same environment. Programs
+//! from crates.io are for `cargo xtask posix`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,9 @@ use crate::{process, workspace};
 
 /// The pinned release first; on a Python too new for it, what the index has.
 const REQUIREMENTS: [&str; 2] = ["pyarrow==21.0.0", "pyarrow>=21"];
+
+/// The release whose output is `crates/gpu/kernels/code.ptx`. Tests that want it print SKIPPED without it.
+const CUDA_COMPILER: &str = "nvidia-cuda-nvrtc-cu11==11.8.89";
 
 /// Written last: an environment without it is unfinished.
 const STAMP: &str = "penstock-stamp";
@@ -57,7 +61,7 @@ pub(crate) fn program(name: &str, version: &str) -> Result<PathBuf> {
 pub(crate) fn install() -> Result<PathBuf> {
     let (tools, _lock) = folder()?;
     let venv = tools.join("venv");
-    let wanted = format!("{}\n", REQUIREMENTS.join("\n"));
+    let wanted = format!("{}\n{CUDA_COMPILER}\n", REQUIREMENTS.join("\n"));
     if fs::read_to_string(venv.join(STAMP)).is_ok_and(|stamp| stamp == wanted) && imports(&venv) {
         return Ok(venv);
     }
@@ -66,25 +70,28 @@ pub(crate) fn install() -> Result<PathBuf> {
     }
     eprintln!("installing Python tools into {}", venv.display());
     run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    install_packages(&venv)?;
+    let mut last = None;
+    for requirement in REQUIREMENTS {
+        last = install_package(&venv, requirement).err();
+        if last.is_none() {
+            break;
+        }
+    }
+    last.map_or(Ok(()), Err)?;
+    if let Err(error) = install_package(&venv, CUDA_COMPILER) {
+        eprintln!("warning: the test that compiles CUDA kernels will be skipped: {error:#}");
+    }
     ensure!(imports(&venv), "pyarrow is installed and cannot be imported");
     fs::write(venv.join(STAMP), wanted).context("cannot write the stamp")?;
     Ok(venv)
 }
 
-fn install_packages(venv: &Path) -> Result<()> {
-    let mut last = None;
-    for requirement in REQUIREMENTS {
-        let mut pip = Command::new(venv.join("bin/python"));
-        // A source build of Arrow takes an hour and a compiler: only ready packages.
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
-        pip.args(["--only-binary", ":all:", "--retries", "2", requirement]);
-        match run(&mut pip) {
-            Ok(()) => return Ok(()),
-            Err(error) => last = Some(error),
-        }
-    }
-    last.map_or(Ok(()), Err)
+fn install_package(venv: &Path, requirement: &str) -> Result<()> {
+    let mut pip = Command::new(venv.join("bin/python"));
+    // A source build of Arrow takes an hour and a compiler: only ready packages.
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+    pip.args(["--only-binary", ":all:", "--retries", "2", requirement]);
+    run(&mut pip)
 }
 
 /// Also tells an environment whose Python was removed or replaced.

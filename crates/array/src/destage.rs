@@ -13,6 +13,7 @@ use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
 use crate::overlay::DirtyBlock;
 use crate::strip::Part;
+use crate::volume::ZERO_BLOCK_CRC;
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, crc32c_blocks};
 use penstock_drive::{Class, Io};
@@ -224,27 +225,21 @@ impl Array {
         blocks: Vec<(u32, DirtyBlock)>,
     ) -> Result<Written, ArrayError> {
         let bytes = self.geo.strip_bytes();
-        let mut data: Vec<BufMut> = (0..self.geo.k).map(|_| BufMut::zeroed(bytes)).collect();
+        let strip_blocks = self.geo.strip_blocks as usize;
+        let mut strips: Vec<(BufMut, Vec<u32>)> =
+            (0..self.geo.k).map(|_| (BufMut::zeroed(bytes), vec![ZERO_BLOCK_CRC; strip_blocks])).collect();
         for (block, dirty) in &blocks {
             let (position, column) = self.geo.locate(*block);
             let at = column as usize * BLOCK_BYTES;
-            data[position].as_mut()[at..at + BLOCK_BYTES].copy_from_slice(&dirty.data);
+            let (data, crcs) = &mut strips[position];
+            data.as_mut()[at..at + BLOCK_BYTES].copy_from_slice(&dirty.data);
+            crcs[column as usize] = dirty.crc;
         }
         // A block whose newest write is not appended yet is not contained, and what the log has of it stays valid.
         let contained = blocks.iter().map(|(block, dirty)| (*block, dirty.order)).collect();
-        let mut parts: Vec<Part> = data
-            .into_iter()
-            .map(|buf| {
-                let data = buf.freeze();
-                let crcs = crc32c_blocks(&data);
-                Part { data, crcs }
-            })
-            .collect();
-        for (block, dirty) in &blocks {
-            let (position, column) = self.geo.locate(*block);
-            assert_eq!(parts[position].crcs[column as usize], dirty.crc, "memory holds what was written");
-        }
-        let parity = self.encode(&parts.iter().map(|part| &part.data[..]).collect::<Vec<_>>());
+        let mut parts: Vec<Part> =
+            strips.into_iter().map(|(data, crcs)| Part { data: data.freeze(), crcs }).collect();
+        let parity = self.encode(&parts);
         parts.extend(parity);
         let version = self.new_version().await?;
         let stale = self.write_stripe(stripe, &parts, version, IO).await?;
@@ -329,7 +324,7 @@ impl Array {
                 if needed.is_empty() { counts.full_writes += 1 } else { counts.reconstruct_writes += 1 }
             });
             let all: Vec<Part> = (0..self.geo.k).map(new_data).collect();
-            let parity = self.encode(&all.iter().map(|part| &part.data[..]).collect::<Vec<_>>());
+            let parity = self.encode(&all);
             result.extend((self.geo.k..).zip(parity));
         }
         Ok(result)

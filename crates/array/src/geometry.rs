@@ -7,11 +7,10 @@ use crate::format::descriptor::Descriptor;
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
 use penstock_base::{BLOCK_BYTES, SECTOR_BYTES};
+use penstock_raid::Code;
 use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most strips in a stripe: their numbers must fit a 64-bit mask.
-pub const MAX_STRIPS: usize = 64;
 /// Largest slice: offsets in it stay far from the ends of their type.
 const MAX_SLICE_BYTES: u64 = 1 << 60;
 
@@ -65,8 +64,8 @@ impl Geometry {
             return invalid(format!("a log of {} bytes in slices of {slice_bytes}", spec.log_bytes));
         }
         let strips = spec.k.saturating_add(spec.m);
-        if spec.k == 0 || strips > MAX_STRIPS {
-            return invalid(format!("{}+{} is not a code of 1 to {MAX_STRIPS} strips", spec.k, spec.m));
+        if let Err(error) = Code::new(spec.k, spec.m) {
+            return invalid(error.to_string());
         }
         if spec.strip_blocks == 0 || spec.strip_blocks > MAX_STRIP_BLOCKS {
             return invalid(format!("a strip has 1 to {MAX_STRIP_BLOCKS} blocks, not {}", spec.strip_blocks));

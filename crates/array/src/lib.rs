@@ -44,5 +44,6 @@ pub use geometry::{CreateSpec, Geometry};
 pub use maintain::JobProgress;
 pub use notes::Note;
 pub use open::{MemberSlice, create, open};
+pub use penstock_raid::MAX_PARITY;
 pub use scrub::{Pace, ScrubProgress, ScrubReport};
 pub use volume::{Blocks, Discard, Volume};

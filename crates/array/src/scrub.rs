@@ -13,6 +13,7 @@ use crate::strip::{Erased, Part};
 use futures_util::future::join_all;
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Class, Io};
+use penstock_raid::Fault;
 use std::cell::RefCell;
 
 const IO: Io = Io::new(Class::Scrub, "scrub.repair");
@@ -147,6 +148,10 @@ impl Array {
         for position in &positions {
             self.trailers.borrow_mut().forget(stripe, *position);
         }
+        if self.is_whole(stripe, &positions).await {
+            self.unreadable.borrow_mut().remove(&stripe);
+            return Ok(());
+        }
         let reads = positions.iter().map(|at| self.read_part(stripe, *at, &whole, IO.at("scrub.read")));
         let found: Vec<(usize, Result<Part, Erased>)> =
             positions.iter().copied().zip(join_all(reads).await).collect();
@@ -206,6 +211,27 @@ impl Array {
         Ok(())
     }
 
+    /// Whether all strips of a stripe are there and what their trailers say, by the one pass that also computes parity.
+    /// Where they are not, nothing is noted here: whoever reads them again does.
+    async fn is_whole(&self, stripe: u64, positions: &[usize]) -> bool {
+        if positions.len() < self.geo.strips() {
+            return false;
+        }
+        let whole = 0..self.geo.strip_blocks;
+        let Some(parts) = self.read_all_unproved(stripe, positions, &whole, IO.at("scrub.read")).await else {
+            return false;
+        };
+        let strips: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
+        let (data, parity) = strips.split_at(self.geo.k);
+        let mut crcs = vec![0; parts.len() * whole.len()];
+        let agrees = self.code.verify_checked(data, parity, &mut crcs);
+        let proved = parts.iter().flat_map(|part| &part.crcs).eq(&crcs);
+        if proved && !agrees {
+            self.note_parity_defect(stripe, data, parity);
+        }
+        proved
+    }
+
     fn check_parity(&self, stripe: u64, found: &[(usize, Result<Part, Erased>)]) {
         if found.len() < self.geo.strips() {
             return;
@@ -214,12 +240,23 @@ impl Array {
             found.iter().filter_map(|(_, part)| Some(&part.as_ref().ok()?.data[..])).collect();
         let (data, parity) = strips.split_at(self.geo.k);
         if !self.code.verify(data, parity) {
-            self.count(|counts| counts.parity_defects += 1);
-            tracing::error!(
-                array = self.name,
-                stripe,
-                "parity disagrees with data that verifies: a defect, kept as it is"
-            );
+            self.note_parity_defect(stripe, data, parity);
         }
+    }
+
+    fn note_parity_defect(&self, stripe: u64, data: &[&[u8]], parity: &[&[u8]]) {
+        self.count(|counts| counts.parity_defects += 1);
+        // What is written there says that all is right, so which strip is odd only tells where to look for the defect.
+        let odd = match self.code.locate(data, parity) {
+            Fault::Strip(position) => {
+                format!("strip {position} is the one that the others do not agree with")
+            }
+            Fault::Unlocated | Fault::None => "no single strip explains it".to_owned(),
+        };
+        tracing::error!(
+            array = self.name,
+            stripe,
+            "parity disagrees with data that verifies, and {odd}: a defect, kept as it is"
+        );
     }
 }

@@ -8,8 +8,9 @@ use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::trailer::Trailer;
 use futures_util::future::join_all;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, HashMap, StripeIndex, Version, crc32c, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, HashMap, StripeIndex, Version, crc32c};
 use penstock_drive::{Io, Slice};
+use penstock_raid::{Checksums, DecodePlan, Residency, SourceCrcs};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -82,6 +83,18 @@ fn bad_columns(part: &Part) -> Vec<usize> {
     blocks.filter(|(_, (block, crc))| crc32c(block) != **crc).map(|(at, _)| at).collect()
 }
 
+/// What a plan makes of its sources, `columns` blocks of each, with checksums.
+fn make(plan: &DecodePlan, sources: &[&[u8]], columns: usize, source_crcs: SourceCrcs<'_>) -> Vec<Part> {
+    let count = plan.lost().len();
+    let mut made: Vec<BufMut> = (0..count).map(|_| BufMut::recycled(columns * BLOCK_BYTES)).collect();
+    let mut crcs = vec![0; count * columns];
+    let mut outputs: Vec<&mut [u8]> = made.iter_mut().map(AsMut::as_mut).collect();
+    let checksums = Checksums { sources: source_crcs, outputs: &mut crcs };
+    plan.decode_with(sources, &mut outputs, Residency::Warm, Some(checksums));
+    let parts = made.into_iter().zip(crcs.chunks(columns.max(1)));
+    parts.map(|(data, crcs)| Part { data: data.freeze(), crcs: crcs.to_vec() }).collect()
+}
+
 impl Array {
     async fn read_trailer(
         &self,
@@ -123,7 +136,8 @@ impl Array {
         self.read_trailer(&slice, stripe, position, io).await.ok().map(|crcs| crcs.to_vec())
     }
 
-    async fn try_part(
+    /// Columns of a strip as they are on the drive, with what its trailer says of them.
+    async fn read_unproved(
         &self,
         stripe: u64,
         position: usize,
@@ -138,7 +152,17 @@ impl Array {
         let crcs = crcs?;
         let data = data.map_err(|_| Erased::Unreachable)?;
         let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
-        let part = Part { data, crcs };
+        Ok(Part { data, crcs })
+    }
+
+    async fn try_part(
+        &self,
+        stripe: u64,
+        position: usize,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Part, Erased> {
+        let part = self.read_unproved(stripe, position, columns, io).await?;
         match bad_columns(&part) {
             bad if bad.is_empty() => Ok(part),
             bad => Err(Erased::Blocks { part, bad }),
@@ -209,6 +233,11 @@ impl Array {
         self.count(|counts| counts.degraded_reads += 1);
         let mut available = self.readable(stripe);
         available.retain(|position| !wanted.contains(position) && !found.contains_key(position));
+        if found.is_empty()
+            && let Some(made) = self.recover_at_once(stripe, wanted, &available, columns, io).await
+        {
+            return Ok(made);
+        }
         let lacking = self.geo.k.saturating_sub(found.len());
         let first: Vec<usize> = available.iter().copied().take(lacking).collect();
         found.extend(self.read_parts(stripe, &first, columns, io).await);
@@ -219,6 +248,37 @@ impl Array {
             found.extend(self.read_parts(stripe, &rest, columns, io).await);
         }
         self.decode_columns(stripe, wanted, columns, &found)
+    }
+
+    /// Columns of strips, all of them or none, to be proved by the pass that codes them.
+    pub(crate) async fn read_all_unproved(
+        &self,
+        stripe: u64,
+        positions: &[usize],
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Option<Vec<Part>> {
+        let reads = positions.iter().map(|position| self.read_unproved(stripe, *position, columns, io));
+        join_all(reads).await.into_iter().collect::<Result<_, _>>().ok()
+    }
+
+    /// Makes columns of the wanted strips in the pass that also proves what they are made from. None unless all of it
+    /// is there and right; nothing is noted then, since whoever reads it again does.
+    async fn recover_at_once(
+        &self,
+        stripe: u64,
+        wanted: &[usize],
+        available: &[usize],
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Option<Vec<Part>> {
+        let plan = self.code.plan_with(available, wanted).ok()?;
+        let parts = self.read_all_unproved(stripe, plan.sources(), columns, io).await?;
+        let sources: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
+        let mut of_sources = vec![0; parts.len() * columns.len()];
+        let crcs = SourceCrcs::Wanted(&mut of_sources);
+        let made = make(&plan, &sources, columns.len(), crcs);
+        parts.iter().flat_map(|part| &part.crcs).eq(&of_sources).then_some(made)
     }
 
     async fn read_parts(
@@ -251,17 +311,20 @@ impl Array {
             };
             (0..self.geo.strips()).filter(|at| found.get(at).is_some_and(good)).collect()
         };
-        let mut outputs: Vec<BufMut> = wanted.iter().map(|_| BufMut::recycled(bytes_of(columns))).collect();
+        // The runs of each wanted strip, in order.
+        let mut runs: Vec<Vec<Part>> = vec![Vec::new(); wanted.len()];
         let mut start = 0;
         while start < count {
             let good = good_at(start);
             let end = (start + 1..count).find(|column| good_at(*column) != good).unwrap_or(count);
-            self.decode_run(stripe, wanted, start..end, &good, found, &mut outputs)?;
+            let made = self.decode_run(stripe, wanted, start..end, &good, found)?;
+            runs.iter_mut().zip(made).for_each(|(runs, made)| runs.push(made));
             start = end;
         }
-        let parts = wanted.iter().zip(outputs).map(|(position, output)| {
-            let data = output.freeze();
-            let crcs = crc32c_blocks(&data);
+        let parts = wanted.iter().zip(runs).map(|(position, runs)| {
+            let data =
+                penstock_base::buf::gather(&runs.iter().map(|run| run.data.clone()).collect::<Vec<_>>());
+            let crcs: Vec<u32> = runs.into_iter().flat_map(|run| run.crcs).collect();
             let known = match found.get(position) {
                 Some(Ok(part) | Err(Erased::Blocks { part, .. })) => Some(&part.crcs),
                 _ => None,
@@ -276,6 +339,7 @@ impl Array {
         parts.collect()
     }
 
+    /// A run of columns of the wanted strips: those that are good as they are, and the others made.
     fn decode_run(
         &self,
         stripe: u64,
@@ -283,35 +347,29 @@ impl Array {
         run: Range<usize>,
         good: &[usize],
         found: &HashMap<usize, Result<Part, Erased>>,
-        outputs: &mut [BufMut],
-    ) -> Result<(), ArrayError> {
-        let bytes = run.start * BLOCK_BYTES..run.end * BLOCK_BYTES;
+    ) -> Result<Vec<Part>, ArrayError> {
         let part_of = |position: usize| match &found[&position] {
-            Ok(part) | Err(Erased::Blocks { part, .. }) => &part.data[bytes.clone()],
+            Ok(part) | Err(Erased::Blocks { part, .. }) => Part {
+                data: part.data.slice(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES),
+                crcs: part.crcs[run.clone()].to_vec(),
+            },
             Err(_) => unreachable!("only strips that were read are good"),
         };
-        let (have, need): (Vec<usize>, Vec<usize>) = wanted.iter().partition(|at| good.contains(at));
-        for position in have {
-            let output = wanted.iter().position(|at| *at == position).expect("it is wanted");
-            outputs[output].as_mut()[bytes.clone()].copy_from_slice(part_of(position));
-        }
-        if need.is_empty() {
-            return Ok(());
-        }
+        let need: Vec<usize> = wanted.iter().copied().filter(|at| !good.contains(at)).collect();
         let plan = self.code.plan_with(good, &need).map_err(|_| {
             self.unreadable.borrow_mut().insert(stripe);
             ArrayError::Unreadable { array: self.id, stripe, good: good.len(), wanted: self.geo.k }
         })?;
-        let sources: Vec<&[u8]> = plan.sources().iter().map(|at| part_of(*at)).collect();
-        let mut made: Vec<&mut [u8]> = Vec::new();
-        for (position, output) in wanted.iter().zip(outputs.iter_mut()) {
-            if need.contains(position) {
-                made.push(&mut output.as_mut()[bytes.clone()]);
-            }
-        }
+        let sources: Vec<Part> = plan.sources().iter().map(|at| part_of(*at)).collect();
+        let crcs: Vec<u32> = sources.iter().flat_map(|part| part.crcs.iter().copied()).collect();
+        let sources: Vec<&[u8]> = sources.iter().map(|part| &part.data[..]).collect();
         // The plan's order is that of `need`, which keeps the order of `wanted`.
-        plan.decode(&sources, &mut made);
-        Ok(())
+        let mut made = make(&plan, &sources, run.len(), SourceCrcs::Known(&crcs)).into_iter();
+        let part = |at: &usize| match good.contains(at) {
+            true => part_of(*at),
+            false => made.next().expect("a part for each that is needed"),
+        };
+        Ok(wanted.iter().map(part).collect())
     }
 
     /// Writes a whole strip and its trailer. `Ok(false)` when the member is gone.
@@ -359,18 +417,24 @@ impl Array {
         Ok(landed)
     }
 
-    /// Parity strips for whole data strips (or the same columns of each).
-    pub(crate) fn encode(&self, data: &[&[u8]]) -> Vec<Part> {
-        let bytes = data[0].len();
+    /// Parity strips for whole data strips (or the same columns of each), with their checksums. The same pass over the
+    /// data proves that it still is what it was when its checksums were made: what memory has changed goes no further.
+    pub(crate) fn encode(&self, data: &[Part]) -> Vec<Part> {
+        let (bytes, blocks) = (data[0].data.len(), data[0].crcs.len());
         let mut parity: Vec<BufMut> = (0..self.geo.m).map(|_| BufMut::recycled(bytes)).collect();
         let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(AsMut::as_mut).collect();
-        self.code.encode(data, &mut outputs);
-        let part = |buf: BufMut| {
-            let data = buf.freeze();
-            let crcs = crc32c_blocks(&data);
-            Part { data, crcs }
-        };
-        parity.into_iter().map(part).collect()
+        let sources: Vec<&[u8]> = data.iter().map(|part| &part.data[..]).collect();
+        let (mut of_data, mut of_parity) = (vec![0; data.len() * blocks], vec![0; self.geo.m * blocks]);
+        let checksums = Checksums { sources: SourceCrcs::Wanted(&mut of_data), outputs: &mut of_parity };
+        self.code.encode_with(&sources, &mut outputs, Residency::Warm, Some(checksums));
+        let known = data.iter().flat_map(|part| &part.crcs);
+        assert!(known.eq(&of_data), "memory holds what was written");
+        let crcs = of_parity.chunks(blocks.max(1));
+        parity
+            .into_iter()
+            .zip(crcs)
+            .map(|(buf, crcs)| Part { data: buf.freeze(), crcs: crcs.to_vec() })
+            .collect()
     }
 
     /// Writes all strips of a stripe. Returns the strips that did not land.

@@ -19,7 +19,8 @@ use penstock_drive::{Class, Io};
 use std::ops::Range;
 use std::rc::Rc;
 
-const ZERO_BLOCK_CRC: u32 = 0x98f9_4189;
+/// CRC32C of a block of zeros.
+pub(crate) const ZERO_BLOCK_CRC: u32 = 0x98f9_4189;
 
 /// Verified blocks, in order.
 #[derive(Clone, Debug, Default)]
@@ -237,8 +238,7 @@ impl Array {
                 Part { data, crcs: crcs[position * blocks..(position + 1) * blocks].to_vec() }
             })
             .collect();
-        let strips: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
-        let parity = self.encode(&strips);
+        let parity = self.encode(&parts);
         parts.extend(parity);
         let stale = self.write_stripe(stripe, &parts, version, io).await?;
         self.fresh.borrow_mut().insert(stripe, PendingFresh { version, stale, upto, contained: Vec::new() });

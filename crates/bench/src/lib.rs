@@ -1,11 +1,13 @@
 //! Benchmarks. Each line names what it measured, the ceiling measured in the same run, and what limits it.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods)]
 
 mod array;
+pub mod codec;
 pub mod files;
 
 pub use array::{ArrayBench, run_array};
+pub use codec::{CodecBench, run_codec};
 
 use serde::Serialize;
 
@@ -22,15 +24,24 @@ pub struct Line {
     pub spread: [f64; 2],
     /// The ceiling, measured in the same run and unit.
     pub ceiling: f64,
-    /// Measured over ceiling.
+    /// Measured over ceiling; of a time, ceiling over measured.
     pub efficiency: f64,
     /// What limits it.
     pub limit: &'static str,
+    /// The median of a peer in the same runs, in the same unit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<f64>,
+    /// Who that is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_name: Option<String>,
+    /// Measured over the peer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
 }
 
 impl Line {
     /// A line from its runs.
-    pub(crate) fn new(
+    pub fn new(
         name: impl Into<String>,
         unit: &'static str,
         mut runs: Vec<f64>,
@@ -40,6 +51,25 @@ impl Line {
         runs.sort_by(f64::total_cmp);
         let measured = runs[runs.len() / 2];
         let spread = [runs[0], runs[runs.len() - 1]];
-        Self { name: name.into(), measured, unit, spread, ceiling, efficiency: measured / ceiling, limit }
+        // Of a time the ceiling is the shortest.
+        let efficiency = if unit == "us" { ceiling / measured } else { measured / ceiling };
+        Self {
+            name: name.into(),
+            measured,
+            unit,
+            spread,
+            ceiling,
+            efficiency,
+            limit,
+            peer: None,
+            peer_name: None,
+            ratio: None,
+        }
+    }
+
+    /// The same line beside what a peer did.
+    pub fn beside(&self, peer_name: &str, peer: f64) -> Self {
+        let ratio = Some(self.measured / peer);
+        Self { peer: Some(peer), peer_name: Some(peer_name.into()), ratio, ..self.clone() }
     }
 }

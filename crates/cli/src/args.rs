@@ -279,6 +279,24 @@ pub enum Bench {
         #[arg(long, value_parser = parse_code, default_value = "4+2")]
         code: (usize, usize),
     },
+    /// The erasure code, beside what memory allows and beside ISA-L where it is installed
+    Codec {
+        /// Kernel, as in avx2-gfni [default: the fastest of this processor]
+        #[arg(long, value_name = "NAME")]
+        kernel: Option<String>,
+        /// Rounds of which the median is told
+        #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=99))]
+        rounds: u32,
+        /// Only lines with this in their name, as in "8+2 encode, cold"
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+        /// Draw the kernels under their ceilings into this file, as SVG
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// Only to see that it runs: little memory, and figures of no meaning
+        #[arg(long)]
+        quick: bool,
+    },
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
 use crate::folder::{DEFAULT, is_free};
 use crate::remote::Remote;
 use crate::{bundle, events, manual, mount, show, up};
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
     StatusReport,
@@ -30,6 +30,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             return mount::umount(&path, dir.as_ref(), api.as_ref(), json);
         }
         Command::Bench(Bench::Array { code }) => return bench_array(code, json),
+        Command::Bench(Bench::Codec { kernel, rounds, only, svg, quick }) => {
+            return bench_codec(kernel.as_deref(), rounds, only, svg, quick, json);
+        }
         Command::Down { dir: named } => return down(named.or(dir), api.as_ref(), json),
         Command::Events { since, follow } => {
             return events::events(dir.as_ref(), api.as_ref(), since, follow, json);
@@ -283,4 +286,39 @@ fn bench_array((k, m): (usize, usize), json: bool) -> Result<ExitCode> {
     let bench = penstock_bench::ArrayBench { k, m };
     let lines = penstock_drive::runtime::block_on(penstock_bench::run_array(&env, bench))??;
     print(json, &lines, |lines| show::lines(lines))
+}
+
+fn bench_codec(
+    kernel: Option<&str>,
+    rounds: u32,
+    only: Option<String>,
+    svg: Option<PathBuf>,
+    quick: bool,
+    json: bool,
+) -> Result<ExitCode> {
+    let kernel = kernel.map(|name| {
+        let available = penstock_bench::codec::kernels();
+        let found = available.iter().find(|(known, _)| *known == name).map(|(_, kernel)| *kernel);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = available.iter().map(|(name, _)| *name).collect();
+            anyhow!("no kernel {name} runs on this processor; those that do: {}", names.join(", "))
+        })
+    });
+    let (kernel, rounds) = (kernel.transpose()?, rounds as usize);
+    let bench = penstock_bench::CodecBench { kernel, rounds, quick, only };
+    let terminal = std::io::stderr().is_terminal();
+    let codec = penstock_bench::run_codec(&bench, &mut |next| {
+        if terminal {
+            eprint!("\r\x1b[Kmeasuring {next}");
+        }
+    });
+    if terminal {
+        eprint!("\r\x1b[K");
+    }
+    let codec = codec?;
+    if let Some(path) = svg {
+        let picture = penstock_bench::codec::picture::draw(&codec.roofline);
+        std::fs::write(&path, picture).with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    print(json, &codec.lines, |lines| show::lines(lines))
 }

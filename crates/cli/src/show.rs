@@ -364,6 +364,9 @@ pub fn lines(lines: &[Line]) {
             line.ceiling,
             line.limit
         );
+        if let (Some(peer), Some(ratio), Some(name)) = (line.peer, line.ratio, &line.peer_name) {
+            println!("{:<58}{peer:>9.2} {:<6} {ratio:.2} times {name}", "", line.unit);
+        }
     }
 }
 

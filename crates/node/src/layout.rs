@@ -7,7 +7,7 @@
 
 use crate::assemble::StartError;
 use crate::backing::Backing;
-use penstock_array::{CreateSpec, create};
+use penstock_array::{CreateSpec, MAX_PARITY, create};
 use penstock_base::env::random_id;
 use penstock_base::{DriveId, Env, StoreId};
 use penstock_drive::superblock::{self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock};
@@ -37,9 +37,9 @@ pub struct StoreSpec {
 impl StoreSpec {
     /// A store of drives of `drive_bytes` with the code k+m.
     pub fn new(k: usize, m: usize, drive_bytes: u64) -> Result<Self, StartError> {
-        if k == 0 || k + m > 64 || m > 4 {
+        if k == 0 || k + m > 64 || m > MAX_PARITY {
             return Err(StartError::Refused(format!(
-                "code {k}+{m}: 1 to 64 strips, at most 4 of them redundancy"
+                "code {k}+{m}: 1 to 64 strips, at most {MAX_PARITY} of them redundancy"
             )));
         }
         if drive_bytes < MIN_DRIVE_BYTES {

@@ -1,15 +1,39 @@
-//! One code k+m: makes, updates and verifies the parity strips of a stripe.
+//! One code k+m: makes, updates and verifies the parity strips of a stripe, and finds a strip that is silently wrong.
 //!
 //! Owns the parity matrix and the choice of kernel. Decoding is planned in `crate::plan`.
 //!
 //! All strips of one call have the same length; anything else is a bug of the caller and is asserted.
 
-use crate::kernel::Kernel;
+use crate::field::multiply;
+use crate::kernel::{Checksums, Kernel, Residency, SourceCrcs};
 use crate::matrix::Matrix;
 use crate::{CodeError, DecodePlan, MAX_PARITY, MAX_STRIPS};
+use penstock_base::{BLOCK_BYTES, crc32c};
+use std::ops::Range;
 
-/// Bytes of each strip that `verify` codes at once: the tile's parity (16 KiB at most) stays in L1.
-const VERIFY_TILE_BYTES: usize = 4096;
+/// Bytes of each strip that `verify` codes at once: the tile's parity (32 KiB at most) stays in L1.
+const VERIFY_TILE_BYTES: usize = BLOCK_BYTES;
+
+/// The parity of one tile.
+type Scratch = [[u8; VERIFY_TILE_BYTES]; MAX_PARITY];
+
+fn scratch() -> Scratch {
+    [[0; VERIFY_TILE_BYTES]; MAX_PARITY]
+}
+
+/// What the syndromes of a stripe say: the sums of its parity strips and of what they should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Parity agrees with the data.
+    None,
+    /// One strip explains every byte that disagrees: the strip at this position.
+    ///
+    /// With m = 2 two wrong strips can look like a third one wherever both are wrong in the same byte; each further
+    /// parity strip makes that 256 times less likely for every such byte.
+    Strip(usize),
+    /// No single strip explains it, or m is below 2 and nothing can be told.
+    Unlocated,
+}
 
 /// The code with k data strips and m parity strips.
 #[derive(Clone, Debug)]
@@ -62,7 +86,25 @@ impl Code {
 
     /// Makes all m parity strips from all k data strips.
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
-        self.kernel.dot(&self.matrix, data, parity);
+        self.encode_with(data, parity, Residency::Warm, None);
+    }
+
+    /// The same, for data in the caches or in memory, with the checksums of all strips if they are wanted.
+    pub fn encode_with(
+        &self,
+        data: &[&[u8]],
+        parity: &mut [&mut [u8]],
+        residency: Residency,
+        checksums: Option<Checksums<'_>>,
+    ) {
+        self.kernel.dot(&self.matrix, data, parity, residency, checksums);
+    }
+
+    /// The memory traffic of the code k+m without its arithmetic, for benchmarks: a matrix whose cells are all one. It
+    /// decodes nothing.
+    pub fn traffic(k: usize, m: usize) -> Result<Code, CodeError> {
+        let code = Code::new(k, m)?;
+        Ok(Code { matrix: Matrix::ones(m, k), ..code })
     }
 
     /// Brings all m parity strips up to date, in place, after data strip `column` changed from `old` to `new`.
@@ -80,26 +122,105 @@ impl Code {
 
     /// Whether the parity strips agree with the data strips. Works in tiles on the stack.
     pub fn verify(&self, data: &[&[u8]], parity: &[&[u8]]) -> bool {
+        let mut made = scratch();
+        self.tiles(data, parity).all(|range| {
+            self.encode_tile(data, &range, &mut made, None);
+            made.iter().zip(parity).all(|(made, strip)| made[..range.len()] == strip[range.clone()])
+        })
+    }
+
+    /// The same, with the CRC32C of every block of all strips, data and then parity, in the same pass over memory.
+    /// Strips are whole blocks.
+    pub fn verify_checked(&self, data: &[&[u8]], parity: &[&[u8]], crcs: &mut [u32]) -> bool {
+        let (k, blocks) = (self.k(), data[0].len() / BLOCK_BYTES);
+        assert!(data[0].len().is_multiple_of(BLOCK_BYTES), "a checksum covers a whole block");
+        assert_eq!(crcs.len(), (k + self.m()) * blocks, "checksums of all strips");
+        let (mut agrees, mut made) = (true, scratch());
+        for (block, range) in self.tiles(data, parity).enumerate() {
+            let (mut of_data, mut of_made) = ([0; MAX_STRIPS], [0; MAX_PARITY]);
+            let sources = SourceCrcs::Wanted(&mut of_data[..k]);
+            let checksums = Checksums { sources, outputs: &mut of_made[..self.m()] };
+            self.encode_tile(data, &range, &mut made, Some(checksums));
+            for (strip, crc) in of_data[..k].iter().enumerate() {
+                crcs[strip * blocks + block] = *crc;
+            }
+            for (row, strip) in parity.iter().enumerate() {
+                let same = made[row] == strip[range.clone()];
+                agrees &= same;
+                // The same bytes have the same checksum.
+                crcs[(k + row) * blocks + block] =
+                    if same { of_made[row] } else { crc32c(&strip[range.clone()]) };
+            }
+        }
+        agrees
+    }
+
+    /// Which strip is wrong where parity disagrees with data although nothing else tells: see [`Fault`].
+    pub fn locate(&self, data: &[&[u8]], parity: &[&[u8]]) -> Fault {
+        let (mut fault, mut syndromes) = (Fault::None, scratch());
+        for range in self.tiles(data, parity) {
+            self.encode_tile(data, &range, &mut syndromes, None);
+            for (syndrome, strip) in syndromes.iter_mut().zip(parity) {
+                syndrome.iter_mut().zip(&strip[range.clone()]).for_each(|(sum, byte)| *sum ^= byte);
+            }
+            let rows: Vec<&[u8]> = syndromes[..self.m()].iter().map(|row| &row[..range.len()]).collect();
+            fault = match (fault, self.locate_in(&rows)) {
+                (fault, Fault::None) => fault,
+                (Fault::None, found) => found,
+                (fault, found) if found == fault => fault,
+                _ => return Fault::Unlocated,
+            };
+        }
+        fault
+    }
+
+    /// The error e in data strip j makes the syndrome of each row r c(r, j) e, byte by byte; one in parity strip r
+    /// makes that of row r alone not zero. No two positions make the same of one byte, since any two columns of
+    /// (C | I) with two or more rows are independent in an MDS code.
+    fn locate_in(&self, syndromes: &[&[u8]]) -> Fault {
+        let (k, m) = (self.k(), self.m());
+        let bytes = syndromes.first().map_or(0, |row| row.len());
+        let wrong = (0..bytes).find(|&byte| syndromes.iter().any(|row| row[byte] != 0));
+        let Some(first) = wrong else { return Fault::None };
+        let explains = |position: usize, byte: usize| match position.checked_sub(k) {
+            // Row 0 is all ones: its syndrome is the error.
+            None => (0..m).all(|row| {
+                syndromes[row][byte] == multiply(self.matrix.cell(row, position), syndromes[0][byte])
+            }),
+            Some(parity) => (0..m).all(|row| row == parity || syndromes[row][byte] == 0),
+        };
+        let candidates = if m >= 2 { 0..k + m } else { 0..0 };
+        match candidates.into_iter().find(|&position| explains(position, first)) {
+            Some(strip) if (first..bytes).all(|byte| explains(strip, byte)) => Fault::Strip(strip),
+            _ => Fault::Unlocated,
+        }
+    }
+
+    /// The ranges that `verify` and `locate` work on, of strips of one stripe.
+    fn tiles(&self, data: &[&[u8]], parity: &[&[u8]]) -> impl Iterator<Item = Range<usize>> + use<> {
         assert_eq!(data.len(), self.k(), "data strips");
         assert_eq!(parity.len(), self.m(), "parity strips");
         let strip_bytes = data[0].len();
         let mut strips = data.iter().chain(parity);
         assert!(strips.all(|strip| strip.len() == strip_bytes), "strips differ in length");
+        let starts = (0..strip_bytes).step_by(VERIFY_TILE_BYTES);
+        starts.map(move |start| start..strip_bytes.min(start + VERIFY_TILE_BYTES))
+    }
 
-        let mut scratch = [[0; VERIFY_TILE_BYTES]; MAX_PARITY];
+    /// The parity of a range of the data strips.
+    fn encode_tile(
+        &self,
+        data: &[&[u8]],
+        range: &Range<usize>,
+        made: &mut Scratch,
+        checksums: Option<Checksums<'_>>,
+    ) {
         let mut tiles: [&[u8]; MAX_STRIPS] = [&[]; MAX_STRIPS];
-        for start in (0..strip_bytes).step_by(VERIFY_TILE_BYTES) {
-            let range = start..strip_bytes.min(start + VERIFY_TILE_BYTES);
-            for (tile, strip) in tiles.iter_mut().zip(data) {
-                *tile = &strip[range.clone()];
-            }
-            let mut made = scratch.each_mut().map(|tile| &mut tile[..range.len()]);
-            self.kernel.dot(&self.matrix, &tiles[..self.k()], &mut made[..self.m()]);
-            if made.iter().zip(parity).any(|(made, strip)| **made != strip[range.clone()]) {
-                return false;
-            }
+        for (tile, strip) in tiles.iter_mut().zip(data) {
+            *tile = &strip[range.clone()];
         }
-        true
+        let mut made = made.each_mut().map(|tile| &mut tile[..range.len()]);
+        self.encode_with(&tiles[..self.k()], &mut made[..self.m()], Residency::Warm, checksums);
     }
 
     /// How to make the strips at the positions `lost` from k of the others.

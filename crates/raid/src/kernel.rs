@@ -1,33 +1,127 @@
 //! The kernel family and its one dispatch: the arithmetic of whole strips, at the speed of the processor.
 //!
 //! Two primitives serve everything: `dot` makes strips as linear combinations of others (encode, decode,
-//! verify), `multiply_add` folds a change of one strip into others (update).
+//! verify, syndromes) and, if asked, the CRC32C of all their blocks in the same pass; `multiply_add` folds a change
+//! of one strip into others (update). How they work: `docs/kernels.md`.
+//!
+//! ```text
+//! kernel.rs   dispatch, groups of four outputs, what is left of a strip behind whole vectors
+//! group.rs    what one pass makes, and its shape              portable.rs the reference
+//! columns.rs  the loops over strips, once for all SIMD tiers  tier.rs     a tier's entry points, by macro
+//! folding.rs  the same with checksums                         gfni.rs     coefficients as bit matrices
+//! vector.rs   what a SIMD tier brings
+//! avx512_gfni.rs, avx2.rs (shuffles; GFNI), neon.rs: the tiers
+//! ```
 //!
 //! Invariants:
-//! - every tier gives the same bytes for every length and alignment (`tests/code/kernels.rs`);
+//! - every tier gives the same bytes and checksums for every length and alignment (`tests/code/kernels.rs`);
 //! - shapes and lengths are asserted here, once, for every tier;
 //! - the tier is chosen once per process; a tier that the processor lacks never runs.
 
+mod group;
 mod portable;
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[allow(unsafe_code)]
+mod columns;
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[allow(unsafe_code)]
+mod vector;
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod tier;
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod folding;
+
+#[cfg(target_arch = "x86_64")]
+mod gfni;
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod avx2;
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx512_gfni;
 
-use crate::matrix::Matrix;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code)]
+mod neon;
+
+use crate::matrix::{GROUP_ROWS, Matrix};
+use group::Group;
+use penstock_base::{BLOCK_BYTES, crc32c};
+use std::ops::Range;
 use std::sync::LazyLock;
+
+/// Bytes of each strip that are made by all groups, or coded and then checked, before the next ones: a tile of a
+/// stripe of 64 strips is 1 MiB, which the L2 of today's server processors holds.
+const TILE_BYTES: usize = 16 << 10;
 
 /// A tier of the kernels. Which of them run here, [`Kernel::available`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// Byte tables, on every processor; the reference for the others.
     Portable,
-    /// x86-64 with AVX-512 (F, BW) and the GFNI affine instruction.
+    /// 64-bit Arm: table look-ups on 16 bytes.
+    Neon,
+    /// x86-64 with AVX2: byte shuffles on 32 bytes.
+    Avx2,
+    /// x86-64 with AVX2 and the GFNI affine instruction, on 32 bytes.
+    Avx2Gfni,
+    /// x86-64 with AVX-512 (F, BW), the GFNI affine instruction and VPCLMULQDQ, on 64 bytes; checksums are folded in
+    /// the same registers.
     Avx512Gfni,
 }
 
+/// All tiers, slowest first.
+const ALL: [Kernel; 5] = [Kernel::Portable, Kernel::Neon, Kernel::Avx2, Kernel::Avx2Gfni, Kernel::Avx512Gfni];
+
 static FASTEST: LazyLock<Kernel> =
-    LazyLock::new(|| if Kernel::Avx512Gfni.is_available() { Kernel::Avx512Gfni } else { Kernel::Portable });
+    LazyLock::new(|| *Kernel::available().last().expect("the portable kernel runs everywhere"));
+
+/// Where the bytes of a pass are, as the caller knows it. The result is the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Residency {
+    /// In the caches, or the outputs are read again soon.
+    #[default]
+    Warm,
+    /// In memory, and nobody reads the outputs soon but a device: sources are prefetched, and outputs that begin at
+    /// multiples of 64 bytes go past the caches.
+    Cold,
+}
+
+/// Checksums that a pass makes: the CRC32C of each block of 4 KiB. Strips are whole blocks then.
+///
+/// All are in strip order: those of the first strip, then those of the second.
+#[derive(Debug)]
+pub struct Checksums<'a> {
+    /// Of the strips that are read.
+    pub sources: SourceCrcs<'a>,
+    /// Of the strips that are made.
+    pub outputs: &'a mut [u32],
+}
+
+/// The checksums of the strips that a pass reads.
+#[derive(Debug)]
+pub enum SourceCrcs<'a> {
+    /// The caller has them, and they are right: that of a sum of sources is made from them.
+    Known(&'a [u32]),
+    /// The caller wants them.
+    Wanted(&'a mut [u32]),
+}
+
+impl SourceCrcs<'_> {
+    fn len(&self) -> usize {
+        match self {
+            SourceCrcs::Known(crcs) => crcs.len(),
+            SourceCrcs::Wanted(crcs) => crcs.len(),
+        }
+    }
+}
 
 /// The name of the kernel that a new code runs on in this process.
 pub fn kernel_name() -> &'static str {
@@ -37,13 +131,16 @@ pub fn kernel_name() -> &'static str {
 impl Kernel {
     /// The kernels that this processor runs, slowest first.
     pub fn available() -> Vec<Kernel> {
-        [Kernel::Portable, Kernel::Avx512Gfni].into_iter().filter(|kernel| kernel.is_available()).collect()
+        ALL.into_iter().filter(|kernel| kernel.is_available()).collect()
     }
 
     /// The name of the kernel, as benchmarks and logs show it.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Portable => "portable",
+            Kernel::Neon => "neon",
+            Kernel::Avx2 => "avx2",
+            Kernel::Avx2Gfni => "avx2-gfni",
             Kernel::Avx512Gfni => "avx512-gfni",
         }
     }
@@ -57,30 +154,175 @@ impl Kernel {
         match self {
             Kernel::Portable => true,
             #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => avx2::shuffle::is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2Gfni => avx2::gfni::is_available(),
+            #[cfg(target_arch = "x86_64")]
             Kernel::Avx512Gfni => avx512_gfni::is_available(),
-            #[cfg(not(target_arch = "x86_64"))]
-            Kernel::Avx512Gfni => false,
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => neon::is_available(),
+            #[allow(unreachable_patterns)]
+            _ => false,
+        }
+    }
+
+    /// Bytes of which the tier handles whole multiples; what is left is the portable tier's.
+    fn vector_bytes(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => avx2::shuffle::VECTOR_BYTES,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2Gfni => avx2::gfni::VECTOR_BYTES,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512Gfni => avx512_gfni::VECTOR_BYTES,
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => neon::VECTOR_BYTES,
+            _ => 1,
         }
     }
 
     /// `outputs[i]` becomes the sum over j of `matrix` cell (i, j) times `sources[j]`, byte by byte.
-    pub(crate) fn dot(self, matrix: &Matrix, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    pub(crate) fn dot(
+        self,
+        matrix: &Matrix,
+        sources: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+        residency: Residency,
+        checksums: Option<Checksums<'_>>,
+    ) {
         assert_eq!(sources.len(), matrix.columns(), "source strips");
         assert_eq!(outputs.len(), matrix.rows(), "output strips");
         let strip_bytes = sources[0].len();
         assert!(sources.iter().all(|strip| strip.len() == strip_bytes), "source strips differ in length");
         assert!(outputs.iter().all(|strip| strip.len() == strip_bytes), "output strips differ in length");
+        if let Some(checksums) = &checksums {
+            let blocks = strip_bytes / BLOCK_BYTES;
+            assert!(strip_bytes.is_multiple_of(BLOCK_BYTES), "a checksum covers a whole block");
+            assert_eq!(checksums.sources.len(), sources.len() * blocks, "checksums of the sources");
+            assert_eq!(checksums.outputs.len(), outputs.len() * blocks, "checksums of the outputs");
+        }
 
-        match self {
-            // A mirror: nothing to compute.
-            _ if sources.len() == 1 && (0..matrix.rows()).all(|row| matrix.cell(row, 0) == 1) => {
-                outputs.iter_mut().for_each(|output| output.copy_from_slice(sources[0]));
+        let mirror = sources.len() == 1 && (0..matrix.rows()).all(|row| matrix.cell(row, 0) == 1);
+        match checksums {
+            _ if mirror => copy(sources[0], outputs, checksums),
+            Some(checksums) => self.dot_checked(matrix, sources, outputs, residency, checksums),
+            // One group needs no tiles: it reads each source once.
+            None if outputs.len() <= GROUP_ROWS => {
+                self.dot_range(matrix, sources, outputs, residency, 0..strip_bytes);
             }
-            Kernel::Portable => portable::dot(matrix, sources, outputs),
+            None => {
+                for range in tiles(strip_bytes, TILE_BYTES) {
+                    self.dot_range(matrix, sources, outputs, residency, range);
+                }
+            }
+        }
+    }
+
+    /// A range of all outputs, group after group.
+    fn dot_range(
+        self,
+        matrix: &Matrix,
+        sources: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+        residency: Residency,
+        range: Range<usize>,
+    ) {
+        let whole = range.start..range.end - range.len() % self.vector_bytes();
+        for (at, outputs) in outputs.chunks_mut(GROUP_ROWS).enumerate() {
+            let cold = residency == Residency::Cold;
+            let first_row = at * GROUP_ROWS;
+            let mut group = Group { matrix, first_row, sources, outputs, range: whole.clone(), cold };
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Kernel::Avx2 => avx2::shuffle::dot(&mut group),
+                #[cfg(target_arch = "x86_64")]
+                Kernel::Avx2Gfni => avx2::gfni::dot(&mut group),
+                #[cfg(target_arch = "x86_64")]
+                Kernel::Avx512Gfni => avx512_gfni::dot(&mut group),
+                #[cfg(target_arch = "aarch64")]
+                Kernel::Neon => neon::dot(&mut group),
+                Kernel::Portable => portable::dot(&mut group),
+                #[allow(unreachable_patterns)]
+                _ => unreachable!("a code never holds a kernel that the processor lacks"),
+            }
+            if whole.end < range.end {
+                group.range = whole.end..range.end;
+                portable::dot(&mut group);
+            }
+        }
+    }
+
+    /// All outputs and the checksums of every block, in one pass over memory.
+    fn dot_checked(
+        self,
+        matrix: &Matrix,
+        sources: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+        residency: Residency,
+        mut checksums: Checksums<'_>,
+    ) {
+        let strip_bytes = sources[0].len();
+        match self {
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512Gfni => avx512_gfni::dot(matrix, sources, outputs),
-            #[cfg(not(target_arch = "x86_64"))]
-            Kernel::Avx512Gfni => unreachable!("a code never holds a kernel that the processor lacks"),
+            Kernel::Avx512Gfni if !outputs.is_empty() => {
+                let blocks = strip_bytes / BLOCK_BYTES;
+                let tile_bytes = if outputs.len() > GROUP_ROWS { TILE_BYTES } else { strip_bytes };
+                for range in tiles(strip_bytes, tile_bytes) {
+                    let groups =
+                        outputs.chunks_mut(GROUP_ROWS).zip(checksums.outputs.chunks_mut(GROUP_ROWS * blocks));
+                    for (at, (outputs, output_crcs)) in groups.enumerate() {
+                        let cold = residency == Residency::Cold;
+                        let (first_row, range) = (at * GROUP_ROWS, range.clone());
+                        let mut group = Group { matrix, first_row, sources, outputs, range, cold };
+                        match &mut checksums.sources {
+                            SourceCrcs::Wanted(crcs) if at > 0 => {
+                                let mut known = SourceCrcs::Known(crcs);
+                                avx512_gfni::dot_checked(&mut group, &mut known, output_crcs);
+                            }
+                            crcs => avx512_gfni::dot_checked(&mut group, crcs, output_crcs),
+                        }
+                    }
+                }
+            }
+            // The other tiers check a block of every strip while it is still in the first cache.
+            _ => {
+                for range in tiles(strip_bytes, BLOCK_BYTES) {
+                    self.dot_range(matrix, sources, outputs, Residency::Warm, range.clone());
+                    check_blocks(sources, outputs, &mut checksums, range);
+                }
+            }
+        }
+    }
+
+    /// Reads whole runs of vectors and returns a byte that depends on them: what reading costs, for benchmarks.
+    pub fn read(self, bytes: &[u8], residency: Residency) -> u8 {
+        let cold = residency == Residency::Cold;
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => avx2::shuffle::read(bytes, cold),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2Gfni => avx2::gfni::read(bytes, cold),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512Gfni => avx512_gfni::read(bytes, cold),
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => neon::read(bytes, cold),
+            _ => bytes.iter().fold(0, |sum, byte| sum ^ byte),
+        }
+    }
+
+    /// Writes zeros over whole runs of vectors, past the caches if they are cold: what writing costs, for benchmarks.
+    pub fn fill(self, bytes: &mut [u8], residency: Residency) {
+        let cold = residency == Residency::Cold;
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => avx2::shuffle::fill(bytes, cold),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2Gfni => avx2::gfni::fill(bytes, cold),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512Gfni => avx512_gfni::fill(bytes, cold),
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => neon::fill(bytes, cold),
+            _ => bytes.fill(0),
         }
     }
 
@@ -90,12 +332,63 @@ impl Kernel {
         assert_eq!(old.len(), new.len(), "old and new strip differ in length");
         assert!(outputs.iter().all(|strip| strip.len() == old.len()), "output strips differ in length");
 
-        match self {
-            Kernel::Portable => portable::multiply_add(coefficients, old, new, outputs),
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512Gfni => avx512_gfni::multiply_add(coefficients, old, new, outputs),
-            #[cfg(not(target_arch = "x86_64"))]
-            Kernel::Avx512Gfni => unreachable!("a code never holds a kernel that the processor lacks"),
+        let whole = old.len() - old.len() % self.vector_bytes();
+        for (coefficients, outputs) in coefficients.chunks(GROUP_ROWS).zip(outputs.chunks_mut(GROUP_ROWS)) {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Kernel::Avx2 => avx2::shuffle::multiply_add(coefficients, old, new, outputs, whole),
+                #[cfg(target_arch = "x86_64")]
+                Kernel::Avx2Gfni => avx2::gfni::multiply_add(coefficients, old, new, outputs, whole),
+                #[cfg(target_arch = "x86_64")]
+                Kernel::Avx512Gfni => avx512_gfni::multiply_add(coefficients, old, new, outputs, whole),
+                #[cfg(target_arch = "aarch64")]
+                Kernel::Neon => neon::multiply_add(coefficients, old, new, outputs, whole),
+                Kernel::Portable => portable::multiply_add(coefficients, old, new, outputs, 0..whole),
+                #[allow(unreachable_patterns)]
+                _ => unreachable!("a code never holds a kernel that the processor lacks"),
+            }
+            portable::multiply_add(coefficients, old, new, outputs, whole..old.len());
         }
+    }
+}
+
+/// Ranges of at most `tile_bytes` bytes, one after the other.
+fn tiles(strip_bytes: usize, tile_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..strip_bytes).step_by(tile_bytes.max(1)).map(move |at| at..strip_bytes.min(at + tile_bytes))
+}
+
+/// A mirror: nothing to compute.
+fn copy(source: &[u8], outputs: &mut [&mut [u8]], checksums: Option<Checksums<'_>>) {
+    outputs.iter_mut().for_each(|output| output.copy_from_slice(source));
+    let Some(checksums) = checksums else { return };
+    let own = match checksums.sources {
+        SourceCrcs::Known(crcs) => crcs,
+        SourceCrcs::Wanted(crcs) => {
+            crcs.iter_mut()
+                .zip(source.chunks_exact(BLOCK_BYTES))
+                .for_each(|(crc, block)| *crc = crc32c(block));
+            crcs
+        }
+    };
+    if !own.is_empty() {
+        checksums.outputs.chunks_exact_mut(own.len()).for_each(|crcs| crcs.copy_from_slice(own));
+    }
+}
+
+/// The checksums of one block of every strip.
+fn check_blocks(
+    sources: &[&[u8]],
+    outputs: &[&mut [u8]],
+    checksums: &mut Checksums<'_>,
+    range: Range<usize>,
+) {
+    let (block, blocks) = (range.start / BLOCK_BYTES, sources[0].len() / BLOCK_BYTES);
+    if let SourceCrcs::Wanted(crcs) = &mut checksums.sources {
+        for (strip, source) in sources.iter().enumerate() {
+            crcs[strip * blocks + block] = crc32c(&source[range.clone()]);
+        }
+    }
+    for (strip, output) in outputs.iter().enumerate() {
+        checksums.outputs[strip * blocks + block] = crc32c(&output[range.clone()]);
     }
 }

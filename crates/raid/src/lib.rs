@@ -1,11 +1,11 @@
-//! The erasure code of Penstock's arrays: k data strips and up to four parity strips, over GF(2^8).
+//! The erasure code of Penstock's arrays: k data strips and up to eight parity strips, over GF(2^8).
 //!
 //! Owns the field, the coefficient matrices (a format: `docs/format/code.md`), the plan for making lost
 //! strips from surviving ones, and the kernels that do the arithmetic. Does not own buffers, drives, placement
 //! or checksums; it has no clock, no files and no threads.
 //!
 //! ```text
-//! code.rs    Code: encode, update, verify             matrix.rs  coefficients, inversion of up to 4 x 4
+//! code.rs    Code: encode, update, verify             matrix.rs  coefficients, inversion of up to 8 x 8
 //! plan.rs    DecodePlan: which strips to read, how     kernel.rs  the one dispatch over the kernel tiers
 //! field.rs   GF(2^8) scalar arithmetic                 error.rs   what a caller can get wrong
 //! ```
@@ -28,13 +28,13 @@ mod kernel;
 mod matrix;
 mod plan;
 
-pub use code::Code;
+pub use code::{Code, Fault};
 pub use error::CodeError;
-pub use kernel::{Kernel, kernel_name};
+pub use kernel::{Checksums, Kernel, Residency, SourceCrcs, kernel_name};
 pub use plan::DecodePlan;
 
 /// Most strips of one stripe, data and parity together.
 pub const MAX_STRIPS: usize = 64;
 
 /// Most parity strips of one stripe.
-pub const MAX_PARITY: usize = 4;
+pub const MAX_PARITY: usize = 8;

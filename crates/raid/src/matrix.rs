@@ -1,4 +1,4 @@
-//! Coefficient matrices of up to 4 rows: the parity matrices that define the code, and small inversion.
+//! Coefficient matrices of up to 8 rows: the parity matrices that define the code, and small inversion.
 //!
 //! The parity matrix of a geometry is a format (`docs/format/code.md`): changing one cell makes every array
 //! written before unreadable after a failure.
@@ -7,6 +7,7 @@
 //! - row 0 is all ones, so parity strip 0 is the XOR of the data strips;
 //! - column 0 is all ones, so every parity strip of a code with k = 1 is a mirror;
 //! - the matrix for k data strips is the first k columns of the one for k + 1;
+//! - those for 5 to 7 parity strips are the first rows of the one for 8, and the one for 4 stands alone;
 //! - every square submatrix is invertible. For m <= 3 the minors are Vandermonde determinants of distinct
 //!   points 2^j times a monomial, nonzero for j < 255. A Cauchy matrix has no zero minor, and scaling its rows
 //!   and columns by nonzero factors keeps that.
@@ -21,13 +22,42 @@ pub(crate) struct Matrix {
     columns: usize,
     /// Cells outside `rows` x `columns` are zero and never read.
     cells: [[u8; MAX_STRIPS]; MAX_PARITY],
+    /// Of the rows 0 to 3 and 4 to 7. General until [`Matrix::shaped`] has looked.
+    shapes: [Shape; MAX_PARITY / GROUP_ROWS],
+}
+
+/// Most rows that a kernel works on at once: as many as the registers hold columns of.
+pub(crate) const GROUP_ROWS: usize = 4;
+
+/// What is special about the rows of a group, for kernels. The general way is right for every group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Each product is computed.
+    General,
+    /// This row of the group is all ones: the sources themselves are added to it.
+    OnesRow(usize),
+    /// Row r of the group is the powers of 2^r, as in P, P+Q and P+Q+R: Horner's rule over the sources in falling
+    /// order takes one constant for a row instead of one for each source.
+    Powers,
+    /// All rows are ones: the same sum for every output.
+    Ones,
 }
 
 impl Matrix {
     /// A matrix of zeros.
     pub(crate) fn zero(rows: usize, columns: usize) -> Matrix {
         assert!(rows <= MAX_PARITY && columns <= MAX_STRIPS, "{rows} x {columns} matrix is too large");
-        Matrix { rows, columns, cells: [[0; MAX_STRIPS]; MAX_PARITY] }
+        let shapes = [Shape::General; MAX_PARITY / GROUP_ROWS];
+        Matrix { rows, columns, cells: [[0; MAX_STRIPS]; MAX_PARITY], shapes }
+    }
+
+    /// A matrix of ones.
+    pub(crate) fn ones(rows: usize, columns: usize) -> Matrix {
+        let mut matrix = Matrix::zero(rows, columns);
+        for row in 0..rows {
+            matrix.cells[row][..columns].fill(1);
+        }
+        matrix.shaped()
     }
 
     /// The parity matrix of the code k+m: cell (i, j) is what data strip j contributes to parity strip i.
@@ -35,11 +65,14 @@ impl Matrix {
         let mut matrix = Matrix::zero(m, k);
         for row in 0..m {
             for column in 0..k {
-                *matrix.cell_mut(row, column) =
-                    if m <= 3 { power_of_two(row * column) } else { cauchy(row, column) };
+                *matrix.cell_mut(row, column) = match m {
+                    0..=3 => power_of_two(row * column),
+                    4 => cauchy(4, row, column),
+                    _ => cauchy(8, row, column),
+                };
             }
         }
-        matrix
+        matrix.shaped()
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -55,6 +88,33 @@ impl Matrix {
         &self.cells[row][..self.columns]
     }
 
+    /// The matrix, all of whose cells are set, with what is special about them.
+    pub(crate) fn shaped(mut self) -> Matrix {
+        for group in 0..self.rows.div_ceil(GROUP_ROWS) {
+            let rows = group * GROUP_ROWS..self.rows.min((group + 1) * GROUP_ROWS);
+            let is_ones = |row: &usize| self.row(*row).iter().all(|&cell| cell == 1);
+            let is_powers = |row: &usize| {
+                let mut cells = self.row(*row).iter().enumerate();
+                cells.all(|(column, &cell)| cell == power_of_two((row - rows.start) * column))
+            };
+            self.shapes[group] = if rows.len() <= 3 && rows.clone().all(|row| is_powers(&row)) {
+                Shape::Powers
+            } else if rows.clone().all(|row| is_ones(&row)) {
+                Shape::Ones
+            } else {
+                let ones = rows.clone().find(is_ones);
+                ones.map_or(Shape::General, |row| Shape::OnesRow(row - rows.start))
+            };
+        }
+        self
+    }
+
+    /// The shape of the group that begins with a row.
+    pub(crate) fn shape(&self, first_row: usize) -> Shape {
+        assert!(first_row.is_multiple_of(GROUP_ROWS) && first_row < self.rows, "a group begins there");
+        self.shapes[first_row / GROUP_ROWS]
+    }
+
     pub(crate) fn cell(&self, row: usize, column: usize) -> u8 {
         self.row(row)[column]
     }
@@ -65,19 +125,20 @@ impl Matrix {
     }
 }
 
-/// Cell of the 4-row parity matrix: the Cauchy matrix 1 / (x_i + y_j) with x_i = i and y_j = 4 + j, its rows
-/// and columns scaled so that row 0 and column 0 are all ones:
-/// (x_i + y_0) (x_0 + y_j) / ((x_i + y_j) (x_0 + y_0)).
-fn cauchy(row: usize, column: usize) -> u8 {
-    // k + 4 <= 64 keeps y_j below 64, and x_i < 4 <= y_j: no sum is zero.
+/// Cell of a parity matrix of more than 3 rows: the Cauchy matrix 1 / (x_i + y_j) with x_i = i and
+/// y_j = `points` + j, its rows and columns scaled so that row 0 and column 0 are all ones:
+/// (x_i + y_0) (x_0 + y_j) / ((x_i + y_j) (x_0 + y_0)). There are at most `points` rows.
+fn cauchy(points: usize, row: usize, column: usize) -> u8 {
+    // At most 64 columns keep y_j below 72, and x_i < points <= y_j: no sum is zero.
+    assert!(row < points && points <= MAX_PARITY && column < MAX_STRIPS, "a cell of the proved matrices");
     let x = |i: usize| i as u8;
-    let y = |j: usize| (MAX_PARITY + j) as u8;
+    let y = |j: usize| (points + j) as u8;
     let numerator = multiply(x(row) ^ y(0), x(0) ^ y(column));
     let denominator = multiply(x(row) ^ y(column), x(0) ^ y(0));
     multiply(numerator, invert(denominator))
 }
 
-/// A square matrix of up to 4 rows; cells outside its size are never read.
+/// A square matrix of up to 8 rows; cells outside its size are never read.
 pub(crate) type Square = [[u8; MAX_PARITY]; MAX_PARITY];
 
 /// The inverse of the first `size` rows and columns of `square`, by Gauss-Jordan elimination.
@@ -117,8 +178,11 @@ mod tests {
     #[test]
     fn inverse_times_square_is_the_identity() {
         // Columns far apart, and with a zero on the diagonal so that rows are swapped.
-        let square = [[0, 1, 1, 1], [1, 0, 7, 9], [1, 3, 5, 0], [1, 250, 17, 4]];
-        for size in 2..=MAX_PARITY {
+        let mut square = [[0; MAX_PARITY]; MAX_PARITY];
+        for (row, cells) in [[0, 1, 1, 1], [1, 0, 7, 9], [1, 3, 5, 0], [1, 250, 17, 4]].iter().enumerate() {
+            square[row][..4].copy_from_slice(cells);
+        }
+        for size in 2..=4 {
             let inverse = invert_square(square, size);
             for cell in 0..size * size {
                 let (i, j) = (cell / size, cell % size);
@@ -131,6 +195,10 @@ mod tests {
     #[test]
     #[should_panic(expected = "is invertible")]
     fn singular_square_is_a_bug() {
-        let _ = invert_square([[1, 2, 0, 0], [1, 2, 0, 0], [0; 4], [0; 4]], 2);
+        let mut square = [[0; MAX_PARITY]; MAX_PARITY];
+        for cells in &mut square[..2] {
+            cells[..2].copy_from_slice(&[1, 2]);
+        }
+        let _ = invert_square(square, 2);
     }
 }

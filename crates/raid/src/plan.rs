@@ -9,7 +9,7 @@
 //! Making one costs about e^2 k multiplications for e unread data strips, since only an e x e system is solved.
 
 use crate::field::multiply;
-use crate::kernel::Kernel;
+use crate::kernel::{Checksums, Kernel, Residency};
 use crate::matrix::{Matrix, Square, invert_square};
 use crate::{CodeError, MAX_PARITY};
 
@@ -35,11 +35,27 @@ impl DecodePlan {
         &self.lost
     }
 
+    /// What a byte of source `column` is multiplied by in the strip that the plan makes as its `row`-th.
+    pub fn coefficient(&self, row: usize, column: usize) -> u8 {
+        self.matrix.cell(row, column)
+    }
+
     /// Makes the strips at `lost()` into `out` from the strips at `sources()`, each in that order.
     ///
     /// All strips have the same length; they may be the same byte range of the real ones.
     pub fn decode(&self, sources: &[&[u8]], out: &mut [&mut [u8]]) {
-        self.kernel.dot(&self.matrix, sources, out);
+        self.decode_with(sources, out, Residency::Warm, None);
+    }
+
+    /// The same, for sources in the caches or in memory, with the checksums of all strips if they are wanted.
+    pub fn decode_with(
+        &self,
+        sources: &[&[u8]],
+        out: &mut [&mut [u8]],
+        residency: Residency,
+        checksums: Option<Checksums<'_>>,
+    ) {
+        self.kernel.dot(&self.matrix, sources, out, residency, checksums);
     }
 
     /// A plan that reads the first k positions that are not lost.
@@ -94,7 +110,7 @@ impl DecodePlan {
                 assert!(matrix.cell(row, column) != 0, "a source without effect: the code is not MDS");
             }
         }
-        DecodePlan { sources, lost: lost.to_vec(), matrix, kernel }
+        DecodePlan { sources, lost: lost.to_vec(), matrix: matrix.shaped(), kernel }
     }
 }
 

@@ -4,8 +4,8 @@
 //! room for the worst case. A stripe is unwritten when all its versions are 0, which is never given.
 
 use super::{check_block, seal_block};
-use crate::geometry::MAX_STRIPS;
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};
+use penstock_raid::MAX_STRIPS;
 
 const MAGIC: &[u8; 4] = b"PTBL";
 const FORMAT: u16 = 1;

@@ -1,6 +1,7 @@
 //! Lost drives, failing writes and rot while the array works.
 
 use crate::bench::{IO, Load, Site, buf_of, spec, tags};
+use penstock_array::CreateSpec;
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
@@ -267,6 +268,51 @@ fn three_drives_failing_at_once_suspend_the_array_and_latch_none_too_many() {
             machine.array.report().members.iter().filter(|member| member.state == "missing").count();
         assert!(latched <= 2, "{latched} members latched");
         machine.array.close().await
+    });
+    run.unwrap().unwrap();
+}
+
+#[test]
+fn five_of_nine_drives_lost_at_once_and_rebuilt() {
+    let mut site = Site::new(CreateSpec { segment_bytes: 96 << 10, ..spec(4, 5) });
+    let load = Load::new(60);
+    let run = |site: &Site, lost: &[usize], life: u64| {
+        let world = World::new(life);
+        let run = world.run(async {
+            let machine = site.open(&world, lost).await?;
+            load.check(&machine).await?;
+            load.run_logged(&machine).await?;
+            load.run_fresh(&machine).await?;
+            for number in lost {
+                machine.replace(&site.disks[*number], *number, life).await?;
+            }
+            assert_eq!(machine.array.wait_rebuilt().await, 0);
+            load.check(&machine).await?;
+            let report = machine.array.scrub().await?;
+            assert!(report.is_clean(), "{report:?}");
+            machine.array.close().await
+        });
+        run.unwrap().unwrap();
+    };
+    run(&site, &[], 1);
+    let lost = [0, 2, 4, 6, 8];
+    lost.iter().for_each(|number| site.replace(*number));
+    run(&site, &lost, 2);
+    run(&site, &[], 3);
+}
+
+/// The pass that makes parity also proves the data: what changed in memory since its checksums were made is stored
+/// nowhere.
+#[test]
+#[should_panic(expected = "memory holds what was written")]
+fn data_that_is_not_what_its_checksums_say_goes_no_further() {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(1);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        let (data, mut crcs) = buf_of(&(0..machine.volume.stripe_blocks()).collect::<Vec<_>>());
+        crcs[3] ^= 1;
+        machine.volume.write_fresh(0, &data, &crcs, IO).await
     });
     run.unwrap().unwrap();
 }

@@ -1,10 +1,13 @@
-//! The portable tier and reference of the family: a table look-up for each byte product, XOR for coefficient 1.
+//! The portable tier and reference of the family: a table look-up for each byte product, XOR for coefficient 1, and
+//! Horner's rule on eight bytes at a time for the powers of P+Q and P+Q+R.
 //!
-//! The caller (`Kernel`) has asserted shapes and lengths. Each source is read once for each output; the loop of
-//! coefficient 1 is left to the compiler to vectorise.
+//! The caller (`Kernel`) has asserted shapes and lengths. Each source is read once for each output; the loops
+//! without tables are left to the compiler to vectorise.
 
+use super::group::Group;
 use crate::field::multiply;
-use crate::matrix::Matrix;
+use crate::matrix::Shape;
+use std::ops::Range;
 
 /// `PRODUCTS[a][b]` is a * b: 64 KiB, of which a call touches 256 bytes for each distinct coefficient.
 static PRODUCTS: [[u8; 256]; 256] = products();
@@ -23,23 +26,59 @@ const fn products() -> [[u8; 256]; 256] {
     table
 }
 
-pub(super) fn dot(matrix: &Matrix, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
-    for (row, output) in outputs.iter_mut().enumerate() {
+pub(super) fn dot(group: &mut Group<'_, '_>) {
+    let powers = group.shape() == Shape::Powers;
+    for (row, output) in group.outputs.iter_mut().enumerate() {
+        let output = &mut output[group.range.clone()];
         output.fill(0);
-        for (&coefficient, source) in matrix.row(row).iter().zip(sources) {
-            if coefficient == 1 {
-                output.iter_mut().zip(*source).for_each(|(sum, byte)| *sum ^= byte);
-            } else {
-                let products = &PRODUCTS[usize::from(coefficient)];
-                output.iter_mut().zip(*source).for_each(|(sum, &byte)| *sum ^= products[usize::from(byte)]);
-            }
+        let cells = group.matrix.row(group.first_row + row);
+        let sources = cells.iter().zip(group.sources.iter().map(|source| &source[group.range.clone()]));
+        match powers && row > 0 {
+            true => sources.rev().for_each(|(_, source)| horner(row, output, source)),
+            false => sources.for_each(|(&coefficient, source)| add_product(coefficient, source, output)),
         }
     }
 }
 
-pub(super) fn multiply_add(coefficients: &[u8], old: &[u8], new: &[u8], outputs: &mut [&mut [u8]]) {
+fn add_product(coefficient: u8, source: &[u8], output: &mut [u8]) {
+    if coefficient == 1 {
+        output.iter_mut().zip(source).for_each(|(sum, byte)| *sum ^= byte);
+    } else {
+        let products = &PRODUCTS[usize::from(coefficient)];
+        output.iter_mut().zip(source).for_each(|(sum, &byte)| *sum ^= products[usize::from(byte)]);
+    }
+}
+
+/// `output` becomes `output` times 2^power, plus `source`.
+fn horner(power: usize, output: &mut [u8], source: &[u8]) {
+    let (words, rest) = output.as_chunks_mut::<8>();
+    let (source_words, source_rest) = source.as_chunks::<8>();
+    for (word, source) in words.iter_mut().zip(source_words) {
+        let times = (0..power).fold(u64::from_le_bytes(*word), |word, _| double(word));
+        *word = (times ^ u64::from_le_bytes(*source)).to_le_bytes();
+    }
+    for (byte, source) in rest.iter_mut().zip(source_rest) {
+        *byte = (0..power).fold(*byte, |byte, _| multiply(byte, 2)) ^ source;
+    }
+}
+
+/// Each of eight bytes times 2: shifted, and reduced by 0x1d where its highest bit falls out.
+fn double(word: u64) -> u64 {
+    let carries = word >> 7 & 0x0101_0101_0101_0101;
+    ((word & 0x7f7f_7f7f_7f7f_7f7f) << 1) ^ (carries * 0x1d)
+}
+
+/// A range of `Kernel::multiply_add`.
+pub(super) fn multiply_add(
+    coefficients: &[u8],
+    old: &[u8],
+    new: &[u8],
+    outputs: &mut [&mut [u8]],
+    range: Range<usize>,
+) {
     for (&coefficient, output) in coefficients.iter().zip(outputs) {
-        let deltas = old.iter().zip(new).map(|(old, new)| old ^ new);
+        let output = &mut output[range.clone()];
+        let deltas = old[range.clone()].iter().zip(&new[range.clone()]).map(|(old, new)| old ^ new);
         if coefficient == 1 {
             output.iter_mut().zip(deltas).for_each(|(sum, delta)| *sum ^= delta);
         } else {

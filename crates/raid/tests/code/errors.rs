@@ -7,8 +7,9 @@ fn geometries_outside_the_proof_are_refused() {
     for (k, m) in [
         (0, 0),
         (0, 2),
-        (1, 5),
+        (1, 9),
         (60, 5),
+        (56, 9),
         (61, 4),
         (62, 3),
         (64, 1),
@@ -18,12 +19,12 @@ fn geometries_outside_the_proof_are_refused() {
     ] {
         assert_eq!(Code::new(k, m).unwrap_err(), CodeError::Geometry { k, m });
     }
-    for (k, m) in [(1, 0), (1, 4), (60, 4), (61, 3), (62, 2), (63, 1), (64, 0)] {
+    for (k, m) in [(1, 0), (1, 8), (56, 8), (59, 5), (60, 4), (61, 3), (62, 2), (63, 1), (64, 0)] {
         assert!(Code::new(k, m).is_ok(), "{k}+{m}");
     }
     assert_eq!(
         Code::new(61, 4).unwrap_err().to_string(),
-        "there is no code 61+4: it needs at least 1 data strip, at most 4 parity strips and at most 64 strips in \
+        "there is no code 61+4: it needs at least 1 data strip, at most 8 parity strips and at most 64 strips in \
          all"
     );
 }
@@ -68,7 +69,7 @@ fn lists_that_are_no_set_of_positions_are_refused() {
 
 #[test]
 fn kernel_that_the_processor_lacks_is_refused() {
-    for kernel in [Kernel::Portable, Kernel::Avx512Gfni] {
+    for kernel in [Kernel::Portable, Kernel::Neon, Kernel::Avx2, Kernel::Avx2Gfni, Kernel::Avx512Gfni] {
         let result = Code::new(2, 1).unwrap().with_kernel(kernel);
         if Kernel::available().contains(&kernel) {
             assert_eq!(result.unwrap().kernel(), kernel);

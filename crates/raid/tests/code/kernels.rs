@@ -2,22 +2,24 @@
 
 use crate::random::Random;
 use crate::stripe::{encode, encode_by_definition, random_data, shared};
-use penstock_raid::{Code, Kernel, MAX_STRIPS, kernel_name};
+use penstock_raid::{Code, Kernel, MAX_PARITY, MAX_STRIPS, Residency, kernel_name};
 use std::io::Write;
 
 /// Bytes before and after each output strip that a kernel must leave alone; more than a column of any kernel.
 const GUARD_BYTES: usize = 640;
 
-const LARGE_LENGTHS: [usize; 12] = [511, 512, 513, 575, 767, 1023, 1024, 1025, 4095, 4096, 4097, 65_537];
+const LARGE_LENGTHS: [usize; 12] = [511, 512, 513, 575, 767, 1023, 1024, 1025, 4095, 4096, 4097, 33_333];
 
-/// The SIMD tier, or a note on stderr that `test` was skipped. Written past the harness, which would keep it.
-fn simd(test: &str) -> Option<Kernel> {
-    if Kernel::available().contains(&Kernel::Avx512Gfni) {
-        return Some(Kernel::Avx512Gfni);
+/// The SIMD tiers of this processor, with a note on stderr that `test` was skipped if there is none. Written past the
+/// harness, which would keep it.
+fn simd(test: &str) -> Vec<Kernel> {
+    let tiers: Vec<Kernel> =
+        Kernel::available().into_iter().filter(|kernel| *kernel != Kernel::Portable).collect();
+    if tiers.is_empty() {
+        let note = format!("SKIPPED {test}: the processor has none of the instructions of a SIMD tier\n");
+        std::io::stderr().write_all(note.as_bytes()).unwrap();
     }
-    let note = format!("SKIPPED {test}: the processor has no AVX-512 with GFNI\n");
-    std::io::stderr().write_all(note.as_bytes()).unwrap();
-    None
+    tiers
 }
 
 fn code_on(kernel: Kernel, k: usize, m: usize) -> Code {
@@ -76,43 +78,47 @@ impl Strips {
 
 /// Encode, decode and update of one geometry at one length and alignment against the portable tier.
 fn check_against_portable(
-    simd: Kernel,
+    tier: Kernel,
     (k, m): (usize, usize),
     strip_bytes: usize,
     alignment: usize,
     stagger: usize,
 ) {
-    let label = format!("{k}+{m}, {strip_bytes} bytes, alignment {alignment} + {stagger} j");
+    let label =
+        format!("{k}+{m} on {}, {strip_bytes} bytes, alignment {alignment} + {stagger} j", tier.name());
     let mut random = Random::new((strip_bytes * 64 + alignment) as u64);
     let sources = Strips::new(&mut random, k, strip_bytes, alignment, stagger);
     let mut outputs = Strips::new(&mut random, m, strip_bytes, alignment + 7 * stagger, stagger);
     let sources = sources.shared();
 
-    outputs.check(&format!("encode {label}"), simd, |kernel, parity| {
-        code_on(kernel, k, m).encode(&sources, parity);
-    });
+    for residency in [Residency::Warm, Residency::Cold] {
+        outputs.check(&format!("{residency:?} encode {label}"), tier, |kernel, parity| {
+            code_on(kernel, k, m).encode_with(&sources, parity, residency, None);
+        });
+    }
     let column = random.below(k);
-    outputs.check(&format!("update {label}"), simd, |kernel, parity| {
+    outputs.check(&format!("update {label}"), tier, |kernel, parity| {
         code_on(kernel, k, m).update(column, sources[column], sources[(column + 1) % k], parity);
     });
     // Any bytes will do for sources: a decode is a linear combination like another.
     let mut positions: Vec<usize> = (0..k + m).collect();
     let lost: Vec<usize> = (0..m).map(|_| positions.swap_remove(random.below(positions.len()))).collect();
-    outputs.check(&format!("decode {label}"), simd, |kernel, made| {
+    outputs.check(&format!("decode {label}"), tier, |kernel, made| {
         code_on(kernel, k, m).plan(&lost).unwrap().decode(&sources, made);
     });
 }
 
 #[test]
 fn simd_equals_portable_at_all_alignments_and_short_lengths() {
-    let Some(simd) = simd("simd_equals_portable_at_all_alignments_and_short_lengths") else { return };
-    // One geometry for each row count of the kernel, with odd and even numbers of sources.
-    let geometries = [(5, 1), (4, 2), (7, 3), (6, 4)];
-    for strip_bytes in 0..=300 {
-        for alignment in 0..64 {
-            for geometry in geometries {
-                check_against_portable(simd, geometry, strip_bytes, alignment, 0);
-                check_against_portable(simd, geometry, strip_bytes, alignment, 13);
+    // One geometry for each row count of the kernels, with odd and even numbers of sources, and one of two groups.
+    let geometries = [(5, 1), (4, 2), (7, 3), (6, 4), (3, 6)];
+    for tier in simd("simd_equals_portable_at_all_alignments_and_short_lengths") {
+        for strip_bytes in 0..=300 {
+            for alignment in (0..64).step_by(if strip_bytes % 7 == 0 { 1 } else { 9 }) {
+                for geometry in geometries {
+                    check_against_portable(tier, geometry, strip_bytes, alignment, 0);
+                    check_against_portable(tier, geometry, strip_bytes, alignment, 13);
+                }
             }
         }
     }
@@ -120,11 +126,13 @@ fn simd_equals_portable_at_all_alignments_and_short_lengths() {
 
 #[test]
 fn simd_equals_portable_at_larger_lengths() {
-    let Some(simd) = simd("simd_equals_portable_at_larger_lengths") else { return };
-    for strip_bytes in LARGE_LENGTHS {
-        for geometry in [(1, 1), (8, 1), (2, 2), (5, 2), (8, 3), (3, 3), (10, 4), (1, 4)] {
-            for (alignment, stagger) in [(0, 0), (1, 0), (63, 0), (17, 29)] {
-                check_against_portable(simd, geometry, strip_bytes, alignment, stagger);
+    for tier in simd("simd_equals_portable_at_larger_lengths") {
+        for strip_bytes in LARGE_LENGTHS {
+            for geometry in [(1, 1), (8, 1), (2, 2), (5, 2), (8, 3), (3, 3), (10, 4), (1, 4), (4, 5), (5, 8)]
+            {
+                for (alignment, stagger) in [(0, 0), (1, 0), (63, 0), (17, 29)] {
+                    check_against_portable(tier, geometry, strip_bytes, alignment, stagger);
+                }
             }
         }
     }
@@ -132,10 +140,11 @@ fn simd_equals_portable_at_larger_lengths() {
 
 #[test]
 fn simd_equals_portable_for_every_number_of_strips() {
-    let Some(simd) = simd("simd_equals_portable_for_every_number_of_strips") else { return };
-    for m in 1..=4 {
-        for k in 1..=MAX_STRIPS - m {
-            check_against_portable(simd, (k, m), 333, 5, 11);
+    for tier in simd("simd_equals_portable_for_every_number_of_strips") {
+        for m in 1..=MAX_PARITY {
+            for k in 1..=MAX_STRIPS - m {
+                check_against_portable(tier, (k, m), 333, 5, 11);
+            }
         }
     }
 }
@@ -143,7 +152,7 @@ fn simd_equals_portable_for_every_number_of_strips() {
 #[test]
 fn encode_agrees_with_the_definition() {
     for kernel in Kernel::available() {
-        for (k, m) in [(1, 1), (4, 1), (4, 2), (8, 3), (10, 4), (62, 2), (61, 3), (60, 4)] {
+        for (k, m) in [(1, 1), (4, 1), (4, 2), (8, 3), (10, 4), (62, 2), (61, 3), (60, 4), (6, 5), (56, 8)] {
             let data = random_data(&mut Random::new(k as u64), k, 597);
             let code = code_on(kernel, k, m);
             assert!(
@@ -159,7 +168,7 @@ fn encode_agrees_with_the_definition() {
 fn update_agrees_with_encoding_anew() {
     for kernel in Kernel::available() {
         let mut random = Random::new(11);
-        for (k, m) in [(1, 3), (4, 0), (4, 1), (4, 2), (8, 3), (10, 4)] {
+        for (k, m) in [(1, 3), (4, 0), (4, 1), (4, 2), (8, 3), (10, 4), (4, 7)] {
             let code = code_on(kernel, k, m);
             for column in 0..k {
                 let mut data = random_data(&mut random, k, 401);
@@ -177,7 +186,7 @@ fn update_agrees_with_encoding_anew() {
 #[test]
 fn verify_sees_every_flipped_bit() {
     for kernel in Kernel::available() {
-        for (k, m, strip_bytes) in [(4, 2, 4097), (10, 4, 9000), (1, 1, 100), (3, 3, 4096)] {
+        for (k, m, strip_bytes) in [(4, 2, 4097), (10, 4, 9000), (1, 1, 100), (3, 3, 4096), (5, 8, 4096)] {
             let code = code_on(kernel, k, m);
             let mut random = Random::new(12);
             let data = random_data(&mut random, k, strip_bytes);
@@ -221,5 +230,6 @@ fn dispatch_takes_the_fastest_available_kernel() {
     assert_eq!(Code::new(2, 1).unwrap().kernel(), fastest);
     assert_eq!(kernel_name(), fastest.name());
     assert_eq!(code_on(Kernel::Portable, 2, 1).kernel(), Kernel::Portable);
-    assert_eq!((Kernel::Portable.name(), Kernel::Avx512Gfni.name()), ("portable", "avx512-gfni"));
+    let every = [Kernel::Portable, Kernel::Neon, Kernel::Avx2, Kernel::Avx2Gfni, Kernel::Avx512Gfni];
+    assert_eq!(every.map(Kernel::name), ["portable", "neon", "avx2", "avx2-gfni", "avx512-gfni"]);
 }

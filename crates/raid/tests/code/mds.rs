@@ -5,6 +5,7 @@
 //! the minors there are.
 
 use crate::field::{invert, multiply, power};
+use crate::random::Random;
 use crate::stripe::subsets;
 use penstock_raid::{Code, MAX_PARITY, MAX_STRIPS};
 
@@ -103,13 +104,69 @@ fn cells_follow_the_formulas_of_the_format() {
             }
         }
     }
-    for (row, cells) in parity_matrix(&Code::new(60, 4).unwrap()).iter().enumerate() {
-        for (column, &cell) in cells.iter().enumerate() {
-            let cauchy = |i: usize, j: usize| invert(i as u8 ^ (4 + j) as u8);
-            let scaled = multiply(cauchy(row, column), cauchy(0, 0));
-            let by = multiply(invert(cauchy(row, 0)), invert(cauchy(0, column)));
-            assert_eq!(cell, multiply(scaled, by), "m = 4, cell {row}, {column}");
+    for (m, points) in [(4, 4), (5, 8), (6, 8), (7, 8), (8, 8)] {
+        for (row, cells) in parity_matrix(&Code::new(MAX_STRIPS - m, m).unwrap()).iter().enumerate() {
+            for (column, &cell) in cells.iter().enumerate() {
+                let cauchy = |i: usize, j: usize| cauchy(points, i, j);
+                let scaled = multiply(cauchy(row, column), cauchy(0, 0));
+                let by = multiply(invert(cauchy(row, 0)), invert(cauchy(0, column)));
+                assert_eq!(cell, multiply(scaled, by), "m = {m}, cell {row}, {column}");
+            }
         }
+    }
+}
+
+/// Cell of the unscaled matrix. All `i` and `points + j` are distinct as long as i < points.
+fn cauchy(points: usize, i: usize, j: usize) -> u8 {
+    invert(i as u8 ^ (points + j) as u8)
+}
+
+/// The minor (rows, columns) is the determinant of the Cauchy matrix, a product of differences over a product of sums
+/// that has no zero factor, times the factors of its rows and columns.
+#[test]
+fn minors_of_five_to_eight_rows_are_those_of_a_cauchy_matrix() {
+    let (products, mut random) = (Products::new(), Random::new(7));
+    for m in 5..=MAX_PARITY {
+        let matrix = parity_matrix(&Code::new(MAX_STRIPS - m, m).unwrap());
+        for _ in 0..400 {
+            let size = 1 + random.below(m);
+            let (rows, columns) = (sample(&mut random, m, size), sample(&mut random, MAX_STRIPS - m, size));
+            let mut expected = 1;
+            let mut times = |factor| expected = multiply(expected, factor);
+            for (i, &row) in rows.iter().enumerate() {
+                for (j, &column) in columns.iter().enumerate() {
+                    times(cauchy(8, row, column));
+                    if j > i {
+                        times(row as u8 ^ rows[j] as u8);
+                        times((8 + columns[i]) as u8 ^ (8 + column) as u8);
+                    }
+                }
+                times(multiply(invert(cauchy(8, row, 0)), cauchy(8, 0, 0)));
+                times(invert(cauchy(8, 0, columns[i])));
+            }
+            assert_ne!(expected, 0, "no factor is zero");
+            assert_eq!(
+                products.determinant(&matrix, &rows, &columns),
+                expected,
+                "m = {m}: {rows:?} {columns:?}"
+            );
+        }
+    }
+}
+
+fn sample(random: &mut Random, below: usize, count: usize) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..below).collect();
+    let mut sample: Vec<usize> = (0..count).map(|_| all.swap_remove(random.below(all.len()))).collect();
+    sample.sort_unstable();
+    sample
+}
+
+#[test]
+fn five_to_seven_rows_are_the_first_of_eight() {
+    let eight = parity_matrix(&Code::new(MAX_STRIPS - 8, 8).unwrap());
+    for m in 5..8 {
+        let fewer = parity_matrix(&Code::new(MAX_STRIPS - 8, m).unwrap());
+        assert_eq!(fewer, eight[..m], "m = {m}");
     }
 }
 

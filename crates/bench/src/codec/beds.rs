@@ -1,0 +1,100 @@
+//! The memory of one core: a stripe that stays in its caches, and many that do not.
+
+use penstock_base::BLOCK_BYTES;
+
+/// Bytes of a strip of the stripe that stays in L2.
+pub(super) const WARM_STRIP_BYTES: usize = 64 << 10;
+
+/// Bytes of a strip of the stripes that come from memory.
+pub(super) const COLD_STRIP_BYTES: usize = 128 << 10;
+
+/// From strip to strip of the warm stripe: no power of two, for the sets of L1.
+const WARM_STEP_BYTES: usize = WARM_STRIP_BYTES + BLOCK_BYTES + 5 * 64;
+
+/// Most strips of a measured code.
+const MAX_STRIPS: usize = 18;
+
+/// How much memory a core works on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    cold_bytes: usize,
+    /// Data bytes of a warm run: some milliseconds.
+    pub(super) warm_run_bytes: usize,
+}
+
+impl Sizes {
+    pub(super) fn new(quick: bool, cores: usize) -> Self {
+        match quick {
+            true => Self { cold_bytes: 8 << 20, warm_run_bytes: 4 << 20 },
+            // Beyond the last cache also where that is large; many cores share it.
+            false => {
+                Self { cold_bytes: ((4 << 30) / cores).clamp(128 << 20, 1 << 30), warm_run_bytes: 256 << 20 }
+            }
+        }
+    }
+}
+
+/// Memory that begins at a multiple of a page.
+struct Pages {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Pages {
+    /// Pages with bytes that are all there.
+    fn new(len: usize) -> Self {
+        let mut bytes = vec![0_u8; len + BLOCK_BYTES];
+        for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&(index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        }
+        let start = bytes.as_ptr().addr().next_multiple_of(BLOCK_BYTES) - bytes.as_ptr().addr();
+        Self { bytes, start, len }
+    }
+
+    fn all(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+/// The memory of one core.
+pub(super) struct Bed {
+    pub(super) sizes: Sizes,
+    cold: Pages,
+    warm: Pages,
+    /// Checksums of a stripe.
+    pub(super) crcs: Vec<u32>,
+}
+
+impl Bed {
+    pub(super) fn new(sizes: Sizes) -> Self {
+        let crcs = vec![0; MAX_STRIPS * COLD_STRIP_BYTES / BLOCK_BYTES];
+        let warm = Pages::new(MAX_STRIPS * WARM_STEP_BYTES);
+        Self { sizes, cold: Pages::new(sizes.cold_bytes), warm, crcs }
+    }
+
+    /// All cold memory.
+    pub(super) fn cold(&mut self) -> &mut [u8] {
+        self.cold.all()
+    }
+
+    /// The first bytes of the warm memory.
+    pub(super) fn near(&mut self, bytes: usize) -> &mut [u8] {
+        &mut self.warm.all()[..bytes]
+    }
+
+    /// The strips of the warm stripe.
+    pub(super) fn warm_stripe(&mut self, strips: usize) -> (Vec<&mut [u8]>, &mut [u32]) {
+        let steps = self.warm.all().chunks_exact_mut(WARM_STEP_BYTES).take(strips);
+        (steps.map(|step| &mut step[..WARM_STRIP_BYTES]).collect(), &mut self.crcs)
+    }
+
+    /// The cold stripes, one after the other, each with its strips.
+    pub(super) fn cold_stripes(
+        &mut self,
+        strips: usize,
+    ) -> (impl Iterator<Item = Vec<&mut [u8]>>, &mut [u32]) {
+        let stripes = self.cold.all().chunks_exact_mut(strips * COLD_STRIP_BYTES);
+        (stripes.map(|stripe| stripe.chunks_exact_mut(COLD_STRIP_BYTES).collect()), &mut self.crcs)
+    }
+}

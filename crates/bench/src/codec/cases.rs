@@ -1,0 +1,300 @@
+//! What is timed: one operation over the memory of a core, ours or a peer's.
+
+use super::beds::{Bed, COLD_STRIP_BYTES, WARM_STRIP_BYTES};
+use super::isal::Isal;
+use penstock_base::BLOCK_BYTES;
+use penstock_raid::{Checksums, Code, CodeError, Kernel, Residency, SourceCrcs};
+use std::hint::black_box;
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    /// Reads so many bytes again and again.
+    ReadNear(usize),
+    /// Writes so many bytes again and again.
+    FillNear(usize),
+    /// Reads the cold memory.
+    ReadFar,
+    /// Writes the cold memory, past the caches or not.
+    FillFar(bool),
+    /// Multiplies what is in L1.
+    Products,
+    Encode,
+    /// With the checksums of all strips.
+    EncodeChecked,
+    /// With so many data strips lost.
+    Decode(usize),
+    /// Of one block.
+    Update,
+}
+
+impl Op {
+    pub(super) fn name(self) -> String {
+        match self {
+            Op::Encode => "encode".into(),
+            Op::EncodeChecked => "encode with checksums".into(),
+            Op::Decode(lost) => format!("decode {lost} lost"),
+            Op::Update => "update of a block".into(),
+            Op::ReadNear(_) | Op::FillNear(_) | Op::ReadFar | Op::FillFar(_) => "memory".into(),
+            Op::Products => "products".into(),
+        }
+    }
+}
+
+/// Where the data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Warmth {
+    Warm,
+    Cold,
+}
+
+impl Warmth {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Warmth::Warm => "warm",
+            Warmth::Cold => "cold",
+        }
+    }
+
+    pub(super) fn limit(self) -> &'static str {
+        match self {
+            Warmth::Warm => "L2: its reads and writes",
+            Warmth::Cold => "memory: the reads that a core has under way",
+        }
+    }
+
+    fn residency(self) -> Residency {
+        match self {
+            Warmth::Warm => Residency::Warm,
+            Warmth::Cold => Residency::Cold,
+        }
+    }
+}
+
+type Strips<'a> = Vec<&'a mut [u8]>;
+
+/// Works on the memory of a core and returns the bytes of data that it has done.
+pub(super) struct Case(Box<dyn Fn(&mut Bed) -> usize + Sync>);
+
+impl Case {
+    pub(super) fn run(&self, bed: &mut Bed) -> usize {
+        (self.0)(bed)
+    }
+
+    /// What memory or ports do by themselves.
+    pub(super) fn limit(kernel: Kernel, op: Op) -> Self {
+        if op == Op::Products {
+            return Self::products(kernel);
+        }
+        Self(Box::new(move |bed| {
+            let run_bytes = bed.sizes.warm_run_bytes;
+            match op {
+                Op::ReadNear(bytes) => {
+                    for _ in 0..run_bytes / bytes {
+                        black_box(kernel.read(black_box(bed.near(bytes)), Residency::Warm));
+                    }
+                    run_bytes / bytes * bytes
+                }
+                Op::FillNear(bytes) => {
+                    for _ in 0..run_bytes / bytes {
+                        kernel.fill(black_box(bed.near(bytes)), Residency::Warm);
+                    }
+                    run_bytes / bytes * bytes
+                }
+                Op::ReadFar => {
+                    black_box(kernel.read(bed.cold(), Residency::Cold));
+                    bed.cold().len()
+                }
+                Op::FillFar(stream) => {
+                    kernel.fill(bed.cold(), if stream { Residency::Cold } else { Residency::Warm });
+                    bed.cold().len()
+                }
+                _ => unreachable!("an operation on memory"),
+            }
+        }))
+    }
+
+    /// Products of four general rows over one strip of 4 KiB taken for all sources, so that all of it is in L1 and a
+    /// call is long: bytes that were multiplied.
+    fn products(kernel: Kernel) -> Self {
+        const K: usize = 28;
+        let code = Code::new(K, 4).and_then(|code| code.with_kernel(kernel)).expect("the kernel is there");
+        let plan = code.plan(&[0, 1, 2, 3]).expect("four of four");
+        Self(Box::new(move |bed| {
+            let rounds = (bed.sizes.warm_run_bytes / (K * BLOCK_BYTES)).max(1);
+            let (mut strips, _) = bed.warm_stripe(5);
+            let (made, source) = strips.split_at_mut(4);
+            let sources = [&source[0][..BLOCK_BYTES]; K];
+            let mut made: Vec<&mut [u8]> = made.iter_mut().map(|strip| &mut strip[..BLOCK_BYTES]).collect();
+            for _ in 0..rounds {
+                plan.decode(black_box(&sources), &mut made);
+            }
+            rounds * K * BLOCK_BYTES * 4
+        }))
+    }
+
+    /// Our own kernels.
+    pub(super) fn own(code: &Code, op: Op, warmth: Warmth) -> Result<Self, CodeError> {
+        let (k, m) = (code.k(), code.m());
+        let residency = warmth.residency();
+        let code = code.clone();
+        Ok(match op {
+            Op::Encode => Self::of_stripes(k, m, warmth, move |strips, _| {
+                let (data, parity) = strips.split_at_mut(k);
+                code.encode_with(&shared(data), parity, residency, None);
+            }),
+            Op::EncodeChecked => Self::of_stripes(k, m, warmth, move |strips, crcs| {
+                let blocks = strips[0].len() / BLOCK_BYTES;
+                let (of_data, of_parity) = crcs[..(k + m) * blocks].split_at_mut(k * blocks);
+                let checksums = Checksums { sources: SourceCrcs::Wanted(of_data), outputs: of_parity };
+                let (data, parity) = strips.split_at_mut(k);
+                code.encode_with(&shared(data), parity, residency, Some(checksums));
+            }),
+            Op::Decode(lost) => {
+                let plan = code.plan(&(0..lost).collect::<Vec<_>>())?;
+                // Lost are the first strips, and what is read are the k that follow them.
+                Self::of_stripes(k, m, warmth, move |strips, _| {
+                    let (made, sources) = strips.split_at_mut(lost);
+                    plan.decode_with(&shared(&sources[..k]), made, residency, None);
+                })
+            }
+            Op::Update => Self::of_blocks(k, m, warmth, move |old, new, parity| {
+                code.update(1, old, new, parity);
+            }),
+            _ => unreachable!("an operation of the code"),
+        })
+    }
+
+    /// The traffic of a cold pass without its arithmetic.
+    pub(super) fn twin(code: &Code, op: Op) -> Result<Self, CodeError> {
+        let (k, m) = (code.k(), code.m());
+        let made = if let Op::Decode(lost) = op { lost } else { m };
+        let twin = Code::traffic(k, made)?.with_kernel(code.kernel())?;
+        let first = if matches!(op, Op::Decode(_)) { made } else { 0 };
+        Ok(Self::of_stripes(k, m, Warmth::Cold, move |strips, _| match first {
+            0 => {
+                let (data, parity) = strips.split_at_mut(k);
+                twin.encode_with(&shared(data), parity, Residency::Cold, None);
+            }
+            _ => {
+                let (made, sources) = strips.split_at_mut(first);
+                twin.encode_with(&shared(&sources[..k]), made, Residency::Cold, None);
+            }
+        }))
+    }
+
+    /// What ISA-L has for the same, with its names.
+    pub(super) fn peers(isal: &Isal, code: &Code, op: Op, warmth: Warmth) -> Vec<(&'static str, Self)> {
+        let (k, m) = (code.k(), code.m());
+        let isal = *isal;
+        let cell = |row: usize, column: usize| code.coefficient(row, column);
+        match op {
+            Op::Encode => {
+                let tables = isal.tables(k, m, cell);
+                let mut peers = vec![(
+                    "ISA-L ec_encode_data",
+                    Self::of_stripes(k, m, warmth, move |strips, _| {
+                        let (data, parity) = strips.split_at_mut(k);
+                        isal.encode(&tables, &shared(data), parity);
+                    }),
+                )];
+                let simple = move |strips: &mut Strips<'_>, _: &mut [u32]| isal.simple_parity(k, strips);
+                match m {
+                    1 => peers.push(("ISA-L xor_gen", Self::of_stripes(k, m, warmth, simple))),
+                    2 => peers.push(("ISA-L pq_gen", Self::of_stripes(k, m, warmth, simple))),
+                    _ => {}
+                }
+                peers
+            }
+            Op::EncodeChecked => {
+                let tables = isal.tables(k, m, cell);
+                let case = Self::of_stripes(k, m, warmth, move |strips, crcs| {
+                    let (data, parity) = strips.split_at_mut(k);
+                    isal.encode(&tables, &shared(data), parity);
+                    let blocks = strips.iter().flat_map(|strip| strip.chunks_exact(BLOCK_BYTES));
+                    crcs.iter_mut().zip(blocks).for_each(|(crc, block)| *crc = isal.crc32c(block));
+                });
+                vec![("ISA-L ec_encode_data, then crc32_iscsi", case)]
+            }
+            Op::Decode(lost) => {
+                let plan = code.plan(&(0..lost).collect::<Vec<_>>()).expect("no more than m are lost");
+                let tables = isal.tables(k, lost, |row, column| plan.coefficient(row, column));
+                let case = Self::of_stripes(k, m, warmth, move |strips, _| {
+                    let (made, sources) = strips.split_at_mut(lost);
+                    isal.encode(&tables, &shared(&sources[..k]), made);
+                });
+                vec![("ISA-L ec_encode_data", case)]
+            }
+            Op::Update => {
+                let tables = isal.tables(k, m, cell);
+                let case = Self::of_blocks(k, m, warmth, move |old, new, parity| {
+                    isal.update(&tables, k, 1, old, new, parity);
+                });
+                vec![("ISA-L xor_gen, then ec_encode_data_update", case)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn of_stripes(
+        k: usize,
+        m: usize,
+        warmth: Warmth,
+        run: impl Fn(&mut Strips<'_>, &mut [u32]) + Sync + 'static,
+    ) -> Self {
+        Self(Box::new(move |bed| match warmth {
+            Warmth::Warm => {
+                let rounds = (bed.sizes.warm_run_bytes / (k * WARM_STRIP_BYTES)).max(1);
+                let (mut strips, crcs) = bed.warm_stripe(k + m);
+                (0..rounds).for_each(|_| run(black_box(&mut strips), crcs));
+                rounds * k * WARM_STRIP_BYTES
+            }
+            Warmth::Cold => {
+                let (stripes, crcs) = bed.cold_stripes(k + m);
+                stripes.map(|mut strips| run(&mut strips, crcs)).count() * k * COLD_STRIP_BYTES
+            }
+        }))
+    }
+
+    /// Over single blocks: of strip 1, with the new contents from where strip 0 is.
+    fn of_blocks(
+        k: usize,
+        m: usize,
+        warmth: Warmth,
+        run: impl Fn(&[u8], &[u8], &mut [&mut [u8]]) + Sync + 'static,
+    ) -> Self {
+        let one = move |strips: &mut Strips<'_>, block: usize| {
+            let range = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
+            let (data, parity) = strips.split_at_mut(k);
+            let mut parity: Vec<&mut [u8]> =
+                parity.iter_mut().map(|strip| &mut strip[range.clone()]).collect();
+            run(&data[1][range.clone()], &data[0][range.clone()], &mut parity);
+        };
+        Self(Box::new(move |bed| match warmth {
+            Warmth::Warm => {
+                let blocks = bed.sizes.warm_run_bytes / 4 / BLOCK_BYTES;
+                let (mut strips, _) = bed.warm_stripe(k + m);
+                (0..blocks)
+                    .for_each(|block| one(black_box(&mut strips), block % (WARM_STRIP_BYTES / BLOCK_BYTES)));
+                blocks * BLOCK_BYTES
+            }
+            Warmth::Cold => {
+                let (stripes, _) = bed.cold_stripes(k + m);
+                let mut stripes: Vec<Strips<'_>> = stripes.collect();
+                let per_strip = COLD_STRIP_BYTES / BLOCK_BYTES;
+                let all = stripes.len() * per_strip;
+                // An odd step that is no divisor visits every block once, in no order that a prefetcher follows.
+                let step = (all as f64 * 0.618) as usize | 1;
+                for index in 0..all {
+                    let at = index * step % all;
+                    one(&mut stripes[at / per_strip], at % per_strip);
+                }
+                all * BLOCK_BYTES
+            }
+        }))
+    }
+}
+
+fn shared<'a>(strips: &'a [&mut [u8]]) -> Vec<&'a [u8]> {
+    strips.iter().map(|strip| &**strip).collect()
+}

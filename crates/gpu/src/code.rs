@@ -1,0 +1,283 @@
+//! Many stripes in one launch: encode, decode, verify, and checksums of blocks.
+//!
+//! A pass is prepared once (tables of pointers and coefficients go to the GPU) and may be run as often as wanted, each
+//! time over what the strips hold then.
+
+use crate::device::{DeviceMemory, Gpu};
+use crate::driver::Function;
+use crate::error::GpuError;
+use crate::tables;
+use penstock_base::BLOCK_BYTES;
+use penstock_raid::Code;
+use std::ffi::CString;
+use std::marker::PhantomData;
+
+/// Bytes of a strip that a thread works on.
+const COLUMN_BYTES: usize = 16;
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// Most outputs of a kernel: what the registers hold without spilling.
+const GROUP_ROWS: usize = 4;
+
+/// Most blocks of a grid upwards that CUDA allows.
+const MAX_UP: usize = 65_535;
+
+/// Stripes in device memory, one after the other, each with its strips in order of their positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Stripes<'a> {
+    memory: &'a DeviceMemory,
+    strips: usize,
+    strip_bytes: usize,
+    count: usize,
+}
+
+impl<'a> Stripes<'a> {
+    /// As many stripes of `strips` strips as the memory holds. Strips are whole multiples of 16 bytes.
+    pub fn new(memory: &'a DeviceMemory, strips: usize, strip_bytes: usize) -> Result<Self, GpuError> {
+        if strips == 0 || strip_bytes == 0 || !strip_bytes.is_multiple_of(COLUMN_BYTES) {
+            let why = format!(
+                "{strips} strips of {strip_bytes} bytes: strips are whole multiples of {COLUMN_BYTES}"
+            );
+            return Err(GpuError::Shape(why));
+        }
+        let count = strips.checked_mul(strip_bytes).map_or(0, |stripe| memory.len() / stripe);
+        Ok(Self { memory, strips, strip_bytes, count })
+    }
+
+    /// How many stripes there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Where the strip at a position of a stripe begins in the memory.
+    pub fn offset(&self, stripe: usize, position: usize) -> usize {
+        assert!(stripe < self.count && position < self.strips, "strip {position} of stripe {stripe}");
+        (stripe * self.strips + position) * self.strip_bytes
+    }
+
+    /// The addresses of strips, stripe by stripe.
+    fn addresses(&self, positions: &[usize]) -> impl Iterator<Item = [u8; 8]> {
+        let strips = (0..self.count).flat_map(move |stripe| positions.iter().map(move |at| (stripe, *at)));
+        strips.map(|(stripe, at)| (self.memory.address() + self.offset(stripe, at) as u64).to_le_bytes())
+    }
+}
+
+/// One kernel over all stripes.
+#[derive(Debug)]
+struct Launch {
+    function: Function,
+    /// Pointers of the sources and of what is made or compared, with how many there are for each stripe.
+    sources: (DeviceMemory, usize),
+    others: (DeviceMemory, usize),
+    products: Option<DeviceMemory>,
+}
+
+/// Work that is prepared. It lives no longer than the memory that it works on.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    gpu: Gpu,
+    launches: Vec<Launch>,
+    stripes: usize,
+    columns: u64,
+    k: u32,
+    /// Where a comparison notes what disagrees: a word for each stripe and group.
+    disagreements: Option<DeviceMemory>,
+    memory: PhantomData<&'a DeviceMemory>,
+}
+
+/// A comparison of parity that is prepared.
+#[derive(Debug)]
+pub struct Verification<'a>(Pass<'a>);
+
+/// A code on a GPU.
+#[derive(Clone, Debug)]
+pub struct GpuCode {
+    gpu: Gpu,
+    code: Code,
+}
+
+impl GpuCode {
+    /// The code, on this GPU.
+    pub fn new(gpu: &Gpu, code: &Code) -> Self {
+        Self { gpu: gpu.clone(), code: code.clone() }
+    }
+
+    /// Makes the parity strips of all stripes.
+    pub fn encode<'a>(&self, stripes: &Stripes<'a>) -> Result<Pass<'a>, GpuError> {
+        let (data, parity) = self.positions();
+        self.pass(stripes, &data, &parity, |row, column| self.code.coefficient(row, column), "encode")
+    }
+
+    /// Makes the strips at the positions `lost` of all stripes from k of the others.
+    pub fn decode<'a>(&self, stripes: &Stripes<'a>, lost: &[usize]) -> Result<Pass<'a>, GpuError> {
+        let plan = self.code.plan(lost)?;
+        self.pass(stripes, plan.sources(), lost, |row, column| plan.coefficient(row, column), "encode")
+    }
+
+    /// Compares the parity strips of all stripes with what they should be.
+    pub fn verify<'a>(&self, stripes: &Stripes<'a>) -> Result<Verification<'a>, GpuError> {
+        let (data, parity) = self.positions();
+        let cell = |row, column| self.code.coefficient(row, column);
+        let mut pass = self.pass(stripes, &data, &parity, cell, "verify")?;
+        pass.disagreements = Some(self.gpu.zeroed(4 * stripes.count * pass.launches.len())?);
+        Ok(Verification(pass))
+    }
+
+    fn positions(&self) -> (Vec<usize>, Vec<usize>) {
+        let (k, m) = (self.code.k(), self.code.m());
+        ((0..k).collect(), (k..k + m).collect())
+    }
+
+    fn pass<'a>(
+        &self,
+        stripes: &Stripes<'a>,
+        sources: &[usize],
+        others: &[usize],
+        cell: impl Fn(usize, usize) -> u8,
+        what: &str,
+    ) -> Result<Pass<'a>, GpuError> {
+        let (strips, wanted) = (stripes.strips, self.code.k() + self.code.m());
+        if strips != wanted {
+            return Err(GpuError::Shape(format!("stripes of {strips} strips for a code of {wanted}")));
+        }
+        let k = sources.len();
+        let mut launches = Vec::new();
+        for (group, others) in others.chunks(GROUP_ROWS).enumerate() {
+            let rows = others.len();
+            let cell = |row: usize, column: usize| cell(group * GROUP_ROWS + row, column);
+            // Horner's rule has kernels for three rows.
+            let powers = rows < GROUP_ROWS && tables::are_powers(rows, k, cell);
+            let name = format!("{what}_{}_{rows}", if powers { "powers" } else { "products" });
+            let name = CString::new(name).expect("a name without zeros");
+            let products = tables::products(rows, k, cell).into_iter().map(u32::to_le_bytes);
+            launches.push(Launch {
+                function: self.gpu.function(&name)?,
+                sources: (self.gpu.words(stripes.addresses(sources))?, k),
+                others: (self.gpu.words(stripes.addresses(others))?, rows),
+                products: if powers { None } else { Some(self.gpu.words(products)?) },
+            });
+        }
+        Ok(Pass {
+            gpu: self.gpu.clone(),
+            launches,
+            stripes: stripes.count,
+            columns: (stripes.strip_bytes / COLUMN_BYTES) as u64,
+            k: k as u32,
+            disagreements: None,
+            memory: PhantomData,
+        })
+    }
+}
+
+impl Pass<'_> {
+    /// Starts it. What it makes may be read after [`Gpu::wait`].
+    pub fn run(&self) -> Result<(), GpuError> {
+        let across = u32::try_from(self.columns.div_ceil(u64::from(THREADS)))
+            .map_err(|_| GpuError::Shape("strips are too long for one launch".into()))?;
+        for (group, launch) in self.launches.iter().enumerate() {
+            for first in (0..self.stripes).step_by(MAX_UP) {
+                let up = (self.stripes - first).min(MAX_UP) as u32;
+                let at = |(table, each): &(DeviceMemory, usize)| table.address() + (8 * each * first) as u64;
+                let mut parameters = vec![at(&launch.sources), at(&launch.others)];
+                parameters.extend(launch.products.as_ref().map(DeviceMemory::address));
+                let words = self.disagreements.as_ref();
+                parameters
+                    .extend(words.map(|words| words.address() + 4 * (group * self.stripes + first) as u64));
+                parameters.extend([u64::from(self.k), self.columns]);
+                self.gpu.launch(launch.function, [across, up], THREADS, &parameters)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Verification<'_> {
+    /// Starts it.
+    pub fn run(&self) -> Result<(), GpuError> {
+        self.words().clear()?;
+        self.0.run()
+    }
+
+    /// Waits for it, and says for each stripe which parity strips disagree: bit r for parity strip r.
+    pub fn disagreements(&self) -> Result<Vec<u32>, GpuError> {
+        let mut bytes = vec![0; self.words().len()];
+        self.words().read(0, &mut bytes)?;
+        let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let of = |stripe: usize| {
+            let groups = (0..self.0.launches.len())
+                .map(|group| words[group * self.0.stripes + stripe] << (GROUP_ROWS * group));
+            groups.fold(0, |all, group| all | group)
+        };
+        Ok((0..self.0.stripes).map(of).collect())
+    }
+
+    fn words(&self) -> &DeviceMemory {
+        self.0.disagreements.as_ref().expect("a verification has its words")
+    }
+}
+
+/// The CRC32C of every block of 4 KiB of all strips, prepared.
+#[derive(Debug)]
+pub struct Checks<'a> {
+    gpu: Gpu,
+    function: Function,
+    strips: DeviceMemory,
+    count: usize,
+    blocks_per_strip: usize,
+    tables: DeviceMemory,
+    zero_block_crc: u32,
+    crcs: DeviceMemory,
+    memory: PhantomData<&'a DeviceMemory>,
+}
+
+/// Prepares the checksums of all strips. Strips are whole blocks.
+pub fn checksums<'a>(stripes: &Stripes<'a>) -> Result<Checks<'a>, GpuError> {
+    if !stripes.strip_bytes.is_multiple_of(BLOCK_BYTES) {
+        return Err(GpuError::Shape(format!("strips of {} bytes are not whole blocks", stripes.strip_bytes)));
+    }
+    let gpu = stripes.memory.gpu();
+    let (count, blocks_per_strip) = (stripes.count * stripes.strips, stripes.strip_bytes / BLOCK_BYTES);
+    let positions: Vec<usize> = (0..stripes.strips).collect();
+    let tables = tables::checksums();
+    Ok(Checks {
+        gpu: gpu.clone(),
+        function: gpu.function(c"crc32c_blocks")?,
+        strips: gpu.words(stripes.addresses(&positions))?,
+        count,
+        blocks_per_strip,
+        zero_block_crc: *tables.last().expect("the tables end with it"),
+        tables: gpu.words(tables.into_iter().map(u32::to_le_bytes))?,
+        crcs: gpu.zeroed(4 * count * blocks_per_strip)?,
+        memory: PhantomData,
+    })
+}
+
+impl Checks<'_> {
+    /// Starts it.
+    pub fn run(&self) -> Result<(), GpuError> {
+        let across = self.blocks_per_strip.div_ceil(THREADS as usize / tables::WARP) as u32;
+        let lanes = self.tables.address() + 4 * 1024;
+        for first in (0..self.count).step_by(MAX_UP) {
+            let up = (self.count - first).min(MAX_UP) as u32;
+            let parameters = [
+                self.strips.address() + 8 * first as u64,
+                self.crcs.address() + (4 * first * self.blocks_per_strip) as u64,
+                self.tables.address(),
+                lanes,
+                self.zero_block_crc.into(),
+                self.blocks_per_strip as u64,
+            ];
+            self.gpu.launch(self.function, [across, up], THREADS, &parameters)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for it, and gives the checksums strip by strip.
+    pub fn crcs(&self) -> Result<Vec<u32>, GpuError> {
+        let mut bytes = vec![0; self.crcs.len()];
+        self.crcs.read(0, &mut bytes)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+}

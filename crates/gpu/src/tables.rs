@@ -1,0 +1,57 @@
+//! Coefficients and remainders as the kernels take them. Layouts are those of `kernels/code.cu`.
+
+use penstock_base::{BLOCK_BYTES, crc32c};
+
+/// Threads that make the checksum of a block together.
+pub(crate) const WARP: usize = 32;
+
+/// For each coefficient of `rows` x `k`, row by row, what each bit of a byte brings: the coefficient times 2^bit, in all
+/// four bytes of a word.
+pub(crate) fn products(rows: usize, k: usize, cell: impl Fn(usize, usize) -> u8) -> Vec<u32> {
+    let bits = |cell: u8| std::iter::successors(Some(cell), |byte| Some(double(*byte))).take(8);
+    let cells = (0..rows).flat_map(|row| (0..k).map(move |column| (row, column)));
+    cells
+        .flat_map(|(row, column)| bits(cell(row, column)))
+        .map(|byte| u32::from(byte) * 0x0101_0101)
+        .collect()
+}
+
+/// Whether row r of the coefficients is the powers of 2^r.
+pub(crate) fn are_powers(rows: usize, k: usize, cell: impl Fn(usize, usize) -> u8) -> bool {
+    let power = |exponent: usize| (0..exponent).fold(1, |byte, _| double(byte));
+    (0..rows).all(|row| (0..k).all(|column| cell(row, column) == power(row * column)))
+}
+
+/// Times 2 in GF(2^8) modulo 0x11d (docs/format/code.md).
+fn double(byte: u8) -> u8 {
+    (byte << 1) ^ ((byte >> 7) * 0x1d)
+}
+
+/// The four tables that move a remainder on by the words of a warp, then what follows each lane's last word, then the CRC
+/// of a block of zeros. Remainders have their bits reflected: x^0 is the highest.
+pub(crate) fn checksums() -> Vec<u32> {
+    let on = power_of_x(32 * WARP as u32);
+    let moved = |byte: u32, value: u32| multiply(value << (8 * byte), on);
+    let tables = (0..4).flat_map(|byte| (0..256).map(move |value| (byte, value)));
+    let mut words: Vec<u32> = tables.map(|(byte, value)| moved(byte, value)).collect();
+    words.extend((0..WARP as u32).map(|lane| power_of_x(32 * (WARP as u32 - lane))));
+    words.push(crc32c(&[0; BLOCK_BYTES]));
+    words
+}
+
+fn multiply(a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    for bit in (0..32).rev() {
+        product ^= if a >> bit & 1 != 0 { b } else { 0 };
+        b = times_x(b);
+    }
+    product
+}
+
+fn power_of_x(exponent: u32) -> u32 {
+    (0..exponent).fold(1 << 31, |power, _| times_x(power))
+}
+
+fn times_x(remainder: u32) -> u32 {
+    (remainder >> 1) ^ if remainder & 1 != 0 { 0x82f6_3b78 } else { 0 }
+}

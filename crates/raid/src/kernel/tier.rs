@@ -1,0 +1,241 @@
+//! The entry points of a tier, made by one macro for all of them: from a group of outputs to the loop of its
+//! number of rows, its shape and its stores, as one function with the tier's features.
+
+/// Makes `dot`, `multiply_add` and, where `checked` is true, `dot_checked` of a tier, beside its `is_available`.
+///
+/// `columns` are the vectors of a column for one to four outputs: as many as the registers hold.
+macro_rules! tier {
+    (
+        vector: $vector:ty,
+        features: $features:literal,
+        columns: $one:literal, $two:literal, $three:literal, $four:literal,
+        checked: $checked:tt,
+    ) => {
+        /// Bytes of which a pass handles whole multiples.
+        pub(in crate::kernel) const VECTOR_BYTES: usize = <$vector as Vector>::BYTES;
+
+        /// See `Kernel::dot`.
+        pub(in crate::kernel) fn dot(group: &mut Group<'_, '_>) {
+            match group.outputs.len() {
+                1 => dot_rows::<1, $one>(group),
+                2 => dot_rows::<2, $two>(group),
+                3 => dot_rows::<3, $three>(group),
+                4 => dot_rows::<4, $four>(group),
+                rows => unreachable!("a group of {rows} outputs"),
+            }
+        }
+
+        fn dot_rows<const ROWS: usize, const VECTORS: usize>(group: &mut Group<'_, '_>) {
+            use crate::matrix::Shape;
+            use columns::{GENERAL, ONES, POWERS, XOR_FIRST};
+            assert!(is_available(), "a code never holds a kernel that the processor lacks");
+            let shape = group.shape();
+            let dot = columns::Dot::<$vector, ROWS>::new(group);
+            // SAFETY: the features are there; the group has its outputs for itself, and streams only where it can.
+            unsafe {
+                match (shape, group.cold && dot.can_stream()) {
+                    (Shape::Powers, false) => strips::<ROWS, VECTORS, POWERS, false>(&dot),
+                    (Shape::Powers, true) => strips::<ROWS, VECTORS, POWERS, true>(&dot),
+                    (Shape::OnesRow(_), false) => strips::<ROWS, VECTORS, XOR_FIRST, false>(&dot),
+                    (Shape::OnesRow(_), true) => strips::<ROWS, VECTORS, XOR_FIRST, true>(&dot),
+                    (Shape::Ones, false) => strips::<ROWS, VECTORS, ONES, false>(&dot),
+                    (Shape::Ones, true) => strips::<ROWS, VECTORS, ONES, true>(&dot),
+                    (Shape::General, false) => strips::<ROWS, VECTORS, GENERAL, false>(&dot),
+                    (Shape::General, true) => strips::<ROWS, VECTORS, GENERAL, true>(&dot),
+                }
+            }
+        }
+
+        /// # Safety
+        ///
+        /// As for `columns::dot`.
+        #[target_feature(enable = $features)]
+        unsafe fn strips<const ROWS: usize, const VECTORS: usize, const SHAPE: u8, const COLD: bool>(
+            dot: &columns::Dot<$vector, ROWS>,
+        ) {
+            // SAFETY: as this function demands.
+            unsafe { columns::dot::<$vector, ROWS, VECTORS, SHAPE, COLD>(dot) }
+        }
+
+        /// See `Kernel::multiply_add`; over the first `bytes` bytes of each strip.
+        pub(in crate::kernel) fn multiply_add(
+            coefficients: &[u8],
+            old: &[u8],
+            new: &[u8],
+            outputs: &mut [&mut [u8]],
+            bytes: usize,
+        ) {
+            match outputs.len() {
+                1 => multiply_add_rows::<1>(coefficients, old, new, outputs, bytes),
+                2 => multiply_add_rows::<2>(coefficients, old, new, outputs, bytes),
+                3 => multiply_add_rows::<3>(coefficients, old, new, outputs, bytes),
+                4 => multiply_add_rows::<4>(coefficients, old, new, outputs, bytes),
+                rows => unreachable!("a group of {rows} outputs"),
+            }
+        }
+
+        fn multiply_add_rows<const ROWS: usize>(
+            coefficients: &[u8],
+            old: &[u8],
+            new: &[u8],
+            outputs: &mut [&mut [u8]],
+            bytes: usize,
+        ) {
+            assert!(is_available(), "a code never holds a kernel that the processor lacks");
+            assert!(coefficients.len() == ROWS && outputs.len() == ROWS, "one coefficient for each output");
+            assert!(bytes.is_multiple_of(VECTOR_BYTES), "whole vectors");
+            assert!(old.len() >= bytes && new.len() >= bytes, "a source is too short");
+            assert!(outputs.iter().all(|strip| strip.len() >= bytes), "an output is too short");
+            let products: [_; ROWS] = std::array::from_fn(|row| <$vector>::product(coefficients[row]));
+            let outputs: [*mut u8; ROWS] = std::array::from_fn(|row| outputs[row].as_mut_ptr());
+            // SAFETY: the features are there and all strips have `bytes` bytes, both asserted above; the outputs are
+            // borrowed exclusively until this function returns.
+            unsafe { multiply_add_strips(&products, old.as_ptr(), new.as_ptr(), &outputs, bytes) };
+        }
+
+        /// # Safety
+        ///
+        /// As for `columns::multiply_add`.
+        #[target_feature(enable = $features)]
+        unsafe fn multiply_add_strips<const ROWS: usize>(
+            products: &[<$vector as Vector>::Product; ROWS],
+            old: *const u8,
+            new: *const u8,
+            outputs: &[*mut u8; ROWS],
+            bytes: usize,
+        ) {
+            // SAFETY: as this function demands.
+            unsafe { columns::multiply_add::<$vector, ROWS, 4>(products, old, new, outputs, bytes) }
+        }
+
+        /// See `Kernel::read`.
+        pub(in crate::kernel) fn read(bytes: &[u8], cold: bool) -> u8 {
+            assert!(is_available(), "the processor has the kernel");
+            // SAFETY: the features are there, and the bytes are borrowed.
+            unsafe { read_bytes(bytes, cold) }
+        }
+
+        /// # Safety
+        ///
+        /// The processor has the features.
+        #[target_feature(enable = $features)]
+        unsafe fn read_bytes(bytes: &[u8], cold: bool) -> u8 {
+            // SAFETY: as this function demands.
+            unsafe {
+                match cold {
+                    true => columns::read::<$vector, true>(bytes.as_ptr(), bytes.len()),
+                    false => columns::read::<$vector, false>(bytes.as_ptr(), bytes.len()),
+                }
+            }
+        }
+
+        /// See `Kernel::fill`.
+        pub(in crate::kernel) fn fill(bytes: &mut [u8], cold: bool) {
+            assert!(is_available(), "the processor has the kernel");
+            // SAFETY: the features are there, and the bytes are borrowed exclusively.
+            unsafe { fill_bytes(bytes, cold && bytes.as_ptr().addr().is_multiple_of(VECTOR_BYTES)) }
+        }
+
+        /// # Safety
+        ///
+        /// The processor has the features; if `cold`, the bytes can be streamed to.
+        #[target_feature(enable = $features)]
+        unsafe fn fill_bytes(bytes: &mut [u8], cold: bool) {
+            // SAFETY: as this function demands.
+            unsafe {
+                match cold {
+                    true => columns::fill::<$vector, true>(bytes.as_mut_ptr(), bytes.len()),
+                    false => columns::fill::<$vector, false>(bytes.as_mut_ptr(), bytes.len()),
+                }
+            }
+        }
+
+        tier! { @checked $checked, $vector, $features }
+    };
+
+    (@checked false, $vector:ty, $features:literal) => {};
+
+    (@checked true, $vector:ty, $features:literal) => {
+        /// See `Kernel::dot`, with checksums: those of the group's sources and outputs.
+        pub(in crate::kernel) fn dot_checked(
+            group: &mut Group<'_, '_>,
+            source_crcs: &mut SourceCrcs<'_>,
+            output_crcs: &mut [u32],
+        ) {
+            match group.outputs.len() {
+                1 => checked_rows::<1>(group, source_crcs, output_crcs),
+                2 => checked_rows::<2>(group, source_crcs, output_crcs),
+                3 => checked_rows::<3>(group, source_crcs, output_crcs),
+                4 => checked_rows::<4>(group, source_crcs, output_crcs),
+                rows => unreachable!("a group of {rows} outputs"),
+            }
+        }
+
+        fn checked_rows<const ROWS: usize>(
+            group: &mut Group<'_, '_>,
+            source_crcs: &mut SourceCrcs<'_>,
+            output_crcs: &mut [u32],
+        ) {
+            use crate::matrix::Shape;
+            use columns::{GENERAL, POWERS, XOR_FIRST};
+            assert!(is_available(), "a code never holds a kernel that the processor lacks");
+            let shape = group.shape();
+            let dot = columns::Dot::<$vector, ROWS>::new(group);
+            let cold = group.cold && dot.can_stream();
+            // SAFETY: the features are there; the group has its outputs for itself, and streams only where it can.
+            unsafe {
+                match shape {
+                    Shape::Powers => checked::<ROWS, POWERS>(&dot, cold, source_crcs, output_crcs),
+                    Shape::OnesRow(_) => checked::<ROWS, XOR_FIRST>(&dot, cold, source_crcs, output_crcs),
+                    Shape::General | Shape::Ones => {
+                        checked::<ROWS, GENERAL>(&dot, cold, source_crcs, output_crcs)
+                    }
+                }
+            }
+        }
+
+        /// # Safety
+        ///
+        /// As for `folding::dot_checked`; if `cold`, the outputs can be streamed to.
+        unsafe fn checked<const ROWS: usize, const SHAPE: u8>(
+            dot: &columns::Dot<$vector, ROWS>,
+            cold: bool,
+            source_crcs: &mut SourceCrcs<'_>,
+            output_crcs: &mut [u32],
+        ) {
+            let wanted = matches!(source_crcs, SourceCrcs::Wanted(_));
+            // SAFETY: as this function demands.
+            unsafe {
+                match (cold, wanted) {
+                    (false, false) => {
+                        checked_strips::<ROWS, SHAPE, false, false>(dot, source_crcs, output_crcs)
+                    }
+                    (false, true) => {
+                        checked_strips::<ROWS, SHAPE, false, true>(dot, source_crcs, output_crcs)
+                    }
+                    (true, false) => {
+                        checked_strips::<ROWS, SHAPE, true, false>(dot, source_crcs, output_crcs)
+                    }
+                    (true, true) => checked_strips::<ROWS, SHAPE, true, true>(dot, source_crcs, output_crcs),
+                }
+            }
+        }
+
+        /// # Safety
+        ///
+        /// As for `folding::dot_checked`.
+        #[target_feature(enable = $features)]
+        unsafe fn checked_strips<const ROWS: usize, const SHAPE: u8, const COLD: bool, const WANTED: bool>(
+            dot: &columns::Dot<$vector, ROWS>,
+            source_crcs: &mut SourceCrcs<'_>,
+            output_crcs: &mut [u32],
+        ) {
+            // SAFETY: as this function demands.
+            unsafe {
+                folding::dot_checked::<$vector, ROWS, SHAPE, COLD, WANTED>(dot, source_crcs, output_crcs);
+            }
+        }
+    };
+}
+
+pub(super) use tier;

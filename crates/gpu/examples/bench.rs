@@ -90,9 +90,9 @@ impl Bench {
             verify.disagreements()?.iter().all(|rows| *rows == 0),
             "{k}+{m}: parity that was made verifies"
         );
-        for lost in 1..=m.min(2) {
+        for lost in 1..=m.min(3) {
             let decode = on_gpu.decode(&stripes, &(0..lost).collect::<Vec<_>>())?;
-            let limit = if lost == 1 { limit(1) } else { limit(4) };
+            let limit = if lost == 1 || m < 4 { limit(1) } else { limit(4) };
             let name = format!("{k}+{m} decode {lost} lost, {BATCH} stripes");
             self.line(name, data_bytes, share(lost), limit, || decode.run())?;
         }

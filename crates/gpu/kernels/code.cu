@@ -56,12 +56,15 @@ __device__ __forceinline__ void store(Column *to, const Column &column) {
 #endif
 }
 
-// Row r is the sum of 2^(r j) times source j, by Horner's rule from the last source on.
+// Row r is the sum of 2^(r j) times source j, by Horner's rule from the last source on. A source without a pointer is zeros.
 template <int ROWS>
 __device__ __forceinline__ void sum_powers(Column (&sums)[ROWS], const Column *const *sources, u32 k, u64 column) {
 #pragma unroll 4
     for (u32 j = k; j-- > 0;) {
-        Column value = load(sources[j] + column);
+        Column value = {};
+        if (sources[j] != 0) {
+            value = load(sources[j] + column);
+        }
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
 #pragma unroll
@@ -77,29 +80,34 @@ __device__ __forceinline__ void sum_powers(Column (&sums)[ROWS], const Column *c
     }
 }
 
-// Row r is the sum of any coefficient times source j: bit by bit of the source, each bit brings the coefficient times
-// 2^bit wherever it is set. products[(r k + j) 8 + bit] has that in each of its four bytes.
+// Adds any coefficient times source j to each row: bit by bit of the source, each bit brings the coefficient times 2^bit
+// wherever it is set. products[(r k + j) 8 + bit] has that in each of its four bytes.
+template <int ROWS>
+__device__ __forceinline__ void add_products(
+    Column (&sums)[ROWS], const Column &value, const u32 *products, u32 k, u32 j) {
+#pragma unroll 2
+    for (int bit = 0; bit < 8; bit++) {
+        u32 masks[4];
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+            masks[word] = spread_high(value.words[word] << (7 - bit));
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            u32 product = products[(row * k + j) * 8 + bit];
+#pragma unroll
+            for (int word = 0; word < 4; word++) {
+                sums[row].words[word] ^= masks[word] & product;
+            }
+        }
+    }
+}
+
 template <int ROWS>
 __device__ __forceinline__ void sum_products(
     Column (&sums)[ROWS], const Column *const *sources, const u32 *products, u32 k, u64 column) {
     for (u32 j = 0; j < k; j++) {
-        Column value = load(sources[j] + column);
-#pragma unroll 2
-        for (int bit = 0; bit < 8; bit++) {
-            u32 masks[4];
-#pragma unroll
-            for (int word = 0; word < 4; word++) {
-                masks[word] = spread_high(value.words[word] << (7 - bit));
-            }
-#pragma unroll
-            for (int row = 0; row < ROWS; row++) {
-                u32 product = products[(row * k + j) * 8 + bit];
-#pragma unroll
-                for (int word = 0; word < 4; word++) {
-                    sums[row].words[word] ^= masks[word] & product;
-                }
-            }
-        }
+        add_products<ROWS>(sums, load(sources[j] + column), products, k, j);
     }
 }
 
@@ -120,6 +128,35 @@ __device__ __forceinline__ void make(
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
         store(outputs[(u64)blockIdx.y * ROWS + row] + column, sums[row]);
+    }
+}
+
+// Makes ROWS lost data strips from the others and the first ROWS parity strips. What the sums of the others lack of parity
+// is what the lost strips bring; the inverse of their coefficients, in `products`, solves for them. So the many sources
+// take Horner's rule, and only as many products as strips are lost go bit by bit.
+template <int ROWS>
+__device__ __forceinline__ void solve(
+    const Column *const *sources, const Column *const *parity, Column *const *outputs, const u32 *products, u32 k,
+    u64 columns) {
+    u64 column = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= columns) {
+        return;
+    }
+    Column lacking[ROWS] = {};
+    sum_powers<ROWS>(lacking, sources + (u64)blockIdx.y * k, k, column);
+    Column made[ROWS] = {};
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        Column found = load(parity[(u64)blockIdx.y * ROWS + row] + column);
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+            lacking[row].words[word] ^= found.words[word];
+        }
+        add_products<ROWS>(made, lacking[row], products, ROWS, row);
+    }
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        store(outputs[(u64)blockIdx.y * ROWS + row] + column, made[row]);
     }
 }
 
@@ -175,9 +212,18 @@ __device__ __forceinline__ void compare(
         compare<ROWS>(sources, parity, products, disagreements, k, columns);                                           \
     }
 
+#define SOLVE_KERNELS(ROWS)                                                                                            \
+    extern "C" __global__ void solve_powers_##ROWS(                                                                    \
+        const Column *const *sources, const Column *const *parity, Column *const *outputs, const u32 *products, u32 k, \
+        u64 columns) {                                                                                                 \
+        solve<ROWS>(sources, parity, outputs, products, k, columns);                                                   \
+    }
+
 POWERS_KERNELS(1)
 POWERS_KERNELS(2)
 POWERS_KERNELS(3)
+SOLVE_KERNELS(2)
+SOLVE_KERNELS(3)
 PRODUCTS_KERNELS(1)
 PRODUCTS_KERNELS(2)
 PRODUCTS_KERNELS(3)

@@ -1,9 +1,9 @@
 // Runs the kernels of code.cu on the processor: tests/emulated.rs compares what they make with the code of penstock-raid.
 //
 // Standard input: words of 32 bits, little-endian: kernel (0 encode_powers, 1 encode_products, 2 verify_powers,
-// 3 verify_products, 4 crc32c_blocks), rows, k, stripes, bytes of a strip, words in the table; the table (products, or the
+// 3 verify_products, 4 crc32c_blocks, 5 solve_powers with the strips 1 and on lost), rows, k, stripes, bytes of a strip, words in the table; the table (products, or the
 // four of the CRC and x^(32 (32 - l)) for each lane, and the CRC of a block of zeros); then the sources of each stripe, one
-// after the other, and for verification their parity. Standard output: the outputs, or a word for each stripe, or the
+// after the other, and for verification and solving their parity. Standard output: the outputs, or a word for each stripe, or the
 // checksums.
 #define PENSTOCK_EMULATED
 #include "code.cu"
@@ -71,12 +71,13 @@ int main() {
     const u64 columns = strip_bytes / sizeof(Column);
     std::vector<u32> table(head[5]);
     read_all(table.data(), table.size() * sizeof(u32));
-    const bool verifies = kernel == 2 || kernel == 3;
+    const bool has_parity = kernel == 2 || kernel == 3 || kernel == 5;
     std::vector<Strip> sources(stripes * k, Strip(columns)), outputs(stripes * rows, Strip(columns));
     for (Strip &strip : sources) {
         read_all(strip.data(), strip_bytes);
     }
-    if (verifies) {
+    std::vector<Strip> made(stripes * rows, Strip(columns));
+    if (has_parity) {
         for (Strip &strip : outputs) {
             read_all(strip.data(), strip_bytes);
         }
@@ -117,10 +118,30 @@ int main() {
             }
         }
         break;
+    case 5: {
+        std::vector<Column *> lost;
+        for (Strip &strip : made) {
+            lost.push_back(strip.data());
+        }
+        for (u32 stripe = 0; stripe < stripes; stripe++) {
+            for (u32 row = 0; row < rows; row++) {
+                from[stripe * k + 1 + row] = 0;
+            }
+        }
+        for_threads(stripes, columns, [&] {
+            if (rows == 2) {
+                solve_powers_2(from.data(), parity.data(), lost.data(), table.data(), k, columns);
+            } else {
+                solve_powers_3(from.data(), parity.data(), lost.data(), table.data(), k, columns);
+            }
+        });
+        outputs.swap(made);
+        break;
+    }
     default:
         return 2;
     }
-    if (kernel >= 2) {
+    if (kernel >= 2 && kernel <= 4) {
         fwrite(words.data(), sizeof(u32), words.size(), stdout);
     } else {
         for (const Strip &strip : outputs) {

@@ -57,10 +57,15 @@ impl<'a> Stripes<'a> {
         (stripe * self.strips + position) * self.strip_bytes
     }
 
-    /// The addresses of strips, stripe by stripe.
-    fn addresses(&self, positions: &[usize]) -> impl Iterator<Item = [u8; 8]> {
-        let strips = (0..self.count).flat_map(move |stripe| positions.iter().map(move |at| (stripe, *at)));
-        strips.map(|(stripe, at)| (self.memory.address() + self.offset(stripe, at) as u64).to_le_bytes())
+    /// A table of the addresses of strips, stripe by stripe; none for those that are `absent`.
+    fn table(&self, positions: &[usize], absent: &[usize]) -> Result<(DeviceMemory, usize), GpuError> {
+        let strips = (0..self.count).flat_map(|stripe| positions.iter().map(move |at| (stripe, *at)));
+        let address = |(stripe, at): (usize, usize)| match absent.contains(&at) {
+            true => 0,
+            false => self.memory.address() + self.offset(stripe, at) as u64,
+        };
+        let table = self.memory.gpu().words(strips.map(|strip| address(strip).to_le_bytes()))?;
+        Ok((table, positions.len()))
     }
 }
 
@@ -68,9 +73,9 @@ impl<'a> Stripes<'a> {
 #[derive(Debug)]
 struct Launch {
     function: Function,
-    /// Pointers of the sources and of what is made or compared, with how many there are for each stripe.
-    sources: (DeviceMemory, usize),
-    others: (DeviceMemory, usize),
+    /// Tables of pointers in the order of the kernel's parameters, with how many there are for each stripe: sources,
+    /// parity that is read beside them, what is made or compared.
+    strips: Vec<(DeviceMemory, usize)>,
     products: Option<DeviceMemory>,
 }
 
@@ -113,6 +118,23 @@ impl GpuCode {
     /// Makes the strips at the positions `lost` of all stripes from k of the others.
     pub fn decode<'a>(&self, stripes: &Stripes<'a>, lost: &[usize]) -> Result<Pass<'a>, GpuError> {
         let plan = self.code.plan(lost)?;
+        if self.solves(lost) {
+            let (data, parity) = self.positions();
+            let (k, e) = (data.len(), lost.len());
+            // What each of the first e parity strips, which are the last sources, brings to each lost strip.
+            let inverse = tables::products(e, e, |row, column| plan.coefficient(row, k - e + column));
+            let name = CString::new(format!("solve_powers_{e}")).expect("a name without zeros");
+            let launch = Launch {
+                function: self.gpu.function(&name)?,
+                strips: vec![
+                    stripes.table(&data, lost)?,
+                    stripes.table(&parity[..e], &[])?,
+                    stripes.table(lost, &[])?,
+                ],
+                products: Some(self.gpu.words(inverse.into_iter().map(u32::to_le_bytes))?),
+            };
+            return self.of_launches(stripes, k, vec![launch]);
+        }
         self.pass(stripes, plan.sources(), lost, |row, column| plan.coefficient(row, column), "encode")
     }
 
@@ -123,6 +145,13 @@ impl GpuCode {
         let mut pass = self.pass(stripes, &data, &parity, cell, "verify")?;
         pass.disagreements = Some(self.gpu.zeroed(4 * stripes.count * pass.launches.len())?);
         Ok(Verification(pass))
+    }
+
+    /// Whether lost strips are what the kernels solve for: two or three data strips of P+Q or P+Q+R.
+    fn solves(&self, lost: &[usize]) -> bool {
+        let (k, m) = (self.code.k(), self.code.m());
+        let powers = tables::are_powers(m, k, |row, column| self.code.coefficient(row, column));
+        powers && (2..=3).contains(&lost.len()) && lost.iter().all(|position| *position < k)
     }
 
     fn positions(&self) -> (Vec<usize>, Vec<usize>) {
@@ -138,10 +167,6 @@ impl GpuCode {
         cell: impl Fn(usize, usize) -> u8,
         what: &str,
     ) -> Result<Pass<'a>, GpuError> {
-        let (strips, wanted) = (stripes.strips, self.code.k() + self.code.m());
-        if strips != wanted {
-            return Err(GpuError::Shape(format!("stripes of {strips} strips for a code of {wanted}")));
-        }
         let k = sources.len();
         let mut launches = Vec::new();
         for (group, others) in others.chunks(GROUP_ROWS).enumerate() {
@@ -154,10 +179,22 @@ impl GpuCode {
             let products = tables::products(rows, k, cell).into_iter().map(u32::to_le_bytes);
             launches.push(Launch {
                 function: self.gpu.function(&name)?,
-                sources: (self.gpu.words(stripes.addresses(sources))?, k),
-                others: (self.gpu.words(stripes.addresses(others))?, rows),
+                strips: vec![stripes.table(sources, &[])?, stripes.table(others, &[])?],
                 products: if powers { None } else { Some(self.gpu.words(products)?) },
             });
+        }
+        self.of_launches(stripes, k, launches)
+    }
+
+    fn of_launches<'a>(
+        &self,
+        stripes: &Stripes<'a>,
+        k: usize,
+        launches: Vec<Launch>,
+    ) -> Result<Pass<'a>, GpuError> {
+        let (strips, wanted) = (stripes.strips, self.code.k() + self.code.m());
+        if strips != wanted {
+            return Err(GpuError::Shape(format!("stripes of {strips} strips for a code of {wanted}")));
         }
         Ok(Pass {
             gpu: self.gpu.clone(),
@@ -180,7 +217,7 @@ impl Pass<'_> {
             for first in (0..self.stripes).step_by(MAX_UP) {
                 let up = (self.stripes - first).min(MAX_UP) as u32;
                 let at = |(table, each): &(DeviceMemory, usize)| table.address() + (8 * each * first) as u64;
-                let mut parameters = vec![at(&launch.sources), at(&launch.others)];
+                let mut parameters: Vec<u64> = launch.strips.iter().map(at).collect();
                 parameters.extend(launch.products.as_ref().map(DeviceMemory::address));
                 let words = self.disagreements.as_ref();
                 parameters
@@ -244,7 +281,7 @@ pub fn checksums<'a>(stripes: &Stripes<'a>) -> Result<Checks<'a>, GpuError> {
     Ok(Checks {
         gpu: gpu.clone(),
         function: gpu.function(c"crc32c_blocks")?,
-        strips: gpu.words(stripes.addresses(&positions))?,
+        strips: stripes.table(&positions, &[])?.0,
         count,
         blocks_per_strip,
         zero_block_crc: *tables.last().expect("the tables end with it"),

@@ -79,7 +79,7 @@ pub(crate) struct Function(Handle);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event(Handle);
 
-/// The primary context of a device, current on the thread that opened it, with the kernels loaded.
+/// The primary context of a device with the kernels loaded, used by the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Context {
     device: c_int,
@@ -148,6 +148,11 @@ impl Context {
             .map_or_else(|_| String::new(), |name| name.to_string_lossy().into()))
     }
 
+    /// Makes it the context of this thread, which another device may have been since.
+    fn enter(&self) -> Result<(), GpuError> {
+        call!(context_set(self.context))
+    }
+
     /// Compute capability, major and minor.
     pub(crate) fn capability(&self) -> Result<[i32; 2], GpuError> {
         let mut found = [0; 2];
@@ -158,34 +163,41 @@ impl Context {
     }
 
     pub(crate) fn function(&self, name: &CStr) -> Result<Function, GpuError> {
+        self.enter()?;
         let mut function = std::ptr::null_mut();
         call!(module_function(&raw mut function, self.module, name.as_ptr()))?;
         Ok(Function(function))
     }
 
     pub(crate) fn alloc(&self, bytes: usize) -> Result<u64, GpuError> {
+        self.enter()?;
         let mut at = 0;
         call!(memory_alloc(&raw mut at, bytes))?;
         Ok(at)
     }
 
     pub(crate) fn free(&self, at: u64) -> Result<(), GpuError> {
+        self.enter()?;
         call!(memory_free(at))
     }
 
     pub(crate) fn set(&self, at: u64, byte: u8, bytes: usize) -> Result<(), GpuError> {
+        self.enter()?;
         call!(memory_set(at, byte, bytes))
     }
 
     pub(crate) fn copy_in(&self, to: u64, from: &[u8]) -> Result<(), GpuError> {
+        self.enter()?;
         call!(copy_in(to, from.as_ptr().cast(), from.len()))
     }
 
     pub(crate) fn copy_out(&self, to: &mut [u8], from: u64) -> Result<(), GpuError> {
+        self.enter()?;
         call!(copy_out(to.as_mut_ptr().cast(), from, to.len()))
     }
 
     pub(crate) fn copy_within(&self, to: u64, from: u64, bytes: usize) -> Result<(), GpuError> {
+        self.enter()?;
         call!(copy_within(to, from, bytes, std::ptr::null_mut()))
     }
 
@@ -198,6 +210,7 @@ impl Context {
         threads: u32,
         parameters: &[u64],
     ) -> Result<(), GpuError> {
+        self.enter()?;
         let mut parameters = parameters.to_vec();
         let mut pointers: Vec<*mut c_void> =
             parameters.iter_mut().map(|value| (&raw mut *value).cast()).collect();
@@ -218,10 +231,12 @@ impl Context {
     }
 
     pub(crate) fn wait(&self) -> Result<(), GpuError> {
+        self.enter()?;
         call!(wait())
     }
 
     pub(crate) fn event(&self) -> Result<Event, GpuError> {
+        self.enter()?;
         let mut event = std::ptr::null_mut();
         call!(event_create(&raw mut event, 0))?;
         let event = Event(event);
@@ -231,6 +246,7 @@ impl Context {
 
     /// Milliseconds from one event to another, once both are over.
     pub(crate) fn elapsed_ms(&self, from: Event, to: Event) -> Result<f32, GpuError> {
+        self.enter()?;
         let mut elapsed_ms = 0.0;
         call!(event_wait(to.0))?;
         call!(event_elapsed(&raw mut elapsed_ms, from.0, to.0))?;
@@ -238,6 +254,7 @@ impl Context {
     }
 
     pub(crate) fn destroy(&self, event: Event) -> Result<(), GpuError> {
+        self.enter()?;
         call!(event_destroy(event.0))
     }
 }

@@ -126,6 +126,27 @@ fn kernels_make_the_bytes_of_the_code() {
 }
 
 #[test]
+fn kernels_solve_for_lost_strips() {
+    let Some(program) = program("kernels_solve_for_lost_strips") else { return };
+    for (k, m, lost) in [(4, 2, 2), (16, 2, 2), (8, 3, 2), (8, 3, 3), (4, 3, 3)] {
+        let code = Code::new(k, m).unwrap();
+        let plan = code.plan(&(1..1 + lost).collect::<Vec<_>>()).unwrap();
+        let inverse = tables::products(lost, lost, |row, column| plan.coefficient(row, k - lost + column));
+        let data = bytes(STRIPES * k * STRIP_BYTES);
+        let (mut input, mut expected) = (data.clone(), Vec::new());
+        for stripe in data.chunks_exact(k * STRIP_BYTES) {
+            let strips: Vec<&[u8]> = stripe.chunks_exact(STRIP_BYTES).collect();
+            let mut parity = vec![vec![0; STRIP_BYTES]; m];
+            code.encode(&strips, &mut parity.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+            input.extend(parity[..lost].concat());
+            expected.extend(strips[1..1 + lost].concat());
+        }
+        let made = run(program, [5, lost, k, STRIPES, STRIP_BYTES], &inverse, &input);
+        assert!(made == expected, "{k}+{m} without {lost} strips");
+    }
+}
+
+#[test]
 fn kernels_make_the_checksums_of_blocks() {
     let Some(program) = program("kernels_make_the_checksums_of_blocks") else { return };
     let strips = bytes(3 * 2 * 4096);

@@ -13,9 +13,8 @@ use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
 use crate::overlay::DirtyBlock;
 use crate::strip::Part;
-use crate::volume::ZERO_BLOCK_CRC;
 use futures_util::future::join_all;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, ZERO_BLOCK_CRC, crc32c_blocks};
 use penstock_drive::{Class, Io};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -312,7 +311,8 @@ impl Array {
         for (position, part) in needed.iter().zip(join_all(reads).await) {
             old.insert(*position, part?);
         }
-        let blank = Part { data: Buf::zeroed(range.len() * BLOCK_BYTES), crcs: vec![0; range.len()] };
+        let blank =
+            Part { data: Buf::zeroed(range.len() * BLOCK_BYTES), crcs: vec![ZERO_BLOCK_CRC; range.len()] };
         let new_data =
             |position: usize| overlay_part(old.get(&position).unwrap_or(&blank), position, range, dirty);
         let mut result: Vec<(usize, Part)> = touched.iter().map(|at| (*at, new_data(*at))).collect();
@@ -340,6 +340,8 @@ impl Array {
             .collect();
         let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(AsMut::as_mut).collect();
         for (position, part) in new {
+            // As `encode` does; the old parts were proved when they were read.
+            assert_eq!(crc32c_blocks(&part.data), part.crcs, "memory holds what was written");
             self.code.update(*position, &old[position].data, &part.data, &mut outputs);
         }
         let parts = parity.into_iter().map(|buf| {

@@ -9,9 +9,9 @@
 use crate::engine::{Array, Counts};
 use crate::error::ArrayError;
 use crate::maintain::JobProgress;
-use crate::strip::{Erased, Part};
+use crate::strip::{Erased, Part, parts_to_keep};
 use futures_util::future::join_all;
-use penstock_base::BLOCK_BYTES;
+use penstock_base::{BLOCK_BYTES, HashMap};
 use penstock_drive::{Class, Io};
 use penstock_raid::Fault;
 use std::cell::RefCell;
@@ -148,13 +148,26 @@ impl Array {
         for position in &positions {
             self.trailers.borrow_mut().forget(stripe, *position);
         }
-        if self.is_whole(stripe, &positions).await {
-            self.unreadable.borrow_mut().remove(&stripe);
-            return Ok(());
-        }
-        let reads = positions.iter().map(|at| self.read_part(stripe, *at, &whole, IO.at("scrub.read")));
-        let found: Vec<(usize, Result<Part, Erased>)> =
-            positions.iter().copied().zip(join_all(reads).await).collect();
+        let kept = match self.prove_whole(stripe, &positions).await {
+            Ok(()) => {
+                self.unreadable.borrow_mut().remove(&stripe);
+                return Ok(());
+            }
+            Err(kept) => kept,
+        };
+        let reads = positions.iter().map(|at| {
+            let kept = kept.get(at).cloned();
+            async move {
+                match kept {
+                    Some(part) => (*at, part),
+                    None => (
+                        *at,
+                        self.read_part(stripe, *at, &(0..self.geo.strip_blocks), IO.at("scrub.read")).await,
+                    ),
+                }
+            }
+        });
+        let found: Vec<(usize, Result<Part, Erased>)> = join_all(reads).await;
         let bad: Vec<usize> = found.iter().filter(|(_, part)| part.is_err()).map(|(at, _)| *at).collect();
         if bad.is_empty() {
             self.unreadable.borrow_mut().remove(&stripe);
@@ -211,25 +224,33 @@ impl Array {
         Ok(())
     }
 
-    /// Whether all strips of a stripe are there and what their trailers say, by the one pass that also computes parity.
-    /// Where they are not, nothing is noted here: whoever reads them again does.
-    async fn is_whole(&self, stripe: u64, positions: &[usize]) -> bool {
+    /// Proves all strips of a stripe in the one pass that also computes parity. Where they are not all there and what
+    /// their trailers say, returns those that need no second read.
+    async fn prove_whole(
+        &self,
+        stripe: u64,
+        positions: &[usize],
+    ) -> Result<(), HashMap<usize, Result<Part, Erased>>> {
         if positions.len() < self.geo.strips() {
-            return false;
+            return Err(HashMap::default());
         }
         let whole = 0..self.geo.strip_blocks;
-        let Some(parts) = self.read_all_unproved(stripe, positions, &whole, IO.at("scrub.read")).await else {
-            return false;
+        let found = self.read_unproved_parts(stripe, positions, &whole, IO.at("scrub.read")).await;
+        let Some(parts) = found.iter().map(|part| part.as_ref().ok()).collect::<Option<Vec<&Part>>>() else {
+            return Err(parts_to_keep(positions, found));
         };
         let strips: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
         let (data, parity) = strips.split_at(self.geo.k);
         let mut crcs = vec![0; parts.len() * whole.len()];
         let agrees = self.code.verify_checked(data, parity, &mut crcs);
         let proved = parts.iter().flat_map(|part| &part.crcs).eq(&crcs);
-        if proved && !agrees {
+        if !proved {
+            return Err(parts_to_keep(positions, found));
+        }
+        if !agrees {
             self.note_parity_defect(stripe, data, parity);
         }
-        proved
+        Ok(())
     }
 
     fn check_parity(&self, stripe: u64, found: &[(usize, Result<Part, Erased>)]) {

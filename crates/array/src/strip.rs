@@ -83,6 +83,19 @@ fn bad_columns(part: &Part) -> Vec<usize> {
     blocks.filter(|(_, (block, crc))| crc32c(block) != **crc).map(|(at, _)| at).collect()
 }
 
+/// Of parts that a pass did not find right as a whole: those that are, and those that could not be read. The others are
+/// left out: who needs them reads them again, and notes what it finds.
+pub(crate) fn parts_to_keep(
+    positions: &[usize],
+    parts: Vec<Result<Part, Erased>>,
+) -> HashMap<usize, Result<Part, Erased>> {
+    let keep = |part: &Result<Part, Erased>| match part {
+        Ok(part) => bad_columns(part).is_empty(),
+        Err(erased) => matches!(erased, Erased::Unreachable),
+    };
+    positions.iter().copied().zip(parts).filter(|(_, part)| keep(part)).collect()
+}
+
 /// What a plan makes of its sources, `columns` blocks of each, with checksums.
 fn make(plan: &DecodePlan, sources: &[&[u8]], columns: usize, source_crcs: SourceCrcs<'_>) -> Vec<Part> {
     let count = plan.lost().len();
@@ -233,10 +246,15 @@ impl Array {
         self.count(|counts| counts.degraded_reads += 1);
         let mut available = self.readable(stripe);
         available.retain(|position| !wanted.contains(position) && !found.contains_key(position));
-        if found.is_empty()
-            && let Some(made) = self.recover_at_once(stripe, wanted, &available, columns, io).await
-        {
-            return Ok(made);
+        if found.is_empty() && available.len() >= self.geo.k {
+            let sources = &available[..self.geo.k];
+            let parts = self.read_unproved_parts(stripe, sources, columns, io).await;
+            if let Some(made) = self.make_proved(sources, wanted, &parts, columns.len()) {
+                return Ok(made);
+            }
+            // The first of `available` are then those that are to be read again.
+            found = parts_to_keep(sources, parts);
+            available.retain(|position| !found.contains_key(position));
         }
         let lacking = self.geo.k.saturating_sub(found.len());
         let first: Vec<usize> = available.iter().copied().take(lacking).collect();
@@ -250,34 +268,33 @@ impl Array {
         self.decode_columns(stripe, wanted, columns, &found)
     }
 
-    /// Columns of strips, all of them or none, to be proved by the pass that codes them.
-    pub(crate) async fn read_all_unproved(
+    /// Columns of strips for a pass that codes and proves them. What that finds wrong is kept apart by
+    /// [`parts_to_keep`].
+    pub(crate) async fn read_unproved_parts(
         &self,
         stripe: u64,
         positions: &[usize],
         columns: &Range<u32>,
         io: Io,
-    ) -> Option<Vec<Part>> {
+    ) -> Vec<Result<Part, Erased>> {
         let reads = positions.iter().map(|position| self.read_unproved(stripe, *position, columns, io));
-        join_all(reads).await.into_iter().collect::<Result<_, _>>().ok()
+        join_all(reads).await
     }
 
-    /// Makes columns of the wanted strips in the pass that also proves what they are made from. None unless all of it
-    /// is there and right; nothing is noted then, since whoever reads it again does.
-    async fn recover_at_once(
+    /// Makes the wanted strips in the pass that also proves what they are made from: `columns` blocks of k strips at
+    /// these positions. None unless all of it is there and right.
+    fn make_proved(
         &self,
-        stripe: u64,
+        positions: &[usize],
         wanted: &[usize],
-        available: &[usize],
-        columns: &Range<u32>,
-        io: Io,
+        parts: &[Result<Part, Erased>],
+        columns: usize,
     ) -> Option<Vec<Part>> {
-        let plan = self.code.plan_with(available, wanted).ok()?;
-        let parts = self.read_all_unproved(stripe, plan.sources(), columns, io).await?;
+        let parts: Vec<&Part> = parts.iter().map(|part| part.as_ref().ok()).collect::<Option<_>>()?;
+        let plan = self.code.plan_with(positions, wanted).ok()?;
         let sources: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
-        let mut of_sources = vec![0; parts.len() * columns.len()];
-        let crcs = SourceCrcs::Wanted(&mut of_sources);
-        let made = make(&plan, &sources, columns.len(), crcs);
+        let mut of_sources = vec![0; parts.len() * columns];
+        let made = make(&plan, &sources, columns, SourceCrcs::Wanted(&mut of_sources));
         parts.iter().flat_map(|part| &part.crcs).eq(&of_sources).then_some(made)
     }
 
@@ -356,6 +373,10 @@ impl Array {
             Err(_) => unreachable!("only strips that were read are good"),
         };
         let need: Vec<usize> = wanted.iter().copied().filter(|at| !good.contains(at)).collect();
+        // What is there needs no others, however few they are.
+        if need.is_empty() {
+            return Ok(wanted.iter().map(|at| part_of(*at)).collect());
+        }
         let plan = self.code.plan_with(good, &need).map_err(|_| {
             self.unreadable.borrow_mut().insert(stripe);
             ArrayError::Unreadable { array: self.id, stripe, good: good.len(), wanted: self.geo.k }

@@ -3,6 +3,9 @@
 use crate::BLOCK_BYTES;
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 
+/// CRC32C of a block of zeros.
+pub const ZERO_BLOCK_CRC: u32 = 0x98f9_4189;
+
 /// CRC32C of `bytes` (RFC 3720 B.4: init and final xor all ones, reflected).
 pub fn crc32c(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
@@ -33,5 +36,10 @@ mod tests {
         let rising: Vec<u8> = (0..32).collect();
         assert_eq!(crc32c(&rising), 0x46dd_794e);
         assert_eq!(crc32c_append([&rising[..7], &rising[7..]]), 0x46dd_794e);
+    }
+
+    #[test]
+    fn the_checksum_of_a_block_of_zeros_is_right() {
+        assert_eq!(crc32c_blocks(&[0; BLOCK_BYTES]), [ZERO_BLOCK_CRC]);
     }
 }

@@ -21,7 +21,7 @@ pub mod text;
 
 pub use buf::{Buf, BufMut};
 pub use codec::{Dec, DecodeError, Enc, hex};
-pub use crc::{crc32c, crc32c_append, crc32c_blocks};
+pub use crc::{ZERO_BLOCK_CRC, crc32c, crc32c_append, crc32c_blocks};
 pub use env::{Env, LocalBoxFuture};
 pub use finding::{Finding, FindingKind, Findings};
 pub use ids::*;

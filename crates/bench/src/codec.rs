@@ -157,7 +157,7 @@ impl Lines<'_> {
                 cases.push(Case::own(code, *op, warmth)?);
                 let twin = match (warmth, op) {
                     (Warmth::Cold, Op::Encode | Op::EncodeChecked | Op::Decode(_)) => {
-                        cases.push(Case::twin(code, *op)?);
+                        cases.push(Case::twin(code, *op));
                         Some(cases.len() - 1)
                     }
                     _ => None,

@@ -9,7 +9,7 @@ use crate::rows::{ChunkKey, Extent, all_groups, decode_group, decode_group_key, 
 use crate::space::{Run, Space, SpaceUsage};
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks, Noted};
+use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks, Noted, ZERO_BLOCK_CRC};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, for_each};
 use std::cell::{Cell, RefCell};
@@ -356,8 +356,8 @@ fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
             }
             (Some(place), _) => pieces.push(Piece::Volume(place, run.into())),
             (None, _) => {
-                let (zero, crc) = zeros.get_or_insert_with(zero_block);
-                (0..run).for_each(|_| push_memory(&mut pieces, zero.clone(), *crc));
+                let zero = zeros.get_or_insert_with(|| Buf::zeroed(BLOCK_BYTES));
+                (0..run).for_each(|_| push_memory(&mut pieces, zero.clone(), ZERO_BLOCK_CRC));
             }
         }
         at += run;
@@ -373,12 +373,6 @@ fn push_memory(pieces: &mut Vec<Piece>, data: Buf, crc: u32) {
         }
         _ => pieces.push(Piece::Memory(Blocks { parts: vec![data], crcs: vec![crc] })),
     }
-}
-
-fn zero_block() -> (Buf, u32) {
-    let zeros = Buf::zeroed(BLOCK_BYTES);
-    let crc = penstock_base::crc32c(&zeros);
-    (zeros, crc)
 }
 
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {

@@ -7,7 +7,7 @@ use crate::device::{DeviceMemory, Gpu};
 use crate::driver::Function;
 use crate::error::GpuError;
 use crate::tables;
-use penstock_base::BLOCK_BYTES;
+use penstock_base::{BLOCK_BYTES, ZERO_BLOCK_CRC};
 use penstock_raid::Code;
 use std::ffi::CString;
 use std::marker::PhantomData;
@@ -117,6 +117,7 @@ impl GpuCode {
 
     /// Makes the strips at the positions `lost` of all stripes from k of the others.
     pub fn decode<'a>(&self, stripes: &Stripes<'a>, lost: &[usize]) -> Result<Pass<'a>, GpuError> {
+        self.check(stripes)?;
         let plan = self.code.plan(lost)?;
         if self.solves(lost) {
             let (data, parity) = self.positions();
@@ -133,7 +134,7 @@ impl GpuCode {
                 ],
                 products: Some(self.gpu.words(inverse.into_iter().map(u32::to_le_bytes))?),
             };
-            return self.of_launches(stripes, k, vec![launch]);
+            return Ok(self.of_launches(stripes, k, vec![launch]));
         }
         self.pass(stripes, plan.sources(), lost, |row, column| plan.coefficient(row, column), "encode")
     }
@@ -167,6 +168,7 @@ impl GpuCode {
         cell: impl Fn(usize, usize) -> u8,
         what: &str,
     ) -> Result<Pass<'a>, GpuError> {
+        self.check(stripes)?;
         let k = sources.len();
         let mut launches = Vec::new();
         for (group, others) in others.chunks(GROUP_ROWS).enumerate() {
@@ -183,20 +185,23 @@ impl GpuCode {
                 products: if powers { None } else { Some(self.gpu.words(products)?) },
             });
         }
-        self.of_launches(stripes, k, launches)
+        Ok(self.of_launches(stripes, k, launches))
     }
 
-    fn of_launches<'a>(
-        &self,
-        stripes: &Stripes<'a>,
-        k: usize,
-        launches: Vec<Launch>,
-    ) -> Result<Pass<'a>, GpuError> {
+    /// Refuses stripes that are not this code's, or not on its GPU.
+    fn check(&self, stripes: &Stripes<'_>) -> Result<(), GpuError> {
         let (strips, wanted) = (stripes.strips, self.code.k() + self.code.m());
         if strips != wanted {
             return Err(GpuError::Shape(format!("stripes of {strips} strips for a code of {wanted}")));
         }
-        Ok(Pass {
+        match stripes.memory.gpu().is_same(&self.gpu) {
+            true => Ok(()),
+            false => Err(GpuError::Shape("the stripes are in the memory of another GPU".into())),
+        }
+    }
+
+    fn of_launches<'a>(&self, stripes: &Stripes<'a>, k: usize, launches: Vec<Launch>) -> Pass<'a> {
+        Pass {
             gpu: self.gpu.clone(),
             launches,
             stripes: stripes.count,
@@ -204,7 +209,7 @@ impl GpuCode {
             k: k as u32,
             disagreements: None,
             memory: PhantomData,
-        })
+        }
     }
 }
 
@@ -264,7 +269,6 @@ pub struct Checks<'a> {
     count: usize,
     blocks_per_strip: usize,
     tables: DeviceMemory,
-    zero_block_crc: u32,
     crcs: DeviceMemory,
     memory: PhantomData<&'a DeviceMemory>,
 }
@@ -284,7 +288,6 @@ pub fn checksums<'a>(stripes: &Stripes<'a>) -> Result<Checks<'a>, GpuError> {
         strips: stripes.table(&positions, &[])?.0,
         count,
         blocks_per_strip,
-        zero_block_crc: *tables.last().expect("the tables end with it"),
         tables: gpu.words(tables.into_iter().map(u32::to_le_bytes))?,
         crcs: gpu.zeroed(4 * count * blocks_per_strip)?,
         memory: PhantomData,
@@ -303,7 +306,7 @@ impl Checks<'_> {
                 self.crcs.address() + (4 * first * self.blocks_per_strip) as u64,
                 self.tables.address(),
                 lanes,
-                self.zero_block_crc.into(),
+                ZERO_BLOCK_CRC.into(),
                 self.blocks_per_strip as u64,
             ];
             self.gpu.launch(self.function, [across, up], THREADS, &parameters)?;

@@ -63,6 +63,11 @@ impl Gpu {
         Ok(memory)
     }
 
+    /// Whether both are the same one, opened once.
+    pub(crate) fn is_same(&self, other: &Gpu) -> bool {
+        Rc::ptr_eq(&self.context, &other.context)
+    }
+
     /// Waits until all that was started is done.
     pub fn wait(&self) -> Result<(), GpuError> {
         self.context.wait()
@@ -131,6 +136,9 @@ impl DeviceMemory {
 
     /// Starts a copy of bytes at its beginning from the beginning of another memory.
     pub fn copy_from(&mut self, from: &DeviceMemory, bytes: usize) -> Result<(), GpuError> {
+        if !self.gpu.is_same(&from.gpu) {
+            return Err(GpuError::Shape("a copy from the memory of another GPU".into()));
+        }
         self.gpu.context.copy_within(self.range(0, bytes)?, from.range(0, bytes)?, bytes)
     }
 
@@ -142,7 +150,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // Fails only if the context is gone, and the memory with it.
+        // The driver waits for kernels that are running before it frees. It fails only if the context is gone, and the
+        // memory with it.
         let _ = self.gpu.context.free(self.at);
     }
 }

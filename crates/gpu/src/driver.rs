@@ -1,6 +1,6 @@
 //! The CUDA driver's functions, loaded from `libcuda.so.1` when they are first wanted.
 //!
-//! Names, types and versions are those of `cuda.h` (the `_v2` forms of CUDA 3.2 and later, unchanged since). The library
+//! Names, types and versions are those of `cuda.h` of CUDA 11 and later. The library
 //! stays loaded until the process ends.
 //!
 //! Safety invariant: handles and device addresses that are passed come from the driver itself; host pointers are to
@@ -42,6 +42,7 @@ functions! {
     context_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int);
     context_set = "cuCtxSetCurrent": fn(Handle);
     module_load = "cuModuleLoadData": fn(*mut Handle, *const c_void);
+    module_unload = "cuModuleUnload": fn(Handle);
     module_function = "cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
     memory_alloc = "cuMemAlloc_v2": fn(*mut u64, usize);
     memory_free = "cuMemFree_v2": fn(u64);
@@ -261,9 +262,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The module goes with the context. A driver that is going down with the process may refuse: nothing is left
-        // to be done about it then.
+        // A driver that is going down with the process may refuse: nothing is left to be done about it then.
+        if !self.module.is_null() {
+            let _ = self.enter().and_then(|()| call!(module_unload(self.module)));
+        }
         let _ = (|| call!(context_release(self.device)))();
-        debug_assert!(!self.context.is_null(), "an open context");
     }
 }

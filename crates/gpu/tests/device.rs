@@ -81,6 +81,20 @@ fn encode_decode_and_verify_agree_with_the_processor() {
 }
 
 #[test]
+fn stripes_of_another_width_are_refused() {
+    let Some(gpu) = gpu("stripes_of_another_width_are_refused") else { return };
+    let on_gpu = GpuCode::new(&gpu, &Code::new(4, 2).unwrap());
+    let memory = gpu.zeroed(7 * 4096).unwrap();
+    for strips in [5, 7] {
+        let stripes = Stripes::new(&memory, strips, 4096).unwrap();
+        assert!(matches!(on_gpu.encode(&stripes), Err(GpuError::Shape(_))), "{strips} strips");
+        assert!(matches!(on_gpu.decode(&stripes, &[0, 1]), Err(GpuError::Shape(_))), "{strips} strips");
+        assert!(matches!(on_gpu.verify(&stripes), Err(GpuError::Shape(_))), "{strips} strips");
+    }
+    assert!(matches!(Stripes::new(&memory, 4, 100), Err(GpuError::Shape(_))), "not whole columns");
+}
+
+#[test]
 fn checksums_agree_with_the_processor() {
     let Some(gpu) = gpu("checksums_agree_with_the_processor") else { return };
     for blocks in [1, 7, 32] {

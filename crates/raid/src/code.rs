@@ -21,6 +21,20 @@ fn scratch() -> Scratch {
     [[0; VERIFY_TILE_BYTES]; MAX_PARITY]
 }
 
+/// A pass that moves what a code's pass moves and computes nothing but sums, for benchmarks: see [`Code::traffic`].
+#[derive(Clone, Debug)]
+pub struct Traffic {
+    matrix: Matrix,
+    kernel: Kernel,
+}
+
+impl Traffic {
+    /// Every output becomes the sum of the sources.
+    pub fn run(&self, sources: &[&[u8]], outputs: &mut [&mut [u8]], residency: Residency) {
+        self.kernel.dot(&self.matrix, sources, outputs, residency, None);
+    }
+}
+
 /// What the syndromes of a stripe say: the sums of its parity strips and of what they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -100,11 +114,10 @@ impl Code {
         self.kernel.dot(&self.matrix, data, parity, residency, checksums);
     }
 
-    /// The memory traffic of the code k+m without its arithmetic, for benchmarks: a matrix whose cells are all one. It
-    /// decodes nothing.
-    pub fn traffic(k: usize, m: usize) -> Result<Code, CodeError> {
-        let code = Code::new(k, m)?;
-        Ok(Code { matrix: Matrix::ones(m, k), ..code })
+    /// The memory traffic of this code's passes that make `made` strips from k, without their arithmetic.
+    pub fn traffic(&self, made: usize) -> Traffic {
+        assert!(made <= MAX_PARITY, "{made} strips of one pass");
+        Traffic { matrix: Matrix::ones(made, self.k()), kernel: self.kernel }
     }
 
     /// Brings all m parity strips up to date, in place, after data strip `column` changed from `old` to `new`.

@@ -28,7 +28,7 @@ mod kernel;
 mod matrix;
 mod plan;
 
-pub use code::{Code, Fault};
+pub use code::{Code, Fault, Traffic};
 pub use error::CodeError;
 pub use kernel::{Checksums, Kernel, Residency, SourceCrcs, kernel_name};
 pub use plan::DecodePlan;

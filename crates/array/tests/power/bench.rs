@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 pub const IO: Io = Io::new(Class::Client, "test");
 const DISK_BYTES: u64 = 7 << 20;
-const SLICE_AT: u64 = 1 << 20;
+pub const SLICE_AT: u64 = 1 << 20;
 
 /// Disks and coordination: what survives a power cut.
 pub struct Site {

@@ -1,6 +1,6 @@
 //! Lost drives, failing writes and rot while the array works.
 
-use crate::bench::{IO, Load, Site, buf_of, spec, tags};
+use crate::bench::{IO, Load, SLICE_AT, Site, buf_of, spec, tags};
 use penstock_array::CreateSpec;
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Fault, Op};
@@ -313,6 +313,32 @@ fn data_that_is_not_what_its_checksums_say_goes_no_further() {
         let (data, mut crcs) = buf_of(&(0..machine.volume.stripe_blocks()).collect::<Vec<_>>());
         crcs[3] ^= 1;
         machine.volume.write_fresh(0, &data, &crcs, IO).await
+    });
+    run.unwrap().unwrap();
+}
+
+/// Columns of a strip that verify are read although fewer than k strips are good there.
+#[test]
+fn good_columns_of_a_rotten_strip_need_no_others() {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(1);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        let per_stripe = machine.volume.stripe_blocks();
+        let (data, crcs) = buf_of(&(0..per_stripe).collect::<Vec<_>>());
+        machine.volume.write_fresh(0, &data, &crcs, IO).await?;
+        machine.volume.flush().await?;
+        machine.array.fail_member(5, "gone").await?;
+        // Strip 0 is rotten in column 3, strips 1 and 2 in column 7.
+        let geometry = machine.array.geometry();
+        for (position, column) in [(0, 3), (1, 7), (2, 7)] {
+            let at = SLICE_AT + geometry.block_at(0, column);
+            site.disks[position].corrupt(at / BLOCK_BYTES as u64, &[0x5a; BLOCK_BYTES]);
+        }
+        let read = tags(&machine.volume, 0, 8).await?;
+        assert_eq!(read, (0..8).collect::<Vec<_>>());
+        assert!(tags(&machine.volume, 8, 8).await.is_err(), "column 7 of strip 1 has three of six");
+        machine.array.close().await
     });
     run.unwrap().unwrap();
 }

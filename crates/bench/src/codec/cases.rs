@@ -166,21 +166,24 @@ impl Case {
     }
 
     /// The traffic of a cold pass without its arithmetic.
-    pub(super) fn twin(code: &Code, op: Op) -> Result<Self, CodeError> {
+    pub(super) fn twin(code: &Code, op: Op) -> Self {
         let (k, m) = (code.k(), code.m());
-        let made = if let Op::Decode(lost) = op { lost } else { m };
-        let twin = Code::traffic(k, made)?.with_kernel(code.kernel())?;
-        let first = if matches!(op, Op::Decode(_)) { made } else { 0 };
-        Ok(Self::of_stripes(k, m, Warmth::Cold, move |strips, _| match first {
-            0 => {
-                let (data, parity) = strips.split_at_mut(k);
-                twin.encode_with(&shared(data), parity, Residency::Cold, None);
+        match op {
+            Op::Decode(lost) => {
+                let traffic = code.traffic(lost);
+                Self::of_stripes(k, m, Warmth::Cold, move |strips, _| {
+                    let (made, sources) = strips.split_at_mut(lost);
+                    traffic.run(&shared(&sources[..k]), made, Residency::Cold);
+                })
             }
             _ => {
-                let (made, sources) = strips.split_at_mut(first);
-                twin.encode_with(&shared(&sources[..k]), made, Residency::Cold, None);
+                let traffic = code.traffic(m);
+                Self::of_stripes(k, m, Warmth::Cold, move |strips, _| {
+                    let (data, parity) = strips.split_at_mut(k);
+                    traffic.run(&shared(data), parity, Residency::Cold);
+                })
             }
-        }))
+        }
     }
 
     /// What ISA-L has for the same, with its names.

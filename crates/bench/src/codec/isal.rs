@@ -113,6 +113,11 @@ impl Isal {
         struct Delta([u8; BLOCK]);
         assert!(old.len() == BLOCK && new.len() == BLOCK, "one block");
         assert!(parity.iter().all(|strip| strip.len() == BLOCK) && parity.len() == tables.rows, "shape");
+        let all = [old, new].into_iter().chain(parity.iter().map(|strip| &**strip));
+        assert!(
+            all.into_iter().all(|strip| strip.as_ptr().addr().is_multiple_of(32)),
+            "ISA-L wants 32 bytes"
+        );
         assert!(column < k && tables.bytes.len() == 32 * tables.rows * k, "tables of this shape");
         let mut delta = Delta([0; BLOCK]);
         let mut both: [*mut c_void; 3] =
@@ -140,6 +145,10 @@ mod tests {
     use penstock_raid::Code;
     use std::io::Write;
 
+    #[derive(Clone, PartialEq)]
+    #[repr(align(64))]
+    struct Block([u8; 4096]);
+
     /// The same bytes from both, so that the benchmark compares the same work.
     #[test]
     fn isal_makes_the_same_bytes() {
@@ -151,23 +160,24 @@ mod tests {
         for (k, m) in [(4, 1), (4, 2), (8, 3), (10, 4)] {
             let code = Code::new(k, m).expect("a code");
             let byte = |strip: usize, at: usize| (strip * 31 + at * 7 + at / 256) as u8;
-            let mut stripe: Vec<Vec<u8>> =
-                (0..k + m).map(|strip| (0..4096).map(|at| byte(strip, at)).collect()).collect();
+            let mut stripe: Vec<Block> =
+                (0..k + m).map(|strip| Block(std::array::from_fn(|at| byte(strip, at)))).collect();
             let (data, parity) = stripe.split_at_mut(k);
-            let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
-            let mut made: Vec<&mut [u8]> = parity.iter_mut().map(Vec::as_mut_slice).collect();
+            let data: Vec<&[u8]> = data.iter().map(|block| &block.0[..]).collect();
+            let mut made: Vec<&mut [u8]> = parity.iter_mut().map(|block| &mut block.0[..]).collect();
             code.encode(&data, &mut made);
-            let mut theirs = vec![vec![0; 4096]; m];
-            let mut strips: Vec<&mut [u8]> = theirs.iter_mut().map(Vec::as_mut_slice).collect();
+            let mut theirs = vec![Block([0; 4096]); m];
+            let mut strips: Vec<&mut [u8]> = theirs.iter_mut().map(|block| &mut block.0[..]).collect();
             let tables = isal.tables(k, m, |row, column| code.coefficient(row, column));
             isal.encode(&tables, &data, &mut strips);
             assert!(theirs == parity, "{k}+{m}");
-            let new = vec![0x3c; 4096];
-            code.update(1, data[1], &new, &mut parity.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
-            let mut strips: Vec<&mut [u8]> = theirs.iter_mut().map(Vec::as_mut_slice).collect();
-            isal.update(&tables, k, 1, data[1], &new, &mut strips);
+            let new = Block([0x3c; 4096]);
+            let mut strips: Vec<&mut [u8]> = parity.iter_mut().map(|block| &mut block.0[..]).collect();
+            code.update(1, data[1], &new.0, &mut strips);
+            let mut strips: Vec<&mut [u8]> = theirs.iter_mut().map(|block| &mut block.0[..]).collect();
+            isal.update(&tables, k, 1, data[1], &new.0, &mut strips);
             assert!(theirs == parity, "{k}+{m}, updated");
-            assert_eq!(isal.crc32c(&new), penstock_base::crc32c(&new));
+            assert_eq!(isal.crc32c(&new.0), penstock_base::crc32c(&new.0));
         }
     }
 }

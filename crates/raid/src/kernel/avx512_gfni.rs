@@ -155,7 +155,7 @@ struct Lanes([[u64; 2]; 4]);
 static OVER_VECTORS: [Lanes; 4] =
     [Lanes([over(64); 4]), Lanes([over(128); 4]), Lanes([over(192); 4]), Lanes([over(256); 4])];
 
-/// Over the lanes that follow each one in its vector; the last has none, and its factors are never used.
+/// Over the lanes that follow each one in its vector; the last has none: zeros, so that it brings nothing.
 static OVER_LANES: Lanes = Lanes([over(48), over(32), over(16), [0; 2]]);
 
 impl Zmm {

@@ -10,7 +10,7 @@ use super::SourceCrcs;
 use super::columns::{Dot, GENERAL, add_one, add_pair, factors, load_column, prefetch, store_column};
 use super::vector::Vector;
 use crate::MAX_STRIPS;
-use penstock_base::BLOCK_BYTES;
+use penstock_base::{BLOCK_BYTES, ZERO_BLOCK_CRC};
 use std::mem::MaybeUninit;
 
 /// Vectors of a column, whose CRC is folded at once.
@@ -183,18 +183,4 @@ unsafe fn checked_column<
 unsafe fn fold_into<V: Fold>(state: &mut MaybeUninit<V>, column: &[V; FOLD_VECTORS]) {
     // SAFETY: as this function demands.
     unsafe { state.write(V::fold(state.assume_init(), column)) };
-}
-
-/// CRC32C of a block of zeros: what initial value and final XOR add to that of any block.
-pub(super) const ZERO_BLOCK_CRC: u32 = zero_block_crc();
-
-const fn zero_block_crc() -> u32 {
-    let mut crc = u32::MAX;
-    let mut bit = 0;
-    while bit < 8 * BLOCK_BYTES {
-        // The reflected polynomial of CRC32C (RFC 3720).
-        crc = if crc & 1 != 0 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
-        bit += 1;
-    }
-    !crc
 }

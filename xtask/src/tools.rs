@@ -70,14 +70,14 @@ pub(crate) fn install() -> Result<PathBuf> {
     }
     eprintln!("installing Python tools into {}", venv.display());
     run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    let mut last = None;
+    let mut installed = Ok(());
     for requirement in REQUIREMENTS {
-        last = install_package(&venv, requirement).err();
-        if last.is_none() {
+        installed = install_package(&venv, requirement);
+        if installed.is_ok() {
             break;
         }
     }
-    last.map_or(Ok(()), Err)?;
+    installed?;
     if let Err(error) = install_package(&venv, CUDA_COMPILER) {
         eprintln!("warning: the test that compiles CUDA kernels will be skipped: {error:#}");
     }

@@ -10,7 +10,6 @@ use crate::engine::{Array, Counts};
 use crate::error::ArrayError;
 use crate::maintain::JobProgress;
 use crate::strip::{Erased, Part, parts_to_keep};
-use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, HashMap};
 use penstock_drive::{Class, Io};
 use penstock_raid::Fault;
@@ -148,39 +147,27 @@ impl Array {
         for position in &positions {
             self.trailers.borrow_mut().forget(stripe, *position);
         }
-        let kept = match self.prove_whole(stripe, &positions).await {
+        let mut found = match self.prove_whole(stripe, &positions).await {
             Ok(()) => {
                 self.unreadable.borrow_mut().remove(&stripe);
                 return Ok(());
             }
             Err(kept) => kept,
         };
-        let reads = positions.iter().map(|at| {
-            let kept = kept.get(at).cloned();
-            async move {
-                match kept {
-                    Some(part) => (*at, part),
-                    None => (
-                        *at,
-                        self.read_part(stripe, *at, &(0..self.geo.strip_blocks), IO.at("scrub.read")).await,
-                    ),
-                }
-            }
-        });
-        let found: Vec<(usize, Result<Part, Erased>)> = join_all(reads).await;
-        let bad: Vec<usize> = found.iter().filter(|(_, part)| part.is_err()).map(|(at, _)| *at).collect();
+        let again: Vec<usize> = positions.iter().copied().filter(|at| !found.contains_key(at)).collect();
+        found.extend(self.read_parts(stripe, &again, &whole, IO.at("scrub.read")).await);
+        let bad: Vec<usize> = positions.iter().copied().filter(|at| found[at].is_err()).collect();
         if bad.is_empty() {
             self.unreadable.borrow_mut().remove(&stripe);
-            self.check_parity(stripe, &found);
+            self.check_parity(stripe, &positions, &found);
             return Ok(());
         }
         let made = self.recover(stripe, &bad, &whole, IO.at("scrub.read")).await.inspect_err(|_| {
             self.unreadable.borrow_mut().insert(stripe);
         })?;
         for (position, part) in bad.iter().zip(&made) {
-            let erased =
-                found.iter().find(|(at, _)| at == position).and_then(|(_, part)| part.as_ref().err());
-            self.repair_strip(stripe, *position, erased.expect("it is bad"), part).await?;
+            let erased = found[position].as_ref().expect_err("it is bad");
+            self.repair_strip(stripe, *position, erased, part).await?;
         }
         self.flush_members(IO.at("scrub.flush")).await?;
         self.unreadable.borrow_mut().remove(&stripe);
@@ -253,12 +240,12 @@ impl Array {
         Ok(())
     }
 
-    fn check_parity(&self, stripe: u64, found: &[(usize, Result<Part, Erased>)]) {
-        if found.len() < self.geo.strips() {
+    fn check_parity(&self, stripe: u64, positions: &[usize], found: &HashMap<usize, Result<Part, Erased>>) {
+        if positions.len() < self.geo.strips() {
             return;
         }
         let strips: Vec<&[u8]> =
-            found.iter().filter_map(|(_, part)| Some(&part.as_ref().ok()?.data[..])).collect();
+            positions.iter().filter_map(|at| Some(&found[at].as_ref().ok()?.data[..])).collect();
         let (data, parity) = strips.split_at(self.geo.k);
         if !self.code.verify(data, parity) {
             self.note_parity_defect(stripe, data, parity);

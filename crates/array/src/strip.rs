@@ -96,16 +96,21 @@ pub(crate) fn parts_to_keep(
     positions.iter().copied().zip(parts).filter(|(_, part)| keep(part)).collect()
 }
 
-/// What a plan makes of its sources, `columns` blocks of each, with checksums.
-fn make(plan: &DecodePlan, sources: &[&[u8]], columns: usize, source_crcs: SourceCrcs<'_>) -> Vec<Part> {
-    let count = plan.lost().len();
+/// New strips of `columns` blocks each, with the checksums that `code` makes beside them.
+fn make_parts(count: usize, columns: usize, code: impl FnOnce(&mut [&mut [u8]], &mut [u32])) -> Vec<Part> {
     let mut made: Vec<BufMut> = (0..count).map(|_| BufMut::recycled(columns * BLOCK_BYTES)).collect();
     let mut crcs = vec![0; count * columns];
-    let mut outputs: Vec<&mut [u8]> = made.iter_mut().map(AsMut::as_mut).collect();
-    let checksums = Checksums { sources: source_crcs, outputs: &mut crcs };
-    plan.decode_with(sources, &mut outputs, Residency::Warm, Some(checksums));
+    code(&mut made.iter_mut().map(AsMut::as_mut).collect::<Vec<_>>(), &mut crcs);
     let parts = made.into_iter().zip(crcs.chunks(columns.max(1)));
     parts.map(|(data, crcs)| Part { data: data.freeze(), crcs: crcs.to_vec() }).collect()
+}
+
+/// What a plan makes of its sources, `columns` blocks of each, with checksums.
+fn make(plan: &DecodePlan, sources: &[&[u8]], columns: usize, source_crcs: SourceCrcs<'_>) -> Vec<Part> {
+    make_parts(plan.lost().len(), columns, |made, crcs| {
+        let checksums = Checksums { sources: source_crcs, outputs: crcs };
+        plan.decode_with(sources, made, Residency::Warm, Some(checksums));
+    })
 }
 
 impl Array {
@@ -298,7 +303,8 @@ impl Array {
         parts.iter().flat_map(|part| &part.crcs).eq(&of_sources).then_some(made)
     }
 
-    async fn read_parts(
+    /// Columns of strips, each proved, or why it is not.
+    pub(crate) async fn read_parts(
         &self,
         stripe: u64,
         positions: &[usize],
@@ -441,21 +447,16 @@ impl Array {
     /// Parity strips for whole data strips (or the same columns of each), with their checksums. The same pass over the
     /// data proves that it still is what it was when its checksums were made: what memory has changed goes no further.
     pub(crate) fn encode(&self, data: &[Part]) -> Vec<Part> {
-        let (bytes, blocks) = (data[0].data.len(), data[0].crcs.len());
-        let mut parity: Vec<BufMut> = (0..self.geo.m).map(|_| BufMut::recycled(bytes)).collect();
-        let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(AsMut::as_mut).collect();
+        let columns = data[0].crcs.len();
         let sources: Vec<&[u8]> = data.iter().map(|part| &part.data[..]).collect();
-        let (mut of_data, mut of_parity) = (vec![0; data.len() * blocks], vec![0; self.geo.m * blocks]);
-        let checksums = Checksums { sources: SourceCrcs::Wanted(&mut of_data), outputs: &mut of_parity };
-        self.code.encode_with(&sources, &mut outputs, Residency::Warm, Some(checksums));
+        let mut of_data = vec![0; data.len() * columns];
+        let parity = make_parts(self.geo.m, columns, |parity, crcs| {
+            let checksums = Checksums { sources: SourceCrcs::Wanted(&mut of_data), outputs: crcs };
+            self.code.encode_with(&sources, parity, Residency::Warm, Some(checksums));
+        });
         let known = data.iter().flat_map(|part| &part.crcs);
         assert!(known.eq(&of_data), "memory holds what was written");
-        let crcs = of_parity.chunks(blocks.max(1));
         parity
-            .into_iter()
-            .zip(crcs)
-            .map(|(buf, crcs)| Part { data: buf.freeze(), crcs: crcs.to_vec() })
-            .collect()
     }
 
     /// Writes all strips of a stripe. Returns the strips that did not land.

@@ -111,6 +111,17 @@ __device__ __forceinline__ void sum_products(
     }
 }
 
+// The rows of one column: by powers without products, else by those.
+template <int ROWS>
+__device__ __forceinline__ void sum_rows(
+    Column (&sums)[ROWS], const Column *const *sources, const u32 *products, u32 k, u64 column) {
+    if (products == 0) {
+        sum_powers<ROWS>(sums, sources, k, column);
+    } else {
+        sum_products<ROWS>(sums, sources, products, k, column);
+    }
+}
+
 template <int ROWS>
 __device__ __forceinline__ void make(
     const Column *const *sources, Column *const *outputs, const u32 *products, u32 k, u64 columns) {
@@ -119,12 +130,7 @@ __device__ __forceinline__ void make(
         return;
     }
     Column sums[ROWS] = {};
-    sources += (u64)blockIdx.y * k;
-    if (products == 0) {
-        sum_powers<ROWS>(sums, sources, k, column);
-    } else {
-        sum_products<ROWS>(sums, sources, products, k, column);
-    }
+    sum_rows<ROWS>(sums, sources + (u64)blockIdx.y * k, products, k, column);
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
         store(outputs[(u64)blockIdx.y * ROWS + row] + column, sums[row]);
@@ -170,12 +176,7 @@ __device__ __forceinline__ void compare(
         return;
     }
     Column sums[ROWS] = {};
-    sources += (u64)blockIdx.y * k;
-    if (products == 0) {
-        sum_powers<ROWS>(sums, sources, k, column);
-    } else {
-        sum_products<ROWS>(sums, sources, products, k, column);
-    }
+    sum_rows<ROWS>(sums, sources + (u64)blockIdx.y * k, products, k, column);
     u32 wrong = 0;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {

@@ -5,7 +5,7 @@
 //! All strips of one call have the same length; anything else is a bug of the caller and is asserted.
 
 use crate::field::multiply;
-use crate::kernel::{Checksums, Kernel, Residency, SourceCrcs};
+use crate::kernel::{Checksums, Kernel, Residency, SourceCrcs, tiles};
 use crate::matrix::Matrix;
 use crate::{CodeError, DecodePlan, MAX_PARITY, MAX_STRIPS};
 use penstock_base::{BLOCK_BYTES, crc32c};
@@ -216,8 +216,7 @@ impl Code {
         let strip_bytes = data[0].len();
         let mut strips = data.iter().chain(parity);
         assert!(strips.all(|strip| strip.len() == strip_bytes), "strips differ in length");
-        let starts = (0..strip_bytes).step_by(VERIFY_TILE_BYTES);
-        starts.map(move |start| start..strip_bytes.min(start + VERIFY_TILE_BYTES))
+        tiles(strip_bytes, VERIFY_TILE_BYTES)
     }
 
     /// The parity of a range of the data strips.

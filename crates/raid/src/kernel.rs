@@ -7,7 +7,7 @@
 //! ```text
 //! kernel.rs   dispatch, groups of four outputs, what is left of a strip behind whole vectors
 //! group.rs    what one pass makes, and its shape              portable.rs the reference
-//! columns.rs  the loops over strips, once for all SIMD tiers  tier.rs     a tier's entry points, by macro
+//! columns.rs  the loops over strips, once for all SIMD tiers  tier.rs     a tier's functions, by macro for SIMD
 //! folding.rs  the same with checksums                         gfni.rs     coefficients as bit matrices
 //! vector.rs   what a SIMD tier brings
 //! avx512_gfni.rs, avx2.rs (shuffles; GFNI), neon.rs: the tiers
@@ -20,6 +20,7 @@
 
 mod group;
 mod portable;
+mod tier;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[allow(unsafe_code)]
@@ -28,9 +29,6 @@ mod columns;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[allow(unsafe_code)]
 mod vector;
-
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod tier;
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
@@ -56,6 +54,7 @@ use group::Group;
 use penstock_base::{BLOCK_BYTES, crc32c};
 use std::ops::Range;
 use std::sync::LazyLock;
+use tier::Tier;
 
 /// Bytes of each strip that are made by all groups, or coded and then checked, before the next ones: a tile of a
 /// stripe of 64 strips is 1 MiB, which the L2 of today's server processors holds.
@@ -150,35 +149,30 @@ impl Kernel {
         *FASTEST
     }
 
-    pub(crate) fn is_available(self) -> bool {
+    /// What it does; none for one of another architecture.
+    fn tier(self) -> Option<&'static Tier> {
         match self {
-            Kernel::Portable => true,
+            Kernel::Portable => Some(&portable::TIER),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => avx2::shuffle::is_available(),
+            Kernel::Avx2 => Some(&avx2::shuffle::TIER),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2Gfni => avx2::gfni::is_available(),
+            Kernel::Avx2Gfni => Some(&avx2::gfni::TIER),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512Gfni => avx512_gfni::is_available(),
+            Kernel::Avx512Gfni => Some(&avx512_gfni::TIER),
             #[cfg(target_arch = "aarch64")]
-            Kernel::Neon => neon::is_available(),
+            Kernel::Neon => Some(&neon::TIER),
             #[allow(unreachable_patterns)]
-            _ => false,
+            _ => None,
         }
     }
 
-    /// Bytes of which the tier handles whole multiples; what is left is the portable tier's.
-    fn vector_bytes(self) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => avx2::shuffle::VECTOR_BYTES,
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2Gfni => avx2::gfni::VECTOR_BYTES,
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512Gfni => avx512_gfni::VECTOR_BYTES,
-            #[cfg(target_arch = "aarch64")]
-            Kernel::Neon => neon::VECTOR_BYTES,
-            _ => 1,
-        }
+    /// The tier of a kernel that runs here.
+    fn running(self) -> &'static Tier {
+        self.tier().expect("a code never holds a kernel that the processor lacks")
+    }
+
+    pub(crate) fn is_available(self) -> bool {
+        self.tier().is_some_and(|tier| (tier.is_available)())
     }
 
     /// `outputs[i]` becomes the sum over j of `matrix` cell (i, j) times `sources[j]`, byte by byte.
@@ -227,24 +221,13 @@ impl Kernel {
         residency: Residency,
         range: Range<usize>,
     ) {
-        let whole = range.start..range.end - range.len() % self.vector_bytes();
+        let tier = self.running();
+        let whole = range.start..range.end - range.len() % tier.vector_bytes;
         for (at, outputs) in outputs.chunks_mut(GROUP_ROWS).enumerate() {
             let cold = residency == Residency::Cold;
             let first_row = at * GROUP_ROWS;
             let mut group = Group { matrix, first_row, sources, outputs, range: whole.clone(), cold };
-            match self {
-                #[cfg(target_arch = "x86_64")]
-                Kernel::Avx2 => avx2::shuffle::dot(&mut group),
-                #[cfg(target_arch = "x86_64")]
-                Kernel::Avx2Gfni => avx2::gfni::dot(&mut group),
-                #[cfg(target_arch = "x86_64")]
-                Kernel::Avx512Gfni => avx512_gfni::dot(&mut group),
-                #[cfg(target_arch = "aarch64")]
-                Kernel::Neon => neon::dot(&mut group),
-                Kernel::Portable => portable::dot(&mut group),
-                #[allow(unreachable_patterns)]
-                _ => unreachable!("a code never holds a kernel that the processor lacks"),
-            }
+            (tier.dot)(&mut group);
             if whole.end < range.end {
                 group.range = whole.end..range.end;
                 portable::dot(&mut group);
@@ -262,9 +245,8 @@ impl Kernel {
         mut checksums: Checksums<'_>,
     ) {
         let strip_bytes = sources[0].len();
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512Gfni if !outputs.is_empty() => {
+        match self.running().dot_checked {
+            Some(dot_checked) if !outputs.is_empty() => {
                 let blocks = strip_bytes / BLOCK_BYTES;
                 let tile_bytes = if outputs.len() > GROUP_ROWS { TILE_BYTES } else { strip_bytes };
                 for range in tiles(strip_bytes, tile_bytes) {
@@ -277,9 +259,9 @@ impl Kernel {
                         match &mut checksums.sources {
                             SourceCrcs::Wanted(crcs) if at > 0 => {
                                 let mut known = SourceCrcs::Known(crcs);
-                                avx512_gfni::dot_checked(&mut group, &mut known, output_crcs);
+                                dot_checked(&mut group, &mut known, output_crcs);
                             }
-                            crcs => avx512_gfni::dot_checked(&mut group, crcs, output_crcs),
+                            crcs => dot_checked(&mut group, crcs, output_crcs),
                         }
                     }
                 }
@@ -296,34 +278,12 @@ impl Kernel {
 
     /// Reads whole runs of vectors and returns a byte that depends on them: what reading costs, for benchmarks.
     pub fn read(self, bytes: &[u8], residency: Residency) -> u8 {
-        let cold = residency == Residency::Cold;
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => avx2::shuffle::read(bytes, cold),
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2Gfni => avx2::gfni::read(bytes, cold),
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512Gfni => avx512_gfni::read(bytes, cold),
-            #[cfg(target_arch = "aarch64")]
-            Kernel::Neon => neon::read(bytes, cold),
-            _ => bytes.iter().fold(0, |sum, byte| sum ^ byte),
-        }
+        (self.running().read)(bytes, residency == Residency::Cold)
     }
 
     /// Writes zeros over whole runs of vectors, past the caches if they are cold: what writing costs, for benchmarks.
     pub fn fill(self, bytes: &mut [u8], residency: Residency) {
-        let cold = residency == Residency::Cold;
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => avx2::shuffle::fill(bytes, cold),
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2Gfni => avx2::gfni::fill(bytes, cold),
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512Gfni => avx512_gfni::fill(bytes, cold),
-            #[cfg(target_arch = "aarch64")]
-            Kernel::Neon => neon::fill(bytes, cold),
-            _ => bytes.fill(0),
-        }
+        (self.running().fill)(bytes, residency == Residency::Cold);
     }
 
     /// `outputs[i]` grows by `coefficients[i]` times (`old` + `new`), byte by byte.
@@ -332,28 +292,17 @@ impl Kernel {
         assert_eq!(old.len(), new.len(), "old and new strip differ in length");
         assert!(outputs.iter().all(|strip| strip.len() == old.len()), "output strips differ in length");
 
-        let whole = old.len() - old.len() % self.vector_bytes();
+        let tier = self.running();
+        let whole = old.len() - old.len() % tier.vector_bytes;
         for (coefficients, outputs) in coefficients.chunks(GROUP_ROWS).zip(outputs.chunks_mut(GROUP_ROWS)) {
-            match self {
-                #[cfg(target_arch = "x86_64")]
-                Kernel::Avx2 => avx2::shuffle::multiply_add(coefficients, old, new, outputs, whole),
-                #[cfg(target_arch = "x86_64")]
-                Kernel::Avx2Gfni => avx2::gfni::multiply_add(coefficients, old, new, outputs, whole),
-                #[cfg(target_arch = "x86_64")]
-                Kernel::Avx512Gfni => avx512_gfni::multiply_add(coefficients, old, new, outputs, whole),
-                #[cfg(target_arch = "aarch64")]
-                Kernel::Neon => neon::multiply_add(coefficients, old, new, outputs, whole),
-                Kernel::Portable => portable::multiply_add(coefficients, old, new, outputs, 0..whole),
-                #[allow(unreachable_patterns)]
-                _ => unreachable!("a code never holds a kernel that the processor lacks"),
-            }
+            (tier.multiply_add)(coefficients, old, new, outputs, whole);
             portable::multiply_add(coefficients, old, new, outputs, whole..old.len());
         }
     }
 }
 
 /// Ranges of at most `tile_bytes` bytes, one after the other.
-fn tiles(strip_bytes: usize, tile_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn tiles(strip_bytes: usize, tile_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     (0..strip_bytes).step_by(tile_bytes.max(1)).map(move |at| at..strip_bytes.min(at + tile_bytes))
 }
 

@@ -3,7 +3,7 @@
 
 use super::columns;
 use super::group::Group;
-use super::tier::tier;
+use super::tier::{Tier, tier};
 use super::vector::Vector;
 use std::arch::x86_64::*;
 
@@ -63,7 +63,7 @@ pub(super) mod shuffle {
     use crate::kernel::vector::{HALF_BYTES, HalfBytes};
 
     /// Whether processor and operating system support this tier.
-    pub(in crate::kernel) fn is_available() -> bool {
+    fn is_available() -> bool {
         is_x86_feature_detected!("avx2")
     }
 
@@ -130,7 +130,7 @@ pub(super) mod gfni {
     use crate::kernel::gfni::AFFINE;
 
     /// Whether processor and operating system support this tier.
-    pub(in crate::kernel) fn is_available() -> bool {
+    fn is_available() -> bool {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("gfni")
     }
 

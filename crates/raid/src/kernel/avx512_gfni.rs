@@ -11,7 +11,7 @@ use super::columns;
 use super::folding::{self, Fold};
 use super::gfni::AFFINE;
 use super::group::Group;
-use super::tier::tier;
+use super::tier::{Tier, tier};
 use super::vector::Vector;
 use std::arch::x86_64::*;
 
@@ -19,7 +19,7 @@ use std::arch::x86_64::*;
 const XOR3: i32 = 0x96;
 
 /// Whether processor and operating system support this tier.
-pub(super) fn is_available() -> bool {
+fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("gfni")

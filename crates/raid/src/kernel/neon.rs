@@ -5,12 +5,12 @@
 
 use super::columns;
 use super::group::Group;
-use super::tier::tier;
+use super::tier::{Tier, tier};
 use super::vector::{HALF_BYTES, HalfBytes, Vector};
 use std::arch::aarch64::*;
 
 /// NEON is part of the base architecture.
-pub(super) fn is_available() -> bool {
+fn is_available() -> bool {
     true
 }
 

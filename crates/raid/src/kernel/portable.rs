@@ -5,6 +5,7 @@
 //! without tables are left to the compiler to vectorise.
 
 use super::group::Group;
+use super::tier::Tier;
 use crate::field::multiply;
 use crate::matrix::Shape;
 use std::ops::Range;
@@ -25,6 +26,18 @@ const fn products() -> [[u8; 256]; 256] {
     }
     table
 }
+
+pub(super) const TIER: Tier = Tier {
+    is_available: || true,
+    vector_bytes: 1,
+    dot,
+    dot_checked: None,
+    multiply_add: |coefficients, old, new, outputs, bytes| {
+        multiply_add(coefficients, old, new, outputs, 0..bytes);
+    },
+    read: |bytes, _cold| bytes.iter().fold(0, |sum, byte| sum ^ byte),
+    fill: |bytes, _cold| bytes.fill(0),
+};
 
 pub(super) fn dot(group: &mut Group<'_, '_>) {
     let powers = group.shape() == Shape::Powers;

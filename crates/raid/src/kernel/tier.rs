@@ -1,9 +1,37 @@
 //! The entry points of a tier, made by one macro for all of them: from a group of outputs to the loop of its
 //! number of rows, its shape and its stores, as one function with the tier's features.
 
-/// Makes `dot`, `multiply_add` and, where `checked` is true, `dot_checked` of a tier, beside its `is_available`.
+use super::SourceCrcs;
+use super::group::Group;
+
+/// See `Kernel::dot`, with checksums: those of the group's sources and outputs.
+pub(super) type DotChecked = fn(&mut Group<'_, '_>, &mut SourceCrcs<'_>, &mut [u32]);
+
+/// See `Kernel::multiply_add`: coefficients, old, new and outputs, over so many bytes from the start, whole vectors.
+pub(super) type MultiplyAdd = fn(&[u8], &[u8], &[u8], &mut [&mut [u8]], usize);
+
+/// What a tier does, for a processor that has it.
+pub(super) struct Tier {
+    /// Whether processor and operating system support it.
+    pub(super) is_available: fn() -> bool,
+    /// Bytes of which a pass handles whole multiples; what is left is the portable tier's.
+    pub(super) vector_bytes: usize,
+    /// A range of a group, whole vectors.
+    pub(super) dot: fn(&mut Group<'_, '_>),
+    /// The same in one pass with checksums, where the tier has that.
+    pub(super) dot_checked: Option<DotChecked>,
+    /// The change of one strip folded into others.
+    pub(super) multiply_add: MultiplyAdd,
+    /// See `Kernel::read`; cold or not.
+    pub(super) read: fn(&[u8], bool) -> u8,
+    /// See `Kernel::fill`; cold or not.
+    pub(super) fill: fn(&mut [u8], bool),
+}
+
+/// Makes the `TIER` of a SIMD tier beside its `is_available`; with `dot_checked` where `checked` is true.
 ///
 /// `columns` are the vectors of a column for one to four outputs: as many as the registers hold.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_macros))]
 macro_rules! tier {
     (
         vector: $vector:ty,
@@ -11,11 +39,19 @@ macro_rules! tier {
         columns: $one:literal, $two:literal, $three:literal, $four:literal,
         checked: $checked:tt,
     ) => {
-        /// Bytes of which a pass handles whole multiples.
-        pub(in crate::kernel) const VECTOR_BYTES: usize = <$vector as Vector>::BYTES;
+        const VECTOR_BYTES: usize = <$vector as Vector>::BYTES;
 
-        /// See `Kernel::dot`.
-        pub(in crate::kernel) fn dot(group: &mut Group<'_, '_>) {
+        pub(in crate::kernel) const TIER: Tier = Tier {
+            is_available,
+            vector_bytes: VECTOR_BYTES,
+            dot,
+            dot_checked: DOT_CHECKED,
+            multiply_add,
+            read,
+            fill,
+        };
+
+        fn dot(group: &mut Group<'_, '_>) {
             match group.outputs.len() {
                 1 => dot_rows::<1, $one>(group),
                 2 => dot_rows::<2, $two>(group),
@@ -57,8 +93,7 @@ macro_rules! tier {
             unsafe { columns::dot::<$vector, ROWS, VECTORS, SHAPE, COLD>(dot) }
         }
 
-        /// See `Kernel::multiply_add`; over the first `bytes` bytes of each strip.
-        pub(in crate::kernel) fn multiply_add(
+        fn multiply_add(
             coefficients: &[u8],
             old: &[u8],
             new: &[u8],
@@ -108,8 +143,7 @@ macro_rules! tier {
             unsafe { columns::multiply_add::<$vector, ROWS, 4>(products, old, new, outputs, bytes) }
         }
 
-        /// See `Kernel::read`.
-        pub(in crate::kernel) fn read(bytes: &[u8], cold: bool) -> u8 {
+        fn read(bytes: &[u8], cold: bool) -> u8 {
             assert!(is_available(), "the processor has the kernel");
             // SAFETY: the features are there, and the bytes are borrowed.
             unsafe { read_bytes(bytes, cold) }
@@ -129,8 +163,7 @@ macro_rules! tier {
             }
         }
 
-        /// See `Kernel::fill`.
-        pub(in crate::kernel) fn fill(bytes: &mut [u8], cold: bool) {
+        fn fill(bytes: &mut [u8], cold: bool) {
             assert!(is_available(), "the processor has the kernel");
             // SAFETY: the features are there, and the bytes are borrowed exclusively.
             unsafe { fill_bytes(bytes, cold && bytes.as_ptr().addr().is_multiple_of(VECTOR_BYTES)) }
@@ -153,15 +186,14 @@ macro_rules! tier {
         tier! { @checked $checked, $vector, $features }
     };
 
-    (@checked false, $vector:ty, $features:literal) => {};
+    (@checked false, $vector:ty, $features:literal) => {
+        const DOT_CHECKED: Option<crate::kernel::tier::DotChecked> = None;
+    };
 
     (@checked true, $vector:ty, $features:literal) => {
-        /// See `Kernel::dot`, with checksums: those of the group's sources and outputs.
-        pub(in crate::kernel) fn dot_checked(
-            group: &mut Group<'_, '_>,
-            source_crcs: &mut SourceCrcs<'_>,
-            output_crcs: &mut [u32],
-        ) {
+        const DOT_CHECKED: Option<crate::kernel::tier::DotChecked> = Some(dot_checked);
+
+        fn dot_checked(group: &mut Group<'_, '_>, source_crcs: &mut SourceCrcs<'_>, output_crcs: &mut [u32]) {
             match group.outputs.len() {
                 1 => checked_rows::<1>(group, source_crcs, output_crcs),
                 2 => checked_rows::<2>(group, source_crcs, output_crcs),
@@ -238,4 +270,5 @@ macro_rules! tier {
     };
 }
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) use tier;

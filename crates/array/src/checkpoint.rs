@@ -8,10 +8,14 @@ use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::root::Root;
 use crate::format::table_page::TablePage;
+use futures_util::StreamExt;
+use futures_util::stream;
 use penstock_base::{Buf, Version};
 use penstock_drive::{Class, Io};
 
 const IO: Io = Io::new(Class::Destage, "checkpoint.page");
+/// Pages written at a time.
+const PAGES_AT_A_TIME: usize = 32;
 
 /// What the next checkpoint builds on; the lock around it lets one checkpoint run at a time.
 #[derive(Clone, Debug)]
@@ -74,15 +78,22 @@ impl Array {
             durable: *self.log.durable.borrow(),
             versions_reserved: Version(self.reserved_version.get()),
             order: self.order.get(),
+            table_sum: self.table.borrow().sum_with(pages.iter().copied(), seq),
         };
-        for (page, block) in &blocks {
+        let write = |(page, block): &(u64, Buf)| {
             let place = u64::from(self.table.borrow().place(*page).0 ^ 1);
-            self.write_carriers(self.geo.page_at(*page, place), block, IO).await?;
-        }
+            let (at, block) = (self.geo.page_at(*page, place), block.clone());
+            async move { self.write_carriers(at, &block, IO).await }
+        };
+        // All that were begun are ended before an error is told: none may land after the next checkpoint's.
+        let written: Vec<_> =
+            stream::iter(blocks.iter().map(write)).buffer_unordered(PAGES_AT_A_TIME).collect().await;
+        written.into_iter().collect::<Result<(), _>>()?;
         self.flush_carriers().await?;
         self.write_root(&root).await?;
         let mut table = self.table.borrow_mut();
         blocks.iter().for_each(|(page, _)| table.commit_page(*page, seq));
+        assert_eq!(table.sum(), root.table_sum, "the root stands for the table that was written");
         Ok(root)
     }
 

@@ -7,16 +7,20 @@
 //!
 //! Oldest entries first, so that the log's tail moves. What bounds it: a batch has at most [`BATCH`] stripes, and a
 //! range of columns fits in a record.
+//!
+//! One bad block stops nobody else. A column that lacks too many strips cannot be destaged: the columns beside it are, and
+//! then its stripe is parked, listed as unreadable, and passed over. When the log's tail reaches the blocks of parked
+//! stripes they are logged again at the head.
 
 use crate::engine::{Array, PendingFresh};
 use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
 use crate::overlay::DirtyBlock;
-use crate::strip::Part;
+use crate::strip::{Part, one_life};
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, ZERO_BLOCK_CRC, crc32c_blocks};
 use penstock_drive::{Class, Io};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -26,6 +30,8 @@ const IO: Io = Io::new(Class::Destage, "destage.strip");
 const BATCH: usize = 16;
 /// How long entries may lie in an idle log.
 const IDLE: Duration = Duration::from_secs(2);
+/// How long a stripe that could not be destaged is passed over: what it lacked may be back.
+const PARKED: Duration = Duration::from_secs(60);
 
 /// What a stripe's destage leaves to do once its strips are flushed.
 struct Written {
@@ -33,12 +39,23 @@ struct Written {
     blocks: Vec<(u32, DirtyBlock)>,
     segments: Vec<u64>,
     fresh: bool,
+    /// Other columns of the stripe could not be destaged.
+    parked: bool,
+}
+
+/// What became of a stripe that was to be destaged.
+#[derive(Default)]
+struct Outcome {
+    written: Option<Written>,
+    /// Why the array cannot go on.
+    error: Option<ArrayError>,
 }
 
 type Dirty = BTreeMap<(usize, u32), DirtyBlock>;
 
 impl Array {
     pub(crate) async fn destage_task(self: Rc<Self>) {
+        let mut parked_at = self.env.now();
         while !self.closed.get() {
             let pause = self.env.sleep(IDLE);
             let before = self.order.get();
@@ -47,6 +64,10 @@ impl Array {
                 break;
             }
             let idle = self.order.get() == before;
+            if self.env.now().saturating_sub(parked_at) >= PARKED {
+                parked_at = self.env.now();
+                self.overlay.borrow_mut().unpark_all();
+            }
             let result = self.destage_some(idle).await;
             if let Err(error) = result {
                 tracing::error!(array = self.name, %error, "destage failed; it will be tried again");
@@ -60,19 +81,21 @@ impl Array {
         let one = self.destage_lock.lock().await;
         loop {
             let pressed = self.log.used_percent() >= 50 || self.is_log_short();
-            let aged = idle && self.overlay.borrow().blocks() > 0;
+            let aged = idle && self.overlay.borrow().to_destage().0 > 0;
             if self.closed.get() || !(pressed || aged) {
                 break;
             }
-            let moved = self.destage_batch().await?;
-            if !moved {
+            let (tail, destaged) = (self.log.first_segment(), self.destage_batch().await?);
+            let moved = pressed && self.log_parked_again() || destaged;
+            if !destaged {
                 // What newer writes replaced is free once those are durable.
                 self.log.flush().await?;
             }
             if pressed || !moved {
                 self.write_checkpoint().await?;
             }
-            if !moved {
+            // Logging parked blocks again helps only where the tail follows.
+            if !moved || !destaged && self.log.first_segment() == tail {
                 break;
             }
         }
@@ -105,13 +128,10 @@ impl Array {
             locks.push(self.locks.exclusive(stripe).await);
         }
         let results = join_all(stripes.iter().map(|stripe| self.destage_stripe(*stripe))).await;
-        // A stripe that cannot be destaged does not keep the others in the log.
         let (mut written, mut failed) = (Vec::new(), None);
-        for result in results {
-            match result {
-                Ok(done) => written.extend(done),
-                Err(error) => failed = Some(error),
-            }
+        for Outcome { written: done, error } in results {
+            written.extend(done);
+            failed = failed.or(error);
         }
         if written.is_empty() {
             return failed.map_or(Ok(false), Err);
@@ -152,7 +172,7 @@ impl Array {
         let records: Vec<_> = stripes
             .iter()
             .filter_map(|stripe| {
-                let entry = self.fresh.borrow().get(stripe)?.entry(*stripe);
+                let entry = self.fresh.borrow().get(stripe)?.entry(*stripe, &self.members.borrow());
                 Some(self.log.queue_control(entry, Vec::new()))
             })
             .collect();
@@ -170,37 +190,94 @@ impl Array {
                 self.log.release(removed.segment.expect("only appended blocks are destaged"));
             }
         }
+        if done.parked {
+            overlay.park(done.stripe);
+        }
         done.segments.into_iter().for_each(|segment| self.log.release_at_checkpoint(segment));
         self.count(|counts| counts.destaged_stripes += 1);
     }
 
-    async fn destage_stripe(&self, stripe: u64) -> Result<Option<Written>, ArrayError> {
+    async fn destage_stripe(&self, stripe: u64) -> Outcome {
+        match self.prepare_destage(stripe).await {
+            Err(error) => Outcome { error: Some(error), ..Outcome::default() },
+            Ok(Err(done)) => Outcome { written: done, ..Outcome::default() },
+            Ok(Ok(dirty)) => self.destage_in_place(stripe, dirty).await,
+        }
+    }
+
+    /// The dirty blocks of a written stripe; otherwise what was done for an unwritten one.
+    async fn prepare_destage(&self, stripe: u64) -> Result<Result<Dirty, Option<Written>>, ArrayError> {
         if self.fresh.borrow().contains_key(&stripe) {
             // Its record is on its way; it will be written in place after that.
             self.flush_fresh(IO.at("destage.flush")).await?;
         }
         let blocks = self.overlay.borrow().appended_of(stripe);
         if blocks.is_empty() {
-            return Ok(None);
+            return Ok(Err(None));
         }
         if self.is_unwritten(stripe) {
-            return self.destage_fresh(stripe, blocks).await.map(Some);
+            return self.destage_fresh(stripe, blocks).await.map(|done| Err(Some(done)));
         }
-        let mut dirty: Dirty = BTreeMap::new();
-        for (block, entry) in &blocks {
-            dirty.insert(self.geo.locate(*block), entry.clone());
-        }
+        Ok(Ok(blocks.into_iter().map(|(block, dirty)| (self.geo.locate(block), dirty)).collect()))
+    }
+
+    /// Destages the columns that can be; a stripe with others is parked.
+    async fn destage_in_place(&self, stripe: u64, dirty: Dirty) -> Outcome {
         let columns: BTreeSet<u32> = dirty.keys().map(|(_, column)| *column).collect();
-        let mut segments = Vec::new();
-        for range in self.column_ranges(&columns) {
-            let part: Dirty = dirty
-                .range(..)
-                .filter(|((_, c), _)| range.contains(c))
-                .map(|(k, v)| (*k, v.clone()))
-                .collect();
-            segments.push(self.destage_columns(stripe, range, part).await?);
+        let mut ranges: VecDeque<Range<u32>> = self.column_ranges(&columns).into();
+        let mut done =
+            Written { stripe, blocks: Vec::new(), segments: Vec::new(), fresh: false, parked: false };
+        let mut error = None;
+        while let Some(range) = ranges.pop_front() {
+            let within = dirty.iter().filter(|((_, column), _)| range.contains(column));
+            let part: Dirty = within.map(|(place, block)| (*place, block.clone())).collect();
+            match self.destage_columns(stripe, range.clone(), &part).await {
+                Ok(segment) => {
+                    done.segments.push(segment);
+                    let number = |position: usize, column| position as u32 * self.geo.strip_blocks + column;
+                    done.blocks
+                        .extend(part.into_iter().map(|((at, column), block)| (number(at, column), block)));
+                }
+                // One of its columns lacks strips; the others need not.
+                Err(ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. }) if range.len() > 1 => {
+                    let single = columns.range(range).map(|column| *column..column + 1);
+                    single.rev().for_each(|column| ranges.push_front(column));
+                }
+                Err(why @ (ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. })) => {
+                    if !done.parked {
+                        self.unreadable.borrow_mut().insert(stripe);
+                        tracing::error!(array = self.name, stripe, %why, "a stripe cannot be destaged");
+                    }
+                    done.parked = true;
+                }
+                Err(other) => {
+                    error = Some(other);
+                    break;
+                }
+            }
         }
-        Ok(Some(Written { stripe, blocks, segments, fresh: false }))
+        if done.segments.is_empty() {
+            if done.parked {
+                self.overlay.borrow_mut().park(stripe);
+            }
+            return Outcome { written: None, error };
+        }
+        Outcome { written: Some(done), error }
+    }
+
+    /// Logs the oldest blocks of parked stripes again, where that lets the log's tail move. Returns whether there were any.
+    fn log_parked_again(&self) -> bool {
+        let Some(behind) = self.log.behind_oldest(self.overlay.borrow().parked_blocks()) else {
+            return false;
+        };
+        let old = self.overlay.borrow().parked_before(behind);
+        for (stripe, block, dirty) in &old {
+            let order = self.next_order();
+            let replaced = self.overlay.borrow_mut().log_again(*stripe, *block, order);
+            let entry = Entry::Data { stripe: *stripe, order, block: *block, crcs: vec![dirty.crc] };
+            self.log.queue_data(vec![entry], vec![dirty.data.clone()], replaced.into_iter().collect());
+        }
+        !old.is_empty()
     }
 
     /// Cuts the touched columns into ranges whose blocks of all strips fit in a record.
@@ -241,15 +318,20 @@ impl Array {
         let parity = self.encode(&parts);
         parts.extend(parity);
         let version = self.new_version().await?;
-        let stale = self.write_stripe(stripe, &parts, version, IO).await?;
-        self.fresh.borrow_mut().insert(stripe, PendingFresh { version, stale, upto: 0, contained });
+        let lives = self.write_stripe(stripe, &parts, version, IO).await?;
+        self.fresh.borrow_mut().insert(stripe, PendingFresh { version, lives, upto: 0, contained });
         self.count(|counts| counts.full_writes += 1);
-        Ok(Written { stripe, blocks, segments: Vec::new(), fresh: true })
+        Ok(Written { stripe, blocks, segments: Vec::new(), fresh: true, parked: false })
     }
 
     /// Logs and writes one range of columns in place. Returns the segment of its record.
-    async fn destage_columns(&self, stripe: u64, range: Range<u32>, dirty: Dirty) -> Result<u64, ArrayError> {
-        let patched = self.new_columns(stripe, &range, &dirty).await?;
+    async fn destage_columns(
+        &self,
+        stripe: u64,
+        range: Range<u32>,
+        dirty: &Dirty,
+    ) -> Result<u64, ArrayError> {
+        let patched = self.new_columns(stripe, &range, dirty).await?;
         let version = self.new_version().await?;
         // What cannot be written now is stale from this record on.
         let readable = self.readable(stripe).into_iter().fold(0, |mask, position| mask | 1u64 << position);
@@ -265,7 +347,7 @@ impl Array {
                     range.clone().filter(|c| dirty.keys().any(|(_, d)| d == c)).map(|c| c as u16).collect()
                 }
             };
-            let crcs = self.whole_crcs(stripe, position, &range, &new.crcs).await?;
+            let crcs = self.whole_crcs(stripe, position, &range, &touched, &new.crcs).await?;
             for column in &touched {
                 let at = (u32::from(*column) - range.start) as usize * BLOCK_BYTES;
                 payload.push(new.data.slice(at..at + BLOCK_BYTES));
@@ -303,6 +385,8 @@ impl Array {
         // Read-modify-write reads the touched data and the parity; reconstruct-write what is not wholly new.
         let modify = touched.len() + self.geo.m < untouched;
         let needed: Vec<usize> = match modify {
+            // Without parity nothing depends on what is overwritten.
+            _ if self.geo.m == 0 => Vec::new(),
             true => touched.iter().copied().chain(self.geo.k..self.geo.strips()).collect(),
             false => (0..self.geo.k).filter(|position| !whole(*position)).collect(),
         };
@@ -316,7 +400,7 @@ impl Array {
         let new_data =
             |position: usize| overlay_part(old.get(&position).unwrap_or(&blank), position, range, dirty);
         let mut result: Vec<(usize, Part)> = touched.iter().map(|at| (*at, new_data(*at))).collect();
-        if modify {
+        if modify && self.geo.m > 0 {
             self.count(|counts| counts.read_modify_writes += 1);
             result.extend(self.modified_parity(&old, &result));
         } else {
@@ -364,20 +448,27 @@ impl Array {
         }
     }
 
-    /// The checksums of the whole strip once the range holds `new`.
+    /// The checksums of the whole strip once the touched columns of the range hold `new`.
     async fn whole_crcs(
         &self,
         stripe: u64,
         position: usize,
         range: &Range<u32>,
+        touched: &[u16],
         new: &[u32],
     ) -> Result<Vec<u32>, ArrayError> {
-        let all = 0..self.geo.strip_blocks;
-        let mut crcs = match *range == all {
-            true => vec![0; all.len()],
+        let all = self.geo.strip_blocks as usize;
+        // With parity all of the range was read or made, also what is not touched.
+        if range.len() == all && self.geo.m > 0 {
+            return Ok(new.to_vec());
+        }
+        let mut crcs = match touched.len() == all {
+            true => vec![0; all],
             false => self.strip_crcs(stripe, position).await?,
         };
-        crcs[range.start as usize..range.end as usize].copy_from_slice(new);
+        for column in touched {
+            crcs[usize::from(*column)] = new[usize::from(*column) - range.start as usize];
+        }
         Ok(crcs)
     }
 
@@ -422,8 +513,11 @@ impl Array {
         }
         let trailer = self.write_trailer(stripe, position, &patch.crcs, patch.version, io);
         let (blocks, trailer) = futures_util::future::join(join_all(writes), trailer).await;
-        let landed = blocks.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().all(|landed| landed);
-        Ok(if landed && trailer? { 0 } else { 1 << patch.position })
+        let landed = blocks.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(match one_life(landed.into_iter().chain([trailer?])) {
+            Some(_) => 0,
+            None => 1 << patch.position,
+        })
     }
 
     /// The checksums of a strip's blocks: from its trailer, or computed from its reconstruction.

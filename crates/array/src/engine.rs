@@ -11,13 +11,14 @@ use crate::member::Member;
 use crate::notes::Note;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, Ownership};
+use crate::roster::Roster;
 use crate::strip::TrailerCache;
 use crate::table::StripeTable;
 use penstock_base::{ArrayId, Env, Histogram, KeyedLocks, Version};
 use penstock_drive::{Class, Io};
 use penstock_raid::Code;
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use tokio::sync::{Mutex, Notify};
 
@@ -31,7 +32,8 @@ pub(crate) const VERSION_RUN: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct PendingFresh {
     pub(crate) version: Version,
-    pub(crate) stale: u64,
+    /// By position, the life of the member under which its strip landed; none if it did not.
+    pub(crate) lives: Vec<Option<u64>>,
     /// Data entries of the stripe up to here are void.
     pub(crate) upto: u64,
     /// Data entries that the strips contain.
@@ -39,10 +41,16 @@ pub(crate) struct PendingFresh {
 }
 
 impl PendingFresh {
-    /// The record that makes the stripe written.
-    pub(crate) fn entry(&self, stripe: u64) -> Entry {
-        let Self { version, stale, upto, contained } = self.clone();
-        Entry::Fresh { stripe, upto, version, stale, contained }
+    /// The strips that are not on their members as these stand now.
+    pub(crate) fn stale(&self, members: &[Member]) -> u64 {
+        let strips = (0..).zip(self.lives.iter().zip(members));
+        strips.filter(|(_, (life, member))| **life != Some(member.life)).map(|(at, _)| 1u64 << at).sum()
+    }
+
+    /// The record that makes the stripe written, once its strips are flushed.
+    pub(crate) fn entry(&self, stripe: u64, members: &[Member]) -> Entry {
+        let Self { version, upto, contained, .. } = self.clone();
+        Entry::Fresh { stripe, upto, version, stale: self.stale(members), contained }
     }
 }
 
@@ -116,6 +124,7 @@ pub struct Array {
     pub(crate) locks: KeyedLocks<u64>,
     pub(crate) trailers: RefCell<TrailerCache>,
     pub(crate) ownership: Rc<dyn Ownership>,
+    pub(crate) roster: Rc<Roster>,
     pub(crate) claim: Cell<Claim>,
     pub(crate) reconfig: Mutex<()>,
     pub(crate) checkpoint: Mutex<CheckpointState>,
@@ -127,12 +136,14 @@ pub struct Array {
     pub(crate) counts: Cell<Counts>,
     pub(crate) latency: ArrayLatency,
     pub(crate) suspended: RefCell<Option<String>>,
+    /// Why it stopped by itself. Nothing takes that back but a new opening.
+    pub(crate) stopped: OnceCell<String>,
     pub(crate) closed: Cell<bool>,
     pub(crate) destage_wake: Notify,
     pub(crate) resync_wake: Notify,
-    pub(crate) repair_queue: RefCell<std::collections::BTreeSet<u64>>,
+    pub(crate) repair_queue: RefCell<BTreeSet<u64>>,
     pub(crate) repair_wake: Notify,
-    pub(crate) unreadable: RefCell<std::collections::BTreeSet<u64>>,
+    pub(crate) unreadable: RefCell<BTreeSet<u64>>,
     pub(crate) rebuild: RefCell<Option<JobProgress>>,
     pub(crate) scrub: RefCell<Option<JobProgress>>,
     pub(crate) scrub_stop: Cell<bool>,
@@ -199,6 +210,8 @@ pub struct Report {
     pub state: ArrayState,
     /// Why writes wait, when they do.
     pub suspended: Option<String>,
+    /// Why the array stopped by itself, when it did. It serves nothing until it is opened again.
+    pub stopped: Option<String>,
     /// Stripes with fewer valid strips than the code has.
     pub redundancy_debt_stripes: u64,
     /// Copies of log and checkpoint that are missing.
@@ -290,7 +303,7 @@ impl Array {
     /// Strips that are recorded as not valid.
     pub(crate) fn stale_strips(&self, stripe: u64) -> u64 {
         match self.fresh.borrow().get(&stripe) {
-            Some(pending) => pending.stale,
+            Some(pending) => pending.stale(&self.members.borrow()),
             None => self.table.borrow().stale(stripe),
         }
     }
@@ -323,6 +336,9 @@ impl Array {
     }
 
     fn state(&self) -> ArrayState {
+        if self.stopped.get().is_some() {
+            return ArrayState::Failed;
+        }
         if self.suspended.borrow().is_some() {
             return ArrayState::Suspended;
         }
@@ -332,15 +348,7 @@ impl Array {
         let members = self.members.borrow();
         let absent: u64 =
             (0..).zip(members.iter()).filter(|(_, m)| m.reachable().is_none()).map(|(i, _)| 1 << i).sum();
-        let table = self.table.borrow();
-        let mut worst = if table.counts().0 == 0 { 0 } else { absent.count_ones() as usize };
-        let mut from = 0;
-        while table.counts().1 > 0
-            && let Some(stripe) = table.find_written(from, |stale| stale != 0)
-        {
-            worst = worst.max((table.stale(stripe) | absent).count_ones() as usize);
-            from = stripe + 1;
-        }
+        let worst = self.table.borrow().worst(absent) as usize;
         match state_of(worst, self.geo.m) {
             ArrayState::Ok if self.missing_carriers() > 0 || absent != 0 => ArrayState::Degraded,
             state => state,
@@ -371,6 +379,7 @@ impl Array {
             code: (self.geo.k, self.geo.m),
             state: self.state(),
             suspended: self.suspended.borrow().clone(),
+            stopped: self.stopped.get().cloned(),
             redundancy_debt_stripes: self.redundancy_debt_stripes(),
             missing_carriers: self.missing_carriers(),
             unreadable_stripes: self.unreadable.borrow().len() as u64,
@@ -390,16 +399,20 @@ impl Array {
         self.unreadable.borrow().iter().copied().collect()
     }
 
-    /// Whether the array survives the loss of one more member: of its strips, and of its copy of the log, which
-    /// until carriers are mended may be the last.
-    pub fn can_lose(&self, position: usize) -> bool {
-        let members = self.members.borrow();
-        let other_carrier = self.desc.borrow().carriers.iter().any(|carrier| {
-            let at = usize::from(*carrier);
-            at != position && !members[at].stale && members[at].slice.is_some()
-        });
-        let stale = members.iter().filter(|member| member.stale).count();
-        members[position].stale || stale < self.geo.m && other_carrier
+    /// Whether the array survives the loss of these drives as well: of their strips, and of their copies of the log,
+    /// which until carriers are mended may be the last.
+    pub fn survives(&self, drives: &[penstock_base::DriveId]) -> bool {
+        let (members, desc) = (self.members.borrow(), self.desc.borrow());
+        let lost = |at: usize| {
+            members[at].stale || members[at].reachable().is_none() || drives.contains(&desc.members[at].drive)
+        };
+        let all_lost = (0..members.len()).filter(|at| lost(*at)).count();
+        all_lost <= self.geo.m && desc.carriers.iter().any(|carrier| !lost(usize::from(*carrier)))
+    }
+
+    /// Whether a drive holds a member that is not lost already.
+    pub(crate) fn uses(&self, drive: penstock_base::DriveId) -> bool {
+        self.position_of(drive).is_some_and(|at| !self.members.borrow()[at].stale)
     }
 
     /// The position of the member on a drive.
@@ -467,6 +480,19 @@ impl Array {
     pub async fn destage_and_checkpoint(&self) -> Result<(), ArrayError> {
         self.flush(Io::new(Class::Client, "array.close")).await?;
         self.destage_all().await
+    }
+
+    /// Stops the array for a reason that only a new opening takes away. The first reason stays.
+    pub(crate) fn stop_because(&self, why: String) {
+        tracing::error!(array = self.name, why, "the array stops until it is opened again");
+        // A second reason follows from the first.
+        let _ = self.stopped.set(why);
+        self.stop();
+    }
+
+    /// Why the array stopped by itself, if it did.
+    pub fn stopped(&self) -> Option<&str> {
+        self.stopped.get().map(String::as_str)
     }
 
     /// Stops the array's tasks as they are.

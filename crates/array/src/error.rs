@@ -50,6 +50,26 @@ pub enum ArrayError {
         /// The structure.
         what: String,
     },
+    /// Something that decides what the array holds cannot be read: it may be there.
+    #[error(
+        "array {name}: {what} cannot be read now; nothing was changed: try again, or bring the missing drives back"
+    )]
+    CannotRead {
+        /// Name of the array.
+        name: String,
+        /// The structure.
+        what: String,
+    },
+    /// Too many blocks wait in the log for stripes that cannot be read.
+    #[error(
+        "array {name}: {blocks} written blocks wait in the log for stripes that cannot be read; `penstock fs damaged` names the files to remove or write anew"
+    )]
+    TooDamaged {
+        /// Name of the array.
+        name: String,
+        /// Blocks that wait.
+        blocks: u64,
+    },
     /// More members failed at once than the code survives: taken as a common cause, nothing was recorded.
     #[error("array is suspended: {0}")]
     Suspended(String),
@@ -89,10 +109,15 @@ impl ArrayError {
     /// What the caller must do.
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Unreadable { .. } | Self::Disagrees { .. } | Self::Damaged { .. } | Self::Decode(_) => {
-                Kind::Corrupt
-            }
-            Self::TooManyMissing { .. } | Self::Suspended(_) | Self::Ownership { .. } => Kind::Retry,
+            Self::Unreadable { .. }
+            | Self::Disagrees { .. }
+            | Self::Damaged { .. }
+            | Self::TooDamaged { .. }
+            | Self::Decode(_) => Kind::Corrupt,
+            Self::TooManyMissing { .. }
+            | Self::CannotRead { .. }
+            | Self::Suspended(_)
+            | Self::Ownership { .. } => Kind::Retry,
             Self::Fenced { .. } => Kind::Fenced,
             Self::Invalid(_) => Kind::Invalid,
             Self::Closed | Self::Drive(_) => Kind::Internal,

@@ -178,8 +178,13 @@ impl Geometry {
         (number % self.segments) * u64::from(self.segment_bytes)
     }
 
-    fn roots_at(&self) -> u64 {
+    /// Bytes of the log region.
+    pub fn log_bytes(&self) -> u64 {
         self.segments * u64::from(self.segment_bytes)
+    }
+
+    fn roots_at(&self) -> u64 {
+        self.log_bytes()
     }
 
     /// Place of the root of checkpoint `seq`.

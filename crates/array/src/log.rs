@@ -183,6 +183,20 @@ impl Log {
         self.used_segments() * 100 / self.geo.segments
     }
 
+    /// The number of the oldest segment in use.
+    pub(crate) fn first_segment(&self) -> u64 {
+        self.segments.borrow().front().expect("there is always a segment").number
+    }
+
+    /// The segment behind the oldest quarter of those in use, if most of what is in use could be free.
+    pub(crate) fn behind_oldest(&self, needed_blocks: u64) -> Option<u64> {
+        let segments = self.segments.borrow();
+        let used = segments.len() as u64;
+        let sparse = used * u64::from(self.segment_blocks()) > 2 * needed_blocks;
+        let first = segments.front().filter(|_| used > 2 && sparse)?;
+        Some(first.number + (used / 4).max(1))
+    }
+
     fn segment_blocks(&self) -> u32 {
         self.geo.segment_bytes / BLOCK_BYTES as u32
     }
@@ -375,9 +389,7 @@ impl Array {
                 Ok(true) => {}
                 Ok(false) => self.log.wake.notified().await,
                 Err(error) => {
-                    tracing::error!(array = self.name, %error, "the log stops");
-                    *self.suspended.borrow_mut() = Some(error.to_string());
-                    self.stop();
+                    self.stop_because(format!("the log cannot go on: {error}"));
                 }
             }
         }
@@ -452,7 +464,8 @@ impl Array {
             Entry::Data { .. } => unreachable!("data entries do not change the table"),
             Entry::Fresh { stripe, version, stale, .. } => {
                 // A member that failed while the record was on its way is in the pending entry and not in the record.
-                let later = self.fresh.borrow_mut().remove(stripe).map_or(0, |pending| pending.stale);
+                let pending = self.fresh.borrow_mut().remove(stripe);
+                let later = pending.map_or(0, |pending| pending.stale(&self.members.borrow()));
                 table.set_fresh(*stripe, *version, *stale | later);
             }
             Entry::Destage { stripe, stale, patches, .. } => {
@@ -476,7 +489,8 @@ impl Array {
             Entry::MemberReset { member } => {
                 table.reset_member(usize::from(*member));
                 // Strips of fresh stripes whose record is not written yet went with the member.
-                self.fresh.borrow_mut().values_mut().for_each(|pending| pending.stale |= 1 << *member);
+                let member = usize::from(*member);
+                self.fresh.borrow_mut().values_mut().for_each(|pending| pending.lives[member] = None);
             }
         }
         self.log.release_at_checkpoint(segment);
@@ -568,7 +582,7 @@ impl Array {
         let carriers = self.live_carriers();
         let writes = carriers.iter().map(|carrier| self.write_member(*carrier, at, bytes.clone(), None, io));
         let landed = join_all(writes).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        match landed.contains(&true) {
+        match landed.iter().any(Option::is_some) {
             true => Ok(()),
             false => Err(self.no_carrier()),
         }
@@ -580,12 +594,17 @@ impl Array {
 
     pub(crate) async fn flush_carriers(&self) -> Result<(), ArrayError> {
         self.count(|counts| counts.log_flushes += 1);
-        let flush = async |carrier: usize| match self.member_slice(carrier) {
-            None => self.fail_member(carrier, "drive is gone").await,
-            Some(slice) => match slice.flush(IO.at("log.flush")).await {
-                Ok(()) => Ok(()),
-                Err(error) => self.fail_member(carrier, &error.to_string()).await,
-            },
+        let flush = async |carrier: usize| {
+            let life = self.life(carrier);
+            let flushed = match self.member_slice(carrier) {
+                None => Err("its drive is gone".to_owned()),
+                Some(slice) => slice.flush(IO.at("log.flush")).await.map_err(|error| error.to_string()),
+            };
+            match flushed {
+                Ok(()) if self.life(carrier) == life => Ok(()),
+                Ok(()) => self.record_lost().await,
+                Err(why) => self.fail_flush(carrier, life, &why).await,
+            }
         };
         let results = join_all(self.live_carriers().into_iter().map(flush)).await;
         results.into_iter().collect::<Result<(), _>>()?;

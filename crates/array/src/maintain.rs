@@ -11,7 +11,7 @@ use crate::format::trailer::Trailer;
 use crate::notes::Note;
 use crate::strip::Part;
 use futures_util::StreamExt;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, select};
 use futures_util::stream::FuturesUnordered;
 use penstock_base::{BLOCK_BYTES, Version, crc32c};
 use penstock_drive::{Class, Io};
@@ -123,7 +123,7 @@ impl Array {
             }
             let Some((done, of, took)) = running.next().await else {
                 // Stripes whose record is on its way may have missed it too: they show in the table after a flush.
-                let missed = self.fresh.borrow().values().any(|pending| pending.stale & bit != 0);
+                let missed = self.fresh_misses(bit);
                 if missed && matches!(result, Ok(true)) {
                     self.flush(IO.at("rebuild.flush")).await?;
                     from = 0;
@@ -146,6 +146,12 @@ impl Array {
         }
     }
 
+    /// Whether a stripe whose record is on its way lacks one of these strips.
+    fn fresh_misses(&self, strips: u64) -> bool {
+        let members = self.members.borrow();
+        self.fresh.borrow().values().any(|pending| pending.stale(&members) & strips != 0)
+    }
+
     /// The first stripes from `from` on, at most `most`, that lack the strip of a member.
     fn find_stale(&self, from: u64, bit: u64, most: usize) -> Vec<u64> {
         let table = self.table.borrow();
@@ -155,7 +161,7 @@ impl Array {
 
     async fn rebuild_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
         self.wait_for_log_room().await?;
-        let life = self.lives()[position];
+        let life = self.life(position);
         let mut locks = Vec::new();
         for stripe in stripes {
             locks.push(self.locks.exclusive(*stripe).await);
@@ -174,7 +180,7 @@ impl Array {
         for ((stripe, written), verified) in stripes.iter().zip(written).zip(verified) {
             match written {
                 Ok(Some((version, _))) if verified => {
-                    if self.lives()[position] != life {
+                    if self.life(position) != life {
                         return Err(ArrayError::Invalid(format!("member {position} was replaced")));
                     }
                     let entry = Entry::Strips { stripe: *stripe, set: 0, clear: 1 << position, version };
@@ -212,8 +218,8 @@ impl Array {
         let part = self.recover(stripe, &[position], &whole, IO.at("rebuild.read")).await?.remove(0);
         let version = self.new_version().await?;
         match self.write_strip(stripe, position, &part, version, IO).await? {
-            true => Ok(Some((version, part))),
-            false => Err(ArrayError::Invalid(format!("member {position} failed while it was rebuilt"))),
+            Some(_) => Ok(Some((version, part))),
+            None => Err(ArrayError::Invalid(format!("member {position} failed while it was rebuilt"))),
         }
     }
 
@@ -237,17 +243,22 @@ impl Array {
 
     /// Repairs stripes in which a read found something wrong.
     pub(crate) async fn repair_task(self: Rc<Self>) {
+        let mut metadata_at = self.env.now();
         while !self.closed.get() {
-            if self.metadata_bad.get()
-                && let Err(error) = self.scrub_metadata().await
-            {
-                tracing::warn!(array = self.name, %error, "damaged metadata not mended yet");
-                self.env.sleep(RETRY).await;
-                continue;
+            // Metadata that cannot be mended yet keeps no stripe from being repaired.
+            if self.metadata_bad.get() && self.env.now() >= metadata_at {
+                if let Err(error) = self.scrub_metadata().await {
+                    tracing::warn!(array = self.name, %error, "damaged metadata not mended yet");
+                }
+                metadata_at = self.env.now() + RETRY;
             }
             let next = self.repair_queue.borrow_mut().pop_first();
             let Some(stripe) = next else {
-                self.repair_wake.notified().await;
+                let woken = std::pin::pin!(self.repair_wake.notified());
+                match self.metadata_bad.get() {
+                    true => drop(select(woken, self.env.sleep(RETRY)).await),
+                    false => woken.await,
+                }
                 continue;
             };
             match self.scrub_stripe(stripe).await {
@@ -265,7 +276,7 @@ impl Array {
     pub async fn wait_rebuilt(&self) -> u64 {
         loop {
             // What a fresh stripe misses shows in the table once its record is written.
-            if self.fresh.borrow().values().any(|pending| pending.stale != 0) {
+            if self.fresh_misses(u64::MAX) {
                 let _ = self.flush(IO.at("rebuild.flush")).await;
             }
             let carriers = self.mend_wanted.get() || self.carriers_need_mending() || self.metadata_bad.get();

@@ -1,14 +1,19 @@
-//! The members of an array: which can be read, which can be written, and what happens when a write fails.
+//! The members of an array: which can be read, which can be written, and what happens when a write or flush fails.
 //!
-//! Invariant: a write that misses a member returns only after the member is recorded as stale under the array's
-//! epoch ([`crate::reconfigure`]), so a take-over never trusts a member that missed an acknowledged write.
+//! Invariants:
+//! - A write that misses a member returns only after the member is recorded as stale under the array's epoch
+//!   ([`crate::reconfigure`]), so a take-over never trusts a member that missed an acknowledged write.
+//! - A member has a *life*, raised when its drive is latched and when it is replaced. A strip is on its member if it
+//!   landed and was flushed under the present life. A late answer of an earlier life changes nothing of the present one.
+//! - When a life ends, every strip that it wrote and did not flush is recorded as stale.
 
 use crate::engine::Array;
 use crate::error::ArrayError;
+use crate::format::record::Entry;
 use futures_util::future::join_all;
 use penstock_base::Buf;
 use penstock_drive::{DriveError, Io, Slice};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -16,23 +21,60 @@ use std::time::Duration;
 const RETRY: Duration = Duration::from_millis(500);
 
 /// One member.
+#[derive(Default)]
 pub(crate) struct Member {
     /// Its slice; none while its drive is missing.
     pub(crate) slice: Option<Slice>,
     /// Recorded as missing writes.
     pub(crate) stale: bool,
-    /// Stripes written on it since its last flush.
-    pub(crate) unflushed: BTreeSet<u64>,
-    /// Raised when its slice is taken away: what was written before is on the old one.
+    /// Raised when its drive is latched and when its slice is replaced.
     pub(crate) life: u64,
-    /// Held during a flush: who finds nothing left to flush must still wait for the flush that took it.
-    pub(crate) flushing: Rc<tokio::sync::Mutex<()>>,
+    /// The present life was raised for a latched drive.
+    ended: bool,
+    /// Stripes written on it and not flushed since, with the number of the write.
+    unflushed: BTreeMap<u64, u64>,
+    /// Writes of strips so far.
+    writes: u64,
+    /// Held during a flush, so that a flush whose strips another one covers waits for that one.
+    flushing: Rc<tokio::sync::Mutex<()>>,
 }
 
 impl Member {
+    pub(crate) fn new(slice: Option<Slice>, stale: bool) -> Self {
+        Self { slice, stale, ..Self::default() }
+    }
+
     /// The slice, if its drive takes I/O.
     pub(crate) fn reachable(&self) -> Option<Slice> {
         self.slice.clone().filter(|slice| slice.drive().is_online())
+    }
+
+    /// Whether its drive is gone and no record says so yet.
+    pub(crate) fn is_newly_lost(&self) -> bool {
+        !self.stale && self.reachable().is_none()
+    }
+
+    fn note_write(&mut self, stripe: u64) {
+        self.writes += 1;
+        self.unflushed.insert(stripe, self.writes);
+    }
+
+    /// Begins another life. Returns the stripes whose strips the last one may not have kept.
+    fn end_life(&mut self) -> BTreeMap<u64, u64> {
+        self.life += 1;
+        std::mem::take(&mut self.unflushed)
+    }
+
+    /// Takes the slice away: nothing that is still on its way to it counts.
+    pub(crate) fn remove_slice(&mut self) {
+        self.end_life();
+        self.slice = None;
+    }
+
+    /// Puts another slice in its place.
+    pub(crate) fn put_slice(&mut self, slice: Slice) {
+        self.slice = Some(slice);
+        self.ended = false;
     }
 }
 
@@ -41,9 +83,9 @@ impl Array {
         self.members.borrow()[position].reachable()
     }
 
-    /// The lives of all members: compared after a write, they tell whose slice was taken away meanwhile.
-    pub(crate) fn lives(&self) -> Vec<u64> {
-        self.members.borrow().iter().map(|member| member.life).collect()
+    /// The present life of a member.
+    pub(crate) fn life(&self, position: usize) -> u64 {
+        self.members.borrow()[position].life
     }
 
     /// Positions whose strip of this stripe should be readable.
@@ -53,7 +95,8 @@ impl Array {
         (0..members.len()).filter(|at| stale & (1 << at) == 0 && members[*at].reachable().is_some()).collect()
     }
 
-    /// Writes to a member's slice. `Ok(false)` means that the member failed and is recorded as stale.
+    /// Writes to a member's slice. Returns the life under which the write landed; none when the member is recorded as
+    /// stale instead.
     pub(crate) async fn write_member(
         &self,
         position: usize,
@@ -61,36 +104,38 @@ impl Array {
         data: Buf,
         stripe: Option<u64>,
         io: Io,
-    ) -> Result<bool, ArrayError> {
+    ) -> Result<Option<u64>, ArrayError> {
         loop {
-            let slice = match &self.members.borrow()[position] {
-                member if member.stale && member.reachable().is_none() => return Ok(false),
-                Member { slice: Some(slice), .. } => slice.clone(),
-                Member { slice: None, .. } => return Ok(false),
+            let (slice, life) = match &self.members.borrow()[position] {
+                member if member.stale && member.reachable().is_none() => return Ok(None),
+                Member { slice: Some(slice), life, .. } => (slice.clone(), *life),
+                Member { slice: None, .. } => return Ok(None),
             };
             let failure = match slice.write(at, data.clone(), io).await {
-                Ok(()) => {
+                Ok(()) if self.life(position) == life => {
                     if let Some(stripe) = stripe {
-                        self.members.borrow_mut()[position].unflushed.insert(stripe);
+                        self.members.borrow_mut()[position].note_write(stripe);
                     }
                     self.resume();
-                    return Ok(true);
+                    return Ok(Some(life));
                 }
+                Ok(()) => "the drive failed meanwhile".to_owned(),
                 Err(DriveError::HostFull) => {
                     self.suspend("host full".to_owned()).await?;
                     continue;
                 }
-                Err(error) => error,
+                Err(error) => error.to_string(),
             };
-            match self.fail_member(position, &failure.to_string()).await {
-                Ok(()) => return Ok(false),
+            match self.fail_life(position, life, &failure).await {
+                Ok(()) => return Ok(None),
                 Err(ArrayError::Suspended(why)) => self.suspend(why).await?,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    async fn suspend(&self, why: String) -> Result<(), ArrayError> {
+    /// Waits a moment before something is tried again, and says why.
+    pub(crate) async fn suspend(&self, why: String) -> Result<(), ArrayError> {
         if self.closed.get() {
             return Err(ArrayError::Suspended(why));
         }
@@ -102,10 +147,28 @@ impl Array {
         Ok(())
     }
 
-    fn resume(&self) {
+    pub(crate) fn resume(&self) {
         if self.suspended.borrow_mut().take().is_some() {
             tracing::info!(array = self.name, "writes go on");
         }
+    }
+
+    /// Ends the life of a member whose drive is latched: strips that were not flushed under it are stale.
+    pub(crate) fn note_latched(&self, position: usize) {
+        let unflushed = {
+            let mut members = self.members.borrow_mut();
+            let member = &mut members[position];
+            if std::mem::replace(&mut member.ended, true) {
+                return;
+            }
+            member.end_life()
+        };
+        for stripe in unflushed.into_keys() {
+            // Not waited for: until it is durable the strip's version proves the same. Of a stripe that is not written
+            // yet it says nothing; the fresh record, made from lives, does.
+            drop(self.log.queue_control(Entry::stale_strips(stripe, 1 << position), Vec::new()));
+        }
+        self.want_mending();
     }
 
     /// Flushes all members that were written since their last flush. A member whose flush fails is stale afterwards.
@@ -118,28 +181,36 @@ impl Array {
     pub(crate) async fn flush_member(&self, position: usize, io: Io) -> Result<(), ArrayError> {
         let flushing = self.members.borrow()[position].flushing.clone();
         let _one_at_a_time = flushing.lock().await;
-        let (slice, covered) = {
-            let mut members = self.members.borrow_mut();
-            let member = &mut members[position];
-            match member.reachable() {
-                Some(slice) if !member.unflushed.is_empty() => (slice, std::mem::take(&mut member.unflushed)),
-                _ => return Ok(()),
+        let (slice, life, covered) = {
+            let members = self.members.borrow();
+            let member = &members[position];
+            if member.unflushed.is_empty() && !member.is_newly_lost() {
+                return Ok(());
             }
+            (member.reachable(), member.life, member.writes)
         };
-        let Err(error) = slice.flush(io).await else { return Ok(()) };
-        // What the failed flush covered is unknown now, and so is all that was written meanwhile.
-        self.members.borrow_mut()[position].unflushed.extend(covered);
-        let recorded = self.fail_member(position, &error.to_string()).await;
+        let flushed = match slice {
+            Some(slice) => slice.flush(io).await.map_err(|error| error.to_string()),
+            None => Err("its drive is gone".to_owned()),
+        };
+        match flushed {
+            Ok(()) if self.life(position) == life => {
+                self.members.borrow_mut()[position].unflushed.retain(|_, write| *write > covered);
+                Ok(())
+            }
+            // What the flush covered was recorded as stale when the life ended.
+            Ok(()) => self.record_lost().await,
+            Err(why) => self.fail_flush(position, life, &why).await,
+        }
+    }
+
+    /// A member could not be flushed under `life`: it is stale, or the array stops. A later flush that succeeds would say
+    /// nothing about the writes of this one; only a new opening, which redoes them from the log, knows what is on the
+    /// drives.
+    pub(crate) async fn fail_flush(&self, position: usize, life: u64, why: &str) -> Result<(), ArrayError> {
+        let recorded = self.fail_life(position, life, why).await;
         if let Err(ArrayError::Suspended(why)) = &recorded {
-            // A later flush that succeeds would say nothing about these writes. Only a new opening, which redoes them
-            // from the log, knows what is on the drives.
-            tracing::error!(
-                array = self.name,
-                why,
-                "a flush failed: the array stops until it is opened again"
-            );
-            *self.suspended.borrow_mut() = Some(format!("a flush failed: {why}; restart the instance"));
-            self.stop();
+            self.stop_because(format!("a flush failed: {why}"));
         }
         recorded
     }

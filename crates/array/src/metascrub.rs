@@ -130,10 +130,11 @@ impl Array {
             let Some(whole) = &whole else { return Ok(true) };
             let at = self.geo.segment_at(segment.number) + range.start as u64;
             self.write_member(*carrier, at, whole.slice(range.clone()), None, IO.at("metascrub.log")).await?;
+            let life = self.life(*carrier);
             if let Some(slice) = self.member_slice(*carrier)
                 && let Err(error) = slice.flush(IO.at("metascrub.flush")).await
             {
-                self.fail_member(*carrier, &error.to_string()).await?;
+                self.fail_life(*carrier, life, &error.to_string()).await?;
             }
             self.count(|counts| counts.repaired_blocks += (range.len() / BLOCK_BYTES) as u64);
         }

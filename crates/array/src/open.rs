@@ -15,17 +15,24 @@ use crate::log::{Head, Log, Segment};
 use crate::member::Member;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, ClaimError, Ownership};
+use crate::roster::Roster;
+use crate::salvage::{self, Salvaged};
 use crate::table::StripeTable;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
+use futures_util::{StreamExt, stream};
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Class, Io, Slice};
 use penstock_raid::Code;
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, VecDeque};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use tokio::sync::{Mutex, Notify};
 
 const IO: Io = Io::new(Class::Meta, "array.create");
+/// Pages of the stripe table that are read or made with one I/O of 1 MiB.
+const PAGES_IN_A_PIECE: u64 = 256;
+/// Pieces of the table that are read at a time from each place of each carrier.
+const PIECES_AT_A_TIME: usize = 4;
 
 /// A member's slice; none while its drive is missing.
 pub type MemberSlice = Option<Slice>;
@@ -43,13 +50,18 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
     let table = StripeTable::new(&geometry);
     for carrier in &carriers {
         let slice = &slices[usize::from(*carrier)];
-        for page in 0..geometry.pages() {
-            let words = table.page_words(page);
-            let strips = geometry.strips() as u16;
-            let block = TablePage { array, index: page, checkpoint: 0, strips, words }.encode();
-            slice.write(geometry.page_at(page, 0), block, IO).await?;
+        for first in (0..geometry.pages()).step_by(PAGES_IN_A_PIECE as usize) {
+            let pages = first..geometry.pages().min(first + PAGES_IN_A_PIECE);
+            let blocks: Vec<Buf> = pages
+                .map(|page| {
+                    let (words, strips) = (table.page_words(page), geometry.strips() as u16);
+                    TablePage { array, index: page, checkpoint: 0, strips, words }.encode()
+                })
+                .collect();
+            slice.write(geometry.page_at(first, 0), penstock_base::buf::gather(&blocks), IO).await?;
         }
-        slice.write(geometry.root_at(0), first_root(array).encode(), IO).await?;
+        let root = Root { table_sum: table.sum(), ..first_root(array) };
+        slice.write(geometry.root_at(0), root.encode(), IO).await?;
         slice.flush(IO).await?;
     }
     let members = slices.iter().map(|slice| MemberEntry {
@@ -88,6 +100,7 @@ fn first_root(array: ArrayId) -> Root {
         durable: LogSeq(0),
         versions_reserved: Version(0),
         order: 0,
+        table_sum: 0,
     }
 }
 
@@ -97,8 +110,9 @@ pub async fn open(
     descriptor: Descriptor,
     members: Vec<MemberSlice>,
     ownership: Rc<dyn Ownership>,
+    roster: &Rc<Roster>,
 ) -> Result<Rc<Array>, ArrayError> {
-    let mut array = prepare(env, descriptor, members, ownership)?;
+    let mut array = prepare(env, descriptor, members, ownership, roster)?;
     let (claim, stale) = array.recorded().await?;
     check_members(&array, stale)?;
     let positions = array.trusted_carriers(stale);
@@ -125,6 +139,7 @@ pub async fn open(
     let (redo, redone) = array.fold(found.records);
     array.next_version.set(array.reserved_version.get());
     let array = Rc::new(array);
+    roster.enter(&array);
     array.claim_ownership(claim, stale).await?;
     // The chain must be whole on every carrier before anything rests on it.
     if !found.mends.is_empty() || !voids.is_empty() {
@@ -176,6 +191,7 @@ fn prepare(
     descriptor: Descriptor,
     members: Vec<MemberSlice>,
     ownership: Rc<dyn Ownership>,
+    roster: &Rc<Roster>,
 ) -> Result<Array, ArrayError> {
     let geo = Geometry::of(&descriptor)?;
     if members.len() != geo.strips() {
@@ -190,13 +206,7 @@ fn prepare(
     let members = members
         .into_iter()
         .zip(&descriptor.members)
-        .map(|(slice, entry)| Member {
-            slice,
-            stale: entry.stale,
-            unflushed: BTreeSet::new(),
-            life: 0,
-            flushing: Rc::default(),
-        })
+        .map(|(slice, entry)| Member::new(slice, entry.stale))
         .collect();
     let head =
         Head { seq: LogSeq(0), chain: 0, offset_blocks: 1, incarnation: 0, incarnation_start: LogSeq(1) };
@@ -216,6 +226,7 @@ fn prepare(
         locks: Default::default(),
         trailers: RefCell::default(),
         ownership,
+        roster: roster.clone(),
         claim: Cell::default(),
         reconfig: Mutex::default(),
         checkpoint: Mutex::new(CheckpointState { root: first_root(ArrayId::default()) }),
@@ -227,6 +238,7 @@ fn prepare(
         counts: Cell::default(),
         latency: ArrayLatency::default(),
         suspended: RefCell::default(),
+        stopped: OnceCell::new(),
         closed: Cell::new(false),
         destage_wake: Notify::new(),
         resync_wake: Notify::new(),
@@ -287,22 +299,28 @@ impl Array {
         good.filter(|at| members[*at].reachable().is_some()).collect()
     }
 
+    /// The newest root. A root that is durable is on every carrier, so one carrier that can be read tells; a place that no
+    /// carrier can read might hold it, and then nothing is decided.
     async fn read_root(&self, carriers: &[Slice]) -> Result<Root, ArrayError> {
         let mut best: Option<Root> = None;
-        for carrier in carriers {
-            for place in 0..2 {
+        for place in 0..2 {
+            let mut told = false;
+            for carrier in carriers {
                 let Ok(block) = carrier.read(self.geo.root_at(place), BLOCK_BYTES, IO.at("open.read")).await
                 else {
                     continue;
                 };
+                told = true;
                 if let Ok(root) = Root::decode(&block)
                     && root.array == self.id
                     && root.replay_seq.0 > 0
                     && root.replay_segment > 0
-                    && best.as_ref().is_none_or(|best| best.seq < root.seq)
                 {
-                    best = Some(root);
+                    best = best.filter(|best| best.seq >= root.seq).or(Some(root));
                 }
+            }
+            if !told {
+                return Err(self.cannot_read("the checkpoint's root".into()));
             }
         }
         best.ok_or_else(|| ArrayError::Damaged {
@@ -311,56 +329,88 @@ impl Array {
         })
     }
 
-    /// Loads every table page from the carrier that has its newest committed copy. Returns how many copies were bad,
-    /// and the places (by carrier) of pages whose checkpoint has no root: the next root's number would make them
-    /// count.
+    /// Loads every table page from the carrier that has its newest committed copy, and proves by the root's sum that
+    /// these are the pages it was written for. Returns how many copies were bad, and the places (by carrier) of pages
+    /// whose checkpoint has no root: the next root's number would make them count.
     async fn read_table(
         &self,
         root: &Root,
         carriers: &[Slice],
     ) -> Result<(u64, Vec<(usize, u64)>), ArrayError> {
-        let pages = self.geo.pages();
-        let mut bytes: Vec<[Option<Buf>; 2]> = Vec::new();
-        for carrier in carriers {
-            let read = async |place| {
-                carrier
-                    .read(self.geo.page_at(0, place), pages as usize * BLOCK_BYTES, IO.at("open.read"))
-                    .await
-                    .ok()
+        let (mut bad, mut voids, mut unreadable) = (0, Vec::new(), false);
+        let firsts = (0..self.geo.pages()).step_by(PAGES_IN_A_PIECE as usize);
+        let mut pieces = stream::iter(firsts.map(|first| async move {
+            let pages = first..self.geo.pages().min(first + PAGES_IN_A_PIECE);
+            let len = (pages.end - pages.start) as usize * BLOCK_BYTES;
+            let read = |carrier, place| {
+                salvage::read(carrier, self.geo.page_at(first, place), len, IO.at("open.read"))
             };
-            let places = join_all([read(0), read(1)]).await;
-            bytes.push(places.try_into().expect("two places were read"));
-        }
-        let (mut bad, mut voids) = (0, Vec::new());
-        for page in 0..pages {
-            let at = page as usize * BLOCK_BYTES..(page as usize + 1) * BLOCK_BYTES;
-            let mut decode = |carrier: usize, place: usize| {
-                let copy = bytes[carrier][place].as_ref()?;
-                let found = TablePage::decode(&copy[at.clone()]).ok()?;
-                if found.array == self.id && found.index == page && found.checkpoint > root.seq {
-                    voids.push((carrier, self.geo.page_at(page, place as u64)));
-                    return None;
-                }
-                let counts = found.array == self.id && found.index == page;
-                (counts && usize::from(found.strips) == self.geo.strips()).then_some(found)
-            };
-            let found: Vec<[Option<TablePage>; 2]> =
-                (0..bytes.len()).map(|carrier| [decode(carrier, 0), decode(carrier, 1)]).collect();
-            let newest = found.iter().flatten().flatten().map(|copy| copy.checkpoint).max();
-            let copies = |place: usize| found.iter().filter_map(move |places| places[place].as_ref());
-            let holds = |place: &usize| copies(*place).any(|copy| Some(copy.checkpoint) == newest);
-            let place = [0, 1].into_iter().find(holds);
-            let best =
-                place.and_then(|place| copies(place).find(|copy| Some(copy.checkpoint) == newest).cloned());
-            let (Some(place), Some(best)) = (place, best) else { return Err(self.page_damaged(page)) };
-            bad +=
-                (found.len() - copies(place).filter(|copy| Some(copy.checkpoint) == newest).count()) as u64;
-            let loaded = self.table.borrow_mut().load_page(page, place as u8, best.checkpoint, &best.words);
-            if !loaded {
-                return Err(self.page_damaged(page));
+            let reads = carriers.iter().map(|carrier| join(read(carrier, 0), read(carrier, 1)));
+            (pages, join_all(reads).await)
+        }))
+        .buffered(PIECES_AT_A_TIME);
+        while let Some((pages, copies)) = pieces.next().await {
+            unreadable |= copies.iter().any(|(one, other)| one.lacks_some() || other.lacks_some());
+            for page in pages.clone() {
+                let at = (page - pages.start) as usize;
+                bad += self.load_page(root, page, at, &copies, &mut voids)?;
             }
         }
-        Ok((bad, voids))
+        let sum = self.table.borrow().sum();
+        match sum == root.table_sum {
+            true => Ok((bad, voids)),
+            false if unreadable => Err(self.cannot_read("the stripe table".into())),
+            false => Err(ArrayError::Damaged {
+                name: self.name.clone(),
+                what: "the newest copy of a stripe table page".into(),
+            }),
+        }
+    }
+
+    /// Loads one page from the copies of its piece, where it is the one at `at`. Returns how many copies are bad.
+    fn load_page(
+        &self,
+        root: &Root,
+        page: u64,
+        at: usize,
+        copies: &[(Salvaged, Salvaged)],
+        voids: &mut Vec<(usize, u64)>,
+    ) -> Result<u64, ArrayError> {
+        let mut decode = |carrier: usize, place: u64| {
+            let (one, other) = &copies[carrier];
+            let bytes = if place == 0 { one.bytes() } else { other.bytes() };
+            let found = TablePage::decode(&bytes[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES]).ok()?;
+            if found.array != self.id || found.index != page {
+                return None;
+            }
+            if found.checkpoint > root.seq {
+                voids.push((carrier, self.geo.page_at(page, place)));
+                return None;
+            }
+            (usize::from(found.strips) == self.geo.strips()).then_some(found)
+        };
+        let found: Vec<[Option<TablePage>; 2]> =
+            (0..copies.len()).map(|carrier| [decode(carrier, 0), decode(carrier, 1)]).collect();
+        let newest = found.iter().flatten().flatten().map(|copy| copy.checkpoint).max();
+        let in_place = |place: usize| {
+            let copies = found.iter().filter_map(move |places| places[place].as_ref());
+            copies.filter(move |copy| Some(copy.checkpoint) == newest)
+        };
+        let Some((place, best)) = [0, 1].into_iter().find_map(|place| Some((place, in_place(place).next()?)))
+        else {
+            let readable = copies.iter().all(|(one, other)| one.has(at, 1) && other.has(at, 1));
+            let what = format!("stripe table page {page}");
+            return Err(if readable { self.page_damaged(page) } else { self.cannot_read(what) });
+        };
+        let loaded = self.table.borrow_mut().load_page(page, place as u8, best.checkpoint, &best.words);
+        if !loaded {
+            return Err(self.page_damaged(page));
+        }
+        Ok((found.len() - in_place(place).count()) as u64)
+    }
+
+    pub(crate) fn cannot_read(&self, what: String) -> ArrayError {
+        ArrayError::CannotRead { name: self.name.clone(), what }
     }
 
     fn page_damaged(&self, page: u64) -> ArrayError {
@@ -377,6 +427,7 @@ impl Array {
             durable: head.seq,
             versions_reserved: Version(self.reserved_version.get()),
             order: self.order.get(),
+            table_sum: self.table.borrow().sum(),
             ..last
         };
         if !started {

@@ -3,9 +3,12 @@
 //! Invariants: for each block the overlay holds the newest write; the segment that a block's entry lies in stays in
 //! the log until the block is destaged or a newer write of it is durable. Memory is bounded by the log: a write
 //! waits for log space first ([`crate::room`]), for which the overlay counts its blocks and the columns they touch.
+//!
+//! A stripe that cannot be destaged is *parked*: it is passed over and counted apart until it is written again or its
+//! time to be tried again comes.
 
 use penstock_base::{Buf, HashMap};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A block and where its entry stands.
 #[derive(Clone, Debug)]
@@ -25,6 +28,10 @@ pub(crate) struct Overlay {
     oldest: BTreeMap<u64, u64>,
     blocks: u64,
     columns: u64,
+    /// Parked stripes, and their blocks and columns.
+    parked: BTreeSet<u64>,
+    parked_blocks: u64,
+    parked_columns: u64,
 }
 
 #[derive(Default)]
@@ -39,13 +46,72 @@ struct DirtyStripe {
 impl Overlay {
     /// An empty overlay for strips of `strip_blocks`.
     pub(crate) fn new(strip_blocks: u32) -> Self {
-        let (stripes, oldest) = (HashMap::default(), BTreeMap::new());
-        Self { strip_blocks, stripes, oldest, blocks: 0, columns: 0 }
+        Self {
+            strip_blocks,
+            stripes: HashMap::default(),
+            oldest: BTreeMap::new(),
+            blocks: 0,
+            columns: 0,
+            parked: BTreeSet::new(),
+            parked_blocks: 0,
+            parked_columns: 0,
+        }
     }
 
-    /// Number of columns with dirty blocks, in all stripes.
-    pub(crate) fn columns(&self) -> u64 {
-        self.columns
+    /// Dirty blocks, and columns that have some, of the stripes that are to be destaged.
+    pub(crate) fn to_destage(&self) -> (u64, u64) {
+        (self.blocks - self.parked_blocks, self.columns - self.parked_columns)
+    }
+
+    /// Dirty blocks of parked stripes.
+    pub(crate) fn parked_blocks(&self) -> u64 {
+        self.parked_blocks
+    }
+
+    /// Passes a stripe over from now on.
+    pub(crate) fn park(&mut self, stripe: u64) {
+        if let Some(entry) = self.stripes.get(&stripe)
+            && self.parked.insert(stripe)
+        {
+            self.parked_blocks += entry.blocks.len() as u64;
+            self.parked_columns += entry.columns.len() as u64;
+            self.oldest.remove(&entry.since);
+        }
+    }
+
+    /// Lets a stripe be destaged again.
+    fn unpark(&mut self, stripe: u64) {
+        if self.parked.remove(&stripe) {
+            let entry = &self.stripes[&stripe];
+            self.parked_blocks -= entry.blocks.len() as u64;
+            self.parked_columns -= entry.columns.len() as u64;
+            self.oldest.insert(entry.since, stripe);
+        }
+    }
+
+    /// Lets all parked stripes be tried again.
+    pub(crate) fn unpark_all(&mut self) {
+        while let Some(stripe) = self.parked.first().copied() {
+            self.unpark(stripe);
+        }
+        assert_eq!((self.parked_blocks, self.parked_columns), (0, 0), "what is not parked is not counted so");
+    }
+
+    /// Blocks of parked stripes whose entries lie in segments below `segment`: (stripe, block, the block).
+    pub(crate) fn parked_before(&self, segment: u64) -> Vec<(u64, u32, DirtyBlock)> {
+        let blocks = self.parked.iter().flat_map(|stripe| {
+            self.stripes[stripe].blocks.iter().map(move |(block, dirty)| (*stripe, *block, dirty))
+        });
+        let old = blocks.filter(|(_, _, dirty)| dirty.segment.is_some_and(|at| at < segment));
+        old.map(|(stripe, block, dirty)| (stripe, block, dirty.clone())).collect()
+    }
+
+    /// Gives a parked block another place in the log. Returns the segment of the entry that it replaces.
+    pub(crate) fn log_again(&mut self, stripe: u64, block: u32, order: u64) -> Option<u64> {
+        let entry = self.stripes.get_mut(&stripe).expect("a parked stripe has blocks");
+        let dirty = entry.blocks.get_mut(&block).expect("a parked block is there");
+        dirty.order = order;
+        dirty.segment.take()
     }
 
     /// Dirty blocks and columns of one stripe.
@@ -62,6 +128,8 @@ impl Overlay {
 
     /// Puts a newer block in. Returns the one it replaces.
     pub(crate) fn insert(&mut self, stripe: u64, block: u32, dirty: DirtyBlock) -> Option<DirtyBlock> {
+        // What is written now may be what its column lacked.
+        self.unpark(stripe);
         let entry = self.stripes.entry(stripe).or_default();
         if entry.blocks.is_empty() {
             entry.since = dirty.order;
@@ -107,10 +175,11 @@ impl Overlay {
 
     /// Removes a block if it is not newer than `order`. Returns what was removed.
     pub(crate) fn remove(&mut self, stripe: u64, block: u32, order: u64) -> Option<DirtyBlock> {
-        let entry = self.stripes.get_mut(&stripe)?;
-        if entry.blocks.get(&block)?.order > order {
+        if self.stripes.get(&stripe)?.blocks.get(&block)?.order > order {
             return None;
         }
+        self.unpark(stripe);
+        let entry = self.stripes.get_mut(&stripe)?;
         let removed = entry.blocks.remove(&block);
         self.blocks -= u64::from(removed.is_some());
         let column = block % self.strip_blocks;
@@ -141,8 +210,65 @@ impl Overlay {
         numbers.into_iter().filter_map(|block| self.remove(stripe, block, order)).collect()
     }
 
-    /// Dirty stripes, oldest first.
+    /// Dirty stripes that are not parked, oldest first.
     pub(crate) fn oldest_stripes(&self, most: usize) -> Vec<u64> {
         self.oldest.values().take(most).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dirty(order: u64) -> DirtyBlock {
+        DirtyBlock { data: Buf::zeroed(0), crc: 0, order, segment: Some(order) }
+    }
+
+    /// Three stripes of strips of 4 blocks: two blocks in one column, one block, one block.
+    fn overlay() -> Overlay {
+        let mut overlay = Overlay::new(4);
+        for (order, (stripe, block)) in (1..).zip([(7, 0), (7, 4), (8, 1), (9, 2)]) {
+            overlay.insert(stripe, block, dirty(order));
+        }
+        overlay
+    }
+
+    #[test]
+    fn a_parked_stripe_is_passed_over_and_counted_apart() {
+        let mut overlay = overlay();
+        overlay.park(7);
+        overlay.park(7);
+        overlay.park(1000);
+        assert_eq!(overlay.oldest_stripes(9), [8, 9]);
+        assert_eq!((overlay.to_destage(), overlay.parked_blocks(), overlay.blocks()), ((2, 2), 2, 4));
+        overlay.unpark_all();
+        assert_eq!(overlay.oldest_stripes(9), [7, 8, 9]);
+        assert_eq!((overlay.to_destage(), overlay.parked_blocks()), ((4, 3), 0));
+    }
+
+    #[test]
+    fn a_write_or_a_discard_of_a_parked_stripe_ends_that() {
+        let mut written = overlay();
+        written.park(7);
+        assert_eq!(written.insert(7, 0, dirty(10)).unwrap().order, 1);
+        assert_eq!((written.to_destage(), written.parked_blocks()), ((4, 3), 0));
+        let mut discarded = overlay();
+        discarded.park(7);
+        assert_eq!(discarded.remove_upto(7, 100).len(), 2);
+        assert_eq!((discarded.to_destage(), discarded.parked_blocks(), discarded.blocks()), ((2, 2), 0, 2));
+        assert_eq!(discarded.oldest_stripes(9), [8, 9]);
+    }
+
+    #[test]
+    fn a_parked_block_that_is_logged_again_moves_its_segment() {
+        let mut overlay = overlay();
+        overlay.park(7);
+        let old: Vec<u32> = overlay.parked_before(2).into_iter().map(|(_, block, _)| block).collect();
+        assert_eq!(old, [0]);
+        assert_eq!(overlay.log_again(7, 0, 20), Some(1));
+        assert!(overlay.appended(7, 0, 20, 30) && overlay.parked_before(30).len() == 1);
+        assert_eq!(overlay.to_destage(), (2, 2));
+        overlay.unpark_all();
+        assert_eq!(overlay.remove_upto(7, 20).len(), 2);
     }
 }

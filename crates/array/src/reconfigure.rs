@@ -10,6 +10,7 @@ use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
 use crate::ownership::{Claim, ClaimError};
+use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf};
 use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{Class, DriveHandle, Io, Slice};
@@ -63,12 +64,17 @@ impl Array {
         for (member, entry) in self.members.borrow_mut().iter_mut().zip(&next.members) {
             member.stale = entry.stale;
         }
+        // All at once: one drive that hangs delays the record by its own deadline and not by the sum.
+        let writes = (0..next.members.len()).filter_map(|position| {
+            let (slice, next) = (self.member_slice(position)?, &next);
+            Some(async move {
+                let put = |superblock: &mut Superblock| put_descriptor(superblock, next, position);
+                (position, slice.drive().update_superblock(put).await)
+            })
+        });
         let mut failed = Vec::new();
-        for position in 0..next.members.len() {
-            let Some(slice) = self.member_slice(position) else { continue };
-            let write =
-                slice.drive().update_superblock(|superblock| put_descriptor(superblock, &next, position));
-            if let Err(error) = write.await {
+        for (position, result) in join_all(writes).await {
+            if let Err(error) = result {
                 tracing::warn!(array = self.name, position, %error, "superblock not written");
                 failed.push(position);
             }
@@ -76,29 +82,59 @@ impl Array {
         Ok(failed)
     }
 
-    /// Latches a member whose write or flush failed and records it as stale. Returns when that is recorded.
+    /// Takes the drive of a member out of service, for all arrays that use it. Returns when that is recorded.
     pub async fn fail_member(&self, position: usize, why: &str) -> Result<(), ArrayError> {
-        let _one_at_a_time = self.reconfig.lock().await;
-        let mut failing = vec![(position, why.to_owned())];
-        while let Some((position, why)) = failing.pop() {
-            let was_stale = self.members.borrow()[position].stale;
-            if !was_stale && !self.can_lose(position) {
-                return Err(ArrayError::Suspended(format!(
-                    "member {position} fails ({why}) and no further member may be lost"
-                )));
-            }
-            if let Some(slice) = &self.members.borrow()[position].slice {
-                slice.drive().latch(why.clone());
-            }
-            if !was_stale {
-                tracing::warn!(array = self.name, position, why, "member recorded as stale");
-                let failed = self.record(|next| next.members[position].stale = true).await?;
-                failing.extend(failed.into_iter().map(|at| (at, "superblock not written".to_owned())));
-            }
-            self.note_unflushed(position);
-            self.want_mending();
+        if let Some(slice) = self.member_slice(position) {
+            self.roster.take_out(slice.drive(), why).map_err(ArrayError::Suspended)?;
         }
-        Ok(())
+        self.record_lost().await
+    }
+
+    /// A write or flush of a member failed that was begun under `life`. Returns when the member is recorded as stale; an
+    /// error `Suspended` when no further member may be lost. What an earlier life did is no fault of the present one.
+    pub(crate) async fn fail_life(&self, position: usize, life: u64, why: &str) -> Result<(), ArrayError> {
+        if let Some(slice) = self.member_slice(position)
+            && self.life(position) == life
+        {
+            self.roster.failed(slice.drive(), why).await.map_err(ArrayError::Suspended)?;
+        }
+        self.record_lost().await
+    }
+
+    /// Records every member whose drive is gone as stale. Waits while coordination cannot record.
+    pub(crate) async fn record_lost(&self) -> Result<(), ArrayError> {
+        let _one_at_a_time = self.reconfig.lock().await;
+        loop {
+            let lost: Vec<usize> = {
+                let members = self.members.borrow();
+                (0..members.len()).filter(|position| members[*position].is_newly_lost()).collect()
+            };
+            if lost.is_empty() {
+                return Ok(());
+            }
+            // A drive may be latched by who knows nothing of arrays.
+            lost.iter().for_each(|position| self.note_latched(*position));
+            tracing::warn!(array = self.name, members = ?lost, "members recorded as stale");
+            match self.record(|next| lost.iter().for_each(|at| next.members[*at].stale = true)).await {
+                Ok(failed) => {
+                    self.resume();
+                    self.want_mending();
+                    self.fail_superblocks(failed).await;
+                }
+                Err(ArrayError::Ownership { why, .. }) => self.suspend(why).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Judges drives that did not take a superblock. Where none may be lost they stay: the record that counts is made,
+    /// and other drives carry a copy.
+    async fn fail_superblocks(&self, positions: Vec<usize>) {
+        let drives: Vec<_> = positions.iter().filter_map(|position| self.member_slice(*position)).collect();
+        let verdicts = drives.iter().map(|slice| self.roster.failed(slice.drive(), "superblock not written"));
+        for why in join_all(verdicts).await.into_iter().filter_map(Result::err) {
+            tracing::error!(array = self.name, why, "a superblock is out of date");
+        }
     }
 
     /// Lets the log's writer and the resync task look at the members.
@@ -106,18 +142,6 @@ impl Array {
         self.mend_wanted.set(true);
         self.log.wake.notify_one();
         self.resync_wake.notify_one();
-    }
-
-    /// What a failed member held since its last flush may be gone: those strips are stale.
-    fn note_unflushed(&self, position: usize) {
-        let unflushed = std::mem::take(&mut self.members.borrow_mut()[position].unflushed);
-        for stripe in unflushed {
-            if let Some(pending) = self.fresh.borrow_mut().get_mut(&stripe) {
-                pending.stale |= 1 << position;
-            }
-            // Not waited for: until it is durable the strip's version proves the same.
-            drop(self.log.queue_control(Entry::stale_strips(stripe, 1 << position), Vec::new()));
-        }
     }
 
     /// Puts a blank slice in a member's place. Everything on it counts as stale until rebuilt.
@@ -130,16 +154,11 @@ impl Array {
         if !self.members.borrow()[position].stale {
             self.fail_member(position, "replaced by an administrator").await?;
         }
-        {
-            // No strip that is on its way to the old slice counts as written once the entry is queued.
-            let mut members = self.members.borrow_mut();
-            members[position].slice = None;
-            members[position].life += 1;
-            members[position].unflushed.clear();
-        }
+        // No strip that is on its way to the old slice counts as written once the entry is queued.
+        self.members.borrow_mut()[position].remove_slice();
         self.append(Entry::MemberReset { member: position as u16 }, Vec::new()).await?;
         let _one_at_a_time = self.reconfig.lock().await;
-        self.members.borrow_mut()[position].slice = Some(slice.clone());
+        self.members.borrow_mut()[position].put_slice(slice.clone());
         let failed = self
             .record(|next| {
                 let member = &mut next.members[position];
@@ -182,10 +201,11 @@ impl Array {
 
     /// Fails members that did not take a superblock.
     pub(crate) async fn fail_unwritten(&self, positions: Vec<usize>) -> Result<(), ArrayError> {
-        for position in positions {
-            self.fail_member(position, "superblock not written").await?;
+        if positions.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.fail_superblocks(positions).await;
+        self.record_lost().await
     }
 
     /// The carriers there should be: those that still serve, and then the first active members.
@@ -255,16 +275,16 @@ impl Array {
             let len = COPY_BYTES.min(reserved.end - at) as usize;
             if self.is_needed(at, len as u64) {
                 let Some(bytes) = self.read_any(from, at, len).await else { return Ok(false) };
-                if !self.write_member(to, at, bytes, None, IO).await? {
+                if self.write_member(to, at, bytes, None, IO).await?.is_none() {
                     return Ok(false);
                 }
             }
             at += len as u64;
         }
-        let Some(slice) = self.member_slice(to) else { return Ok(false) };
+        let (life, Some(slice)) = (self.life(to), self.member_slice(to)) else { return Ok(false) };
         match slice.flush(IO).await {
-            Ok(()) => Ok(true),
-            Err(error) => self.fail_member(to, &error.to_string()).await.map(|()| false),
+            Ok(()) => Ok(self.life(to) == life),
+            Err(error) => self.fail_life(to, life, &error.to_string()).await.map(|()| false),
         }
     }
 

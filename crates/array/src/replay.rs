@@ -4,6 +4,10 @@
 //! A record that no carrier has is the end of the log, unless something that was found says that it was durable:
 //! then it is damage, and the array is refused. What was found beyond the end belongs to writes that nobody was told
 //! of.
+//!
+//! A durable record is on every carrier, so one carrier that can be read and does not have it tells the end. Where no
+//! carrier can be read at the place, or none has the whole of a record of which some carrier hides a part, the opening
+//! stops and nothing is written.
 
 use crate::engine::Array;
 use crate::error::ArrayError;
@@ -12,6 +16,7 @@ use crate::format::root::Root;
 use crate::format::segment::SegmentHeader;
 use crate::log::{Head, RecordPlace, Segment};
 use crate::overlay::DirtyBlock;
+use crate::salvage::{self, Salvaged};
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, HashMap, LogSeq, crc32c};
 use penstock_drive::{Class, Io, Slice};
@@ -56,21 +61,26 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    async fn segment(&self, number: u64) -> Vec<Option<Buf>> {
+    async fn segment(&self, number: u64) -> Vec<Salvaged> {
         let at = self.array.geo.segment_at(number);
         let len = self.array.geo.segment_bytes as usize;
-        join_all(self.carriers.iter().map(|carrier| async { carrier.read(at, len, IO).await.ok() })).await
+        join_all(self.carriers.iter().map(|carrier| salvage::read(carrier, at, len, IO))).await
     }
 
+    fn cannot_read(&self, seq: LogSeq) -> ArrayError {
+        self.array.cannot_read(format!("log record {seq}"))
+    }
+
+    /// The header of a segment; none where the log ends before it.
     fn header(
         &mut self,
-        copies: &[Option<Buf>],
+        copies: &[Salvaged],
         number: u64,
         seq: LogSeq,
         chain: u32,
-    ) -> Option<SegmentHeader> {
-        let good = |bytes: &Buf| {
-            let header = SegmentHeader::decode(&bytes[..BLOCK_BYTES]).ok()?;
+    ) -> Result<Option<SegmentHeader>, ArrayError> {
+        let good = |copy: &Salvaged| {
+            let header = SegmentHeader::decode(&copy.bytes()[..BLOCK_BYTES]).ok()?;
             let fits = header.array == self.array.id
                 && header.number == number
                 && header.first_seq == seq
@@ -78,27 +88,33 @@ impl Reader<'_> {
                 && header.incarnation <= self.root.incarnation;
             fits.then_some(header)
         };
-        let found: Vec<_> = copies.iter().map(|copy| copy.as_ref().and_then(good)).collect();
-        let header = found.iter().flatten().next().cloned()?;
+        let found: Vec<_> = copies.iter().map(good).collect();
+        let Some(header) = found.iter().flatten().next().cloned() else {
+            let told = copies.iter().any(|copy| copy.has(0, 1));
+            return if told { Ok(None) } else { Err(self.cannot_read(seq)) };
+        };
         let lacking: Vec<usize> = (0..found.len()).filter(|at| found[*at].is_none()).collect();
         if header.first_seq <= self.durable {
             self.bad_copies += lacking.len() as u64;
         }
         let (at, bytes) = (self.array.geo.segment_at(number), header.encode());
         self.mends.extend(lacking.into_iter().map(|carrier| Mend { carrier, at, bytes: bytes.clone() }));
-        Some(header)
+        Ok(Some(header))
     }
 
-    /// The record at `at` of segment `number`, from any copies that together have it whole.
+    /// The record at `at` of segment `number`, from any copies that together have it whole; none where the log ends
+    /// before it.
+    #[allow(clippy::type_complexity, reason = "one caller takes it apart at once")]
     fn record(
         &mut self,
-        copies: &[Option<Buf>],
+        copies: &[Salvaged],
         (number, at): (u64, usize),
         seq: LogSeq,
         chain: u32,
-    ) -> Option<(RecordHead, RecordShape, Vec<Buf>)> {
-        let decode = |bytes: &Buf| {
-            let (head, shape) = RecordHead::decode(bytes.get(at..)?).ok()?;
+    ) -> Result<Option<(RecordHead, RecordShape, Vec<Buf>)>, ArrayError> {
+        let block = at / BLOCK_BYTES;
+        let decode = |copy: &Salvaged| {
+            let (head, shape) = RecordHead::decode(copy.bytes().get(at..)?).ok()?;
             let incarnation = match head.seq >= self.root.incarnation_start {
                 true => head.incarnation == self.root.incarnation,
                 false => head.incarnation <= self.root.incarnation,
@@ -106,13 +122,21 @@ impl Reader<'_> {
             let fits = head.array == self.array.id && head.seq == seq && head.chain == chain && incarnation;
             (fits && head.entries.iter().all(|entry| entry.fits(&self.array.geo))).then_some((head, shape))
         };
-        let found: Vec<_> = copies.iter().map(|copy| copy.as_ref().and_then(decode)).collect();
-        let newest = found.iter().flatten().map(|(head, _)| head.incarnation).max()?;
-        let (head, shape) = found.iter().flatten().find(|(head, _)| head.incarnation == newest).cloned()?;
+        let found: Vec<_> = copies.iter().map(decode).collect();
+        let newest = found.iter().flatten().map(|(head, _)| head.incarnation).max();
+        let best = found.iter().flatten().find(|(head, _)| Some(head.incarnation) == newest).cloned();
+        let Some((head, shape)) = best else {
+            let ends = at >= self.array.geo.segment_bytes as usize;
+            let told = copies.iter().any(|copy| {
+                let claimed = copy.bytes().get(at..).and_then(RecordHead::claimed_head_blocks);
+                copy.has(block, claimed.unwrap_or(1).max(1))
+            });
+            return if ends || told { Ok(None) } else { Err(self.cannot_read(seq)) };
+        };
         let has_head =
             |carrier: &usize| found[*carrier].as_ref().is_some_and(|(_, other)| other.chain == shape.chain);
         let good: Vec<usize> = (0..copies.len()).filter(has_head).collect();
-        let bytes_of = |carrier: usize| copies[carrier].as_ref().expect("a copy that was decoded is there");
+        let bytes_of = |carrier: usize| copies[carrier].bytes();
         let mut lacking: BTreeSet<usize> =
             (0..copies.len()).filter(|carrier| !good.contains(carrier)).collect();
         let mut payload = Vec::new();
@@ -122,7 +146,12 @@ impl Reader<'_> {
             let (whole, rotten): (Vec<usize>, Vec<usize>) =
                 good.iter().partition(|carrier| crc32c(&bytes_of(**carrier)[place.clone()]) == crc);
             lacking.extend(rotten);
-            payload.push(bytes_of(*whole.first()?).slice(place));
+            let Some(whole) = whole.first() else {
+                let blocks = (shape.head_blocks + shape.payload_blocks) as usize;
+                let told = copies.iter().all(|copy| copy.has(block, blocks));
+                return if told { Ok(None) } else { Err(self.cannot_read(seq)) };
+            };
+            payload.push(bytes_of(*whole).slice(place));
         }
         if seq <= self.durable.max(head.durable) {
             self.bad_copies += lacking.len() as u64;
@@ -137,12 +166,12 @@ impl Reader<'_> {
             }));
         }
         self.durable = self.durable.max(head.durable);
-        Some((head, shape, payload))
+        Ok(Some((head, shape, payload)))
     }
 
     /// Whether anything behind the end says that the record after `last` was durable.
-    fn contradicted(&self, copies: &[Option<Buf>], from: usize, last: LogSeq) -> bool {
-        let mut places = copies.iter().flatten().flat_map(|bytes| {
+    fn contradicted(&self, copies: &[Salvaged], from: usize, last: LogSeq) -> bool {
+        let mut places = copies.iter().map(Salvaged::bytes).flat_map(|bytes| {
             (from..bytes.len()).step_by(BLOCK_BYTES).map(move |at| RecordHead::decode(&bytes[at..]))
         });
         places.any(|found| {
@@ -180,13 +209,13 @@ impl Array {
         let mut offset_blocks = 1u32;
         loop {
             let copies = reader.segment(number).await;
-            if reader.header(&copies, number, seq.next(), chain).is_none() {
+            if reader.header(&copies, number, seq.next(), chain)?.is_none() {
                 break;
             }
             let mut segment = Segment { number, first_seq: seq.next(), chain, records: Vec::new() };
             offset_blocks = 1;
             while let Some((head, shape, payload)) =
-                reader.record(&copies, (number, offset_blocks as usize * BLOCK_BYTES), seq.next(), chain)
+                reader.record(&copies, (number, offset_blocks as usize * BLOCK_BYTES), seq.next(), chain)?
             {
                 segment.records.push(RecordPlace { offset_blocks, shape });
                 records.push(FoundRecord { segment: number, entries: head.entries, payload });
@@ -195,7 +224,7 @@ impl Array {
             }
             segments.push_back(segment);
             if reader.contradicted(&copies, offset_blocks as usize * BLOCK_BYTES, seq)
-                && reader.header_of_next(number + 1, seq.next(), chain).await.is_none()
+                && reader.header_of_next(number + 1, seq.next(), chain).await?.is_none()
             {
                 return Err(self.log_damaged(seq));
             }
@@ -323,7 +352,12 @@ impl Array {
 }
 
 impl Reader<'_> {
-    async fn header_of_next(&mut self, number: u64, seq: LogSeq, chain: u32) -> Option<SegmentHeader> {
+    async fn header_of_next(
+        &mut self,
+        number: u64,
+        seq: LogSeq,
+        chain: u32,
+    ) -> Result<Option<SegmentHeader>, ArrayError> {
         let copies = self.segment(number).await;
         self.header(&copies, number, seq, chain)
     }

@@ -7,6 +7,10 @@
 //!
 //! To destage a column of a stripe in place takes its dirty blocks, its parity, and the trailers of all these strips;
 //! a record may need a head of its own. At the end of a segment less than the longest entry is wasted.
+//!
+//! Blocks of parked stripes cannot be destaged. They are logged again at the head, a quarter of the used segments at a
+//! time, for which the reserve has room. They may fill a quarter of the log; beyond that writes are refused instead of
+//! waiting for what does not come. Discards may use half of the reserve: they are what gives damaged stripes up.
 
 use crate::engine::Array;
 use crate::error::ArrayError;
@@ -14,6 +18,8 @@ use penstock_base::BLOCK_BYTES;
 
 /// Bytes of a patch, a column or a contained block besides the trailer's checksums.
 const PATCH_BYTES: u64 = 40;
+/// Data leaves one part in so many of the log free.
+const DATA_RESERVE: u64 = 4;
 
 impl Array {
     /// Blocks of log that destaging `blocks` dirty blocks in `columns` columns takes at most.
@@ -23,16 +29,14 @@ impl Array {
         patched + (patched * trailer_bytes).div_ceil(BLOCK_BYTES as u64) + columns
     }
 
-    fn has_log_room(&self) -> bool {
+    /// Whether more fits with one part in `reserve` of the log kept free.
+    fn has_log_room(&self, reserve: u64) -> bool {
         let geo = &self.geo;
         let (queued, items) = self.log.queued_data();
         if queued > (geo.max_payload_blocks() * 8) as u64 {
             return false;
         }
-        let dirty = {
-            let overlay = self.overlay.borrow();
-            (overlay.blocks(), overlay.columns())
-        };
+        let dirty = self.overlay.borrow().to_destage();
         // Each record of fresh stripes is a few dozen bytes.
         let fresh = (self.fresh.borrow().len() as u64).div_ceil(32);
         let segment = u64::from(geo.segment_bytes) / BLOCK_BYTES as u64 - 1;
@@ -40,17 +44,30 @@ impl Array {
         let owed = self.destage_cost(dirty) + self.destaging.get() + fresh;
         // Two data records fit in a segment.
         let wanted = owed.div_ceil(segment - longest) + (2 * (queued + items)).div_ceil(segment);
-        self.log.used_segments() + wanted + geo.segments / 4 <= geo.segments
+        self.log.used_segments() + wanted + geo.segments / reserve <= geo.segments
     }
 
-    /// Waits until the log has room for more.
+    /// Waits until the log has room for more data.
     pub(crate) async fn wait_for_log_room(&self) -> Result<(), ArrayError> {
+        self.wait_for_room(DATA_RESERVE).await
+    }
+
+    /// Waits until the log has room for an entry that frees space.
+    pub(crate) async fn wait_for_discard_room(&self) -> Result<(), ArrayError> {
+        self.wait_for_room(2 * DATA_RESERVE).await
+    }
+
+    async fn wait_for_room(&self, reserve: u64) -> Result<(), ArrayError> {
         loop {
             if self.closed.get() {
                 return Err(ArrayError::Closed);
             }
-            if self.has_log_room() {
+            if self.has_log_room(reserve) {
                 return Ok(());
+            }
+            let parked = self.overlay.borrow().parked_blocks();
+            if reserve == DATA_RESERVE && parked * BLOCK_BYTES as u64 * 4 > self.geo.log_bytes() {
+                return Err(ArrayError::TooDamaged { name: self.name.clone(), blocks: parked });
             }
             self.log_short.set(true);
             self.destage_wake.notify_one();
@@ -60,7 +77,7 @@ impl Array {
 
     /// Whether somebody waited for room since the last call and there is still none.
     pub(crate) fn is_log_short(&self) -> bool {
-        let short = self.log_short.get() && !self.has_log_room();
+        let short = self.log_short.get() && !self.has_log_room(DATA_RESERVE);
         self.log_short.set(short);
         short
     }

@@ -185,8 +185,8 @@ impl Array {
             Erased::Unreachable | Erased::Strip => {
                 let version = self.expected_version(stripe, position);
                 match self.write_strip(stripe, position, part, version, IO).await? {
-                    true => u64::from(self.geo.strip_blocks) + 1,
-                    false => 0,
+                    Some(_) => u64::from(self.geo.strip_blocks) + 1,
+                    None => 0,
                 }
             }
             Erased::Blocks { part: rotten, bad } => {
@@ -198,7 +198,8 @@ impl Array {
                     let bytes = column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES;
                     let at = self.geo.block_at(stripe, *column as u32);
                     let block = part.data.slice(bytes);
-                    repaired += u64::from(self.write_member(position, at, block, Some(stripe), IO).await?);
+                    repaired +=
+                        u64::from(self.write_member(position, at, block, Some(stripe), IO).await?.is_some());
                 }
                 repaired
             }

@@ -113,6 +113,11 @@ fn make(plan: &DecodePlan, sources: &[&[u8]], columns: usize, source_crcs: Sourc
     })
 }
 
+/// The one life under which all writes of a strip landed; none when one was missed, or the member failed between them.
+pub(crate) fn one_life(landed: impl IntoIterator<Item = Option<u64>>) -> Option<u64> {
+    landed.into_iter().reduce(|first, other| first.filter(|_| first == other)).flatten()
+}
+
 impl Array {
     async fn read_trailer(
         &self,
@@ -399,7 +404,8 @@ impl Array {
         Ok(wanted.iter().map(part).collect())
     }
 
-    /// Writes a whole strip and its trailer. `Ok(false)` when the member is gone.
+    /// Writes a whole strip and its trailer. Returns the life of the member under which both landed; none when it missed
+    /// them.
     pub(crate) async fn write_strip(
         &self,
         stripe: u64,
@@ -407,13 +413,13 @@ impl Array {
         part: &Part,
         version: Version,
         io: Io,
-    ) -> Result<bool, ArrayError> {
+    ) -> Result<Option<u64>, ArrayError> {
         assert_eq!(part.data.len(), self.geo.strip_bytes(), "a whole strip is written");
         let data =
             self.write_member(position, self.geo.strip_at(stripe), part.data.clone(), Some(stripe), io);
         let trailer = self.write_trailer(stripe, position, &part.crcs, version, io);
         let (data, trailer) = futures_util::future::join(data, trailer).await;
-        Ok(data? && trailer?)
+        Ok(one_life([data?, trailer?]))
     }
 
     pub(crate) async fn write_trailer(
@@ -423,7 +429,7 @@ impl Array {
         crcs: &[u32],
         version: Version,
         io: Io,
-    ) -> Result<bool, ArrayError> {
+    ) -> Result<Option<u64>, ArrayError> {
         let trailer = Trailer {
             array: self.id,
             stripe: StripeIndex(stripe),
@@ -438,7 +444,7 @@ impl Array {
         };
         let at = self.geo.trailer_at(stripe);
         let landed = self.write_member(position, at, trailer.encode(), Some(stripe), io.at(site)).await?;
-        if landed {
+        if landed.is_some() {
             self.trailers.borrow_mut().put(stripe, position, version, Rc::new(trailer.crcs));
         }
         Ok(landed)
@@ -459,20 +465,16 @@ impl Array {
         parity
     }
 
-    /// Writes all strips of a stripe. Returns the strips that did not land.
+    /// Writes all strips of a stripe. Returns by position the life under which its strip landed.
     pub(crate) async fn write_stripe(
         &self,
         stripe: u64,
         parts: &[Part],
         version: Version,
         io: Io,
-    ) -> Result<u64, ArrayError> {
-        let lives = self.lives();
+    ) -> Result<Vec<Option<u64>>, ArrayError> {
         let writes =
             parts.iter().enumerate().map(|(at, part)| self.write_strip(stripe, at, part, version, io));
-        let landed = join_all(writes).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let kept = lives.into_iter().zip(self.lives()).map(|(before, after)| before == after);
-        let landed = landed.into_iter().zip(kept).map(|(landed, kept)| landed && kept);
-        Ok((0..).zip(landed).filter(|(_, landed)| !landed).map(|(at, _)| 1u64 << at).sum())
+        join_all(writes).await.into_iter().collect()
     }
 }

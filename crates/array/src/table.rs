@@ -3,9 +3,10 @@
 //! Invariant: a change is applied only when the log record that says it is durable, so a page written by a
 //! checkpoint never claims what the log could lose. All pages are held (8 bytes × (1 + strips) per stripe).
 
+use crate::format::root::page_mark;
 use crate::geometry::Geometry;
 use penstock_base::Version;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The table of one array.
 pub(crate) struct StripeTable {
@@ -15,8 +16,11 @@ pub(crate) struct StripeTable {
     dirty_pages: BTreeSet<u64>,
     /// The place (0 or 1) that holds each page's newest committed copy, and the checkpoint that wrote it.
     places: Vec<(u8, u64)>,
+    /// The XOR of the marks of all pages with these checkpoints.
+    sum: u64,
     written: u64,
-    with_stale: u64,
+    /// Written stripes with stale strips, by the mask of these. Masks differ by which drives failed, so they are few.
+    with_stale: BTreeMap<u64, u64>,
 }
 
 impl StripeTable {
@@ -28,8 +32,9 @@ impl StripeTable {
             words: vec![0; (1 + strips) * geometry.stripes as usize],
             dirty_pages: BTreeSet::new(),
             places: vec![(0, 0); geometry.pages() as usize],
+            sum: (0..geometry.pages()).fold(0, |sum, page| sum ^ page_mark(page, 0)),
             written: 0,
-            with_stale: 0,
+            with_stale: BTreeMap::new(),
         }
     }
 
@@ -53,18 +58,45 @@ impl StripeTable {
 
     /// Stripes with data, and among them those with a stale strip.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.written, self.with_stale)
+        (self.written, self.with_stale.values().sum())
+    }
+
+    /// The most strips that a written stripe lacks when those of `absent` members are gone as well.
+    pub(crate) fn worst(&self, absent: u64) -> u32 {
+        let healthy = self.written > self.counts().1;
+        let without_stale = healthy.then_some(0);
+        self.with_stale
+            .keys()
+            .copied()
+            .chain(without_stale)
+            .map(|mask| (mask | absent).count_ones())
+            .max()
+            .unwrap_or(0)
     }
 
     fn change(&mut self, stripe: u64, change: impl FnOnce(&mut [u64])) {
-        let (was_written, was_stale) = (self.is_written(stripe), self.stale(stripe) != 0);
+        let (was_written, was_stale) = (self.is_written(stripe), self.stale(stripe));
         let start = stripe as usize * (1 + self.strips);
         change(&mut self.words[start..=start + self.strips]);
-        let (is_written, is_stale) = (self.is_written(stripe), self.stale(stripe) != 0);
-        assert!(is_written || !is_stale, "stripe {stripe} has stale strips and holds nothing");
+        let (is_written, is_stale) = (self.is_written(stripe), self.stale(stripe));
+        assert!(is_written || is_stale == 0, "stripe {stripe} has stale strips and holds nothing");
         self.written = self.written + u64::from(is_written) - u64::from(was_written);
-        self.with_stale = self.with_stale + u64::from(is_stale) - u64::from(was_stale);
+        if was_stale != is_stale {
+            self.count_mask(was_stale, false);
+            self.count_mask(is_stale, true);
+        }
         self.dirty_pages.insert(stripe / self.stripes_per_page);
+    }
+
+    fn count_mask(&mut self, mask: u64, more: bool) {
+        if mask == 0 {
+            return;
+        }
+        let count = self.with_stale.entry(mask).or_default();
+        *count = if more { *count + 1 } else { *count - 1 };
+        if *count == 0 {
+            self.with_stale.remove(&mask);
+        }
     }
 
     pub(crate) fn set_fresh(&mut self, stripe: u64, version: Version, stale: u64) {
@@ -121,7 +153,7 @@ impl StripeTable {
 
     /// How many written stripes have one of the strips in `mask` marked stale.
     pub(crate) fn count_stale(&self, mask: u64) -> u64 {
-        (0..self.stripes()).filter(|stripe| self.stale(*stripe) & mask != 0).count() as u64
+        self.with_stale.iter().filter(|(stale, _)| *stale & mask != 0).map(|(_, count)| count).sum()
     }
 
     /// Takes the pages that changed since the last call.
@@ -159,7 +191,7 @@ impl StripeTable {
             });
         }
         self.dirty_pages.remove(&page);
-        self.places[page as usize] = (place, checkpoint);
+        self.set_place(page, place, checkpoint);
         true
     }
 
@@ -171,6 +203,23 @@ impl StripeTable {
     /// The copy that `checkpoint` wrote in the other place is the committed one from now on.
     pub(crate) fn commit_page(&mut self, page: u64, checkpoint: u64) {
         let (place, _) = self.places[page as usize];
-        self.places[page as usize] = (place ^ 1, checkpoint);
+        self.set_place(page, place ^ 1, checkpoint);
+    }
+
+    fn set_place(&mut self, page: u64, place: u8, checkpoint: u64) {
+        let (_, before) = std::mem::replace(&mut self.places[page as usize], (place, checkpoint));
+        self.sum ^= page_mark(page, before) ^ page_mark(page, checkpoint);
+    }
+
+    /// The sum for a root: what it is now.
+    pub(crate) fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// The sum once `checkpoint` has written these pages.
+    pub(crate) fn sum_with(&self, pages: impl Iterator<Item = u64>, checkpoint: u64) -> u64 {
+        pages.fold(self.sum, |sum, page| {
+            sum ^ page_mark(page, self.places[page as usize].1) ^ page_mark(page, checkpoint)
+        })
     }
 }

@@ -174,7 +174,7 @@ impl Volume {
         }
         let first = self.stripe(stripe)?;
         self.stripe(stripe.saturating_add(count - 1))?;
-        self.array.wait_for_log_room().await?;
+        self.array.wait_for_discard_room().await?;
         self.array.discard(first, count, how).await
     }
 
@@ -237,8 +237,8 @@ impl Array {
             .collect();
         let parity = self.encode(&parts);
         parts.extend(parity);
-        let stale = self.write_stripe(stripe, &parts, version, io).await?;
-        self.fresh.borrow_mut().insert(stripe, PendingFresh { version, stale, upto, contained: Vec::new() });
+        let lives = self.write_stripe(stripe, &parts, version, io).await?;
+        self.fresh.borrow_mut().insert(stripe, PendingFresh { version, lives, upto, contained: Vec::new() });
         self.count(|counts| counts.fresh_stripes += 1);
         Ok(())
     }
@@ -275,7 +275,8 @@ impl Array {
             .filter_map(|(stripe, version)| {
                 // A stripe that was discarded and written again meanwhile was not flushed by this round.
                 let fresh = self.fresh.borrow();
-                let entry = fresh.get(&stripe).filter(|pending| pending.version == version)?.entry(stripe);
+                let pending = fresh.get(&stripe).filter(|pending| pending.version == version)?;
+                let entry = pending.entry(stripe, &self.members.borrow());
                 drop(fresh);
                 Some(self.log.queue_control(entry, Vec::new()))
             })

@@ -22,7 +22,7 @@ const LOG_BYTES: u64 = 1 << 20;
 /// Most bytes taken of a file of the system.
 const SYSTEM_BYTES: u64 = 1 << 20;
 /// Files of the folder that are taken whole: none of them is secret.
-const FOLDER_FILES: [&str; 4] = ["store.json", "coordination.json", "scrubs.json", "run.json"];
+const FOLDER_FILES: [&str; 4] = ["store.json", "coordination", "scrubs.json", "run.json"];
 const ASKED: [(&str, &str); 6] = [
     ("status.json", "/v1/status"),
     ("drives.json", "/v1/drives"),

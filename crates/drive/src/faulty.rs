@@ -1,13 +1,16 @@
 //! A drive that wraps another and misbehaves as told.
 //!
-//! Faults act on the n-th matching I/O after they are planted, each once unless said otherwise.
+//! Faults act on the n-th matching I/O after they are planted, each once unless said otherwise. A slow write, flush or
+//! discard is done in a task of its own, as by a kernel: it happens although its caller gave up.
 
 use crate::{Drive, DriveError, Io};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture, SECTOR_BYTES};
 use std::cell::{Cell, RefCell};
+use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// What a fault acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +21,23 @@ pub enum Op {
     Write,
     /// Flushes.
     Flush,
+    /// Discards.
+    Discard,
+}
+
+/// How long I/Os take besides their faults, drawn for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// One I/O in so many is slow; 0 is none.
+    pub one_in: u64,
+    /// It takes up to this much longer, most of them much less.
+    pub most: Duration,
 }
 
 /// One misbehaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The I/O fails.
+    /// The I/O fails. Of a flush: what it should have made durable may be lost.
     Fail,
     /// Only the first sectors of the write arrive; it reports success.
     Torn {
@@ -59,6 +73,10 @@ pub struct FaultyDrive {
     inner: Rc<dyn Drive>,
     env: Env,
     planted: RefCell<Vec<Planted>>,
+    unreadable: RefCell<Vec<Range<u64>>>,
+    pace: Cell<Option<Pace>>,
+    /// Called when a flush fails: the medium forgets what was not flushed.
+    forget: Option<Box<dyn Fn()>>,
     gone: Cell<bool>,
     full: Cell<bool>,
 }
@@ -66,7 +84,70 @@ pub struct FaultyDrive {
 impl FaultyDrive {
     /// A drive that behaves until told otherwise.
     pub fn new(env: Env, inner: Rc<dyn Drive>) -> Self {
-        Self { inner, env, planted: RefCell::default(), gone: Cell::new(false), full: Cell::new(false) }
+        Self {
+            inner,
+            env,
+            planted: RefCell::default(),
+            unreadable: RefCell::default(),
+            pace: Cell::new(None),
+            forget: None,
+            gone: Cell::new(false),
+            full: Cell::new(false),
+        }
+    }
+
+    /// The same drive; `forget` is called when a flush fails, and drops what was not flushed.
+    pub fn forgetting(self, forget: impl Fn() + 'static) -> Self {
+        Self { forget: Some(Box::new(forget)), ..self }
+    }
+
+    /// Makes these bytes unreadable until they are written.
+    pub fn set_unreadable(&self, bytes: Range<u64>) {
+        self.unreadable.borrow_mut().push(bytes);
+    }
+
+    /// Makes everything readable.
+    pub fn set_readable(&self) {
+        self.unreadable.borrow_mut().clear();
+    }
+
+    /// Makes I/Os unevenly slow from now on, or not.
+    pub fn set_pace(&self, pace: Option<Pace>) {
+        self.pace.set(pace);
+    }
+
+    /// How much longer the next I/O takes.
+    fn delay(&self, fault: Option<Fault>) -> Option<Duration> {
+        if let Some(Fault::Slow(more)) = fault {
+            return Some(more);
+        }
+        let pace = self.pace.get().filter(|pace| pace.one_in > 0)?;
+        if self.env.random() % pace.one_in != 0 {
+            return None;
+        }
+        // Each halving of the time is as likely as the next.
+        let halvings = self.env.random() % 12;
+        Some(pace.most / (1 << halvings))
+    }
+
+    /// Does `work` in a task of its own after `delay`, if there is one.
+    async fn late<T: 'static>(
+        &self,
+        delay: Option<Duration>,
+        work: impl Future<Output = Result<T, DriveError>> + 'static,
+    ) -> Result<T, DriveError> {
+        let Some(delay) = delay else { return work.await };
+        let (done, answer) = oneshot::channel();
+        let pause = self.env.sleep(delay);
+        self.env.spawn(
+            "late I/O",
+            Box::pin(async move {
+                pause.await;
+                // The caller may have given up.
+                let _ = done.send(work.await);
+            }),
+        );
+        answer.await.unwrap_or(Err(DriveError::Down("stopped".into())))
     }
 
     /// Makes the `nth` matching I/O from now (0 is the next) suffer `fault`.
@@ -131,12 +212,18 @@ impl Drive for FaultyDrive {
         Box::pin(async move {
             let len = buf.len();
             let fault = self.next_fault(Op::Read, at, len).map(|(fault, _)| fault);
-            match fault {
-                _ if self.gone.get() => return Err(self.refuse("read", at, len)),
-                Some(Fault::Fail) => return Err(self.refuse("read", at, len)),
-                Some(Fault::Slow(more)) => self.env.sleep(more).await,
-                Some(Fault::Silent) => std::future::pending().await,
-                _ => {}
+            if self.gone.get() || fault == Some(Fault::Fail) {
+                return Err(self.refuse("read", at, len));
+            }
+            if fault == Some(Fault::Silent) {
+                std::future::pending().await
+            }
+            if let Some(delay) = self.delay(fault) {
+                self.env.sleep(delay).await;
+            }
+            let bad = |bytes: &Range<u64>| bytes.start < at + len as u64 && at < bytes.end;
+            if self.unreadable.borrow().iter().any(bad) {
+                return Err(DriveError::Io { op: "read", at, len: len as u64, why: "medium error".into() });
             }
             let mut buf = self.inner.read(at, buf, io).await?;
             if fault == Some(Fault::Rotten) {
@@ -149,53 +236,61 @@ impl Drive for FaultyDrive {
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             let (fault, within) = self.next_fault(Op::Write, at, data.len()).unzip();
+            let end = at + data.len() as u64;
+            let written = |bytes: &Range<u64>| at <= bytes.start && bytes.end <= end;
             match fault {
-                _ if self.gone.get() => Err(self.refuse("write", at, data.len())),
-                Some(Fault::Fail) => Err(self.refuse("write", at, data.len())),
-                Some(Fault::HostFull) => Err(DriveError::HostFull),
-                _ if self.full.get() => Err(DriveError::HostFull),
-                Some(Fault::Slow(more)) => {
-                    self.env.sleep(more).await;
-                    self.inner.write(at, data, io).await
-                }
+                _ if self.gone.get() => return Err(self.refuse("write", at, data.len())),
+                Some(Fault::Fail) => return Err(self.refuse("write", at, data.len())),
+                Some(Fault::HostFull) => return Err(DriveError::HostFull),
+                _ if self.full.get() => return Err(DriveError::HostFull),
                 Some(Fault::Silent) => std::future::pending().await,
-                Some(Fault::Dropped) => Ok(()),
+                Some(Fault::Dropped) => return Ok(()),
                 Some(Fault::Misdirected { blocks }) => {
                     let elsewhere = self.misdirect(at, blocks, data.len(), within.unwrap_or_default());
-                    self.inner.write(elsewhere, data, io).await
+                    return self.inner.write(elsewhere, data, io).await;
                 }
-                Some(Fault::Torn { sectors }) => self.write_torn(at, data, sectors, io).await,
+                Some(Fault::Torn { sectors }) => return self.write_torn(at, data, sectors, io).await,
                 Some(Fault::Rotten) => {
                     let mut rotten = BufMut::zeroed(data.len());
                     rotten.as_mut().copy_from_slice(&data);
                     rotten.as_mut()[data.len() / 2] ^= 0x40;
-                    self.inner.write(at, rotten.freeze(), io).await
+                    return self.inner.write(at, rotten.freeze(), io).await;
                 }
-                None => self.inner.write(at, data, io).await,
+                Some(Fault::Slow(_)) | None => {}
             }
+            self.unreadable.borrow_mut().retain(|bytes| !written(bytes));
+            let inner = self.inner.clone();
+            self.late(self.delay(fault), async move { inner.write(at, data, io).await }).await
         })
     }
 
     fn flush(&self, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            match self.next_fault(Op::Flush, 0, 0).map(|(fault, _)| fault) {
-                _ if self.gone.get() => Err(self.refuse("flush", 0, 0)),
-                Some(Fault::Fail) => Err(self.refuse("flush", 0, 0)),
-                Some(Fault::Silent) => std::future::pending().await,
-                Some(Fault::Slow(more)) => {
-                    self.env.sleep(more).await;
-                    self.inner.flush(io).await
-                }
-                _ => self.inner.flush(io).await,
+            let fault = self.next_fault(Op::Flush, 0, 0).map(|(fault, _)| fault);
+            if self.gone.get() || fault == Some(Fault::Fail) {
+                self.forget.iter().for_each(|forget| forget());
+                return Err(self.refuse("flush", 0, 0));
             }
+            if fault == Some(Fault::Silent) {
+                std::future::pending().await
+            }
+            let inner = self.inner.clone();
+            self.late(self.delay(fault), async move { inner.flush(io).await }).await
         })
     }
 
     fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
-        if self.gone.get() {
-            return Box::pin(async move { Err(self.refuse("discard", at, len as usize)) });
-        }
-        self.inner.discard(at, len, io)
+        Box::pin(async move {
+            let fault = self.next_fault(Op::Discard, at, len as usize).map(|(fault, _)| fault);
+            if self.gone.get() || fault == Some(Fault::Fail) {
+                return Err(self.refuse("discard", at, len as usize));
+            }
+            if fault == Some(Fault::Silent) {
+                std::future::pending().await
+            }
+            let inner = self.inner.clone();
+            self.late(self.delay(fault), async move { inner.discard(at, len, io).await }).await
+        })
     }
 }
 

@@ -117,7 +117,9 @@ fn size_of(file: &File) -> io::Result<u64> {
 }
 
 fn error(op: &'static str, at: u64, len: usize, source: &io::Error) -> DriveError {
-    if source.raw_os_error() == Some(rustix::io::Errno::NOSPC.raw_os_error()) && op == "write" {
+    // At a flush, which is only possible without O_DIRECT, the kernel has dropped what it could not write.
+    let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT].map(|errno| Some(errno.raw_os_error()));
+    if op == "write" && full.contains(&source.raw_os_error()) {
         return DriveError::HostFull;
     }
     DriveError::Io { op, at, len: len as u64, why: source.to_string() }

@@ -1,16 +1,25 @@
 //! A drive as the rest of the system holds it: deadline on every I/O, counters, a latch, and slices of it.
 //!
-//! Invariant: once latched, a drive is never read or written again under this handle; what replaces it is a new
-//! handle. Latching is the caller's decision (an array records the member as stale first).
+//! Invariants:
+//! - Once latched, a drive is never read or written again under this handle; a replacement is a new handle. The caller
+//!   decides when to latch: see `Roster` in the array crate, which asks every array of the drive.
+//! - A call that changes the drive is over when the drive says so. A write whose caller gave up keeps its range: a later
+//!   write to the range waits until the first has ended. A discard has no deadline; its caller waits until it ends or the
+//!   drive is latched.
+//! - A failed flush is remembered ([`crate::flushes`]): every later flush of this handle fails, whoever asks.
 
+use crate::flushes::Flushes;
+use crate::overdue::Overdue;
 use crate::superblock::{self, Superblock};
 use crate::{Drive, DriveError, Io};
+use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Histogram};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use tokio::sync::{Notify, oneshot};
 
 /// A deadline is counted in so many steps. While the process or its machine is stopped (a signal, a suspended or migrating
 /// virtual machine) time passes and nobody looks for answers; a pause of any length is one step, not the end of a drive
@@ -91,6 +100,10 @@ pub struct DriveHandle {
     state: RefCell<DriveState>,
     counters: Cell<Counters>,
     latency: DriveLatency,
+    flushes: Flushes,
+    overdue: Rc<Overdue>,
+    /// Woken when the drive is latched.
+    down: Notify,
     superblock: tokio::sync::Mutex<Superblock>,
 }
 
@@ -124,6 +137,9 @@ impl DriveHandle {
             state: RefCell::new(state),
             counters: Cell::default(),
             latency: DriveLatency::default(),
+            flushes: Flushes::default(),
+            overdue: Rc::default(),
+            down: Notify::new(),
             superblock: tokio::sync::Mutex::new(superblock),
         })
     }
@@ -159,6 +175,8 @@ impl DriveHandle {
         if *state == DriveState::Online {
             tracing::error!(drive = %self.id, path = self.path, why, "drive latched as failed");
             *state = DriveState::Failed(why);
+            drop(state);
+            self.down.notify_waiters();
         }
     }
 
@@ -195,19 +213,49 @@ impl DriveHandle {
         }
     }
 
+    /// Waits for `work` as long as the deadline of `io` allows; none when it is over.
+    async fn in_time<T>(&self, io: Io, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        for _ in 0..DEADLINE_STEPS {
+            if let Some(result) = timeout(&self.env, io.deadline / DEADLINE_STEPS, work.as_mut()).await {
+                return Some(result);
+            }
+        }
+        self.count(|counters| counters.timeouts += 1);
+        None
+    }
+
+    /// An I/O that changes nothing, or whose failure its caller remembers.
     async fn run<F: Future>(
         &self,
         io: Io,
         start: impl FnOnce(Rc<dyn Drive>) -> F,
     ) -> Result<F::Output, DriveError> {
+        let work = pin!(start(self.online_drive()?));
+        self.in_time(io, work).await.ok_or(DriveError::Deadline(io.deadline))
+    }
+
+    /// A write that its caller may give up; the drive does not.
+    async fn run_write(&self, at: u64, data: Buf, io: Io) -> Result<Result<(), DriveError>, DriveError> {
         let drive = self.online_drive()?;
-        let mut work = pin!(start(drive));
-        for _ in 0..DEADLINE_STEPS {
-            if let Some(result) = timeout(&self.env, io.deadline / DEADLINE_STEPS, work.as_mut()).await {
-                return Ok(result);
-            }
+        let range = at..at + data.len() as u64;
+        if self.overdue.overlaps(&range) {
+            let free = pin!(self.overdue.wait_for(&range));
+            self.in_time(io, free).await.ok_or(DriveError::Deadline(io.deadline))?;
+            self.online_drive()?;
         }
-        self.count(|counters| counters.timeouts += 1);
+        let mut work: LocalBoxFuture<'static, _> = Box::pin(async move { drive.write(at, data, io).await });
+        if let Some(result) = self.in_time(io, Pin::new(&mut work)).await {
+            return Ok(result);
+        }
+        let still_there = Overdue::hold(&self.overdue, range);
+        self.env.spawn(
+            "overdue write",
+            Box::pin(async move {
+                // Nobody waits for its result; its end frees the range.
+                let _ = work.await;
+                drop(still_there);
+            }),
+        );
         Err(DriveError::Deadline(io.deadline))
     }
 
@@ -239,8 +287,17 @@ impl DriveHandle {
     pub async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
         let len = data.len();
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
-        let start = |drive: Rc<dyn Drive>| async move { drive.write(at, data, io).await };
-        self.settle(self.latency.write.time(&self.env, self.run(io, start)).await)?;
+        if !io.durable {
+            self.flushes.note_write();
+        }
+        let result = self.settle(self.latency.write.time(&self.env, self.run_write(at, data, io)).await);
+        if let Err(error) = &result
+            && io.durable
+        {
+            // It may have been the flush within it that failed.
+            self.flushes.note_failure(error);
+        }
+        result?;
         self.count(|counters| {
             counters.writes += 1;
             counters.write_bytes += len as u64;
@@ -248,17 +305,34 @@ impl DriveHandle {
         Ok(())
     }
 
-    /// Makes durable what was written before.
+    /// Makes durable what was written before. Callers that wait for the same flush share it. After one flush that failed,
+    /// all fail.
     pub async fn flush(&self, io: Io) -> Result<(), DriveError> {
+        self.online_drive()?;
+        let Some(turn) = self.flushes.take_turn().await? else { return Ok(()) };
         let flush = self.run(io, |drive| async move { drive.flush(io).await });
-        self.settle(self.latency.flush.time(&self.env, flush).await)?;
+        turn.end(self.settle(self.latency.flush.time(&self.env, flush).await))?;
         self.count(|counters| counters.flushes += 1);
         Ok(())
     }
 
-    /// Gives space back.
+    /// Gives space back. Returns when the drive has done it, however long that takes, or is latched: until then the range
+    /// must not be written.
     pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
-        self.settle(self.run(io, |drive| async move { drive.discard(at, len, io).await }).await)
+        let drive = self.online_drive()?;
+        let (done, ended) = oneshot::channel();
+        self.env.spawn(
+            "discard",
+            Box::pin(async move {
+                // Nobody waits any more once the drive is latched.
+                let _ = done.send(drive.discard(at, len, io).await);
+            }),
+        );
+        let result = match select(ended, pin!(self.down.notified())).await {
+            Either::Left((result, _)) => result.unwrap_or(Err(DriveError::Down("stopped".into()))),
+            Either::Right(_) => Err(DriveError::Down(self.state().reason().to_owned())),
+        };
+        self.settle(Ok(result))
     }
 
     /// Changes the superblock and writes both copies, each durable before the next.

@@ -11,14 +11,16 @@
 
 mod faulty;
 mod file;
+mod flushes;
 mod handle;
 mod memory;
+mod overdue;
 pub mod patience;
 pub mod runtime;
 pub mod superblock;
 mod uring;
 
-pub use faulty::{Fault, FaultyDrive, Op};
+pub use faulty::{Fault, FaultyDrive, Op, Pace};
 pub use file::{FileDrive, OpenError};
 pub use handle::{Counters, DriveHandle, DriveLatency, DriveState, Slice};
 pub use memory::MemoryDrive;
@@ -107,6 +109,9 @@ pub enum DriveError {
     /// No answer within the deadline.
     #[error("no answer within {0:?}")]
     Deadline(Duration),
+    /// A flush of this drive failed before, so later ones say nothing about what it should have made durable.
+    #[error("an earlier flush failed ({0}): writes that it covered may be lost")]
+    FlushLost(String),
     /// The drive was latched as failed before, or is not there.
     #[error("drive is {0}")]
     Down(String),

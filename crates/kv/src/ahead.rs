@@ -36,6 +36,11 @@ const FULL_BYTES: u64 = 256 << 10;
 /// transaction changes to a new place before it frees the old one.
 const MOST_BYTES: u64 = 4 << 20;
 const MOST_SHARE: u64 = 256;
+/// Or above as many rows as can change so many pages that this share of the store holds them: a row may change a page of
+/// its own and one above it, and three transactions' pages are there at a time.
+const MOST_PAGES_SHARE: u64 = 10;
+const PAGES_OF_A_ROW: u64 = 2 * 3;
+const PAGE_BYTES: u64 = 4096;
 /// A commit moves at the latest after this.
 const REST: Duration = Duration::from_millis(250);
 
@@ -49,6 +54,12 @@ struct Batch {
     bytes: u64,
     /// Keys that no record has; some more than once.
     unrecorded: Vec<Vec<u8>>,
+}
+
+impl Batch {
+    fn is_beyond(&self, bytes: u64, rows: usize) -> bool {
+        self.bytes >= bytes || self.rows.len() >= rows
+    }
 }
 
 #[derive(Default)]
@@ -111,6 +122,7 @@ pub struct AheadKv {
     flushes: Cell<u64>,
     full_bytes: u64,
     most_bytes: u64,
+    most_rows: usize,
     /// Held shared by reads of several rows, and exclusively for the moment in which a batch begins to move.
     still: RwLock<()>,
     move_lock: Mutex<()>,
@@ -129,6 +141,8 @@ impl AheadKv {
     /// A store ahead of `engine`, which gets what its journal has and it has not.
     pub async fn open(env: &Env, engine: Rc<RedbKv>) -> Result<Rc<Self>, KvError> {
         let most_bytes = MOST_BYTES.min(engine.space().1 / MOST_SHARE);
+        let most_pages = engine.file().capacity_bytes() / MOST_PAGES_SHARE / PAGE_BYTES;
+        let most_rows = (most_pages / PAGES_OF_A_ROW).max(2) as usize;
         let missed = match engine.mark() {
             Some(mark) => Journal::replay(engine.file(), mark).await?,
             None => WriteSet::new(),
@@ -140,6 +154,7 @@ impl AheadKv {
             env: env.clone(),
             full_bytes: FULL_BYTES.min(most_bytes / 2),
             most_bytes,
+            most_rows,
             engine,
             journal,
             latency: KvLatency::default(),
@@ -194,8 +209,15 @@ impl AheadKv {
         }
     }
 
+    /// Rows that a batch may have: more while most of the store is free.
+    fn most_rows(&self) -> usize {
+        let (used, budget) = self.engine.space();
+        if used * 2 < budget { self.most_rows * 5 } else { self.most_rows }
+    }
+
     fn is_full(&self) -> bool {
-        self.pending.borrow().open.bytes >= self.full_bytes || self.journal.is_half_full()
+        self.pending.borrow().open.is_beyond(self.full_bytes, self.most_rows / 2)
+            || self.journal.is_half_full()
     }
 
     /// Moves what is open to the engine.
@@ -237,7 +259,7 @@ impl AheadKv {
                 self.move_open().await?;
                 continue;
             }
-            if self.pending.borrow().open.bytes <= self.most_bytes {
+            if !self.pending.borrow().open.is_beyond(self.most_bytes + 1, self.most_rows()) {
                 break;
             }
             let moved = self.moved.notified();
@@ -253,7 +275,7 @@ impl AheadKv {
         }
         self.commits.set(self.commits.get() + 1);
         self.opened.notify_one();
-        if pending.open.bytes >= self.full_bytes {
+        if pending.open.is_beyond(self.full_bytes, self.most_rows() / 2) {
             self.filled.notify_one();
         }
         Ok(())

@@ -9,9 +9,11 @@ use penstock_base::Env;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// A B-tree's pages are at least half full, and a tenth of the rest is for transactions that reclaim.
+/// Rows are short against a page ([`crate::pieces`]), and redb joins a page that is less than a third full with its
+/// neighbour (`page_size / 3` in its btree_mutator.rs), so rows take at most three times their bytes. A tenth is kept for
+/// transactions that reclaim, and for pages that are free only after the next transaction.
 fn budget(capacity_bytes: u64) -> u64 {
-    capacity_bytes / 2 / 10 * 9
+    capacity_bytes / 3 / 10 * 9
 }
 
 /// An ordered key-value store in redb on a volume.

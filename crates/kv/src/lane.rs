@@ -8,6 +8,7 @@
 
 use crate::backend::{Answer, Ask, Backend, FromLane};
 use crate::journal::Mark;
+use crate::pieces;
 use crate::volume::VolumeFile;
 use crate::{KvError, Row, WriteSet};
 use penstock_base::Env;
@@ -19,6 +20,7 @@ use std::sync::mpsc;
 use tokio::sync::{mpsc as channel, oneshot};
 
 const ROWS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("rows");
+const PIECES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("pieces");
 const SIZES: TableDefinition<'static, &str, u64> = TableDefinition::new("sizes");
 const MARKS: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("marks");
 /// The one row of [`MARKS`].
@@ -218,23 +220,33 @@ fn run_job(
     match job {
         Job::Open => unreachable!("handled above"),
         Job::Get(keys) => {
-            let table = database.begin_read().map_err(engine)?.open_table(ROWS).map_err(engine)?;
-            let get =
-                |key: &Vec<u8>| Ok(table.get(&key[..]).map_err(engine)?.map(|value| value.value().to_vec()));
+            let (table, long) = tables(database)?;
+            let get = |key: &Vec<u8>| {
+                let head = table.get(&key[..]).map_err(engine)?;
+                head.map(|head| pieces::value(&long, key, head.value())).transpose()
+            };
             Ok(Outcome::Values(keys.iter().map(get).collect::<Result<_, KvError>>()?))
         }
         Job::Scan(from, until, limit) => {
-            let table = database.begin_read().map_err(engine)?.open_table(ROWS).map_err(engine)?;
+            let (table, long) = tables(database)?;
             let range = table.range(&from[..]..&until[..]).map_err(engine)?;
             let mut rows = Vec::new();
             for row in range.take(limit) {
-                let (key, value) = row.map_err(engine)?;
-                rows.push((key.value().to_vec(), value.value().to_vec()));
+                let (key, head) = row.map_err(engine)?;
+                rows.push((key.value().to_vec(), pieces::value(&long, key.value(), head.value())?));
             }
             Ok(Outcome::Rows(rows))
         }
         Job::Commit(writes, mark) => commit(database, &writes, mark, &mut size.borrow_mut()),
     }
+}
+
+type ReadTable = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
+
+/// The rows and the pieces of long values, both of one moment.
+fn tables(database: &Database) -> Result<(ReadTable, ReadTable), KvError> {
+    let read = database.begin_read().map_err(engine)?;
+    Ok((read.open_table(ROWS).map_err(engine)?, read.open_table(PIECES).map_err(engine)?))
 }
 
 /// Makes the tables. Returns the bytes in rows, and the mark.
@@ -243,6 +255,7 @@ fn prepare(database: &Database) -> Result<(u64, Option<Mark>), KvError> {
     transaction.set_quick_repair(true);
     let found = {
         transaction.open_table(ROWS).map_err(engine)?;
+        transaction.open_table(PIECES).map_err(engine)?;
         let sizes = transaction.open_table(SIZES).map_err(engine)?;
         let used = sizes.get("rows").map_err(engine)?.map_or(0, |size| size.value());
         let marks = transaction.open_table(MARKS).map_err(engine)?;
@@ -260,15 +273,10 @@ fn commit(database: &Database, writes: &WriteSet, mark: Mark, size: &mut u64) ->
     let (mut added, mut removed) = (0u64, 0u64);
     if !writes.is_empty() {
         let mut rows = transaction.open_table(ROWS).map_err(engine)?;
+        let mut long = transaction.open_table(PIECES).map_err(engine)?;
         for (key, value) in &writes.changes {
-            let before = match value {
-                Some(value) => {
-                    added += (key.len() + value.len()) as u64;
-                    rows.insert(&key[..], &value[..]).map_err(engine)?
-                }
-                None => rows.remove(&key[..]).map_err(engine)?,
-            };
-            removed += before.map_or(0, |before| (key.len() + before.value().len()) as u64);
+            added += value.as_ref().map_or(0, |value| pieces::row_bytes(key, value.len()));
+            removed += pieces::put(&mut rows, &mut long, key, value.as_deref())?;
         }
         *size = (*size + added).saturating_sub(removed);
         transaction.open_table(SIZES).map_err(engine)?.insert("rows", *size).map_err(engine)?;

@@ -15,6 +15,7 @@ mod engine;
 pub mod header;
 pub mod journal;
 mod lane;
+mod pieces;
 mod scan;
 mod volume;
 
@@ -78,7 +79,7 @@ impl WriteSet {
 
     fn bytes(&self) -> u64 {
         let row = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| {
-            (key.len() + value.as_ref().map_or(0, Vec::len)) as u64
+            value.as_ref().map_or(key.len() as u64, |value| pieces::row_bytes(key, value.len()))
         };
         self.changes.iter().map(row).sum()
     }

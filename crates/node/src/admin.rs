@@ -66,8 +66,8 @@ impl Node {
             .iter()
             .filter_map(|array| Some((array.clone(), array.position_of(drive.id())?)))
             .collect();
-        for (array, position) in &members {
-            if !array.can_lose(*position) {
+        for (array, _) in &members {
+            if !array.survives(&[drive.id()]) {
                 return Err(AdminError::Refused(format!(
                     "drive {} is not failed: array {} can lose no further member; replace or rebuild the lost ones first",
                     drive.id(),

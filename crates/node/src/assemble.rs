@@ -11,7 +11,7 @@ use crate::scrubs::Scrubs;
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
-use penstock_array::{Array, ArrayError, Volume, open};
+use penstock_array::{Array, ArrayError, Roster, Volume, open};
 use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DriveId, Env, StoreId};
 use penstock_chunk::{Target, TargetConfig};
@@ -159,9 +159,9 @@ impl Node {
         }
         let descriptors = newest_descriptors(&candidates)?;
         let drives = handles(env, candidates, &descriptors, last_paths);
-        let mut arrays = Vec::new();
+        let (mut arrays, roster) = (Vec::new(), Roster::new(env));
         for descriptor in descriptors.into_values() {
-            arrays.push(open_array(env, descriptor, &drives, ownership.clone()).await?);
+            arrays.push(open_array(env, descriptor, &drives, ownership.clone(), &roster).await?);
         }
         let by_name = |name: &str| {
             let found = arrays.iter().find(|array| array.name() == name).cloned();
@@ -291,6 +291,7 @@ async fn open_array(
     descriptor: Descriptor,
     drives: &[Rc<DriveHandle>],
     ownership: Rc<dyn Ownership>,
+    roster: &Rc<Roster>,
 ) -> Result<Rc<Array>, StartError> {
     for member in &descriptor.members {
         let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online());
@@ -307,5 +308,5 @@ async fn open_array(
         Some(Slice::new(drive.clone(), member.offset, member.len))
     };
     let members = descriptor.members.iter().map(slice).collect();
-    Ok(open(env, descriptor, members, ownership).await?)
+    Ok(open(env, descriptor, members, ownership, roster).await?)
 }

@@ -1,12 +1,17 @@
-//! Coordination of one node: claims in a file of the store's folder, replaced whole and durably with every change.
+//! Coordination of one node: claims in a file of the store's folder. Byte map: docs/format/README.md.
 
 use penstock_array::ownership::{Claim, ClaimError, Ownership};
-use penstock_base::{ArrayId, Epoch, LocalBoxFuture};
+use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
+use penstock_drive::runtime::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::Mutex;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Row {
@@ -15,7 +20,7 @@ struct Row {
     stale_members: u64,
 }
 
-/// What `coordination.json` holds: the claim of each array.
+/// The claim of each array.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims(pub BTreeMap<ArrayId, Claim>);
 
@@ -44,12 +49,6 @@ impl Claims {
     }
 }
 
-/// Claims in `coordination.json`. The folder's lock keeps other processes away.
-pub struct FileOwnership {
-    path: PathBuf,
-    claims: RefCell<Claims>,
-}
-
 /// Replaces a file whole: a power cut leaves the old one or the new one.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let beside = path.with_extension("new");
@@ -60,25 +59,83 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
+/// The file's name in the store's folder.
+pub const NAME: &str = "coordination";
+/// Bytes of each of the two places.
+const PLACE_BYTES: usize = 64 * 1024;
+const MAGIC: &[u8; 8] = b"PENCLAIM";
+const HEADER_BYTES: usize = 24;
+
+/// One place of the file: the claims with their sequence, under a checksum.
+fn encode_place(seq: u64, claims: &Claims) -> Result<Vec<u8>, String> {
+    let body = claims.encode().map_err(|error| error.to_string())?;
+    if HEADER_BYTES + body.len() > PLACE_BYTES {
+        return Err(format!("claims of {} arrays take more than {PLACE_BYTES} bytes", claims.0.len()));
+    }
+    let mut covered = Enc::new();
+    covered.u64(seq).u32(body.len() as u32).raw(&body);
+    let mut place = Enc::new();
+    place.raw(MAGIC).u32(crc32c(covered.as_slice())).raw(covered.as_slice()).pad_to(PLACE_BYTES);
+    Ok(place.finish())
+}
+
+/// Reads one place; none where it holds nothing whole.
+fn decode_place(bytes: &[u8]) -> Option<(u64, Result<Claims, String>)> {
+    let mut dec = Dec::new("claims", bytes);
+    if dec.raw(8).ok()? != MAGIC {
+        return None;
+    }
+    let (crc, seq, len) = (dec.u32().ok()?, dec.counter().ok()?, dec.u32().ok()? as usize);
+    let body = dec.raw(len).ok()?;
+    (crc32c(&bytes[12..HEADER_BYTES + len]) == crc).then(|| (seq, Claims::decode(body)))
+}
+
+/// Claims in the file [`NAME`]. The folder's lock keeps other processes away.
+///
+/// The file is allocated when it is made and written in place from then on, each change into the place that does not hold
+/// the newest claims: a full host stops no change, and a power cut leaves the claims before or after it. Its writes block
+/// and are done beside the worker.
+pub struct FileOwnership {
+    path: PathBuf,
+    file: Arc<File>,
+    claims: RefCell<Claims>,
+    /// The sequence of the last change; held while one is written.
+    seq: Mutex<u64>,
+}
+
 impl FileOwnership {
     /// Opens the claims in `dir`; none yet is no error, since superblocks have epochs of their own.
     pub fn open(dir: &Path) -> Result<Self, String> {
-        let path = dir.join("coordination.json");
-        let claims = match std::fs::read(&path) {
-            Ok(bytes) => Claims::decode(&bytes).map_err(|error| {
-                format!("{} cannot be read ({error}); remove it to rely on the drives alone", path.display())
-            })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Claims::default(),
-            Err(error) => return Err(format!("{}: {error}", path.display())),
+        let path = dir.join(NAME);
+        let fail = |error: std::io::Error| format!("{}: {error}", path.display());
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(fail)?;
+        let mut bytes = Vec::new();
+        (&file).take(2 * PLACE_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
+        let newest = bytes.chunks(PLACE_BYTES).filter_map(decode_place).max_by_key(|(seq, _)| *seq);
+        let advice = "remove it to rely on the drives alone";
+        let (seq, claims) = match newest {
+            Some((seq, claims)) => {
+                (seq, claims.map_err(|why| format!("{} cannot be read ({why}); {advice}", path.display()))?)
+            }
+            None if bytes.iter().all(|byte| *byte == 0) => (0, Claims::default()),
+            None => return Err(format!("{} is damaged in both places; {advice}", path.display())),
         };
-        Ok(Self { path, claims: RefCell::new(claims) })
+        if bytes.len() < 2 * PLACE_BYTES {
+            bytes.resize(2 * PLACE_BYTES, 0);
+            file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).map_err(fail)?;
+            File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail)?;
+        }
+        Ok(Self { path, file: Arc::new(file), claims: RefCell::new(claims), seq: Mutex::new(seq) })
     }
 
     fn claim(&self, array: ArrayId) -> Claim {
         self.claims.borrow().0.get(&array).copied().unwrap_or_default()
     }
 
-    fn try_swap(&self, array: ArrayId, expected: Claim, next: Claim) -> Result<(), ClaimError> {
+    async fn try_swap(&self, array: ArrayId, expected: Claim, next: Claim) -> Result<(), ClaimError> {
+        let mut seq = self.seq.lock().await;
         let found = self.claim(array);
         if found != expected {
             return Err(ClaimError::Changed(found));
@@ -87,8 +144,12 @@ impl FileOwnership {
         claims.0.insert(array, next);
         let unavailable =
             |error: String| ClaimError::Unavailable(format!("{}: {error}", self.path.display()));
-        let bytes = claims.encode().map_err(|error| unavailable(error.to_string()))?;
-        replace_file(&self.path, &bytes).map_err(|error| unavailable(error.to_string()))?;
+        let bytes = encode_place(*seq + 1, &claims).map_err(unavailable)?;
+        let at = (*seq + 1) % 2 * PLACE_BYTES as u64;
+        let file = self.file.clone();
+        let write = move || file.write_all_at(&bytes, at).and_then(|()| file.sync_data());
+        blocking(write).await.map_err(|error| unavailable(error.to_string()))?;
+        *seq += 1;
         *self.claims.borrow_mut() = claims;
         Ok(())
     }
@@ -106,7 +167,76 @@ impl Ownership for FileOwnership {
         expected: Claim,
         next: Claim,
     ) -> LocalBoxFuture<'_, Result<(), ClaimError>> {
-        let result = self.try_swap(array, expected, next);
-        Box::pin(async move { result })
+        Box::pin(self.try_swap(array, expected, next))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_base::Id128;
+    use penstock_drive::runtime::block_on;
+
+    fn claim(revision: u64) -> Claim {
+        Claim { epoch: Epoch(1), revision, stale: 0 }
+    }
+
+    fn swap(claims: &FileOwnership, from: u64, to: u64) -> Result<(), ClaimError> {
+        let from = if from == 0 { Claim::default() } else { claim(from) };
+        block_on(claims.swap(ARRAY, from, claim(to))).expect("a worker")
+    }
+
+    const ARRAY: ArrayId = ArrayId(Id128([5; 16]));
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("penstock-claims-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            Self(dir)
+        }
+
+        fn corrupt(&self, at: u64, bytes: &[u8]) {
+            let file = OpenOptions::new().write(true).open(self.0.join(NAME)).unwrap();
+            file.write_all_at(bytes, at).unwrap();
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_change_that_was_cut_short_leaves_the_claims_before_it() {
+        let folder = Folder::new("cut");
+        {
+            let claims = FileOwnership::open(&folder.0).unwrap();
+            swap(&claims, 0, 1).unwrap();
+            swap(&claims, 1, 2).unwrap();
+            assert!(matches!(swap(&claims, 1, 3), Err(ClaimError::Changed(found)) if found == claim(2)));
+        }
+        assert_eq!(FileOwnership::open(&folder.0).unwrap().claim(ARRAY), claim(2));
+        // The change of sequence 2 lies in place 0.
+        folder.corrupt(100, b"torn");
+        let claims = FileOwnership::open(&folder.0).unwrap();
+        assert_eq!(claims.claim(ARRAY), claim(1));
+        swap(&claims, 1, 7).unwrap();
+        assert_eq!(FileOwnership::open(&folder.0).unwrap().claim(ARRAY), claim(7));
+        folder.corrupt(100, b"torn");
+        folder.corrupt(PLACE_BYTES as u64 + 100, b"torn");
+        assert!(FileOwnership::open(&folder.0).is_err());
+    }
+
+    /// A file that was being made when the power went has no claims yet.
+    #[test]
+    fn a_file_that_was_not_finished_is_empty() {
+        let folder = Folder::new("new");
+        std::fs::write(folder.0.join(NAME), vec![0; 5000]).unwrap();
+        let claims = FileOwnership::open(&folder.0).unwrap();
+        assert_eq!(std::fs::metadata(folder.0.join(NAME)).unwrap().len(), 2 * PLACE_BYTES as u64);
+        swap(&claims, 0, 1).unwrap();
     }
 }

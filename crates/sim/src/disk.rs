@@ -6,9 +6,11 @@ use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture, SECTOR_BYTES};
 use penstock_drive::{Drive, DriveError, Io};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 type Image = BTreeMap<u64, Buf>;
 
@@ -104,6 +106,26 @@ impl SimDisk {
         *self.live.borrow_mut() = durable.clone();
     }
 
+    /// Loses what no flush covers, as a drive or a kernel whose flush failed may: of each write it is drawn whether it is
+    /// there, gone at once, or gone after the next power cut.
+    pub fn forget_unflushed(&self, world: &World) {
+        let pending = std::mem::take(&mut *self.pending.borrow_mut());
+        let (mut live, mut durable) = (self.live.borrow_mut(), self.durable.borrow_mut());
+        for write in pending {
+            let fate = world.below(3);
+            for (index, block) in (write.block..).zip(split(&write.data)) {
+                match fate {
+                    0 => drop(durable.insert(index, block)),
+                    1 => match durable.get(&index) {
+                        Some(old) => drop(live.insert(index, old.clone())),
+                        None => drop(live.remove(&index)),
+                    },
+                    _ => {}
+                }
+            }
+        }
+    }
+
     /// A count that grows with every write: a mark for [`SimDisk::unflushed_before`].
     pub fn order(&self) -> u64 {
         self.order.get()
@@ -161,7 +183,9 @@ fn mix_sectors(world: &World, old: Option<&Buf>, new: &Buf) -> Buf {
     mixed.freeze()
 }
 
-/// A disk plugged into a world.
+/// A disk plugged into a world. A write, flush or discard that was begun happens although its caller gives up: it runs in
+/// a task of its own.
+#[derive(Clone)]
 pub struct SimDrive {
     world: World,
     disk: Rc<SimDisk>,
@@ -171,6 +195,24 @@ impl SimDrive {
     /// Plugs `disk` into `world`.
     pub fn new(world: &World, disk: Rc<SimDisk>) -> Rc<Self> {
         Rc::new(Self { world: world.clone(), disk })
+    }
+
+    /// Runs `work` to its end, also when nobody waits for it.
+    async fn to_its_end<T: 'static>(
+        &self,
+        work: impl Future<Output = Result<T, DriveError>> + 'static,
+    ) -> Result<T, DriveError> {
+        let (done, answer) = oneshot::channel();
+        let task = async move {
+            // The caller may have given up.
+            let _ = done.send(work.await);
+        };
+        self.world.spawn("disk", Box::pin(task));
+        match answer.await {
+            Ok(result) => result,
+            // The world is destroyed.
+            Err(_) => std::future::pending().await,
+        }
     }
 
     async fn pause(&self) {
@@ -244,29 +286,31 @@ impl Drive for SimDrive {
     }
 
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
-        Box::pin(async move {
-            let block = self.check("write", at, data.len())?;
-            self.pause().await;
-            if self.disk.lacks_room(block, (data.len() / BLOCK_BYTES) as u64) {
+        let this = self.clone();
+        Box::pin(self.to_its_end(async move {
+            let block = this.check("write", at, data.len())?;
+            this.pause().await;
+            if this.disk.lacks_room(block, (data.len() / BLOCK_BYTES) as u64) {
                 return Err(DriveError::HostFull);
             }
-            let order = self.apply(block, data, io.site);
-            self.world.pass(io.site);
-            self.pause().await;
+            let order = this.apply(block, data, io.site);
+            this.world.pass(io.site);
+            this.pause().await;
             if io.durable {
-                self.harden(order);
+                this.harden(order);
             }
             Ok(())
-        })
+        }))
     }
 
     fn flush(&self, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
-        Box::pin(async move {
-            self.pause().await;
-            let mark = self.disk.order.get();
-            self.pause().await;
-            let mut durable = self.disk.durable.borrow_mut();
-            self.disk.pending.borrow_mut().retain(|write| {
+        let this = self.clone();
+        Box::pin(self.to_its_end(async move {
+            this.pause().await;
+            let mark = this.disk.order.get();
+            this.pause().await;
+            let mut durable = this.disk.durable.borrow_mut();
+            this.disk.pending.borrow_mut().retain(|write| {
                 if write.order >= mark {
                     return true;
                 }
@@ -276,19 +320,20 @@ impl Drive for SimDrive {
                 false
             });
             Ok(())
-        })
+        }))
     }
 
     fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
-        Box::pin(async move {
-            let block = self.check("discard", at, len as usize)?;
-            self.pause().await;
+        let this = self.clone();
+        Box::pin(self.to_its_end(async move {
+            let block = this.check("discard", at, len as usize)?;
+            this.pause().await;
             // A drive may drop the space at once or keep it until it is written again.
-            if self.world.below(2) == 0 {
-                self.apply(block, Buf::zeroed(len as usize), io.site);
+            if this.world.below(2) == 0 {
+                this.apply(block, Buf::zeroed(len as usize), io.site);
             }
-            self.world.pass(io.site);
+            this.world.pass(io.site);
             Ok(())
-        })
+        }))
     }
 }

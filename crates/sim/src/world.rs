@@ -110,6 +110,11 @@ impl World {
         self.inner.steps.get()
     }
 
+    /// Lets time pass while nothing of the machine runs, as when its process is stopped or its virtual machine moved.
+    pub fn pause(&self, period: Duration) {
+        self.inner.now.set(self.inner.now.get() + period);
+    }
+
     /// A number below `bound`.
     pub fn below(&self, bound: u64) -> u64 {
         assert!(bound > 0, "there is no number below 0");

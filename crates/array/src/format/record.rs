@@ -331,6 +331,16 @@ impl RecordHead {
         )
     }
 
+    /// How many blocks the head at the start of `bytes` says that it has, right or wrong; none if there is no head.
+    pub fn claimed_head_blocks(bytes: &[u8]) -> Option<usize> {
+        let mut dec = Dec::new("log record", bytes);
+        if dec.raw(4).ok()? != MAGIC {
+            return None;
+        }
+        dec.raw(40).ok()?;
+        dec.u16().ok().map(usize::from)
+    }
+
     /// Reads a head at the start of `bytes` (the rest of a segment). The payload is not looked at.
     pub fn decode(bytes: &[u8]) -> Result<(Self, RecordShape), DecodeError> {
         let mut dec = Dec::new("log record", bytes);

@@ -4,7 +4,7 @@ use super::{check_block, seal_block};
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq, Version};
 
 const MAGIC: &[u8; 4] = b"PROT";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// A checkpoint's root. It lies in two places on each carrier; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,20 @@ pub struct Root {
     pub versions_reserved: Version,
     /// Data entries up to here may exist.
     pub order: u64,
+    /// The XOR of [`page_mark`] over all pages of the stripe table, each with the checkpoint of its newest copy. A table
+    /// that does not give it is not the one that this root was written for.
+    pub table_sum: u64,
+}
+
+/// Stands for one page of the stripe table as one checkpoint wrote it.
+pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
+    // The finalizer of SplitMix64, once for each number.
+    let mix = |mut x: u64| {
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    mix(mix(page.wrapping_add(0x9e37_79b9_7f4a_7c15)) ^ checkpoint.wrapping_add(0x3c6e_f372_fe94_f82a))
 }
 
 impl Root {
@@ -40,7 +54,7 @@ impl Root {
             .u64(self.incarnation_start.0)
             .u64(self.replay_segment)
             .u64(self.replay_seq.0);
-        enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order);
+        enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order).u64(self.table_sum);
         seal_block(&mut enc)
     }
 
@@ -64,6 +78,7 @@ impl Root {
             durable: LogSeq(dec.counter()?),
             versions_reserved: Version(dec.counter()?),
             order: dec.counter()?,
+            table_sum: dec.u64()?,
         })
     }
 }

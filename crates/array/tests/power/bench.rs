@@ -2,7 +2,7 @@
 
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{Array, ArrayError, CreateSpec, Volume, create, open};
+use penstock_array::{Array, ArrayError, CreateSpec, Roster, Volume, create, open};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
 use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{Class, Drive, DriveHandle, FaultyDrive, Io, Slice};
@@ -20,6 +20,8 @@ pub struct Site {
     pub disks: Vec<Rc<SimDisk>>,
     pub ownership: Rc<MemoryOwnership>,
     pub spec: CreateSpec,
+    /// What is done to each drive (by its number) before the array is opened.
+    pub prepare: Box<dyn Fn(usize, &FaultyDrive)>,
 }
 
 /// One life of the machine.
@@ -37,17 +39,28 @@ pub fn spec(k: usize, m: usize) -> CreateSpec {
     CreateSpec { name: "test".into(), k, m, strip_blocks: 8, log_bytes: 3 << 20, segment_bytes: 128 << 10 }
 }
 
+/// A drive whose flushes, when they fail, lose what they should have made durable.
+fn forgetting(world: &World, drive: FaultyDrive, disk: &Rc<SimDisk>) -> FaultyDrive {
+    let (world, disk) = (world.clone(), disk.clone());
+    drive.forgetting(move || disk.forget_unflushed(&world))
+}
+
 fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
     Slice::new(handle.clone(), SLICE_AT, superblock::slices_end(DISK_BYTES) - SLICE_AT)
 }
 
 impl Site {
+    /// These disks, with whatever they hold.
+    pub fn of(disks: Vec<Rc<SimDisk>>, spec: CreateSpec) -> Self {
+        Self { disks, ownership: Rc::default(), spec, prepare: Box::new(|_, _| ()) }
+    }
+
     /// Disks with an empty array.
     pub fn new(spec: CreateSpec) -> Self {
         let world = World::new(1);
         let env = world.env();
         let disks: Vec<_> = (0..spec.k + spec.m).map(|_| SimDisk::new(DISK_BYTES)).collect();
-        let site = Self { disks, ownership: Rc::default(), spec };
+        let site = Self::of(disks, spec);
         world
             .run(async {
                 let mut handles = Vec::new();
@@ -94,7 +107,8 @@ impl Site {
                 continue;
             }
             let inner = SimDrive::new(world, disk.clone());
-            let drive = Rc::new(FaultyDrive::new(env.clone(), inner));
+            let drive = Rc::new(forgetting(world, FaultyDrive::new(env.clone(), inner), disk));
+            (self.prepare)(number, &drive);
             drives.push(Some(drive.clone()));
             let Ok(found) = superblock::read(&*drive).await else { continue };
             if let Some(entry) = found.arrays.first()
@@ -110,7 +124,7 @@ impl Site {
         let used: Vec<_> =
             descriptor.members.iter().map(|member| handles.get(&member.drive).cloned()).collect();
         let members = used.iter().map(|handle| handle.as_ref().map(slice_of)).collect();
-        let array = open(&env, descriptor, members, self.ownership.clone()).await?;
+        let array = open(&env, descriptor, members, self.ownership.clone(), &Roster::new(&env)).await?;
         let volume = Volume::whole(&array);
         Ok(Machine {
             world: world.clone(),

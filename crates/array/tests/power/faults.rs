@@ -190,11 +190,8 @@ fn every_block_overwritten_in_turn_is_found_and_repaired() {
     let mut repaired = 0;
     for number in 0..6 {
         for block in site.disks[number].used_blocks() {
-            let copy = Site {
-                disks: site.disks.iter().map(|disk| disk.duplicate()).collect(),
-                ownership: std::rc::Rc::default(),
-                spec: site.spec.clone(),
-            };
+            let copies = site.disks.iter().map(|disk| disk.duplicate()).collect();
+            let copy = Site::of(copies, site.spec.clone());
             copy.disks[number].corrupt(block, &noise);
             let world = World::new(block);
             let run = world.run(async {

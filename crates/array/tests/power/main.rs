@@ -5,4 +5,5 @@ mod bench;
 mod campaign;
 mod cuts;
 mod faults;
+mod harsh;
 mod room;

@@ -122,6 +122,7 @@ pub(super) const ROOT: Decoder = Decoder {
             durable: LogSeq(44),
             versions_reserved: Version(1 << 20),
             order: 77,
+            table_sum: 12,
         };
         vec![root.encode().to_vec()]
     },

@@ -2,7 +2,7 @@
 
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{CreateSpec, Volume, create, open};
+use penstock_array::{CreateSpec, Roster, Volume, create, open};
 use penstock_base::{DriveId, Id128};
 use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{DriveHandle, Slice};
@@ -76,7 +76,8 @@ impl Site {
         let descriptor = Descriptor::decode(&newest.unwrap().1).unwrap();
         let members = descriptor.members.iter().map(|member| handles.get(&member.drive).map(slice_of));
         let members = members.collect();
-        Volume::whole(&open(&env, descriptor, members, self.ownership.clone()).await.unwrap())
+        let roster = Roster::new(&env);
+        Volume::whole(&open(&env, descriptor, members, self.ownership.clone(), &roster).await.unwrap())
     }
 
     pub fn cut(&self, world: &World) {

@@ -1,0 +1,63 @@
+//! Reading as much of a range as can be read.
+//!
+//! Absent, unreadable and damaged are three answers: a block that the drive does not give up is neither zeros nor wrong,
+//! and who must decide by it stops instead.
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut};
+use penstock_drive::{DriveError, Io, Slice};
+
+/// Blocks read at a time after a read of the whole range failed.
+const AT_A_TIME: usize = 16;
+
+/// The bytes of a range; zeros where a block could not be read.
+pub(crate) struct Salvaged {
+    bytes: Buf,
+    /// By block; empty when all could be read.
+    unreadable: Vec<bool>,
+}
+
+impl Salvaged {
+    /// The bytes, with zeros in the place of what could not be read.
+    pub(crate) fn bytes(&self) -> &Buf {
+        &self.bytes
+    }
+
+    /// Whether all of these blocks could be read.
+    pub(crate) fn has(&self, first_block: usize, blocks: usize) -> bool {
+        let end = (first_block + blocks).min(self.bytes.len() / BLOCK_BYTES);
+        self.unreadable.is_empty() || self.unreadable[first_block.min(end)..end].iter().all(|bad| !bad)
+    }
+
+    /// Whether anything could not be read.
+    pub(crate) fn lacks_some(&self) -> bool {
+        !self.unreadable.is_empty()
+    }
+}
+
+/// Reads `len` bytes at `at`: in one go, and block by block when the drive answers that with an error. A drive that does
+/// not answer is not asked again.
+pub(crate) async fn read(slice: &Slice, at: u64, len: usize, io: Io) -> Salvaged {
+    assert!(len.is_multiple_of(BLOCK_BYTES), "whole blocks are read");
+    let answers = match slice.read(at, len, io).await {
+        Ok(bytes) => return Salvaged { bytes, unreadable: Vec::new() },
+        Err(DriveError::Io { .. }) => true,
+        Err(_) => false,
+    };
+    let mut bytes = BufMut::zeroed(len);
+    let mut unreadable = vec![true; len / BLOCK_BYTES];
+    if answers {
+        let one = |block: usize| async move {
+            (block, slice.read(at + (block * BLOCK_BYTES) as u64, BLOCK_BYTES, io).await)
+        };
+        let mut blocks = stream::iter(0..unreadable.len()).map(one).buffer_unordered(AT_A_TIME);
+        while let Some((block, read)) = blocks.next().await {
+            if let Ok(read) = read {
+                bytes.as_mut()[block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES].copy_from_slice(&read);
+                unreadable[block] = false;
+            }
+        }
+    }
+    Salvaged { bytes: bytes.freeze(), unreadable }
+}

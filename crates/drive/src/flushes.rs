@@ -1,0 +1,157 @@
+//! Flushes of one drive: joined, and a failure remembered.
+//!
+//! Invariants:
+//! - A flush that returns success began after its caller asked for it.
+//! - After a flush failed, or was abandoned before the drive answered, while writes were not flushed yet, every later
+//!   flush fails. The kernel and the drive report a lost write once, to whoever flushes first; a later success would say
+//!   nothing about it. A failure while nothing was unflushed has lost nothing and is forgotten.
+
+use crate::DriveError;
+use std::cell::{Cell, RefCell};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// The state of a drive's flushes.
+#[derive(Default)]
+pub(crate) struct Flushes {
+    turn: Mutex<()>,
+    /// Flushes begun.
+    begun: Cell<u64>,
+    /// The number of the last flush that succeeded.
+    done: Cell<u64>,
+    /// Writes begun, not counting those that are durable by themselves.
+    writes: Cell<u64>,
+    /// Writes that the last successful flush covers.
+    flushed_writes: Cell<u64>,
+    lost: RefCell<Option<String>>,
+}
+
+/// The right to flush the drive; dropping it without [`Turn::end`] counts as a failed flush.
+pub(crate) struct Turn<'a> {
+    flushes: &'a Flushes,
+    _turn: MutexGuard<'a, ()>,
+    number: u64,
+    covered_writes: u64,
+    ended: bool,
+}
+
+impl Flushes {
+    /// Counts a write that needs a flush.
+    pub(crate) fn note_write(&self) {
+        self.writes.set(self.writes.get() + 1);
+    }
+
+    /// Notes that a flush, or a write that includes one, failed.
+    pub(crate) fn note_failure(&self, error: &DriveError) {
+        let ended = matches!(error, DriveError::Down(_) | DriveError::HostFull | DriveError::FlushLost(_));
+        if !ended && self.writes.get() > self.flushed_writes.get() {
+            self.lost.borrow_mut().get_or_insert_with(|| error.to_string());
+        }
+    }
+
+    /// Waits for the right to flush; none when a flush that began after this call has succeeded meanwhile.
+    pub(crate) async fn take_turn(&self) -> Result<Option<Turn<'_>>, DriveError> {
+        let wanted = self.begun.get() + 1;
+        let turn = self.turn.lock().await;
+        if let Some(why) = &*self.lost.borrow() {
+            return Err(DriveError::FlushLost(why.clone()));
+        }
+        if self.done.get() >= wanted {
+            return Ok(None);
+        }
+        let number = self.begun.get() + 1;
+        self.begun.set(number);
+        Ok(Some(Turn { flushes: self, _turn: turn, number, covered_writes: self.writes.get(), ended: false }))
+    }
+}
+
+impl Turn<'_> {
+    /// Ends the turn with the flush's result, which it returns.
+    pub(crate) fn end(mut self, result: Result<(), DriveError>) -> Result<(), DriveError> {
+        self.ended = true;
+        match &result {
+            Ok(()) => {
+                assert!(self.number > self.flushes.done.get(), "flushes end in order");
+                self.flushes.done.set(self.number);
+                self.flushes.flushed_writes.set(self.covered_writes);
+            }
+            Err(error) => self.flushes.note_failure(error),
+        }
+        result
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let why = "it was abandoned before the drive answered".to_owned();
+            self.flushes.note_failure(&DriveError::Io { op: "flush", at: 0, len: 0, why });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn eio() -> DriveError {
+        DriveError::Io { op: "flush", at: 0, len: 0, why: "EIO".into() }
+    }
+
+    fn turn(flushes: &Flushes) -> Result<Option<Turn<'_>>, DriveError> {
+        flushes.take_turn().now_or_never().expect("nobody has the turn")
+    }
+
+    #[test]
+    fn a_failure_is_told_to_everybody_who_flushes_later() {
+        let flushes = Flushes::default();
+        flushes.note_write();
+        assert!(turn(&flushes).unwrap().unwrap().end(Err(eio())).is_err());
+        for _ in 0..3 {
+            flushes.note_write();
+            assert!(matches!(turn(&flushes), Err(DriveError::FlushLost(_))));
+        }
+    }
+
+    #[test]
+    fn an_abandoned_flush_is_a_failed_one() {
+        let flushes = Flushes::default();
+        flushes.note_write();
+        drop(turn(&flushes));
+        assert!(turn(&flushes).is_err());
+    }
+
+    #[test]
+    fn a_failure_with_nothing_unflushed_loses_nothing() {
+        let flushes = Flushes::default();
+        flushes.note_write();
+        turn(&flushes).unwrap().unwrap().end(Ok(())).unwrap();
+        flushes.note_failure(&eio());
+        assert!(turn(&flushes).unwrap().unwrap().end(Err(eio())).is_err());
+        assert!(turn(&flushes).unwrap().unwrap().end(Ok(())).is_ok());
+    }
+
+    #[test]
+    fn a_write_during_a_flush_is_not_covered_by_it() {
+        let flushes = Flushes::default();
+        let first = turn(&flushes).unwrap().unwrap();
+        flushes.note_write();
+        first.end(Ok(())).unwrap();
+        flushes.note_failure(&eio());
+        assert!(turn(&flushes).is_err());
+    }
+
+    #[test]
+    fn callers_who_wait_share_the_next_flush() {
+        let flushes = Flushes::default();
+        let first = turn(&flushes).unwrap().unwrap();
+        let mut waiting = [Box::pin(flushes.take_turn()), Box::pin(flushes.take_turn())];
+        assert!(waiting.iter_mut().all(|wait| wait.as_mut().now_or_never().is_none()));
+        first.end(Ok(())).unwrap();
+        let [second, third] = &mut waiting;
+        let shared =
+            second.as_mut().now_or_never().unwrap().unwrap().expect("the first flush began too early");
+        shared.end(Ok(())).unwrap();
+        assert!(third.as_mut().now_or_never().unwrap().unwrap().is_none(), "the second served it");
+    }
+}

@@ -1,0 +1,160 @@
+//! Values as redb keeps them: short ones whole, long ones in pieces of one size, so that no page of redb holds a row that
+//! is long against it and pages stay at least a third full. Format: docs/format/kv.md.
+//!
+//! Invariant: a row that says that its value is in pieces has all of them, and no piece is there without its row: both
+//! change in one transaction.
+
+use crate::KvError;
+use redb::{ReadableTable, Table};
+
+/// Longest value that is kept whole, and the length of every piece but the last.
+pub(crate) const PIECE_BYTES: usize = 1000;
+/// What redb keeps beside each row: the ends of its key and of its value.
+const ROW_BYTES: u64 = 8;
+const WHOLE: u8 = 0;
+const IN_PIECES: u8 = 1;
+
+type Bytes = &'static [u8];
+
+fn engine(error: impl std::fmt::Display) -> KvError {
+    KvError::Engine(error.to_string())
+}
+
+/// The value of a row: the bytes, or how many there are in pieces.
+enum Head<'a> {
+    Whole(&'a [u8]),
+    InPieces(usize),
+}
+
+impl<'a> Head<'a> {
+    fn decode(bytes: &'a [u8]) -> Result<Self, KvError> {
+        match bytes.split_first() {
+            Some((&WHOLE, value)) => Ok(Self::Whole(value)),
+            Some((&IN_PIECES, len)) if len.len() == 4 => {
+                Ok(Self::InPieces(u32::from_le_bytes([len[0], len[1], len[2], len[3]]) as usize))
+            }
+            _ => Err(engine("a row whose value is neither whole nor in pieces")),
+        }
+    }
+
+    fn of(value: &[u8]) -> Vec<u8> {
+        match value.len() <= PIECE_BYTES {
+            true => [&[WHOLE], value].concat(),
+            false => [&[IN_PIECES], &(value.len() as u32).to_le_bytes()[..]].concat(),
+        }
+    }
+
+    /// Bytes of the value, and pieces beside the row.
+    fn sizes(&self) -> (usize, usize) {
+        match self {
+            Self::Whole(value) => (value.len(), 0),
+            Self::InPieces(len) => (*len, len.div_ceil(PIECE_BYTES)),
+        }
+    }
+}
+
+/// The key of a piece: pieces of one row lie together and in order, and those of another are never among them.
+fn piece_key(key: &[u8], number: usize) -> Vec<u8> {
+    [&(key.len() as u32).to_be_bytes()[..], key, &(number as u32).to_be_bytes()[..]].concat()
+}
+
+/// Bytes that a row of this key and value counts for: with what redb keeps beside it, and with its pieces' keys.
+pub(crate) fn row_bytes(key: &[u8], value_bytes: usize) -> u64 {
+    let pieces = if value_bytes <= PIECE_BYTES { 0 } else { value_bytes.div_ceil(PIECE_BYTES) as u64 };
+    key.len() as u64 + value_bytes as u64 + ROW_BYTES + pieces * (key.len() as u64 + 8 + ROW_BYTES)
+}
+
+/// Puts a row, or removes it. Returns how many bytes it counted for before.
+pub(crate) fn put(
+    rows: &mut Table<'_, Bytes, Bytes>,
+    pieces: &mut Table<'_, Bytes, Bytes>,
+    key: &[u8],
+    value: Option<&[u8]>,
+) -> Result<u64, KvError> {
+    let before = match value {
+        Some(value) => rows.insert(key, &Head::of(value)[..]),
+        None => rows.remove(key),
+    };
+    let (before_bytes, before_pieces) = match before.map_err(engine)? {
+        Some(head) => {
+            let (bytes, count) = Head::decode(head.value())?.sizes();
+            (row_bytes(key, bytes), count)
+        }
+        None => (0, 0),
+    };
+    let long = value.filter(|value| value.len() > PIECE_BYTES).unwrap_or_default();
+    let mut count = 0;
+    for (number, piece) in long.chunks(PIECE_BYTES).enumerate() {
+        pieces.insert(&piece_key(key, number)[..], piece).map_err(engine)?;
+        count = number + 1;
+    }
+    for number in count..before_pieces {
+        pieces.remove(&piece_key(key, number)[..]).map_err(engine)?;
+    }
+    Ok(before_bytes)
+}
+
+/// The value of a row as it was put.
+pub(crate) fn value(
+    pieces: &impl ReadableTable<Bytes, Bytes>,
+    key: &[u8],
+    head: &[u8],
+) -> Result<Vec<u8>, KvError> {
+    let len = match Head::decode(head)? {
+        Head::Whole(value) => return Ok(value.to_vec()),
+        Head::InPieces(len) => len,
+    };
+    let (from, until) = (piece_key(key, 0), piece_key(key, len.div_ceil(PIECE_BYTES)));
+    let mut value = Vec::with_capacity(len);
+    for piece in pieces.range(&from[..]..&until[..]).map_err(engine)? {
+        value.extend_from_slice(piece.map_err(engine)?.1.value());
+    }
+    match value.len() == len {
+        true => Ok(value),
+        false => Err(engine(format!("a row of {len} bytes has pieces of {} bytes", value.len()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redb::{Database, ReadableDatabase, TableDefinition, backends::InMemoryBackend};
+
+    const ROWS: TableDefinition<'static, Bytes, Bytes> = TableDefinition::new("rows");
+    const PIECES: TableDefinition<'static, Bytes, Bytes> = TableDefinition::new("pieces");
+
+    #[test]
+    fn values_of_any_length_come_back_and_leave_nothing_behind() {
+        let database = Database::builder().create_with_backend(InMemoryBackend::new()).unwrap();
+        let lengths = [0, 1, 999, 1000, 1001, 2000, 2001, 65_536, 3, 4096, 0];
+        for (from, to) in lengths.iter().zip(&lengths[1..]) {
+            let transaction = database.begin_write().unwrap();
+            {
+                let (mut rows, mut pieces) =
+                    (transaction.open_table(ROWS).unwrap(), transaction.open_table(PIECES).unwrap());
+                let bytes = |len: usize| (0..len).map(|at| (at * 7 + len) as u8).collect::<Vec<_>>();
+                // A neighbour whose key goes on where this one ends.
+                put(&mut rows, &mut pieces, b"key\0\0\0\0", Some(&bytes(3000))).unwrap();
+                put(&mut rows, &mut pieces, b"key", Some(&bytes(*from))).unwrap();
+                let before = put(&mut rows, &mut pieces, b"key", Some(&bytes(*to))).unwrap();
+                assert_eq!(before, row_bytes(b"key", *from));
+            }
+            transaction.commit().unwrap();
+            let read = database.begin_read().unwrap();
+            let (rows, pieces) = (read.open_table(ROWS).unwrap(), read.open_table(PIECES).unwrap());
+            let head = rows.get(&b"key"[..]).unwrap().unwrap();
+            let found = value(&pieces, b"key", head.value()).unwrap();
+            assert_eq!(found, (0..*to).map(|at| (at * 7 + to) as u8).collect::<Vec<_>>());
+        }
+        let transaction = database.begin_write().unwrap();
+        {
+            let (mut rows, mut pieces) =
+                (transaction.open_table(ROWS).unwrap(), transaction.open_table(PIECES).unwrap());
+            for key in [&b"key"[..], b"key\0\0\0\0", b"none"] {
+                put(&mut rows, &mut pieces, key, None).unwrap();
+            }
+            assert!(rows.first().unwrap().is_none() && pieces.first().unwrap().is_none());
+        }
+        transaction.commit().unwrap();
+    }
+}

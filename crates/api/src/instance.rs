@@ -275,15 +275,19 @@ impl Instance {
         self.stopping.notify_one();
     }
 
-    /// Waits until the instance is asked to stop, serving `tasks` meanwhile.
-    pub async fn run(self: &Rc<Self>, tasks: &mut tokio::sync::mpsc::UnboundedReceiver<Task>) {
+    /// Waits until the instance is asked to stop, serving `tasks` meanwhile. Fails when the store cannot go on by itself.
+    pub async fn run(
+        self: &Rc<Self>,
+        tasks: &mut tokio::sync::mpsc::UnboundedReceiver<Task>,
+    ) -> Result<(), String> {
         loop {
             tokio::select! {
                 biased;
-                () = self.stopping.notified() => return,
+                () = self.stopping.notified() => return Ok(()),
+                why = self.node.fails() => return Err(why),
                 task = tasks.recv() => match task {
                     Some(task) => self.env.spawn("admin request", task(self.clone())),
-                    None => return,
+                    None => return Ok(()),
                 },
             }
         }

@@ -87,6 +87,8 @@ pub struct Target {
     /// Held while a batch of them is discarded.
     pub(crate) discarding: Mutex<()>,
     pub(crate) cuts: RefCell<HashMap<(u64, Ino), u64>>,
+    /// With so many chunks in memory, those that nobody needs are let go.
+    most_chunks: Cell<usize>,
     pub(crate) counts: Cell<TargetCounts>,
     pub(crate) closed: Cell<bool>,
 }
@@ -122,6 +124,7 @@ impl Target {
             idle_noted: Notify::new(),
             discarding: Mutex::default(),
             cuts: RefCell::default(),
+            most_chunks: Cell::new(CACHED_CHUNKS),
             counts: Cell::default(),
             closed: Cell::new(false),
         });
@@ -172,10 +175,12 @@ impl Target {
             None => Chunk::default(),
         };
         let mut chunks = self.chunks.borrow_mut();
-        if chunks.len() >= CACHED_CHUNKS {
+        if chunks.len() >= self.most_chunks.get() {
             // Only the map holds a clean chunk that nobody uses.
             self.whole.clear();
             chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
+            // Where few could go, the next look comes only after some more.
+            self.most_chunks.set(CACHED_CHUNKS.max(chunks.len() + CACHED_CHUNKS / 8));
         }
         Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())
     }

@@ -70,6 +70,21 @@ impl Target {
         result
     }
 
+    /// Blocks at which a cut of a file to `first_block` can stop on its way, the last one first, so that no step changes
+    /// more than `most` chunks that exist.
+    pub async fn cut_steps(
+        &self,
+        branch: u64,
+        ino: Ino,
+        first_block: u64,
+        most: usize,
+    ) -> Result<Vec<u64>, ChunkError> {
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let keys = self.keys_from(branch, ino, first_block / per_chunk).await?;
+        let stops = keys.iter().rev().skip(most - 1).step_by(most).map(|key| key.index * per_chunk);
+        Ok(stops.filter(|stop| *stop > first_block).collect())
+    }
+
     /// Forgets what is kept about a file that is gone.
     pub fn forget(&self, branch: u64, ino: Ino) {
         self.cuts.borrow_mut().remove(&(branch, ino));

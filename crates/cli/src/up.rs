@@ -94,6 +94,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         Some(path) => instance.mount(&std::path::absolute(path)?).await.map_err(anyhow::Error::from),
         None => Ok(()),
     };
+    let mut ran = Ok(());
     if mounted.is_ok() {
         let mounts = instance.status().mounts;
         env.spawn("clients", Box::pin(listen(env.clone(), clients.clone(), listener)));
@@ -103,7 +104,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
             NotifyState::Ready,
             NotifyState::Status(&format!("health {}", instance.status().health)),
         ]);
-        instance.run(&mut tasks).await;
+        ran = instance.run(&mut tasks).await;
         tell_manager(&[NotifyState::Stopping]);
         // Written to a terminal that may be gone by now.
         eprintln!("stopping");
@@ -113,6 +114,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     let closed =
         instance.shut_down().await.map_err(|why| anyhow!("not everything could be made durable: {why}"));
     folder.remove_run();
+    ran.map_err(|why| anyhow!("the store cannot go on: {why}; start it again"))?;
     mounted.and(closed)?;
     eprintln!("stopped; everything is durable");
     Ok(())

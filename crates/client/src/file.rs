@@ -38,9 +38,13 @@ pub struct FileState {
     pub tail_clean: bool,
     /// Its mode has set-id bits, which a write may take.
     pub set_id: bool,
-    /// The service was started again while writes were not settled, and no fsync was told.
+    /// It was settled, and no sync that began later has ended: a restart of the service may lose that.
+    pub unsynced: bool,
+    /// Times that writes of it were lost.
+    pub losses: u64,
+    /// No fsync has told of the last of them.
     pub lost: bool,
-    /// A close was.
+    /// A close has.
     pub lost_told: bool,
     /// The service was started again, or no lease covers the file: its size may be another one.
     pub stale: bool,
@@ -63,10 +67,21 @@ impl FileState {
             writers: 0,
             tail_clean: false,
             set_id,
+            unsynced: false,
+            losses: 0,
             lost: false,
             lost_told: false,
             stale: false,
         }
+    }
+
+    /// Writes that nothing else knows of are gone.
+    pub(crate) fn lose(&mut self) {
+        self.unsynced = false;
+        self.mtime_ns = None;
+        self.writes += 1;
+        self.losses += 1;
+        self.lost = true;
     }
 
     /// Puts what is not settled into attributes that a service sent.
@@ -146,7 +161,8 @@ impl Client {
         let mut files = self.files.borrow_mut();
         let idle = files.get(&ino).is_some_and(|state| {
             let known = state.borrow();
-            known.opens == 0 && known.mtime_ns.is_none() && !known.lost && Rc::strong_count(state) == 1
+            let idle = known.opens == 0 && known.mtime_ns.is_none();
+            idle && !known.lost && !known.unsynced && Rc::strong_count(state) == 1
         });
         if idle {
             files.remove(&ino);
@@ -356,7 +372,7 @@ impl Client {
 
     /// Drops what a crash or a failed write left behind the last block, before the file grows past it with a hole.
     async fn clean_tail(&self, ino: Ino, file: &RefCell<FileState>) -> Result<(), Failure> {
-        self.settle(ino).await?;
+        self.settle_quietly(ino).await?;
         let size = file.borrow().size;
         let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
         let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;

@@ -37,7 +37,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const MOST_IDLE: usize = 4096;
 /// Between attempts to settle or to reach the service.
 const PAUSE: Duration = Duration::from_millis(200);
-const ATTEMPTS: u32 = 5;
+/// Attempts to settle a file before its lease goes and its writes count as lost: 10 s.
+const ATTEMPTS: u32 = 50;
 
 /// What a kernel keeps for a client that is a mount.
 pub trait KernelCache {
@@ -150,12 +151,13 @@ impl Leases {
         self.alone.get() || self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(false))
     }
 
-    /// The service was started again: its numbers begin again.
+    /// The service was started again: its numbers begin again. What is held was granted by another start, and any call
+    /// of this one takes it back.
     pub(crate) fn restarted(&self) {
         self.seen.set(0);
         self.void.set(0);
         self.released.borrow_mut().clear();
-        self.table.borrow_mut().values_mut().for_each(|lease| lease.void = 0);
+        self.table.borrow_mut().values_mut().for_each(|lease| (lease.void, lease.grant) = (0, 0));
     }
 }
 
@@ -284,19 +286,7 @@ impl Client {
         }
         self.leases.changed.notify_waiters();
         self.drop_kernel_pages(ino).await;
-        for _ in 0..ATTEMPTS {
-            match self.settle_quietly(ino).await {
-                Ok(()) => break,
-                Err(failure) if self.has_ended() || self.closed.get() => {
-                    tracing::debug!(%failure, %ino, "a lease ends with its session");
-                    break;
-                }
-                Err(failure) => {
-                    tracing::error!(%failure, %ino, "what was written cannot be made known to another client yet");
-                    self.env.sleep(PAUSE).await;
-                }
-            }
-        }
+        self.settle_at_last(ino).await;
         if let Some(state) = self.files.borrow().get(&ino) {
             state.borrow_mut().stale = true;
         }
@@ -305,6 +295,26 @@ impl Client {
             (lease.called, lease.closed, lease.served) = (false, false, None);
         }
         self.leases.changed.notify_waiters();
+    }
+
+    /// Settles a file whose lease goes. What cannot be settled by then is lost, and every descriptor hears of it.
+    async fn settle_at_last(&self, ino: Ino) {
+        for attempt in 1..=ATTEMPTS {
+            match self.settle_quietly(ino).await {
+                Ok(()) => return,
+                Err(failure) if self.has_ended() || self.closed.get() => {
+                    tracing::debug!(%failure, %ino, "a lease ends with its session");
+                    return;
+                }
+                Err(failure) if attempt == ATTEMPTS => {
+                    tracing::error!(%failure, %ino, "writes are lost: another client wants the file");
+                }
+                Err(_) => self.env.sleep(PAUSE).await,
+            }
+        }
+        if let Some(state) = self.files.borrow().get(&ino) {
+            state.borrow_mut().lose();
+        }
     }
 
     /// Drops the kernel's pages of a file whose lease is called, and closes the lease.
@@ -378,7 +388,7 @@ impl Client {
             if let Some(cache) = &cache {
                 cache.drop_pages(ino, 0..u64::MAX).await;
             }
-            self.settle_for_others(ino).await;
+            self.settle_at_last(ino).await;
         }
         if let Some(names_expire) = names_expire {
             names_expire.await;

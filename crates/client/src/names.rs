@@ -62,7 +62,7 @@ impl Client {
             if request.mtime_ns.is_some() {
                 // A time that is set must not be overtaken by one of writes before it.
                 let _turn = self.turns.exclusive(ino).await;
-                self.settle(ino).await?;
+                self.settle_quietly(ino).await?;
                 let mark = self.settled.mark();
                 return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
             }
@@ -87,7 +87,7 @@ impl Client {
             self.data(Kind::Commit, penstock_wire::data::encode_commit(0, ino, true), Vec::new()).await?;
         }
         // The service must know the size that is to change: a cut is judged by it.
-        self.settle(ino).await?;
+        self.settle_quietly(ino).await?;
         request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
         let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;
         let attr = reply.attr.unwrap_or_default();
@@ -149,12 +149,12 @@ impl Client {
 
     /// Moves a name. What was written to the file is durable before another file's name goes to it.
     pub async fn rename(&self, request: RenameRequest) -> Result<(), Failure> {
-        let unsettled = !self.files.borrow().is_empty();
+        let unsettled = !self.files.borrow().is_empty() || !self.leases.is_alone();
         if unsettled
             && let Ok(moved) = self.lookup(Ino(request.dir), &request.name).await
             && self.lookup(Ino(request.new_dir), &request.new_name).await.is_ok()
         {
-            self.settle(Ino(moved.ino)).await?;
+            self.settle_everywhere(Ino(moved.ino)).await?;
         }
         let _: EmptyReply = self.change(Kind::Rename, &request).await?;
         Ok(())

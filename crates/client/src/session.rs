@@ -52,6 +52,10 @@ pub struct Client {
     pub(crate) locks: Locks,
     /// One write of a file at a time.
     pub(crate) turns: KeyedLocks<Ino>,
+    /// One settle of a file at a time.
+    pub(crate) settling: KeyedLocks<Ino>,
+    /// Files that were settled since the last sync began.
+    pub(crate) unsynced: RefCell<Vec<Ino>>,
     /// Held shared while something is opened or closed, so that what is open can be said.
     pub(crate) opening: RwLock<()>,
     pub(crate) closed: Cell<bool>,
@@ -83,6 +87,8 @@ impl Client {
             leases: Rc::default(),
             locks: Locks::default(),
             turns: KeyedLocks::default(),
+            settling: KeyedLocks::default(),
+            unsynced: RefCell::default(),
             opening: RwLock::default(),
             closed: Cell::new(false),
             latency: ClientLatency::default(),

@@ -5,7 +5,7 @@ use crate::session::Client;
 use crate::watch::lost;
 use penstock_base::Ino;
 use penstock_wire::data::encode_commit;
-use penstock_wire::names::{AttrReply, EmptyReply, SetAttrRequest};
+use penstock_wire::names::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -50,14 +50,8 @@ impl Settled {
 }
 
 impl Client {
-    /// Makes a file's data durable and sends its size and time, which the next sync makes durable. Fails, once, when
-    /// writes before it were lost.
-    pub(crate) async fn settle(&self, ino: Ino) -> Result<(), Failure> {
-        self.settle_quietly(ino).await?;
-        self.report_lost(ino)
-    }
-
-    /// Settles what a file has, and leaves the word of what was lost for who asks for it.
+    /// Makes a file's data durable and sends its size and time, which the next sync makes durable. A loss before it is
+    /// left to be told by an fsync.
     pub(crate) async fn settle_quietly(&self, ino: Ino) -> Result<(), Failure> {
         self.settle_rest(ino, async || Ok(())).await
     }
@@ -70,6 +64,8 @@ impl Client {
         ino: Ino,
         next: impl AsyncFnOnce() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
+        // One at a time, so that a time which is set after a settle is not overtaken by one that was on its way.
+        let turn = self.settling.exclusive(ino).await;
         let generation = self.restarts.generation();
         let Some(file) = self.files.borrow().get(&ino).cloned() else { return Ok(()) };
         let before = file.borrow().clone();
@@ -86,12 +82,14 @@ impl Client {
         let commit =
             async { self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await.map(drop) };
         let send = async {
-            match self.change::<AttrReply>(Kind::SetAttr, &request).await {
+            // The file itself says what is not synced of it.
+            match self.once::<AttrReply>(Kind::SetAttr, &request).await {
                 Ok(_) => {}
                 // Removed and dropped meanwhile: there is nothing to settle any more.
                 Err(failure) if failure.errno == ESTALE => {}
                 Err(failure) => return Err(failure),
             }
+            drop(turn);
             next().await
         };
         if before.size <= before.settled_size {
@@ -108,6 +106,9 @@ impl Client {
             return Ok(());
         }
         let mut state = file.borrow_mut();
+        if !std::mem::replace(&mut state.unsynced, true) {
+            self.unsynced.borrow_mut().push(ino);
+        }
         if state.cut == before.cut {
             state.settled_size = state.settled_size.max(before.size);
         }
@@ -130,32 +131,94 @@ impl Client {
         self.files.borrow().get(&ino).is_some_and(|state| state.borrow().mtime_ns.is_some())
     }
 
-    /// fsync: what was written to the file before, its size, and every name that was changed before, are durable.
+    /// fsync: what was written to the file before, by this client and by others, its size, and every name that was
+    /// changed before, are durable. Fails, once, when writes before it were lost.
     pub async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
-        self.settle_rest(ino, async || self.sync_names().await).await?;
-        self.report_lost(ino)?;
-        // Rows that the commit of the data changed, if it did.
-        self.sync().await
+        self.make_durable(ino).await?;
+        let names = self.check_names_lost();
+        self.report_lost(ino).and(names)
     }
 
-    /// Makes every acknowledged operation on names durable.
-    pub async fn sync(&self) -> Result<(), Failure> {
-        self.sync_names().await?;
+    /// The same through a descriptor that has heard of `seen` losses.
+    pub async fn fsync_through(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
+        self.make_durable(ino).await?;
+        let names = self.check_names_lost();
+        self.report_loss_to(ino, seen).and(names)
+    }
+
+    /// Settles what this client and others wrote to a file.
+    pub(crate) async fn settle_everywhere(&self, ino: Ino) -> Result<(), Failure> {
+        self.settle_elsewhere(ino).await?;
+        self.settle_quietly(ino).await
+    }
+
+    async fn settle_elsewhere(&self, ino: Ino) -> Result<(), Failure> {
+        if self.leases.covers(ino) {
+            return Ok(());
+        }
+        // The service asks who has it exclusively to settle, before it answers.
+        match self.ask::<AttrReply>(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await {
+            Err(failure) if failure.errno != ESTALE => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    async fn make_durable(&self, ino: Ino) -> Result<(), Failure> {
+        self.settle_elsewhere(ino).await?;
+        self.settle_rest(ino, async || self.sync_names().await).await?;
+        // Rows that the commit of the data changed, if it did.
+        self.sync_names().await
+    }
+
+    fn check_names_lost(&self) -> Result<(), Failure> {
         match self.restarts.take_lost() {
             true => Err(lost("a change of names or attributes")),
             false => Ok(()),
         }
     }
 
+    /// Makes every acknowledged operation on names durable.
+    pub async fn sync(&self) -> Result<(), Failure> {
+        self.sync_names().await?;
+        self.check_names_lost()
+    }
+
+    /// fsync of a directory: what this client wrote before, and every name, are durable. A loss of writes to a file is
+    /// told by an fsync of that file.
+    pub async fn sync_directory(&self) -> Result<(), Failure> {
+        self.sync_rest().await?;
+        self.check_names_lost()
+    }
+
     async fn sync_names(&self) -> Result<(), Failure> {
         let (generation, changed) = (self.restarts.generation(), self.restarts.take_changed());
+        // What is settled from here on, another sync covers.
+        let covered = self.unsynced.take();
         let result = self.ask::<EmptyReply>(Kind::Sync, &EmptyReply {}).await;
-        match changed {
-            true if generation != self.restarts.generation() => self.restarts.lose(),
-            true if result.is_err() => self.restarts.changed(),
-            _ => {}
+        if generation != self.restarts.generation() {
+            // The files were marked when the new generation was seen.
+            if changed {
+                self.restarts.lose();
+            }
+        } else if result.is_ok() {
+            covered.into_iter().for_each(|ino| self.note_synced(ino));
+        } else {
+            self.unsynced.borrow_mut().extend(covered);
+            if changed {
+                self.restarts.changed();
+            }
         }
         result.map(|_| ())
+    }
+
+    fn note_synced(&self, ino: Ino) {
+        if let Some(state) = self.files.borrow().get(&ino)
+            // Settled again while the sync was on its way.
+            && !self.unsynced.borrow().contains(&ino)
+        {
+            state.borrow_mut().unsynced = false;
+        }
+        self.forget_idle(ino);
     }
 
     /// Makes everything durable.
@@ -163,8 +226,8 @@ impl Client {
         let mut result = Ok(());
         // A file that cannot be settled does not keep the others from it.
         for ino in self.files_where(|state| state.mtime_ns.is_some() || state.lost) {
-            let settled = self.settle(ino).await;
-            result = result.and(settled);
+            let settled = self.settle_quietly(ino).await;
+            result = result.and(settled).and(self.report_lost(ino));
         }
         self.sync().await?;
         result

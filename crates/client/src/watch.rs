@@ -116,15 +116,15 @@ impl Client {
         for state in self.files.borrow().values() {
             let mut state = state.borrow_mut();
             state.stale = true;
-            if state.mtime_ns.take().is_some() {
-                state.lost = true;
-                state.writes += 1;
+            if state.mtime_ns.is_some() || state.unsynced {
+                state.lose();
                 files += 1;
             }
         }
         let names = self.restarts.names_changed.take();
         self.restarts.names_lost.set(self.restarts.names_lost.get() || names);
         self.restarts.owes_opens.set(true);
+        self.unsynced.borrow_mut().clear();
         self.leases.restarted();
         tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
     }
@@ -171,8 +171,37 @@ impl Client {
 
     /// Fails when writes of a file were lost, for a close. Others may close it who would not look: a program that is
     /// started beside a thread that opens files. So this tells of it and leaves it to be told of until the last close.
-    pub fn tell_lost(&self, ino: Ino) -> Result<(), Failure> {
-        self.check_lost(ino, |state| state.lost_told = true)
+    ///
+    /// `seen` is how often a loss was told through this descriptor.
+    pub fn tell_lost(&self, ino: Ino, seen: u64) -> Result<(), Failure> {
+        match self.losses(ino) > seen {
+            true => self.check_lost(ino, |state| state.lost_told = true),
+            false => Ok(()),
+        }
+    }
+
+    /// How often writes of a file were lost, while it is known.
+    fn losses(&self, ino: Ino) -> u64 {
+        self.files.borrow().get(&ino).map_or(0, |state| state.borrow().losses)
+    }
+
+    /// How often writes of a file were lost, as far as a descriptor that is opened now need not hear of it: all, but for
+    /// the last one while nobody was told.
+    pub fn losses_told(&self, ino: Ino) -> u64 {
+        let of = |state: &Rc<RefCell<FileState>>| state.borrow().losses - u64::from(state.borrow().lost);
+        self.files.borrow().get(&ino).map_or(0, of)
+    }
+
+    /// Fails when writes of a file were lost that this descriptor has not heard of. Every descriptor that was open hears
+    /// of it once, whoever asked first.
+    pub(crate) fn report_loss_to(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
+        let losses = self.losses(ino);
+        if losses <= seen.get() {
+            return Ok(());
+        }
+        seen.set(losses);
+        // The first to hear of it says so in the log.
+        self.report_lost(ino).and_then(|()| Err(lost(&format!("data written to inode {ino}"))))
     }
 
     /// Fails, once, when writes of a file were lost.

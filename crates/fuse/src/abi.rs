@@ -316,6 +316,15 @@ pub(crate) struct FlushIn {
     pub(crate) lock_owner: u64,
 }
 
+/// FSYNC and FSYNCDIR.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct FsyncIn {
+    pub(crate) fh: u64,
+    pub(crate) fsync_flags: u32,
+    pub(crate) padding: u32,
+}
+
 /// GETLK, SETLK and SETLKW.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]

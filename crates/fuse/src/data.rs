@@ -1,8 +1,8 @@
 //! Requests on the contents of files.
 
 use crate::abi::{
-    CopyFileRangeIn, FallocateIn, LseekIn, LseekOut, OpenIn, ReadIn, WRITE_CACHE, WRITE_KILL_SUIDGID,
-    WriteIn, WriteOut,
+    CopyFileRangeIn, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, ReadIn, WRITE_CACHE,
+    WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 use crate::attr::errno;
 use crate::device::{Answer, Request};
@@ -101,12 +101,18 @@ impl Session {
     }
 
     pub(crate) async fn fsync(&self, request: &Request) -> Result<Answer, Errno> {
-        let result = self.client.fsync(self.ino(request)).await;
+        let FsyncIn { fh, .. } = request.argument()?;
+        let ino = self.ino(request);
+        let seen = self.seen_losses.borrow().get(&fh).cloned();
+        let result = match seen {
+            Some(seen) => self.client.fsync_through(ino, &seen).await,
+            None => self.client.fsync(ino).await,
+        };
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
     /// What this client wrote before comes first: a name never outlives the data it was made for.
     pub(crate) async fn fsyncdir(&self) -> Result<Answer, Errno> {
-        self.client.sync_all().await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+        self.client.sync_directory().await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 }

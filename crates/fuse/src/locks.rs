@@ -11,6 +11,7 @@ use crate::session::Session;
 use penstock_base::Ino;
 use penstock_wire::names::{LockChange, LockRequest};
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
@@ -58,7 +59,9 @@ impl Session {
         let lock: LkIn = request.argument()?;
         let wanted = self.lock_request(request, &lock)?;
         if !wanted.flock && wanted.change() != LockChange::Unlock {
-            self.lockers.borrow_mut().entry(lock.fh).or_default().insert(lock.owner);
+            let ino = self.ino(request);
+            let mut lockers = self.lockers.borrow_mut();
+            lockers.entry(lock.fh).or_insert_with(|| (ino, BTreeSet::new())).1.insert(lock.owner);
         }
         let got = match waits && wanted.change() != LockChange::Unlock {
             false => self.client.lock(&wanted).await.map(|conflict| conflict.is_none()),
@@ -89,24 +92,30 @@ impl Session {
 
     /// close() of one descriptor: the owner's locks on the file go, and what was lost is told.
     pub(crate) async fn flush(&self, request: &Request) -> Result<Answer, Errno> {
-        let FlushIn { lock_owner, .. } = request.argument()?;
+        let FlushIn { fh, lock_owner, .. } = request.argument()?;
         let ino = self.ino(request);
+        // What the owner locks from here on is not the end of any handle that it used before.
+        for (_, (_, owners)) in self.lockers.borrow_mut().iter_mut().filter(|(_, (of, _))| *of == ino) {
+            owners.remove(&lock_owner);
+        }
         let unlocked = self.client.unlock_all(ino, lock_owner, false).await;
         unlocked.map_err(|failure| errno(&failure))?;
-        self.client.tell_lost(ino).map(|()| Answer::Done).map_err(|failure| errno(&failure))
+        let seen = self.seen_losses.borrow().get(&fh).map_or(0, |seen| seen.get());
+        self.client.tell_lost(ino, seen).map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
     /// The last close of a handle.
     pub(crate) async fn release(&self, request: &Request) -> Result<Answer, Errno> {
         let ReleaseIn { fh, release_flags, lock_owner, .. } = request.argument()?;
         let ino = self.ino(request);
-        let owners = self.lockers.borrow_mut().remove(&fh).unwrap_or_default();
-        for owner in owners {
+        let owners = self.lockers.borrow_mut().remove(&fh).map(|(_, owners)| owners);
+        for owner in owners.into_iter().flatten() {
             self.unlock_at_end(ino, owner, false).await;
         }
         if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
             self.unlock_at_end(ino, lock_owner, true).await;
         }
+        self.seen_losses.borrow_mut().remove(&fh);
         if self.writers.borrow_mut().remove(&fh) {
             self.client.note_writer(ino, false);
         }

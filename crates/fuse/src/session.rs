@@ -55,8 +55,10 @@ pub(crate) struct Session {
     last_handle: Cell<u64>,
     /// Handles that write through the page cache.
     pub(crate) writers: RefCell<HashSet<u64>>,
-    /// Who locked bytes of a file through a handle.
-    pub(crate) lockers: RefCell<HashMap<u64, BTreeSet<u64>>>,
+    /// By handle, the file and who locked bytes of it through that handle.
+    pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
+    /// By handle, the losses of writes to its file that were told through it.
+    pub(crate) seen_losses: RefCell<HashMap<u64, Rc<Cell<u64>>>>,
     /// Requests that wait for a lock.
     pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
     latency: Rc<FuseLatency>,
@@ -81,6 +83,7 @@ impl Session {
             last_handle: Cell::new(0),
             writers: RefCell::default(),
             lockers: RefCell::default(),
+            seen_losses: RefCell::default(),
             waiting: RefCell::default(),
             latency,
             serving: Cell::new(0),
@@ -171,6 +174,8 @@ impl Session {
         let flags = OFlags::from_bits_retain(flags);
         let handle = self.last_handle.get() + 1;
         self.last_handle.set(handle);
+        let seen = Rc::new(Cell::new(self.client.losses_told(ino)));
+        self.seen_losses.borrow_mut().insert(handle, seen);
         let mut open_flags = 0;
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
         // go where the end is. It lets one writer at a time through, but for who passes its pages by.

@@ -191,6 +191,12 @@ impl AheadKv {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
+    /// Why the store serves nobody any more, if it failed. Only a new opening takes that away.
+    pub fn failure(&self) -> Option<String> {
+        let of_engine = self.engine.failure().map(str::to_owned);
+        of_engine.or_else(|| self.failed.borrow().as_ref().map(KvError::to_string))
+    }
+
     async fn move_task(self: Rc<Self>) {
         while !self.closed.get() {
             if self.pending.borrow().open.rows.is_empty() {

@@ -6,7 +6,7 @@ use crate::volume::VolumeFile;
 use crate::{KvError, Row, WriteSet};
 use penstock_array::Volume;
 use penstock_base::Env;
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
 /// Rows are short against a page ([`crate::pieces`]), and redb joins a page that is less than a third full with its
@@ -23,7 +23,8 @@ pub struct RedbKv {
     mark: Option<Mark>,
     used_bytes: Cell<u64>,
     budget_bytes: u64,
-    broken: Cell<bool>,
+    /// Why the engine is not used any more.
+    broken: OnceCell<String>,
 }
 
 impl RedbKv {
@@ -39,21 +40,26 @@ impl RedbKv {
         };
         file.flush().await.map_err(engine)?;
         let budget_bytes = budget(file.capacity_bytes());
-        let (used_bytes, broken) = (Cell::new(used_bytes), Cell::new(false));
+        let (used_bytes, broken) = (Cell::new(used_bytes), OnceCell::new());
         Ok(Rc::new(Self { lanes, file, mark, used_bytes, budget_bytes, broken }))
     }
 
     /// An engine that failed once is not used again: what it holds in memory is not known any more.
     fn check(&self) -> Result<(), KvError> {
         match self.broken.get() {
-            true => Err(KvError::Engine("it failed before".into())),
-            false => Ok(()),
+            Some(why) => Err(KvError::Engine(format!("it failed before: {why}"))),
+            None => Ok(()),
         }
+    }
+
+    /// Why the engine is not used any more, if it failed.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.broken.get().map(String::as_str)
     }
 
     fn watch<T>(&self, result: Result<T, KvError>) -> Result<T, KvError> {
         if let Err(KvError::Engine(why)) = &result
-            && !self.broken.replace(true)
+            && self.broken.set(why.clone()).is_ok()
         {
             tracing::error!(why, "the key-value engine failed; the services that use it stop");
         }

@@ -24,6 +24,7 @@ use penstock_wire::names::{InodeRequest, LeaseCall, LeaseReply, LeaseRequest, Wa
 use penstock_wire::{Failure, Kind};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::Duration;
 
 /// A waiting request is answered after this even without news, so that its client sees that the service lives.
@@ -219,7 +220,7 @@ impl Leases {
     fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
         let alone = self.alone == Some(session);
         let mut calls = Vec::new();
-        for (number, call) in self.calls.range_mut(request.seen + 1..) {
+        for (number, call) in self.calls.range_mut((Bound::Excluded(request.seen), Bound::Unbounded)) {
             if call.session == session {
                 call.sent = true;
                 let ino = call.ino.map_or(0, |ino| ino.0);

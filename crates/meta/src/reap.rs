@@ -1,21 +1,20 @@
 //! Removing files that have no name and no user any more.
 //!
 //! The queue is in rows, so a crash leaks nothing: what the next start finds has no user, but for clients of other
-//! processes, which open again what they had open before anything is removed. A large file goes in
+//! processes, which open again what they had open before anything is removed. A file with many chunks goes in
 //! steps from its end; the last step takes its inode, its extended attributes and its place in the queue.
 
 use crate::error::MetaError;
-use crate::judge::SIZE_LIMIT;
 use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
 use crate::target::MetaTarget;
-use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_base::Ino;
 use penstock_chunk::Behind;
 use penstock_kv::{WriteSet, for_each};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Chunks dropped in one transaction.
-const STEP_CHUNKS: u64 = 4096;
+pub(crate) const STEP_CHUNKS: usize = 4096;
 const RETRY: Duration = Duration::from_secs(2);
 /// How long a removed file stays where several clients use the file system.
 const GRACE: Duration = Duration::from_secs(2);
@@ -84,13 +83,9 @@ impl MetaTarget {
         if inode.nlink > 0 || self.in_use.borrow().contains_key(&ino) {
             return Ok(());
         }
-        let per_chunk = u64::from(inode.layout.chunk_blocks);
-        let mut chunks = inode.size.div_ceil(per_chunk * BLOCK_BYTES as u64);
-        // What is reserved behind the end goes in steps of its own.
-        self.target.punch(0, ino, chunks * per_chunk..SIZE_LIMIT / BLOCK_BYTES as u64, u64::MAX).await?;
-        while chunks > STEP_CHUNKS {
-            chunks -= STEP_CHUNKS;
-            self.target.cut(0, ino, chunks * per_chunk, Behind::Dropped, u64::MAX, WriteSet::new()).await?;
+        // By the chunks that exist: its size says nothing of how many these are.
+        for stop in self.target.cut_steps(0, ino, 0, STEP_CHUNKS).await? {
+            self.target.cut(0, ino, stop, Behind::Dropped, u64::MAX, WriteSet::new()).await?;
         }
         let _one = self.changing.lock().await;
         // Looked at again: a repair may have given it a name while this waited.

@@ -3,6 +3,7 @@
 use crate::error::MetaError;
 use crate::inode::FileKind;
 use crate::ops::attr_reply;
+use crate::reap::STEP_CHUNKS;
 use crate::rows::inode_key;
 use crate::session::Sessions;
 use crate::target::{MetaTarget, Request};
@@ -25,8 +26,12 @@ impl MetaTarget {
     }
 
     /// Changes attributes. A new size makes what is behind it, and behind the
-    /// old one, read as zeros in the same transaction.
+    /// old one, read as zeros in the same transaction; a file with many chunks behind it is made shorter in steps before,
+    /// each a transaction of its own, so that others change names meanwhile.
     pub(crate) async fn set_attr(&self, who: Request, request: SetAttrRequest) -> Result<Vec<u8>, MetaError> {
+        if let Some(size) = request.size.filter(|_| !request.grow) {
+            self.shorten(Ino(request.ino), size).await?;
+        }
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
         let now = self.now_ns();
@@ -40,12 +45,15 @@ impl MetaTarget {
         }
         inode.uid = request.uid.unwrap_or(inode.uid);
         inode.gid = request.gid.unwrap_or(inode.gid);
+        let overtaken = request.grow && request.cut != inode.cut;
         let [atime, mtime, ctime, _] = &mut inode.times_ns;
         *atime = request.atime_ns.unwrap_or(*atime);
-        *mtime = request.mtime_ns.unwrap_or(*mtime);
-        *ctime = request.ctime_ns.unwrap_or(now);
+        if !overtaken {
+            *mtime = request.mtime_ns.unwrap_or(*mtime);
+        }
+        // A settle tells of writes in the past: the file may have been changed otherwise since.
+        *ctime = request.ctime_ns.map_or(now, |told| if request.grow { told.max(*ctime) } else { told });
         let mut cut_to = None;
-        let overtaken = request.grow && request.cut != inode.cut;
         if let Some(size) = request.size.filter(|_| !overtaken) {
             match inode.kind() {
                 FileKind::Regular if size > MAX_SIZE => return Err(Errno::FBIG.into()),
@@ -78,6 +86,34 @@ impl MetaTarget {
         result?;
         self.committed(vec![inode]);
         Ok(reply)
+    }
+
+    /// Makes a file shorter, towards `size`, until one transaction suffices for the rest. A crash on the way leaves a file
+    /// of a size between the old one and the new one, with all that it had up to there.
+    async fn shorten(&self, ino: Ino, size: u64) -> Result<(), MetaError> {
+        let block = BLOCK_BYTES as u64;
+        let before = self.inode(ino).await?;
+        if before.kind() != FileKind::Regular || size >= before.size {
+            return Ok(());
+        }
+        for stop in self.target.cut_steps(0, ino, size.div_ceil(block), STEP_CHUNKS).await? {
+            let _one = self.changing.lock().await;
+            let mut inode = self.inode(ino).await?;
+            if inode.nlink == 0 && !self.in_use.borrow().contains_key(&ino) {
+                return Ok(());
+            }
+            let end = stop.saturating_mul(block);
+            inode.cut += 1;
+            inode.size = inode.size.min(end);
+            let mut writes = WriteSet::new();
+            writes.put(inode_key(ino), inode.encode());
+            self.transactions.set(self.transactions.get() + 1);
+            let result = self.target.cut(0, ino, stop, Behind::Dropped, inode.cut, writes).await;
+            self.transactions.set(self.transactions.get() + 1);
+            result?;
+            self.committed(vec![inode]);
+        }
+        Ok(())
     }
 
     /// How full the file system is: blocks by the target, inodes by the key-value store.

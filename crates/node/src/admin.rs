@@ -264,13 +264,17 @@ impl Node {
         }
         for array in arrays.iter().filter(|array| array.state != "ok") {
             let debt = (array.redundancy_debt_stripes, array.redundancy_debt_carriers);
-            let why = array.suspended.clone().unwrap_or_else(|| {
+            let why = array.stopped.clone().or(array.suspended.clone()).unwrap_or_else(|| {
                 format!("{} stripes and {} copies of its log lack redundancy", debt.0, debt.1)
             });
             reasons.push(format!("array {} is {}: {why}", array.name, array.state));
         }
         reasons.extend(self.damage_reasons());
-        let health = health(&self.arrays, reasons.is_empty()).to_owned();
+        reasons.extend(self.failure().map(|why| format!("the store has stopped: {why}; start it again")));
+        let health = match self.failure() {
+            Some(_) => "failed".to_owned(),
+            None => health(&self.arrays, reasons.is_empty()).to_owned(),
+        };
         let spaces = self.spaces();
         for space in spaces.iter().filter(|space| space.warning_percent > 0) {
             reasons.push(format!("{} is {} % full", space.name, space.used_percent));
@@ -348,6 +352,7 @@ fn array_report(array: &Array, now_ns: i64) -> ArrayReport {
         code: format!("{}+{}", report.code.0, report.code.1),
         state: report.state.word().to_owned(),
         suspended: report.suspended.clone(),
+        stopped: report.stopped.clone(),
         redundancy_debt_stripes: report.redundancy_debt_stripes,
         redundancy_debt_carriers: report.missing_carriers,
         unreadable_stripes: report.unreadable_stripes,

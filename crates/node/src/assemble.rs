@@ -19,11 +19,11 @@ use penstock_drive::superblock::{self, Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::RwLock;
+use tokio::sync::{Notify, RwLock};
 
 /// A store does not start.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -74,6 +74,10 @@ pub struct Node {
     /// Held shared by each request, and exclusively by a repair.
     pub(crate) serving: RwLock<()>,
     pub(crate) damage: RefCell<crate::fsck::Damage>,
+    /// It is being closed, or was abandoned.
+    pub(crate) closing: Cell<bool>,
+    /// Woken when the store cannot go on.
+    pub(crate) failed: Notify,
 }
 
 /// What was found under a path.
@@ -200,6 +204,8 @@ impl Node {
             started_ns,
             serving,
             damage,
+            closing: Cell::new(false),
+            failed: Notify::new(),
         });
         node.env.spawn("node watch", Box::pin(node.clone().watch_task()));
         node.env.spawn("session leases", Box::pin(node.clone().lease_task()));
@@ -228,6 +234,7 @@ impl Node {
 
     /// Makes everything durable and stops.
     pub async fn close(&self) -> Result<(), StartError> {
+        self.closing.set(true);
         self.target.commit_all().await?;
         self.target.stop();
         self.meta.stop();
@@ -244,6 +251,7 @@ impl Node {
 
     /// Stops as it is, without making anything durable.
     pub fn abandon(&self) {
+        self.closing.set(true);
         self.target.stop();
         self.meta.stop();
         self.kv.stop();

@@ -79,6 +79,8 @@ pub enum EventKind {
     ArrayResumed,
     /// An array's state changed.
     ArrayState,
+    /// The store cannot go on by itself: the instance ends, so that its supervisor starts it again.
+    StoreFailed,
     /// The store's health changed.
     Health,
     /// A store of blocks or rows passed 80, 90 or 95 % of its space.

@@ -126,6 +126,8 @@ pub struct ArrayReport {
     /// `ok`, `degraded`, `critical`, `failed` or `suspended`.
     pub state: String,
     pub suspended: Option<String>,
+    /// Why the array stopped by itself; a new start may open it.
+    pub stopped: Option<String>,
     pub redundancy_debt_stripes: u64,
     pub redundancy_debt_carriers: u64,
     pub unreadable_stripes: u64,

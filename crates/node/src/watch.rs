@@ -178,9 +178,23 @@ impl Node {
             arrays: self.arrays.iter().map(|array| Seen::of(array)).collect(),
             health: self.health(),
         };
-        while !self.arrays.iter().any(|array| array.is_closed()) {
+        let mut told = false;
+        while !self.closing.get() {
             self.env.sleep(WATCH).await;
-            self.watch_drives(&mut watch).await;
+            if let Some(why) = self.failure()
+                && !std::mem::replace(&mut told, true)
+            {
+                self.events.add(
+                    Severity::Error,
+                    EventKind::StoreFailed,
+                    "node",
+                    format!("the store stops: {why}"),
+                );
+            }
+            if told {
+                self.failed.notify_one();
+            }
+            self.watch_drives(&mut watch);
             let now = self.env.now();
             for (array, seen) in self.arrays.iter().zip(&mut watch.arrays) {
                 seen.look(array, &self.replaced.borrow(), &self.events, now);
@@ -192,7 +206,7 @@ impl Node {
         }
     }
 
-    async fn watch_drives(&self, watch: &mut Watch) {
+    fn watch_drives(&self, watch: &mut Watch) {
         let now = self.drive_states();
         for (id, state) in now.iter().filter(|state| !watch.drives.contains(state)) {
             let (severity, kind) = match state {
@@ -202,12 +216,31 @@ impl Node {
                 DriveState::Missing(_) => (Severity::Warning, EventKind::DriveMissing),
             };
             self.events.add(severity, kind, drive_object(*id), state.reason());
-            self.tell_arrays(*id, state).await;
+            self.tell_arrays(*id, state);
         }
         watch.drives = now;
     }
 
+    /// Why the store cannot go on by itself: an array that stopped, or the key-value store. A new start may.
+    pub fn failure(&self) -> Option<String> {
+        let stopped = |array: &Rc<Array>| Some(format!("array {}: {}", array.name(), array.stopped()?));
+        self.arrays.iter().find_map(stopped).or_else(|| self.kv.failure())
+    }
+
+    /// Waits until the store cannot go on by itself, and says why.
+    pub async fn fails(&self) -> String {
+        loop {
+            self.failed.notified().await;
+            if let Some(why) = self.failure() {
+                return why;
+            }
+        }
+    }
+
     fn health(&self) -> &'static str {
+        if self.failure().is_some() {
+            return "failed";
+        }
         let all_online = self.drives.borrow().iter().all(|drive| drive.is_online());
         health(&self.arrays, all_online)
     }
@@ -226,13 +259,18 @@ impl Node {
         }
     }
 
-    async fn tell_arrays(&self, drive: DriveId, state: &DriveState) {
+    fn tell_arrays(&self, drive: DriveId, state: &DriveState) {
         for array in &self.arrays {
-            if let Some(position) = array.position_of(drive)
-                && let Err(error) = array.fail_member(position, state.reason()).await
-            {
-                let text = format!("the loss of drive {drive} cannot be recorded: {error}");
-                self.events.add(Severity::Error, EventKind::ArrayState, array_object(array), text);
+            if let Some(position) = array.position_of(drive) {
+                // It may wait for coordination, and the watch must go on.
+                let (array, events, why) = (array.clone(), self.events.clone(), state.reason().to_owned());
+                let record = async move {
+                    if let Err(error) = array.fail_member(position, &why).await {
+                        let text = format!("the loss of drive {drive} cannot be recorded: {error}");
+                        events.add(Severity::Error, EventKind::ArrayState, array_object(&array), text);
+                    }
+                };
+                self.env.spawn("tell array", Box::pin(record));
             }
         }
     }

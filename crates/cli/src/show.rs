@@ -198,6 +198,12 @@ pub fn filesystem(fs: &FsReport) {
     );
 }
 
+/// A name of a file as a terminal may see it: any user chooses names, also such as a terminal takes for commands.
+fn printable(path: &str) -> String {
+    let plain = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    path.chars().map(plain).collect()
+}
+
 /// Findings that are written out for people.
 const SHOWN: usize = 50;
 
@@ -206,7 +212,7 @@ fn findings(title: &str, report: &FindingsReport) {
     for finding in report.findings.iter().take(SHOWN) {
         let hopeless = if finding.repairable { "" } else { " (no repair)" };
         println!("{title}  {}: {}{hopeless}", finding.kind, finding.text);
-        finding.paths.iter().for_each(|path| println!("         {path}"));
+        finding.paths.iter().for_each(|path| println!("         {}", printable(path)));
     }
     let shown = report.findings.len().min(SHOWN) as u64;
     if total > shown {
@@ -234,7 +240,8 @@ pub fn check(check: &FsCheckReport) {
     findings("FOUND", &repair.before);
     repair.mended.iter().for_each(|(kind, count)| println!("MENDED   {count} {kind}"));
     for file in &repair.suspect_files {
-        let paths = if file.paths.is_empty() { "no name".into() } else { file.paths.join(", ") };
+        let paths: Vec<String> = file.paths.iter().map(|path| printable(path)).collect();
+        let paths = if paths.is_empty() { "no name".into() } else { paths.join(", ") };
         println!("SUSPECT  inode {}: {paths}: look at its contents", file.inode);
     }
     findings("LEFT ", &check.now);
@@ -256,7 +263,7 @@ pub fn damaged(damaged: &DamagedReport) {
     for file in &damaged.files {
         match file.paths.as_slice() {
             [] => println!("inode {} (open, without a name)", file.inode),
-            paths => paths.iter().for_each(|path| println!("{path}")),
+            paths => paths.iter().for_each(|path| println!("{}", printable(path))),
         }
         for range in &file.ranges {
             println!(

@@ -61,6 +61,8 @@ struct Lease {
     called: bool,
     closed: bool,
     asking: bool,
+    /// Bytes that are on their way into pages by a notice, which waits for locked pages as dropping them does.
+    stores: u64,
     /// Bytes that may be in pages since these began to be dropped.
     served: Option<Vec<Range<u64>>>,
     /// The kernel has no page from before this lease.
@@ -106,6 +108,39 @@ impl Hold {
         {
             served.push(bytes);
         }
+    }
+}
+
+/// Bytes that go into the kernel's pages by a notice, while it lives. Unlike a [`Hold`] it may wait for a page that a
+/// request has locked which waits for the lease, so the lease serves until the notice has been taken.
+pub struct Store {
+    leases: Rc<Leases>,
+    ino: Option<Ino>,
+    bytes: Range<u64>,
+}
+
+impl Hold {
+    /// Gives the hold up for the time that a notice with these bytes of the file takes.
+    pub fn store(self, bytes: Range<u64>) -> Store {
+        if let Some(ino) = self.ino {
+            let mut table = self.leases.table.borrow_mut();
+            table.get_mut(&ino).expect("a lease stays while it is held").stores += 1;
+        }
+        Store { leases: self.leases.clone(), ino: self.ino, bytes }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let Some(ino) = self.ino else { return };
+        let mut table = self.leases.table.borrow_mut();
+        let lease = table.get_mut(&ino).expect("a lease stays while bytes of it are stored");
+        lease.stores -= 1;
+        if let Some(served) = &mut lease.served {
+            served.push(self.bytes.clone());
+        }
+        drop(table);
+        self.leases.changed.notify_waiters();
     }
 }
 
@@ -235,7 +270,8 @@ impl Client {
         let files = self.files.borrow();
         let mut released = self.leases.released.borrow_mut();
         table.retain(|ino, lease| {
-            let idle = lease.users == 0 && !lease.called && !lease.asking && !files.contains_key(ino);
+            let unused = lease.users == 0 && lease.stores == 0;
+            let idle = unused && !lease.called && !lease.asking && !files.contains_key(ino);
             if idle && lease.exclusive.is_some() {
                 released.push(ReleasedLease { ino: ino.0, grant: lease.grant });
             }
@@ -332,6 +368,15 @@ impl Client {
             with(&|lease| lease.closed = true);
             self.until(|leases| leases.table.borrow().get(&ino).is_none_or(|lease| lease.users == 0)).await;
             let Some(cache) = &cache else { return };
+            let stored =
+                |leases: &Leases| leases.table.borrow().get(&ino).is_none_or(|lease| lease.stores == 0);
+            let mut stores = pin!(self.until(stored));
+            if timeout(&self.env, PATIENCE, &mut stores).await.is_none() {
+                // A page of one is locked by a request that must be served first.
+                with(&|lease| lease.closed = false);
+                stores.await;
+                continue;
+            }
             let served = self.leases.table.borrow_mut().get_mut(&ino).and_then(|lease| lease.served.take());
             let served = served.unwrap_or_default();
             if served.len() <= MOST_SERVED {
@@ -467,7 +512,7 @@ impl Client {
         self.leases.alone.set(false);
         self.leases.table.borrow_mut().retain(|_, lease| {
             lease.exclusive = None;
-            lease.users > 0 || lease.called || lease.asking
+            lease.users > 0 || lease.stores > 0 || lease.called || lease.asking
         });
         self.files.borrow().values().for_each(|state| state.borrow_mut().stale = true);
         let leaving = WatchRequest { leaves: true, ..self.watch_request() };

@@ -154,6 +154,11 @@ impl DriveHandle {
         &self.path
     }
 
+    /// Whether it was found at the start and is open, in use or not.
+    pub fn is_open(&self) -> bool {
+        self.drive.is_some()
+    }
+
     /// Its size, or the size it had when last seen.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes

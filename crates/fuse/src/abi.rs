@@ -359,6 +359,17 @@ pub(crate) struct InterruptIn {
 
 /// The notice that pages and attributes of an inode are old; its number stands where a reply has its error.
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+/// Bytes for the kernel's pages; its size of the file grows with them.
+pub(crate) const NOTIFY_STORE: i32 = 4;
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct StoreOut {
+    pub(crate) nodeid: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u32,
+    pub(crate) padding: u32,
+}
 
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]

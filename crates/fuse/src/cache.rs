@@ -2,12 +2,18 @@
 //!
 //! Notices are sent by a thread beside the worker: the kernel takes one only when it has locked the pages that it is
 //! about, which requests may hold that wait for the worker.
+//!
+//! A read asks for attributes first and ends at the size that the kernel then believes in. A notice to drop pages makes
+//! the kernel ignore the size in the reply to every request for attributes that it sent before (`attr_version` in
+//! fs/fuse/inode.c), so a read would end at an older size. Such a request cannot be told from others, so around a notice
+//! the size goes to the kernel by a notice of its own, with the file's last byte, before the attributes do.
 
-use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
+use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_STORE, OutHeader, StoreOut};
 use crate::attr::{Root, VALID};
-use penstock_base::{Env, Ino, LocalBoxFuture};
+use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::KernelCache;
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -17,18 +23,74 @@ use zerocopy::IntoBytes;
 
 /// The kernel counts in ticks, and may be one late.
 const TICKS: Duration = Duration::from_millis(50);
+/// How long after a notice the kernel may still wait for attributes that it asked for before it.
+const CROSSING: Duration = Duration::from_secs(1);
+/// Inodes whose notices are remembered before those that are long over are forgotten.
+const MOST_NOTICED: usize = 1024;
+
+/// Notices to drop pages of an inode.
+#[derive(Clone, Copy, Default)]
+struct Noticed {
+    running: u32,
+    ended: Duration,
+}
 
 /// The kernel's side of one mount.
 pub(crate) struct Cache {
     env: Env,
     root: Root,
     device: Arc<File>,
+    noticed: RefCell<HashMap<Ino, Noticed>>,
 }
 
 impl Cache {
     /// `device` is the mount's descriptor, or a copy of it.
     pub(crate) fn new(env: &Env, root: Root, device: File) -> Self {
-        Self { env: env.clone(), root, device: Arc::new(device) }
+        Self { env: env.clone(), root, device: Arc::new(device), noticed: RefCell::default() }
+    }
+
+    fn note(&self, ino: Ino, begins: bool) {
+        let now = self.env.now();
+        let mut noticed = self.noticed.borrow_mut();
+        if noticed.len() >= MOST_NOTICED {
+            noticed.retain(|_, notices| notices.running > 0 || now < notices.ended + CROSSING);
+        }
+        let notices = noticed.entry(ino).or_default();
+        match begins {
+            true => notices.running += 1,
+            false => (notices.running, notices.ended) = (notices.running - 1, now),
+        }
+    }
+
+    /// Whether the kernel may ignore attributes that it waits for.
+    pub(crate) fn may_ignore_size(&self, ino: Ino) -> bool {
+        let noticed = self.noticed.borrow();
+        let notices = noticed.get(&ino);
+        notices.is_some_and(|notices| notices.running > 0 || self.env.now() < notices.ended + CROSSING)
+    }
+
+    /// Lets a file's size in the kernel be `size` at least, by its last byte. The caller has a `Store` of it.
+    pub(crate) async fn grow(&self, ino: Ino, size: u64, last: u8) {
+        let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
+        let store = StoreOut { nodeid, offset: size - 1, size: 1, padding: 0 };
+        let told = penstock_drive::runtime::blocking(move || {
+            send(&device, NOTIFY_STORE, &[store.as_bytes(), &[last]])
+        });
+        if let Err(error) = told.await {
+            tracing::error!(%error, %ino, "the kernel does not take the size of a file: a read may end too early");
+        }
+    }
+}
+
+/// Sends a notice; none is needed where the kernel knows nothing of the inode, or nothing at all any more.
+fn send(device: &File, kind: i32, parts: &[&[u8]]) -> io::Result<()> {
+    let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+    let header = OutHeader { len: len as u32, error: kind, unique: 0 };
+    let mut slices = vec![IoSlice::new(header.as_bytes())];
+    slices.extend(parts.iter().map(|part| IoSlice::new(part)));
+    match rustix::io::writev(device, &slices) {
+        Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -39,25 +101,17 @@ fn notify_inval_inode(device: &File, nodeid: u64, bytes: &Range<u64>) -> io::Res
         Err(_) => 0,
     };
     let off = i64::try_from(bytes.start).unwrap_or(i64::MAX);
-    let notice = InvalInodeOut { ino: nodeid, off, len };
-    let header = OutHeader {
-        len: (size_of::<OutHeader>() + size_of::<InvalInodeOut>()) as u32,
-        error: NOTIFY_INVAL_INODE,
-        unique: 0,
-    };
-    match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())]) {
-        // It knows nothing of the inode, or nothing at all any more.
-        Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    send(device, NOTIFY_INVAL_INODE, &[InvalInodeOut { ino: nodeid, off, len }.as_bytes()])
 }
 
 impl KernelCache for Cache {
     fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
+        self.note(ino, true);
         Box::pin(async move {
             let told =
                 penstock_drive::runtime::blocking(move || notify_inval_inode(&device, nodeid, &bytes)).await;
+            self.note(ino, false);
             if let Err(error) = told {
                 tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
             }

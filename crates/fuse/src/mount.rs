@@ -141,8 +141,9 @@ impl Mount {
         });
         let device = device.map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
-        client.set_kernel_cache(Some(Rc::new(Cache::new(env, Root(client.root()), copy))));
-        let session = Session::new(client.clone(), device, latency.clone());
+        let cache = Rc::new(Cache::new(env, Root(client.root()), copy));
+        client.set_kernel_cache(Some(cache.clone()));
+        let session = Session::new(client.clone(), device, cache, latency.clone());
         let (ending, ended) = oneshot::channel();
         env.spawn("mount read-ahead", Box::pin(raise_read_ahead(session.clone(), path.to_owned())));
         let run = session.run(env.clone());

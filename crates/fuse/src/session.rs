@@ -5,6 +5,7 @@
 
 use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, fopen, init, op};
 use crate::attr::{Root, VALID};
+use crate::cache::Cache;
 use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
@@ -50,6 +51,7 @@ pub(crate) struct Session {
     /// SETXATTR has flags of its own.
     pub(crate) setxattr_ext: Cell<bool>,
     device: Rc<Device>,
+    pub(crate) cache: Rc<Cache>,
     /// Files that pass the page cache by may be mapped.
     maps_direct: Cell<bool>,
     last_handle: Cell<u64>,
@@ -72,13 +74,19 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(client: Rc<Client>, device: Rc<Device>, latency: Rc<FuseLatency>) -> Rc<Self> {
+    pub(crate) fn new(
+        client: Rc<Client>,
+        device: Rc<Device>,
+        cache: Rc<Cache>,
+        latency: Rc<FuseLatency>,
+    ) -> Rc<Self> {
         let root = Root(client.root());
         Rc::new(Self {
             client,
             root,
             setxattr_ext: Cell::new(false),
             device,
+            cache,
             maps_direct: Cell::new(false),
             last_handle: Cell::new(0),
             writers: RefCell::default(),

@@ -1,6 +1,7 @@
 //! What an administrator does: look, fail and replace drives, rebuild, scrub, check.
 
 use crate::assemble::Node;
+use crate::backing::Found;
 use crate::event_files::{EventFiles, Kept};
 use crate::events::{Event, EventKind, Events, Severity};
 use crate::report::{ArrayReport, DriveReport, FsReport, JobReport, MemberReport, StatusReport};
@@ -8,7 +9,7 @@ use crate::watch::drive_object;
 use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
 use penstock_base::env::random_id;
 use penstock_base::{BLOCK_BYTES, DriveId};
-use penstock_drive::superblock::{Superblock, slices_end};
+use penstock_drive::superblock::{self, Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
 use std::path::Path;
 use std::rc::Rc;
@@ -101,6 +102,7 @@ impl Node {
         if self.drives.borrow().iter().any(|drive| drive.is_online() && drive.path() == path) {
             return Err(AdminError::Refused(format!("{path} is a drive of this store in use")));
         }
+        self.refuse_what_is_wanted(&path, &old).await?;
         let wanted = self.needed_bytes(old.id());
         // As large as the largest drive of the store: a lost one does not say how large it was.
         let largest = self.drives.borrow().iter().map(|drive| drive.size_bytes()).max().unwrap_or(0);
@@ -124,6 +126,45 @@ impl Node {
         let text = format!("replaced by drive {} at {path}", new.id());
         self.events.add(Severity::Info, EventKind::DriveReplaced, drive_object(old.id()), text);
         Ok(self.drive_report(&new))
+    }
+
+    /// Refuses a path at which anything stands that somebody may want: only nothing, a blank, and drives of this store
+    /// that are not in use are written over.
+    async fn refuse_what_is_wanted(&self, path: &str, old: &DriveHandle) -> Result<(), AdminError> {
+        let refuse = |why: String| {
+            Err(AdminError::Refused(format!(
+                "{why}; it is not written over. Remove or wipe it yourself if nobody wants it, or name another path"
+            )))
+        };
+        let found = self.backing.look(path).map_err(AdminError::Refused)?;
+        let failed_here = found == Found::File && path == old.path() && old.is_open();
+        if matches!(found, Found::Nothing | Found::EmptyFile) || failed_here {
+            return Ok(());
+        }
+        let drive = match self.backing.open(path) {
+            Ok(drive) => drive,
+            Err(why) => return refuse(why),
+        };
+        // A file at the place where this store had the drive is that drive, however damaged.
+        let is_its_file = found == Found::File && path == old.path();
+        match superblock::read(&*drive).await {
+            Err(SuperblockError::Blank) if found == Found::Device => Ok(()),
+            Ok(known) if known.store == self.store => {
+                let in_use = |drive: &Rc<DriveHandle>| drive.id() == known.drive && drive.is_online();
+                match self.drives.borrow().iter().any(in_use) {
+                    true => refuse(format!("{path} is drive {} of this store, which is in use", known.drive)),
+                    false => Ok(()),
+                }
+            }
+            Ok(known) => refuse(format!("{path} is drive {} of another store, {}", known.drive, known.store)),
+            Err(SuperblockError::Foreign | SuperblockError::Blank | SuperblockError::Drive(_))
+                if is_its_file =>
+            {
+                Ok(())
+            }
+            Err(SuperblockError::Blank) => refuse(format!("{path} is a file with contents")),
+            Err(error) => refuse(format!("{path}: {error}")),
+        }
     }
 
     /// Bytes from the start of a drive to the end of its last slice.

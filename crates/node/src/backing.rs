@@ -2,13 +2,30 @@
 
 use penstock_drive::{Drive, FileDrive};
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
 
+/// What stands at the path of a drive to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// A regular file that was never written to.
+    EmptyFile,
+    /// A regular file with contents.
+    File,
+    /// A block device.
+    Device,
+}
+
 /// A source of drives by path.
 pub trait Backing {
-    /// Opens the drive at `path`.
+    /// Opens the drive at `path`. Fails when another process uses it.
     fn open(&self, path: &str) -> Result<Rc<dyn Drive>, String>;
+
+    /// Looks at what stands at `path`, and changes nothing.
+    fn look(&self, path: &str) -> Result<Found, String>;
 
     /// Makes a blank drive of `size_bytes` at `path`, in the place of whatever file is there: the caller made sure that
     /// nobody wants it. A block device keeps its size.
@@ -28,6 +45,27 @@ impl Backing for FileBacking {
             tracing::info!(path, "this file system refuses O_DIRECT: the drive works through the page cache");
         }
         Ok(Rc::new(drive))
+    }
+
+    fn look(&self, path: &str) -> Result<Found, String> {
+        let fail = |error: std::io::Error| format!("{path}: {error}");
+        let kind = match std::fs::metadata(path) {
+            Ok(found) => found.file_type(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Found::Nothing),
+            Err(error) => return Err(fail(error)),
+        };
+        if kind.is_block_device() {
+            return Ok(Found::Device);
+        }
+        if !kind.is_file() {
+            return Err(format!("{path} is neither a regular file nor a block device"));
+        }
+        let file = std::fs::File::open(path).map_err(fail)?;
+        match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)) {
+            Ok(_) => Ok(Found::File),
+            Err(rustix::io::Errno::NXIO) => Ok(Found::EmptyFile),
+            Err(error) => Err(fail(error.into())),
+        }
     }
 
     fn create(&self, path: &str, size_bytes: u64) -> Result<(), String> {

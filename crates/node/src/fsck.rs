@@ -26,7 +26,8 @@ const NAMED_FILES: usize = 5;
 #[derive(Default)]
 pub(crate) struct Damage {
     stripes: Vec<u64>,
-    names: Vec<String>,
+    /// By inode: names are for those who ask for them, and not for events and reports that are handed on.
+    inodes: Vec<u64>,
 }
 
 fn findings(check: &MetaCheck) -> FindingsReport {
@@ -152,30 +153,33 @@ impl Node {
         if self.damage.borrow().stripes == stripes {
             return;
         }
-        let names = match self.damaged_fs().await {
-            Ok(report) => report.files.iter().map(name_of).collect(),
-            Err(error) => vec![format!("files whose names cannot be read: {error}")],
+        let inodes: Vec<u64> = match self.target.damaged().await {
+            Ok(runs) => runs.keys().map(|ino| ino.0).collect(),
+            Err(error) => {
+                tracing::error!(%error, "the files that are damaged cannot be found");
+                return;
+            }
         };
-        let known: BTreeSet<String> = self.damage.borrow().names.iter().cloned().collect();
-        for name in names.iter().filter(|name| !known.contains(*name)).take(NAMED_MOST) {
-            let text = format!("data cannot be read: {name}");
+        let known: BTreeSet<u64> = self.damage.borrow().inodes.iter().copied().collect();
+        for inode in inodes.iter().filter(|inode| !known.contains(*inode)).take(NAMED_MOST) {
+            let text = format!("data of inode {inode} cannot be read; `penstock fs damaged` names it");
             self.events.add(Severity::Error, EventKind::FileDamaged, self.fs_object(), text);
         }
-        *self.damage.borrow_mut() = Damage { stripes, names };
+        *self.damage.borrow_mut() = Damage { stripes, inodes };
     }
 
-    /// Why the health is `failed`, with the first files by name.
+    /// Why the health is `failed`, with the first files by inode.
     pub(crate) fn damage_reasons(&self) -> Vec<String> {
         let damage = self.damage.borrow();
-        let mut reasons: Vec<String> = damage
-            .names
-            .iter()
-            .take(NAMED_FILES)
-            .map(|name| format!("data cannot be read: {name}"))
-            .collect();
-        if damage.names.len() > NAMED_FILES {
-            let more = damage.names.len() - NAMED_FILES;
-            reasons.push(format!("and of {more} more files; `penstock fs damaged` names them"));
+        let mut reasons = Vec::new();
+        if !damage.inodes.is_empty() {
+            let first: Vec<String> = damage.inodes.iter().take(NAMED_FILES).map(u64::to_string).collect();
+            let more = damage.inodes.len().saturating_sub(NAMED_FILES);
+            let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+            reasons.push(format!(
+                "data cannot be read of inodes {}{rest}; `penstock fs damaged` names the files",
+                first.join(", ")
+            ));
         }
         let metadata = self.unreadable("meta").len();
         if metadata > 0 {
@@ -185,10 +189,6 @@ impl Node {
         }
         reasons
     }
-}
-
-fn name_of(file: &DamagedFile) -> String {
-    file.paths.first().cloned().unwrap_or_else(|| format!("inode {} (without a name)", file.inode))
 }
 
 #[cfg(test)]

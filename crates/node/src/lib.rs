@@ -24,7 +24,7 @@ mod watch;
 
 pub use admin::AdminError;
 pub use assemble::{Node, StartError, find_drives};
-pub use backing::{Backing, FileBacking};
+pub use backing::{Backing, FileBacking, Found};
 pub use coordination::{Claims, FileOwnership};
 pub use event_files::{EventFiles, Kept};
 pub use events::{Event, EventKind, Events, Severity};

@@ -6,7 +6,7 @@ use penstock_base::{Env, Ino};
 use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
-use penstock_node::{Backing, InProcess, Node, StartError, StoreSpec, create_store, find_drives};
+use penstock_node::{Backing, Found, InProcess, Node, StartError, StoreSpec, create_store, find_drives};
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -70,6 +70,10 @@ impl Backing for SimBacking {
         }
         self.opened.borrow_mut().insert(path.to_owned(), drive.clone());
         Ok(drive)
+    }
+
+    fn look(&self, path: &str) -> Result<Found, String> {
+        Ok(if self.disks.borrow().contains_key(path) { Found::File } else { Found::Nothing })
     }
 
     fn create(&self, path: &str, size_bytes: u64) -> Result<(), String> {

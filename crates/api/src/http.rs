@@ -377,7 +377,7 @@ struct MountBody {
 
 async fn mount(State(api): State<Api>, Json(body): Json<MountBody>) -> Answer<Vec<String>> {
     let mount = move |instance: Rc<Instance>| async move {
-        instance.mount(&body.path).await?;
+        instance.mount(&body.path, &Default::default()).await?;
         Ok(instance.status().mounts)
     };
     api.on_worker(mount).await.map(Json)

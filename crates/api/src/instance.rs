@@ -3,7 +3,7 @@
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_drive::runtime::blocking;
-use penstock_fuse::{FuseLatency, Mount};
+use penstock_fuse::{FuseLatency, Mount, MountOptions};
 use penstock_node::{AdminError, Event, EventKind, LatencyReport, Node, Severity, StatusReport};
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
@@ -125,7 +125,7 @@ impl Instance {
     }
 
     /// Mounts the file system; this instance itself at one place only.
-    pub async fn mount(self: &Rc<Self>, path: &Path) -> Result<(), AdminError> {
+    pub async fn mount(self: &Rc<Self>, path: &Path, options: &MountOptions) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
         if let Some(mount) = &*self.mount.borrow() {
             return Err(AdminError::Refused(format!(
@@ -143,7 +143,7 @@ impl Instance {
                 instance.mount_ended(number);
             }
         };
-        let mount = Mount::start(&self.env, &self.client, path, &self.fuse_latency, on_end);
+        let mount = Mount::start(&self.env, &self.client, path, options, &self.fuse_latency, on_end);
         let mount = mount.map_err(|error| {
             self.node.note_mount(session, "");
             AdminError::Refused(error.to_string())

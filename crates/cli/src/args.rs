@@ -98,6 +98,8 @@ pub struct Mount {
     /// File with the instance's token, for --tcp
     #[arg(long, value_name = "FILE", requires = "tcp")]
     pub token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub mount_as: MountAs,
     /// Return when it is mounted and go on in the background
     #[arg(long)]
     pub detach: bool,
@@ -107,6 +109,28 @@ pub struct Mount {
     /// What --detach starts
     #[arg(long, hide = true)]
     pub detached: bool,
+}
+
+/// How the kernel shows a mount.
+#[derive(Debug, ClapArgs)]
+pub struct MountAs {
+    /// Mount read-only: the kernel refuses every change
+    #[arg(long)]
+    pub read_only: bool,
+    /// Source of the mount, as findmnt and df show it and umount takes it [default: penstock]
+    #[arg(long, value_name = "NAME")]
+    pub source: Option<String>,
+}
+
+impl MountAs {
+    /// The same for the mount.
+    pub fn options(&self) -> penstock_fuse::MountOptions {
+        let default = penstock_fuse::MountOptions::default();
+        penstock_fuse::MountOptions {
+            source: self.source.clone().unwrap_or(default.source),
+            read_only: self.read_only,
+        }
+    }
 }
 
 /// Options of `up`.
@@ -126,6 +150,8 @@ pub struct Up {
     /// Where to mount the file system: an empty directory
     #[arg(long)]
     pub mount: Option<PathBuf>,
+    #[command(flatten)]
+    pub mount_as: MountAs,
     /// Loopback port of the REST API [default: any free one]
     #[arg(long, default_value_t = 0)]
     pub port: u16,

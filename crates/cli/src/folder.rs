@@ -1,7 +1,7 @@
 //! The store's folder: its lock, its token, and who runs on it.
 //!
 //! `lock` is held for the life of an instance and names its process; `token` (mode 0600) is what the REST API asks
-//! for; `run.json` says where a running instance is reached and is removed when it stops.
+//! for; `run.json` says where a running instance is reached and has another name when it stops.
 //!
 //! A killed process is not gone at once: its locks on the folder and on the drives fall when its last thread has ended
 //! and the kernel has finished its I/O. Whoever starts the store again waits for that, and only for that: a lock of a
@@ -18,6 +18,11 @@ use std::time::{Duration, Instant};
 /// How long a process that is ending may keep its locks.
 pub const ENDING: Duration = Duration::from_secs(20);
 
+/// What `run.json` is called while nothing runs: it keeps its space, so that a full host does not keep the store from being
+/// started.
+const SPARE: &str = "run.spare";
+/// `run.json` has a multiple of this length, lines without anything at its end.
+const RUN_BYTES: usize = 4096;
 /// Default folder.
 pub const DEFAULT: &str = "./penstock-data";
 
@@ -65,8 +70,9 @@ impl Folder {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        file.set_len(0)?;
-        write!(file, "{}", std::process::id())?;
+        // In place, so that a full host does not keep the store from being started.
+        let pid = std::process::id().to_string();
+        file.write_all(pid.as_bytes()).and_then(|()| file.set_len(pid.len() as u64))?;
         Ok(Self { path, _lock: file })
     }
 
@@ -89,15 +95,22 @@ impl Folder {
 
     /// Says where the instance is reached.
     pub fn write_run(&self, run: &Run) -> Result<()> {
-        let beside = self.path.join("run.new");
-        std::fs::write(&beside, serde_json::to_vec_pretty(run)?)?;
-        std::fs::rename(beside, self.path.join("run.json"))?;
+        let (spare, named) = (self.path.join(SPARE), self.path.join("run.json"));
+        if !spare.exists() && named.exists() {
+            std::fs::rename(&named, &spare)?;
+        }
+        let mut bytes = serde_json::to_vec_pretty(run)?;
+        bytes.resize(bytes.len().next_multiple_of(RUN_BYTES), b'\n');
+        let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&spare)?;
+        file.write_all(&bytes)?;
+        file.set_len(bytes.len() as u64)?;
+        std::fs::rename(spare, named)?;
         Ok(())
     }
 
     /// The instance is gone.
     pub fn remove_run(&self) {
-        if let Err(error) = std::fs::remove_file(self.path.join("run.json")) {
+        if let Err(error) = std::fs::rename(self.path.join("run.json"), self.path.join(SPARE)) {
             tracing::debug!(%error, "run.json was not there");
         }
     }

@@ -36,7 +36,8 @@ fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| show::LogOutput)
+        .log_internal_errors(false)
         .with_ansi(colours)
         .with_target(false)
         .init();

@@ -7,6 +7,7 @@ use crate::args::Mount as Options;
 use crate::commands::print;
 use crate::folder::{DEFAULT, Run};
 use crate::remote::Remote as Rest;
+use crate::show::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{check_mount_point, is_stale, on_signals, unmount_stale};
 use penstock_base::env::timeout;
@@ -14,10 +15,13 @@ use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_drive::runtime::{Worker, block_on, blocking};
 use penstock_fabric::{Dial, Dialled, Remote, dial};
-use penstock_fuse::{FuseLatency, Mount};
+use penstock_fuse::{FuseLatency, Mount, MountOptions};
 use penstock_node::StatusReport;
+use rustix::fs::OFlags;
 use serde_json::json;
+use std::fs::{File, OpenOptions};
 use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::rc::Rc;
@@ -27,6 +31,8 @@ use std::time::{Duration, Instant};
 const FS: &str = "main";
 /// How long `--detach` waits until it is mounted, and `umount` until its process has ended its session.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A log that is longer begins anew with the next mount.
+const LOG_BYTES: u64 = 1 << 20;
 /// How long the end of the process waits for the instance to make everything durable.
 const LAST_WORD: Duration = Duration::from_secs(20);
 
@@ -105,17 +111,18 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
     let way = Way::find(&options, dir, api.as_ref())?;
     check_mount_point(&path)?;
     let env = Worker::env()?;
-    block_on(run(&env, Rc::new(way), &path)).map_err(|error| anyhow!("no worker: {error}"))??;
+    block_on(run(&env, Rc::new(way), &path, &options.mount_as.options()))
+        .map_err(|error| anyhow!("no worker: {error}"))??;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn run(env: &Env, way: Rc<Way>, path: &Path) -> Result<()> {
+async fn run(env: &Env, way: Rc<Way>, path: &Path, options: &MountOptions) -> Result<()> {
     let transport = Remote::connect(env, way.clone()).await.map_err(|failure| anyhow!("{way}: {failure}"))?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = format!("process {} on {host}", std::process::id());
     let at = path.display().to_string();
     let client = Client::connect_to_mount(env, transport.clone(), &name, &at).await?;
-    let mounted = serve(env, &client, path).await;
+    let mounted = serve(env, &client, path, options).await;
     let closed = timeout(env, LAST_WORD, client.close()).await;
     transport.close();
     mounted?;
@@ -126,19 +133,19 @@ async fn run(env: &Env, way: Rc<Way>, path: &Path) -> Result<()> {
             LAST_WORD.as_secs()
         ),
     }
-    eprintln!("unmounted; everything is durable");
+    note!("unmounted; everything is durable");
     Ok(())
 }
 
 /// Serves the kernel until somebody unmounts, or a signal says to.
-async fn serve(env: &Env, client: &Rc<Client>, path: &Path) -> Result<()> {
+async fn serve(env: &Env, client: &Rc<Client>, path: &Path, options: &MountOptions) -> Result<()> {
     let (signal, mut signals) = tokio::sync::mpsc::unbounded_channel();
     on_signals(move || {
         // Whoever is ending already takes no more.
         let _ = signal.send(());
     })?;
-    let mut mount = Mount::start(env, client, path, &Rc::new(FuseLatency::default()), || {})?;
-    println!("mounted at {}", path.display());
+    let mut mount = Mount::start(env, client, path, options, &Rc::new(FuseLatency::default()), || {})?;
+    say!("mounted at {}", path.display());
     let signalled = tokio::select! {
         () = mount.ended() => false,
         _ = signals.recv() => true,
@@ -171,8 +178,8 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
         None if api || options.tcp.is_some() => log_name(path).into(),
         None => dir.unwrap_or_else(|| DEFAULT.into()).join(log_name(path)),
     };
-    let log =
-        std::fs::File::create(&log_path).with_context(|| format!("{} cannot be made", log_path.display()))?;
+    let log = open_log(&log_path)?;
+    let log_start = log.metadata()?.len();
     let mut command = Command::new(std::env::current_exe()?);
     let words = std::env::args_os().skip(1).filter(|word| word != "--detach");
     // Without --detach the log has no meaning.
@@ -187,7 +194,8 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
     let start = Instant::now();
     while !is_mounted(path) {
         if child.try_wait()?.is_some() {
-            eprint!("{}", std::fs::read_to_string(&log_path)?);
+            let said = std::fs::read(&log_path)?;
+            eprint!("{}", String::from_utf8_lossy(said.get(log_start as usize..).unwrap_or_default()));
             return Ok(ExitCode::FAILURE);
         }
         if start.elapsed() > PATIENCE {
@@ -195,9 +203,26 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    println!("mounted at {}", path.display());
-    println!("It runs in the background as process {}; its log is {}", child.id(), log_path.display());
+    say!("mounted at {}", path.display());
+    say!("It runs in the background as process {}; its log is {}", child.id(), log_path.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// The log of a mount in the background, which goes on where the one before it ended. What stands there and is no file of
+/// this user's is not written to: its name can be guessed.
+fn open_log(path: &Path) -> Result<File> {
+    let cannot = || format!("{} cannot be written", path.display());
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    let log = options.open(path).with_context(cannot)?;
+    let found = log.metadata().with_context(cannot)?;
+    if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
+        bail!("{} is no file of this user's; name another one with --log", path.display());
+    }
+    if found.len() > LOG_BYTES {
+        log.set_len(0).with_context(cannot)?;
+    }
+    Ok(log)
 }
 
 /// Whether a file system of Penstock is mounted at `path`.
@@ -265,5 +290,5 @@ pub fn umount_only(rest: &Rest, json: bool) -> Result<ExitCode> {
 }
 
 fn done(json: bool, path: &str) -> Result<ExitCode> {
-    print(json, &json!({ "unmounted": path }), |_| println!("unmounted"))
+    print(json, &json!({ "unmounted": path }), |_| say!("unmounted"))
 }

@@ -198,6 +198,44 @@ pub fn filesystem(fs: &FsReport) {
     );
 }
 
+/// Writes a line on standard output. Where it cannot be written, because the disk of its file is full or its reader is gone,
+/// the process goes on: `println!` would end it.
+macro_rules! say {
+    ($($line:tt)*) => {
+        $crate::show::write_line(&mut std::io::stdout().lock(), format_args!($($line)*))
+    };
+}
+
+/// The same on standard error.
+macro_rules! note {
+    ($($line:tt)*) => {
+        $crate::show::write_line(&mut std::io::stderr().lock(), format_args!($($line)*))
+    };
+}
+
+pub(crate) use {note, say};
+
+/// Writes a line where it can be written.
+pub fn write_line(out: &mut impl Write, line: std::fmt::Arguments<'_>) {
+    // Nobody is left to tell.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Standard error for the log: what cannot be written is left out, and ends nothing.
+pub struct LogOutput;
+
+impl Write for LogOutput {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        // Nobody is left to tell.
+        let _ = std::io::stderr().lock().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A name of a file as a terminal may see it: any user chooses names, also such as a terminal takes for commands.
 fn printable(path: &str) -> String {
     let plain = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };

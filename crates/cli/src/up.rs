@@ -2,6 +2,7 @@
 
 use crate::args::Up;
 use crate::folder::{DEFAULT, ENDING, Folder, Run};
+use crate::show::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{Instance, Server, check_mount_point};
 use penstock_base::{Env, StoreId};
@@ -91,7 +92,10 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         let _ = signals.send(stop);
     })?;
     let mounted = match &options.mount {
-        Some(path) => instance.mount(&std::path::absolute(path)?).await.map_err(anyhow::Error::from),
+        Some(path) => instance
+            .mount(&std::path::absolute(path)?, &options.mount_as.options())
+            .await
+            .map_err(anyhow::Error::from),
         None => Ok(()),
     };
     let mut ran = Ok(());
@@ -107,7 +111,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         ran = instance.run(&mut tasks).await;
         tell_manager(&[NotifyState::Stopping]);
         // Written to a terminal that may be gone by now.
-        eprintln!("stopping");
+        note!("stopping");
     }
     // Clients wait, and go on with the next start.
     clients.stop();
@@ -116,7 +120,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     folder.remove_run();
     ran.map_err(|why| anyhow!("the store cannot go on: {why}; start it again"))?;
     mounted.and(closed)?;
-    eprintln!("stopped; everything is durable");
+    note!("stopped; everything is durable");
     Ok(())
 }
 
@@ -144,25 +148,25 @@ fn tell_manager(state: &[NotifyState<'_>]) {
 fn greet(instance: &Instance, folder: &Folder) {
     let status = instance.status();
     let dir = folder.path.display();
-    println!("Penstock {} is up: {}", status.version, status.health);
-    status.reasons.iter().for_each(|reason| println!("  ! {reason}"));
+    say!("Penstock {} is up: {}", status.version, status.health);
+    status.reasons.iter().for_each(|reason| say!("  ! {reason}"));
     for array in &status.arrays {
-        println!("  array   {:<5} {:<5} {}", array.name, array.code, array.state);
+        say!("  array   {:<5} {:<5} {}", array.name, array.code, array.state);
     }
-    println!("  space   {} free", crate::show::size(status.free_bytes));
-    println!("  folder  {dir}");
-    println!("  api     {}  (token in {dir}/token)", status.api_url);
-    println!("  tcp     {}", status.tcp_address);
+    say!("  space   {} free", crate::show::size(status.free_bytes));
+    say!("  folder  {dir}");
+    say!("  api     {}  (token in {dir}/token)", status.api_url);
+    say!("  tcp     {}", status.tcp_address);
     let program = std::env::args().next().unwrap_or_else(|| "penstock".into());
     match status.mounts.first() {
         Some(mount) => {
-            println!("  mount   {mount}");
-            println!("Try it:   cp -r /usr/share/doc {mount}/ && ls {mount}");
+            say!("  mount   {mount}");
+            say!("Try it:   cp -r /usr/share/doc {mount}/ && ls {mount}");
         }
-        None => println!("Try it:   {program} --dir {dir} mount DIR"),
+        None => say!("Try it:   {program} --dir {dir} mount DIR"),
     }
-    println!("See it:   {program} --dir {dir} status");
-    println!("Stop it:  Ctrl-C here, or {program} down {dir}");
+    say!("See it:   {program} --dir {dir} status");
+    say!("Stop it:  Ctrl-C here, or {program} down {dir}");
 }
 
 /// Paths at which drives of the store may be: where they were last seen, and the folder's own.
@@ -193,7 +197,7 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     if file.is_none() && !holds_a_store(env, &*backing, &paths).await? {
         let spec = wanted_spec(options)?;
         paths = new_paths(folder, &spec)?;
-        eprintln!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
+        note!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
         let made: StoreId = create_store(env, &*backing, &spec, &paths).await?;
         store = Some(made);
     }
@@ -294,8 +298,8 @@ fn detach(dir: &Path) -> Result<ExitCode> {
         if let Ok(run) = Run::load(&path)
             && run.pid == child.id()
         {
-            println!("{}", std::fs::read_to_string(&log_path)?.trim_end().replace("Ctrl-C here, or ", ""));
-            println!("It runs in the background as process {}; its log is {}", run.pid, log_path.display());
+            say!("{}", std::fs::read_to_string(&log_path)?.trim_end().replace("Ctrl-C here, or ", ""));
+            say!("It runs in the background as process {}; its log is {}", run.pid, log_path.display());
             return Ok(ExitCode::SUCCESS);
         }
         if let Some(status) = child.try_wait()? {

@@ -2,6 +2,7 @@
 
 use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
 use crate::attr::{attributes, errno, extended, nanoseconds};
+use crate::data::CAPABILITY;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::{BLOCK_BYTES, Ino};
@@ -106,6 +107,9 @@ impl Session {
             replace: flags & XATTR_REPLACE != 0,
             kill_set_group_id: more & SETXATTR_ACL_KILL_SGID != 0,
         };
+        if change.name == CAPABILITY {
+            self.without_capability.forget(&self.ino(request));
+        }
         self.client.set_xattr(change).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 

@@ -7,10 +7,14 @@ use crate::abi::{
 use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::session::Session;
+use penstock_base::Ino;
+use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
+/// Extended attribute that gives a program capabilities (capabilities(7)).
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
@@ -45,6 +49,9 @@ impl Session {
         if write_flags & WRITE_KILL_SUIDGID != 0 {
             self.client.drop_set_id(ino).await.map_err(fail)?;
         }
+        if !pages {
+            self.drop_capability(ino).await.map_err(fail)?;
+        }
         if !pages && OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
             let at = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
             if at != offset {
@@ -72,6 +79,7 @@ impl Session {
             _ => return Err(Errno::OPNOTSUPP),
         };
         let keep_size = mode.contains(keep);
+        self.drop_privileges(request, self.ino(request)).await.map_err(|failure| errno(&failure))?;
         let result = self.client.change_space(self.ino(request), offset, length, change, keep_size).await;
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
@@ -83,9 +91,41 @@ impl Session {
             return Err(Errno::INVAL);
         }
         let to = (self.root.inner(nodeid_out), off_out);
+        self.drop_privileges(request, to.0).await.map_err(|failure| errno(&failure))?;
         let result = self.client.copy((self.ino(request), off_in), to, len).await;
         let copied = |copied: u64| Answer::of(&WriteOut { size: copied as u32, padding: 0 });
         result.map(copied).map_err(|failure| errno(&failure))
+    }
+
+    /// Takes set-id bits and capabilities from a file whose contents are about to be changed past the kernel's pages, as
+    /// `file_modified` does in the kernel. Root keeps the bits; what a write may keep otherwise the kernel says itself.
+    async fn drop_privileges(&self, request: &Request, ino: Ino) -> Result<(), Failure> {
+        if request.header.uid != 0 {
+            let _hold = self.client.hold(ino, true).await?;
+            self.client.drop_set_id(ino).await?;
+        }
+        self.drop_capability(ino).await
+    }
+
+    /// Takes the capabilities of a program from a file that is about to be written to. The kernel does that itself for
+    /// what goes through its pages.
+    async fn drop_capability(&self, ino: Ino) -> Result<(), Failure> {
+        // Another client may give it some: what is known holds while this one is alone.
+        let alone = self.client.is_alone();
+        if !alone {
+            self.without_capability.clear();
+        } else if self.without_capability.contains(&ino) {
+            return Ok(());
+        }
+        match self.client.get_xattr(ino, CAPABILITY).await {
+            Ok(_) => self.client.remove_xattr(ino, CAPABILITY).await?,
+            Err(failure) if failure.errno == Errno::NODATA.raw_os_error() as u16 => {}
+            Err(failure) => return Err(failure),
+        }
+        if alone {
+            self.without_capability.note(ino);
+        }
+        Ok(())
     }
 
     /// The kernel asks for data and holes only, and has sent its pages before.

@@ -20,7 +20,7 @@ mod read_ahead;
 mod session;
 
 pub use latency::{FuseLatency, Op};
-pub use mount::{Mount, MountError, check_mount_point, is_stale, unmount, unmount_stale};
+pub use mount::{Mount, MountError, MountOptions, check_mount_point, is_stale, unmount, unmount_stale};
 pub use null::mount_null;
 pub use read_ahead::set_read_ahead;
 

@@ -121,6 +121,21 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
     }
 }
 
+/// How the kernel shows a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Its source, as `findmnt` and `df` name it and `umount` takes it.
+    pub source: String,
+    /// The kernel refuses every change (EROFS).
+    pub read_only: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self { source: NAME.to_owned(), read_only: false }
+    }
+}
+
 impl Mount {
     /// Mounts the file system of `client` at `path`. `env` is the worker that owns the client.
     /// Requests count in `latency`. Once the kernel has let go of it, whoever unmounted it, the worker calls `on_end`.
@@ -128,12 +143,16 @@ impl Mount {
         env: &Env,
         client: &Rc<Client>,
         path: &Path,
+        options: &MountOptions,
         latency: &Rc<FuseLatency>,
         on_end: impl FnOnce() + 'static,
     ) -> Result<Self, MountError> {
         check_mount_point(path)?;
         let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
-        let file = if rustix::process::geteuid().is_root() { mount(path) } else { mount_as_user(path) };
+        let file = match rustix::process::geteuid().is_root() {
+            true => mount(path, options),
+            false => mount_as_user(path, options),
+        };
         let device = file.and_then(|file| {
             let flags = rustix::fs::fcntl_getfl(&file)?;
             rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
@@ -204,7 +223,7 @@ async fn raise_read_ahead(session: Rc<Session>, path: PathBuf) {
 }
 
 /// Mounts as root: visible to all users, permissions by the kernel.
-fn mount(path: &Path) -> io::Result<File> {
+fn mount(path: &Path, wanted: &MountOptions) -> io::Result<File> {
     let file =
         File::options().read(true).write(true).custom_flags(OFlags::CLOEXEC.bits() as i32).open(DEVICE)?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -215,18 +234,22 @@ fn mount(path: &Path) -> io::Result<File> {
         gid.as_raw()
     );
     let options = CString::new(options)?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
-    rustix::mount::mount(NAME, path, format!("fuse.{NAME}"), flags, &*options)?;
+    let read_only = if wanted.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME | read_only;
+    rustix::mount::mount(&*wanted.source, path, format!("fuse.{NAME}"), flags, &*options)?;
     Ok(file)
 }
 
 /// Mounts through fusermount3, which hands the descriptor back over a socket: its standard input here, so that it
 /// inherits nothing else.
-fn mount_as_user(path: &Path) -> io::Result<File> {
+fn mount_as_user(path: &Path, wanted: &MountOptions) -> io::Result<File> {
     let (mine, theirs) = UnixStream::pair()?;
+    // A comma would end the option.
+    let source = wanted.source.replace('\\', "\\\\").replace(',', "\\,");
+    let access = if wanted.read_only { "ro" } else { "rw" };
     let child = Command::new("fusermount3")
         .arg("-o")
-        .arg(format!("fsname={NAME},subtype={NAME},default_permissions,noatime,nosuid,nodev"))
+        .arg(format!("fsname={source},subtype={NAME},{access},default_permissions,noatime,nosuid,nodev"))
         .arg("--")
         .arg(path)
         .env("_FUSE_COMMFD", "0")

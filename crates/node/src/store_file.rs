@@ -71,6 +71,10 @@ impl StoreFile {
     pub fn save(&self, dir: &Path) -> Result<(), String> {
         let path = dir.join(NAME);
         let bytes = self.encode().map_err(|error| error.to_string())?;
+        // A full host keeps no store from being started that has not changed.
+        if std::fs::read(&path).is_ok_and(|known| known == bytes) {
+            return Ok(());
+        }
         replace_file(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))
     }
 

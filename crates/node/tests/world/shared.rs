@@ -1,12 +1,14 @@
 //! Several clients of one file system: each sees what the others did, whatever comes between.
 
-use crate::machine::Machine;
+use crate::machine::{Machine, Site};
 use crate::remote::{Way, make, on_machine, read};
 use penstock_base::Ino;
 use penstock_client::{Client, KernelCache};
 use penstock_fabric::Remote;
 use penstock_sim::World;
-use penstock_wire::names::{LockChange, LockRequest};
+use penstock_wire::names::{LockChange, LockRequest, SetAttrRequest, WatchRequest};
+use penstock_wire::{Frame, Kind};
+use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -238,7 +240,9 @@ fn a_lock_keeps_all_others_out_and_outlives_a_restart() {
         assert!(futures_util::future::join(waits, gone).await.0.unwrap());
         let rest = vec![machine.client.clone(), clients[2].clone()];
         clients[2].release(ino).await.unwrap();
-        assert_eq!(clients[2].sync().await.unwrap_err().errno, EIO, "names that were made are not synced");
+        clients[2].sync().await.unwrap();
+        // Another one's fsync made its writes durable, which it cannot know.
+        assert_eq!(clients[2].fsync(ino).await.unwrap_err().errno, EIO);
         end(machine, rest, remotes).await;
     });
 }
@@ -262,5 +266,176 @@ fn a_name_is_made_by_one() {
             }
         }
         end(machine, clients, remotes).await;
+    });
+}
+
+/// The service is started again on the same disks, without having made anything durable.
+async fn restart(site: &Site, machine: Machine, way: &Rc<Way>) -> Machine {
+    way.server.borrow_mut().take().unwrap().stop();
+    machine.node.abandon();
+    drop(machine);
+    let machine = site.start(&way.world, &[]).await.unwrap();
+    way.lead_to(&machine);
+    machine
+}
+
+/// Leases from before a restart had numbers above all that the service gave since, and were kept when it took them back:
+/// two clients held one file exclusively.
+#[test]
+fn clients_that_shared_a_file_agree_after_a_restart() {
+    for seed in 110..114 {
+        on_machine(seed, async |site, machine| {
+            let way = Way::new(&machine);
+            let (clients, remotes) = several(&machine, &way, 3).await;
+            make(&clients[0], "register").await.unwrap();
+            let mut machine = machine;
+            let (one, other) = (&clients[1], &clients[2]);
+            let pages = [Pages::of(one, &machine.world), Pages::of(other, &machine.world)];
+            let inos = [open(one, "register").await, open(other, "register").await];
+            let mut value = 0u64;
+            for life in 0..3 {
+                for round in 0..12 {
+                    let (writer, reader) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
+                    value += 1;
+                    pages[writer].write(&clients[1 + writer], inos[writer], &value.to_le_bytes()).await;
+                    // After a restart the names that were made before are told of once.
+                    let synced = clients[1 + writer].fsync(inos[writer]).await;
+                    assert!(synced.is_ok() || round < 2, "life {life} round {round}: {synced:?}");
+                    let found = pages[reader].read(&clients[1 + reader], inos[reader], 8).await;
+                    assert_eq!(found, value.to_le_bytes(), "life {life} round {round}");
+                }
+                machine = restart(site, machine, &way).await;
+            }
+            for (client, ino) in clients[1..].iter().zip(inos) {
+                client.set_kernel_cache(None);
+                client.release(ino).await.unwrap();
+            }
+            let clients = vec![machine.client.clone(), one.clone(), other.clone()];
+            end(machine, clients, remotes).await;
+        });
+    }
+}
+
+/// An fsync covered what its own client had written, and not what another had: after a crash the old bytes were there.
+#[test]
+fn an_fsync_covers_what_another_client_wrote() {
+    on_machine(120, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let ino = make(&clients[1], "file").await.unwrap();
+        clients[1].write(ino, 0, &[1; 10_000]).await.unwrap();
+        clients[1].fsync(ino).await.unwrap();
+        let other = open(&clients[2], "file").await;
+        clients[1].write(ino, 5000, &[2; 10_000]).await.unwrap();
+        clients[2].fsync(other).await.unwrap();
+        let machine = restart(site, machine, &way).await;
+        let found = read(
+            &machine.client,
+            Ino(machine.client.lookup(machine.client.root(), b"file").await.unwrap().ino),
+        )
+        .await;
+        assert!(found.len() == 15_000 && found[..5000] == [1; 5000] && found[5000..] == [2; 10_000]);
+        // Who wrote it cannot know that, and is told that it may be lost.
+        assert_eq!(clients[1].fsync(ino).await.unwrap_err().errno, EIO);
+        clients[1].release(ino).await.unwrap();
+        clients[2].release(other).await.unwrap();
+        let clients = vec![machine.client.clone(), clients[1].clone(), clients[2].clone()];
+        end(machine, clients, remotes).await;
+    });
+}
+
+/// Of several files that a restart took writes of, one fsync took the word for all; so did an fsync of a directory.
+#[test]
+fn every_file_that_lost_writes_hears_of_it() {
+    on_machine(121, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let one = clients[1].clone();
+        let mut inos = Vec::new();
+        for name in ["f1", "f2", "f3", "f4"] {
+            let ino = make(&one, name).await.unwrap();
+            one.write(ino, 0, &[1; 4096]).await.unwrap();
+            one.fsync(ino).await.unwrap();
+            inos.push(ino);
+        }
+        for ino in &inos[..3] {
+            one.write(*ino, 4096, &[2; 4096]).await.unwrap();
+        }
+        // Another client looks at two of them: they are settled for it, and not synced.
+        for name in ["f1", "f2"] {
+            let ino = Ino(clients[2].lookup(clients[2].root(), name.as_bytes()).await.unwrap().ino);
+            assert_eq!(clients[2].get_attr(ino).await.unwrap().size, 8192);
+        }
+        let machine = restart(site, machine, &way).await;
+        one.sync_directory().await.unwrap();
+        let through = Cell::new(one.losses_told(inos[0]));
+        for ino in &inos[..3] {
+            assert_eq!(one.fsync(*ino).await.unwrap_err().errno, EIO, "{ino}");
+        }
+        for ino in &inos {
+            one.fsync(*ino).await.unwrap();
+        }
+        // A descriptor that was open all the time hears of it although another one did.
+        assert_eq!(one.fsync_through(inos[0], &through).await.unwrap_err().errno, EIO);
+        one.fsync_through(inos[0], &through).await.unwrap();
+        for ino in inos {
+            one.release(ino).await.unwrap();
+        }
+        let clients = vec![machine.client.clone(), one, clients[2].clone()];
+        end(machine, clients, remotes).await;
+    });
+}
+
+/// A settle told the time of the last write, and a change of the mode since then was forgotten.
+#[test]
+fn the_time_of_a_change_never_goes_back() {
+    on_machine(122, async |_, machine| {
+        let client = machine.client.clone();
+        let ino = make(&client, "file").await.unwrap();
+        client.write(ino, 0, &[1; 100]).await.unwrap();
+        machine.env.sleep(Duration::from_millis(300)).await;
+        let change = SetAttrRequest { ino: ino.0, mode: Some(0o600), ..SetAttrRequest::default() };
+        let changed = client.set_attr(change).await.unwrap().ctime_ns;
+        client.fsync(ino).await.unwrap();
+        assert_eq!(client.get_attr(ino).await.unwrap().ctime_ns, changed);
+        client.release(ino).await.unwrap();
+        end(machine, vec![client], Vec::new()).await;
+    });
+}
+
+/// A number at its limit in a request ended the process.
+#[test]
+fn numbers_at_their_limits_are_answered() {
+    on_machine(123, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let watch = WatchRequest { seen: u64::MAX, answered: vec![u64::MAX], ..WatchRequest::default() };
+        let mut frame = Frame::request(Kind::Watch, watch.encode_to_vec(), Vec::new());
+        frame.header.session = clients[1].session();
+        let reply = machine.node.serve(frame, true).await;
+        assert!(reply.into_result().is_ok());
+        end(machine, clients, remotes).await;
+    });
+}
+
+/// Removing a file walked its size, 4 GiB at a time: of one of 4 EiB that is a day of the only worker.
+#[test]
+fn huge_files_without_data_are_removed_at_once() {
+    on_machine(124, async |_, machine| {
+        let client = machine.client.clone();
+        for (name, write) in [("empty", false), ("some", true)] {
+            let ino = make(&client, name).await.unwrap();
+            let size = SetAttrRequest { ino: ino.0, size: Some(1 << 62), ..SetAttrRequest::default() };
+            client.set_attr(size).await.unwrap();
+            if write {
+                for at in [0, 1 << 40, (1 << 62) - 4096] {
+                    client.write(ino, at, &[7; 4096]).await.unwrap();
+                }
+                client.fsync(ino).await.unwrap();
+            }
+            client.unlink(client.root(), name.as_bytes(), false).await.unwrap();
+            client.release(ino).await.unwrap();
+        }
+        end(machine, vec![client], Vec::new()).await;
     });
 }

@@ -122,7 +122,7 @@ impl FaultyDrive {
             return Some(more);
         }
         let pace = self.pace.get().filter(|pace| pace.one_in > 0)?;
-        if self.env.random() % pace.one_in != 0 {
+        if !self.env.random().is_multiple_of(pace.one_in) {
             return None;
         }
         // Each halving of the time is as likely as the next.

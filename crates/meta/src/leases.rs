@@ -219,6 +219,10 @@ impl Leases {
     /// What a session must hear.
     fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
         let alone = self.alone == Some(session);
+        if request.alone && !alone && !self.owes_everything(|other| other == session) {
+            // It believes what is not so, and would ask again and again.
+            self.call_everything(session);
+        }
         let mut calls = Vec::new();
         for (number, call) in self.calls.range_mut((Bound::Excluded(request.seen), Bound::Unbounded)) {
             if call.session == session {

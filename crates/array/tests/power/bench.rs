@@ -15,13 +15,16 @@ pub const IO: Io = Io::new(Class::Client, "test");
 const DISK_BYTES: u64 = 7 << 20;
 pub const SLICE_AT: u64 = 1 << 20;
 
+/// What is done to a drive, by its number, before the array is opened.
+pub type Prepare = Box<dyn Fn(usize, &FaultyDrive)>;
+
 /// Disks and coordination: what survives a power cut.
 pub struct Site {
     pub disks: Vec<Rc<SimDisk>>,
     pub ownership: Rc<MemoryOwnership>,
     pub spec: CreateSpec,
     /// What is done to each drive (by its number) before the array is opened.
-    pub prepare: Box<dyn Fn(usize, &FaultyDrive)>,
+    pub prepare: Prepare,
 }
 
 /// One life of the machine.

@@ -15,5 +15,6 @@ mod remote;
 mod repair;
 mod rot;
 mod scrubs;
+mod serve;
 mod shared;
 mod space;

@@ -99,6 +99,28 @@ pub(crate) fn bits(group: u64, words: &[u64]) -> impl Iterator<Item = u64> {
     })
 }
 
+/// Runs of blocks whose bits are set in a group's words, in order; whole words are taken at once.
+fn runs(group: u64, words: &[u64]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (first, word) in (group * GROUP_BLOCKS..).step_by(64).zip(words) {
+        let mut left = *word;
+        let mut at = first;
+        while left != 0 {
+            let skip = left.trailing_zeros();
+            at += u64::from(skip);
+            left >>= skip;
+            let count = left.trailing_ones();
+            match runs.last_mut() {
+                Some((start, len)) if *start + *len == at => *len += u64::from(count),
+                _ => runs.push((at, u64::from(count))),
+            }
+            at += u64::from(count);
+            left = left.checked_shr(count).unwrap_or(0);
+        }
+    }
+    runs
+}
+
 impl Space {
     pub(crate) fn new(blocks: u64, stripe_blocks: u64) -> Self {
         let stripes = blocks / stripe_blocks;
@@ -126,11 +148,15 @@ impl Space {
         GROUP_WORDS
     }
 
-    /// Takes a group's bits from its row. Bits of blocks that do not exist are passed over: a check reports them.
+    /// Takes the bits of a group of which nothing was known from its row. Bits of blocks that do not exist are passed over: a
+    /// check reports them.
     pub(crate) fn load_group(&mut self, group: u64, words: &[u64]) {
-        let blocks = self.blocks;
-        for block in bits(group, words).take_while(|block| *block < blocks) {
-            self.hold(block);
+        for (start, count) in runs(group, words) {
+            let count = count.min(self.blocks.saturating_sub(start));
+            if count > 0 {
+                self.committed.change((start, count), true);
+                self.mark((start, count), true);
+            }
         }
     }
 
@@ -332,6 +358,34 @@ mod tests {
         assert_eq!(space.free((0, 64)), [0]);
         assert_eq!(space.allocate(1, |_| true), Some((65, 1)));
         assert_eq!(space.allocate_stripe(|stripe| stripe != 2), Some(0));
+    }
+
+    #[test]
+    fn a_group_is_loaded_as_its_bits_say() {
+        let mut state = 7u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        };
+        for round in 0..40 {
+            let mut words = vec![0u64; GROUP_WORDS];
+            for word in &mut words {
+                *word = match random() % 4 {
+                    0 => 0,
+                    1 => u64::MAX,
+                    2 => u64::MAX << (random() % 64),
+                    _ => random() << 31 ^ random(),
+                };
+            }
+            // The last group need not be whole, only the last stripe.
+            let blocks = 2 * GROUP_BLOCKS - 64 * (random() % 3);
+            let mut space = Space::new(blocks, 64);
+            space.load_group(round % 2, &words);
+            let wanted: Vec<u64> = bits(round % 2, &words).filter(|block| *block < blocks).collect();
+            let found: Vec<u64> = (0..blocks).filter(|block| space.used.get(*block)).collect();
+            assert!(found == wanted && space.is_counted(), "round {round}");
+            assert_eq!(space.committed_group(round % 2), space.used.group(round % 2));
+        }
     }
 
     #[test]

@@ -264,6 +264,90 @@ fn a_full_host_suspends_and_goes_on() {
     store.down();
 }
 
+/// An instance that was killed on a full host comes up again, serves what is there, and lets others mount.
+#[test]
+fn a_store_starts_on_a_full_host() {
+    if !can_mount("a_store_starts_on_a_full_host") {
+        return;
+    }
+    let store = Store::new("start-full", &SMALL);
+    let small = store.home.join("small");
+    std::fs::create_dir(&small).unwrap();
+    let tmpfs = ["-t", "tmpfs", "-o", "size=400m", "none"];
+    let mounted = std::process::Command::new("mount").args(tmpfs).arg(&small).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED a_store_starts_on_a_full_host: a tmpfs of its own needs root");
+        return;
+    }
+    let _unmount = Unmount(small.clone());
+    std::os::unix::fs::symlink(&small, &store.dir).unwrap();
+    store.up();
+    std::fs::write(store.mount.join("file"), vec![7; 3 << 20]).unwrap();
+    std::fs::File::open(store.mount.join("file")).unwrap().sync_all().unwrap();
+    let ballast = small.join("ballast");
+    shell(&format!("dd if=/dev/zero of={} bs=1M 2>/dev/null || true", ballast.display()));
+    store.kill();
+    store.up();
+    assert!(std::fs::read(store.mount.join("file")).unwrap() == vec![7; 3 << 20]);
+    let other = store.home.join("other");
+    store.ok(&["mount", other.to_str().unwrap(), "--detach", "--read-only", "--source", "a,b"]);
+    assert_eq!(shell(&format!("findmnt -n -o SOURCE {}", other.display())).trim(), "a,b");
+    assert!(std::fs::read(other.join("file")).unwrap() == vec![7; 3 << 20]);
+    let refused = std::fs::write(other.join("new"), b"").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    store.ok(&["umount", other.to_str().unwrap()]);
+    std::fs::remove_file(&ballast).unwrap();
+    store.audit();
+    store.down();
+}
+
+/// What any user may do with sizes and attributes stops nobody else, and a write takes privileges from a program.
+#[test]
+fn a_user_without_rights_stops_nobody_and_keeps_no_privileges() {
+    let Some(store) = started("nobody") else { return };
+    let mount = store.mount.display().to_string();
+    let as_nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    if !std::process::Command::new("bash")
+        .args(["-c", &format!("{as_nobody} true")])
+        .status()
+        .unwrap()
+        .success()
+    {
+        eprintln!("SKIPPED a_user_without_rights_stops_nobody: another user needs root and setpriv");
+        store.down();
+        return;
+    }
+    shell(&format!("chmod 1777 {mount}"));
+    // 4 EiB without data, removed with and without its row in the store.
+    shell(&format!(
+        "{as_nobody} bash -c 'cd {mount} && truncate -s 4E f && rm f && truncate -s 4E g && exec 3<g && rm g && sync -d . && exec 3<&-'"
+    ));
+    assert_eq!(store.json(&["fs", "check"])["clean"], true);
+    // Attributes of 64 KiB until there is no space for rows: the store says so, and goes on.
+    let said = shell(&format!(
+        "cd {mount} && v=0s$(head -c 65536 /dev/zero | base64 -w0) && n=0
+         while [ $n -lt 3000 ]; do
+             f=x$((n / 100)); [ -e $f ] || touch $f || break
+             out=$(setfattr -n user.$n -v $v $f 2>&1) || {{ echo $out; break; }}
+             n=$((n + 1))
+         done; echo $n"
+    ));
+    assert!(said.contains("No space left"), "{said}");
+    assert!(store.json(&["status"])["health"] != "failed");
+    shell(&format!("rm -f {mount}/x* && echo still here > {mount}/after"));
+    for how in ["fallocate -z -o 0 -l 4096 p", "sh -c \"echo >> p\""] {
+        shell(&format!(
+            "cd {mount} && rm -f p && head -c 8192 /dev/zero > p && chmod 6777 p
+             setfattr -n security.capability -v 0x0100000200200000000000000000000000000000 p
+             {as_nobody} {how}"
+        ));
+        let found = shell(&format!("cd {mount} && stat -c %a p && getfattr -d -m security.capability p"));
+        assert_eq!(found.trim(), "777", "{how}");
+    }
+    store.audit();
+    store.down();
+}
+
 struct Unmount(std::path::PathBuf);
 
 impl Drop for Unmount {

@@ -195,6 +195,123 @@ for n in range(100):
     }
 }
 
+/// A lock of a process goes when it closes the file, and not when a handle is released that it used before: a child that had
+/// inherited that handle took the lock away which its parent had got through another one since.
+fn locks_outlive_handles_of_others(mounts: &[PathBuf; 2]) {
+    write_new(&mounts[0].join("posix"), b"");
+    let open = |at: usize| OpenOptions::new().read(true).write(true).open(mounts[at].join("posix")).unwrap();
+    let first = open(0);
+    fcntl_lock(&first, FlockOperation::LockExclusive).unwrap();
+    let mut child =
+        Command::new("sleep").arg("0.5").stdin(Stdio::from(first.try_clone().unwrap())).spawn().unwrap();
+    drop(first);
+    let second = open(0);
+    fcntl_lock(&second, FlockOperation::LockExclusive).unwrap();
+    assert!(child.wait().unwrap().success());
+    std::thread::sleep(Duration::from_millis(300));
+    // To the service the other mount is another process.
+    let other = open(1);
+    assert!(fcntl_lock(&other, FlockOperation::NonBlockingLockExclusive).is_err(), "the lock is held");
+    drop(second);
+    fcntl_lock(&other, FlockOperation::LockExclusive).unwrap();
+}
+
+/// A read under a lock ends where the file ends, whatever the kernel believed before: it ended at an older size when a notice
+/// to drop pages crossed the kernel's question for the size.
+fn reads_under_locks_reach_the_end(mounts: &[PathBuf; 2], period: Duration) {
+    write_new(&mounts[0].join("growing"), b"");
+    write_new(&mounts[0].join("growing.size"), &0u64.to_le_bytes());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for (who, mount) in mounts.iter().chain(mounts).enumerate() {
+            scope.spawn(move || {
+                let open =
+                    |name: &str| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
+                let (file, size) = (open("growing"), open("growing.size"));
+                for round in 0u64.. {
+                    if start.elapsed() >= period {
+                        break;
+                    }
+                    if round % 4 == who as u64 {
+                        file.lock().unwrap();
+                        let mut end = file.metadata().unwrap().len();
+                        if end > 1 << 20 {
+                            file.set_len(0).unwrap();
+                            end = 0;
+                        }
+                        let bytes = vec![who as u8; [100, 4096, 30_000][round as usize % 3]];
+                        file.write_all_at(&bytes, end).unwrap();
+                        size.write_all_at(&(end + bytes.len() as u64).to_le_bytes(), 0).unwrap();
+                        file.unlock().unwrap();
+                        continue;
+                    }
+                    file.lock_shared().unwrap();
+                    let mut noted = [0; 8];
+                    size.read_exact_at(&mut noted, 0).unwrap();
+                    let (mut bytes, mut found) = (vec![0; 1 << 16], 0);
+                    loop {
+                        match file.read_at(&mut bytes, found).unwrap() {
+                            0 => break,
+                            count => found += count as u64,
+                        }
+                    }
+                    file.unlock().unwrap();
+                    assert_eq!(found, u64::from_le_bytes(noted), "round {round} of {who}");
+                }
+            });
+        }
+    });
+}
+
+/// After a restart of the service the mounts keep nothing that it does not know of: they wrote over each other, and each read
+/// what it had kept.
+fn files_shared_over_a_restart(store: &Store, mounts: &[PathBuf; 2]) {
+    let open = |at: usize| OpenOptions::new().read(true).write(true).open(mounts[at].join("shared")).unwrap();
+    write_new(&mounts[1].join("shared"), &[0; 8]);
+    let files = [open(0), open(1)];
+    let mut value = 0u64;
+    let mut rounds = |files: &[File; 2], count: usize| {
+        for round in 0..count {
+            value += 1;
+            files[round % 2].write_all_at(&value.to_le_bytes(), 0).unwrap();
+            let mut found = [0; 8];
+            files[1 - round % 2].read_exact_at(&mut found, 0).unwrap();
+            assert_eq!(u64::from_le_bytes(found), value);
+        }
+    };
+    rounds(&files, 40);
+    // The mount of the instance itself goes with it, so both are mounts of their own from here on.
+    drop(files);
+    store.ok(&["umount", mounts[0].to_str().unwrap()]);
+    mount_at(store, &mounts[0]);
+    let files = [open(0), open(1)];
+    rounds(&files, 40);
+    files.iter().for_each(|file| file.sync_all().unwrap());
+    store.kill();
+    let mut up = Store::program();
+    up.arg("up").arg(&store.dir).args(OPTIONS).arg("--detach").stdin(Stdio::null());
+    assert!(up.output().unwrap().status.success());
+    rounds(&files, 40);
+}
+
+#[test]
+fn two_mounts_agree_under_locks_and_after_a_restart() {
+    if !can_mount("two_mounts_agree_under_locks_and_after_a_restart") {
+        return;
+    }
+    let (store, mounts, _) = two("agree");
+    locks_outlive_handles_of_others(&mounts);
+    reads_under_locks_reach_the_end(&mounts, Duration::from_secs(8));
+    files_shared_over_a_restart(&store, &mounts);
+    for mount in &mounts {
+        store.ok(&["umount", mount.to_str().unwrap()]);
+    }
+    store.ok(&["mount", mounts[0].to_str().unwrap(), "--detach"]);
+    store.audit();
+    store.ok(&["umount", mounts[0].to_str().unwrap()]);
+    store.ok(&["down"]);
+}
+
 /// Operations as the checker reads them.
 struct History {
     start: Instant,

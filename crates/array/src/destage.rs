@@ -106,7 +106,13 @@ impl Array {
     /// Destages everything and writes a checkpoint.
     pub(crate) async fn destage_all(&self) -> Result<(), ArrayError> {
         let _one = self.destage_lock.lock().await;
-        while self.destage_batch().await? {}
+        loop {
+            // A batch that is wholly parked moved nothing, and others may be left.
+            let left = self.overlay.borrow().to_destage().0;
+            if !self.destage_batch().await? && self.overlay.borrow().to_destage().0 == left {
+                break;
+            }
+        }
         drop(_one);
         self.write_checkpoint().await
     }
@@ -192,6 +198,10 @@ impl Array {
         }
         if done.parked {
             overlay.park(done.stripe);
+        } else if self.unreadable.borrow().contains(&done.stripe) {
+            // It could be destaged: whether all of it can be read again, only a look at the whole tells.
+            self.repair_queue.borrow_mut().insert(done.stripe);
+            self.repair_wake.notify_one();
         }
         done.segments.into_iter().for_each(|segment| self.log.release_at_checkpoint(segment));
         self.count(|counts| counts.destaged_stripes += 1);
@@ -267,7 +277,7 @@ impl Array {
 
     /// Logs the oldest blocks of parked stripes again, where that lets the log's tail move. Returns whether there were any.
     fn log_parked_again(&self) -> bool {
-        let Some(behind) = self.log.behind_oldest(self.overlay.borrow().parked_blocks()) else {
+        let Some(behind) = self.log.behind_oldest(self.overlay.borrow().parked().0) else {
             return false;
         };
         let old = self.overlay.borrow().parked_before(behind);

@@ -46,11 +46,14 @@ pub struct JobProgress {
 impl Array {
     /// Rebuilds members that are back or were replaced.
     pub(crate) async fn resync_task(self: Rc<Self>) {
+        // Behind the one that was tried last, so that a stripe which cannot be made keeps no other member waiting.
+        let mut from = 0;
         while !self.closed.get() {
-            let Some(position) = self.member_to_mend() else {
+            let Some(position) = self.member_to_mend(from) else {
                 self.resync_wake.notified().await;
                 continue;
             };
+            from = position + 1;
             match self.rebuild_member(position).await {
                 Ok(true) => {}
                 Ok(false) => self.env.sleep(RETRY).await,
@@ -63,13 +66,15 @@ impl Array {
         }
     }
 
-    /// A reachable member that is stale, or that missed single strips.
-    fn member_to_mend(&self) -> Option<usize> {
+    /// A reachable member that is stale, or that missed single strips: the first from a position on, or before it.
+    fn member_to_mend(&self, from: usize) -> Option<usize> {
         let members = self.members.borrow();
         let table = self.table.borrow();
         let missed = |position: usize| table.counts().1 > 0 && table.count_stale(1 << position) > 0;
         let wanted = |position: &usize| members[*position].stale || missed(*position);
-        (0..members.len()).filter(|position| members[*position].reachable().is_some()).find(wanted)
+        let all = members.len();
+        let mut in_turn = (from..all).chain(0..from.min(all));
+        in_turn.find(|position| members[*position].reachable().is_some() && wanted(position))
     }
 
     /// Rebuilds one member. Returns whether it is whole now.
@@ -280,7 +285,7 @@ impl Array {
                 let _ = self.flush(IO.at("rebuild.flush")).await;
             }
             let carriers = self.mend_wanted.get() || self.carriers_need_mending() || self.metadata_bad.get();
-            let busy = self.member_to_mend().is_some() || carriers;
+            let busy = self.member_to_mend(0).is_some() || carriers;
             let stuck = !self.unreadable.borrow().is_empty();
             if !busy || stuck || self.closed.get() {
                 return self.redundancy_debt_stripes();

@@ -10,6 +10,8 @@ use crate::format::root::Root;
 use crate::format::segment::SegmentHeader;
 use crate::format::table_page::TablePage;
 use crate::log::Segment;
+use crate::open::PAGES_IN_A_PIECE;
+use crate::salvage;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
 use penstock_drive::{Class, Io};
 use std::collections::BTreeSet;
@@ -63,21 +65,23 @@ impl Array {
                 self.note_bad_metadata(carrier, "root");
                 bad += 1;
             }
-            let read =
-                |place| slice.read(self.geo.page_at(0, place), self.geo.pages() as usize * BLOCK_BYTES, IO);
-            let places = [read(0).await.ok(), read(1).await.ok()];
-            for page in 0..self.geo.pages() {
-                let (place, checkpoint) = self.table.borrow().place(page);
-                let at = page as usize * BLOCK_BYTES..(page as usize + 1) * BLOCK_BYTES;
-                let good = places[usize::from(place)].as_ref().is_some_and(|bytes| {
-                    TablePage::decode(&bytes[at]).is_ok_and(|found| {
+            for first in (0..self.geo.pages()).step_by(PAGES_IN_A_PIECE as usize) {
+                let piece = first..self.geo.pages().min(first + PAGES_IN_A_PIECE);
+                let len = (piece.end - piece.start) as usize * BLOCK_BYTES;
+                let read = |place| salvage::read(&slice, self.geo.page_at(first, place), len, IO);
+                let places = [read(0).await, read(1).await];
+                for page in piece {
+                    let (place, checkpoint) = self.table.borrow().place(page);
+                    let at = (page - first) as usize * BLOCK_BYTES;
+                    let bytes = &places[usize::from(place)].bytes()[at..at + BLOCK_BYTES];
+                    let good = TablePage::decode(bytes).is_ok_and(|found| {
                         found.array == self.id && found.index == page && found.checkpoint == checkpoint
-                    })
-                });
-                if !good {
-                    self.note_bad_metadata(carrier, "stripe table page");
-                    bad += 1;
-                    pages.insert(page);
+                    });
+                    if !good {
+                        self.note_bad_metadata(carrier, "stripe table page");
+                        bad += 1;
+                        pages.insert(page);
+                    }
                 }
             }
         }

@@ -30,7 +30,7 @@ use tokio::sync::{Mutex, Notify};
 
 const IO: Io = Io::new(Class::Meta, "array.create");
 /// Pages of the stripe table that are read or made with one I/O of 1 MiB.
-const PAGES_IN_A_PIECE: u64 = 256;
+pub(crate) const PAGES_IN_A_PIECE: u64 = 256;
 /// Pieces of the table that are read at a time from each place of each carrier.
 const PIECES_AT_A_TIME: usize = 4;
 
@@ -402,6 +402,13 @@ impl Array {
             let what = format!("stripe table page {page}");
             return Err(if readable { self.page_damaged(page) } else { self.cannot_read(what) });
         };
+        for (carrier, (one, other)) in copies.iter().enumerate() {
+            // A page of a checkpoint without a root may hide in the other place, and count once the next root has its number.
+            let hidden = if place == 0 { other } else { one };
+            if !hidden.has(at, 1) {
+                voids.push((carrier, self.geo.page_at(page, 1 - place as u64)));
+            }
+        }
         let loaded = self.table.borrow_mut().load_page(page, place as u8, best.checkpoint, &best.words);
         if !loaded {
             return Err(self.page_damaged(page));

@@ -63,9 +63,14 @@ impl Overlay {
         (self.blocks - self.parked_blocks, self.columns - self.parked_columns)
     }
 
-    /// Dirty blocks of parked stripes.
-    pub(crate) fn parked_blocks(&self) -> u64 {
-        self.parked_blocks
+    /// Dirty blocks, and columns that have some, of all stripes.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.blocks, self.columns)
+    }
+
+    /// The same of parked stripes.
+    pub(crate) fn parked(&self) -> (u64, u64) {
+        (self.parked_blocks, self.parked_columns)
     }
 
     /// Passes a stripe over from now on.
@@ -240,10 +245,10 @@ mod tests {
         overlay.park(7);
         overlay.park(1000);
         assert_eq!(overlay.oldest_stripes(9), [8, 9]);
-        assert_eq!((overlay.to_destage(), overlay.parked_blocks(), overlay.blocks()), ((2, 2), 2, 4));
+        assert_eq!((overlay.to_destage(), overlay.parked().0, overlay.blocks()), ((2, 2), 2, 4));
         overlay.unpark_all();
         assert_eq!(overlay.oldest_stripes(9), [7, 8, 9]);
-        assert_eq!((overlay.to_destage(), overlay.parked_blocks()), ((4, 3), 0));
+        assert_eq!((overlay.to_destage(), overlay.parked().0), ((4, 3), 0));
     }
 
     #[test]
@@ -251,11 +256,11 @@ mod tests {
         let mut written = overlay();
         written.park(7);
         assert_eq!(written.insert(7, 0, dirty(10)).unwrap().order, 1);
-        assert_eq!((written.to_destage(), written.parked_blocks()), ((4, 3), 0));
+        assert_eq!((written.to_destage(), written.parked().0), ((4, 3), 0));
         let mut discarded = overlay();
         discarded.park(7);
         assert_eq!(discarded.remove_upto(7, 100).len(), 2);
-        assert_eq!((discarded.to_destage(), discarded.parked_blocks(), discarded.blocks()), ((2, 2), 0, 2));
+        assert_eq!((discarded.to_destage(), discarded.parked().0, discarded.blocks()), ((2, 2), 0, 2));
         assert_eq!(discarded.oldest_stripes(9), [8, 9]);
     }
 

@@ -51,6 +51,15 @@ impl Array {
         &self,
         change: impl FnOnce(&mut Descriptor),
     ) -> Result<Vec<usize>, ArrayError> {
+        self.record_then(change, || ()).await
+    }
+
+    /// The same, with something that is done in the same step in which the change counts, before superblocks are written.
+    async fn record_then(
+        &self,
+        change: impl FnOnce(&mut Descriptor),
+        then: impl FnOnce(),
+    ) -> Result<Vec<usize>, ArrayError> {
         let mut next = self.desc.borrow().clone();
         change(&mut next);
         let claim = self.claim.get();
@@ -64,6 +73,7 @@ impl Array {
         for (member, entry) in self.members.borrow_mut().iter_mut().zip(&next.members) {
             member.stale = entry.stale;
         }
+        then();
         // All at once: one drive that hangs delays the record by its own deadline and not by the sum.
         let writes = (0..next.members.len()).filter_map(|position| {
             let (slice, next) = (self.member_slice(position)?, &next);
@@ -158,17 +168,17 @@ impl Array {
         self.members.borrow_mut()[position].remove_slice();
         self.append(Entry::MemberReset { member: position as u16 }, Vec::new()).await?;
         let _one_at_a_time = self.reconfig.lock().await;
-        self.members.borrow_mut()[position].put_slice(slice.clone());
-        let failed = self
-            .record(|next| {
-                let member = &mut next.members[position];
-                member.drive = drive.id();
-                member.offset = slice.offset();
-                member.len = slice.len();
-                member.generation += 1;
-                member.stale = true;
-            })
-            .await?;
+        let change = |next: &mut Descriptor| {
+            let member = &mut next.members[position];
+            member.drive = drive.id();
+            member.offset = slice.offset();
+            member.len = slice.len();
+            member.generation += 1;
+            member.stale = true;
+        };
+        // A slice that is not recorded is not used: what it gets would be taken for the old drive's.
+        let put = || self.members.borrow_mut()[position].put_slice(slice.clone());
+        let failed = self.record_then(change, put).await?;
         if failed.contains(&position) {
             return Err(ArrayError::Invalid(format!("drive {} does not take its superblock", drive.id())));
         }
@@ -254,13 +264,17 @@ impl Array {
             return Ok(());
         }
         tracing::info!(array = self.name, carriers = ?wanted, "carriers of the log replaced");
-        let failed = self
-            .record(|next| {
-                next.carriers = wanted.iter().map(|at| *at as u16).collect();
-                next.carriers_epoch += 1;
-            })
-            .await?;
+        let change = |next: &mut Descriptor| {
+            next.carriers = wanted.iter().map(|at| *at as u16).collect();
+            next.carriers_epoch += 1;
+        };
+        let recorded = self.record(change).await;
         drop(_one_at_a_time);
+        let failed = match recorded {
+            // Tried again with the next record: the old set still serves.
+            Err(ArrayError::Ownership { why, .. }) => return self.suspend(why).await,
+            other => other?,
+        };
         // What was copied is not verified yet: a rotten source block must not count as a copy.
         self.metadata_bad.set(true);
         self.repair_wake.notify_one();

@@ -8,9 +8,10 @@
 //! To destage a column of a stripe in place takes its dirty blocks, its parity, and the trailers of all these strips;
 //! a record may need a head of its own. At the end of a segment less than the longest entry is wasted.
 //!
-//! Blocks of parked stripes cannot be destaged. They are logged again at the head, a quarter of the used segments at a
-//! time, for which the reserve has room. They may fill a quarter of the log; beyond that writes are refused instead of
-//! waiting for what does not come. Discards may use half of the reserve: they are what gives damaged stripes up.
+//! Blocks of parked stripes cannot be destaged now, and are counted like the others: what their stripes lack may be back
+//! at any time. They are logged again at the head, a quarter of the used segments at a time, for which the reserve has
+//! room. What it would take to destage them may be a quarter of the log; beyond that writes are refused instead of waiting
+//! for what does not come. Discards may use half of the reserve: they are what gives damaged stripes up.
 
 use crate::engine::Array;
 use crate::error::ArrayError;
@@ -36,7 +37,7 @@ impl Array {
         if queued > (geo.max_payload_blocks() * 8) as u64 {
             return false;
         }
-        let dirty = self.overlay.borrow().to_destage();
+        let dirty = self.overlay.borrow().counts();
         // Each record of fresh stripes is a few dozen bytes.
         let fresh = (self.fresh.borrow().len() as u64).div_ceil(32);
         let segment = u64::from(geo.segment_bytes) / BLOCK_BYTES as u64 - 1;
@@ -65,9 +66,10 @@ impl Array {
             if self.has_log_room(reserve) {
                 return Ok(());
             }
-            let parked = self.overlay.borrow().parked_blocks();
-            if reserve == DATA_RESERVE && parked * BLOCK_BYTES as u64 * 4 > self.geo.log_bytes() {
-                return Err(ArrayError::TooDamaged { name: self.name.clone(), blocks: parked });
+            let parked = self.overlay.borrow().parked();
+            let owed_bytes = self.destage_cost(parked) * BLOCK_BYTES as u64;
+            if reserve == DATA_RESERVE && owed_bytes * 4 > self.geo.log_bytes() {
+                return Err(ArrayError::TooDamaged { name: self.name.clone(), blocks: parked.0 });
             }
             self.log_short.set(true);
             self.destage_wake.notify_one();

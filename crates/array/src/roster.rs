@@ -3,8 +3,8 @@
 //! Invariants:
 //! - A drive is latched only if no array of the store then misses more members than its code survives, nor its last copy
 //!   of the log. Otherwise nothing is recorded against the drive, and whoever wrote to it waits.
-//! - Drives that fail within one moment are judged together: when they are too many, the cause is taken to be a common
-//!   one (a controller, a host, a cable), and none of them is latched.
+//! - Drives that fail within one moment are judged together: when they are too many for an array, the cause is taken to be a
+//!   common one (a controller, a host, a cable), and none of the array's drives is latched.
 //! - When a drive is latched, every array that uses it ends the life of that member before anything else runs.
 //!
 //! What bounds it: a drive is listed once, and each moment empties the list.
@@ -25,6 +25,15 @@ struct Failing {
     drive: Rc<DriveHandle>,
     why: String,
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
+}
+
+impl Failing {
+    fn tell(self, verdict: Result<(), String>) {
+        for waiting in self.waiting {
+            // Who gave up waiting learns it from the drive.
+            let _ = waiting.send(verdict.clone());
+        }
+    }
 }
 
 /// The arrays of a store, as far as they share drives.
@@ -85,7 +94,7 @@ impl Roster {
     /// Latches a drive that an administrator takes out of service, at once.
     pub(crate) fn take_out(&self, drive: &Rc<DriveHandle>, why: &str) -> Result<(), String> {
         match self.refusal(&[drive.id()]) {
-            Some(array) => Err(format!("array {array} can lose no further member")),
+            Some(array) => Err(format!("array {} can lose no further member", array.name())),
             None => {
                 self.latch(drive, why);
                 Ok(())
@@ -93,13 +102,11 @@ impl Roster {
         }
     }
 
-    /// The array that cannot do without these drives as well.
-    fn refusal(&self, drives: &[DriveId]) -> Option<String> {
-        let arrays = self.open_arrays();
-        let needs = arrays
-            .iter()
-            .find(|array| drives.iter().any(|drive| array.uses(*drive)) && !array.survives(drives));
-        needs.map(|array| array.name().to_owned())
+    /// An array that cannot do without these drives as well.
+    fn refusal(&self, drives: &[DriveId]) -> Option<Rc<Array>> {
+        let needs =
+            |array: &Rc<Array>| drives.iter().any(|drive| array.uses(*drive)) && !array.survives(drives);
+        self.open_arrays().into_iter().find(needs)
     }
 
     fn judge(&self) {
@@ -107,32 +114,36 @@ impl Roster {
         failing.retain_mut(|one| {
             let online = one.drive.is_online();
             if !online {
-                one.waiting.drain(..).for_each(|tell| drop(tell.send(Ok(()))));
+                one.waiting.drain(..).for_each(|waiting| drop(waiting.send(Ok(()))));
             }
             online
         });
+        // Who cannot do without some of them keeps these; what is left is judged again, for others.
+        while let Some(array) = self.refusing(&failing) {
+            let (kept, others): (Vec<_>, Vec<_>) =
+                failing.into_iter().partition(|one| array.uses(one.drive.id()));
+            let names: Vec<String> =
+                kept.iter().map(|one| format!("drive {} ({})", one.drive.id(), one.why)).collect();
+            let name = array.name();
+            let why = match names.len() {
+                1 => format!("{} fails and array {name} can lose no further member", names[0]),
+                count => format!(
+                    "{count} drives fail together, more than array {name} can lose; taken as a common cause: {}",
+                    names.join(", ")
+                ),
+            };
+            kept.into_iter().for_each(|one| one.tell(Err(why.clone())));
+            failing = others;
+        }
+        for one in failing {
+            self.latch(&one.drive, &one.why);
+            one.tell(Ok(()));
+        }
+    }
+
+    fn refusing(&self, failing: &[Failing]) -> Option<Rc<Array>> {
         let drives: Vec<DriveId> = failing.iter().map(|one| one.drive.id()).collect();
-        let refusal = self.refusal(&drives);
-        let names: Vec<String> =
-            failing.iter().map(|one| format!("drive {} ({})", one.drive.id(), one.why)).collect();
-        let verdict = match refusal {
-            None => Ok(()),
-            Some(array) if names.len() == 1 => {
-                Err(format!("{} fails and array {array} can lose no further member", names[0]))
-            }
-            Some(array) => Err(format!(
-                "{} drives fail together, more than array {array} can lose; taken as a common cause: {}",
-                names.len(),
-                names.join(", ")
-            )),
-        };
-        if verdict.is_ok() {
-            failing.iter().for_each(|one| self.latch(&one.drive, &one.why));
-        }
-        for tell in failing.into_iter().flat_map(|one| one.waiting) {
-            // Who gave up waiting learns it from the drive.
-            let _ = tell.send(verdict.clone());
-        }
+        self.refusal(&drives)
     }
 
     /// Latches a drive, ends its life in every array, and lets each record that.

@@ -8,6 +8,7 @@
 
 use crate::DriveError;
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// The state of a drive's flushes.
@@ -18,11 +19,23 @@ pub(crate) struct Flushes {
     begun: Cell<u64>,
     /// The number of the last flush that succeeded.
     done: Cell<u64>,
-    /// Writes begun, not counting those that are durable by themselves.
+    /// Writes in flight and writes that have ended, not counting those that are durable by themselves.
+    in_flight: Cell<u64>,
     writes: Cell<u64>,
-    /// Writes that the last successful flush covers.
+    /// Ended writes that the last successful flush covers.
     flushed_writes: Cell<u64>,
     lost: RefCell<Option<String>>,
+}
+
+/// A write that needs a flush, until it has ended.
+pub(crate) struct InFlight(Rc<Flushes>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        // Only a flush that begins from here on covers it.
+        self.0.writes.set(self.0.writes.get() + 1);
+    }
 }
 
 /// The right to flush the drive; dropping it without [`Turn::end`] counts as a failed flush.
@@ -36,14 +49,19 @@ pub(crate) struct Turn<'a> {
 
 impl Flushes {
     /// Counts a write that needs a flush.
-    pub(crate) fn note_write(&self) {
-        self.writes.set(self.writes.get() + 1);
+    pub(crate) fn begin_write(this: &Rc<Self>) -> InFlight {
+        this.in_flight.set(this.in_flight.get() + 1);
+        InFlight(this.clone())
+    }
+
+    fn has_unflushed(&self) -> bool {
+        self.in_flight.get() > 0 || self.writes.get() > self.flushed_writes.get()
     }
 
     /// Notes that a flush, or a write that includes one, failed.
     pub(crate) fn note_failure(&self, error: &DriveError) {
         let ended = matches!(error, DriveError::Down(_) | DriveError::HostFull | DriveError::FlushLost(_));
-        if !ended && self.writes.get() > self.flushed_writes.get() {
+        if !ended && self.has_unflushed() {
             self.lost.borrow_mut().get_or_insert_with(|| error.to_string());
         }
     }
@@ -98,33 +116,33 @@ mod tests {
         DriveError::Io { op: "flush", at: 0, len: 0, why: "EIO".into() }
     }
 
-    fn turn(flushes: &Flushes) -> Result<Option<Turn<'_>>, DriveError> {
+    fn turn(flushes: &Rc<Flushes>) -> Result<Option<Turn<'_>>, DriveError> {
         flushes.take_turn().now_or_never().expect("nobody has the turn")
     }
 
     #[test]
     fn a_failure_is_told_to_everybody_who_flushes_later() {
-        let flushes = Flushes::default();
-        flushes.note_write();
+        let flushes = Rc::<Flushes>::default();
+        drop(Flushes::begin_write(&flushes));
         assert!(turn(&flushes).unwrap().unwrap().end(Err(eio())).is_err());
         for _ in 0..3 {
-            flushes.note_write();
+            drop(Flushes::begin_write(&flushes));
             assert!(matches!(turn(&flushes), Err(DriveError::FlushLost(_))));
         }
     }
 
     #[test]
     fn an_abandoned_flush_is_a_failed_one() {
-        let flushes = Flushes::default();
-        flushes.note_write();
+        let flushes = Rc::<Flushes>::default();
+        drop(Flushes::begin_write(&flushes));
         drop(turn(&flushes));
         assert!(turn(&flushes).is_err());
     }
 
     #[test]
     fn a_failure_with_nothing_unflushed_loses_nothing() {
-        let flushes = Flushes::default();
-        flushes.note_write();
+        let flushes = Rc::<Flushes>::default();
+        drop(Flushes::begin_write(&flushes));
         turn(&flushes).unwrap().unwrap().end(Ok(())).unwrap();
         flushes.note_failure(&eio());
         assert!(turn(&flushes).unwrap().unwrap().end(Err(eio())).is_err());
@@ -133,17 +151,28 @@ mod tests {
 
     #[test]
     fn a_write_during_a_flush_is_not_covered_by_it() {
-        let flushes = Flushes::default();
+        let flushes = Rc::<Flushes>::default();
         let first = turn(&flushes).unwrap().unwrap();
-        flushes.note_write();
+        drop(Flushes::begin_write(&flushes));
         first.end(Ok(())).unwrap();
         flushes.note_failure(&eio());
         assert!(turn(&flushes).is_err());
     }
 
+    /// It was counted when it began, so that a flush which it outlived covered it.
+    #[test]
+    fn a_write_that_outlives_a_flush_is_not_covered_by_it() {
+        let flushes = Rc::<Flushes>::default();
+        let write = Flushes::begin_write(&flushes);
+        turn(&flushes).unwrap().unwrap().end(Ok(())).unwrap();
+        drop(write);
+        assert!(turn(&flushes).unwrap().unwrap().end(Err(eio())).is_err());
+        assert!(turn(&flushes).is_err());
+    }
+
     #[test]
     fn callers_who_wait_share_the_next_flush() {
-        let flushes = Flushes::default();
+        let flushes = Rc::<Flushes>::default();
         let first = turn(&flushes).unwrap().unwrap();
         let mut waiting = [Box::pin(flushes.take_turn()), Box::pin(flushes.take_turn())];
         assert!(waiting.iter_mut().all(|wait| wait.as_mut().now_or_never().is_none()));

@@ -3,23 +3,21 @@
 //! Invariants:
 //! - Once latched, a drive is never read or written again under this handle; a replacement is a new handle. The caller
 //!   decides when to latch: see `Roster` in the array crate, which asks every array of the drive.
-//! - A call that changes the drive is over when the drive says so. A write whose caller gave up keeps its range: a later
-//!   write to the range waits until the first has ended. A discard has no deadline; its caller waits until it ends or the
-//!   drive is latched.
+//! - A call that changes the drive is over when the drive says so. A write or discard whose caller gave up keeps its range
+//!   ([`crate::overdue`]): a later write to the range waits until the first call has ended.
 //! - A failed flush is remembered ([`crate::flushes`]): every later flush of this handle fails, whoever asks.
 
 use crate::flushes::Flushes;
 use crate::overdue::Overdue;
 use crate::superblock::{self, Superblock};
 use crate::{Drive, DriveError, Io};
-use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 /// A deadline is counted in so many steps. While the process or its machine is stopped (a signal, a suspended or migrating
 /// virtual machine) time passes and nobody looks for answers; a pause of any length is one step, not the end of a drive
@@ -100,10 +98,8 @@ pub struct DriveHandle {
     state: RefCell<DriveState>,
     counters: Cell<Counters>,
     latency: DriveLatency,
-    flushes: Flushes,
+    flushes: Rc<Flushes>,
     overdue: Rc<Overdue>,
-    /// Woken when the drive is latched.
-    down: Notify,
     superblock: tokio::sync::Mutex<Superblock>,
 }
 
@@ -137,9 +133,8 @@ impl DriveHandle {
             state: RefCell::new(state),
             counters: Cell::default(),
             latency: DriveLatency::default(),
-            flushes: Flushes::default(),
+            flushes: Rc::default(),
             overdue: Rc::default(),
-            down: Notify::new(),
             superblock: tokio::sync::Mutex::new(superblock),
         })
     }
@@ -180,8 +175,6 @@ impl DriveHandle {
         if *state == DriveState::Online {
             tracing::error!(drive = %self.id, path = self.path, why, "drive latched as failed");
             *state = DriveState::Failed(why);
-            drop(state);
-            self.down.notify_waiters();
         }
     }
 
@@ -242,6 +235,7 @@ impl DriveHandle {
     /// A write that its caller may give up; the drive does not.
     async fn run_write(&self, at: u64, data: Buf, io: Io) -> Result<Result<(), DriveError>, DriveError> {
         let drive = self.online_drive()?;
+        let unflushed = (!io.durable).then(|| Flushes::begin_write(&self.flushes));
         let range = at..at + data.len() as u64;
         if self.overdue.overlaps(&range) {
             let free = pin!(self.overdue.wait_for(&range));
@@ -258,7 +252,7 @@ impl DriveHandle {
             Box::pin(async move {
                 // Nobody waits for its result; its end frees the range.
                 let _ = work.await;
-                drop(still_there);
+                drop((still_there, unflushed));
             }),
         );
         Err(DriveError::Deadline(io.deadline))
@@ -292,9 +286,6 @@ impl DriveHandle {
     pub async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
         let len = data.len();
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
-        if !io.durable {
-            self.flushes.note_write();
-        }
         let result = self.settle(self.latency.write.time(&self.env, self.run_write(at, data, io)).await);
         if let Err(error) = &result
             && io.durable
@@ -321,23 +312,22 @@ impl DriveHandle {
         Ok(())
     }
 
-    /// Gives space back. Returns when the drive has done it, however long that takes, or is latched: until then the range
-    /// must not be written.
+    /// Gives space back. After an error of any kind the drive may still do it; the range is free for writes when it has.
     pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
         let drive = self.online_drive()?;
         let (done, ended) = oneshot::channel();
+        let range = Overdue::hold(&self.overdue, at..at + len);
         self.env.spawn(
             "discard",
             Box::pin(async move {
-                // Nobody waits any more once the drive is latched.
-                let _ = done.send(drive.discard(at, len, io).await);
+                let result = drive.discard(at, len, io).await;
+                drop(range);
+                // The caller may have given up.
+                let _ = done.send(result);
             }),
         );
-        let result = match select(ended, pin!(self.down.notified())).await {
-            Either::Left((result, _)) => result.unwrap_or(Err(DriveError::Down("stopped".into()))),
-            Either::Right(_) => Err(DriveError::Down(self.state().reason().to_owned())),
-        };
-        self.settle(Ok(result))
+        let ended = pin!(async { ended.await.unwrap_or(Err(DriveError::Down("stopped".into()))) });
+        self.settle(self.in_time(io, ended).await.ok_or(DriveError::Deadline(io.deadline)))
     }
 
     /// Changes the superblock and writes both copies, each durable before the next.

@@ -100,6 +100,16 @@ impl Site {
 
     /// Opens the array in `world`, without the disks in `lost`.
     pub async fn open(&self, world: &World, lost: &[usize]) -> Result<Machine, ArrayError> {
+        self.open_with(world, lost, &Roster::new(&world.env())).await
+    }
+
+    /// The same, with a roster that several arrays share.
+    pub async fn open_with(
+        &self,
+        world: &World,
+        lost: &[usize],
+        roster: &Rc<Roster>,
+    ) -> Result<Machine, ArrayError> {
         let env = world.env();
         let mut drives = Vec::new();
         let mut handles: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
@@ -127,7 +137,7 @@ impl Site {
         let used: Vec<_> =
             descriptor.members.iter().map(|member| handles.get(&member.drive).cloned()).collect();
         let members = used.iter().map(|handle| handle.as_ref().map(slice_of)).collect();
-        let array = open(&env, descriptor, members, self.ownership.clone(), &Roster::new(&env)).await?;
+        let array = open(&env, descriptor, members, self.ownership.clone(), roster).await?;
         let volume = Volume::whole(&array);
         Ok(Machine {
             world: world.clone(),
@@ -170,8 +180,13 @@ impl Machine {
     }
 }
 
+thread_local! {
+    /// Tells the drives of one site from those of another.
+    pub static BASE: Cell<u64> = const { Cell::new(7) };
+}
+
 fn drive_id(number: usize) -> DriveId {
-    DriveId(Id128::from_words(7, number as u64 + 1))
+    DriveId(Id128::from_words(BASE.get(), number as u64 + 1))
 }
 
 /// A block that names its content.

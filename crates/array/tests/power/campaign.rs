@@ -5,7 +5,7 @@
 //! Every failure is a defect because all that is done to drives in one seed, in all its lives, is done to at most m
 //! of them: they are chosen first. Only these fail, lose or damage writes, are missing at an opening or come back
 //! blank, so in no stripe and in no copy of the metadata more than m are bad at any time. Harmless to data, and done to
-//! all of them: hosts that are full for a while, discards that take minutes, and pauses of the whole machine.
+//! all of them: hosts that are full for a while, discards that take long, and pauses of the whole machine.
 
 use crate::bench::{Load, Machine, SLICE_AT, Site, buf_of, plan, spec, tags};
 use penstock_array::{ArrayError, CreateSpec, Discard, Geometry};
@@ -112,9 +112,12 @@ impl Fate {
                 drive.set_pace(Some(Pace { one_in: 2 + self.dice.below(200), most }));
             }
         }
-        for drive in machine.drives.iter().flatten() {
+        for (number, drive) in machine.drives.iter().enumerate() {
+            let Some(drive) = drive else { continue };
             if self.chance(4) {
-                let late = Fault::Slow(Duration::from_millis(self.dice.below(200_000)));
+                // A write to the range of a discard that outlives its deadline waits, and then the drive has failed.
+                let most = if self.unlucky.contains(&number) { 200_000 } else { 25_000 };
+                let late = Fault::Slow(Duration::from_millis(self.dice.below(most)));
                 drive.plant(Op::Discard, self.dice.below(4), late);
             }
             if self.chance(8) {

@@ -7,3 +7,4 @@ mod cuts;
 mod faults;
 mod harsh;
 mod room;
+mod seldom;

@@ -63,8 +63,11 @@ struct SimBacking {
 impl Backing for SimBacking {
     fn open(&self, path: &str) -> Result<Rc<dyn Drive>, String> {
         let disk = self.disks.borrow().get(path).cloned().ok_or_else(|| format!("{path}: no such disk"))?;
-        let drive = SimDrive::new(&self.world, disk);
-        let drive = Rc::new(FaultyDrive::new(self.world.env(), drive));
+        let drive = SimDrive::new(&self.world, disk.clone());
+        let world = self.world.clone();
+        let drive =
+            FaultyDrive::new(self.world.env(), drive).forgetting(move || disk.forget_unflushed(&world));
+        let drive = Rc::new(drive);
         for plan in self.plans.borrow_mut().remove(path).unwrap_or_default() {
             drive.plant_within(plan.op, plan.nth, plan.fault, plan.within);
         }

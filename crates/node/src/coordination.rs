@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,16 +47,6 @@ impl Claims {
         };
         rows.into_iter().map(claim).collect::<Result<_, String>>().map(Self)
     }
-}
-
-/// Replaces a file whole: a power cut leaves the old one or the new one.
-pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut file = std::fs::File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)?;
-    std::fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// The file's name in the store's folder.

@@ -8,9 +8,9 @@
 
 use crate::admin::AdminError;
 use crate::assemble::Node;
-use crate::coordination::replace_file;
 use crate::events::{EventKind, Severity};
 use crate::report::ScrubSummary;
+use crate::store_file::replace_file;
 use penstock_array::{Array, ArrayError, Pace, ScrubProgress, ScrubReport};
 use penstock_base::{ArrayId, KeyedLocks, LocalBoxFuture};
 use penstock_drive::runtime::blocking;

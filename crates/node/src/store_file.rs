@@ -2,13 +2,23 @@
 //! everything else themselves, and a folder without this file is searched.
 
 use crate::assemble::Node;
-use crate::coordination::replace_file;
 use penstock_base::{DriveId, StoreId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 
 const NAME: &str = "store.json";
+
+/// Replaces a file whole: a power cut leaves the old one or the new one.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let beside = path.with_extension("new");
+    let mut file = std::fs::File::create(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&beside, path)?;
+    std::fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}
 
 /// The file's contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -437,3 +437,18 @@ impl Load {
 pub fn plan(site: &str, nth: u64) -> CutPlan {
     CutPlan { site: site.to_owned(), nth }
 }
+
+/// A block that nobody wrote.
+pub const NOISE: [u8; BLOCK_BYTES] = [0x5a; BLOCK_BYTES];
+
+/// Writes a whole stripe of blocks with tags from `tag` on.
+pub async fn write_fresh(machine: &Machine, stripe: u64, tag: u64) -> Result<(), ArrayError> {
+    let (data, crcs) = buf_of(&(tag..tag + machine.volume.stripe_blocks()).collect::<Vec<_>>());
+    machine.volume.write_fresh(stripe, &data, &crcs, IO).await
+}
+
+/// Writes one block.
+pub async fn write(machine: &Machine, block: u64, tag: u64) -> Result<(), ArrayError> {
+    let (data, crcs) = buf_of(&[tag]);
+    machine.volume.write(block, &data, &crcs).await
+}

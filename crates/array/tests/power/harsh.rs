@@ -1,7 +1,7 @@
 //! Drives that are unevenly slow, answer after their caller gave up, forget at a failed flush, cannot be read while the
 //! array opens, or are damaged beyond what the code survives.
 
-use crate::bench::{IO, Load, Machine, SLICE_AT, Site, buf_of, spec, tags};
+use crate::bench::{Load, NOISE, SLICE_AT, Site, spec, tags, write, write_fresh};
 use penstock_array::ownership::Ownership;
 use penstock_array::{ArrayError, ArrayState, Discard};
 use penstock_base::BLOCK_BYTES;
@@ -12,17 +12,6 @@ use std::future::Future;
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
-const NOISE: [u8; BLOCK_BYTES] = [0x5a; BLOCK_BYTES];
-
-async fn write_fresh(machine: &Machine, stripe: u64, tag: u64) -> Result<(), ArrayError> {
-    let (data, crcs) = buf_of(&(tag..tag + machine.volume.stripe_blocks()).collect::<Vec<_>>());
-    machine.volume.write_fresh(stripe, &data, &crcs, IO).await
-}
-
-async fn write(machine: &Machine, block: u64, tag: u64) -> Result<(), ArrayError> {
-    let (data, crcs) = buf_of(&[tag]);
-    machine.volume.write(block, &data, &crcs).await
-}
 
 fn run<T>(world: &World, work: impl Future<Output = Result<T, ArrayError>>) -> T {
     let done = world.run(work).expect("nobody cuts the power").unwrap();

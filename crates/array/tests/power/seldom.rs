@@ -1,6 +1,6 @@
 //! Seldom sequences that a review found: each broke the array, or a promise, when it was written.
 
-use crate::bench::{IO, Machine, SLICE_AT, Site, buf_of, plan, spec, tags};
+use crate::bench::{IO, NOISE, SLICE_AT, Site, buf_of, plan, spec, tags, write, write_fresh};
 use penstock_array::ownership::{Claim, Ownership};
 use penstock_array::{ArrayError, Discard};
 use penstock_base::BLOCK_BYTES;
@@ -8,18 +8,6 @@ use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, World};
 use std::time::Duration;
-
-const NOISE: [u8; BLOCK_BYTES] = [0x5a; BLOCK_BYTES];
-
-async fn write_fresh(machine: &Machine, stripe: u64, tag: u64) -> Result<(), ArrayError> {
-    let (data, crcs) = buf_of(&(tag..tag + machine.volume.stripe_blocks()).collect::<Vec<_>>());
-    machine.volume.write_fresh(stripe, &data, &crcs, IO).await
-}
-
-async fn write(machine: &Machine, block: u64, tag: u64) -> Result<(), ArrayError> {
-    let (data, crcs) = buf_of(&[tag]);
-    machine.volume.write(block, &data, &crcs).await
-}
 
 /// Parked blocks are not counted as owed; when what they lacked comes back, destage fills the log.
 fn healed(reopen: bool) {

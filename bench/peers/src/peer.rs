@@ -138,7 +138,14 @@ impl Store {
         std::fs::create_dir_all(&self.mount)?;
         let log = std::fs::File::create(self.dir.join("log"))?;
         let mut command = Command::new(&self.program);
-        command.arg("up").arg(&self.dir).args(["--code", "4+2", "--drive-size", &self.drive_size]);
+        command.arg("up").arg(&self.dir).args([
+            "--port",
+            "0",
+            "--code",
+            "4+2",
+            "--drive-size",
+            &self.drive_size,
+        ]);
         command.arg("--mount").arg(&self.mount);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.held.keep(Guard::mount(&self.mount)?);

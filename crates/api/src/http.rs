@@ -4,22 +4,46 @@
 use crate::instance::{Instance, Job, Task};
 use crate::{metrics, openapi};
 use axum::extract::{Path as UrlPath, Query, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use penstock_base::Newcomers;
+use penstock_fabric::local::{self, Peer};
 use penstock_node::AdminError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Longest body of a request.
 const BODY_LIMIT_BYTES: usize = 64 << 10;
+/// Bytes of a request's header.
+const HEADER_BYTES: usize = 64 << 10;
+/// How long a header may take, and a connection be silent between two requests.
+const HEADER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a body may take.
+const BODY_PATIENCE: Duration = Duration::from_secs(60);
+/// Connections of each listener that were let in.
+const CONNECTIONS: usize = 64;
+/// Connections over TCP that have not shown a token yet; one more, and the oldest of them is closed.
+const NEWCOMERS: usize = 64;
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// Metrics, which have a token of their own.
+const METRICS: &str = "/metrics";
 
 /// The API does not come up.
 #[derive(Debug)]
@@ -33,17 +57,25 @@ impl std::fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
+/// Tokens for the TCP listener. The socket in the folder needs none: the kernel says who asks.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    /// For everything.
+    pub administration: String,
+    /// For `/metrics` only.
+    pub metrics: String,
+}
+
 #[derive(Clone)]
 struct Api {
     worker: UnboundedSender<Task>,
-    token: String,
-    address: SocketAddr,
+    tcp: Option<(SocketAddr, Tokens)>,
 }
 
-/// A listener that is bound and not served yet.
+/// Listeners that are bound and not served yet: the socket in the folder, and TCP where it was asked for.
 pub struct Server {
-    listener: std::net::TcpListener,
-    address: SocketAddr,
+    local: UnixListener,
+    tcp: Option<(std::net::TcpListener, SocketAddr)>,
 }
 
 struct Refusal(StatusCode, String);
@@ -68,30 +100,26 @@ impl From<AdminError> for Refusal {
 type Answer<T> = Result<Json<T>, Refusal>;
 
 impl Server {
-    /// Binds a loopback port; 0 takes any that is free.
-    pub fn bind(port: u16) -> Result<Self, ServerError> {
-        let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let fail = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::AddrInUse => ServerError(format!(
-                "port {port} is in use by another program: name another one with --port, or none for any free one"
-            )),
-            _ => ServerError(format!("listening on {wanted}: {error}")),
-        };
-        let listener = std::net::TcpListener::bind(wanted).map_err(fail)?;
-        listener.set_nonblocking(true).map_err(fail)?;
-        let address = listener.local_addr().map_err(fail)?;
-        Ok(Self { listener, address })
+    /// Listens in `dir`, whose lock the caller holds, and on a loopback port if one is given; 0 takes any that is free.
+    pub fn bind(dir: &Path, port: Option<u16>) -> Result<Self, ServerError> {
+        let tcp = port.map(bind_tcp).transpose()?;
+        let local = local::listen(dir, local::API).map_err(ServerError)?;
+        local
+            .set_nonblocking(true)
+            .map_err(|error| ServerError(format!("the socket in the folder: {error}")))?;
+        Ok(Self { local, tcp })
     }
 
-    /// Where it listens.
-    pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+    /// Where it listens on TCP.
+    pub fn url(&self) -> Option<String> {
+        self.tcp.as_ref().map(|(_, address)| format!("http://{address}"))
     }
 
-    /// Serves on a thread of its own until the process ends. `on_signal` is called for SIGINT and SIGTERM.
+    /// Serves on a thread of its own until the process ends. `tokens` are asked for over TCP; `on_signal` is called for
+    /// SIGINT and SIGTERM.
     pub fn serve(
         self,
-        token: String,
+        tokens: Option<Tokens>,
         worker: UnboundedSender<Task>,
         on_signal: impl Fn() + Send + 'static,
     ) -> Result<(), ServerError> {
@@ -99,16 +127,23 @@ impl Server {
             .enable_all()
             .build()
             .map_err(|error| ServerError(format!("no runtime for the API: {error}")))?;
-        let api = Api { worker, token, address: self.address };
+        let address = self.tcp.as_ref().map(|(_, address)| *address);
+        let router = router(Api { worker, tcp: address.zip(tokens) });
         let body = move || {
             runtime.block_on(async move {
                 let signals = crate::signals::watch(on_signal);
-                let served = async {
-                    let listener = tokio::net::TcpListener::from_std(self.listener)?;
-                    axum::serve(listener, router(api)).await
+                let local =
+                    async { serve_local(tokio::net::UnixListener::from_std(self.local)?, &router).await };
+                let tcp = async {
+                    match self.tcp {
+                        Some((listener, _)) => {
+                            serve_tcp(tokio::net::TcpListener::from_std(listener)?, &router).await
+                        }
+                        None => std::future::pending().await,
+                    }
                 };
-                let (served, ()) = tokio::join!(served, signals);
-                if let Err(error) = served {
+                let served: (io::Result<()>, io::Result<()>, ()) = tokio::join!(local, tcp, signals);
+                for error in [served.0, served.1].into_iter().filter_map(Result::err) {
                     tracing::error!(%error, "the API stopped");
                 }
             });
@@ -118,6 +153,143 @@ impl Server {
             .spawn(body)
             .map(|_| ())
             .map_err(|error| ServerError(format!("no thread for the API: {error}")))
+    }
+}
+
+fn bind_tcp(port: u16) -> Result<(std::net::TcpListener, SocketAddr), ServerError> {
+    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let fail = |error: io::Error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            ServerError(format!("port {port} is in use by another program: name another one with --port"))
+        }
+        _ => ServerError(format!("listening on {wanted}: {error}")),
+    };
+    let listener = std::net::TcpListener::bind(wanted).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    let address = listener.local_addr().map_err(fail)?;
+    Ok((listener, address))
+}
+
+/// The next connection. What keeps one from being accepted, such as too many open files, passes or does not: those who
+/// wait in the queue are still there.
+async fn next<C>(accept: impl AsyncFn() -> io::Result<C>) -> C {
+    loop {
+        match accept().await {
+            Ok(connection) => return connection,
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the API could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Serves the socket in the folder. Whoever is let in is this user or root; more of them than there are places wait.
+async fn serve_local(listener: tokio::net::UnixListener, router: &Router) -> io::Result<()> {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else {
+            unreachable!("the semaphore of the listener is never closed")
+        };
+        let (stream, _) = next(async || listener.accept().await).await;
+        match Peer::of(&stream) {
+            Ok(peer) if peer.may_enter() => {}
+            Ok(peer) => {
+                tracing::warn!(%peer, "a connection to the API is refused: it is another user's");
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the API is refused: nobody says whose it is");
+                continue;
+            }
+        }
+        let served = connection(stream, router, Way::Folder);
+        tokio::spawn(async move {
+            served.await;
+            drop(place);
+        });
+    }
+}
+
+/// Serves TCP. Connections that have not shown a token yet give way to newer ones.
+async fn serve_tcp(listener: tokio::net::TcpListener, router: &Router) -> io::Result<()> {
+    let newcomers = Arc::new(Mutex::new(Newcomers::new(NEWCOMERS)));
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let (stream, _) = next(async || listener.accept().await).await;
+        let out = Arc::new(Notify::new());
+        let (number, other) = lock(&newcomers).enter(out.clone());
+        if let Some(other) = other {
+            other.notify_one();
+        }
+        let entrant = Arc::new(Entrant {
+            number,
+            newcomers: newcomers.clone(),
+            places: places.clone(),
+            place: Mutex::default(),
+        });
+        let served = connection(stream, router, Way::Network(entrant));
+        let newcomers = newcomers.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = served => {}
+                () = out.notified() => tracing::warn!("a silent connection to the API makes room"),
+            }
+            lock(&newcomers).leave(number);
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("a panic aborts the process, so no lock is poisoned")
+}
+
+/// One connection, until its end. A header that does not come in time ends it, and so does a long pause between requests.
+fn connection<S>(stream: S, router: &Router, way: Way) -> impl Future<Output = ()> + Send + use<S>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let router = TowerToHyperService::new(router.clone());
+    let service = service_fn(move |mut request: axum::http::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(way.clone());
+        router.call(request)
+    });
+    let mut server = hyper::server::conn::http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_PATIENCE).max_buf_size(HEADER_BYTES);
+    let served = server.serve_connection(TokioIo::new(stream), service);
+    async move {
+        if let Err(error) = served.await {
+            tracing::debug!(%error, "a connection to the API ended");
+        }
+    }
+}
+
+/// The door that a request came through.
+#[derive(Clone)]
+enum Way {
+    Folder,
+    Network(Arc<Entrant>),
+}
+
+/// A connection over TCP, which is a newcomer until it shows a token.
+struct Entrant {
+    number: u64,
+    newcomers: Arc<Mutex<Newcomers<Arc<Notify>>>>,
+    places: Arc<Semaphore>,
+    place: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl Entrant {
+    /// It has shown a token. Whether there is a place for it.
+    fn enter(&self) -> bool {
+        let mut place = lock(&self.place);
+        if place.is_none() {
+            *place = self.places.clone().try_acquire_owned().ok();
+            if place.is_some() {
+                lock(&self.newcomers).leave(self.number);
+            }
+        }
+        place.is_some()
     }
 }
 
@@ -142,7 +314,7 @@ fn router(api: Api) -> Router {
         .route("/v1/mounts", get(mounts).post(mount).delete(unmount))
         .route("/v1/jobs/{id}", get(job))
         .route("/v1/down", post(down))
-        .route("/metrics", get(prometheus))
+        .route(METRICS, get(prometheus))
         .fallback(|| async {
             Refusal(StatusCode::NOT_FOUND, "no such path; /v1/openapi.json lists them".into())
         })
@@ -150,28 +322,29 @@ fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-/// Lets a request in that names this listener, comes from no other site, and has the token.
-async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let names = [api.address.to_string(), format!("localhost:{}", api.address.port())];
-    let host_fits = text(header::HOST).is_some_and(|host| names.iter().any(|name| name == host));
-    let origin_fits =
-        text(header::ORIGIN).is_none_or(|origin| names.iter().any(|name| format!("http://{name}") == origin));
-    if !host_fits || !origin_fits {
-        return Refusal(StatusCode::FORBIDDEN, "Host or Origin does not name this listener".into())
-            .into_response();
-    }
-    if !has_token(headers, &api.token) {
-        let why = "a token is needed: Authorization: Bearer followed by the contents of the file `token`";
-        return Refusal(StatusCode::UNAUTHORIZED, why.into()).into_response();
+/// Lets a request in that came through the folder's socket, or over TCP one that names this listener, comes from no other
+/// site, and has a token for what it asks.
+async fn admit(
+    State(api): State<Api>,
+    Extension(way): Extension<Way>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if let Way::Network(entrant) = way
+        && let Err(refusal) = api.check(&request, &entrant)
+    {
+        return refusal.into_response();
     }
     // A request is read to its end before it is answered: an answer to one whose body is still on its way would make
     // the HTTP server close the connection under the client's next request.
     let (parts, body) = request.into_parts();
-    match axum::body::to_bytes(body, BODY_LIMIT_BYTES).await {
-        Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
-        Err(error) => Refusal(StatusCode::BAD_REQUEST, format!("the body: {error}")).into_response(),
+    match tokio::time::timeout(BODY_PATIENCE, axum::body::to_bytes(body, BODY_LIMIT_BYTES)).await {
+        Ok(Ok(bytes)) => next.run(Request::from_parts(parts, bytes.into())).await,
+        Ok(Err(error)) => Refusal(StatusCode::BAD_REQUEST, format!("the body: {error}")).into_response(),
+        Err(_) => {
+            let why = format!("the body did not come within {} s", BODY_PATIENCE.as_secs());
+            Refusal(StatusCode::REQUEST_TIMEOUT, why).into_response()
+        }
     }
 }
 
@@ -184,6 +357,38 @@ fn has_token(headers: &HeaderMap, token: &str) -> bool {
 }
 
 impl Api {
+    /// Whether a request over TCP may be done.
+    fn check(&self, request: &Request, entrant: &Entrant) -> Result<(), Refusal> {
+        let Some((address, tokens)) = &self.tcp else {
+            return Err(Refusal(StatusCode::FORBIDDEN, "nothing is served over TCP".into()));
+        };
+        let headers = request.headers();
+        let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let names = [address.to_string(), format!("localhost:{}", address.port())];
+        let host_fits = text(header::HOST).is_some_and(|host| names.iter().any(|name| name == host));
+        let origin_fits = text(header::ORIGIN)
+            .is_none_or(|origin| names.iter().any(|name| format!("http://{name}") == origin));
+        if !host_fits || !origin_fits {
+            let why = "Host or Origin does not name this listener";
+            return Err(Refusal(StatusCode::FORBIDDEN, why.into()));
+        }
+        let reads_metrics = request.method() == Method::GET && request.uri().path() == METRICS;
+        let knows = has_token(headers, &tokens.administration)
+            || (reads_metrics && has_token(headers, &tokens.metrics));
+        if !knows {
+            let why = "a token is needed: Authorization: Bearer followed by the contents of the file `token`; that of \
+                       `token.metrics` opens /metrics";
+            return Err(Refusal(StatusCode::UNAUTHORIZED, why.into()));
+        }
+        match entrant.enter() {
+            true => Ok(()),
+            false => {
+                let why = format!("there are {CONNECTIONS} connections, which is the most");
+                Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, why))
+            }
+        }
+    }
+
     /// Runs `task` on the worker and brings its result.
     async fn on_worker<T, F>(
         &self,

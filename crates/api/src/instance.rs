@@ -58,22 +58,22 @@ pub struct Instance {
     fuse_latency: Rc<FuseLatency>,
     mounting: tokio::sync::Mutex<()>,
     dir: PathBuf,
-    api_url: String,
-    tcp_address: String,
+    api_url: Option<String>,
+    tcp_address: Option<String>,
     jobs: RefCell<Vec<Job>>,
     next_job: Cell<u64>,
     stopping: Notify,
 }
 
 impl Instance {
-    /// An instance on `node`, reached at `api_url`, and by clients of other processes at `tcp_address`.
+    /// An instance on `node`, reached through its folder, and over TCP at `api_url` and `tcp_address` where there are any.
     pub fn new(
         env: &Env,
         node: Rc<Node>,
         client: Rc<Client>,
         dir: &Path,
-        api_url: String,
-        tcp_address: String,
+        api_url: Option<String>,
+        tcp_address: Option<String>,
     ) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),

@@ -3,8 +3,10 @@
 //! Owns the instance (node, client, mount, jobs) on the worker, and one thread on which axum serves HTTP and signals
 //! arrive. Requests reach the worker as tasks; nothing of the data path is here.
 //!
-//! Doors are closed: the listener is on loopback only, every request needs the token of the store's folder, and Host
-//! and Origin must name the listener itself, so that a page in a browser cannot reach it.
+//! Doors are closed: the socket in the store's folder serves the store's user and root, whom the kernel names. Over TCP,
+//! where it was asked for, the listener is on loopback only, every request needs a token of the folder, and Host and
+//! Origin must name the listener itself, so that a page in a browser cannot reach it. Whoever says nothing keeps nobody
+//! out: headers and bodies have their time, and connections without a token give way to newer ones.
 #![forbid(unsafe_code)]
 
 mod http;
@@ -13,7 +15,7 @@ mod metrics;
 mod openapi;
 mod signals;
 
-pub use http::{Server, ServerError};
+pub use http::{Server, ServerError, Tokens};
 pub use instance::{Instance, Job, JobState, Task};
 pub use signals::on_signals;
 

@@ -14,6 +14,7 @@ pub mod ids;
 pub mod latency;
 pub mod locks;
 pub mod map;
+pub mod newcomers;
 pub mod noted;
 pub mod range_locks;
 pub mod status;
@@ -28,6 +29,7 @@ pub use ids::*;
 pub use latency::Histogram;
 pub use locks::KeyedLocks;
 pub use map::{HashMap, HashSet};
+pub use newcomers::Newcomers;
 pub use noted::Noted;
 pub use status::Kind;
 

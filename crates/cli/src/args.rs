@@ -58,7 +58,7 @@ pub enum Command {
     Fs(Fs),
     /// Mount a file system of a running instance, by a process of its own
     ///
-    /// The process speaks to the instance over TCP on loopback, and connects again when the instance was started again.
+    /// The process reaches the instance through its folder, and connects again when the instance was started again.
     /// It ends when the file system is unmounted, or at SIGTERM. Several mounts show the same files.
     /// For /etc/fstab and mount -t fuse.penstock there is mount.fuse.penstock.
     Mount(Mount),
@@ -92,10 +92,10 @@ pub struct Mount {
     /// The file system [default: main] and an empty directory
     #[arg(required = true, num_args = 1..=2, value_name = "[FS] PATH")]
     pub words: Vec<PathBuf>,
-    /// Address of the instance's listener for clients, instead of --dir or --api
+    /// Address of the instance's listener for clients (`up --tcp`), instead of --dir
     #[arg(long, value_name = "ADDRESS:PORT", requires = "token_file")]
     pub tcp: Option<SocketAddr>,
-    /// File with the instance's token, for --tcp
+    /// File with the instance's token for clients (`token.data` of its folder), for --tcp
     #[arg(long, value_name = "FILE", requires = "tcp")]
     pub token_file: Option<PathBuf>,
     #[command(flatten)]
@@ -152,12 +152,13 @@ pub struct Up {
     pub mount: Option<PathBuf>,
     #[command(flatten)]
     pub mount_as: MountAs,
-    /// Loopback port of the REST API [default: any free one]
-    #[arg(long, default_value_t = 0)]
-    pub port: u16,
-    /// Where clients of other processes connect; loopback only, port 0 for any free one
-    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
-    pub tcp: SocketAddr,
+    /// Serve REST on a loopback port too, with the token in `token`; 0 for any free one [default: the folder only]
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Serve clients on a loopback address too, with the token in `token.data`; port 0 for any free one [default: the
+    /// folder only]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub tcp: Option<SocketAddr>,
     /// Seconds without a word after which a client's session ends, and with it what it has open
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub lease: u32,

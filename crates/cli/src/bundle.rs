@@ -4,7 +4,7 @@
 //! Events name files by inode number only, and no report of the REST API that is taken has names in it.
 
 use crate::events;
-use crate::folder::DEFAULT;
+use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, METRICS_TOKEN};
 use crate::remote::Remote;
 use crate::show;
 use crate::up::LOGS;
@@ -23,6 +23,7 @@ const LOG_BYTES: u64 = 1 << 20;
 const SYSTEM_BYTES: u64 = 1 << 20;
 /// Files of the folder that are taken whole: none of them is secret.
 const FOLDER_FILES: [&str; 4] = ["store.json", "coordination", "scrubs.json", "run.json"];
+const TOKENS: [&str; 3] = [ADMIN_TOKEN, DATA_TOKEN, METRICS_TOKEN];
 const ASKED: [(&str, &str); 6] = [
     ("status.json", "/v1/status"),
     ("drives.json", "/v1/drives"),
@@ -71,11 +72,12 @@ pub fn bundle(
     let version = env!("CARGO_PKG_VERSION");
     parts.add("version.txt", Ok(format!("penstock {version}\nbundle of {now}\n").into_bytes()));
     let asked = Remote::find(dir, api);
-    let token = match (&asked, folder) {
-        (Ok(remote), _) => Some(remote.token().to_owned()),
-        (Err(_), Some(folder)) => std::fs::read_to_string(folder.join("token")).ok(),
-        (Err(_), None) => None,
-    };
+    let mut tokens: Vec<String> =
+        asked.as_ref().ok().and_then(|remote| remote.token().map(str::to_owned)).into_iter().collect();
+    for (folder, name) in folder.iter().flat_map(|folder| TOKENS.map(|name| (folder, name))) {
+        // One that was never made is nowhere.
+        tokens.extend(std::fs::read_to_string(folder.join(name)).ok());
+    }
     ask(&mut parts, asked);
     if let Some(folder) = folder {
         take_folder(&mut parts, folder);
@@ -83,7 +85,7 @@ pub fn bundle(
     for path in SYSTEM {
         parts.add(format!("system{path}"), read_end(Path::new(path), SYSTEM_BYTES));
     }
-    let parts = without_token(parts, token.as_deref().unwrap_or_default().trim());
+    let parts = tokens.iter().fold(parts.0, |parts, token| without_token(parts, token.trim()));
     write(&file, &parts, SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())?;
     if json {
         let names: Vec<&String> = parts.iter().map(|(name, _)| name).collect();
@@ -163,7 +165,7 @@ fn read_end(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn without_token(parts: Parts, token: &str) -> Vec<(String, Vec<u8>)> {
+fn without_token(parts: Vec<(String, Vec<u8>)>, token: &str) -> Vec<(String, Vec<u8>)> {
     let blank = |contents: Vec<u8>| {
         let text = String::from_utf8_lossy(&contents);
         match !token.is_empty() && text.contains(token) {
@@ -171,7 +173,7 @@ fn without_token(parts: Parts, token: &str) -> Vec<(String, Vec<u8>)> {
             false => contents,
         }
     };
-    parts.0.into_iter().map(|(name, contents)| (name, blank(contents))).collect()
+    parts.into_iter().map(|(name, contents)| (name, blank(contents))).collect()
 }
 
 fn write(path: &Path, parts: &[(String, Vec<u8>)], mtime_s: u64) -> Result<()> {
@@ -197,8 +199,7 @@ mod tests {
 
     #[test]
     fn a_token_is_blanked_wherever_it_is() {
-        let parts =
-            Parts(vec![("log".into(), b"before s3cret after".to_vec()), ("raw".into(), vec![0xff, 0])]);
+        let parts = vec![("log".into(), b"before s3cret after".to_vec()), ("raw".into(), vec![0xff, 0])];
         let blanked = without_token(parts, "s3cret");
         assert_eq!(blanked[0].1, b"before [token] after");
         assert_eq!(blanked[1].1, [0xff, 0]);

@@ -1,17 +1,20 @@
 //! The store's folder: its lock, its token, and who runs on it.
 //!
-//! `lock` is held for the life of an instance and names its process; `token` (mode 0600) is what the REST API asks
-//! for; `run.json` says where a running instance is reached and has another name when it stops.
+//! `lock` is held for the life of an instance and names its process; `run.json` says where a running instance is reached
+//! and has another name when it stops. `api.sock` and `data.sock` are the doors for this machine; tokens (mode 0600) are
+//! made where a listener on TCP asks for them.
 //!
 //! A killed process is not gone at once: its locks on the folder and on the drives fall when its last thread has ended
 //! and the kernel has finished its I/O. Whoever starts the store again waits for that, and only for that: a lock of a
 //! process that lives is refused at once.
 
 use anyhow::{Context, Result, bail};
+use penstock_base::hex;
+use penstock_fabric::greeting::{TOKEN_BYTES, nonce};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -23,6 +26,10 @@ pub const ENDING: Duration = Duration::from_secs(20);
 const SPARE: &str = "run.spare";
 /// `run.json` has a multiple of this length, lines without anything at its end.
 const RUN_BYTES: usize = 4096;
+/// Tokens: for administration over TCP, for metrics only, and for the data path, where nobody sends it.
+pub const ADMIN_TOKEN: &str = "token";
+pub const METRICS_TOKEN: &str = "token.metrics";
+pub const DATA_TOKEN: &str = "token.data";
 /// Default folder.
 pub const DEFAULT: &str = "./penstock-data";
 
@@ -30,9 +37,10 @@ pub const DEFAULT: &str = "./penstock-data";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     pub pid: u32,
-    pub api_url: String,
-    /// Where clients of other processes connect.
-    pub tcp_address: String,
+    /// REST over TCP, where it was asked for.
+    pub api_url: Option<String>,
+    /// Clients of other processes over TCP, where it was asked for.
+    pub tcp_address: Option<String>,
     pub mounts: Vec<String>,
 }
 
@@ -76,20 +84,27 @@ impl Folder {
         Ok(Self { path, _lock: file })
     }
 
-    /// The token: made once, 256 random bits, readable by the owner only.
-    pub fn token(&self) -> Result<String> {
-        let path = self.path.join("token");
-        if let Ok(token) = std::fs::read_to_string(&path)
-            && token.trim().len() == 64
-        {
-            return Ok(token.trim().to_owned());
+    /// A token: made once, 256 random bits, readable by the owner only.
+    pub fn token(&self, name: &str) -> Result<String> {
+        let path = self.path.join(name);
+        let cannot = || format!("the token {} cannot be kept", path.display());
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true).mode(0o600);
+        let mut file = options.open(&path).with_context(cannot)?;
+        let mode = file.metadata()?.permissions().mode();
+        if mode & 0o077 != 0 {
+            tracing::warn!("{} could be read by others: it is replaced", path.display());
+            file.set_permissions(Permissions::from_mode(0o600)).with_context(cannot)?;
+            file.set_len(0)?;
         }
-        let mut random = [0; 32];
-        File::open("/dev/urandom")?.read_exact(&mut random)?;
-        let token: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&path)?;
-        writeln!(file, "{token}")?;
-        file.sync_all()?;
+        let mut found = String::new();
+        if file.read_to_string(&mut found).is_ok() && found.trim().len() == TOKEN_BYTES {
+            return Ok(found.trim().to_owned());
+        }
+        let token = hex(&nonce().context("no random bytes")?);
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{token}").and_then(|()| file.sync_all()).with_context(cannot)?;
         Ok(token)
     }
 

@@ -20,6 +20,7 @@ mod bundle;
 mod commands;
 mod events;
 mod folder;
+mod local_http;
 mod manual;
 mod mount;
 mod remote;

@@ -1,11 +1,10 @@
 //! `mount`: a process of its own between the kernel and an instance, and `umount`.
 //!
-//! It finds the instance anew for each connection, so that it goes on after the instance was started again at another
-//! port. Its session with the instance ends with it, or after its lease when it is killed.
+//! It finds the instance by the socket in its folder, or over TCP, and anew for each connection. Its session with the instance ends with it, or after its lease when it is killed.
 
 use crate::args::Mount as Options;
 use crate::commands::print;
-use crate::folder::{DEFAULT, Run};
+use crate::folder::DEFAULT;
 use crate::remote::Remote as Rest;
 use crate::show::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
@@ -14,7 +13,8 @@ use penstock_base::env::timeout;
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_drive::runtime::{Worker, block_on, blocking};
-use penstock_fabric::{Dial, Dialled, Remote, dial};
+use penstock_fabric::greeting::TOKEN_BYTES;
+use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
 use penstock_fuse::{FuseLatency, Mount, MountOptions};
 use penstock_node::StatusReport;
 use rustix::fs::OFlags;
@@ -40,37 +40,24 @@ const LAST_WORD: Duration = Duration::from_secs(20);
 enum Way {
     /// By its folder.
     Folder(PathBuf),
-    /// By its address, with its token.
-    Address(SocketAddr, String),
+    /// By its address; both ends prove that they know the token.
+    Address(SocketAddr, Token),
 }
 
 impl Way {
-    fn find(options: &Options, dir: Option<PathBuf>, api: Option<&String>) -> Result<Self> {
+    fn find(options: &Options, dir: Option<PathBuf>, api: bool) -> Result<Self> {
         if let (Some(address), Some(file)) = (options.tcp, &options.token_file) {
-            let token = std::fs::read_to_string(file)
+            let text = std::fs::read_to_string(file)
                 .with_context(|| format!("the token in {} cannot be read", file.display()))?;
-            return Ok(Self::Address(address, token.trim().to_owned()));
+            let token = Token::new(&text).with_context(|| {
+                format!("{} holds no token: one has {TOKEN_BYTES} characters", file.display())
+            })?;
+            return Ok(Self::Address(address, token));
         }
-        if api.is_some() {
-            let rest = Rest::find(dir.as_ref(), api)?;
-            let status: StatusReport = rest.get("/v1/status")?;
-            let address = status.tcp_address.parse().context("the instance names no address for clients")?;
-            return Ok(Self::Address(address, rest.token().to_owned()));
+        if api {
+            bail!("`mount` finds the instance by --dir, or by --tcp with --token-file, not by --api");
         }
         Ok(Self::Folder(std::path::absolute(dir.unwrap_or_else(|| DEFAULT.into()))?))
-    }
-
-    fn look(&self) -> Result<(SocketAddr, String)> {
-        match self {
-            Self::Address(address, token) => Ok((*address, token.clone())),
-            Self::Folder(dir) => {
-                let run = Run::load(dir)?;
-                let token = std::fs::read_to_string(dir.join("token"))
-                    .with_context(|| format!("the token in {} cannot be read", dir.display()))?;
-                let address = run.tcp_address.parse();
-                Ok((address.context("run.json names no address for clients")?, token.trim().to_owned()))
-            }
-        }
     }
 }
 
@@ -86,8 +73,12 @@ impl std::fmt::Display for Way {
 impl Dial for Way {
     fn dial(&self) -> LocalBoxFuture<'_, Dialled> {
         Box::pin(async {
-            let (address, token) = self.look().map_err(|error| format!("{error:#}"))?;
-            Ok((dial(address).await?, token))
+            match self {
+                Self::Folder(dir) => Ok((dial_local(dir).await?, Credential::Local)),
+                Self::Address(address, token) => {
+                    Ok((dial(*address).await?, Credential::Token(token.clone(), *address)))
+                }
+            }
         })
     }
 }
@@ -108,7 +99,7 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
     if options.detached {
         rustix::process::setsid().context("no session of its own")?;
     }
-    let way = Way::find(&options, dir, api.as_ref())?;
+    let way = Way::find(&options, dir, api.is_some())?;
     check_mount_point(&path)?;
     let env = Worker::env()?;
     block_on(run(&env, Rc::new(way), &path, &options.mount_as.options()))

@@ -1,6 +1,7 @@
 //! Speaking REST with the running instance.
 
 use crate::folder::{DEFAULT, Run};
+use crate::local_http;
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -10,49 +11,58 @@ use std::path::{Path, PathBuf};
 pub struct Remote {
     agent: ureq::Agent,
     url: String,
-    token: String,
-    /// The process behind it, where the folder names it.
-    run: Option<Run>,
+    /// What is sent over TCP. Through the folder's socket nothing is: the kernel says who asks.
+    token: Option<String>,
+    /// The folder, and the process behind it.
+    folder: Option<(PathBuf, Run)>,
 }
 
 impl Remote {
     /// Finds the instance by `--api` or by its folder.
     pub fn find(dir: Option<&PathBuf>, api: Option<&String>) -> Result<Self> {
-        let (url, token, run) = match api {
-            Some(url) => {
-                let token = std::env::var("PENSTOCK_TOKEN")
-                    .context("--api needs the instance's token in the variable PENSTOCK_TOKEN")?;
-                (url.trim_end_matches('/').to_owned(), token, None)
-            }
-            None => {
-                let dir = dir.map_or(Path::new(DEFAULT), PathBuf::as_path);
-                let run = Run::load(dir)?;
-                if !run.is_alive() {
-                    bail!(
-                        "the instance of {} (process {}) ended without stopping in order; `penstock up {}` starts it again",
-                        dir.display(),
-                        run.pid,
-                        dir.display()
-                    );
-                }
-                let token = std::fs::read_to_string(dir.join("token"))
-                    .with_context(|| format!("the token in {} cannot be read", dir.display()))?;
-                (run.api_url.clone(), token, Some(run))
-            }
-        };
-        let agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
-        Ok(Self { agent, url, token: format!("Bearer {}", token.trim()), run })
+        let config = ureq::Agent::config_builder().http_status_as_error(false).build();
+        if let Some(url) = api {
+            let token = std::env::var("PENSTOCK_TOKEN")
+                .context("--api needs the instance's token in the variable PENSTOCK_TOKEN")?;
+            let url = url.trim_end_matches('/').to_owned();
+            return Ok(Self {
+                agent: config.into(),
+                url,
+                token: Some(token.trim().to_owned()),
+                folder: None,
+            });
+        }
+        let dir = dir.map_or(Path::new(DEFAULT), PathBuf::as_path);
+        let run = Run::load(dir)?;
+        if !run.is_alive() {
+            bail!(
+                "the instance of {} (process {}) ended without stopping in order; `penstock up {}` starts it again",
+                dir.display(),
+                run.pid,
+                dir.display()
+            );
+        }
+        let agent = local_http::agent(config, dir.to_owned());
+        let folder = Some((dir.to_owned(), run));
+        Ok(Self { agent, url: local_http::URL.to_owned(), token: None, folder })
+    }
+
+    fn with_token<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        match &self.token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
+        }
     }
 
     /// GET.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        let request = self.agent.get(format!("{}{path}", self.url)).header("authorization", &self.token);
+        let request = self.with_token(self.agent.get(format!("{}{path}", self.url)));
         read(request.call().with_context(|| self.unreachable())?)
     }
 
     /// GET of plain text.
     pub fn get_text(&self, path: &str) -> Result<String> {
-        let request = self.agent.get(format!("{}{path}", self.url)).header("authorization", &self.token);
+        let request = self.with_token(self.agent.get(format!("{}{path}", self.url)));
         let mut response = request.call().with_context(|| self.unreachable())?;
         if !response.status().is_success() {
             bail!("{path} gives status {}", response.status());
@@ -60,34 +70,37 @@ impl Remote {
         Ok(response.body_mut().with_config().limit(64 << 20).read_to_string()?)
     }
 
-    /// The token that it sends.
-    pub fn token(&self) -> &str {
-        self.token.strip_prefix("Bearer ").unwrap_or(&self.token)
+    /// The token that it sends, if it does.
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_deref()
     }
 
     /// The process behind it, where the folder names it.
     pub fn pid(&self) -> Option<u32> {
-        self.run.as_ref().map(|run| run.pid)
+        self.folder.as_ref().map(|(_, run)| run.pid)
     }
 
     /// POST with a body.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T> {
-        let request = self.agent.post(format!("{}{path}", self.url)).header("authorization", &self.token);
+        let request = self.with_token(self.agent.post(format!("{}{path}", self.url)));
         read(request.send_json(body).with_context(|| self.unreachable())?)
     }
 
     /// DELETE.
     pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        let request = self.agent.delete(format!("{}{path}", self.url)).header("authorization", &self.token);
+        let request = self.with_token(self.agent.delete(format!("{}{path}", self.url)));
         read(request.call().with_context(|| self.unreachable())?)
     }
 
     fn unreachable(&self) -> String {
-        match &self.run {
-            Some(run) if !run.is_alive() => {
-                format!("the instance at {} (process {}) has ended", self.url, run.pid)
+        match &self.folder {
+            Some((dir, run)) if !run.is_alive() => {
+                format!("the instance of {} (process {}) has ended", dir.display(), run.pid)
             }
-            _ => format!("the instance at {} does not answer", self.url),
+            Some((dir, run)) => {
+                format!("the instance of {} (process {}) does not answer", dir.display(), run.pid)
+            }
+            None => format!("the instance at {} does not answer", self.url),
         }
     }
 }

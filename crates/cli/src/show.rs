@@ -36,8 +36,11 @@ pub fn status(status: &StatusReport) {
     let debt = status.redundancy_debt_stripes;
     println!("owed     {debt} stripes, {} copies of logs", status.redundancy_debt_carriers);
     println!("folder   {}", status.dir);
-    println!("api      {}", status.api_url);
-    println!("tcp      {}", status.tcp_address);
+    for (name, found) in [("api", &status.api_url), ("tcp", &status.tcp_address)] {
+        if let Some(address) = found {
+            println!("{name}      {address}");
+        }
+    }
     let mounts: Vec<_> = status.sessions.iter().filter(|session| !session.mount.is_empty()).collect();
     if mounts.is_empty() {
         println!("mounts   none");

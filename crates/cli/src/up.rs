@@ -1,22 +1,25 @@
 //! `up`: the folder, the store, the node, the API, the mount; and stopping all of it in order.
 
 use crate::args::Up;
-use crate::folder::{DEFAULT, ENDING, Folder, Run};
+use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, ENDING, Folder, METRICS_TOKEN, Run};
 use crate::show::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
-use penstock_api::{Instance, Server, check_mount_point};
+use penstock_api::{Instance, Server, Tokens, check_mount_point};
 use penstock_base::{Env, StoreId};
 use penstock_client::Client;
 use penstock_drive::FileDrive;
 use penstock_drive::runtime::{Worker, block_on};
-use penstock_fabric::Listener;
+use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
     Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, InProcess, Node, ScrubFile,
     Severity, StoreFile, StoreSpec, create_store, find_drives,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::rc::Rc;
@@ -41,18 +44,22 @@ pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
         rustix::process::setsid().context("no session of its own")?;
     }
     let folder = Folder::lock(&dir)?;
-    let server = Server::bind(options.port)?;
+    raise_descriptors();
+    let server = Server::bind(&folder.path, options.port)?;
     if let Some(mount) = &options.mount {
         check_mount_point(mount)?;
     }
     let env = Worker::env()?;
-    block_on(run(&env, &folder, server, &options)).map_err(|error| anyhow!("no worker: {error}"))??;
+    let ran = block_on(run(&env, &folder, server, &options)).map_err(|error| anyhow!("no worker: {error}"));
+    for name in [local::API, local::DATA] {
+        local::remove(&folder.path, name);
+    }
+    ran??;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result<()> {
-    let token = folder.token()?;
-    let listener = Listener::bind(options.tcp).map_err(|why| anyhow!(why))?;
+    let doors = Doors::open(folder, options)?;
     let mut kept = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
     let node = match open_or_create(env, folder, options).await {
         Ok(node) => node,
@@ -81,12 +88,13 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     let client =
         Client::connect(env, InProcess::new(node.clone()), &format!("process {}", std::process::id()))
             .await?;
-    let (api_url, tcp_address) = (server.url(), listener.address().to_string());
-    let clients = penstock_fabric::Server::new(env, ForOthers::new(node.clone()), &token);
+    let (api_url, tcp_address) = (server.url(), doors.address().map(|address| address.to_string()));
+    let others = ForOthers::new(node.clone());
+    let clients = penstock_fabric::Server::new(env, others, node.store(), doors.token.clone());
     let instance = Instance::new(env, node, client, &folder.path, api_url.clone(), tcp_address.clone());
     let (worker, mut tasks) = tokio::sync::mpsc::unbounded_channel();
     let signals = worker.clone();
-    server.serve(token, worker, move || {
+    server.serve(doors.rest.clone(), worker, move || {
         let stop: penstock_api::Task = Box::new(|instance| Box::pin(async move { instance.stop() }));
         // An instance that is already stopping takes no more tasks.
         let _ = signals.send(stop);
@@ -101,7 +109,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     let mut ran = Ok(());
     if mounted.is_ok() {
         let mounts = instance.status().mounts;
-        env.spawn("clients", Box::pin(listen(env.clone(), clients.clone(), listener)));
+        doors.serve(env, &clients);
         folder.write_run(&Run { pid: std::process::id(), api_url, tcp_address, mounts })?;
         greet(&instance, folder);
         tell_manager(&[
@@ -124,17 +132,70 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     Ok(())
 }
 
-/// Lets clients of other processes in.
-async fn listen(env: Env, clients: Rc<penstock_fabric::Server>, listener: Listener) {
+/// The ways in for clients of other processes, and the tokens of those over TCP.
+struct Doors {
+    local: LocalListener,
+    tcp: Option<Listener>,
+    token: Option<Token>,
+    rest: Option<Tokens>,
+}
+
+impl Doors {
+    fn open(folder: &Folder, options: &Up) -> Result<Self> {
+        let tcp = options.tcp.map(Listener::bind).transpose().map_err(|why| anyhow!(why))?;
+        let token = match &tcp {
+            Some(_) => Token::new(&folder.token(DATA_TOKEN)?),
+            None => None,
+        };
+        let rest = match options.port {
+            Some(_) => Some(Tokens {
+                administration: folder.token(ADMIN_TOKEN)?,
+                metrics: folder.token(METRICS_TOKEN)?,
+            }),
+            None => None,
+        };
+        let local = LocalListener::bind(&folder.path).map_err(|why| anyhow!(why))?;
+        Ok(Self { local, tcp, token, rest })
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.tcp.as_ref().map(Listener::address)
+    }
+
+    /// Lets clients in from now on.
+    fn serve(self, env: &Env, clients: &Rc<penstock_fabric::Server>) {
+        let (local, to) = (self.local, clients.clone());
+        let accept = async move || {
+            local.accept().await.map(|(link, peer)| to.accept(link, peer.to_string(), Door::Local))
+        };
+        env.spawn("clients", Box::pin(listen(env.clone(), accept)));
+        let Some(tcp) = self.tcp else { return };
+        let to = clients.clone();
+        let accept = async move || {
+            let door = Door::Token(tcp.address());
+            tcp.accept().await.map(|(link, from)| to.accept(link, from.to_string(), door))
+        };
+        env.spawn("clients over TCP", Box::pin(listen(env.clone(), accept)));
+    }
+}
+
+/// Lets clients in one after the other.
+async fn listen(env: Env, accept: impl AsyncFn() -> io::Result<()>) {
     loop {
-        match listener.accept().await {
-            Ok((link, from)) => clients.accept(link, from.to_string()),
-            Err(error) => {
-                // Too many open files, and the like: those who wait in the queue are still there.
-                tracing::warn!(%error, "a client could not be let in");
-                env.sleep(LISTEN_PAUSE).await;
-            }
+        if let Err(error) = accept().await {
+            // Too many open files, and the like: those who wait in the queue are still there.
+            tracing::warn!(%error, "a client could not be let in");
+            env.sleep(LISTEN_PAUSE).await;
         }
+    }
+}
+
+/// Takes as many descriptors as the system grants: a shell's limit is often 1024.
+fn raise_descriptors() {
+    let found = getrlimit(Resource::Nofile);
+    let most = Rlimit { current: found.maximum, ..found };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
     }
 }
 
@@ -155,8 +216,12 @@ fn greet(instance: &Instance, folder: &Folder) {
     }
     say!("  space   {} free", crate::show::size(status.free_bytes));
     say!("  folder  {dir}");
-    say!("  api     {}  (token in {dir}/token)", status.api_url);
-    say!("  tcp     {}", status.tcp_address);
+    if let Some(url) = &status.api_url {
+        say!("  api     {url}  (token in {dir}/{ADMIN_TOKEN})");
+    }
+    if let Some(address) = &status.tcp_address {
+        say!("  tcp     {address}  (token in {dir}/{DATA_TOKEN})");
+    }
     let program = std::env::args().next().unwrap_or_else(|| "penstock".into());
     match status.mounts.first() {
         Some(mount) => {

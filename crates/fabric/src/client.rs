@@ -4,7 +4,9 @@
 //! same session and sequence, so that the services answer what they did already with the stored result.
 
 use crate::frame::{Outbox, Receiver};
-use crate::greeting::{Greeting, WELCOME_HEAD_BYTES, Welcome};
+use crate::greeting::{
+    CHALLENGE_BYTES, Challenge, Greeting, Proof, Token, WELCOME_HEAD_BYTES, Welcome, nonce,
+};
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
 use crate::{HANDSHAKE, REQUESTS};
 use futures_util::future::{Either, select};
@@ -13,6 +15,7 @@ use penstock_base::{Env, Kind as Todo, LocalBoxFuture};
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,8 +27,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A request whose payload was damaged on its way so often is given up: it is damaged where it comes from.
 const DAMAGED_MOST: u32 = 3;
 
-/// A stream to the server and the server's token, or where it failed and why.
-pub type Dialled = Result<(Rc<dyn Link>, String), String>;
+/// By what the two ends of a stream know each other.
+#[derive(Clone, Debug)]
+pub enum Credential {
+    /// The kernel named both ends.
+    Local,
+    /// Both prove that they know the token, over the address that was dialled.
+    Token(Token, SocketAddr),
+}
+
+/// A stream to the server, or where it failed and why.
+pub type Dialled = Result<(Rc<dyn Link>, Credential), String>;
 
 /// Where the server is, found anew for each connection: after a restart it may listen elsewhere.
 pub trait Dial {
@@ -176,21 +188,9 @@ impl Remote {
 
 /// Connects and is let in.
 async fn open(env: &Env, dial: &dyn Dial) -> Result<Rc<dyn Link>, String> {
-    let (link, token) = dial.dial().await?;
-    let greeting = Greeting::new(&token).ok_or("the token is not one: it has 64 characters")?;
-    let exchange = async {
-        send_all(&*link, &greeting.encode()).await?;
-        let mut head = [0; WELCOME_HEAD_BYTES];
-        receive_exact(&*link, &mut head).await?;
-        let len = Welcome::reason_bytes(&head).map_err(crate::FrameError::from)?;
-        let mut bytes = head.to_vec();
-        bytes.resize(WELCOME_HEAD_BYTES + len, 0);
-        receive_exact(&*link, &mut bytes[WELCOME_HEAD_BYTES..]).await?;
-        Ok::<_, Lost>(Welcome::decode(&bytes).map_err(crate::FrameError::from)?)
-    };
-    let result = match timeout(env, HANDSHAKE, exchange).await {
-        Some(Ok(Welcome { version: 0, reason })) => Err(format!("the server refuses: {reason}")),
-        Some(Ok(_)) => Ok(()),
+    let (link, credential) = dial.dial().await?;
+    let result = match timeout(env, HANDSHAKE, greet(&*link, &credential)).await {
+        Some(Ok(())) => Ok(()),
         Some(Err(why)) => Err(format!("the first exchange failed: {why}")),
         None => Err(format!("the server did not answer within {} s", HANDSHAKE.as_secs())),
     };
@@ -200,6 +200,54 @@ async fn open(env: &Env, dial: &dyn Dial) -> Result<Rc<dyn Link>, String> {
             link.close();
             Err(why)
         }
+    }
+}
+
+/// The first exchange. Over TCP nothing that the token made is sent before the server has proved that it knows it.
+async fn greet(link: &dyn Link, credential: &Credential) -> Result<(), Lost> {
+    let greeting = Greeting::new(nonce()?);
+    send_all(link, &greeting.encode()).await?;
+    let mut head = [0; WELCOME_HEAD_BYTES];
+    receive_exact(link, &mut head).await?;
+    match (credential, Welcome::is_challenge(&head)) {
+        (Credential::Local, false) => return welcome(link, head).await,
+        (Credential::Local, true) => {
+            return Err(Lost::Said("the server asks for a token at its own socket".into()));
+        }
+        (Credential::Token(token, dialled), true) => {
+            let mut bytes = [0; CHALLENGE_BYTES];
+            bytes[..WELCOME_HEAD_BYTES].copy_from_slice(&head);
+            receive_exact(link, &mut bytes[WELCOME_HEAD_BYTES..]).await?;
+            let challenge = Challenge::decode(&bytes).map_err(crate::FrameError::from)?;
+            if !challenge.is_proved(token, &greeting, *dialled) {
+                return Err(Lost::Said(
+                    "what listens there does not know the token: the token is not this instance's, or another \
+                     program has its port"
+                        .into(),
+                ));
+            }
+            let proof = Proof::new(token, &greeting, &challenge, *dialled);
+            send_all(link, &proof.encode()).await?;
+            receive_exact(link, &mut head).await?;
+        }
+        (Credential::Token(..), false) => {
+            // A refusal may come at once; nobody is let in without a proof.
+            welcome(link, head).await?;
+            return Err(Lost::Said("what listens there does not prove that it knows the token".into()));
+        }
+    }
+    welcome(link, head).await
+}
+
+/// Reads the rest of an answer; a refusal is an error.
+async fn welcome(link: &dyn Link, head: [u8; WELCOME_HEAD_BYTES]) -> Result<(), Lost> {
+    let len = Welcome::reason_bytes(&head).map_err(crate::FrameError::from)?;
+    let mut bytes = head.to_vec();
+    bytes.resize(WELCOME_HEAD_BYTES + len, 0);
+    receive_exact(link, &mut bytes[WELCOME_HEAD_BYTES..]).await?;
+    match Welcome::decode(&bytes).map_err(crate::FrameError::from)? {
+        Welcome { version: 0, reason } => Err(Lost::Said(format!("the server refuses: {reason}"))),
+        _ => Ok(()),
     }
 }
 

@@ -1,48 +1,113 @@
-//! The first bytes of a connection: the client's greeting with versions and token, and the server's answer. Pure.
+//! The first bytes of a connection. Pure.
+//!
+//! Through the socket in the store's folder the client greets and is welcomed: the kernel has named both ends before.
+//! Over TCP both ends prove first that they know the token, the server before the client, and nobody sends it: who took
+//! the server's port, or reads what passes, learns nothing that opens a door. Each proof covers everything said before
+//! it, with a nonce of each end, and the address that was dialled: what one server answers cannot be passed on as another
+//! one's.
 
-use penstock_base::{Dec, DecodeError, Enc, crc32c};
+use hmac::{Hmac, Mac};
+use penstock_base::{Dec, DecodeError, Enc, Id128, StoreId, crc32c};
 use penstock_wire::VERSION;
+use sha2::Sha256;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 
 const GREETING: &[u8; 4] = b"PNSG";
+const CHALLENGE: &[u8; 4] = b"PNSC";
+const PROOF: &[u8; 4] = b"PNSP";
 const WELCOME: &[u8; 4] = b"PNSW";
 /// Characters of a token.
 pub const TOKEN_BYTES: usize = 64;
+/// Bytes of a nonce.
+pub const NONCE_BYTES: usize = 32;
+/// Bytes of a proof by itself: HMAC-SHA256.
+pub const CODE_BYTES: usize = 32;
 /// Bytes of a greeting.
-pub const GREETING_BYTES: usize = 8 + TOKEN_BYTES + 4;
+pub const GREETING_BYTES: usize = 8 + NONCE_BYTES + 4;
+/// Bytes of a challenge before its proof and its checksum: what the proofs cover of it.
+const CHALLENGE_HEAD_BYTES: usize = 8 + 16 + NONCE_BYTES;
+/// Bytes of a challenge.
+pub const CHALLENGE_BYTES: usize = CHALLENGE_HEAD_BYTES + CODE_BYTES + 4;
+/// Bytes of the client's proof.
+pub const PROOF_BYTES: usize = 4 + CODE_BYTES + 4;
 /// Bytes of an answer before its reason.
 pub const WELCOME_HEAD_BYTES: usize = 12;
 /// Longest reason.
 pub const REASON_BYTES: usize = 512;
 
-/// What a client says first.
+/// Random bytes that no one can guess, from the operating system.
+pub fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
+    let mut bytes = [0; NONCE_BYTES];
+    let mut at = 0;
+    while at < NONCE_BYTES {
+        match rustix::rand::getrandom(&mut bytes[at..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => at += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(bytes)
+}
+
+/// What both ends of a TCP connection know, and neither sends.
 #[derive(Clone, PartialEq, Eq)]
+pub struct Token([u8; TOKEN_BYTES]);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+impl Token {
+    /// A token from a file's text; other lengths are none.
+    pub fn new(text: &str) -> Option<Self> {
+        text.trim().as_bytes().try_into().ok().map(Self)
+    }
+
+    /// The code over what was said so far, by one end.
+    fn code(&self, end: &[u8], greeting: &Greeting, head: &[u8], dialled: SocketAddr) -> Hmac<Sha256> {
+        let mut code = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        let ip = match dialled.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        code.update(end);
+        code.update(&greeting.encode());
+        code.update(head);
+        code.update(&ip.octets());
+        code.update(&dialled.port().to_le_bytes());
+        code
+    }
+}
+
+/// The end that proves; the other one's proof is never its own sent back.
+const BY_SERVER: &[u8] = b"penstock server 1";
+const BY_CLIENT: &[u8] = b"penstock client 1";
+
+/// What a client says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// Oldest version of messages that it speaks.
     pub oldest: u16,
     /// Newest version.
     pub newest: u16,
-    /// The instance's token.
-    pub token: [u8; TOKEN_BYTES],
-}
-
-impl std::fmt::Debug for Greeting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Greeting(versions {} to {})", self.oldest, self.newest)
-    }
+    /// Random; proofs over TCP cover it.
+    pub nonce: [u8; NONCE_BYTES],
 }
 
 impl Greeting {
-    /// The greeting of this release with a token. A token of another length is none.
-    pub fn new(token: &str) -> Option<Self> {
-        Some(Self { oldest: VERSION, newest: VERSION, token: token.as_bytes().try_into().ok()? })
+    /// The greeting of this release.
+    pub fn new(nonce: [u8; NONCE_BYTES]) -> Self {
+        Self { oldest: VERSION, newest: VERSION, nonce }
     }
 
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.raw(GREETING).u16(self.oldest).u16(self.newest).raw(&self.token);
-        let crc = crc32c(enc.as_slice());
-        enc.u32(crc).finish()
+        enc.raw(GREETING).u16(self.oldest).u16(self.newest).raw(&self.nonce);
+        sealed(enc)
     }
 
     /// Reads a greeting.
@@ -52,32 +117,130 @@ impl Greeting {
             return Err(dec.bad("wrong magic number: this port speaks Penstock's messages"));
         }
         let (oldest, newest) = (dec.u16()?, dec.u16()?);
-        let mut token = [0; TOKEN_BYTES];
-        token.copy_from_slice(dec.raw(TOKEN_BYTES)?);
-        match dec.u32()? == crc32c(&bytes[..GREETING_BYTES - 4]) && bytes.len() == GREETING_BYTES {
-            true => Ok(Self { oldest, newest, token }),
-            false => Err(dec.bad("checksum or length")),
-        }
+        let nonce = take(&mut dec)?;
+        check_seal(&mut dec, bytes)?;
+        Ok(Self { oldest, newest, nonce })
     }
 
-    /// Why this client may not connect, if it may not.
-    pub fn refusal(&self, token: &str) -> Option<String> {
-        // Every byte is compared, whatever came before.
-        let differ = self.token.iter().zip(token.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
-        if differ != 0 || token.len() != TOKEN_BYTES {
-            return Some("the token is not this instance's: take the file `token` of its folder".into());
-        }
-        if self.oldest > VERSION || self.newest < VERSION {
-            let (oldest, newest) = (self.oldest, self.newest);
-            return Some(format!(
-                "the client speaks versions {oldest} to {newest} of the messages, this is {VERSION}"
-            ));
-        }
-        None
+    /// Why this client is not understood, if it is not.
+    pub fn refusal(&self) -> Option<String> {
+        let (oldest, newest) = (self.oldest, self.newest);
+        (oldest > VERSION || newest < VERSION).then(|| {
+            format!("the client speaks versions {oldest} to {newest} of the messages, this is {VERSION}")
+        })
     }
 }
 
-/// What a server answers.
+/// What a server says over TCP: its own proof, and what the client's has to cover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Challenge {
+    /// The version to be spoken.
+    pub version: u16,
+    /// The store that it serves.
+    pub store: StoreId,
+    /// Random.
+    pub nonce: [u8; NONCE_BYTES],
+    /// The server's proof.
+    pub code: [u8; CODE_BYTES],
+}
+
+impl Challenge {
+    /// Answers a greeting that came to `dialled`.
+    pub fn new(
+        token: &Token,
+        greeting: &Greeting,
+        store: StoreId,
+        nonce: [u8; NONCE_BYTES],
+        dialled: SocketAddr,
+    ) -> Self {
+        let mut challenge = Self { version: VERSION, store, nonce, code: [0; CODE_BYTES] };
+        let code = token.code(BY_SERVER, greeting, &challenge.head(), dialled);
+        challenge.code = code.finalize().into_bytes().into();
+        challenge
+    }
+
+    /// What the proofs cover of it.
+    fn head(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.raw(CHALLENGE).u16(self.version).u16(0).raw(&self.store.0.0).raw(&self.nonce);
+        enc.finish()
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.raw(&self.head()).raw(&self.code);
+        sealed(enc)
+    }
+
+    /// Reads a challenge.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("challenge", bytes);
+        if dec.raw(4)? != CHALLENGE {
+            return Err(dec.bad("wrong magic number: no Penstock listens there"));
+        }
+        let (version, reserved) = (dec.u16()?, dec.u16()?);
+        if version != VERSION || reserved != 0 {
+            return Err(dec.unknown("version", version.into()));
+        }
+        let (store, nonce, code) = (take(&mut dec)?, take(&mut dec)?, take(&mut dec)?);
+        check_seal(&mut dec, bytes)?;
+        Ok(Self { version, store: StoreId(Id128(store)), nonce, code })
+    }
+
+    /// Whether who sent it knows the token, and was asked for at `dialled`.
+    pub fn is_proved(&self, token: &Token, greeting: &Greeting, dialled: SocketAddr) -> bool {
+        let code = token.code(BY_SERVER, greeting, &self.head(), dialled);
+        code.verify_slice(&self.code).is_ok()
+    }
+}
+
+/// What the client answers to a challenge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// The client's proof.
+    pub code: [u8; CODE_BYTES],
+}
+
+impl Proof {
+    /// Answers a challenge from `dialled`.
+    pub fn new(token: &Token, greeting: &Greeting, challenge: &Challenge, dialled: SocketAddr) -> Self {
+        let code = token.code(BY_CLIENT, greeting, &challenge.head(), dialled);
+        Self { code: code.finalize().into_bytes().into() }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.raw(PROOF).raw(&self.code);
+        sealed(enc)
+    }
+
+    /// Reads a proof.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("proof", bytes);
+        if dec.raw(4)? != PROOF {
+            return Err(dec.bad("wrong magic number: a proof is due"));
+        }
+        let code = take(&mut dec)?;
+        check_seal(&mut dec, bytes)?;
+        Ok(Self { code })
+    }
+
+    /// Whether who sent it knows the token, and dialled this server.
+    pub fn is_proved(
+        &self,
+        token: &Token,
+        greeting: &Greeting,
+        challenge: &Challenge,
+        dialled: SocketAddr,
+    ) -> bool {
+        let code = token.code(BY_CLIENT, greeting, &challenge.head(), dialled);
+        code.verify_slice(&self.code).is_ok()
+    }
+}
+
+/// Whether the client may go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// The version to be spoken; 0 when the client is refused.
@@ -104,6 +267,11 @@ impl Welcome {
         enc.raw(WELCOME).u16(self.version).u16(self.reason.len() as u16);
         let crc = penstock_base::crc32c_append([enc.as_slice(), self.reason.as_bytes()]);
         enc.u32(crc).raw(self.reason.as_bytes()).finish()
+    }
+
+    /// Whether these first bytes of an answer are a challenge's.
+    pub fn is_challenge(head: &[u8; WELCOME_HEAD_BYTES]) -> bool {
+        head.starts_with(CHALLENGE)
     }
 
     /// Bytes of the reason behind a head.
@@ -138,18 +306,56 @@ impl Welcome {
     }
 }
 
+/// The bytes with their checksum behind them.
+fn sealed(mut enc: Enc) -> Vec<u8> {
+    let crc = crc32c(enc.as_slice());
+    enc.u32(crc).finish()
+}
+
+/// Checks the checksum that ends `bytes`, of which everything else was read.
+fn check_seal(dec: &mut Dec<'_>, bytes: &[u8]) -> Result<(), DecodeError> {
+    match dec.u32()? == crc32c(&bytes[..bytes.len() - dec.left() - 4]) && dec.left() == 0 {
+        true => Ok(()),
+        false => Err(dec.bad("checksum or length")),
+    }
+}
+
+fn take<const N: usize>(dec: &mut Dec<'_>) -> Result<[u8; N], DecodeError> {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(dec.raw(N)?);
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use penstock_base::hex;
 
+    fn token(digit: char) -> Token {
+        Token::new(&digit.to_string().repeat(TOKEN_BYTES)).unwrap()
+    }
+
+    fn at(port: u16) -> SocketAddr {
+        ([127, 0, 0, 1], port).into()
+    }
+
     #[test]
     fn the_first_exchange_is_as_in_the_first_release() {
-        let token = "0123456789abcdef".repeat(4);
-        let greeting = Greeting::new(&token).unwrap();
+        let greeting = Greeting::new([7; NONCE_BYTES]);
         let bytes = greeting.encode();
-        assert_eq!(hex(&bytes[..16]), "504e534701000100".to_owned() + "3031323334353637");
-        assert_eq!((bytes.len(), Greeting::decode(&bytes)), (GREETING_BYTES, Ok(greeting)));
+        assert_eq!(hex(&bytes[..10]), "504e5347010001000707");
+        assert_eq!((bytes.len(), Greeting::decode(&bytes)), (GREETING_BYTES, Ok(greeting.clone())));
+        let store = StoreId(Id128([5; 16]));
+        let challenge = Challenge::new(&token('a'), &greeting, store, [9; NONCE_BYTES], at(7000));
+        let bytes = challenge.encode();
+        assert_eq!(hex(&bytes[..10]), "504e5343010000000505");
+        // As Python's hmac makes them.
+        assert_eq!(hex(&challenge.code), "2e4ab129110628210fc97e12dcda04c97624dfd92f43c2ca0458a1b15be179e7");
+        assert_eq!((bytes.len(), Challenge::decode(&bytes)), (CHALLENGE_BYTES, Ok(challenge.clone())));
+        let proof = Proof::new(&token('a'), &greeting, &challenge, at(7000));
+        let bytes = proof.encode();
+        assert_eq!(hex(&proof.code), "972ce6d33b1547e4329decfba7f9ecbb15e7de0becdf8709ce97d4217e17691b");
+        assert_eq!((bytes.len(), Proof::decode(&bytes)), (PROOF_BYTES, Ok(proof)));
         let welcome = Welcome::new(None);
         assert_eq!(hex(&welcome.encode()[..8]), "504e535701000000");
         let refused = Welcome::new(Some("no".into()));
@@ -160,26 +366,58 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_counts_and_only_the_token_lets_in() {
-        let token = "a".repeat(TOKEN_BYTES);
-        let greeting = Greeting::new(&token).unwrap();
-        assert_eq!(greeting.refusal(&token), None);
-        assert!(greeting.refusal(&"b".repeat(TOKEN_BYTES)).unwrap().contains("token"));
-        assert!(greeting.refusal("").unwrap().contains("token"));
-        assert!(greeting.refusal(&token[1..]).unwrap().contains("token"));
-        let later = Greeting { oldest: VERSION + 1, newest: VERSION + 2, ..greeting.clone() };
-        assert!(later.refusal(&token).unwrap().contains("versions"));
-        for bytes in [greeting.encode(), Welcome::new(Some("no".into())).encode()] {
+    fn every_bit_counts() {
+        let greeting = Greeting::new([7; NONCE_BYTES]);
+        let challenge =
+            Challenge::new(&token('a'), &greeting, StoreId::default(), [9; NONCE_BYTES], at(7000));
+        let proof = Proof::new(&token('a'), &greeting, &challenge, at(7000));
+        let refused = Welcome::new(Some("no".into()));
+        for bytes in [greeting.encode(), challenge.encode(), proof.encode(), refused.encode()] {
             for bit in 0..bytes.len() * 8 {
                 let mut flipped = bytes.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
                 assert!(
-                    Greeting::decode(&flipped).is_err() && Welcome::decode(&flipped).is_err(),
+                    Greeting::decode(&flipped).is_err()
+                        && Challenge::decode(&flipped).is_err()
+                        && Proof::decode(&flipped).is_err()
+                        && Welcome::decode(&flipped).is_err(),
                     "bit {bit}"
                 );
             }
         }
-        assert!(Greeting::new("short").is_none());
+        let later = Greeting { oldest: VERSION + 1, newest: VERSION + 2, ..greeting.clone() };
+        assert!(later.refusal().unwrap().contains("versions"));
+        assert_eq!(greeting.refusal(), None);
         assert_eq!(Welcome::new(Some("ä".repeat(400))).reason.len(), REASON_BYTES);
+    }
+
+    #[test]
+    fn only_who_knows_the_token_and_was_dialled_proves_it() {
+        let (key, store) = (token('a'), StoreId(Id128([5; 16])));
+        let greeting = Greeting::new(nonce().unwrap());
+        let challenge = Challenge::new(&key, &greeting, store, nonce().unwrap(), at(7000));
+        let proof = Proof::new(&key, &greeting, &challenge, at(7000));
+        assert!(challenge.is_proved(&key, &greeting, at(7000)));
+        assert!(proof.is_proved(&key, &greeting, &challenge, at(7000)));
+        // Another token, another port, another greeting, another store or version said on the way.
+        let other = Greeting::new(nonce().unwrap());
+        let elsewhere = Challenge { store: StoreId(Id128([6; 16])), ..challenge.clone() };
+        let again = Challenge { nonce: nonce().unwrap(), ..challenge.clone() };
+        assert!(!challenge.is_proved(&token('b'), &greeting, at(7000)));
+        assert!(!challenge.is_proved(&key, &greeting, at(7001)));
+        assert!(!challenge.is_proved(&key, &greeting, "[::1]:7000".parse().unwrap()));
+        assert!(!challenge.is_proved(&key, &other, at(7000)));
+        assert!(!elsewhere.is_proved(&key, &greeting, at(7000)));
+        assert!(!proof.is_proved(&token('b'), &greeting, &challenge, at(7000)));
+        assert!(!proof.is_proved(&key, &greeting, &challenge, at(7001)));
+        assert!(!proof.is_proved(&key, &other, &challenge, at(7000)));
+        assert!(!proof.is_proved(&key, &greeting, &again, at(7000)));
+        // A proof sent back is none of the other end.
+        assert!(!Proof { code: challenge.code }.is_proved(&key, &greeting, &challenge, at(7000)));
+        let mirrored = Challenge { code: proof.code, ..challenge.clone() };
+        assert!(!mirrored.is_proved(&key, &greeting, at(7000)));
+        assert!(
+            Token::new("short").is_none() && !format!("{key:?}").contains('a'.to_string().repeat(9).as_str())
+        );
     }
 }

@@ -5,7 +5,7 @@
 //! another memory here, so every block is verified against the checksum that the body has for it, where frames are
 //! received, and whoever takes a frame from this crate has verified blocks.
 //!
-//! Framing and the first exchange are pure; a [`Link`] is the stream below them, TCP on a worker or a simulated one.
+//! Framing and the first exchange are pure; a [`Link`] is the stream below them, a socket on a worker or a simulated one.
 //!
 //! Invariants: no length is believed before it is bounded; payload is received into block-aligned memory and sent from
 //! where it lies; whatever is wrong closes the connection, with a reason that both sides log; a connection holds at most
@@ -16,14 +16,16 @@ mod client;
 mod frame;
 pub mod greeting;
 mod link;
+pub mod local;
 mod server;
-mod tcp;
+mod socket;
 
-pub use client::{Dial, Dialled, Remote};
+pub use client::{Credential, Dial, Dialled, Remote};
 pub use frame::{FrameError, Outbox, Receiver};
+pub use greeting::Token;
 pub use link::Link;
-pub use server::Server;
-pub use tcp::{Listener, check_address, dial};
+pub use server::{Door, Server};
+pub use socket::{Listener, LocalListener, check_address, dial, dial_local};
 
 use std::time::Duration;
 
@@ -35,8 +37,10 @@ pub const PAYLOAD_BYTES: usize = 4 << 20;
 pub const REQUESTS: usize = 128;
 /// Payload of those requests and of their replies.
 pub const BYTES: usize = 32 << 20;
-/// Connections of one server.
+/// Connections of one server that were let in.
 pub const CONNECTIONS: usize = 64;
+/// Connections of one server that wait to be let in; one more, and the oldest of them is closed.
+pub const NEWCOMERS: usize = 64;
 /// Time for the first exchange.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A connection that takes nothing of what is to be sent for this long is closed.

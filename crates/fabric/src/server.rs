@@ -1,16 +1,17 @@
 //! The server's end: lets clients in, does their requests, and sends the replies as they are ready.
 
 use crate::frame::{Outbox, Receiver};
-use crate::greeting::{GREETING_BYTES, Greeting, Welcome};
+use crate::greeting::{Challenge, GREETING_BYTES, Greeting, PROOF_BYTES, Proof, Token, Welcome, nonce};
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
-use crate::{BYTES, CONNECTIONS, HANDSHAKE, REQUESTS};
+use crate::{BYTES, CONNECTIONS, HANDSHAKE, NEWCOMERS, REQUESTS};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Env};
+use penstock_base::{BLOCK_BYTES, Env, Newcomers, StoreId};
 use penstock_wire::data::decode_read;
 use penstock_wire::{Frame, Kind, Service};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,13 +21,25 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 /// How long a reason for closing may take to be sent.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// Serves connections.
+/// The way in that a client takes, which says how it is let in.
+#[derive(Clone, Copy, Debug)]
+pub enum Door {
+    /// The socket in the store's folder: the kernel named the client's user, who may.
+    Local,
+    /// TCP, at this address of the server: both ends prove that they know the token.
+    Token(SocketAddr),
+}
+
+/// Serves connections. Those that have not come in yet are counted apart and give way to newer ones, so that whoever
+/// says nothing keeps nobody out.
 pub struct Server {
     env: Env,
     service: Rc<dyn Service>,
-    token: String,
+    store: StoreId,
+    token: Option<Token>,
+    newcomers: RefCell<Newcomers<Rc<dyn Link>>>,
+    /// Connections that were let in.
     links: RefCell<BTreeMap<u64, Rc<dyn Link>>>,
-    next: Cell<u64>,
     stopped: Cell<bool>,
 }
 
@@ -42,33 +55,36 @@ struct Connection {
 }
 
 impl Server {
-    /// A server of `service` for clients that have the token.
-    pub fn new(env: &Env, service: Rc<dyn Service>, token: &str) -> Rc<Self> {
+    /// A server of `service` of a store. Without a token nobody comes in by [`Door::Token`].
+    pub fn new(env: &Env, service: Rc<dyn Service>, store: StoreId, token: Option<Token>) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),
             service,
-            token: token.to_owned(),
+            store,
+            token,
+            newcomers: RefCell::new(Newcomers::new(NEWCOMERS)),
             links: RefCell::default(),
-            next: Cell::new(1),
             stopped: Cell::new(false),
         })
     }
 
     /// Serves a connection in a task of its own. `from` says where it comes from, for people.
-    pub fn accept(self: &Rc<Self>, link: Rc<dyn Link>, from: String) {
-        if self.stopped.get() || self.links.borrow().len() >= CONNECTIONS {
-            tracing::warn!(from, "a connection is refused: there are {CONNECTIONS}");
+    pub fn accept(self: &Rc<Self>, link: Rc<dyn Link>, from: String, door: Door) {
+        if self.stopped.get() {
             link.close();
             return;
         }
-        let id = self.next.get();
-        self.next.set(id + 1);
-        self.links.borrow_mut().insert(id, link.clone());
+        let (number, out) = self.newcomers.borrow_mut().enter(link.clone());
+        if let Some(out) = out {
+            tracing::warn!("a connection that was silent makes room: {NEWCOMERS} wait to be let in");
+            out.close();
+        }
         let server = self.clone();
         let task = async move {
-            let why = server.clone().serve(link.clone()).await;
+            let why = server.clone().serve(link.clone(), number, door).await;
             link.close();
-            server.links.borrow_mut().remove(&id);
+            server.newcomers.borrow_mut().leave(number);
+            server.links.borrow_mut().remove(&number);
             match why {
                 Lost::End => tracing::debug!(from, "a connection ended"),
                 why => tracing::warn!(from, %why, "a connection was closed"),
@@ -77,19 +93,20 @@ impl Server {
         self.env.spawn("connection", Box::pin(task));
     }
 
-    /// Connections.
+    /// Connections, those included that wait to be let in.
     pub fn connections(&self) -> usize {
-        self.links.borrow().len()
+        self.links.borrow().len() + self.newcomers.borrow().len()
     }
 
     /// Closes all connections and takes no more.
     pub fn stop(&self) {
         self.stopped.set(true);
+        self.newcomers.borrow().iter().for_each(|link| link.close());
         self.links.borrow().values().for_each(|link| link.close());
     }
 
-    async fn serve(self: Rc<Self>, link: Rc<dyn Link>) -> Lost {
-        match timeout(&self.env, HANDSHAKE, self.greet(&*link)).await {
+    async fn serve(self: Rc<Self>, link: Rc<dyn Link>, number: u64, door: Door) -> Lost {
+        match timeout(&self.env, HANDSHAKE, self.greet(&link, number, door)).await {
             Some(Ok(())) => {}
             Some(Err(why)) => return why,
             None => return Lost::Said(format!("no greeting within {} s", HANDSHAKE.as_secs())),
@@ -118,24 +135,63 @@ impl Server {
         why
     }
 
-    async fn greet(&self, link: &dyn Link) -> Result<(), Lost> {
+    async fn greet(&self, link: &Rc<dyn Link>, number: u64, door: Door) -> Result<(), Lost> {
         let mut bytes = [0; GREETING_BYTES];
         // Its first bytes tell what is no greeting at all.
-        receive_exact(link, &mut bytes[..8]).await?;
+        receive_exact(&**link, &mut bytes[..8]).await?;
         if !bytes.starts_with(b"PNSG") {
             return Err(Lost::Said("what connects does not speak Penstock's messages".into()));
         }
-        receive_exact(link, &mut bytes[8..]).await?;
+        receive_exact(&**link, &mut bytes[8..]).await?;
         let refusal = match Greeting::decode(&bytes) {
-            Ok(greeting) => greeting.refusal(&self.token),
             Err(error) => Some(error.to_string()),
+            Ok(greeting) => match (greeting.refusal(), door) {
+                (Some(why), _) => Some(why),
+                (None, Door::Local) => None,
+                (None, Door::Token(address)) => self.prove(&**link, &greeting, address).await?,
+            },
         };
+        let refusal = refusal.or_else(|| self.let_in(link, number));
         let welcome = Welcome::new(refusal);
-        send_all(link, &welcome.encode()).await?;
+        send_all(&**link, &welcome.encode()).await?;
         match welcome.version {
             0 => Err(Lost::Said(welcome.reason)),
             _ => Ok(()),
         }
+    }
+
+    /// Proves that this server knows the token, and has the client prove it; why the client is refused, if it is.
+    async fn prove(
+        &self,
+        link: &dyn Link,
+        greeting: &Greeting,
+        dialled: SocketAddr,
+    ) -> Result<Option<String>, Lost> {
+        let Some(token) = &self.token else { return Ok(Some("this server serves its folder only".into())) };
+        let challenge = Challenge::new(token, greeting, self.store, nonce()?, dialled);
+        send_all(link, &challenge.encode()).await?;
+        let mut bytes = [0; PROOF_BYTES];
+        receive_exact(link, &mut bytes).await?;
+        Ok(match Proof::decode(&bytes) {
+            Err(error) => Some(error.to_string()),
+            Ok(proof) if proof.is_proved(token, greeting, &challenge, dialled) => None,
+            Ok(_) => {
+                Some("the token is not this instance's: take the file `token.data` of its folder".into())
+            }
+        })
+    }
+
+    /// Moves a newcomer to those who are in; why it is refused, if it is.
+    fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Option<String> {
+        let mut links = self.links.borrow_mut();
+        if links.len() >= CONNECTIONS {
+            return Some(format!("there are {CONNECTIONS} connections, which is the most"));
+        }
+        if self.newcomers.borrow_mut().leave(number).is_none() {
+            return Some("too many connect at once".into());
+        }
+        links.insert(number, link.clone());
+        None
     }
 
     /// Takes requests and has each done in a task of its own, while there is room for its reply.

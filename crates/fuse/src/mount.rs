@@ -27,6 +27,8 @@ use tokio::sync::oneshot;
 
 const DEVICE: &str = "/dev/fuse";
 const NAME: &str = "penstock";
+/// Mounts of killed processes at one place that are taken away at once.
+const STALE_MOST: usize = 8;
 
 /// A mount does not come about.
 #[derive(Debug, thiserror::Error)]
@@ -55,12 +57,7 @@ pub struct Mount {
 
 /// Whether a mount point is the remains of a process that was killed.
 pub fn is_stale(path: &Path) -> bool {
-    let not_connected = rustix::io::Errno::NOTCONN.raw_os_error();
-    // The kernel may still answer from the attributes that it keeps, and opens a directory by itself; a listing goes
-    // to the process.
-    let answer =
-        std::fs::metadata(path).and_then(|_| std::fs::read_dir(path)?.next().transpose().map(|_| ()));
-    answer.is_err_and(|error| error.raw_os_error() == Some(not_connected))
+    look(path).is_err_and(|error| is_gone(&error))
 }
 
 /// Unmounts the remains of a process that was killed.
@@ -80,14 +77,6 @@ pub fn unmount_stale(path: &Path) -> io::Result<()> {
 pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
     let refused = |why: String| Err(MountError::Refused(why));
     let at = path.display();
-    if is_stale(path) {
-        tracing::warn!(path = %at, "unmounting what a killed process left");
-        if let Err(error) = unmount_stale(path) {
-            return refused(format!(
-                "{at} is the mount of a process that was killed, and cannot be unmounted: {error}"
-            ));
-        }
-    }
     match std::fs::File::options().read(true).write(true).open(DEVICE) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -102,23 +91,55 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
             ));
         }
     }
-    match std::fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return std::fs::create_dir_all(path)
-                .or_else(|error| refused(format!("the mount point {at} cannot be made: {error}")));
+    let mut found = look(path);
+    // The kernel may answer from its cache for a moment after the process of a mount was killed.
+    for _ in 0..STALE_MOST {
+        if !found.as_ref().is_err_and(is_gone) {
+            break;
         }
-        Err(error) => return refused(format!("the mount point {at} cannot be used: {error}")),
-        Ok(found) if !found.is_dir() => return refused(format!("the mount point {at} is not a directory")),
-        Ok(_) => {}
+        tracing::warn!(path = %at, "unmounting what a killed process left");
+        if let Err(error) = unmount_stale(path) {
+            return refused(format!(
+                "{at} is the mount of a process that was killed, and cannot be unmounted: {error}"
+            ));
+        }
+        found = look(path);
     }
-    let mut entries = match std::fs::read_dir(path) {
-        Ok(entries) => entries,
-        Err(error) => return refused(format!("the mount point {at} cannot be read: {error}")),
-    };
-    match entries.next() {
-        Some(_) => refused(format!("the mount point {at} is not empty: empty it or name another directory")),
-        None => Ok(()),
+    match found {
+        Ok(Found::Empty) => Ok(()),
+        Ok(Found::Full) => {
+            refused(format!("the mount point {at} is not empty: empty it or name another directory"))
+        }
+        Ok(Found::NoDirectory) => refused(format!("the mount point {at} is not a directory")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::create_dir_all(path)
+            .or_else(|error| refused(format!("the mount point {at} cannot be made: {error}"))),
+        Err(error) => refused(format!("the mount point {at} cannot be used: {error}")),
     }
+}
+
+/// What stands at a mount point.
+enum Found {
+    Empty,
+    Full,
+    NoDirectory,
+}
+
+/// Lists it: the kernel may answer from the attributes that it keeps, and opens a directory by itself; a listing goes to
+/// the process.
+fn look(path: &Path) -> io::Result<Found> {
+    if !std::fs::metadata(path)?.is_dir() {
+        return Ok(Found::NoDirectory);
+    }
+    match std::fs::read_dir(path)?.next() {
+        None => Ok(Found::Empty),
+        Some(Ok(_)) => Ok(Found::Full),
+        Some(Err(error)) => Err(error),
+    }
+}
+
+/// Whether an error says that the process behind a mount is gone, or went while it was asked.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
 }
 
 /// How the kernel shows a mount.

@@ -10,7 +10,7 @@ mod wire;
 use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. What is not here is listed in docs/testing.md.
-pub const DECODERS: [Decoder; 36] = [
+pub const DECODERS: [Decoder; 38] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::TRAILER,
@@ -36,6 +36,8 @@ pub const DECODERS: [Decoder; 36] = [
     wire::COMMIT,
     wire::REPLY,
     wire::GREETING,
+    wire::CHALLENGE,
+    wire::PROOF,
     wire::WELCOME,
     wire::FRAMES,
     wire::SEEK,

@@ -19,9 +19,10 @@ pub struct StatusReport {
     pub version: String,
     pub pid: u32,
     pub dir: String,
-    pub api_url: String,
-    /// Where clients listen for the services: address and port; empty when nothing does.
-    pub tcp_address: String,
+    /// REST over TCP; none when only the folder's socket serves it.
+    pub api_url: Option<String>,
+    /// Clients over TCP, address and port; none when only the folder's socket serves them.
+    pub tcp_address: Option<String>,
     pub mounts: Vec<String>,
     pub sessions: Vec<SessionReport>,
     pub started_ns: i64,

@@ -7,6 +7,7 @@
 mod bad_days;
 mod campaign;
 mod churn;
+mod doors;
 mod fs_check;
 mod fsx;
 mod kill;

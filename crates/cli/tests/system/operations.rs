@@ -116,7 +116,7 @@ fn a_debug_bundle_has_the_state_and_no_secrets() {
         return;
     }
     let store = Store::new("bundle", &SMALL);
-    store.up();
+    assert!(store.up_output(&["--port", "0"]).status.success());
     std::fs::write(store.mount.join("a-name-that-nobody-sees"), b"contents that nobody sees").unwrap();
     wait_until("reads are counted", || {
         let _ = std::fs::read(store.mount.join("a-name-that-nobody-sees"));

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 pub const OPTIONS: [&str; 4] = ["--drive-size", "256M", "--lease", "3"];
 
 /// Starts the store without a mount.
-fn up_alone(store: &Store) {
+pub fn up_alone(store: &Store, more: &[&str]) {
     let mut up = Store::program();
-    up.arg("up").arg(&store.dir).args(OPTIONS).arg("--detach").stdin(Stdio::null());
+    up.arg("up").arg(&store.dir).args(OPTIONS).args(more).arg("--detach").stdin(Stdio::null());
     let output = up.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -44,7 +44,7 @@ fn a_mount_of_its_own_process_over_kills_of_both() {
         return;
     }
     let store = Store::new("remote", &OPTIONS);
-    up_alone(&store);
+    up_alone(&store, &[]);
     let first = mount(&store);
     let contents: Vec<u8> = (0..3 << 20).map(|at: u32| (at >> 7) as u8).collect();
     std::fs::create_dir(store.mount.join("folder")).unwrap();
@@ -58,7 +58,7 @@ fn a_mount_of_its_own_process_over_kills_of_both() {
     let mut open = File::options().read(true).append(true).open(store.mount.join("file")).unwrap();
     open.write_all(b"not synced").unwrap();
     store.kill();
-    up_alone(&store);
+    up_alone(&store, &[]);
     // The mount hears of it. A close by who does not look at what it says takes the word of a loss from nobody.
     std::fs::read_dir(&store.mount).unwrap().for_each(|entry| drop(entry.unwrap()));
     drop(open.try_clone().unwrap());
@@ -111,7 +111,7 @@ fn who_has_no_token_is_told_so() {
     if !can_mount("who_has_no_token_is_told_so") {
         return;
     }
-    up_alone(&store);
+    up_alone(&store, &["--tcp", "127.0.0.1:0"]);
     let address = store.json(&["status"])["tcp_address"].as_str().unwrap().to_owned();
     let wrong = store.home.join("wrong");
     std::fs::write(&wrong, "0".repeat(64)).unwrap();
@@ -123,7 +123,7 @@ fn who_has_no_token_is_told_so() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let said = try_with(&address, &wrong);
-    assert!(said.contains("the token is not this instance's"), "{said}");
+    assert!(said.contains("does not know the token"), "{said}");
     let said = try_with("192.0.2.1:9", &wrong);
     assert!(said.contains("no TLS"), "{said}");
     store.down();

@@ -2,8 +2,11 @@
 
 use super::seal_crc;
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::Ino;
-use penstock_fabric::greeting::{GREETING_BYTES, Greeting, REASON_BYTES, WELCOME_HEAD_BYTES, Welcome};
+use penstock_base::{Id128, Ino, StoreId};
+use penstock_fabric::greeting::{
+    CHALLENGE_BYTES, CODE_BYTES, Challenge, GREETING_BYTES, Greeting, NONCE_BYTES, PROOF_BYTES, Proof,
+    REASON_BYTES, WELCOME_HEAD_BYTES, Welcome,
+};
 use penstock_fabric::{BODY_BYTES, Outbox, PAYLOAD_BYTES, Receiver};
 use penstock_wire::data::{
     ChunkRef, SeekRef, SpaceChange, SpaceRef, decode_commit, decode_found, decode_read, decode_reply,
@@ -113,12 +116,33 @@ pub(super) const REPLY: Decoder = Decoder {
 pub(super) const GREETING: Decoder = Decoder {
     name: "greeting",
     most_bytes: 128,
-    seeds: || Greeting::new(&"0a".repeat(32)).iter().map(Greeting::encode).collect(),
+    seeds: || vec![Greeting::new([7; NONCE_BYTES]).encode()],
     seal: |bytes| seal_crc(bytes, GREETING_BYTES - 4, &[0..GREETING_BYTES - 4]),
     check: |bytes| agrees(bytes, &SAME, Greeting::decode, Greeting::encode),
 };
 
-/// `welcome`: what a server answers.
+/// `challenge`: what a server answers over TCP.
+pub(super) const CHALLENGE: Decoder = Decoder {
+    name: "challenge",
+    most_bytes: 128,
+    seeds: || {
+        let (nonce, code) = ([9; NONCE_BYTES], [3; CODE_BYTES]);
+        vec![Challenge { version: 1, store: StoreId(Id128([5; 16])), nonce, code }.encode()]
+    },
+    seal: |bytes| seal_crc(bytes, CHALLENGE_BYTES - 4, &[0..CHALLENGE_BYTES - 4]),
+    check: |bytes| agrees(bytes, &SAME, Challenge::decode, Challenge::encode),
+};
+
+/// `proof`: what a client answers to a challenge.
+pub(super) const PROOF: Decoder = Decoder {
+    name: "proof",
+    most_bytes: 64,
+    seeds: || vec![Proof { code: [3; CODE_BYTES] }.encode()],
+    seal: |bytes| seal_crc(bytes, PROOF_BYTES - 4, &[0..PROOF_BYTES - 4]),
+    check: |bytes| agrees(bytes, &SAME, Proof::decode, Proof::encode),
+};
+
+/// `welcome`: what a server answers at last.
 pub(super) const WELCOME: Decoder = Decoder {
     name: "welcome",
     most_bytes: WELCOME_HEAD_BYTES + REASON_BYTES + 16,

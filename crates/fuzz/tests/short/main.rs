@@ -65,6 +65,8 @@ short! {
     commit_body = "commit-body",
     reply_body = "reply-body",
     greeting = "greeting",
+    challenge = "challenge",
+    proof = "proof",
     welcome = "welcome",
     frames = "frames",
     seek_body = "seek-body",

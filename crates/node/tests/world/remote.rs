@@ -3,7 +3,8 @@
 use crate::machine::{Machine, Site};
 use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
 use penstock_client::{Client, Failure};
-use penstock_fabric::{Dial, Dialled, Link, Remote, Server};
+use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
+use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Token};
 use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, encode_read};
@@ -12,21 +13,30 @@ use penstock_wire::{Frame, Kind, SLOTS};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 const EIO: u16 = 5;
 const ESTALE: u16 = 116;
 
-fn token() -> String {
-    "0123456789abcdef".repeat(4)
+fn token() -> Token {
+    Token::new(&"0123456789abcdef".repeat(4)).unwrap()
+}
+
+fn address() -> SocketAddr {
+    "127.0.0.1:7000".parse().unwrap()
+}
+
+fn greeting() -> Vec<u8> {
+    Greeting::new([7; NONCE_BYTES]).encode()
 }
 
 /// The way to a server that may be another one next time.
 pub struct Way {
     pub world: World,
     pub server: RefCell<Option<Rc<Server>>>,
-    token: RefCell<String>,
+    credential: RefCell<Credential>,
     pub links: RefCell<Vec<Rc<SimLink>>>,
 }
 
@@ -35,7 +45,7 @@ impl Way {
         let way = Self {
             world: machine.world.clone(),
             server: RefCell::default(),
-            token: RefCell::new(token()),
+            credential: RefCell::new(Credential::Local),
             links: RefCell::default(),
         };
         way.lead_to(machine);
@@ -43,14 +53,19 @@ impl Way {
     }
 
     pub fn lead_to(&self, machine: &Machine) {
-        let server = Server::new(&machine.env, ForOthers::new(machine.node.clone()), &token());
+        let others = ForOthers::new(machine.node.clone());
+        let server = Server::new(&machine.env, others, machine.node.store(), Some(token()));
         *self.server.borrow_mut() = Some(server);
     }
 
     fn open(&self) -> Result<Rc<SimLink>, String> {
         let server = self.server.borrow().clone().ok_or("nobody listens")?;
         let (mine, theirs) = SimLink::pair(&self.world);
-        server.accept(theirs, "the test".into());
+        let door = match &*self.credential.borrow() {
+            Credential::Local => Door::Local,
+            Credential::Token(..) => Door::Token(address()),
+        };
+        server.accept(theirs, "the test".into(), door);
         self.links.borrow_mut().push(mine.clone());
         Ok(mine)
     }
@@ -62,7 +77,7 @@ impl Way {
 
 impl Dial for Way {
     fn dial(&self) -> LocalBoxFuture<'_, Dialled> {
-        Box::pin(async { Ok((self.open()? as Rc<dyn Link>, self.token.borrow().clone())) })
+        Box::pin(async { Ok((self.open()? as Rc<dyn Link>, self.credential.borrow().clone())) })
     }
 }
 
@@ -153,17 +168,28 @@ fn every_request_is_done_once_over_connections_that_break() {
 fn strangers_are_told_why_and_cost_nothing() {
     on_machine(81, async |_, machine| {
         let way = Way::new(&machine);
-        *way.token.borrow_mut() = "f".repeat(64);
-        let refused = Remote::connect(&machine.env, way.clone()).await.map(|_| ()).unwrap_err();
-        assert!(refused.message.contains("token"), "{refused}");
-        *way.token.borrow_mut() = token();
+        // Another token, and the right one from elsewhere.
+        let other = Token::new(&"f".repeat(64)).unwrap();
+        let elsewhere = "127.0.0.1:7001".parse().unwrap();
+        for credential in [Credential::Token(other, address()), Credential::Token(token(), elsewhere)] {
+            *way.credential.borrow_mut() = credential;
+            let refused = Remote::connect(&machine.env, way.clone()).await.map(|_| ()).unwrap_err();
+            assert!(refused.message.contains("does not know the token"), "{refused}");
+        }
+        *way.credential.borrow_mut() = Credential::Token(token(), address());
+        let (client, remote) = mount(&machine, &way).await;
+        client.close().await.unwrap();
+        remote.close();
+        way.last().cut();
+        machine.env.sleep(Duration::from_millis(1)).await;
+        *way.credential.borrow_mut() = Credential::Local;
         let says = |link: &SimLink, bytes: &[u8]| {
             let mut rest = bytes;
             while !rest.is_empty() {
                 rest = &rest[link.try_write(&[IoSlice::new(rest)]).unwrap()..];
             }
         };
-        let greeting = penstock_fabric::greeting::Greeting::new(&token()).unwrap().encode();
+        let greeting = greeting();
         let frame = Frame::request(Kind::Write, vec![1; 100], Vec::new());
         let head = |body: u32, payload: u32| {
             let mut bytes = frame.header.encode(&frame.body);
@@ -197,6 +223,93 @@ fn strangers_are_told_why_and_cost_nothing() {
     });
 }
 
+/// What a stranger at the server's address hears: nothing that the token made, and nothing that can be passed on.
+#[test]
+fn who_took_the_address_of_a_server_learns_nothing_and_serves_nobody() {
+    on_machine(86, async |_, machine| {
+        /// Whoever took the address: it passes what it hears on to the server, which listens elsewhere now.
+        struct Thief {
+            world: World,
+            server: Rc<Server>,
+            heard: RefCell<Vec<u8>>,
+            said: RefCell<Vec<u8>>,
+        }
+        impl Thief {
+            async fn pass(self: Rc<Self>, from: Rc<SimLink>, to: Rc<SimLink>, back: bool) {
+                let mut bytes = [0; 4096];
+                loop {
+                    match from.try_read(&mut [std::io::IoSliceMut::new(&mut bytes)]) {
+                        Ok(0) => break to.close(),
+                        Ok(count) => {
+                            let noted = if back { &self.said } else { &self.heard };
+                            noted.borrow_mut().extend(&bytes[..count]);
+                            let mut rest = &bytes[..count];
+                            while let Ok(count) = to.try_write(&[IoSlice::new(rest)])
+                                && count < rest.len()
+                            {
+                                rest = &rest[count..];
+                            }
+                        }
+                        Err(_) => self.world.env().sleep(Duration::from_millis(1)).await,
+                    }
+                }
+            }
+        }
+        struct ToThief(Rc<Thief>);
+        impl Dial for ToThief {
+            fn dial(&self) -> LocalBoxFuture<'_, Dialled> {
+                Box::pin(async {
+                    let thief = self.0.clone();
+                    let (mine, at_thief) = SimLink::pair(&thief.world);
+                    let (onward, at_server) = SimLink::pair(&thief.world);
+                    let elsewhere = "127.0.0.1:7001".parse().unwrap();
+                    thief.server.accept(at_server, "the thief".into(), Door::Token(elsewhere));
+                    let env = thief.world.env();
+                    let there = thief.clone().pass(at_thief.clone(), onward.clone(), false);
+                    env.spawn("there", Box::pin(there));
+                    env.spawn("back", Box::pin(thief.clone().pass(onward, at_thief, true)));
+                    Ok((mine as Rc<dyn Link>, Credential::Token(token(), address())))
+                })
+            }
+        }
+        let server = Way::new(&machine).server.borrow().clone().unwrap();
+        let (heard, said) = Default::default();
+        let thief = Rc::new(Thief { world: machine.world.clone(), server, heard, said });
+        let dial: Rc<dyn Dial> = Rc::new(ToThief(thief.clone()));
+        let refused = Remote::connect(&machine.env, dial).await.map(|_| ()).unwrap_err();
+        assert!(refused.message.contains("does not know the token"), "{refused}");
+        machine.env.sleep(Duration::from_secs(1)).await;
+        assert!(!thief.said.borrow().is_empty(), "the server answered what was passed on");
+        let heard = thief.heard.borrow().len();
+        assert_eq!(heard, greeting().len(), "the client said nothing behind its greeting");
+        machine.stop().await;
+    });
+}
+
+#[test]
+fn the_silent_keep_nobody_out() {
+    on_machine(87, async |_, machine| {
+        let way = Way::new(&machine);
+        *way.credential.borrow_mut() = Credential::Token(token(), address());
+        let silent: Vec<_> = (0..penstock_fabric::NEWCOMERS * 2).map(|_| way.open().unwrap()).collect();
+        let server = way.server.borrow().clone().unwrap();
+        assert_eq!(server.connections(), penstock_fabric::NEWCOMERS);
+        // Each of them takes a place away from one of theirs.
+        let mut mounts = Vec::new();
+        for _ in 0..penstock_fabric::CONNECTIONS {
+            mounts.push(Remote::connect(&machine.env, way.clone()).await.unwrap());
+        }
+        let refused = Remote::connect(&machine.env, way.clone()).await.map(|_| ()).unwrap_err();
+        assert!(refused.message.contains("64 connections"), "{refused}");
+        mounts.iter().for_each(|mount| mount.close());
+        way.links.borrow().iter().for_each(|link| link.cut());
+        machine.env.sleep(penstock_fabric::HANDSHAKE * 2).await;
+        assert_eq!(server.connections(), 0);
+        drop(silent);
+        machine.stop().await;
+    });
+}
+
 #[test]
 fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
     on_machine(85, async |_, machine| {
@@ -206,7 +319,7 @@ fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
         machine.client.release(ino).await.unwrap();
         let session = session(&machine).await;
         let link = way.open().unwrap();
-        let mut stream = penstock_fabric::greeting::Greeting::new(&token()).unwrap().encode();
+        let mut stream = greeting();
         let blocks = ChunkRef { branch: 0, ino, chunk: 0, block: 0, count: 20, snapshot: 0, cut: 0 };
         for number in 1..2000 {
             let mut read = Frame::request(Kind::Read, encode_read(&blocks), Vec::new());

@@ -147,8 +147,10 @@ impl Reader<'_> {
                 good.iter().partition(|carrier| crc32c(&bytes_of(**carrier)[place.clone()]) == crc);
             lacking.extend(rotten);
             let Some(whole) = whole.first() else {
+                // A record that was durable is whole on every carrier but for m faults. One carrier that can be read and
+                // has it torn says that it never was, whatever cannot be read on others.
                 let blocks = (shape.head_blocks + shape.payload_blocks) as usize;
-                let told = copies.iter().all(|copy| copy.has(block, blocks));
+                let told = copies.iter().any(|copy| copy.has(block, blocks));
                 return if told { Ok(None) } else { Err(self.cannot_read(seq)) };
             };
             payload.push(bytes_of(*whole).slice(place));

@@ -18,8 +18,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// Geometries that are drawn from, and their blocks per strip and bytes per segment.
-const CODES: [(usize, usize, u32, u32); 5] = [
+const CODES: [(usize, usize, u32, u32); 6] = [
     (4, 2, 8, 128 << 10),
+    (1, 1, 8, 64 << 10),
     (1, 2, 8, 64 << 10),
     (2, 1, 5, 64 << 10),
     (3, 0, 8, 64 << 10),

@@ -424,3 +424,49 @@ fn an_array_decides_over_its_own_drives_only() {
     eprintln!("{} of 24 stopped: {:?}", stopped.len(), stopped.first());
     assert!(stopped.is_empty());
 }
+
+/// The last record of the log is torn on one carrier, and a sector of it cannot be read on the other: one fault and a
+/// power cut, with one redundant strip. The record was never durable, and the array opens.
+#[test]
+fn a_record_torn_on_one_carrier_is_the_end_although_another_cannot_be_read() {
+    let mut site = Site::new(spec(1, 1));
+    let world = World::new(9700);
+    let segment = world
+        .run(async {
+            let machine = site.open(&world, &[]).await?;
+            write(&machine, 1, 1).await?;
+            machine.volume.flush().await?;
+            let geo = machine.array.geometry();
+            let (bytes, crcs) = buf_of(&(2..10).collect::<Vec<_>>());
+            machine.volume.write(2, &bytes, &crcs).await?;
+            machine.volume.flush().await?;
+            let first = (SLICE_AT + geo.segment_at(1)) / BLOCK_BYTES as u64;
+            Ok::<_, ArrayError>(first..first + u64::from(geo.segment_bytes) / BLOCK_BYTES as u64)
+        })
+        .unwrap()
+        .unwrap();
+    world.destroy();
+    for disk in &site.disks {
+        disk.cut(&world, CutMode::Everything);
+    }
+    let mut used = site.disks[0].used_blocks().into_iter().filter(|block| segment.contains(block));
+    let last = used.next_back().unwrap();
+    drop(used);
+    site.disks[0].corrupt(last, &NOISE);
+    let at = last * BLOCK_BYTES as u64;
+    site.prepare = Box::new(move |number, drive| {
+        if number == 1 {
+            drive.set_unreadable(at..at + BLOCK_BYTES as u64);
+        }
+    });
+    let world = World::new(9701);
+    let found = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        let found = tags(&machine.volume, 1, 2).await?;
+        machine.array.stop();
+        Ok::<_, ArrayError>(found)
+    });
+    let found = found.unwrap().unwrap();
+    assert_eq!(found, [1, 0], "what was durable before is there, what was torn is not");
+    world.destroy();
+}

@@ -278,9 +278,10 @@ fn handles(
         }
     }
     let mut handles: Vec<Rc<DriveHandle>> = Vec::new();
-    // The array with the most members first, so that drives come in the order of its positions.
+    // The array with the fewest members first, so that drives come in the order in which a store is made of them: those
+    // of the data array begin behind those of `meta`.
     let mut ordered: Vec<&Descriptor> = descriptors.values().collect();
-    ordered.sort_by_key(|descriptor| std::cmp::Reverse(descriptor.members.len()));
+    ordered.sort_by_key(|descriptor| descriptor.members.len());
     for member in ordered.into_iter().flat_map(|descriptor| &descriptor.members) {
         if handles.iter().any(|handle| handle.id() == member.drive) {
             continue;

@@ -127,19 +127,23 @@ pub async fn create_store(
         handles.push(DriveHandle::online(env.clone(), path.clone(), drive, superblock));
     }
     let meta_members = spec.meta.k + spec.meta.m;
-    let meta_slices: Vec<Slice> =
-        handles[..meta_members].iter().map(|drive| cut(drive, &spec.meta_slice())).collect();
-    let data_slices: Vec<Slice> = handles.iter().map(|drive| cut(drive, &spec.data_slice())).collect();
+    // The first members of an array carry its log: those of the data array stand behind those of `meta`, so that not the
+    // same drives carry both logs.
+    let meta_drives: Vec<usize> = (0..meta_members).collect();
+    let data_drives: Vec<usize> = (0..handles.len()).map(|at| (at + meta_members) % handles.len()).collect();
     let mut puts: Vec<Vec<(SliceEntry, ArrayEntry)>> = vec![Vec::new(); handles.len()];
-    for (array_spec, slices) in [(&spec.meta, &meta_slices), (&spec.data, &data_slices)] {
+    for (array_spec, drives, range) in
+        [(&spec.meta, &meta_drives, spec.meta_slice()), (&spec.data, &data_drives, spec.data_slice())]
+    {
+        let slices: Vec<Slice> = drives.iter().map(|drive| cut(&handles[*drive], &range)).collect();
         let reserved = penstock_array::Geometry::fit(array_spec, slices[0].len())?.reserved();
-        for slice in slices {
+        for slice in &slices {
             let start = slice.offset();
             backing
                 .allocate(slice.drive().path(), start + reserved.start..start + reserved.end)
                 .map_err(StartError::Refused)?;
         }
-        let descriptor = create(env, array_spec, slices).await?;
+        let descriptor = create(env, array_spec, &slices).await?;
         for (position, entry) in descriptor.members.iter().enumerate() {
             let slice = SliceEntry {
                 array: descriptor.array,
@@ -153,7 +157,7 @@ pub async fn create_store(
                 revision: descriptor.revision,
                 descriptor: descriptor.encode(),
             };
-            puts[position].push((slice, array));
+            puts[drives[position]].push((slice, array));
         }
     }
     for (drive, puts) in handles.iter().zip(puts) {

@@ -13,6 +13,8 @@ use penstock_sim::{CutPlan, World};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Codes that are drawn from.
+const CODES: [(usize, usize); 6] = [(4, 2), (4, 2), (3, 0), (1, 1), (1, 2), (8, 3)];
 /// Sites where the power is cut, besides at any time.
 const SITES: [&str; 16] = [
     "log.append",
@@ -39,6 +41,7 @@ const LONG: Duration = Duration::from_secs(3600);
 struct Fate {
     dice: World,
     seed: u64,
+    code: (usize, usize),
     mischief: Mischief,
     steps: u64,
     lives: u64,
@@ -174,11 +177,13 @@ impl Fate {
         }
     }
 
-    /// The last life: everything is mended, proven clean, and still there without any two drives; when everything is
+    /// The last life: everything is mended, proven clean, and still there without any m drives; when everything is
     /// removed, its space is back.
     fn run_last(&mut self, site: &Site, load: &Load) {
         let world = World::new(self.dice.random());
-        let (first, other) = (self.dice.below(6), 1 + self.dice.below(5));
+        let (k, m) = self.code;
+        let mut order: Vec<usize> = (0..k + m).collect();
+        order.sort_by_cached_key(|_| self.dice.random());
         let result = world.run(async {
             let work = async {
                 let machine = site.start(&world, &[]).await.unwrap();
@@ -196,7 +201,7 @@ impl Fate {
                 let paths: Vec<String> =
                     machine.node.drives().iter().map(|drive| drive.path().to_owned()).collect();
                 machine.stop().await;
-                let lost = [first, (first + other) % 6].map(|number| paths[number as usize].clone());
+                let lost: Vec<String> = order[..m].iter().map(|number| paths[*number].clone()).collect();
                 let machine = site.start_without(&world, &lost).await.unwrap();
                 load.settle(&machine).await;
                 machine.stop().await;
@@ -234,15 +239,17 @@ impl Fate {
 fn run_seed(seed: u64) -> Fate {
     let dice = World::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let _alone = Alone(seed);
-    let mischief = Mischief::new(seed);
-    eprintln!("seed {seed}: unlucky {:?}", mischief.unlucky);
+    let code = CODES[dice.below(CODES.len() as u64) as usize];
+    let (k, m) = code;
+    let mischief = Mischief::new(seed, (k + m) as u64, m as u64);
+    eprintln!("seed {seed}: {k}+{m}, unlucky {:?}", mischief.unlucky);
     let (lives, steps) = (1 + dice.below(4), 10 + dice.below(60));
-    let site = Site::new();
+    let site = Site::of(k, m);
     let load = Load::default();
     let cuts = BTreeMap::new();
     let (lived, prepared, free_bytes, repaired_blocks) = (0, false, 0, 0);
     let mut fate =
-        Fate { dice, seed, mischief, steps, lives: lived, prepared, cuts, free_bytes, repaired_blocks };
+        Fate { dice, seed, code, mischief, steps, lives: lived, prepared, cuts, free_bytes, repaired_blocks };
     fate.run_life(&site, &load);
     for _ in 0..lives {
         fate.run_life(&site, &load);

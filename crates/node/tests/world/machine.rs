@@ -14,7 +14,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Size of each drive of a store of 4+2.
 pub const DISK_BYTES: u64 = 40 << 20;
+const META_BYTES: u64 = 20 << 20;
 
 /// Disks by path; drives that replace others join them.
 pub type Disks = Rc<RefCell<BTreeMap<String, Rc<SimDisk>>>>;
@@ -94,7 +96,8 @@ pub fn path(number: usize) -> String {
     format!("disk{number}")
 }
 
-fn spec() -> StoreSpec {
+/// A store of as much data, whatever its code.
+fn spec(k: usize, m: usize) -> StoreSpec {
     let array = |name: &str, k, m| CreateSpec {
         name: name.to_owned(),
         k,
@@ -104,15 +107,20 @@ fn spec() -> StoreSpec {
         segment_bytes: 128 << 10,
     };
     StoreSpec {
-        data: array("data", 4, 2),
-        meta: array("meta", 1, 2),
-        drive_bytes: DISK_BYTES,
-        meta_slice_bytes: 20 << 20,
+        data: array("data", k, m),
+        meta: array("meta", 1, m),
+        drive_bytes: META_BYTES + (DISK_BYTES - META_BYTES) * 4 / k as u64 / (1 << 20) * (1 << 20),
+        meta_slice_bytes: META_BYTES,
     }
 }
 
 impl Site {
+    /// A store of 4+2.
     pub fn new() -> Self {
+        Self::of(4, 2)
+    }
+
+    pub fn of(k: usize, m: usize) -> Self {
         let world = World::new(3);
         let env = world.env();
         let backing = SimBacking {
@@ -121,11 +129,16 @@ impl Site {
             plans: Rc::default(),
             opened: Rc::default(),
         };
-        let spec = spec();
-        let paths: Vec<String> = (0..6).map(path).collect();
+        let spec = spec(k, m);
+        let paths: Vec<String> = (0..k + m).map(path).collect();
         world.run(create_store(&env, &backing, &spec, &paths)).unwrap().unwrap();
         world.destroy();
         Self { disks: backing.disks, plans: Rc::default(), ownership: Rc::default(), spec }
+    }
+
+    /// Size of each drive.
+    pub fn disk_bytes(&self) -> u64 {
+        self.spec.drive_bytes
     }
 
     pub async fn start(&self, world: &World, lost: &[usize]) -> Result<Machine, StartError> {

@@ -1,17 +1,18 @@
 //! What a seed of the campaign does to drives, within what m redundant strips promise.
 //!
-//! Two ways, which share a budget of m = 2. *Unlucky* drives are chosen first, and anything may happen to them: they
+//! Two ways, which share a budget of m. *Unlucky* drives are chosen first, and anything may happen to them: they
 //! are missing, fail, are silent, lose, tear, misdirect or damage what is written, rot, come back blank or as they
 //! were long ago. *Spread* damage may come to all others, but is counted in stripes: the drives are divided into
 //! zones, at the same places on each, and in each zone only some drives are damaged. A zone begins with a margin that
 //! is left alone, longer than a strip with its trailer, a log record or a copy of a superblock, so that none of these
-//! is damaged in two zones. A full host and slow drives may come to any.
+//! is damaged in two zones. A full host, slow drives and a pause of the whole machine may come to any; unlucky drives
+//! may be so slow that their writes land after their caller gave up.
 
-use crate::machine::{DISK_BYTES, Opened, Planned, Site, path};
+use crate::machine::{Opened, Planned, Site, path};
 use penstock_array::ArrayError;
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::Runtime;
-use penstock_drive::{Fault, FaultyDrive, Op};
+use penstock_drive::{Fault, FaultyDrive, Op, Pace};
 use penstock_node::StartError;
 use penstock_sim::{SimDisk, World};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +20,6 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Faulty drives at a time that nothing may come of.
-const MOST: u64 = 2;
-const DRIVES: u64 = 6;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const ZONE_BLOCKS: u64 = 64;
 const MARGIN_BLOCKS: u64 = 20;
@@ -32,6 +30,7 @@ const SOON_US: u64 = 20_000_000;
 pub struct Mischief {
     dice: World,
     seed: u64,
+    drives: u64,
     /// Paths of the drives to which anything may happen, and of those that took their place.
     pub unlucky: Vec<String>,
     /// Whether they do worse than being missing.
@@ -61,20 +60,22 @@ fn bytes(blocks: Range<u64>) -> Range<u64> {
 }
 
 impl Mischief {
-    pub fn new(seed: u64) -> Self {
+    /// For a store of `drives` drives, of which `most` may be faulty at a time and nothing may come of it.
+    pub fn new(seed: u64, drives: u64, most: u64) -> Self {
         let dice = World::new(seed.wrapping_mul(0x6c62_272e_07bb_0142) ^ 0x55);
         // A quarter of the seeds has power cuts and missing drives only.
         let (vicious, spreads) = (dice.below(4) > 0, dice.below(4) > 1);
         let mut unlucky: Vec<String> =
-            (0..dice.below(MOST + 1)).map(|_| path(dice.below(DRIVES) as usize)).collect();
+            (0..dice.below(most + 1)).map(|_| path(dice.below(drives) as usize)).collect();
+        unlucky.sort();
         unlucky.dedup();
         let lies = World::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x11e5).below(3) > 0;
-        let left = MOST - unlucky.len() as u64;
+        let left = most - unlucky.len() as u64;
         let spread = if vicious && spreads && lies { left } else { 0 };
         let full_hosts = vicious && dice.below(2) == 0;
         let done = BTreeMap::new();
         let (old, silent) = (BTreeMap::new(), false);
-        Self { dice, seed, unlucky, vicious, lies, spread, full_hosts, old, silent, done }
+        Self { dice, seed, drives, unlucky, vicious, lies, spread, full_hosts, old, silent, done }
     }
 
     fn chance(&self, one_in: u64) -> bool {
@@ -90,7 +91,7 @@ impl Mischief {
         let dice = World::new(self.seed.wrapping_mul(0x9e37_79b9).wrapping_add(zone << 32 | 1));
         let mut victims = BTreeSet::new();
         let sound: Vec<String> =
-            (0..DRIVES as usize).map(path).filter(|path| !self.unlucky.contains(path)).collect();
+            (0..self.drives as usize).map(path).filter(|path| !self.unlucky.contains(path)).collect();
         while (victims.len() as u64) < self.spread {
             victims.insert(sound[dice.below(sound.len() as u64) as usize].clone());
         }
@@ -105,7 +106,7 @@ impl Mischief {
         }
         for path in self.unlucky.clone() {
             for _ in 0..self.dice.below(4) {
-                self.plan_one(site, &path, 0..DISK_BYTES, true);
+                self.plan_one(site, &path, 0..site.disk_bytes(), true);
             }
         }
         for _ in 0..self.dice.below(8) * self.spread {
@@ -115,7 +116,7 @@ impl Mischief {
             }
         }
         // Slow, but not too slow to answer: no damage, whatever the number of drives.
-        let slow = path(self.dice.below(DRIVES) as usize);
+        let slow = path(self.dice.below(self.drives) as usize);
         let period = Fault::Slow(Duration::from_millis(self.dice.below(8000)));
         self.add(site, &slow, Op::Write, period, 0..u64::MAX);
     }
@@ -124,8 +125,8 @@ impl Mischief {
         let sectors = 1 + self.dice.below(12) as usize;
         let blocks = 1 + self.dice.below(200);
         let drawn = match (whole, self.lies) {
-            (true, true) => self.dice.below(12),
-            (true, false) => 5 + self.dice.below(7),
+            (true, true) => self.dice.below(13),
+            (true, false) => 5 + self.dice.below(8),
             (false, _) => self.dice.below(5),
         };
         let (op, fault) = match drawn {
@@ -140,7 +141,9 @@ impl Mischief {
             8 => (Op::Read, Fault::Silent),
             9 => (Op::Write, Fault::Silent),
             10 => (Op::Flush, Fault::Silent),
-            _ => (Op::Flush, Fault::Slow(Duration::from_millis(self.dice.below(8000)))),
+            // Some later than their deadline: they land after their caller gave up.
+            11 => (Op::Write, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
+            _ => (Op::Flush, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
         };
         self.add(site, path, op, fault, within);
     }
@@ -149,7 +152,7 @@ impl Mischief {
         use Fault::{Dropped, Misdirected, Rotten, Torn};
         self.silent |= matches!(fault, Torn { .. } | Misdirected { .. } | Dropped | Rotten);
         // A zone sees few I/Os.
-        let few = within.end - within.start < DISK_BYTES;
+        let few = within.end - within.start < site.disk_bytes();
         let most = match op {
             Op::Write if !few => [20, 300][self.dice.below(2) as usize],
             Op::Read | Op::Flush if !few => [5, 70][self.dice.below(2) as usize],
@@ -162,8 +165,8 @@ impl Mischief {
     /// A zone with contents: others have nothing to lose.
     fn some_used_zone(&self, site: &Site) -> u64 {
         let disks = site.disks.borrow();
-        let used = disks[&path(self.dice.below(DRIVES) as usize)].used_blocks();
-        let blocks = DISK_BYTES / BLOCK;
+        let used = disks[&path(self.dice.below(self.drives) as usize)].used_blocks();
+        let blocks = site.disk_bytes() / BLOCK;
         let block = match used.is_empty() || self.chance(4) {
             true => self.dice.below(blocks),
             false => used[self.dice.below(used.len() as u64) as usize],
@@ -184,6 +187,29 @@ impl Mischief {
                 opened.borrow().get(&path).inspect(|drive| drive.set_gone(true));
             };
             world.spawn("gone", Box::pin(leave));
+        }
+        let uneven =
+            self.unlucky.iter().filter(|_| self.vicious && self.chance(4)).cloned().collect::<Vec<_>>();
+        for path in uneven {
+            self.did("uneven");
+            let (pause, opened) = (world.sleep(soon(&self.dice)), opened.clone());
+            let one_in = 2 + self.dice.below(200);
+            let pace = Pace { one_in, most: Duration::from_secs(1 + self.dice.below(90)) };
+            let slow = async move {
+                pause.await;
+                opened.borrow().get(&path).inspect(|drive| drive.set_pace(Some(pace)));
+            };
+            world.spawn("uneven", Box::pin(slow));
+        }
+        if self.vicious && self.chance(6) {
+            self.did("pause");
+            let (pause, clock) = (world.sleep(soon(&self.dice)), world.clone());
+            let long = Duration::from_secs(self.dice.below(120));
+            let stand = async move {
+                pause.await;
+                clock.pause(long);
+            };
+            world.spawn("pause", Box::pin(stand));
         }
         if self.full_hosts && self.chance(2) {
             self.did("full");
@@ -229,16 +255,16 @@ impl Mischief {
                 }
                 2 => {
                     self.did("blank");
-                    site.disks.borrow_mut().insert(path, SimDisk::new(DISK_BYTES));
+                    site.disks.borrow_mut().insert(path, SimDisk::new(site.disk_bytes()));
                 }
                 3..=4 if self.lies => self.rot(&disk, |_| true),
                 _ => {}
             }
         }
         if self.spread > 0 && self.chance(2) {
-            for number in 0..DRIVES as usize {
+            for number in 0..self.drives as usize {
                 let disk = site.disks.borrow()[&path(number)].clone();
-                let mine: BTreeSet<u64> = (0..DISK_BYTES / BLOCK / ZONE_BLOCKS)
+                let mine: BTreeSet<u64> = (0..site.disk_bytes() / BLOCK / ZONE_BLOCKS)
                     .filter(|zone| self.victims(*zone).contains(&path(number)))
                     .collect();
                 self.rot(&disk, |block| {

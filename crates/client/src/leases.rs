@@ -9,8 +9,9 @@
 //!
 //! The kernel locks a page while it waits for a read of it, or for a write of a part of it, and dropping a page waits
 //! for that lock. So while pages are dropped the lease still serves, until nothing is left but what was served since,
-//! which is not locked any more. For the same reason a file that this client has open for writing never has a shared
-//! lease, from which a write would have to wait for an exclusive one.
+//! which is not locked any more. For the same reason a file that this client has open for writing through its pages is
+//! given no shared lease, from which a write would have to wait for an exclusive one; and a read under a shared lease that
+//! is called does not wait for the exclusive one that it would ask for otherwise.
 //!
 //! Invariants:
 //! - a lease goes only when nobody holds it, the kernel has no page of the file, and nothing written is unsettled;
@@ -240,13 +241,13 @@ impl Client {
                 self.leases.busy.set(self.leases.busy.get() + 1);
                 return Ok(Hold { leases: self.leases.clone(), ino: None });
             }
-            let exclusive = exclusive || self.is_written(ino);
+            let wanted = exclusive || self.is_written(ino);
             let ask = {
                 let mut table = self.leases.table.borrow_mut();
                 let lease = table.entry(ino).or_default();
-                if lease.covers(exclusive) && (!lease.closed || page)
-                    || page && lease.called && lease.covers(false)
-                {
+                // What goes may have locked a page that must be dropped first, so it does not wait for more than it needs.
+                let enough = lease.called && lease.covers(false) && (page || !exclusive && !lease.closed);
+                if lease.covers(wanted) && (!lease.closed || page) || enough {
                     lease.users += 1;
                     return Ok(Hold { leases: self.leases.clone(), ino: Some(ino) });
                 }
@@ -255,7 +256,7 @@ impl Client {
                 ask
             };
             match ask {
-                true => self.ask_for_lease(ino, exclusive).await?,
+                true => self.ask_for_lease(ino, wanted).await?,
                 false => changed.await,
             }
         }

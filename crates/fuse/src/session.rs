@@ -188,11 +188,17 @@ impl Session {
         let seen = Rc::new(Cell::new(self.client.losses_told(ino)));
         self.seen_losses.borrow_mut().insert(handle, seen);
         let mut open_flags = 0;
+        let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
         // go where the end is. It lets one writer at a time through, but for who passes its pages by.
-        if self.maps_direct.get() && flags.intersects(OFlags::APPEND | OFlags::DIRECT) {
+        //
+        // Beside other mounts no writer has pages. One that has them locks a page while its write waits for a lease, so
+        // all that it reads would need an exclusive lease too, which readers of two mounts would take from each other
+        // under a lock that they share. Each time the kernel might ignore the size that it is told.
+        let by_pages = !flags.intersects(OFlags::APPEND | OFlags::DIRECT) && self.client.is_alone();
+        if self.maps_direct.get() && !by_pages && (writes || flags.contains(OFlags::DIRECT)) {
             open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
-        } else if flags & OFlags::ACCMODE != OFlags::RDONLY {
+        } else if writes {
             self.writers.borrow_mut().insert(handle);
             self.client.note_writer(ino, true);
         }

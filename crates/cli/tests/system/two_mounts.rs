@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const RECORD: usize = 32;
@@ -216,47 +217,85 @@ fn locks_outlive_handles_of_others(mounts: &[PathBuf; 2]) {
     fcntl_lock(&other, FlockOperation::LockExclusive).unwrap();
 }
 
-/// A read under a lock ends where the file ends, whatever the kernel believed before: it ended at an older size when a notice
-/// to drop pages crossed the kernel's question for the size.
-fn reads_under_locks_reach_the_end(mounts: &[PathBuf; 2], period: Duration) {
-    write_new(&mounts[0].join("growing"), b"");
-    write_new(&mounts[0].join("growing.size"), &0u64.to_le_bytes());
-    let start = Instant::now();
+/// Reads end where the file ends, whatever the kernel believed before: they ended at an older size when a notice to drop pages
+/// crossed the kernel's question for the size, and went on with zeros when another mount had cut the file. Two programs on
+/// each mount append, and with `locks` also cut; readers know the size that was acknowledged before they began. Returns
+/// how many reads there were.
+fn reads_reach_the_end(mounts: &[PathBuf; 2], locks: bool, wanted: u64, period: Duration) -> u64 {
+    let name = format!("growing-{locks}");
+    write_new(&mounts[0].join(&name), b"");
+    // From here on both know that they are two.
+    write_new(&mounts[1].join(format!("{name}.size")), &0u64.to_le_bytes());
+    let (start, reads) = (Instant::now(), AtomicU64::new(0));
+    let appends = Mutex::new(());
     std::thread::scope(|scope| {
         for (who, mount) in mounts.iter().chain(mounts).enumerate() {
+            let (name, reads, appends) = (&name, &reads, &appends);
             scope.spawn(move || {
                 let open =
                     |name: &str| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
-                let (file, size) = (open("growing"), open("growing.size"));
+                let (file, size) = (open(name), open(&format!("{name}.size")));
+                let only_read = File::open(mount.join(name)).unwrap();
                 for round in 0u64.. {
-                    if start.elapsed() >= period {
+                    if start.elapsed() >= period && reads.load(Relaxed) >= wanted {
                         break;
                     }
                     if round % 4 == who as u64 {
-                        file.lock().unwrap();
-                        let end = file.metadata().unwrap().len();
-                        let bytes = vec![who as u8; [100, 4096, 30_000][round as usize % 3]];
+                        let _turn = (!locks).then(|| appends.lock().unwrap());
+                        if locks {
+                            file.lock().unwrap();
+                        }
+                        let mut end = file.metadata().unwrap().len();
+                        if locks && round % 16 >= 8 || end > 4 << 20 {
+                            end /= 3;
+                            // Without locks nobody may look meanwhile.
+                            size.write_all_at(&0u64.to_le_bytes(), 0).unwrap();
+                            file.set_len(if locks { end } else { 0 }).unwrap();
+                            end = if locks { end } else { 0 };
+                        }
+                        let bytes = vec![who as u8 + 1; [100, 4096, 30_000][round as usize % 3]];
                         file.write_all_at(&bytes, end).unwrap();
                         size.write_all_at(&(end + bytes.len() as u64).to_le_bytes(), 0).unwrap();
-                        file.unlock().unwrap();
+                        if locks {
+                            file.unlock().unwrap();
+                        }
                         continue;
                     }
-                    file.lock_shared().unwrap();
-                    let mut noted = [0; 8];
-                    size.read_exact_at(&mut noted, 0).unwrap();
-                    let (mut bytes, mut found) = (vec![0; 1 << 16], 0);
-                    loop {
-                        match file.read_at(&mut bytes, found).unwrap() {
-                            0 => break,
-                            count => found += count as u64,
-                        }
+                    if locks {
+                        file.lock_shared().unwrap();
                     }
-                    file.unlock().unwrap();
-                    assert_eq!(found, u64::from_le_bytes(noted), "round {round} of {who}");
+                    let noted = || {
+                        let mut noted = [0; 8];
+                        size.read_exact_at(&mut noted, 0).unwrap();
+                        u64::from_le_bytes(noted)
+                    };
+                    let wanted = noted();
+                    let (mut bytes, mut found, mut zeros) = (vec![0; 1 << 14], 0, 0);
+                    let reader = if round % 3 == 0 { &file } else { &only_read };
+                    loop {
+                        let count = reader.read_at(&mut bytes, found).unwrap();
+                        reads.fetch_add(1, Relaxed);
+                        if count == 0 {
+                            break;
+                        }
+                        zeros += bytes[..count].iter().filter(|byte| **byte == 0).count();
+                        found += count as u64;
+                    }
+                    let again = noted();
+                    if locks {
+                        file.unlock().unwrap();
+                        assert_eq!((found, zeros), (wanted, 0), "round {round} of {who}");
+                    }
+                    // One that was cut and grew meanwhile says nothing.
+                    assert!(
+                        locks || again < wanted || found >= wanted,
+                        "round {round} of {who}: {found} < {wanted}"
+                    );
                 }
             });
         }
     });
+    reads.load(Relaxed)
 }
 
 /// After a restart of the service the mounts keep nothing that it does not know of: they wrote over each other, and each read
@@ -297,7 +336,8 @@ fn two_mounts_agree_under_locks_and_after_a_restart() {
     }
     let (store, mounts, _) = two("agree");
     locks_outlive_handles_of_others(&mounts);
-    reads_under_locks_reach_the_end(&mounts, Duration::from_secs(8));
+    reads_reach_the_end(&mounts, true, 0, Duration::from_secs(8));
+    reads_reach_the_end(&mounts, false, 0, Duration::from_secs(4));
     files_shared_over_a_restart(&store, &mounts);
     for mount in &mounts {
         store.ok(&["umount", mount.to_str().unwrap()]);
@@ -456,4 +496,22 @@ fn histories_over_two_mounts_are_linearizable() {
         store.json(&["status"])["sessions"].as_array().unwrap().len() == 2
     });
     end(&store, &mounts);
+}
+
+/// The full form: `PENSTOCK_READS` of them, half under locks.
+#[test]
+#[ignore = "many reads: with --ignored"]
+fn campaign_of_reads() {
+    let wanted = std::env::var("PENSTOCK_READS").map_or(100_000, |text| text.parse().unwrap());
+    let (store, mounts, _) = two("reads");
+    for locks in [true, false] {
+        let start = Instant::now();
+        let reads = reads_reach_the_end(&mounts, locks, wanted / 2, Duration::ZERO);
+        println!("{reads} reads, locks {locks}, {:.0} s: none short", start.elapsed().as_secs_f64());
+    }
+    for mount in &mounts {
+        store.ok(&["umount", mount.to_str().unwrap()]);
+    }
+    store.audit();
+    store.down();
 }

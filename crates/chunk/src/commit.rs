@@ -6,6 +6,7 @@ use crate::chunk::{Changes, Chunk};
 use crate::rows::{ChunkKey, encode_map, group_key};
 use crate::space::Run;
 use crate::target::Target;
+use futures_util::future::join_all;
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use std::collections::BTreeSet;
@@ -14,6 +15,8 @@ use std::time::Duration;
 
 /// A durable commit follows a write at the latest after this.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// Files whose rows are committed side by side.
+const COMMITTED_AT_ONCE: usize = 64;
 
 impl Target {
     /// Makes what was written to a file durable. With `deferred`, the rows are committed and the caller makes the
@@ -42,8 +45,11 @@ impl Target {
                 .map(|(key, _)| (key.branch, key.ino))
                 .collect()
         };
-        for (branch, ino) in changed {
-            self.commit_inode(branch, ino).await?;
+        // Side by side, so that one flush serves many.
+        let changed: Vec<(u64, Ino)> = changed.into_iter().collect();
+        for some in changed.chunks(COMMITTED_AT_ONCE) {
+            let commits = some.iter().map(|(branch, ino)| self.commit_inode(*branch, *ino));
+            join_all(commits).await.into_iter().collect::<Result<(), _>>()?;
         }
         self.volume.flush().await?;
         self.sync().await

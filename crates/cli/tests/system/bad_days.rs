@@ -1,6 +1,7 @@
 //! Bad input and bad days: each gives one to three lines that say what, which, why and what to do, and harms nothing.
 
 use crate::store::{Store, can_mount, shell, wait_until};
+use rustix::fs::XattrFlags;
 use std::os::unix::fs::FileExt;
 use std::process::{Output, Stdio};
 
@@ -332,24 +333,31 @@ fn a_user_without_rights_stops_nobody_and_keeps_no_privileges() {
     ));
     assert_eq!(store.json(&["fs", "check"])["clean"], true);
     // Attributes of 64 KiB until there is no space for rows: the store says so, and goes on.
-    let said = shell(&format!(
-        "cd {mount} && v=0s$(head -c 65536 /dev/zero | base64 -w0) && n=0
-         while [ $n -lt 3000 ]; do
-             f=x$((n / 100)); [ -e $f ] || touch $f || break
-             out=$(setfattr -n user.$n -v $v $f 2>&1) || {{ echo $out; break; }}
-             n=$((n + 1))
-         done; echo $n"
-    ));
-    assert!(said.contains("No space left"), "{said}");
+    let set = |file: &str, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(store.mount.join(file), name, value, XattrFlags::empty())
+    };
+    let value = vec![b'v'; 65536];
+    let full = (0..3000).find_map(|number: u32| {
+        let file = format!("x{}", number / 100);
+        let made = std::fs::File::options().create(true).append(true).open(store.mount.join(&file));
+        let done = made.map_err(|error| error.raw_os_error());
+        let done = done.and_then(|_| {
+            set(&file, &format!("user.{number}"), &value).map_err(|error| Some(error.raw_os_error()))
+        });
+        done.err()
+    });
+    assert_eq!(full, Some(Some(rustix::io::Errno::NOSPC.raw_os_error())));
     assert!(store.json(&["status"])["health"] != "failed");
     shell(&format!("rm -f {mount}/x* && echo still here > {mount}/after"));
     for how in ["fallocate -z -o 0 -l 4096 p", "sh -c \"echo >> p\""] {
-        shell(&format!(
-            "cd {mount} && rm -f p && head -c 8192 /dev/zero > p && chmod 6777 p
-             setfattr -n security.capability -v 0x0100000200200000000000000000000000000000 p
-             {as_nobody} {how}"
-        ));
-        let found = shell(&format!("cd {mount} && stat -c %a p && getfattr -d -m security.capability p"));
+        shell(&format!("cd {mount} && rm -f p && head -c 8192 /dev/zero > p && chmod 6777 p"));
+        let mut capability = [0; 20];
+        (capability[0], capability[3], capability[5]) = (1, 2, 0x20);
+        set("p", "security.capability", &capability).unwrap();
+        shell(&format!("cd {mount} && {as_nobody} {how}"));
+        let found = shell(&format!("stat -c %a {mount}/p"));
+        let left = rustix::fs::getxattr(store.mount.join("p"), "security.capability", &mut [0; 64][..]);
+        assert_eq!(left, Err(rustix::io::Errno::NODATA), "{how}");
         assert_eq!(found.trim(), "777", "{how}");
     }
     store.audit();

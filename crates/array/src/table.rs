@@ -1,18 +1,36 @@
 //! The stripe table in memory: for each stripe its stale strips and the version of every strip.
 //!
-//! Invariant: a change is applied only when the log record that says it is durable, so a page written by a
-//! checkpoint never claims what the log could lose. All pages are held (8 bytes × (1 + strips) per stripe).
+//! It is kept by pages, as on the drives. A page of which nothing is written takes no words, one whose stripes each have
+//! one version and no stale strip takes a word a stripe, any other 1 + strips words a stripe.
+//!
+//! Invariant: a change is applied only when the log record that says it is durable, so a page written by a checkpoint
+//! never claims what the log could lose.
 
 use crate::format::root::page_mark;
 use crate::geometry::Geometry;
 use penstock_base::Version;
+use penstock_raid::MAX_STRIPS;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The entries of one page.
+enum Page {
+    /// No stripe is written.
+    Unwritten,
+    /// The version of all strips of each stripe, none of them stale; 0 where it is unwritten.
+    Uniform(Box<[u64]>),
+    /// For each stripe the stale mask and the version of each strip.
+    Full(Box<[u64]>),
+}
+
+/// Longest entry: mask and versions.
+const ENTRY_WORDS: usize = 1 + MAX_STRIPS;
 
 /// The table of one array.
 pub(crate) struct StripeTable {
     strips: usize,
+    stripes: u64,
     stripes_per_page: u64,
-    words: Vec<u64>,
+    pages: Vec<Page>,
     dirty_pages: BTreeSet<u64>,
     /// The place (0 or 1) that holds each page's newest committed copy, and the checkpoint that wrote it.
     places: Vec<(u8, u64)>,
@@ -28,8 +46,9 @@ impl StripeTable {
         let strips = geometry.strips();
         Self {
             strips,
+            stripes: geometry.stripes,
             stripes_per_page: geometry.stripes_per_page(),
-            words: vec![0; (1 + strips) * geometry.stripes as usize],
+            pages: (0..geometry.pages()).map(|_| Page::Unwritten).collect(),
             dirty_pages: BTreeSet::new(),
             places: vec![(0, 0); geometry.pages() as usize],
             sum: (0..geometry.pages()).fold(0, |sum, page| sum ^ page_mark(page, 0)),
@@ -38,22 +57,81 @@ impl StripeTable {
         }
     }
 
-    fn entry(&self, stripe: u64) -> &[u64] {
-        let start = stripe as usize * (1 + self.strips);
-        &self.words[start..=start + self.strips]
+    /// A stripe's page and its place there.
+    fn place_of(&self, stripe: u64) -> (usize, usize) {
+        ((stripe / self.stripes_per_page) as usize, (stripe % self.stripes_per_page) as usize)
     }
 
     pub(crate) fn is_written(&self, stripe: u64) -> bool {
-        self.entry(stripe)[1..].iter().any(|version| *version != 0)
+        let (page, at) = self.place_of(stripe);
+        match &self.pages[page] {
+            Page::Unwritten => false,
+            Page::Uniform(versions) => versions[at] != 0,
+            Page::Full(words) => {
+                let start = at * (1 + self.strips);
+                words[start + 1..=start + self.strips].iter().any(|version| *version != 0)
+            }
+        }
     }
 
     /// Strips recorded as stale; meaningless for unwritten stripes.
     pub(crate) fn stale(&self, stripe: u64) -> u64 {
-        self.entry(stripe)[0]
+        let (page, at) = self.place_of(stripe);
+        match &self.pages[page] {
+            Page::Unwritten | Page::Uniform(_) => 0,
+            Page::Full(words) => words[at * (1 + self.strips)],
+        }
     }
 
     pub(crate) fn version(&self, stripe: u64, position: usize) -> Version {
-        Version(self.entry(stripe)[1 + position])
+        let (page, at) = self.place_of(stripe);
+        Version(match &self.pages[page] {
+            Page::Unwritten => 0,
+            Page::Uniform(versions) => versions[at],
+            Page::Full(words) => words[at * (1 + self.strips) + 1 + position],
+        })
+    }
+
+    /// Copies a stripe's entry out.
+    fn entry(&self, stripe: u64) -> [u64; ENTRY_WORDS] {
+        let mut entry = [0; ENTRY_WORDS];
+        let (page, at) = self.place_of(stripe);
+        match &self.pages[page] {
+            Page::Unwritten => {}
+            Page::Uniform(versions) => entry[1..=self.strips].fill(versions[at]),
+            Page::Full(words) => {
+                let start = at * (1 + self.strips);
+                entry[..=self.strips].copy_from_slice(&words[start..=start + self.strips]);
+            }
+        }
+        entry
+    }
+
+    /// Puts an entry in, in the smallest form that its page can have with it.
+    fn put_entry(&mut self, stripe: u64, entry: &[u64]) {
+        let (page, at) = self.place_of(stripe);
+        let first = page as u64 * self.stripes_per_page;
+        let count = self.stripes_per_page.min(self.stripes - first) as usize;
+        let uniform = entry[0] == 0 && entry[1..].iter().all(|version| *version == entry[1]);
+        if let Page::Unwritten = self.pages[page]
+            && uniform
+        {
+            self.pages[page] = Page::Uniform(vec![0; count].into());
+        }
+        if !uniform && !matches!(self.pages[page], Page::Full(_)) {
+            let words: Vec<u64> = (first..first + count as u64)
+                .flat_map(|stripe| self.entry(stripe).into_iter().take(1 + self.strips))
+                .collect();
+            self.pages[page] = Page::Full(words.into());
+        }
+        match &mut self.pages[page] {
+            Page::Unwritten => unreachable!("it was given words above"),
+            Page::Uniform(versions) => versions[at] = entry[1],
+            Page::Full(words) => {
+                let start = at * entry.len();
+                words[start..start + entry.len()].copy_from_slice(entry);
+            }
+        }
     }
 
     /// Stripes with data, and among them those with a stale strip.
@@ -76,8 +154,9 @@ impl StripeTable {
 
     fn change(&mut self, stripe: u64, change: impl FnOnce(&mut [u64])) {
         let (was_written, was_stale) = (self.is_written(stripe), self.stale(stripe));
-        let start = stripe as usize * (1 + self.strips);
-        change(&mut self.words[start..=start + self.strips]);
+        let mut entry = self.entry(stripe);
+        change(&mut entry[..=self.strips]);
+        self.put_entry(stripe, &entry[..=self.strips]);
         let (is_written, is_stale) = (self.is_written(stripe), self.stale(stripe));
         assert!(is_written || is_stale == 0, "stripe {stripe} has stale strips and holds nothing");
         self.written = self.written + u64::from(is_written) - u64::from(was_written);
@@ -143,7 +222,7 @@ impl StripeTable {
     }
 
     pub(crate) fn stripes(&self) -> u64 {
-        self.words.len() as u64 / (1 + self.strips as u64)
+        self.stripes
     }
 
     /// The first written stripe at or after `from` for which `wanted` holds.
@@ -171,24 +250,27 @@ impl StripeTable {
     }
 
     pub(crate) fn page_words(&self, page: u64) -> Vec<u64> {
-        let first = (page * self.stripes_per_page) as usize * (1 + self.strips);
-        let len = self.stripes_per_page as usize * (1 + self.strips);
-        self.words[first..(first + len).min(self.words.len())].to_vec()
+        let first = page * self.stripes_per_page;
+        let stripes = first..(first + self.stripes_per_page).min(self.stripes);
+        stripes.flat_map(|stripe| self.entry(stripe).into_iter().take(1 + self.strips)).collect()
     }
 
     /// Fills a page from a checkpoint. Returns whether its length is right.
     pub(crate) fn load_page(&mut self, page: u64, place: u8, checkpoint: u64, words: &[u64]) -> bool {
-        if words.len() != self.page_words(page).len() {
+        let first = page * self.stripes_per_page;
+        if words.len() as u64 != self.stripes_per_page.min(self.stripes - first) * (1 + self.strips as u64) {
             return false;
         }
-        let first = page * self.stripes_per_page;
         for (stripe, entry) in (first..).zip(words.chunks_exact(1 + self.strips)) {
-            self.change(stripe, |target| {
-                target.copy_from_slice(entry);
-                if target[1..].iter().all(|version| *version == 0) {
-                    target[0] = 0;
-                }
-            });
+            // Most of a large table is unwritten.
+            if entry.iter().any(|word| *word != 0) || self.is_written(stripe) {
+                self.change(stripe, |target| {
+                    target.copy_from_slice(entry);
+                    if target[1..].iter().all(|version| *version == 0) {
+                        target[0] = 0;
+                    }
+                });
+            }
         }
         self.dirty_pages.remove(&page);
         self.set_place(page, place, checkpoint);
@@ -221,5 +303,76 @@ impl StripeTable {
         pages.fold(self.sum, |sum, page| {
             sum ^ page_mark(page, self.places[page as usize].1) ^ page_mark(page, checkpoint)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::CreateSpec;
+
+    /// Random changes, each compared with a plain list of entries.
+    #[test]
+    fn every_form_of_a_page_says_the_same() {
+        let geometry = Geometry::fit(&CreateSpec::new("test", 4, 2), 400 << 20).unwrap();
+        let (stripes, per_page) = (geometry.stripes, geometry.stripes_per_page());
+        assert!(stripes > 2 * per_page && !stripes.is_multiple_of(per_page));
+        let mut state = 11u64;
+        let mut below = |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % bound
+        };
+        let mut table = StripeTable::new(&geometry);
+        let mut plain = vec![[0u64; 7]; stripes as usize];
+        for round in 1..4000u64 {
+            let stripe = below(stripes) as usize;
+            let entry = &mut plain[stripe];
+            let written = entry[1..].iter().any(|version| *version != 0);
+            match below(10) {
+                0..4 => {
+                    table.set_fresh(stripe as u64, Version(round), 0);
+                    *entry = [0, round, round, round, round, round, round];
+                }
+                4 => {
+                    table.set_unwritten(stripe as u64);
+                    *entry = [0; 7];
+                }
+                5 if round > 2000 => {
+                    table.set_stale(stripe as u64, 0b10);
+                    entry[0] |= if written { 0b10 } else { 0 };
+                }
+                6 if round > 2000 && written => {
+                    table.set_versions(stripe as u64, 0, &[(3, Version(round))]);
+                    entry[4] = round;
+                }
+                7 if written => {
+                    table.set_valid(stripe as u64, 0b10, Version(round));
+                    (entry[0], entry[2]) = (entry[0] & !0b10, round);
+                }
+                _ => {}
+            }
+            if round % 500 == 0 {
+                let mut loaded = StripeTable::new(&geometry);
+                for page in 0..geometry.pages() {
+                    let words = table.page_words(page);
+                    let of_page = plain.chunks(per_page as usize).nth(page as usize).unwrap();
+                    assert_eq!(words, of_page.concat());
+                    assert!(loaded.load_page(page, 0, 0, &words));
+                    assert!(!loaded.load_page(page, 0, 0, &words[1..]));
+                }
+                assert!(!loaded.has_dirty());
+                for table in [&table, &loaded] {
+                    for (stripe, entry) in (0..).zip(&plain) {
+                        assert_eq!(table.is_written(stripe), entry[1..].iter().any(|version| *version != 0));
+                        assert_eq!(table.stale(stripe), entry[0]);
+                        let versions = (0..6).map(|position| table.version(stripe, position).0);
+                        assert!(versions.eq(entry[1..].iter().copied()));
+                    }
+                    let stale = plain.iter().filter(|entry| entry[0] != 0).count() as u64;
+                    let written = plain.iter().filter(|entry| entry[1..].iter().any(|version| *version != 0));
+                    assert_eq!(table.counts(), (written.count() as u64, stale));
+                }
+            }
+        }
     }
 }

@@ -5,9 +5,11 @@
 mod array;
 pub mod codec;
 pub mod files;
+mod table;
 
 pub use array::{ArrayBench, run_array};
 pub use codec::{CodecBench, run_codec};
+pub use table::{TableBench, TableLine, run_table};
 
 use serde::Serialize;
 

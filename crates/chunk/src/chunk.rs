@@ -64,6 +64,25 @@ impl Chunk {
         Self { map, has_row: true, ..Self::default() }
     }
 
+    /// Where its blocks lie and what of that is not committed, to be restored.
+    pub(crate) fn mapped(&self) -> Self {
+        Self {
+            map: self.map.clone(),
+            allocated: self.allocated.clone(),
+            freed: self.freed.clone(),
+            changed: self.changed,
+            has_row: self.has_row,
+            ..Self::default()
+        }
+    }
+
+    /// Takes back what was done since [`Chunk::mapped`], blocks that wait in memory left as they are.
+    pub(crate) fn restore(&mut self, before: Self) {
+        let Self { map, allocated, freed, changed, has_row, dirty: _, since: _ } = before;
+        (self.map, self.allocated, self.freed) = (map, allocated, freed);
+        (self.changed, self.has_row) = (changed, has_row);
+    }
+
     /// Where a block with data lies.
     pub(crate) fn lookup(&self, block: u32) -> Option<u64> {
         self.run_at(block, block + 1).0
@@ -288,5 +307,20 @@ mod tests {
         assert_eq!([chunk.lookup(3), chunk.lookup(6)], [None, Some(106)]);
         assert!(chunk.put(extent(3, 1, 201)).is_empty());
         assert_eq!(chunk.map[1], extent(2, 2, 200));
+    }
+
+    #[test]
+    fn a_cut_that_could_not_be_committed_leaves_nothing() {
+        let chunk = Rc::new(RefCell::new(Chunk::with_map(vec![extent(0, 8, 100)])));
+        chunk.borrow_mut().put(extent(8, 2, 200));
+        let before = chunk.borrow().mapped();
+        let map = before.map.clone();
+        assert_eq!(chunk.borrow_mut().cut(4, u32::MAX), [(200, 2)]);
+        let key = ChunkKey { branch: 0, ino: penstock_base::Ino(7), index: 0 };
+        Chunk::take_changes(&chunk, key).unwrap().put_back();
+        chunk.borrow_mut().restore(before);
+        let chunk = chunk.borrow();
+        assert_eq!((&chunk.map, &chunk.allocated[..]), (&map, &[(200, 2)][..]));
+        assert!(chunk.freed.is_empty() && chunk.changed && chunk.has_row);
     }
 }

@@ -47,17 +47,17 @@ impl Target {
         if chunks.iter().any(|(_, chunk)| chunk.borrow().changed) {
             self.volume.flush().await?;
         }
-        self.cuts
-            .borrow_mut()
-            .entry((branch, ino))
-            .and_modify(|known| *known = cut.max(*known))
-            .or_insert(cut);
+        let known = self.cuts.borrow().get(&(branch, ino)).copied();
+        self.cuts.borrow_mut().insert((branch, ino), cut.max(known.unwrap_or(0)));
         let mut changes = Vec::new();
         let mut back = Vec::new();
+        let mut before = Vec::new();
+        let from = |key: &ChunkKey| {
+            (first_block.saturating_sub(key.index.saturating_mul(per_chunk))).min(per_chunk) as u32
+        };
         for (key, chunk) in &chunks {
-            let from =
-                (first_block.saturating_sub(key.index.saturating_mul(per_chunk))).min(per_chunk) as u32;
-            self.drop_dirty(*key, chunk, from..u32::MAX);
+            before.push(chunk.borrow().mapped());
+            let from = from(key);
             match behind {
                 Behind::Dropped => back.extend(chunk.borrow_mut().cut(from, u32::MAX)),
                 Behind::Reserved => chunk.borrow_mut().set_reserved(from..u32::MAX, true),
@@ -65,9 +65,20 @@ impl Target {
             changes.extend(Chunk::take_changes(chunk, *key));
         }
         writes.reclaims();
-        let result = self.commit_rows(changes, writes).await;
+        if let Err(error) = self.commit_rows(changes, writes).await {
+            // Nothing of it is left: neither is the file shorter nor are its later writes refused.
+            for ((_, chunk), before) in chunks.iter().zip(before) {
+                chunk.borrow_mut().restore(before);
+            }
+            match known {
+                Some(known) => self.cuts.borrow_mut().insert((branch, ino), known),
+                None => self.cuts.borrow_mut().remove(&(branch, ino)),
+            };
+            return Err(error);
+        }
+        chunks.iter().for_each(|(key, chunk)| self.drop_dirty(*key, chunk, from(key)..u32::MAX));
         self.give_back(back);
-        result
+        Ok(())
     }
 
     /// Blocks at which a cut of a file to `first_block` can stop on its way, the last one first, so that no step changes

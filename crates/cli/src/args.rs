@@ -306,6 +306,15 @@ pub enum Bench {
         #[arg(long, value_parser = parse_code, default_value = "4+2")]
         code: (usize, usize),
     },
+    /// The stripe table of large arrays, on drives that make their table as it is read
+    Table {
+        /// Code, as in 4+2
+        #[arg(long, value_parser = parse_code, default_value = "4+2")]
+        code: (usize, usize),
+        /// TiB of data in the array, one line each
+        #[arg(long, value_name = "TIB", value_delimiter = ',', default_value = "1,16,64,256", value_parser = clap::value_parser!(u64).range(1..=4096))]
+        tib: Vec<u64>,
+    },
     /// The erasure code, beside what memory allows and beside ISA-L where it is installed
     Codec {
         /// Kernel, as in avx2-gfni [default: the fastest of this processor]

@@ -30,6 +30,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             return mount::umount(&path, dir.as_ref(), api.as_ref(), json);
         }
         Command::Bench(Bench::Array { code }) => return bench_array(code, json),
+        Command::Bench(Bench::Table { code, tib }) => return bench_table(code, &tib, json),
         Command::Bench(Bench::Codec { kernel, rounds, only, svg, quick }) => {
             return bench_codec(kernel.as_deref(), rounds, only, svg, quick, json);
         }
@@ -286,6 +287,16 @@ fn bench_array((k, m): (usize, usize), json: bool) -> Result<ExitCode> {
     let bench = penstock_bench::ArrayBench { k, m };
     let lines = penstock_drive::runtime::block_on(penstock_bench::run_array(&env, bench))??;
     print(json, &lines, |lines| show::lines(lines))
+}
+
+fn bench_table((k, m): (usize, usize), tib: &[u64], json: bool) -> Result<ExitCode> {
+    let env = penstock_drive::runtime::Worker::env()?;
+    let mut lines = Vec::new();
+    for tib in tib {
+        let bench = penstock_bench::TableBench { k, m, tib: *tib };
+        lines.push(penstock_drive::runtime::block_on(penstock_bench::run_table(&env, bench))??);
+    }
+    print(json, &lines, |lines| show::tables(lines))
 }
 
 fn bench_codec(

@@ -376,6 +376,7 @@ impl Client {
         let size = file.borrow().size;
         let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
         let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;
+        self.settled.note(ino);
         let mut state = file.borrow_mut();
         state.cut = reply.attr.unwrap_or_default().cut;
         state.tail_clean = true;

@@ -89,8 +89,14 @@ impl Client {
         // The service must know the size that is to change: a cut is judged by it.
         self.settle_quietly(ino).await?;
         request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
-        let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;
-        let attr = reply.attr.unwrap_or_default();
+        let reply: Result<AttrReply, Failure> = self.change(Kind::SetAttr, &request).await;
+        // An attribute that was asked for before may come after it.
+        self.settled.note(ino);
+        if reply.is_err() {
+            // A part of it may have been done, under another truncate generation.
+            file.borrow_mut().stale = true;
+        }
+        let attr = reply?.attr.unwrap_or_default();
         let mut state = file.borrow_mut();
         state.size = attr.size;
         state.settled_size = attr.size;

@@ -16,8 +16,8 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_secs(5);
 const ESTALE: u16 = 116;
 
-/// Files settled lately. What a service said of a file before its settle was done, and what arrives after it, is old:
-/// the file's own state, which would correct it, may be forgotten by then.
+/// Files settled or given another size lately. What a service said of a file before that was done, and what arrives after
+/// it, is old: the file's own state, which would correct it, may be forgotten by then.
 #[derive(Default)]
 pub(crate) struct Settled {
     count: Cell<u64>,
@@ -28,7 +28,7 @@ pub(crate) struct Settled {
 const REMEMBERED: usize = 256;
 
 impl Settled {
-    fn note(&self, ino: Ino) {
+    pub(crate) fn note(&self, ino: Ino) {
         self.count.set(self.count.get() + 1);
         let mut recent = self.recent.borrow_mut();
         recent.push_back(ino);

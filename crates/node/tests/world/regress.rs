@@ -2,11 +2,15 @@
 
 use crate::machine::{Machine, Planned, Site, path, with_a_cut_between};
 use crate::model::{make_file, read_all};
+use crate::remote::on_machine;
 use penstock_base::Ino;
 use penstock_client::SetAttrRequest;
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
 use penstock_wire::names::MakeRequest;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
 
 async fn resize(machine: &Machine, ino: Ino, size: u64) {
     let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
@@ -142,4 +146,42 @@ fn a_drive_that_never_answers_is_missing_at_a_start() {
     });
     run.unwrap();
     world.destroy();
+}
+
+/// What an open was told before the file was cut, and hears after it, is old: the file could not be written to any more.
+#[test]
+fn a_file_that_is_opened_while_it_is_cut_can_be_written() {
+    on_machine(9900, async |_, machine| {
+        let client = &machine.client;
+        let mut together = 0;
+        for round in 0..200 {
+            let ino = make_file(&machine, &format!("file {round}")).await.unwrap();
+            client.write(ino, 0, &[1; 9000]).await.unwrap();
+            client.fsync(ino).await.unwrap();
+            client.release(ino).await.unwrap();
+            let cut = SetAttrRequest { ino: ino.0, size: Some(3), ..SetAttrRequest::default() };
+            let running = Rc::new(Cell::new(2));
+            let (opens, cuts) = (client.clone(), client.clone());
+            let (one, other) = (running.clone(), running.clone());
+            let open = async move {
+                opens.open(ino).await.unwrap();
+                one.set(one.get() - 1);
+            };
+            let cut = async move {
+                cuts.set_attr(cut).await.unwrap();
+                other.set(other.get() - 1);
+            };
+            machine.env.spawn("open", Box::pin(open));
+            machine.env.spawn("cut", Box::pin(cut));
+            while running.get() > 0 {
+                together += u64::from(running.get() == 1);
+                machine.env.sleep(Duration::from_nanos(1)).await;
+            }
+            client.write(ino, 3, &[2; 9]).await.unwrap();
+            assert_eq!(read_all(&machine, ino).await, [&[1; 3][..], &[2; 9]].concat(), "round {round}");
+            client.release(ino).await.unwrap();
+        }
+        assert!(together > 0, "one ended while the other was on its way");
+        machine.stop().await;
+    });
 }

@@ -1,0 +1,228 @@
+//! The stripe table of a large array: what a start reads and keeps of it, and what a look at it costs.
+//!
+//! The drives hold nothing but what is written to them outside the table. Their table says that every stripe is written,
+//! and is made as it is read, by the same code that writes pages, so an array of any size can be opened. What making the
+//! pages takes is measured apart.
+
+use penstock_array::format::table_page::TablePage;
+use penstock_array::ownership::MemoryOwnership;
+use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Roster, create, open};
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, LocalBoxFuture};
+use penstock_drive::superblock::Superblock;
+use penstock_drive::{Class, Drive, DriveError, DriveHandle, Io, Slice};
+use serde::Serialize;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Instant;
+
+const IO: Io = Io::new(Class::Meta, "bench");
+const SLICE_AT: u64 = 1 << 20;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Reads of 1 MiB, as an opening makes them.
+const PIECE: u64 = 1 << 20;
+/// Looks at the table of which the median is told.
+const LOOKS: usize = 1001;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct TableBench {
+    /// Data strips.
+    pub k: usize,
+    /// Redundancy strips.
+    pub m: usize,
+    /// Data in the array, in TiB.
+    pub tib: u64,
+}
+
+/// What was measured of one table.
+#[derive(Clone, Debug, Serialize)]
+pub struct TableLine {
+    /// Data in the array, in TiB.
+    pub tib: u64,
+    /// Stripes, all of them written.
+    pub stripes: u64,
+    /// MiB of table on each carrier, both places.
+    pub table_mib: u64,
+    /// Seconds that an empty array took to be made.
+    pub create_s: f64,
+    /// Seconds that an opening took.
+    pub open_s: f64,
+    /// Of these, seconds that the same reads take alone: the making of the pages.
+    pub reads_s: f64,
+    /// MiB of memory that the process holds more with the array open.
+    pub memory_mib: u64,
+    /// MiB that it held more at most while it opened.
+    pub peak_mib: u64,
+    /// Microseconds of one report of the array, which the watch asks for twice a second; the median.
+    pub report_us: f64,
+}
+
+/// The contents of every drive's table.
+#[derive(Clone, Copy)]
+struct Made {
+    array: ArrayId,
+    geometry: Geometry,
+}
+
+impl Made {
+    /// The block at an offset of a slice, if it is a page that counts.
+    fn block(&self, offset: u64) -> Option<Buf> {
+        let index = offset.checked_sub(self.geometry.page_at(0, 0))? / BLOCK;
+        if index >= self.geometry.pages() {
+            return None;
+        }
+        let per_page = self.geometry.stripes_per_page();
+        let count = per_page.min(self.geometry.stripes - index * per_page);
+        let strips = self.geometry.strips();
+        let entry = std::iter::once(0).chain(std::iter::repeat_n(1, strips)).collect::<Vec<u64>>();
+        let words = entry.repeat(count as usize);
+        Some(TablePage { array: self.array, index, checkpoint: 0, strips: strips as u16, words }.encode())
+    }
+}
+
+struct MadeDrive {
+    size_bytes: u64,
+    made: Rc<Cell<Option<Made>>>,
+    written: RefCell<BTreeMap<u64, Buf>>,
+}
+
+impl Drive for MadeDrive {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, at: u64, mut buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+        Box::pin(async move {
+            let written = self.written.borrow();
+            for (block, bytes) in (at / BLOCK..).zip(buf.as_mut().chunks_exact_mut(BLOCK_BYTES)) {
+                let page = || self.made.get()?.block((block * BLOCK).checked_sub(SLICE_AT)?);
+                match written.get(&block).cloned().or_else(page) {
+                    Some(found) => bytes.copy_from_slice(&found),
+                    None => bytes.fill(0),
+                }
+            }
+            Ok(buf)
+        })
+    }
+
+    fn write(&self, at: u64, data: Buf, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async move {
+            // What a new array writes of its table is not kept: the table is made.
+            if self.made.get().is_some_and(|made| made.block(at.saturating_sub(SLICE_AT)).is_some()) {
+                return Ok(());
+            }
+            let mut written = self.written.borrow_mut();
+            for index in 0..data.len() / BLOCK_BYTES {
+                let bytes = data.slice(index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES);
+                written.insert(at / BLOCK + index as u64, bytes);
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&self, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn discard(&self, _at: u64, _len: u64, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// MiB of memory that this process holds, and has held at most since the last [`forget_peak`].
+fn memory_mib() -> Result<[u64; 2], ArrayError> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|error| invalid(&error.to_string()))?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib >> 10)
+    };
+    match (field("VmRSS:"), field("VmHWM:")) {
+        (Some(now), Some(most)) => Ok([now, most]),
+        _ => Err(invalid("/proc/self/status says nothing of memory")),
+    }
+}
+
+fn forget_peak() -> Result<(), ArrayError> {
+    std::fs::write("/proc/self/clear_refs", "5").map_err(|error| invalid(&error.to_string()))
+}
+
+fn invalid(why: &str) -> ArrayError {
+    ArrayError::Invalid(format!("benchmark: {why}"))
+}
+
+/// Slices of drives that are just large enough.
+fn slices(env: &Env, bench: TableBench, made: &Rc<Cell<Option<Made>>>) -> Result<Vec<Slice>, ArrayError> {
+    let spec = CreateSpec::new("bench", bench.k, bench.m);
+    let stripes = (bench.tib << 40) / (bench.k as u64 * u64::from(spec.strip_blocks) * BLOCK);
+    // Strips with their trailers, the table, the log, and something to spare.
+    let slot = u64::from(spec.strip_blocks + 1) * BLOCK;
+    let bytes = (stripes * slot + stripes / 16 * BLOCK + (1 << 30)).next_multiple_of(SLICE_AT);
+    let drive = |number: u64| {
+        let id = DriveId(Id128::from_words(1, number + 1));
+        let superblock = Superblock { drive: id, size_bytes: bytes, ..Superblock::default() };
+        let drive = MadeDrive { size_bytes: bytes, made: made.clone(), written: RefCell::default() };
+        let handle = DriveHandle::online(env.clone(), format!("made {number}"), Rc::new(drive), superblock);
+        Slice::new(handle, SLICE_AT, bytes - 2 * SLICE_AT)
+    };
+    Ok((0..(bench.k + bench.m) as u64).map(drive).collect())
+}
+
+/// Reads what an opening reads of the table, and leaves it.
+async fn read_tables(slices: &[Slice], geometry: &Geometry) -> Result<f64, ArrayError> {
+    let start = Instant::now();
+    for slice in &slices[..geometry.carriers()] {
+        for place in 0..2 {
+            let first = geometry.page_at(0, place);
+            let end = first + geometry.pages() * BLOCK;
+            for at in (first..end).step_by(PIECE as usize) {
+                slice.read(at, PIECE.min(end - at) as usize, IO).await.map_err(ArrayError::from)?;
+            }
+        }
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Runs the benchmark on the worker that calls it.
+pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayError> {
+    let made: Rc<Cell<Option<Made>>> = Rc::default();
+    let slices = slices(env, bench, &made)?;
+    let spec = CreateSpec::new("bench", bench.k, bench.m);
+    let geometry = Geometry::fit(&spec, slices[0].len())?;
+    made.set(Some(Made { array: ArrayId::default(), geometry }));
+    let start = Instant::now();
+    let descriptor = create(env, &spec, &slices).await?;
+    let create_s = start.elapsed().as_secs_f64();
+    made.set(Some(Made { array: descriptor.array, geometry }));
+    let reads_s = read_tables(&slices, &geometry).await?;
+    forget_peak()?;
+    let [before, _] = memory_mib()?;
+    let start = Instant::now();
+    let members = slices.iter().cloned().map(Some).collect();
+    let ownership = Rc::new(MemoryOwnership::default());
+    let array: Rc<Array> = open(env, descriptor, members, ownership, &Roster::new(env)).await?;
+    let open_s = start.elapsed().as_secs_f64();
+    let [now, most] = memory_mib()?;
+    let mut looks = Vec::with_capacity(LOOKS);
+    for _ in 0..LOOKS {
+        let start = Instant::now();
+        let report = array.report();
+        looks.push(start.elapsed().as_secs_f64() * 1e6);
+        if report.stripes.1 != geometry.stripes {
+            return Err(invalid("the table that was opened is not the one that was made"));
+        }
+    }
+    looks.sort_by(f64::total_cmp);
+    array.stop();
+    Ok(TableLine {
+        tib: bench.tib,
+        stripes: geometry.stripes,
+        table_mib: (2 * geometry.pages() * BLOCK) >> 20,
+        create_s,
+        open_s,
+        reads_s,
+        memory_mib: now.saturating_sub(before),
+        peak_mib: most.saturating_sub(before),
+        report_us: looks[LOOKS / 2],
+    })
+}

@@ -40,6 +40,8 @@ const BODY_PATIENCE: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 64;
 /// Connections over TCP that have not shown a token yet; one more, and the oldest of them is closed.
 const NEWCOMERS: usize = 64;
+/// Pause before each further one while many have shown no token.
+const CROWD_PAUSE: Duration = Duration::from_millis(1);
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Metrics, which have a token of their own.
@@ -195,7 +197,7 @@ async fn serve_local(listener: tokio::net::UnixListener, router: &Router) -> io:
         match Peer::of(&stream) {
             Ok(peer) if peer.may_enter() => {}
             Ok(peer) => {
-                tracing::warn!(%peer, "a connection to the API is refused: it is another user's");
+                tracing::debug!(%peer, "a connection to the API is refused: it is another user's");
                 continue;
             }
             Err(error) => {
@@ -216,6 +218,10 @@ async fn serve_tcp(listener: tokio::net::TcpListener, router: &Router) -> io::Re
     let newcomers = Arc::new(Mutex::new(Newcomers::new(NEWCOMERS)));
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
+        if lock(&newcomers).len() >= NEWCOMERS / 2 {
+            // Who came has the time to say who it is before another one takes its place.
+            tokio::time::sleep(CROWD_PAUSE).await;
+        }
         let (stream, _) = next(async || listener.accept().await).await;
         let out = Arc::new(Notify::new());
         let (number, other) = lock(&newcomers).enter(out.clone());
@@ -233,7 +239,7 @@ async fn serve_tcp(listener: tokio::net::TcpListener, router: &Router) -> io::Re
         tokio::spawn(async move {
             tokio::select! {
                 () = served => {}
-                () = out.notified() => tracing::warn!("a silent connection to the API makes room"),
+                () = out.notified() => tracing::debug!("a silent connection to the API makes room"),
             }
             lock(&newcomers).leave(number);
         });

@@ -26,6 +26,9 @@ pub const ENDING: Duration = Duration::from_secs(20);
 const SPARE: &str = "run.spare";
 /// `run.json` has a multiple of this length, lines without anything at its end.
 const RUN_BYTES: usize = 4096;
+/// SIGKILL among the signals of a process, and the kernel's flag of one that is ending.
+const SIGKILL: u64 = 1 << 8;
+const PF_EXITING: u64 = 4;
 /// Tokens: for administration over TCP, for metrics only, and for the data path, where nobody sends it.
 pub const ADMIN_TOKEN: &str = "token";
 pub const METRICS_TOKEN: &str = "token.metrics";
@@ -158,10 +161,19 @@ impl Run {
     }
 }
 
-/// Whether a process lives: one that has ended and only waits for its parent does not.
+/// Whether a process lives: one that was killed does not, although it ends only when the kernel has finished its I/O, nor
+/// one that has ended and waits for its parent.
 fn process_lives(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which is in brackets and may hold anything.
-    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
-    state.is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let (stat, status) = (read("stat"), read("status"));
+    // What follows the name, which is in brackets and may hold anything: state, five numbers, flags.
+    let mut words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let state = words.next().unwrap_or("X");
+    let flags: u64 = words.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(0);
+    let pending = ["SigPnd:", "ShdPnd:"].iter().any(|name| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & SIGKILL != 0)
+    });
+    !matches!(state, "Z" | "X" | "x") && flags & PF_EXITING == 0 && !pending
 }

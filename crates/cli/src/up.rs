@@ -31,6 +31,8 @@ const KV_READERS: usize = 2;
 const READY: Duration = Duration::from_secs(120);
 /// Pause after a client could not be let in.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after each of many that are not let in yet.
+const CROWD_PAUSE: Duration = Duration::from_millis(1);
 /// What a background process prints, and the file of the one before it.
 pub const LOGS: [&str; 2] = ["penstock.log", "penstock.1.log"];
 
@@ -168,24 +170,28 @@ impl Doors {
         let accept = async move || {
             local.accept().await.map(|(link, peer)| to.accept(link, peer.to_string(), Door::Local))
         };
-        env.spawn("clients", Box::pin(listen(env.clone(), accept)));
+        env.spawn("clients", Box::pin(listen(env.clone(), clients.clone(), accept)));
         let Some(tcp) = self.tcp else { return };
         let to = clients.clone();
         let accept = async move || {
             let door = Door::Token(tcp.address());
             tcp.accept().await.map(|(link, from)| to.accept(link, from.to_string(), door))
         };
-        env.spawn("clients over TCP", Box::pin(listen(env.clone(), accept)));
+        env.spawn("clients over TCP", Box::pin(listen(env.clone(), clients.clone(), accept)));
     }
 }
 
 /// Lets clients in one after the other.
-async fn listen(env: Env, accept: impl AsyncFn() -> io::Result<()>) {
+async fn listen(env: Env, clients: Rc<penstock_fabric::Server>, accept: impl AsyncFn() -> io::Result<()>) {
     loop {
         if let Err(error) = accept().await {
             // Too many open files, and the like: those who wait in the queue are still there.
             tracing::warn!(%error, "a client could not be let in");
             env.sleep(LISTEN_PAUSE).await;
+        }
+        if clients.is_crowded() {
+            // Who came has the time to say who it is before another one takes its place.
+            env.sleep(CROWD_PAUSE).await;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Requests and their replies.
 
 use crate::session::Client;
-use penstock_base::{Buf, Kind as Todo};
+use penstock_base::{Buf, Ino, Kind as Todo};
 use penstock_wire::{Failure, Frame, Kind};
 use prost::Message;
 
@@ -24,6 +24,20 @@ impl Client {
     ) -> Result<R, Failure> {
         let reply = self.once(kind, body).await?;
         self.restarts.changed();
+        Ok(reply)
+    }
+
+    /// The same, of an inode's attributes: where the file is known, its own fsync tells of a loss.
+    pub(crate) async fn change_inode<R: Message + Default>(
+        &self,
+        kind: Kind,
+        ino: Ino,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let reply = self.once(kind, body).await?;
+        if !self.note_unsynced(ino) {
+            self.restarts.changed();
+        }
         Ok(reply)
     }
 

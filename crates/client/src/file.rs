@@ -115,14 +115,14 @@ impl Client {
         Ok(self.files.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(state))).clone())
     }
 
-    /// Opens a file: it stays while it is open, whatever happens to its names.
-    pub async fn open(&self, ino: Ino) -> Result<(), Failure> {
+    /// Opens a file: it stays while it is open, whatever happens to its names. Returns its size.
+    pub async fn open(&self, ino: Ino) -> Result<u64, Failure> {
         let mark = self.settled.mark();
         let _opening = self.opening.read().await;
         let reply: AttrReply = self.once(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
         let attr = self.newest(mark, reply).await?;
         self.note_open(&attr);
-        Ok(())
+        Ok(attr.size)
     }
 
     pub(crate) fn note_open(&self, attr: &Attr) {
@@ -375,7 +375,7 @@ impl Client {
         self.settle_quietly(ino).await?;
         let size = file.borrow().size;
         let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-        let reply: AttrReply = self.change(Kind::SetAttr, &request).await?;
+        let reply: AttrReply = self.change_inode(Kind::SetAttr, ino, &request).await?;
         self.settled.note(ino);
         let mut state = file.borrow_mut();
         state.cut = reply.attr.unwrap_or_default().cut;

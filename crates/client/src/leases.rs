@@ -21,7 +21,9 @@
 use crate::session::Client;
 use penstock_base::env::timeout;
 use penstock_base::{HashMap, Ino, LocalBoxFuture, Noted};
-use penstock_wire::names::{LeaseCall, LeaseReply, LeaseRequest, ReleasedLease, WatchReply, WatchRequest};
+use penstock_wire::names::{
+    FailedSettle, LeaseCall, LeaseReply, LeaseRequest, ReleasedLease, WatchReply, WatchRequest,
+};
 use penstock_wire::{Failure, Kind};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -408,10 +410,11 @@ impl Client {
         }
     }
 
-    async fn settle_for_others(&self, ino: Ino) {
-        if let Err(failure) = self.settle_quietly(ino).await {
-            tracing::error!(%failure, %ino, "what was written is not known to others yet");
-        }
+    /// Settles a file for somebody who waits for that; the error is his too.
+    async fn settle_for_others(&self, call: &LeaseCall) -> Option<FailedSettle> {
+        let failure = self.settle_quietly(Ino(call.ino)).await.err()?;
+        tracing::error!(%failure, ino = call.ino, "what was written is not known to others yet");
+        Some(FailedSettle { number: call.number, errno: failure.errno.into() })
     }
 
     /// Somebody else comes, or the service does not know any more who has what. From here on new operations ask.
@@ -448,12 +451,14 @@ impl Client {
 
     async fn answer(&self, call: LeaseCall) {
         let ino = Ino(call.ino);
+        let mut failed = None;
         match (call.settle, call.ino) {
-            (true, _) => self.settle_for_others(ino).await,
+            (true, _) => failed = self.settle_for_others(&call).await,
             (false, 0) => self.give_up_everything(call.grant).await,
             (false, _) => self.give_up(ino, call.grant).await,
         }
-        let answered = WatchRequest { answered: vec![call.number], ..self.watch_request() };
+        let failed = failed.into_iter().collect();
+        let answered = WatchRequest { answered: vec![call.number], failed, ..self.watch_request() };
         if let Err(failure) = self.ask::<WatchReply>(Kind::Watch, &answered).await {
             tracing::debug!(%failure, "a call was not answered: the session has ended");
         }

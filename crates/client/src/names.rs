@@ -64,10 +64,10 @@ impl Client {
                 let _turn = self.turns.exclusive(ino).await;
                 self.settle_quietly(ino).await?;
                 let mark = self.settled.mark();
-                return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
+                return self.newest(mark, self.change_inode(Kind::SetAttr, ino, &request).await?).await;
             }
             let mark = self.settled.mark();
-            return self.newest(mark, self.change(Kind::SetAttr, &request).await?).await;
+            return self.newest(mark, self.change_inode(Kind::SetAttr, ino, &request).await?).await;
         };
         let _turn = self.turns.exclusive(ino).await;
         let attr = self.resize(request, size).await?;
@@ -89,7 +89,7 @@ impl Client {
         // The service must know the size that is to change: a cut is judged by it.
         self.settle_quietly(ino).await?;
         request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
-        let reply: Result<AttrReply, Failure> = self.change(Kind::SetAttr, &request).await;
+        let reply: Result<AttrReply, Failure> = self.change_inode(Kind::SetAttr, ino, &request).await;
         // An attribute that was asked for before may come after it.
         self.settled.note(ino);
         if reply.is_err() {
@@ -203,13 +203,13 @@ impl Client {
 
     /// Sets an extended attribute.
     pub async fn set_xattr(&self, request: XattrRequest) -> Result<(), Failure> {
-        self.change::<AttrReply>(Kind::SetXattr, &request).await.map(|_| ())
+        self.change_inode::<AttrReply>(Kind::SetXattr, Ino(request.ino), &request).await.map(|_| ())
     }
 
     /// Removes an extended attribute.
     pub async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), Failure> {
         let request = XattrRequest { ino: ino.0, name: name.to_vec(), ..XattrRequest::default() };
-        self.change::<AttrReply>(Kind::RemoveXattr, &request).await.map(|_| ())
+        self.change_inode::<AttrReply>(Kind::RemoveXattr, ino, &request).await.map(|_| ())
     }
 
     /// How full the file system is.

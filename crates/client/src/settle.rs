@@ -105,10 +105,8 @@ impl Client {
             // Committed by another start of the service than the one that had the writes: the file is marked.
             return Ok(());
         }
+        self.note_unsynced(ino);
         let mut state = file.borrow_mut();
-        if !std::mem::replace(&mut state.unsynced, true) {
-            self.unsynced.borrow_mut().push(ino);
-        }
         if state.cut == before.cut {
             state.settled_size = state.settled_size.max(before.size);
         }
@@ -119,6 +117,15 @@ impl Client {
         drop(file);
         self.settled_now(ino);
         Ok(())
+    }
+
+    /// Something of a file was sent that the next sync makes durable. Returns whether the file is known.
+    pub(crate) fn note_unsynced(&self, ino: Ino) -> bool {
+        let Some(state) = self.files.borrow().get(&ino).cloned() else { return false };
+        if !std::mem::replace(&mut state.borrow_mut().unsynced, true) {
+            self.unsynced.borrow_mut().push(ino);
+        }
+        true
     }
 
     pub(crate) fn settled_now(&self, ino: Ino) {

@@ -20,6 +20,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// How long a reason for closing may take to be sent.
 const LAST_WORD: Duration = Duration::from_secs(1);
+/// How often the log says that connections are not let in.
+const REFUSED_TOLD: Duration = Duration::from_secs(60);
 
 /// The way in that a client takes, which says how it is let in.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,9 @@ pub struct Server {
     /// Connections that were let in.
     links: RefCell<BTreeMap<u64, Rc<dyn Link>>>,
     stopped: Cell<bool>,
+    /// Connections that were not let in since that was last told, and when it was.
+    refused: Cell<u64>,
+    refused_told: Cell<Option<Duration>>,
 }
 
 /// What a request holds until its reply is sent.
@@ -65,6 +70,8 @@ impl Server {
             newcomers: RefCell::new(Newcomers::new(NEWCOMERS)),
             links: RefCell::default(),
             stopped: Cell::new(false),
+            refused: Cell::default(),
+            refused_told: Cell::default(),
         })
     }
 
@@ -76,7 +83,7 @@ impl Server {
         }
         let (number, out) = self.newcomers.borrow_mut().enter(link.clone());
         if let Some(out) = out {
-            tracing::warn!("a connection that was silent makes room: {NEWCOMERS} wait to be let in");
+            self.note_refused(|| format!("one that was silent makes room: {NEWCOMERS} wait to be let in"));
             out.close();
         }
         let server = self.clone();
@@ -84,13 +91,32 @@ impl Server {
             let why = server.clone().serve(link.clone(), number, door).await;
             link.close();
             server.newcomers.borrow_mut().leave(number);
-            server.links.borrow_mut().remove(&number);
+            let was_in = server.links.borrow_mut().remove(&number).is_some();
             match why {
                 Lost::End => tracing::debug!(from, "a connection ended"),
-                why => tracing::warn!(from, %why, "a connection was closed"),
+                why if was_in => tracing::warn!(from, %why, "a connection was closed"),
+                why => server.note_refused(|| format!("{from}: {why}")),
             }
         };
         self.env.spawn("connection", Box::pin(task));
+    }
+
+    /// Says that somebody was not let in, and how many since this was last said: whoever may connect may not fill the log.
+    fn note_refused(&self, why: impl FnOnce() -> String) {
+        let (refused, now) = (self.refused.get() + 1, self.env.now());
+        match self.refused_told.get().is_none_or(|told| now > told + REFUSED_TOLD) {
+            true => {
+                tracing::warn!(why = why(), "{refused} connections were not let in");
+                self.refused.set(0);
+                self.refused_told.set(Some(now));
+            }
+            false => self.refused.set(refused),
+        }
+    }
+
+    /// Whether many wait to be let in.
+    pub fn is_crowded(&self) -> bool {
+        self.newcomers.borrow().len() >= NEWCOMERS / 2
     }
 
     /// Connections, those included that wait to be let in.

@@ -97,7 +97,7 @@ impl LocalListener {
             if peer.may_enter() {
                 return Ok((local_link(stream)?, peer));
             }
-            tracing::warn!(%peer, "a connection is refused: it is another user's");
+            tracing::debug!(%peer, "a connection is refused: it is another user's");
         }
     }
 }

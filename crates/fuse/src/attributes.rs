@@ -22,12 +22,20 @@ impl Session {
     async fn attr_for_kernel(&self, ino: Ino) -> Result<Attr, Failure> {
         let attr = self.client.get_attr(ino).await?;
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
-        if self.client.is_alone() || !is_file || !self.cache.may_ignore_size(ino) {
+        // Where programs may have newer bytes, only what none of them can know of.
+        let grows = |attr: &Attr| match self.sizes.of(ino) {
+            Some(known) => attr.size > known,
+            None => self.cache.may_ignore_size(ino),
+        };
+        if self.client.is_alone() || !is_file || !grows(&attr) {
+            self.sizes.reaches(ino, attr.size);
             return Ok(attr);
         }
         let hold = self.client.hold(ino, false).await?;
         let attr = self.client.get_attr(ino).await?;
-        if let Some(at) = attr.size.checked_sub(1) {
+        if let Some(at) = attr.size.checked_sub(1)
+            && grows(&attr)
+        {
             let last = self.client.read_held(ino, at, 1).await?;
             // Cut by somebody else just now, it is asked for again.
             if let Some(last) = last.first().and_then(|bytes| bytes.first()) {
@@ -35,6 +43,7 @@ impl Session {
                 self.cache.grow(ino, attr.size, *last).await;
             }
         }
+        self.sizes.reaches(ino, attr.size);
         Ok(attr)
     }
 
@@ -68,7 +77,12 @@ impl Session {
             drop_set_id: valid(fattr::KILL_SUIDGID),
             ..SetAttrRequest::default()
         };
+        let sizes = valid(fattr::SIZE);
         let attr = self.client.set_attr(change).await.map_err(|failure| errno(&failure))?;
+        match sizes {
+            true => self.sizes.is_cut(Ino(attr.ino), attr.size),
+            false => self.sizes.reaches(Ino(attr.ino), attr.size),
+        }
         Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
     }
 

@@ -22,8 +22,9 @@ impl Session {
     pub(crate) async fn open(&self, request: &Request) -> Result<Answer, Errno> {
         let OpenIn { flags, .. } = request.argument()?;
         let ino = self.ino(request);
-        self.client.open(ino).await.map_err(|failure| errno(&failure))?;
-        Ok(Answer::of(&self.opened(ino, flags)))
+        let size = self.client.open(ino).await.map_err(|failure| errno(&failure))?;
+        let opened = self.opened(ino, flags, size).await.map_err(|failure| errno(&failure))?;
+        Ok(Answer::of(&opened))
     }
 
     pub(crate) async fn read(&self, request: &mut Request) -> Result<Answer, Errno> {
@@ -54,12 +55,14 @@ impl Session {
         }
         if !pages && OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
             let at = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
+            self.sizes.reaches(ino, at + len as u64);
             if at != offset {
                 // It believes that the file ends elsewhere, and may have put the bytes into pages there.
                 self.client.drop_pages_soon(ino);
             }
         } else {
             self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
+            self.sizes.reaches(ino, offset + len as u64);
         }
         // A page that was written in part is not one that is read from.
         let page = penstock_base::BLOCK_BYTES as u64;
@@ -81,6 +84,9 @@ impl Session {
         let keep_size = mode.contains(keep);
         self.drop_privileges(request, self.ino(request)).await.map_err(|failure| errno(&failure))?;
         let result = self.client.change_space(self.ino(request), offset, length, change, keep_size).await;
+        if result.is_ok() && !keep_size {
+            self.sizes.reaches(self.ino(request), offset.saturating_add(length));
+        }
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
@@ -93,6 +99,9 @@ impl Session {
         let to = (self.root.inner(nodeid_out), off_out);
         self.drop_privileges(request, to.0).await.map_err(|failure| errno(&failure))?;
         let result = self.client.copy((self.ino(request), off_in), to, len).await;
+        if let Ok(copied) = &result {
+            self.sizes.reaches(to.0, off_out.saturating_add(*copied));
+        }
         let copied = |copied: u64| Answer::of(&WriteOut { size: copied as u32, padding: 0 });
         result.map(copied).map_err(|failure| errno(&failure))
     }
@@ -118,8 +127,12 @@ impl Session {
             return Ok(());
         }
         match self.client.get_xattr(ino, CAPABILITY).await {
-            Ok(_) => self.client.remove_xattr(ino, CAPABILITY).await?,
-            Err(failure) if failure.errno == Errno::NODATA.raw_os_error() as u16 => {}
+            // Another write may have been faster.
+            Ok(_) => match self.client.remove_xattr(ino, CAPABILITY).await {
+                Err(failure) if !is_nothing(&failure) => return Err(failure),
+                _ => {}
+            },
+            Err(failure) if is_nothing(&failure) => {}
             Err(failure) => return Err(failure),
         }
         if alone {
@@ -155,4 +168,9 @@ impl Session {
     pub(crate) async fn fsyncdir(&self) -> Result<Answer, Errno> {
         self.client.sync_directory().await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
+}
+
+/// Whether there was no such extended attribute.
+fn is_nothing(failure: &Failure) -> bool {
+    failure.errno == Errno::NODATA.raw_os_error() as u16
 }

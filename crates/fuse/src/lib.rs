@@ -10,6 +10,7 @@ mod attributes;
 mod cache;
 mod data;
 mod device;
+mod known;
 mod latency;
 mod listing;
 mod locks;

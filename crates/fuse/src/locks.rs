@@ -115,10 +115,7 @@ impl Session {
         if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
             self.unlock_at_end(ino, lock_owner, true).await;
         }
-        self.seen_losses.borrow_mut().remove(&fh);
-        if self.writers.borrow_mut().remove(&fh) {
-            self.client.note_writer(ino, false);
-        }
+        self.forget_handle(fh, ino);
         self.client.release(ino).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 

@@ -13,9 +13,9 @@ use zerocopy::IntoBytes;
 
 impl Session {
     fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
-        result
-            .map(|attr| Answer::of(&entry(self.root, &attr, self.valid())))
-            .map_err(|failure| errno(&failure))
+        let attr = result.map_err(|failure| errno(&failure))?;
+        self.sizes.reaches(Ino(attr.ino), attr.size);
+        Ok(Answer::of(&entry(self.root, &attr, self.valid())))
     }
 
     /// `skip` bytes of arguments come before the name.
@@ -65,7 +65,8 @@ impl Session {
             other => other,
         })?;
         let mut bytes = entry(self.root, &attr, self.valid()).as_bytes().to_vec();
-        bytes.extend_from_slice(self.opened(Ino(attr.ino), flags).as_bytes());
+        let opened = self.opened(Ino(attr.ino), flags, attr.size).await.map_err(|failure| errno(&failure))?;
+        bytes.extend_from_slice(opened.as_bytes());
         Ok(Answer::Bytes(bytes))
     }
 

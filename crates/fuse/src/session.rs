@@ -7,11 +7,12 @@ use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut
 use crate::attr::{Root, VALID};
 use crate::cache::Cache;
 use crate::device::{Answer, Device, Inbox, Received, Request};
+use crate::known::KnownSizes;
 use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::future::{Either, select};
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino, Noted};
-use penstock_client::Client;
+use penstock_client::{Client, Failure};
 use penstock_drive::patience::Patience;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -57,6 +58,8 @@ pub(crate) struct Session {
     last_handle: Cell<u64>,
     /// Handles that write through the page cache.
     pub(crate) writers: RefCell<HashSet<u64>>,
+    /// Files that are open for writing.
+    pub(crate) sizes: KnownSizes,
     /// By handle, the file and who locked bytes of it through that handle.
     pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
     /// By handle, the losses of writes to its file that were told through it.
@@ -92,6 +95,7 @@ impl Session {
             maps_direct: Cell::new(false),
             last_handle: Cell::new(0),
             writers: RefCell::default(),
+            sizes: KnownSizes::default(),
             lockers: RefCell::default(),
             seen_losses: RefCell::default(),
             without_capability: Noted::default(),
@@ -180,8 +184,8 @@ impl Session {
         self.begun.notify_one();
     }
 
-    /// A handle for a file that the kernel opened with `flags`, and what it may do with it.
-    pub(crate) fn opened(&self, ino: Ino, flags: u32) -> OpenOut {
+    /// A handle for a file of this size that the kernel opened with `flags`, and what it may do with it.
+    pub(crate) async fn opened(&self, ino: Ino, flags: u32, size: u64) -> Result<OpenOut, Failure> {
         let flags = OFlags::from_bits_retain(flags);
         let handle = self.last_handle.get() + 1;
         self.last_handle.set(handle);
@@ -189,6 +193,9 @@ impl Session {
         self.seen_losses.borrow_mut().insert(handle, seen);
         let mut open_flags = 0;
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
+        if writes {
+            self.sizes.opened(handle, ino, size);
+        }
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
         // go where the end is. It lets one writer at a time through, but for who passes its pages by.
         //
@@ -201,11 +208,28 @@ impl Session {
         } else if writes {
             self.writers.borrow_mut().insert(handle);
             self.client.note_writer(ino, true);
+            if !self.client.is_alone() {
+                // A shared lease from before goes while no write has a page locked.
+                if let Err(failure) = self.client.hold(ino, true).await {
+                    self.forget_handle(handle, ino);
+                    self.client.release(ino).await?;
+                    return Err(failure);
+                }
+            }
         }
         if self.client.keeps_pages(ino) {
             open_flags |= fopen::KEEP_CACHE;
         }
-        OpenOut { fh: handle, open_flags, padding: 0 }
+        Ok(OpenOut { fh: handle, open_flags, padding: 0 })
+    }
+
+    /// Takes a handle back.
+    pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
+        self.seen_losses.borrow_mut().remove(&handle);
+        self.sizes.closed(handle);
+        if self.writers.borrow_mut().remove(&handle) {
+            self.client.note_writer(ino, false);
+        }
     }
 
     /// How long the kernel may keep a name or attributes.

@@ -19,14 +19,17 @@
 
 use crate::error::MetaError;
 use crate::target::MetaTarget;
-use penstock_base::{HashMap, Ino};
+use penstock_base::{HashMap, Ino, Kind as Todo};
 use penstock_wire::names::{InodeRequest, LeaseCall, LeaseReply, LeaseRequest, WatchReply, WatchRequest};
 use penstock_wire::{Failure, Kind};
 use prost::Message;
-use std::collections::{BTreeMap, BTreeSet};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
+/// Calls to settle that failed and are remembered for those who wait for them.
+const MOST_FAILED: usize = 1024;
 /// A waiting request is answered after this even without news, so that its client sees that the service lives.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
@@ -57,6 +60,8 @@ pub(crate) struct Leases {
     calls: BTreeMap<u64, Call>,
     /// Numbers grants and calls.
     last: u64,
+    /// Calls to settle that could not be done, lately, with their errno.
+    failed: VecDeque<(u64, u16)>,
     /// Inodes on which a session may try a lock again.
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
 }
@@ -178,6 +183,26 @@ impl Leases {
         Some(number)
     }
 
+    /// A call to settle could not be done. Before it is answered.
+    fn failed(&mut self, session: u64, number: u64, errno: u32) {
+        let known = self.calls.get(&number).is_some_and(|call| call.session == session && call.settle);
+        if known {
+            if self.failed.len() >= MOST_FAILED {
+                self.failed.pop_front();
+            }
+            self.failed.push_back((number, u16::try_from(errno).unwrap_or_default()));
+        }
+    }
+
+    /// Whether a call to settle was answered, and how.
+    fn settled(&self, number: u64) -> Option<Result<(), u16>> {
+        if self.calls.contains_key(&number) {
+            return None;
+        }
+        let failed = self.failed.iter().find(|(failed, _)| *failed == number);
+        Some(failed.map_or(Ok(()), |(_, errno)| Err(*errno)))
+    }
+
     fn answered(&mut self, session: u64, number: u64) {
         if self.calls.get(&number).is_none_or(|call| call.session != session) {
             return;
@@ -256,7 +281,12 @@ impl MetaTarget {
         let ino = Ino(InodeRequest::decode(body).map_err(MetaError::from)?.ino);
         let Some(number) = self.leases.borrow_mut().call_settle(session, ino) else { return Ok(()) };
         self.lease_news.notify_waiters();
-        self.wait_for(session, |leases| (!leases.calls.contains_key(&number)).then_some(())).await
+        let settled = self.wait_for(session, |leases| leases.settled(number)).await?;
+        settled.map_err(|errno| Failure {
+            kind: Todo::Internal,
+            errno: if errno == 0 { Errno::IO.raw_os_error() as u16 } else { errno },
+            message: "another client cannot make known what it changed of the file".into(),
+        })
     }
 
     /// Grants a lease once nobody is in the way.
@@ -299,6 +329,7 @@ impl MetaTarget {
             // Its numbers are of another start.
             request.seen = 0;
             request.answered.clear();
+            request.failed.clear();
             request.released.clear();
         }
         {
@@ -306,6 +337,7 @@ impl MetaTarget {
             for released in &request.released {
                 leases.drop_held(session, Ino(released.ino), released.grant);
             }
+            request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
             request.answered.iter().for_each(|number| leases.answered(session, *number));
             if request.leaves {
                 leases.leave(session);

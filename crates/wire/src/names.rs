@@ -374,6 +374,20 @@ pub struct WatchRequest {
     /// The start of the service whose numbers these are.
     #[prost(uint64, tag = "7")]
     pub generation: u64,
+    /// Calls to settle, of those answered, that could not be done.
+    #[prost(message, repeated, tag = "8")]
+    pub failed: Vec<FailedSettle>,
+}
+
+/// Why a client could not say what it changed of a file.
+#[derive(Clone, PartialEq, Message)]
+pub struct FailedSettle {
+    /// The call.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// errno(3); 0 for none that fits.
+    #[prost(uint32, tag = "2")]
+    pub errno: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]

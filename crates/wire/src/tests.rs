@@ -153,8 +153,9 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         alone: true,
         leaves: true,
         generation: 9,
+        failed: vec![FailedSettle { number: 3, errno: 28 }],
     };
-    golden(&watch, "08041201031a04080710032001280130013809");
+    golden(&watch, "08041201031a0408071003200128013001380942040803101c");
     golden(&NameRequest { dir: 1, name: name.clone(), directory: true }, "080112046e616d651801");
     golden(&InodeRequest { ino: u64::MAX }, "08ffffffffffffffffff01");
     let set = SetAttrRequest {

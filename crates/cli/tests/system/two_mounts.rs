@@ -164,6 +164,26 @@ fn locks_keep_others_out(mounts: &[PathBuf; 2]) {
     tried.lock().unwrap();
 }
 
+/// Programs on both mounts that read a file, and then write a part of a page of it: the kernel locked the page until the
+/// write had its lease, which each took from the other one's page.
+fn read_then_write(mounts: &[PathBuf; 2], period: Duration) {
+    write_new(&mounts[0].join("turns"), &[1; 50_000]);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for mount in mounts.iter().chain(mounts) {
+            scope.spawn(move || {
+                while start.elapsed() < period {
+                    let mut bytes = [0; 100];
+                    File::open(mount.join("turns")).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+                    let file = OpenOptions::new().read(true).write(true).open(mount.join("turns")).unwrap();
+                    file.write_all_at(&[2; 100], 10).unwrap();
+                    file.read_exact_at(&mut bytes, 40_000).unwrap();
+                }
+            });
+        }
+    });
+}
+
 /// One lock for each mount, within this process.
 fn turn_of(mount: &Path) -> std::sync::MutexGuard<'static, ()> {
     static TURNS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
@@ -186,6 +206,15 @@ for n in range(100):
     assert ma[100:108] == word and os.pread(a, 8, 100) == word, n
     os.ftruncate(b, 8192 + n)
     assert os.fstat(a).st_size == 8192 + n
+# The last byte that a program has stored, while the other mount reads and the kernel asks for the size.
+os.ftruncate(a, 8192)
+for n in range(300):
+    assert os.pread(b, 1, 0) == b'-'
+    ma[8191] = n % 251
+    os.fstat(a)
+    assert ma[8191] == n % 251, n
+    ma.flush()
+    assert os.pread(b, 1, 8191)[0] == n % 251, n
 ";
     let mut python = Command::new("python3");
     let done = python.args(["-c", script]).args(mounts).stdin(Stdio::null()).output();
@@ -336,6 +365,7 @@ fn two_mounts_agree_under_locks_and_after_a_restart() {
     }
     let (store, mounts, _) = two("agree");
     locks_outlive_handles_of_others(&mounts);
+    read_then_write(&mounts, Duration::from_secs(3));
     reads_reach_the_end(&mounts, true, 0, Duration::from_secs(8));
     reads_reach_the_end(&mounts, false, 0, Duration::from_secs(4));
     files_shared_over_a_restart(&store, &mounts);

@@ -8,7 +8,9 @@ use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Tok
 use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, encode_read};
-use penstock_wire::names::{HelloRequest, MakeRequest, NameRequest, RenameRequest};
+use penstock_wire::names::{
+    HelloRequest, MakeRequest, NameRequest, RenameRequest, SetAttrRequest, XattrRequest,
+};
 use penstock_wire::{Frame, Kind, SLOTS};
 use prost::Message;
 use std::cell::{Cell, RefCell};
@@ -474,5 +476,74 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
         machine.audit().await;
         assert_eq!(machine.client.get_attr(open).await.unwrap_err().errno, ESTALE);
         machine.stop().await;
+    });
+}
+
+#[test]
+fn a_size_that_was_lost_is_told_by_the_fsync_of_its_file() {
+    on_machine(88, async |site, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let (cut, other) = (make(&client, "cut").await.unwrap(), make(&client, "other").await.unwrap());
+        for file in [cut, other] {
+            client.write(file, 0, &[1; 10_000]).await.unwrap();
+            client.fsync(file).await.unwrap();
+        }
+        let size = SetAttrRequest { ino: cut.0, size: Some(5), ..SetAttrRequest::default() };
+        client.set_attr(size).await.unwrap();
+        let server = way.server.borrow_mut().take().unwrap();
+        server.stop();
+        machine.node.abandon();
+        drop(machine);
+        let world = way.world.clone();
+        world.env().sleep(Duration::from_secs(3)).await;
+        let machine = site.start(&world, &[]).await.unwrap();
+        way.lead_to(&machine);
+        client.fsync(other).await.unwrap();
+        let failure = client.fsync(cut).await.unwrap_err();
+        assert_eq!(failure.errno, EIO, "{failure}");
+        client.fsync(cut).await.unwrap();
+        assert_eq!(read(&client, cut).await, [1; 10_000]);
+        client.close().await.unwrap();
+        remote.close();
+        machine.audit().await;
+        machine.stop().await;
+    });
+}
+
+/// What a client cannot make known fails whoever asks for it: they were told an old size, and that all is durable.
+#[test]
+fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
+    on_machine(89, async |_, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let ino = make(&client, "file").await.unwrap();
+        client.fsync(ino).await.unwrap();
+        let mut full = None;
+        for number in 0..5000 {
+            let file = make(&machine.client, &format!("full {number}")).await;
+            let Ok(file) = file.map_err(|failure| full = Some(failure)) else { break };
+            let request = XattrRequest {
+                ino: file.0,
+                name: b"user.v".into(),
+                value: vec![7; 60_000],
+                ..XattrRequest::default()
+            };
+            if let Err(failure) = machine.client.set_xattr(request).await {
+                full = Some(failure);
+                break;
+            }
+        }
+        let full = full.expect("rows have an end");
+        assert_eq!(full.kind, Todo::NoSpace, "{full}");
+        while make(&machine.client, &format!("more {}", machine.world.below(1 << 40))).await.is_ok() {}
+        client.write(ino, 0, b"these").await.unwrap();
+        let asked = machine.client.get_attr(ino).await.map(|attr| attr.size);
+        let synced = machine.client.fsync(ino).await;
+        match asked {
+            Ok(size) => assert_eq!((size, synced.is_ok()), (5, true)),
+            Err(failure) => assert!(failure.message.contains("make known") && synced.is_err(), "{failure}"),
+        }
+        remote.close();
     });
 }

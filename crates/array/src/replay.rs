@@ -151,6 +151,10 @@ impl Reader<'_> {
                 // has it torn says that it never was, whatever cannot be read on others.
                 let blocks = (shape.head_blocks + shape.payload_blocks) as usize;
                 let told = copies.iter().any(|copy| copy.has(block, blocks));
+                if told && !copies.iter().all(|copy| copy.has(block, blocks)) {
+                    tracing::error!(array = %self.array.name, "log record {seq} is torn on one carrier and cannot be read on another: the log ends before it");
+                    self.bad_copies += 1;
+                }
                 return if told { Ok(None) } else { Err(self.cannot_read(seq)) };
             };
             payload.push(bytes_of(*whole).slice(place));

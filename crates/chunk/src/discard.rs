@@ -9,7 +9,7 @@
 //! never one whose blocks are promised; at most one batch is out at a time, so a write that lacks space waits for
 //! that one and no longer. What the drives have not heard of is noted.
 //!
-//! Power cut: a written stripe that nobody owns stays written until the next start has read all rows and notes it. A stripe that is unwritten
+//! Power cut: a written stripe that nobody owns stays written until the next start notes it. A stripe that is unwritten
 //! in the table and not on the drives keeps their space until it is written again and freed.
 
 use crate::ChunkError;
@@ -75,16 +75,13 @@ impl Target {
         }
     }
 
-    /// Written stripes in which nothing is allocated.
-    pub(crate) fn unowned(&self) -> Vec<u64> {
-        let stripes = 0..self.volume.blocks() / self.volume.stripe_blocks();
+    /// Notes written stripes in which nothing is allocated: what a crash left of writes that were not committed.
+    pub(crate) fn note_unowned(&self) {
+        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
         let space = self.space.borrow();
-        stripes.filter(|stripe| space.is_empty(*stripe) && !self.volume.is_unwritten(*stripe)).collect()
-    }
-
-    /// Notes written stripes in which nothing is allocated.
-    pub(crate) fn note_idle(&self, stripes: Vec<u64>) {
-        self.idle.borrow_mut().young.extend(stripes);
+        let unowned =
+            (0..stripes).filter(|stripe| space.is_empty(*stripe) && !self.volume.is_unwritten(*stripe));
+        self.idle.borrow_mut().young.extend(unowned);
         self.idle_noted.notify_one();
     }
 

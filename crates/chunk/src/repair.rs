@@ -258,7 +258,7 @@ impl Target {
         // Used again only once that is durable.
         self.kv.flush().await?;
         self.load_bits(&survey.marked).await;
-        self.note_idle(self.unowned());
+        self.note_unowned();
         Ok(())
     }
 }

@@ -2,12 +2,6 @@
 //!
 //! Two images. *Used* is what allocation goes by: it has every block that is allocated, committed or not, and every
 //! freed one whose transaction is not durable. *Committed* is what the rows say; only commits change it.
-//!
-//! After a crash stripes may be written of which no row says that they are used. They are *withheld*, used as a whole and
-//! not committed, until all rows have been read: a block in one that a row owns, whose bit was lost, is claimed.
-//!
-//! Invariant: no block of a withheld stripe is allocated, discarded or freed before [`Space::admit`].
-//!
 //! Small extents are taken from stripes that are already in part used, lowest first; whole stripes from the top, so
 //! that the two meet only when space is short.
 
@@ -95,9 +89,6 @@ pub(crate) struct Space {
     promised: u64,
     /// Of the used blocks, those that are only held while their stripes are discarded.
     discarding: u64,
-    withheld: BTreeSet<u64>,
-    /// Blocks of withheld stripes that a row owns.
-    claimed: BTreeSet<u64>,
 }
 
 /// Blocks whose bits are set in a group's words, in order.
@@ -144,8 +135,6 @@ impl Space {
             used_blocks: 0,
             promised: 0,
             discarding: 0,
-            withheld: BTreeSet::new(),
-            claimed: BTreeSet::new(),
         }
     }
 
@@ -169,46 +158,6 @@ impl Space {
                 self.mark((start, count), true);
             }
         }
-    }
-
-    /// Withholds stripes without a used block.
-    pub(crate) fn withhold(&mut self, stripes: &[u64]) {
-        for stripe in stripes {
-            assert!(self.is_empty(*stripe), "stripe {stripe} is in use");
-            self.mark((stripe * self.stripe_blocks, self.stripe_blocks), true);
-            self.withheld.insert(*stripe);
-        }
-    }
-
-    /// A row owns these blocks. Returns whether their bits did not say so.
-    pub(crate) fn claim(&mut self, (start, count): Run) -> bool {
-        if self.withheld.is_empty() {
-            return false;
-        }
-        let mut lost = false;
-        for block in start..start + count {
-            if self.withheld.contains(&(block / self.stripe_blocks)) {
-                lost |= self.claimed.insert(block);
-                self.committed.set(block, true);
-            } else if !self.used.get(block) {
-                lost = true;
-                self.hold(block);
-            }
-        }
-        lost
-    }
-
-    /// All rows were read: what nobody claimed of the withheld stripes is free. Returns those that hold nothing.
-    pub(crate) fn admit(&mut self) -> Vec<u64> {
-        let claimed = std::mem::take(&mut self.claimed);
-        let mut empty = Vec::new();
-        for stripe in std::mem::take(&mut self.withheld) {
-            let blocks = stripe * self.stripe_blocks..(stripe + 1) * self.stripe_blocks;
-            let free = blocks.filter(|block| !claimed.contains(block)).collect::<Vec<_>>();
-            free.iter().for_each(|block| self.mark((*block, 1), false));
-            empty.extend(self.is_empty(stripe).then_some(stripe));
-        }
-        empty
     }
 
     /// Counts a block as used and committed, whatever was known of it.
@@ -367,16 +316,6 @@ impl Space {
 
     /// Makes blocks allocatable again. Returns stripes that hold nothing now.
     pub(crate) fn free(&mut self, (start, count): Run) -> Vec<u64> {
-        if !self.withheld.is_empty() {
-            let (withheld, others): (Vec<u64>, Vec<u64>) = (start..start + count)
-                .partition(|block| self.withheld.contains(&(block / self.stripe_blocks)));
-            withheld.iter().for_each(|block| {
-                self.claimed.remove(block);
-            });
-            if !withheld.is_empty() {
-                return others.into_iter().flat_map(|block| self.free((block, 1))).collect();
-            }
-        }
         self.mark((start, count), false);
         let stripes = start / self.stripe_blocks..=(start + count - 1) / self.stripe_blocks;
         stripes.filter(|stripe| self.fill[*stripe as usize] == 0).collect()
@@ -447,26 +386,6 @@ mod tests {
             assert!(found == wanted && space.is_counted(), "round {round}");
             assert_eq!(space.committed_group(round % 2), space.used.group(round % 2));
         }
-    }
-
-    #[test]
-    fn withheld_stripes_are_left_alone_until_all_rows_are_read() {
-        let mut space = Space::new(64 * 4, 64);
-        space.load_group(0, &[1, 0, 0, 0]);
-        space.withhold(&[1, 3]);
-        assert!(!space.take_stripe(1) && space.is_counted());
-        assert_eq!(space.allocate_stripe(|_| true), Some(2));
-        assert_eq!(space.allocate(64, |_| true), Some((1, 63)), "what is left of the first stripe");
-        assert_eq!(space.allocate(1, |_| true), None, "nothing is left but what is withheld");
-        // A row owns blocks of both, one of which it loses again; another row's bits are as they should be.
-        assert!(space.claim((120, 10)) && space.claim((250, 2)) && !space.claim((0, 1)));
-        assert!(space.is_committed(120));
-        space.commit(&[], &[(250, 2)]);
-        assert_eq!(space.free((250, 2)), [0; 0]);
-        assert_eq!(space.allocate(1, |_| true), None, "it is not given out before all rows are read");
-        assert_eq!(space.admit(), [3]);
-        assert!(space.is_counted() && space.used.get(120) && !space.used.get(119) && !space.used.get(250));
-        assert_eq!(space.allocate(100, |_| true), Some((64, 56)));
     }
 
     #[test]

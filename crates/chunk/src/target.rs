@@ -87,11 +87,6 @@ pub struct Target {
     /// Held while a batch of them is discarded.
     pub(crate) discarding: Mutex<()>,
     pub(crate) cuts: RefCell<HashMap<(u64, Ino), u64>>,
-    /// No stripe is withheld any more.
-    pub(crate) admitted: Cell<bool>,
-    pub(crate) admitted_news: Notify,
-    /// It was said that bits were lost.
-    pub(crate) lost_bits: Cell<bool>,
     /// With so many chunks in memory, those that nobody needs are let go.
     most_chunks: Cell<usize>,
     pub(crate) counts: Cell<TargetCounts>,
@@ -129,14 +124,12 @@ impl Target {
             idle_noted: Notify::new(),
             discarding: Mutex::default(),
             cuts: RefCell::default(),
-            admitted: Cell::default(),
-            admitted_news: Notify::new(),
-            lost_bits: Cell::default(),
             most_chunks: Cell::new(CACHED_CHUNKS),
             counts: Cell::default(),
             closed: Cell::new(false),
         });
-        target.withhold_unowned();
+        target.hold_unmarked().await?;
+        target.note_unowned();
         env.spawn("target commit", Box::pin(target.clone().commit_task()));
         env.spawn("target discard", Box::pin(target.clone().discard_task()));
         Ok(target)
@@ -178,11 +171,7 @@ impl Target {
             false => self.kv.get(key.row(0)).await?,
         };
         let chunk = match row {
-            Some(value) => {
-                let map = self.known(decode_map(&value)?)?;
-                self.claim(&map);
-                Chunk::with_map(map)
-            }
+            Some(value) => Chunk::with_map(self.known(decode_map(&value)?)?),
             None => Chunk::default(),
         };
         let mut chunks = self.chunks.borrow_mut();
@@ -252,8 +241,7 @@ impl Target {
         }
         let complete = match self.try_write(key, first, data, crcs, cut).await {
             Err(ChunkError::NoSpace { .. }) => {
-                // Freed blocks may only wait for a durable commit, and others for the rows to be read after a crash.
-                self.all_admitted().await;
+                // Freed blocks may only wait for a durable commit.
                 self.commit_all().await?;
                 self.try_write(key, first, data, crcs, cut).await?
             }

@@ -7,11 +7,9 @@ use crate::ChunkError;
 use crate::rows::{ChunkKey, Extent, all_groups, all_maps, decode_group, decode_group_key, decode_map};
 use crate::space::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::target::Target;
-use penstock_array::ArrayError;
 use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind, Findings, Ino, hex};
 use penstock_kv::for_each;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
 
 /// Offsets in a file are below this.
 const OFFSET_LIMIT: u64 = 1 << 62;
@@ -239,7 +237,6 @@ impl Survey {
 impl Target {
     /// What the map rows and the bitmaps say.
     pub(crate) async fn survey(&self) -> Result<Survey, ChunkError> {
-        self.all_admitted().await;
         let mut survey = Survey::new(self.volume.blocks(), self.config.chunk_blocks);
         let see = |key: &[u8], value: &[u8]| {
             survey.see_map(key, value);
@@ -300,63 +297,24 @@ impl Target {
         }
     }
 
-    /// Withholds written stripes without a bit, which a discard would make unreadable, until all rows have been read: what
-    /// a crash left of writes that were not committed, or blocks of files whose bits were lost.
-    pub(crate) fn withhold_unowned(self: &Rc<Self>) {
-        let unowned = self.unowned();
-        self.space.borrow_mut().withhold(&unowned);
-        if unowned.is_empty() {
-            self.admitted.set(true);
-        } else {
-            self.env.spawn("target survey", Box::pin(self.clone().claim_all()));
-        }
-    }
-
-    /// Reads all rows, for as long as that takes, and admits what is withheld.
-    async fn claim_all(self: Rc<Self>) {
-        let see = |key: &[u8], value: &[u8]| {
-            if self.closed.get() {
-                return Err(ArrayError::Closed.into());
-            }
-            // What a row says beyond its chunk or the volume owns nothing; a check reports it.
-            for extent in read_row(key, value).map(|(_, extents)| extents).unwrap_or_default() {
-                let valid = valid_part(&extent, self.config.chunk_blocks, self.volume.blocks());
-                self.claim(&[valid]);
-            }
-            Ok::<_, ChunkError>(())
+    /// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or discarded. Rows
+    /// are read only when there is a written stripe without a bit, which a discard would make unreadable.
+    pub(crate) async fn hold_unmarked(&self) -> Result<(), ChunkError> {
+        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
+        let suspicious = {
+            let space = self.space.borrow();
+            (0..stripes).any(|stripe| space.is_empty(stripe) && !self.volume.is_unwritten(stripe))
         };
-        match for_each(&*self.kv, all_maps(), see).await {
-            Ok(()) => {
-                let empty = self.space.borrow_mut().admit();
-                self.note_idle(empty);
-            }
-            Err(_) if self.closed.get() => {}
-            Err(error) => {
-                tracing::error!(%error, "rows cannot be read: space that a crash left is not used before the next start");
-            }
+        if !suspicious {
+            return Ok(());
         }
-        self.admitted.set(true);
-        self.admitted_news.notify_waiters();
-    }
-
-    /// A row that was read owns these blocks.
-    pub(crate) fn claim(&self, extents: &[Extent]) {
-        let mut space = self.space.borrow_mut();
-        let runs = extents.iter().map(|extent| (extent.block, u64::from(extent.count)));
-        let lost = runs.filter(|run| run.1 > 0).fold(false, |lost, run| space.claim(run) | lost);
-        if lost && !self.lost_bits.replace(true) {
+        let survey = self.survey().await?;
+        let unmarked = survey.only_in(&survey.owned, &survey.marked);
+        if !unmarked.is_empty() {
             tracing::error!("blocks of files are marked as free: `penstock fs check --repair` mends it");
         }
-    }
-
-    /// Waits until nothing is withheld any more.
-    pub(crate) async fn all_admitted(&self) {
-        loop {
-            let news = self.admitted_news.notified();
-            if self.admitted.get() {
-                return;
-            }
-            news.await;
-        }
+        let mut space = self.space.borrow_mut();
+        unmarked.iter().flat_map(|(start, count)| *start..start + count).for_each(|block| space.hold(block));
+        Ok(())
     }
 }

@@ -16,13 +16,27 @@ fn budget(capacity_bytes: u64) -> u64 {
     capacity_bytes / 3 / 10 * 9
 }
 
+/// A region of redb's file (`MAX_USABLE_REGION_SPACE` in its page_manager.rs).
+const REGION_BYTES: u64 = 4 << 30;
+
+/// The longest file that redb comes to from one of `len` bytes within a volume of `capacity_bytes`. It doubles the file up
+/// to a whole region and adds regions then, and gives out pages anywhere in what it has: a file that is longer than the
+/// volume has pages which cannot be written, however few are in use.
+fn reach(len: u64, capacity_bytes: u64) -> u64 {
+    let grown = |len: u64| if len < REGION_BYTES { len * 2 } else { len + REGION_BYTES };
+    let mut len = len;
+    while len > 0 && grown(len) <= capacity_bytes {
+        len = grown(len);
+    }
+    len.min(capacity_bytes)
+}
+
 /// An ordered key-value store in redb on a volume.
 pub struct RedbKv {
     lanes: Lanes,
     file: Rc<VolumeFile>,
     mark: Option<Mark>,
     used_bytes: Cell<u64>,
-    budget_bytes: u64,
     /// Why the engine is not used any more.
     broken: OnceCell<String>,
 }
@@ -39,9 +53,8 @@ impl RedbKv {
             other => return Err(KvError::Engine(format!("unexpected {other:?}"))),
         };
         file.flush().await.map_err(engine)?;
-        let budget_bytes = budget(file.capacity_bytes());
         let (used_bytes, broken) = (Cell::new(used_bytes), OnceCell::new());
-        Ok(Rc::new(Self { lanes, file, mark, used_bytes, budget_bytes, broken }))
+        Ok(Rc::new(Self { lanes, file, mark, used_bytes, broken }))
     }
 
     /// An engine that failed once is not used again: what it holds in memory is not known any more.
@@ -118,6 +131,21 @@ impl RedbKv {
 
     /// How full the store is, in bytes of rows: what there is, and what there may be.
     pub(crate) fn space(&self) -> (u64, u64) {
-        (self.used_bytes.get(), self.budget_bytes)
+        (self.used_bytes.get(), budget(reach(self.file.len(), self.file.capacity_bytes())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_grows_no_further_than_its_volume() {
+        let mib = 1 << 20;
+        assert_eq!(reach(mib, 83 * mib), 64 * mib);
+        assert_eq!(reach(43 * mib, 83 * mib), 43 * mib);
+        assert_eq!(reach(100 * mib, 83 * mib), 83 * mib, "one from before");
+        assert_eq!(reach(mib, 20 << 30), 20 << 30);
+        assert_eq!(reach(mib, 21 << 30), 20 << 30);
     }
 }

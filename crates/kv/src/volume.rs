@@ -1,7 +1,7 @@
 //! A volume as the file that redb expects. Format: docs/format/kv.md.
 //!
-//! Block 0 holds the lengths; the journal's ring begins at block 1 and the file behind it. The file's length may exceed
-//! the volume, because redb grows by doubling; a write beyond the volume is refused.
+//! Block 0 holds the lengths; the journal's ring begins at block 1 and the file behind it. redb grows by doubling, so the
+//! store's budget is judged by the last length within the volume ([`crate::engine`]); a write beyond the volume is refused.
 //!
 //! Invariant: bytes between the end of the file and its longest length ever are zeroed before the file grows over
 //! them again, so that new space reads as zeros.

@@ -276,6 +276,52 @@ fn a_full_store_says_so_and_goes_on() {
     }
 }
 
+/// Rows made in order, some of them removed, and again until nothing fits. The engine broke while half of the volume was free
+/// when its file had been doubled beyond the volume, and the store did not open again.
+#[test]
+fn a_store_that_is_filled_and_thinned_out_goes_on() {
+    for (disk_mib, period, keep) in [(96, 2, 1), (96, 5, 2), (128, 5, 2)] {
+        let (site, world) = (Site::of(disk_mib << 20), World::new(950));
+        let run = world.run(async {
+            let kv = open(&site, &world, &[]).await;
+            let mut next = 0u64;
+            loop {
+                let first = next;
+                loop {
+                    let mut writes = WriteSet::new();
+                    for number in next..next + 200 {
+                        writes.put([&number.to_be_bytes()[..], &[b'x'; 17]].concat(), vec![1; 130]);
+                    }
+                    match kv.commit(writes).await {
+                        Ok(()) => next += 200,
+                        Err(KvError::NoSpace { .. }) => break,
+                        Err(error) => panic!("{disk_mib} MiB: {error}, {:?}", kv.usage()),
+                    }
+                }
+                if next == first {
+                    break;
+                }
+                let doomed: Vec<u64> = (first..next).filter(|number| number % period >= keep).collect();
+                for part in doomed.chunks(200) {
+                    let mut writes = WriteSet::new();
+                    for number in part {
+                        writes.delete([&number.to_be_bytes()[..], &[b'x'; 17]].concat());
+                    }
+                    writes.reclaims();
+                    kv.commit(writes).await.unwrap();
+                }
+                kv.flush().await.unwrap();
+            }
+            assert!(next > 50_000, "{next} rows");
+        });
+        run.unwrap();
+        site.cut(&world);
+        let world = World::new(951);
+        world.run(async { drop(open(&site, &world, &[]).await) }).unwrap();
+        world.destroy();
+    }
+}
+
 /// What is longer than the journal goes to the engine when it is flushed, and what follows to the journal again.
 #[test]
 fn transactions_of_all_lengths_survive_a_cut() {

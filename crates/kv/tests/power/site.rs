@@ -15,30 +15,36 @@ const SLICE_AT: u64 = 1 << 20;
 
 /// What survives a power cut.
 pub struct Site {
+    disk_bytes: u64,
     disks: Vec<Rc<SimDisk>>,
     ownership: Rc<MemoryOwnership>,
 }
 
-fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
-    Slice::new(handle.clone(), SLICE_AT, superblock::slices_end(DISK_BYTES) - SLICE_AT)
+fn slice_of(handle: &Rc<DriveHandle>, bytes: u64) -> Slice {
+    Slice::new(handle.clone(), SLICE_AT, superblock::slices_end(bytes) - SLICE_AT)
 }
 
 impl Site {
     pub fn new() -> Self {
+        Self::of(DISK_BYTES)
+    }
+
+    /// On disks of this size.
+    pub fn of(disk_bytes: u64) -> Self {
         let (m, log_bytes) = (2, 3 << 20);
         let spec =
             CreateSpec { name: "meta".into(), k: 1, m, strip_blocks: 8, log_bytes, segment_bytes: 128 << 10 };
         let world = World::new(1);
         let env = world.env();
-        let disks: Vec<_> = (0..=m).map(|_| SimDisk::new(DISK_BYTES)).collect();
+        let disks: Vec<_> = (0..=m).map(|_| SimDisk::new(disk_bytes)).collect();
         let made = world.run(async {
             let handle = |(number, disk): (usize, &Rc<SimDisk>)| {
                 let drive = DriveId(Id128::from_words(7, number as u64 + 1));
-                let sb = Superblock { drive, size_bytes: DISK_BYTES, ..Default::default() };
+                let sb = Superblock { drive, size_bytes: disk_bytes, ..Default::default() };
                 DriveHandle::online(env.clone(), "disk".into(), SimDrive::new(&world, disk.clone()), sb)
             };
             let handles: Vec<_> = disks.iter().enumerate().map(handle).collect();
-            let slices: Vec<Slice> = handles.iter().map(slice_of).collect();
+            let slices: Vec<Slice> = handles.iter().map(|handle| slice_of(handle, disk_bytes)).collect();
             let descriptor = create(&env, &spec, &slices).await.unwrap();
             for (position, handle) in handles.iter().enumerate() {
                 let entry = &descriptor.members[position];
@@ -55,7 +61,7 @@ impl Site {
         });
         made.unwrap();
         world.destroy();
-        Self { disks, ownership: Rc::default() }
+        Self { disks, disk_bytes, ownership: Rc::default() }
     }
 
     /// Opens the array without the disks in `lost`.
@@ -74,7 +80,10 @@ impl Site {
             handles.insert(found.drive, DriveHandle::online(env.clone(), path, drive, found));
         }
         let descriptor = Descriptor::decode(&newest.unwrap().1).unwrap();
-        let members = descriptor.members.iter().map(|member| handles.get(&member.drive).map(slice_of));
+        let members = descriptor
+            .members
+            .iter()
+            .map(|member| handles.get(&member.drive).map(|handle| slice_of(handle, self.disk_bytes)));
         let members = members.collect();
         let roster = Roster::new(&env);
         Volume::whole(&open(&env, descriptor, members, self.ownership.clone(), &roster).await.unwrap())

@@ -19,6 +19,7 @@
 //! - the state of a file that no lease covers is stale: it is asked for before it is used.
 
 use crate::session::Client;
+use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{HashMap, Ino, LocalBoxFuture, Noted};
 use penstock_wire::names::{
@@ -75,6 +76,12 @@ struct Lease {
 impl Lease {
     fn covers(&self, exclusive: bool) -> bool {
         self.exclusive.is_some_and(|has| has || !exclusive)
+    }
+
+    /// Whether a request is served under a lease that is on its way back, although it would ask for another one otherwise:
+    /// the kernel may have locked a page for it that must be dropped first.
+    fn suffices(&self, exclusive: bool, page: bool) -> bool {
+        self.called && self.covers(false) && (page || !exclusive && !self.closed)
     }
 }
 
@@ -247,9 +254,7 @@ impl Client {
             let ask = {
                 let mut table = self.leases.table.borrow_mut();
                 let lease = table.entry(ino).or_default();
-                // What goes may have locked a page that must be dropped first, so it does not wait for more than it needs.
-                let enough = lease.called && lease.covers(false) && (page || !exclusive && !lease.closed);
-                if lease.covers(wanted) && (!lease.closed || page) || enough {
+                if lease.covers(wanted) && (!lease.closed || page) || lease.suffices(exclusive, page) {
                     lease.users += 1;
                     return Ok(Hold { leases: self.leases.clone(), ino: Some(ino) });
                 }
@@ -257,9 +262,17 @@ impl Client {
                 lease.asking |= ask;
                 ask
             };
-            match ask {
-                true => self.ask_for_lease(ino, wanted).await?,
-                false => changed.await,
+            if !ask {
+                changed.await;
+                continue;
+            }
+            // Its answer may wait for others, who wait for the lease that this client has until then.
+            let asked = pin!(self.ask_for_lease(ino, wanted));
+            let called = pin!(self.until(|leases| {
+                leases.table.borrow().get(&ino).is_some_and(|lease| lease.suffices(exclusive, page))
+            }));
+            if let Either::Left((asked, _)) = select(asked, called).await {
+                asked?;
             }
         }
     }

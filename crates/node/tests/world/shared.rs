@@ -439,3 +439,63 @@ fn huge_files_without_data_are_removed_at_once() {
         end(machine, vec![client], Vec::new()).await;
     });
 }
+
+/// A kernel that lets go of a page only when what it sends of it has been taken.
+struct Locked {
+    taken: Cell<bool>,
+    news: Notify,
+}
+
+impl KernelCache for Locked {
+    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> penstock_base::LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            while !self.taken.get() {
+                let news = self.news.notified();
+                if !self.taken.get() {
+                    news.await;
+                }
+            }
+        })
+    }
+
+    fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// Two clients that may read a file, and a page of each that is on its way: whoever asks second for the right to write has its
+/// shared lease called, and its page is taken under that. It waited for the answer to its own request.
+#[test]
+fn a_page_on_its_way_does_not_wait_for_a_lease_that_waits_for_it() {
+    for seed in 0..32 {
+        on_machine(140 + seed, async |_, machine| {
+            let way = Way::new(&machine);
+            let (clients, remotes) = several(&machine, &way, 3).await;
+            let ino = make(&clients[1], "file").await.unwrap();
+            clients[1].write(ino, 0, &[1; 9000]).await.unwrap();
+            let other = open(&clients[2], "file").await;
+            assert_eq!(read(&clients[2], other).await, [1; 9000]);
+            assert_eq!(read(&clients[1], ino).await, [1; 9000]);
+            let done = Rc::new(Cell::new(0));
+            for client in &clients[1..] {
+                let kernel = Rc::new(Locked { taken: Cell::new(false), news: Notify::new() });
+                client.set_kernel_cache(Some(kernel.clone()));
+                let (client, done) = (client.clone(), done.clone());
+                let write = async move {
+                    let hold = client.hold_for_page(ino).await.unwrap();
+                    kernel.taken.set(true);
+                    kernel.news.notify_waiters();
+                    drop(hold);
+                    done.set(done.get() + 1);
+                };
+                machine.env.spawn("page", Box::pin(write));
+            }
+            machine.env.sleep(Duration::from_secs(600)).await;
+            assert_eq!(done.get(), 2, "seed {seed}: both pages are taken");
+            clients.iter().for_each(|client| client.set_kernel_cache(None));
+            clients[1].release(ino).await.unwrap();
+            clients[2].release(ino).await.unwrap();
+            end(machine, clients, remotes).await;
+        });
+    }
+}

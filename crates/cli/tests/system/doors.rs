@@ -1,7 +1,7 @@
 //! Who may come in: other users, who takes a port, who connects and says nothing.
 
 use crate::remote_mount::{OPTIONS, kill, up_alone};
-use crate::store::{Store, can_mount, shell};
+use crate::store::{Store, can_mount, shell, wait_until};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -116,8 +116,16 @@ fn who_takes_the_ports_of_a_killed_service_hears_no_token() {
     store.ok(&["mount", by_folder.to_str().unwrap(), "--detach"]);
     assert_eq!(std::fs::read(by_folder.join("file")).unwrap(), b"contents");
     kill("-9", store.pid().unwrap());
-    let thief = TcpListener::bind(data).unwrap();
-    let api_thief = TcpListener::bind(api).unwrap();
+    // The kernel gives a port free a moment after its process is gone.
+    let take = |address: SocketAddr| {
+        let mut taken = None;
+        wait_until("the port is free", || {
+            taken = TcpListener::bind(address).ok();
+            taken.is_some()
+        });
+        taken.unwrap()
+    };
+    let (thief, api_thief) = (take(data), take(api));
     api_thief.set_nonblocking(true).unwrap();
     // The mount over TCP knocks, and greets whoever is there.
     let (mut stream, _) = thief.accept().unwrap();

@@ -93,11 +93,19 @@ fn events_tell_the_story_over_restarts_and_kills() {
     store.up();
     let new = events(&store, last_seq(&lines));
     in_order(&new, &["started", "unclean_end", "events_torn", "drive_missing", "health", "mounted"]);
+    // It misses something.
+    std::fs::write(store.mount.join("meanwhile"), vec![8; 5 << 20]).unwrap();
     store.down();
     std::fs::rename(&away, &drive).unwrap();
     store.up();
+    // A rebuild is a resync of everything that is written, which it may be.
     wait_until("the drive's return is whole", || {
-        kinds(&events(&store, last_seq(&new))).contains(&"resync_ended")
+        let events = events(&store, last_seq(&new));
+        let whole = |event: &&Value| {
+            let kind = event["kind"].as_str().unwrap();
+            ["resync_ended", "rebuild_ended"].contains(&kind) && event["object"] == "array data"
+        };
+        events.iter().filter(whole).count() > 0
     });
     let newest = events(&store, last_seq(&new));
     in_order(&newest, &["unmounted", "stopped", "started", "drive_back"]);

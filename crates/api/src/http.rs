@@ -219,7 +219,7 @@ async fn serve_tcp(listener: tokio::net::TcpListener, router: &Router) -> io::Re
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         if lock(&newcomers).len() >= NEWCOMERS / 2 {
-            // Who came has the time to say who it is before another one takes its place.
+            // Those who came get the time to say who they are before others take their places.
             tokio::time::sleep(CROWD_PAUSE).await;
         }
         let (stream, _) = next(async || listener.accept().await).await;

@@ -11,6 +11,7 @@ use crate::geometry::Geometry;
 use penstock_base::Version;
 use penstock_raid::MAX_STRIPS;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// The entries of one page.
 enum Page {
@@ -62,15 +63,23 @@ impl StripeTable {
         ((stripe / self.stripes_per_page) as usize, (stripe % self.stripes_per_page) as usize)
     }
 
+    /// The words of the entry at a place of a full page.
+    fn words_of(&self, at: usize) -> Range<usize> {
+        at * (1 + self.strips)..(at + 1) * (1 + self.strips)
+    }
+
+    /// The stripes of a page: the last one may have fewer.
+    fn stripes_of(&self, page: u64) -> Range<u64> {
+        let first = page * self.stripes_per_page;
+        first..self.stripes.min(first + self.stripes_per_page)
+    }
+
     pub(crate) fn is_written(&self, stripe: u64) -> bool {
         let (page, at) = self.place_of(stripe);
         match &self.pages[page] {
             Page::Unwritten => false,
             Page::Uniform(versions) => versions[at] != 0,
-            Page::Full(words) => {
-                let start = at * (1 + self.strips);
-                words[start + 1..=start + self.strips].iter().any(|version| *version != 0)
-            }
+            Page::Full(words) => words[self.words_of(at)][1..].iter().any(|version| *version != 0),
         }
     }
 
@@ -79,7 +88,7 @@ impl StripeTable {
         let (page, at) = self.place_of(stripe);
         match &self.pages[page] {
             Page::Unwritten | Page::Uniform(_) => 0,
-            Page::Full(words) => words[at * (1 + self.strips)],
+            Page::Full(words) => words[self.words_of(at)][0],
         }
     }
 
@@ -88,7 +97,7 @@ impl StripeTable {
         Version(match &self.pages[page] {
             Page::Unwritten => 0,
             Page::Uniform(versions) => versions[at],
-            Page::Full(words) => words[at * (1 + self.strips) + 1 + position],
+            Page::Full(words) => words[self.words_of(at)][1 + position],
         })
     }
 
@@ -99,10 +108,7 @@ impl StripeTable {
         match &self.pages[page] {
             Page::Unwritten => {}
             Page::Uniform(versions) => entry[1..=self.strips].fill(versions[at]),
-            Page::Full(words) => {
-                let start = at * (1 + self.strips);
-                entry[..=self.strips].copy_from_slice(&words[start..=start + self.strips]);
-            }
+            Page::Full(words) => entry[..=self.strips].copy_from_slice(&words[self.words_of(at)]),
         }
         entry
     }
@@ -110,27 +116,21 @@ impl StripeTable {
     /// Puts an entry in, in the smallest form that its page can have with it.
     fn put_entry(&mut self, stripe: u64, entry: &[u64]) {
         let (page, at) = self.place_of(stripe);
-        let first = page as u64 * self.stripes_per_page;
-        let count = self.stripes_per_page.min(self.stripes - first) as usize;
         let uniform = entry[0] == 0 && entry[1..].iter().all(|version| *version == entry[1]);
         if let Page::Unwritten = self.pages[page]
             && uniform
         {
-            self.pages[page] = Page::Uniform(vec![0; count].into());
+            let stripes = self.stripes_of(page as u64);
+            self.pages[page] = Page::Uniform(vec![0; (stripes.end - stripes.start) as usize].into());
         }
         if !uniform && !matches!(self.pages[page], Page::Full(_)) {
-            let words: Vec<u64> = (first..first + count as u64)
-                .flat_map(|stripe| self.entry(stripe).into_iter().take(1 + self.strips))
-                .collect();
-            self.pages[page] = Page::Full(words.into());
+            self.pages[page] = Page::Full(self.page_words(page as u64).into());
         }
+        let range = self.words_of(at);
         match &mut self.pages[page] {
             Page::Unwritten => unreachable!("it was given words above"),
             Page::Uniform(versions) => versions[at] = entry[1],
-            Page::Full(words) => {
-                let start = at * entry.len();
-                words[start..start + entry.len()].copy_from_slice(entry);
-            }
+            Page::Full(words) => words[range].copy_from_slice(entry),
         }
     }
 
@@ -250,18 +250,18 @@ impl StripeTable {
     }
 
     pub(crate) fn page_words(&self, page: u64) -> Vec<u64> {
-        let first = page * self.stripes_per_page;
-        let stripes = first..(first + self.stripes_per_page).min(self.stripes);
-        stripes.flat_map(|stripe| self.entry(stripe).into_iter().take(1 + self.strips)).collect()
+        self.stripes_of(page)
+            .flat_map(|stripe| self.entry(stripe).into_iter().take(1 + self.strips))
+            .collect()
     }
 
     /// Fills a page from a checkpoint. Returns whether its length is right.
     pub(crate) fn load_page(&mut self, page: u64, place: u8, checkpoint: u64, words: &[u64]) -> bool {
-        let first = page * self.stripes_per_page;
-        if words.len() as u64 != self.stripes_per_page.min(self.stripes - first) * (1 + self.strips as u64) {
+        let stripes = self.stripes_of(page);
+        if words.len() as u64 != (stripes.end - stripes.start) * (1 + self.strips as u64) {
             return false;
         }
-        for (stripe, entry) in (first..).zip(words.chunks_exact(1 + self.strips)) {
+        for (stripe, entry) in stripes.zip(words.chunks_exact(1 + self.strips)) {
             // Most of a large table is unwritten.
             if entry.iter().any(|word| *word != 0) || self.is_written(stripe) {
                 self.change(stripe, |target| {

@@ -190,7 +190,7 @@ async fn listen(env: Env, clients: Rc<penstock_fabric::Server>, accept: impl Asy
             env.sleep(LISTEN_PAUSE).await;
         }
         if clients.is_crowded() {
-            // Who came has the time to say who it is before another one takes its place.
+            // Those who came get the time to say who they are before others take their places.
             env.sleep(CROWD_PAUSE).await;
         }
     }

@@ -148,7 +148,8 @@ fn a_drive_that_never_answers_is_missing_at_a_start() {
     world.destroy();
 }
 
-/// What an open was told before the file was cut, and hears after it, is old: the file could not be written to any more.
+/// An open that was answered before the file was cut, and hears of it after, has old news: the file could not be written to
+/// any more.
 #[test]
 fn a_file_that_is_opened_while_it_is_cut_can_be_written() {
     on_machine(9900, async |_, machine| {

@@ -100,6 +100,19 @@ pub fn on_machine(seed: u64, test: impl AsyncFnOnce(&Site, Machine)) {
     world.destroy();
 }
 
+/// The service is started again on the same disks, without having made anything durable; meanwhile nobody listens for `down`.
+pub async fn restart(site: &Site, machine: Machine, way: &Rc<Way>, down: Duration) -> Machine {
+    way.server.borrow_mut().take().unwrap().stop();
+    machine.node.abandon();
+    drop(machine);
+    if !down.is_zero() {
+        way.world.env().sleep(down).await;
+    }
+    let machine = site.start(&way.world, &[]).await.unwrap();
+    way.lead_to(&machine);
+    machine
+}
+
 pub async fn make(client: &Client, name: &str) -> Result<Ino, Failure> {
     let (dir, mode) = (client.root().0, 0o100_644);
     let request = MakeRequest { dir, name: name.into(), mode, open: true, ..MakeRequest::default() };
@@ -225,7 +238,7 @@ fn strangers_are_told_why_and_cost_nothing() {
     });
 }
 
-/// What a stranger at the server's address hears: nothing that the token made, and nothing that can be passed on.
+/// A stranger at the server's address hears nothing that the token made, and nothing that can be passed on.
 #[test]
 fn who_took_the_address_of_a_server_learns_nothing_and_serves_nobody() {
     on_machine(86, async |_, machine| {
@@ -452,14 +465,7 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
         client.sync().await.unwrap();
         client.write(ino, 10_000, &[2; 10_000]).await.unwrap();
         // The process that serves is killed, and started again.
-        let server = way.server.borrow_mut().take().unwrap();
-        server.stop();
-        machine.node.abandon();
-        drop(machine);
-        let world = way.world.clone();
-        world.env().sleep(Duration::from_secs(3)).await;
-        let machine = site.start(&world, &[]).await.unwrap();
-        way.lead_to(&machine);
+        let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
         let failure = client.fsync(ino).await.unwrap_err();
         assert_eq!(failure.errno, EIO, "{failure}");
         client.fsync(ino).await.unwrap();
@@ -467,7 +473,7 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
         client.write(ino, 10_000, &[3; 10_000]).await.unwrap();
         client.fsync(ino).await.unwrap();
         assert_eq!(read(&client, ino).await[10_000..], [3; 10_000]);
-        world.env().sleep(penstock_meta::LEASE * 2).await;
+        machine.env.sleep(penstock_meta::LEASE * 2).await;
         assert_eq!(read(&client, open).await, [1; 10_000], "what was open is open");
         client.release(open).await.unwrap();
         client.release(ino).await.unwrap();
@@ -491,14 +497,7 @@ fn a_size_that_was_lost_is_told_by_the_fsync_of_its_file() {
         }
         let size = SetAttrRequest { ino: cut.0, size: Some(5), ..SetAttrRequest::default() };
         client.set_attr(size).await.unwrap();
-        let server = way.server.borrow_mut().take().unwrap();
-        server.stop();
-        machine.node.abandon();
-        drop(machine);
-        let world = way.world.clone();
-        world.env().sleep(Duration::from_secs(3)).await;
-        let machine = site.start(&world, &[]).await.unwrap();
-        way.lead_to(&machine);
+        let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
         client.fsync(other).await.unwrap();
         let failure = client.fsync(cut).await.unwrap_err();
         assert_eq!(failure.errno, EIO, "{failure}");
@@ -511,7 +510,7 @@ fn a_size_that_was_lost_is_told_by_the_fsync_of_its_file() {
     });
 }
 
-/// What a client cannot make known fails whoever asks for it: they were told an old size, and that all is durable.
+/// A size that a client cannot make known fails whoever asks for it: they were told an old one, and that all is durable.
 #[test]
 fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
     on_machine(89, async |_, machine| {

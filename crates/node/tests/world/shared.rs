@@ -1,7 +1,7 @@
 //! Several clients of one file system: each sees what the others did, whatever comes between.
 
-use crate::machine::{Machine, Site};
-use crate::remote::{Way, make, on_machine, read};
+use crate::machine::Machine;
+use crate::remote::{Way, make, on_machine, read, restart};
 use penstock_base::Ino;
 use penstock_client::{Client, KernelCache};
 use penstock_fabric::Remote;
@@ -220,13 +220,7 @@ fn a_lock_keeps_all_others_out_and_outlives_a_restart() {
         clients[1].fsync(ino).await.unwrap();
         // What one holds over a restart of the service, the others do not get.
         assert_eq!(clients[1].lock(&lock(ino, 7, LockChange::Exclusive)).await.unwrap(), None);
-        let server = way.server.borrow_mut().take().unwrap();
-        server.stop();
-        machine.node.abandon();
-        drop(machine);
-        let world = way.world.clone();
-        let machine = site.start(&world, &[]).await.unwrap();
-        way.lead_to(&machine);
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
         let conflict = clients[2].lock(&lock(ino, 7, LockChange::Shared)).await.unwrap();
         assert_eq!(conflict.unwrap().change(), LockChange::Exclusive);
         assert_eq!(read(&clients[2], ino).await, 60u64.to_le_bytes());
@@ -269,16 +263,6 @@ fn a_name_is_made_by_one() {
     });
 }
 
-/// The service is started again on the same disks, without having made anything durable.
-async fn restart(site: &Site, machine: Machine, way: &Rc<Way>) -> Machine {
-    way.server.borrow_mut().take().unwrap().stop();
-    machine.node.abandon();
-    drop(machine);
-    let machine = site.start(&way.world, &[]).await.unwrap();
-    way.lead_to(&machine);
-    machine
-}
-
 /// Leases from before a restart had numbers above all that the service gave since, and were kept when it took them back:
 /// two clients held one file exclusively.
 #[test]
@@ -304,7 +288,7 @@ fn clients_that_shared_a_file_agree_after_a_restart() {
                     let found = pages[reader].read(&clients[1 + reader], inos[reader], 8).await;
                     assert_eq!(found, value.to_le_bytes(), "life {life} round {round}");
                 }
-                machine = restart(site, machine, &way).await;
+                machine = restart(site, machine, &way, Duration::ZERO).await;
             }
             for (client, ino) in clients[1..].iter().zip(inos) {
                 client.set_kernel_cache(None);
@@ -328,7 +312,7 @@ fn an_fsync_covers_what_another_client_wrote() {
         let other = open(&clients[2], "file").await;
         clients[1].write(ino, 5000, &[2; 10_000]).await.unwrap();
         clients[2].fsync(other).await.unwrap();
-        let machine = restart(site, machine, &way).await;
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
         let found = read(
             &machine.client,
             Ino(machine.client.lookup(machine.client.root(), b"file").await.unwrap().ino),
@@ -366,7 +350,7 @@ fn every_file_that_lost_writes_hears_of_it() {
             let ino = Ino(clients[2].lookup(clients[2].root(), name.as_bytes()).await.unwrap().ino);
             assert_eq!(clients[2].get_attr(ino).await.unwrap().size, 8192);
         }
-        let machine = restart(site, machine, &way).await;
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
         one.sync_directory().await.unwrap();
         let through = Cell::new(one.losses_told(inos[0]));
         for ino in &inos[..3] {

@@ -1,8 +1,9 @@
 //! Reading and writing files.
 
+use crate::leases::Purpose;
 use crate::session::Client;
 use futures_util::future::join_all;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, crc32c_blocks};
 use penstock_wire::data::{
     ChunkRef, SeekRef, decode_found, decode_reply, encode_read, encode_seek, encode_write,
 };
@@ -12,6 +13,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
+/// A change is made again when another client has cut the file meanwhile, so often.
+pub(crate) const CUTS_MOST: u32 = 64;
 const ENXIO: u16 = 6;
 const EFBIG: u16 = 27;
 
@@ -115,6 +118,13 @@ impl Client {
         Ok(self.files.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(state))).clone())
     }
 
+    /// What is known of a file may be old.
+    pub(crate) fn note_stale(&self, ino: Ino) {
+        if let Some(state) = self.files.borrow().get(&ino) {
+            state.borrow_mut().stale = true;
+        }
+    }
+
     /// Opens a file: it stays while it is open, whatever happens to its names. Returns its size.
     pub async fn open(&self, ino: Ino) -> Result<u64, Failure> {
         let mark = self.settled.mark();
@@ -171,7 +181,7 @@ impl Client {
 
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes come in runs, in order.
     pub async fn read(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
-        let _hold = self.hold(ino, false).await?;
+        let _hold = self.hold(ino, Purpose::Read).await?;
         self.read_held(ino, offset, len).await
     }
 
@@ -212,7 +222,7 @@ impl Client {
                 match found == count as usize * BLOCK_BYTES && crcs.len() == count as usize {
                     true => Ok(payload),
                     false => Err(Failure::new(
-                        penstock_base::Kind::Internal,
+                        Todo::Internal,
                         format!("a reply of {found} bytes to a read of {count} blocks"),
                     )),
                 }
@@ -224,12 +234,12 @@ impl Client {
     /// Where data begins at or behind `offset`, or with `hole` a hole; the end of the file is one. Fails with ENXIO
     /// where nothing of that is left.
     pub async fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<u64, Failure> {
-        let _hold = self.hold(ino, false).await?;
+        let _hold = self.hold(ino, Purpose::Read).await?;
         let _turn = self.turns.shared(ino).await;
         let size = self.file(ino).await?.borrow().size;
         self.forget_idle(ino);
         let nothing = |what: &str| Failure {
-            kind: penstock_base::Kind::Invalid,
+            kind: Todo::Invalid,
             errno: ENXIO,
             message: format!("{what} from {offset} on in a file of {size} bytes"),
         };
@@ -266,7 +276,7 @@ impl Client {
         staged: BufMut,
         len: usize,
     ) -> Result<(), Failure> {
-        let _hold = self.hold(ino, true).await?;
+        let _hold = self.hold(ino, Purpose::Write).await?;
         self.write_held(ino, offset, staged, len).await
     }
 
@@ -278,7 +288,7 @@ impl Client {
 
     /// Writes bytes at the end of the file. Returns where that was.
     pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<u64, Failure> {
-        let _hold = self.hold(ino, true).await?;
+        let _hold = self.hold(ino, Purpose::Write).await?;
         self.append_held(ino, 0, stage(0, data), data.len()).await
     }
 
@@ -302,20 +312,64 @@ impl Client {
         Ok(size)
     }
 
+    /// Writes back a page that was changed in memory, as far as the file reaches: that makes no file longer. The caller
+    /// holds the file's lease.
+    pub async fn write_page_held(
+        &self,
+        ino: Ino,
+        offset: u64,
+        staged: BufMut,
+        len: usize,
+    ) -> Result<(), Failure> {
+        let _turn = self.turns.exclusive(ino).await;
+        self.write_within(ino, offset, staged, len, true).await
+    }
+
     pub(crate) async fn write_locked(
         &self,
         ino: Ino,
         offset: u64,
-        mut staged: BufMut,
+        staged: BufMut,
         len: usize,
     ) -> Result<(), Failure> {
-        if len == 0 {
-            return Ok(());
-        }
+        self.write_within(ino, offset, staged, len, false).await
+    }
+
+    async fn write_within(
+        &self,
+        ino: Ino,
+        offset: u64,
+        mut staged: BufMut,
+        mut len: usize,
+        only_inside: bool,
+    ) -> Result<(), Failure> {
+        let skip = (offset % BLOCK) as usize;
+        let mut attempt = 1;
         loop {
             let file = self.file(ino).await?;
+            let inside = file.borrow().size.saturating_sub(offset);
+            if only_inside && inside < len as u64 {
+                len = inside as usize;
+                staged = stage(offset, &staged.as_ref()[skip..skip + len]);
+            }
+            if len == 0 {
+                return Ok(());
+            }
             let generation = self.restarts.generation();
-            let written = self.write_once(ino, &file, offset, staged, len).await?;
+            let filled = self.fill_ends(ino, &file, offset, &mut staged, len).await;
+            let written = staged.freeze();
+            let result = match filled {
+                Ok(()) => self.write_filled(ino, &file, offset / BLOCK, &written).await,
+                failed => failed,
+            };
+            match result {
+                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => {
+                    // Another client has cut it: under a shared lease that is on its way back.
+                    file.borrow_mut().stale = true;
+                    attempt += 1;
+                }
+                result => result?,
+            }
             // Acknowledged by one start of the service, or written again.
             if generation == self.restarts.generation() && !file.borrow().stale {
                 let mut state = file.borrow_mut();
@@ -324,25 +378,24 @@ impl Client {
                 state.writes += 1;
                 return Ok(());
             }
-            let skip = (offset % BLOCK) as usize;
             staged = stage(offset, &written[skip..skip + len]);
         }
     }
 
-    /// Writes once; returns what was written, in whole blocks.
-    async fn write_once(
+    /// Makes staged bytes whole blocks, with what the file has around them, and what lies between its end and them zeros.
+    async fn fill_ends(
         &self,
         ino: Ino,
         file: &RefCell<FileState>,
         offset: u64,
-        mut staged: BufMut,
+        staged: &mut BufMut,
         len: usize,
-    ) -> Result<Buf, Failure> {
+    ) -> Result<(), Failure> {
         let mut state = file.borrow().clone();
         let end = end_of(offset, len as u64)?;
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         if staged.len() as u64 != (last - first) * BLOCK {
-            return Err(Failure::new(penstock_base::Kind::Invalid, "bytes are not staged for this offset"));
+            return Err(Failure::new(Todo::Invalid, "bytes are not staged for this offset"));
         }
         if !state.tail_clean && state.size.div_ceil(BLOCK) < first {
             self.clean_tail(ino, file).await?;
@@ -361,13 +414,20 @@ impl Client {
             let (from, within) = (skip + len, (end % BLOCK) as usize);
             staged.as_mut()[from..].copy_from_slice(&old.as_ref()[within..]);
         }
-        let staged = staged.freeze();
-        if let Err(failure) = self.write_blocks(ino, &state, first, &staged).await {
-            // Some of its blocks may be there, and behind the end.
-            file.borrow_mut().tail_clean = false;
-            return Err(failure);
-        }
-        Ok(staged)
+        Ok(())
+    }
+
+    async fn write_filled(
+        &self,
+        ino: Ino,
+        file: &RefCell<FileState>,
+        first: u64,
+        blocks: &Buf,
+    ) -> Result<(), Failure> {
+        let state = file.borrow().clone();
+        // Some of its blocks may be there after a failure, and behind the end.
+        let failed = |_: &Failure| file.borrow_mut().tail_clean = false;
+        self.write_blocks(ino, &state, first, blocks).await.inspect_err(failed)
     }
 
     /// Drops what a crash or a failed write left behind the last block, before the file grows past it with a hole.
@@ -410,7 +470,7 @@ impl Client {
 /// Where `len` bytes at `offset` end, if a file can be that long.
 pub(crate) fn end_of(offset: u64, len: u64) -> Result<u64, Failure> {
     offset.checked_add(len).filter(|end| *end <= 1 << 62).ok_or(Failure {
-        kind: penstock_base::Kind::Invalid,
+        kind: Todo::Invalid,
         errno: EFBIG,
         message: "file too large".into(),
     })

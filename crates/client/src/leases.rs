@@ -11,12 +11,16 @@
 //! for that lock. So while pages are dropped the lease still serves, until nothing is left but what was served since,
 //! which is not locked any more. For the same reason a file that this client has open for writing through its pages is
 //! given no shared lease, from which a write would have to wait for an exclusive one; and a read under a shared lease that
-//! is called does not wait for the exclusive one that it would ask for otherwise.
+//! is called does not wait for the exclusive one that it would ask for otherwise. Nor do the writing back of a page and a
+//! change of size, during which the kernel keeps changed pages back ([`Purpose`]): the service sees to it that others drop
+//! what the size makes wrong.
 //!
 //! Invariants:
 //! - a lease goes only when nobody holds it, the kernel has no page of the file, and nothing written is unsettled;
 //! - of a lease that the service called back, no later grant with a lower number counts;
-//! - the state of a file that no lease covers is stale: it is asked for before it is used.
+//! - the state of a file that no lease covers is stale: it is asked for before it is used. Under a shared lease that is
+//!   called others may change the size, so a write there is of the truncate generation that it knows, and is made again
+//!   where that is an older one.
 
 use crate::session::Client;
 use futures_util::future::{Either, select};
@@ -79,10 +83,28 @@ impl Lease {
     }
 
     /// Whether a request is served under a lease that is on its way back, although it would ask for another one otherwise:
-    /// the kernel may have locked a page for it that must be dropped first.
-    fn suffices(&self, exclusive: bool, page: bool) -> bool {
-        self.called && self.covers(false) && (page || !exclusive && !self.closed)
+    /// the kernel may keep a page for it that must be dropped first.
+    fn suffices(&self, purpose: Purpose) -> bool {
+        let serves = match purpose {
+            Purpose::Read | Purpose::Resize => !self.closed,
+            Purpose::Page => true,
+            Purpose::Write => false,
+        };
+        self.called && self.covers(false) && serves
     }
+}
+
+/// What a lease is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To read.
+    Read,
+    /// To change contents or attributes.
+    Write,
+    /// To write back a page that a program has changed in memory, for which the lease may be waiting to go.
+    Page,
+    /// To change the size. The kernel sends no changed page of the file before it has the answer, and drops none.
+    Resize,
 }
 
 /// All leases of a client.
@@ -191,6 +213,11 @@ impl Leases {
         self.alone.get()
     }
 
+    /// Whether nobody else may change a file.
+    pub(crate) fn is_exclusive(&self, ino: Ino) -> bool {
+        self.alone.get() || self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(true))
+    }
+
     /// Whether the state of a file is this client's to know.
     pub(crate) fn covers(&self, ino: Ino) -> bool {
         self.alone.get() || self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(false))
@@ -233,28 +260,19 @@ impl Client {
     }
 
     /// Waits for a file's lease.
-    pub async fn hold(&self, ino: Ino, exclusive: bool) -> Result<Hold, Failure> {
-        self.hold_or(ino, exclusive, false).await
-    }
-
-    /// The same for the writing back of a page that a program has changed in memory, for which its lease may be
-    /// waiting to go.
-    pub async fn hold_for_page(&self, ino: Ino) -> Result<Hold, Failure> {
-        self.hold_or(ino, true, true).await
-    }
-
-    async fn hold_or(&self, ino: Ino, exclusive: bool, page: bool) -> Result<Hold, Failure> {
+    pub async fn hold(&self, ino: Ino, purpose: Purpose) -> Result<Hold, Failure> {
         loop {
             let changed = self.leases.changed.notified();
             if self.leases.alone.get() {
                 self.leases.busy.set(self.leases.busy.get() + 1);
                 return Ok(Hold { leases: self.leases.clone(), ino: None });
             }
-            let wanted = exclusive || self.is_written(ino);
+            let exclusive = purpose != Purpose::Read || self.is_written(ino);
             let ask = {
                 let mut table = self.leases.table.borrow_mut();
                 let lease = table.entry(ino).or_default();
-                if lease.covers(wanted) && (!lease.closed || page) || lease.suffices(exclusive, page) {
+                let covers = lease.covers(exclusive) && (!lease.closed || purpose == Purpose::Page);
+                if covers || lease.suffices(purpose) {
                     lease.users += 1;
                     return Ok(Hold { leases: self.leases.clone(), ino: Some(ino) });
                 }
@@ -267,9 +285,9 @@ impl Client {
                 continue;
             }
             // Its answer may wait for others, who wait for the lease that this client has until then.
-            let asked = pin!(self.ask_for_lease(ino, wanted));
+            let asked = pin!(self.ask_for_lease(ino, exclusive));
             let called = pin!(self.until(|leases| {
-                leases.table.borrow().get(&ino).is_some_and(|lease| lease.suffices(exclusive, page))
+                leases.table.borrow().get(&ino).is_some_and(|lease| lease.suffices(purpose))
             }));
             if let Either::Left((asked, _)) = select(asked, called).await {
                 asked?;
@@ -339,9 +357,7 @@ impl Client {
         self.leases.changed.notify_waiters();
         self.drop_kernel_pages(ino).await;
         self.settle_at_last(ino).await;
-        if let Some(state) = self.files.borrow().get(&ino) {
-            state.borrow_mut().stale = true;
-        }
+        self.note_stale(ino);
         if let Some(lease) = self.leases.table.borrow_mut().get_mut(&ino) {
             lease.exclusive = None;
             (lease.called, lease.closed, lease.served) = (false, false, None);

@@ -1,7 +1,9 @@
 //! Names and attributes.
 
+use crate::file::CUTS_MOST;
+use crate::leases::{Hold, Purpose};
 use crate::session::Client;
-use penstock_base::Ino;
+use penstock_base::{Ino, Kind as Todo};
 use penstock_wire::names::{
     Attr, AttrReply, BytesReply, EmptyReply, InodeRequest, LinkRequest, MakeRequest, NameRequest, NamesReply,
     ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest, set_id_bits,
@@ -40,12 +42,19 @@ impl Client {
 
     /// Changes attributes.
     pub async fn set_attr(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
-        // Others may know its mode and its times, and a size is its holder's to change.
-        let _hold = self.hold(Ino(request.ino), true).await?;
+        let _hold = self.hold_to_set(&request).await?;
         self.set_attr_held(request).await
     }
 
-    async fn set_attr_held(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
+    /// Waits for the lease under which attributes are changed.
+    pub async fn hold_to_set(&self, request: &SetAttrRequest) -> Result<Hold, Failure> {
+        // Others may know its mode and its times, and a size is its holder's to change.
+        let purpose = if request.size.is_some() { Purpose::Resize } else { Purpose::Write };
+        self.hold(Ino(request.ino), purpose).await
+    }
+
+    /// Changes attributes, for a caller that holds the lease for that.
+    pub async fn set_attr_held(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
         let dropped = request.drop_set_id;
         let attr = self.change_attr(request).await?;
         if let Some(state) = self.files.borrow().get(&Ino(attr.ino)) {
@@ -70,9 +79,24 @@ impl Client {
             return self.newest(mark, self.change_inode(Kind::SetAttr, ino, &request).await?).await;
         };
         let _turn = self.turns.exclusive(ino).await;
-        let attr = self.resize(request, size).await?;
+        let mut attempt = 1;
+        let result = loop {
+            // Under a lease that is on its way back others may change the size as well.
+            let shared = !self.leases.is_exclusive(ino);
+            if shared {
+                self.note_stale(ino);
+            }
+            let result = self.resize(request.clone(), size).await;
+            if shared {
+                self.note_stale(ino);
+            }
+            match result {
+                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => attempt += 1,
+                result => break result,
+            }
+        };
         self.forget_idle(ino);
-        Ok(attr)
+        result
     }
 
     /// Gives a file another size, with whatever else the request says. The caller holds the file's lock.
@@ -89,6 +113,7 @@ impl Client {
         // The service must know the size that is to change: a cut is judged by it.
         self.settle_quietly(ino).await?;
         request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
+        request.known_cut = Some(file.borrow().cut);
         let reply: Result<AttrReply, Failure> = self.change_inode(Kind::SetAttr, ino, &request).await;
         // An attribute that was asked for before may come after it.
         self.settled.note(ino);

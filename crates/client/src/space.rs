@@ -1,6 +1,7 @@
 //! Space of files: reserved ahead, zeroed, given back.
 
 use crate::file::{BLOCK, end_of, stage};
+use crate::leases::Purpose;
 use crate::session::Client;
 use penstock_base::Ino;
 use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
@@ -23,7 +24,7 @@ impl Client {
         if len == 0 {
             return Err(Failure::new(penstock_base::Kind::Invalid, "a range without bytes"));
         }
-        let _hold = self.hold(ino, true).await?;
+        let _hold = self.hold(ino, Purpose::Write).await?;
         let _turn = self.turns.exclusive(ino).await;
         let file = self.file(ino).await?;
         let size = file.borrow().size;

@@ -6,7 +6,7 @@ use crate::data::CAPABILITY;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::{BLOCK_BYTES, Ino};
-use penstock_client::SetAttrRequest;
+use penstock_client::{Purpose, SetAttrRequest};
 use penstock_wire::Failure;
 use penstock_wire::names::{Attr, XattrRequest};
 use rustix::fs::FileType;
@@ -31,7 +31,7 @@ impl Session {
             self.sizes.reaches(ino, attr.size);
             return Ok(attr);
         }
-        let hold = self.client.hold(ino, false).await?;
+        let hold = self.client.hold(ino, Purpose::Read).await?;
         let attr = self.client.get_attr(ino).await?;
         if let Some(at) = attr.size.checked_sub(1)
             && grows(&attr)
@@ -57,7 +57,7 @@ impl Session {
         Ok(Answer::of(&extended(self.root, &attr, self.valid())))
     }
 
-    pub(crate) async fn setattr(&self, request: &Request) -> Result<Answer, Errno> {
+    pub(crate) async fn setattr(&self, request: &mut Request) -> Result<Answer, Errno> {
         let new: SetattrIn = request.argument()?;
         let valid = |flag: u32| new.valid & flag != 0;
         let time = |flag: u32, now: u32, seconds: u64, rest: u32| match (valid(flag), valid(now)) {
@@ -78,7 +78,10 @@ impl Session {
             ..SetAttrRequest::default()
         };
         let sizes = valid(fattr::SIZE);
-        let attr = self.client.set_attr(change).await.map_err(|failure| errno(&failure))?;
+        let fail = |failure| errno(&failure);
+        // Until the kernel has the answer.
+        request.hold = Some(self.client.hold_to_set(&change).await.map_err(fail)?);
+        let attr = self.client.set_attr_held(change).await.map_err(fail)?;
         match sizes {
             true => self.sizes.is_cut(Ino(attr.ino), attr.size),
             false => self.sizes.reaches(Ino(attr.ino), attr.size),

@@ -8,6 +8,7 @@ use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::Ino;
+use penstock_client::Purpose;
 use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
 use rustix::fs::{FallocateFlags, OFlags};
@@ -30,8 +31,15 @@ impl Session {
     pub(crate) async fn read(&self, request: &mut Request) -> Result<Answer, Errno> {
         let ReadIn { offset, size, .. } = request.argument()?;
         let ino = self.ino(request);
-        let hold = self.client.hold(ino, false).await.map_err(|failure| errno(&failure))?;
+        let hold = self.client.hold(ino, Purpose::Read).await.map_err(|failure| errno(&failure))?;
+        let in_flight = (!self.client.is_alone()).then(|| self.reads.begins(ino, offset));
         let result = self.client.read_held(ino, offset, size.into()).await;
+        if let Some(in_flight) = in_flight {
+            if result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty())) {
+                in_flight.first().await;
+            }
+            request.in_flight = Some(in_flight);
+        }
         hold.serves(offset..offset.saturating_add(size.into()));
         request.hold = Some(hold);
         result.map(Answer::Data).map_err(|failure| errno(&failure))
@@ -43,10 +51,8 @@ impl Session {
         let ino = self.ino(request);
         let fail = |failure| errno(&failure);
         let pages = write_flags & WRITE_CACHE != 0;
-        let hold = match pages {
-            true => self.client.hold_for_page(ino).await.map_err(fail)?,
-            false => self.client.hold(ino, true).await.map_err(fail)?,
-        };
+        let purpose = if pages { Purpose::Page } else { Purpose::Write };
+        let hold = self.client.hold(ino, purpose).await.map_err(fail)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
             self.client.drop_set_id(ino).await.map_err(fail)?;
         }
@@ -60,6 +66,8 @@ impl Session {
                 // It believes that the file ends elsewhere, and may have put the bytes into pages there.
                 self.client.drop_pages_soon(ino);
             }
+        } else if pages {
+            self.client.write_page_held(ino, offset, data, len).await.map_err(fail)?;
         } else {
             self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
             self.sizes.reaches(ino, offset + len as u64);
@@ -110,7 +118,7 @@ impl Session {
     /// `file_modified` does in the kernel. Root keeps the bits; what a write may keep otherwise the kernel says itself.
     async fn drop_privileges(&self, request: &Request, ino: Ino) -> Result<(), Failure> {
         if request.header.uid != 0 {
-            let _hold = self.client.hold(ino, true).await?;
+            let _hold = self.client.hold(ino, Purpose::Write).await?;
             self.client.drop_set_id(ino).await?;
         }
         self.drop_capability(ino).await

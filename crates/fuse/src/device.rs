@@ -8,6 +8,7 @@
 
 use crate::MAX_WRITE_BYTES;
 use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
+use crate::reads::InFlight;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_client::{Hold, stage};
 use penstock_drive::runtime::Readiness;
@@ -49,6 +50,8 @@ pub(crate) struct Request {
     pub(crate) data: Option<(BufMut, usize)>,
     /// Kept until the reply has gone out.
     pub(crate) hold: Option<Hold>,
+    /// As long, for a read.
+    pub(crate) in_flight: Option<InFlight>,
     reply: Reply,
 }
 
@@ -141,7 +144,7 @@ impl Device {
         // Nobody waits for these.
         let open = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
         let reply = Reply { device: self.clone(), unique: header.unique, open };
-        Ok(Received::Request(Box::new(Request { header, body, data, hold: None, reply })))
+        Ok(Received::Request(Box::new(Request { header, body, data, hold: None, in_flight: None, reply })))
     }
 
     fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) {

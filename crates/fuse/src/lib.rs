@@ -18,6 +18,7 @@ mod mount;
 mod names;
 mod null;
 mod read_ahead;
+mod reads;
 mod session;
 
 pub use latency::{FuseLatency, Op};

@@ -9,8 +9,13 @@
 //! until it has given up everything. After a restart nothing is known of who holds what: where there are several
 //! sessions, each gives up everything before anything is granted.
 //!
+//! A change of size may come from a session whose lease is shared and on its way back: its kernel drops no page that
+//! programs have changed before the change is answered. Whoever else has a lease gives it back first, and only where two such
+//! changes wait for each other the second to come does not wait.
+//!
 //! Invariants:
 //! - an exclusive lease of one session and any of another on one inode never exist together;
+//! - a session that has not answered a call for an inode's lease is granted no other one on it;
 //! - nothing is granted, and nobody joins, while another session has not answered a call to give up everything;
 //! - a call names the newest grant it means, and numbers of grants rise: a grant that comes late to its client is
 //!   known to be void. They begin again with each start of the service, and mean nothing to another one;
@@ -20,10 +25,13 @@
 use crate::error::MetaError;
 use crate::target::MetaTarget;
 use penstock_base::{HashMap, Ino, Kind as Todo};
-use penstock_wire::names::{InodeRequest, LeaseCall, LeaseReply, LeaseRequest, WatchReply, WatchRequest};
+use penstock_wire::names::{
+    InodeRequest, LeaseCall, LeaseReply, LeaseRequest, SetAttrRequest, WatchReply, WatchRequest,
+};
 use penstock_wire::{Failure, Kind};
 use prost::Message;
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
@@ -64,6 +72,22 @@ pub(crate) struct Leases {
     failed: VecDeque<(u64, u16)>,
     /// Inodes on which a session may try a lock again.
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
+    /// Changes of size that wait for the leases of others, by inode and session.
+    resizing: BTreeMap<(Ino, u64), u32>,
+}
+
+/// A change of size that waits, while it lives.
+struct Resizing<'a>(&'a RefCell<Leases>, (Ino, u64));
+
+impl Drop for Resizing<'_> {
+    fn drop(&mut self) {
+        let mut leases = self.0.borrow_mut();
+        let waiting = leases.resizing.get_mut(&self.1).expect("it is counted while it waits");
+        *waiting -= 1;
+        if *waiting == 0 {
+            leases.resizing.remove(&self.1);
+        }
+    }
 }
 
 impl Leases {
@@ -138,14 +162,10 @@ impl Leases {
 
     /// Grants a lease, or calls those back that are in the way.
     fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
-        if self.owes_everything(|other| other != session) {
+        if self.owes_everything(|other| other != session) || self.is_called(session, ino, 0) {
             return None;
         }
-        let others = self.held.get(&ino).into_iter().flatten();
-        let in_the_way: Vec<(u64, u64)> = others
-            .filter(|(other, held)| **other != session && (exclusive || held.exclusive))
-            .map(|(other, held)| (*other, held.grant))
-            .collect();
+        let in_the_way = self.held_by_others(session, ino, |held| exclusive || held.exclusive);
         if in_the_way.is_empty() {
             let grant = self.next();
             if self.alone != Some(session) {
@@ -153,17 +173,43 @@ impl Leases {
             }
             return Some(grant);
         }
-        for (other, grant) in in_the_way {
-            let called = |call: &Call| {
-                call.session == other && call.ino == Some(ino) && !call.settle && call.grant >= grant
-            };
-            if !self.calls.values().any(called) {
+        self.call_back(ino, &in_the_way);
+        None
+    }
+
+    /// Lets a session change a file's size, or calls the leases of others back. One that waits here too does not keep it.
+    fn try_resize(&mut self, session: u64, ino: Ino) -> Option<()> {
+        let own = self.held.get(&ino).and_then(|holders| holders.get(&session));
+        if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
+            return Some(());
+        }
+        let others = self.held_by_others(session, ino, |_| true);
+        self.call_back(ino, &others);
+        others.iter().all(|(other, _)| self.resizing.contains_key(&(ino, *other))).then_some(())
+    }
+
+    fn held_by_others(&self, session: u64, ino: Ino, which: impl Fn(&Held) -> bool) -> Vec<(u64, u64)> {
+        let holders = self.held.get(&ino).into_iter().flatten();
+        let others = holders.filter(|(other, held)| **other != session && which(held));
+        others.map(|(other, held)| (*other, held.grant)).collect()
+    }
+
+    /// Whether a session was called to give back a lease of this grant or a later one.
+    fn is_called(&self, session: u64, ino: Ino, grant: u64) -> bool {
+        let called = |call: &Call| {
+            call.session == session && call.ino == Some(ino) && !call.settle && call.grant >= grant
+        };
+        self.calls.values().any(called)
+    }
+
+    fn call_back(&mut self, ino: Ino, holders: &[(u64, u64)]) {
+        for (session, grant) in holders.iter().copied() {
+            if !self.is_called(session, ino, grant) {
                 let number = self.next();
-                let call = Call { session: other, ino: Some(ino), settle: false, grant, sent: false };
-                self.calls.insert(number, call);
+                self.calls
+                    .insert(number, Call { session, ino: Some(ino), settle: false, grant, sent: false });
             }
         }
-        None
     }
 
     /// Asks whoever else may have changed a file to make its changes known. Returns the call to wait for.
@@ -301,6 +347,24 @@ impl MetaTarget {
         let granted =
             self.wait_for(session, |leases| leases.try_grant(session, ino, request.exclusive)).await?;
         Ok(LeaseReply { grant: granted }.encode_to_vec())
+    }
+
+    /// Waits until a change of attributes may be made: of a size, until nobody else keeps what was before. Call before
+    /// anything is locked.
+    pub async fn may_resize(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
+        if !self.leases.borrow().are_shared() {
+            return Ok(());
+        }
+        let request = SetAttrRequest::decode(body).map_err(MetaError::from)?;
+        if request.size.is_none() || request.grow {
+            return Ok(());
+        }
+        let ino = Ino(request.ino);
+        *self.leases.borrow_mut().resizing.entry((ino, session)).or_default() += 1;
+        let _waiting = Resizing(&self.leases, (ino, session));
+        // Another one that waits for this one goes on.
+        self.lease_news.notify_waiters();
+        self.wait_for(session, |leases| leases.try_resize(session, ino)).await
     }
 
     async fn wait_for<T>(

@@ -1,14 +1,14 @@
 //! Attributes: reading and changing them, cutting a file, how full the file system is.
 
 use crate::error::MetaError;
-use crate::inode::FileKind;
+use crate::inode::{FileKind, Inode};
 use crate::ops::attr_reply;
 use crate::reap::STEP_CHUNKS;
 use crate::rows::inode_key;
 use crate::session::Sessions;
 use crate::target::{MetaTarget, Request};
 use penstock_base::{BLOCK_BYTES, Ino};
-use penstock_chunk::Behind;
+use penstock_chunk::{Behind, ChunkError};
 use penstock_kv::WriteSet;
 use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
 use prost::Message;
@@ -29,11 +29,13 @@ impl MetaTarget {
     /// old one, read as zeros in the same transaction; a file with many chunks behind it is made shorter in steps before,
     /// each a transaction of its own, so that others change names meanwhile.
     pub(crate) async fn set_attr(&self, who: Request, request: SetAttrRequest) -> Result<Vec<u8>, MetaError> {
+        let mut known_cut = request.known_cut.filter(|_| !request.grow);
         if let Some(size) = request.size.filter(|_| !request.grow) {
-            self.shorten(Ino(request.ino), size).await?;
+            self.shorten(Ino(request.ino), size, &mut known_cut).await?;
         }
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
+        check_cut(&inode, known_cut)?;
         let now = self.now_ns();
         let mut writes = WriteSet::new();
         if request.drop_set_id {
@@ -90,7 +92,7 @@ impl MetaTarget {
 
     /// Makes a file shorter, towards `size`, until one transaction suffices for the rest. A crash on the way leaves a file
     /// of a size between the old one and the new one, with all that it had up to there.
-    async fn shorten(&self, ino: Ino, size: u64) -> Result<(), MetaError> {
+    async fn shorten(&self, ino: Ino, size: u64, known_cut: &mut Option<u64>) -> Result<(), MetaError> {
         let block = BLOCK_BYTES as u64;
         let before = self.inode(ino).await?;
         if before.kind() != FileKind::Regular || size >= before.size {
@@ -102,8 +104,10 @@ impl MetaTarget {
             if inode.nlink == 0 && !self.in_use.borrow().contains_key(&ino) {
                 return Ok(());
             }
+            check_cut(&inode, *known_cut)?;
             let end = stop.saturating_mul(block);
             inode.cut += 1;
+            *known_cut = known_cut.map(|_| inode.cut);
             inode.size = inode.size.min(end);
             let mut writes = WriteSet::new();
             writes.put(inode_key(ino), inode.encode());
@@ -129,5 +133,13 @@ impl MetaTarget {
             free_inodes,
         }
         .encode_to_vec()
+    }
+}
+
+/// Refuses a change by who knows the file as of another truncate generation.
+fn check_cut(inode: &Inode, known: Option<u64>) -> Result<(), MetaError> {
+    match known {
+        Some(sent) if sent != inode.cut => Err(ChunkError::Truncated { found: inode.cut, sent }.into()),
+        _ => Ok(()),
     }
 }

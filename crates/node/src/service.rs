@@ -104,6 +104,7 @@ impl Node {
             Kind::GetAttr | Kind::Open => {
                 self.meta.settle_elsewhere(session, &request.body).await.err().map(Err)
             }
+            Kind::SetAttr => self.meta.may_resize(session, &request.body).await.err().map(Err),
             _ => None,
         }
     }

@@ -100,6 +100,9 @@ pub struct SetAttrRequest {
     /// The set-user-id bit falls, and the set-group-id bit of what its group may execute; not those of a directory.
     #[prost(bool, tag = "11")]
     pub drop_set_id: bool,
+    /// Without `grow`: the truncate generation that the size which is to change belongs to. Of another one nothing is changed.
+    #[prost(uint64, optional, tag = "12")]
+    pub known_cut: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -170,8 +170,9 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         grow: true,
         cut: 6,
         drop_set_id: true,
+        known_cut: Some(7),
     };
-    golden(&set, "0807100018012002280030ffffffffffffffffff0138034004480150065801");
+    golden(&set, "0807100018012002280030ffffffffffffffffff01380340044801500658016007");
     let make = MakeRequest {
         dir: 1,
         name: name.clone(),

@@ -11,6 +11,7 @@ mod doors;
 mod fs_check;
 mod fsx;
 mod kill;
+mod mixed;
 mod operations;
 mod pairs;
 mod posix;

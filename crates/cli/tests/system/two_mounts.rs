@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const RECORD: usize = 32;
 
 /// A store that is mounted by its own process and by another one.
-fn two(name: &str) -> (Store, [PathBuf; 2], u32) {
+pub(crate) fn two(name: &str) -> (Store, [PathBuf; 2], u32) {
     let store = Store::new(name, &OPTIONS);
     store.up();
     let other = store.home.join("other");
@@ -27,7 +27,7 @@ fn two(name: &str) -> (Store, [PathBuf; 2], u32) {
     (store, mounts, pid)
 }
 
-fn end(store: &Store, mounts: &[PathBuf; 2]) {
+pub(crate) fn end(store: &Store, mounts: &[PathBuf; 2]) {
     store.ok(&["umount", mounts[1].to_str().unwrap()]);
     store.audit();
     store.down();

@@ -3,7 +3,7 @@
 use crate::machine::Machine;
 use crate::remote::{Way, make, on_machine, read, restart};
 use penstock_base::Ino;
-use penstock_client::{Client, KernelCache};
+use penstock_client::{Client, KernelCache, Purpose};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::names::{LockChange, LockRequest, SetAttrRequest, WatchRequest};
@@ -55,12 +55,21 @@ async fn open(client: &Client, name: &str) -> Ino {
 struct Pages {
     world: World,
     files: RefCell<BTreeMap<Ino, Vec<u8>>>,
+    /// A size is being changed: no page is dropped.
+    resizing: Cell<bool>,
+    resized: Notify,
 }
 
 impl KernelCache for Pages {
     fn drop_pages(&self, ino: Ino, _bytes: Range<u64>) -> penstock_base::LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             self.world.env().sleep(Duration::from_micros(self.world.below(300))).await;
+            while self.resizing.get() {
+                let resized = self.resized.notified();
+                if self.resizing.get() {
+                    resized.await;
+                }
+            }
             self.files.borrow_mut().remove(&ino);
         })
     }
@@ -72,7 +81,8 @@ impl KernelCache for Pages {
 
 impl Pages {
     fn of(client: &Client, world: &World) -> Rc<Self> {
-        let pages = Rc::new(Self { world: world.clone(), files: RefCell::default() });
+        let (resizing, resized) = (Cell::new(false), Notify::new());
+        let pages = Rc::new(Self { world: world.clone(), files: RefCell::default(), resizing, resized });
         client.set_kernel_cache(Some(pages.clone()));
         pages
     }
@@ -82,7 +92,7 @@ impl Pages {
         if let Some(kept) = self.files.borrow().get(&ino) {
             return kept.clone();
         }
-        let hold = client.hold(ino, false).await.unwrap();
+        let hold = client.hold(ino, Purpose::Read).await.unwrap();
         let parts = client.read_held(ino, 0, len).await.unwrap();
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
         self.files.borrow_mut().insert(ino, bytes.clone());
@@ -90,8 +100,21 @@ impl Pages {
         bytes
     }
 
+    async fn resize(&self, client: &Client, ino: Ino, size: u64) {
+        self.resizing.set(true);
+        let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
+        let hold = client.hold_to_set(&change).await.unwrap();
+        assert_eq!(client.set_attr_held(change).await.unwrap().size, size);
+        if let Some(kept) = self.files.borrow_mut().get_mut(&ino) {
+            kept.resize(size as usize, 0);
+        }
+        self.resizing.set(false);
+        self.resized.notify_waiters();
+        drop(hold);
+    }
+
     async fn write(&self, client: &Client, ino: Ino, bytes: &[u8]) {
-        let hold = client.hold(ino, true).await.unwrap();
+        let hold = client.hold(ino, Purpose::Write).await.unwrap();
         let staged = penstock_client::stage(0, bytes);
         client.write_held(ino, 0, staged, bytes.len()).await.unwrap();
         if let Some(kept) = self.files.borrow_mut().get_mut(&ino) {
@@ -447,11 +470,28 @@ impl KernelCache for Locked {
     }
 }
 
-/// Two clients that may read a file, and a page of each that is on its way: whoever asks second for the right to write has its
-/// shared lease called, and its page is taken under that. It waited for the answer to its own request.
+/// What a program does while its kernel keeps pages of the file that must be dropped.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Page,
+    Resize(u64),
+    /// Nothing is kept for this one.
+    Write,
+}
+
+/// Two clients that may read a file, and a kernel behind each that drops no page before something has been taken or answered:
+/// a changed page that is on its way, or a change of size, which holds the writing of pages up. Whoever asks second for
+/// the right to change the file has its shared lease called, and waited for the answer to its own request.
 #[test]
-fn a_page_on_its_way_does_not_wait_for_a_lease_that_waits_for_it() {
-    for seed in 0..32 {
+fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
+    let deeds = [
+        [Deed::Page, Deed::Page],
+        [Deed::Resize(5000), Deed::Page],
+        [Deed::Resize(5000), Deed::Resize(20_000)],
+        [Deed::Resize(20_000), Deed::Resize(5000)],
+        [Deed::Resize(5000), Deed::Write],
+    ];
+    for (seed, deeds) in (0..40).zip(deeds.into_iter().cycle()) {
         on_machine(140 + seed, async |_, machine| {
             let way = Way::new(&machine);
             let (clients, remotes) = several(&machine, &way, 3).await;
@@ -461,24 +501,116 @@ fn a_page_on_its_way_does_not_wait_for_a_lease_that_waits_for_it() {
             assert_eq!(read(&clients[2], other).await, [1; 9000]);
             assert_eq!(read(&clients[1], ino).await, [1; 9000]);
             let done = Rc::new(Cell::new(0));
-            for client in &clients[1..] {
-                let kernel = Rc::new(Locked { taken: Cell::new(false), news: Notify::new() });
+            for (client, deed) in clients[1..].iter().zip(deeds) {
+                let taken = matches!(deed, Deed::Write);
+                let kernel = Rc::new(Locked { taken: Cell::new(taken), news: Notify::new() });
                 client.set_kernel_cache(Some(kernel.clone()));
                 let (client, done) = (client.clone(), done.clone());
-                let write = async move {
-                    let hold = client.hold_for_page(ino).await.unwrap();
+                let work = async move {
+                    let hold = match deed {
+                        Deed::Page => {
+                            let hold = client.hold(ino, Purpose::Page).await.unwrap();
+                            let page = penstock_client::stage(4096, &[2; 4096]);
+                            client.write_page_held(ino, 4096, page, 4096).await.unwrap();
+                            Some(hold)
+                        }
+                        Deed::Resize(size) => {
+                            let change =
+                                SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
+                            let hold = client.hold_to_set(&change).await.unwrap();
+                            assert_eq!(client.set_attr_held(change).await.unwrap().size, size);
+                            Some(hold)
+                        }
+                        Deed::Write => {
+                            client.write(ino, 0, &[3; 100]).await.unwrap();
+                            None
+                        }
+                    };
                     kernel.taken.set(true);
                     kernel.news.notify_waiters();
                     drop(hold);
                     done.set(done.get() + 1);
                 };
-                machine.env.spawn("page", Box::pin(write));
+                machine.env.spawn("deed", Box::pin(work));
             }
             machine.env.sleep(Duration::from_secs(600)).await;
-            assert_eq!(done.get(), 2, "seed {seed}: both pages are taken");
+            assert_eq!(done.get(), 2, "seed {seed}: both are done, of {deeds:?}");
+            let found = read(&clients[1], ino).await;
+            assert_eq!(read(&clients[2], ino).await, found, "of {deeds:?}");
+            assert_eq!(read(&clients[0], open(&clients[0], "file").await).await, found, "of {deeds:?}");
+            clients[0].release(ino).await.unwrap();
+            let sizes = deeds.iter().filter_map(|deed| match deed {
+                Deed::Resize(size) => Some(*size as usize),
+                _ => None,
+            });
+            let sizes: Vec<usize> = sizes.collect();
+            assert!(sizes.contains(&found.len()) || sizes.is_empty() && found.len() == 9000, "{deeds:?}");
+            // What one change of size has cut off does not come back with the other.
+            assert!(found.iter().skip(9000).all(|byte| *byte == 0), "of {deeds:?}");
+            let kept = found.iter().skip(5000).take(4000);
+            assert!(found.len() < 20_000 || sizes.len() < 2 || kept.clone().all(|byte| *byte != 2));
             clients.iter().for_each(|client| client.set_kernel_cache(None));
             clients[1].release(ino).await.unwrap();
             clients[2].release(ino).await.unwrap();
+            end(machine, clients, remotes).await;
+        });
+    }
+}
+
+/// Reads end where the file was cut last, also in pages, while its leases are called and the kernel of who cuts it drops none.
+#[test]
+fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
+    for seed in 200..210 {
+        on_machine(seed, async |_, machine| {
+            let way = Way::new(&machine);
+            let (clients, remotes) = several(&machine, &way, 6).await;
+            let ino = make(&clients[0], "cut").await.unwrap();
+            let (clock, cuts) = (Cell::new(1u64), RefCell::new(vec![(0, 0, 0)]));
+            let tick = || clock.replace(clock.get() + 1);
+            let world = &machine.world;
+            let lives = clients.iter().enumerate().map(|(who, client)| {
+                let (tick, cuts) = (&tick, &cuts);
+                async move {
+                    let pages = Pages::of(client, world);
+                    let mine = open(client, "cut").await;
+                    for _ in 0..60 {
+                        world.env().sleep(Duration::from_micros(world.below(300))).await;
+                        let from = tick();
+                        match (who, world.below(3)) {
+                            (1, 0) => {
+                                pages.resize(client, ino, from * 16).await;
+                                cuts.borrow_mut().push((from * 16, from, tick()));
+                            }
+                            (2, 0) => {
+                                let hold = client.hold(ino, Purpose::Write).await.unwrap();
+                                // Inside of it, as the lease says: what is changed is not the size.
+                                let inside = client.get_attr(ino).await.unwrap().size > 0;
+                                let bytes = penstock_client::stage(0, &[who as u8; 1]);
+                                if inside {
+                                    client.write_held(ino, 0, bytes, 1).await.unwrap();
+                                }
+                                drop(hold);
+                                pages.files.borrow_mut().remove(&ino);
+                            }
+                            _ => {
+                                let found = pages.read(client, ino, 1 << 20).await.len() as u64;
+                                let until = tick();
+                                let cuts = cuts.borrow();
+                                // One that is not noted yet runs.
+                                let Some(cut) = cuts.iter().find(|cut| cut.0 == found) else { continue };
+                                assert!(cut.1 < until);
+                                let newer = cuts.iter().find(|other| other.1 > cut.2 && other.2 < from);
+                                assert_eq!(newer, None, "seed {seed}: {found} was found by {who} at {from}");
+                            }
+                        }
+                    }
+                    client.release(mine).await.unwrap();
+                    client.set_kernel_cache(None);
+                }
+            });
+            futures_util::future::join_all(lives).await;
+            assert!(cuts.borrow().len() > 5);
+            clients[0].release(ino).await.unwrap();
             end(machine, clients, remotes).await;
         });
     }

@@ -244,6 +244,11 @@ impl Client {
         self.leases.is_alone()
     }
 
+    /// Whether others use the file system, or did: the kernel may believe in sizes that they have changed.
+    pub fn was_shared(&self) -> bool {
+        !self.leases.alone.get() || self.leases.soiled.get()
+    }
+
     /// Whether the kernel may keep the pages that it has of a file that it is opening.
     pub fn keeps_pages(&self, ino: Ino) -> bool {
         if self.leases.alone.get() {

@@ -94,6 +94,8 @@ pub(crate) mod fattr {
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// In a READ: a program waits for it that passes the pages by.
+pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 /// In a WRITE: it comes from pages, not from a writer.
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
 /// In a WRITE: the writer may not keep the file's set-id bits.

@@ -10,6 +10,7 @@
 
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_STORE, OutHeader, StoreOut};
 use crate::attr::{Root, VALID};
+use crate::reads::Reads;
 use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::KernelCache;
 use rustix::io::Errno;
@@ -17,6 +18,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -41,12 +43,19 @@ pub(crate) struct Cache {
     root: Root,
     device: Arc<File>,
     noticed: RefCell<HashMap<Ino, Noticed>>,
+    pub(crate) reads: Rc<Reads>,
 }
 
 impl Cache {
     /// `device` is the mount's descriptor, or a copy of it.
     pub(crate) fn new(env: &Env, root: Root, device: File) -> Self {
-        Self { env: env.clone(), root, device: Arc::new(device), noticed: RefCell::default() }
+        Self {
+            env: env.clone(),
+            root,
+            device: Arc::new(device),
+            noticed: RefCell::default(),
+            reads: Rc::default(),
+        }
     }
 
     fn note(&self, ino: Ino, begins: bool) {
@@ -107,13 +116,18 @@ fn notify_inval_inode(device: &File, nodeid: u64, bytes: &Range<u64>) -> io::Res
 impl KernelCache for Cache {
     fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
+        let mark = (bytes == (0..u64::MAX)).then(|| self.reads.mark());
         self.note(ino, true);
         Box::pin(async move {
             let told =
                 penstock_drive::runtime::blocking(move || notify_inval_inode(&device, nodeid, &bytes)).await;
             self.note(ino, false);
-            if let Err(error) = told {
-                tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
+            match (told, mark) {
+                (Ok(()), Some(mark)) => self.reads.dropped(ino, mark),
+                (Ok(()), None) => {}
+                (Err(error), _) => {
+                    tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
+                }
             }
         })
     }

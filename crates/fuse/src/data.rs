@@ -1,7 +1,7 @@
 //! Requests on the contents of files.
 
 use crate::abi::{
-    CopyFileRangeIn, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, ReadIn, WRITE_CACHE,
+    CopyFileRangeIn, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, READ_LOCKOWNER, ReadIn, WRITE_CACHE,
     WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 use crate::attr::errno;
@@ -29,13 +29,20 @@ impl Session {
     }
 
     pub(crate) async fn read(&self, request: &mut Request) -> Result<Answer, Errno> {
-        let ReadIn { offset, size, .. } = request.argument()?;
+        let ReadIn { offset, size, read_flags, .. } = request.argument()?;
         let ino = self.ino(request);
         let hold = self.client.hold(ino, Purpose::Read).await.map_err(|failure| errno(&failure))?;
-        let in_flight = (!self.client.is_alone()).then(|| self.reads.begins(ino, offset));
+        let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
         let result = self.client.read_held(ino, offset, size.into()).await;
+        let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
+        if nothing && in_flight.is_some() && read_flags & READ_LOCKOWNER == 0 {
+            // A page, and not what a program waits for.
+            if self.cache.reads.refuses(ino, offset..offset.saturating_add(size.into())) {
+                return Err(Errno::INTR);
+            }
+        }
         if let Some(in_flight) = in_flight {
-            if result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty())) {
+            if nothing {
                 in_flight.first().await;
             }
             request.in_flight = Some(in_flight);

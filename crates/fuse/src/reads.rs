@@ -1,17 +1,30 @@
-//! Reads in flight, and the order in which the kernel hears from them where a file ends.
+//! Reads by the kernel of pages behind the end of a file, whose replies tell it where the file ends.
 //!
-//! The kernel takes a reply that is shorter than it asked for as the end of the file, where it believed in a larger size: at
-//! the offset of the read and the bytes that came. Of reads that it sent together only the first short reply counts
-//! (`fuse_read_update_size` in fs/fuse/file.c). So when one that begins behind the end was answered before the one that
-//! reaches over it, the file seemed to end where the first one began, with zeros from its end up to there.
+//! Where the kernel believes in a larger size than the file has, which another mount has cut, it reads pages behind the end too.
+//! A reply that is shorter than it asked for it takes as the end: at the read's offset and the bytes that came. Of reads
+//! that it sent together only the first short reply counts (`fuse_read_update_size` in fs/fuse/file.c). So when one that lies
+//! behind the end was answered before the one that reaches over it, the file seemed to end where the first one began, with
+//! zeros from its end up to there. Two readers share the pages ahead between them, so either read may be sent first, and
+//! the other one late.
 //!
-//! Invariant: a read that found nothing is answered after all that came before it and begin at a smaller offset. None of
-//! these waits for it, or for a lease.
+//! So the first read of a page behind the end is refused: it is one of pages ahead, which nobody waits for, and changes no size.
+//! Who comes to such a page has the kernel read it alone, and that is answered, after all reads before it.
+//!
+//! Invariants:
+//! - a page is refused once until it is read again or dropped, and never when there is no room to remember it;
+//! - a read that is answered with nothing is answered after those that begin at smaller offsets and were in flight before its
+//!   answer was known. None of these waits for it, or for a lease.
 
 use penstock_base::{HashMap, Ino};
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use tokio::sync::Notify;
+
+/// Ranges of pages of one file that were refused.
+const MOST_REFUSED: usize = 64;
+/// Files with such pages.
+const MOST_FILES: usize = 4096;
 
 #[derive(Clone, Copy)]
 struct Read {
@@ -19,11 +32,18 @@ struct Read {
     offset: u64,
 }
 
-/// The reads of one mount that have their lease and are not answered.
+/// Pages that were refused, after so many reads.
+struct Refused {
+    number: u64,
+    bytes: Range<u64>,
+}
+
+/// The reads of one mount that have their lease and are not answered, and what was refused.
 #[derive(Default)]
 pub(crate) struct Reads {
     last: Cell<u64>,
     files: RefCell<HashMap<Ino, Vec<Read>>>,
+    refused: RefCell<HashMap<Ino, Vec<Refused>>>,
     answered: Notify,
 }
 
@@ -43,19 +63,64 @@ impl Reads {
         InFlight { reads: self.clone(), ino, read }
     }
 
-    fn is_first(&self, ino: Ino, read: Read) -> bool {
+    /// A read of pages found nothing. Returns whether it is to be refused.
+    pub(crate) fn refuses(&self, ino: Ino, bytes: Range<u64>) -> bool {
+        let mut refused = self.refused.borrow_mut();
+        if !refused.contains_key(&ino) && refused.len() >= MOST_FILES {
+            return false;
+        }
+        let ranges = refused.entry(ino).or_default();
+        let again = ranges.iter().any(|range| range.bytes.start < bytes.end && bytes.start < range.bytes.end);
+        if !again {
+            let room = ranges.len() < MOST_REFUSED;
+            if room {
+                ranges.push(Refused { number: self.last.get(), bytes });
+            }
+            return room;
+        }
+        let rest = |Refused { number, bytes: range }| {
+            let (before, behind) =
+                (range.start..range.end.min(bytes.start), range.start.max(bytes.end)..range.end);
+            [before, behind].into_iter().map(move |bytes| Refused { number, bytes })
+        };
+        let kept = std::mem::take(ranges).into_iter().flat_map(rest).filter(|range| !range.bytes.is_empty());
+        *ranges = kept.collect();
+        if ranges.is_empty() {
+            refused.remove(&ino);
+        }
+        false
+    }
+
+    /// A mark for [`Reads::dropped`].
+    pub(crate) fn mark(&self) -> u64 {
+        self.last.get()
+    }
+
+    /// The kernel has dropped all pages of a file that it had at a mark.
+    pub(crate) fn dropped(&self, ino: Ino, mark: u64) {
+        let mut refused = self.refused.borrow_mut();
+        if let Some(ranges) = refused.get_mut(&ino) {
+            ranges.retain(|range| range.number > mark);
+            if ranges.is_empty() {
+                refused.remove(&ino);
+            }
+        }
+    }
+
+    fn waits(&self, ino: Ino, before: u64, offset: u64) -> bool {
         let files = self.files.borrow();
-        let before = |other: &Read| other.number < read.number && other.offset < read.offset;
-        !files.get(&ino).is_some_and(|reads| reads.iter().any(before))
+        let of = |other: &Read| other.number <= before && other.offset < offset;
+        files.get(&ino).is_some_and(|reads| reads.iter().any(of))
     }
 }
 
 impl InFlight {
-    /// Waits until those are answered that came before this one and begin before it.
+    /// Waits until those are answered that are in flight by now and begin before this one.
     pub(crate) async fn first(&self) {
+        let before = self.reads.last.get();
         loop {
             let answered = self.reads.answered.notified();
-            if self.reads.is_first(self.ino, self.read) {
+            if !self.reads.waits(self.ino, before, self.read.offset) {
                 return;
             }
             answered.await;
@@ -84,16 +149,40 @@ mod tests {
     #[test]
     fn a_read_behind_the_end_is_answered_after_those_before_it() {
         let (reads, ino) = (Rc::new(Reads::default()), Ino(5));
-        let over = reads.begins(ino, 0);
         let behind = reads.begins(ino, 16_384);
-        let later = reads.begins(ino, 4096);
+        let over = reads.begins(ino, 0);
         let elsewhere = reads.begins(Ino(6), 16_384);
         assert!(over.first().now_or_never().is_some());
         assert!(elsewhere.first().now_or_never().is_some());
-        assert!(behind.first().now_or_never().is_none());
+        let mut waits = Box::pin(behind.first());
+        assert!(waits.as_mut().now_or_never().is_none());
+        let later = reads.begins(ino, 4096);
         drop(over);
-        assert!(behind.first().now_or_never().is_some(), "one that came later is not waited for");
+        assert!(waits.as_mut().now_or_never().is_some(), "one that came later is not waited for");
+        drop(waits);
         drop((behind, later, elsewhere));
         assert!(reads.files.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_page_behind_the_end_is_refused_once() {
+        let (reads, ino) = (Reads::default(), Ino(5));
+        assert!(reads.refuses(ino, 24_576..32_768));
+        assert!(!reads.refuses(ino, 24_576..28_672), "it is read again");
+        assert!(reads.refuses(ino, 24_576..28_672), "another time it is ahead again");
+        assert!(!reads.refuses(ino, 28_672..32_768));
+        reads.dropped(ino, reads.mark());
+        assert!(reads.refuses(ino, 24_576..28_672));
+        for page in 100..200 {
+            let at = page * 4096;
+            assert_eq!(reads.refuses(ino, at..at + 4096), page < 163, "page {page}");
+        }
+        let (reads, mark) = (Rc::new(reads), 0);
+        drop(reads.begins(ino, 0));
+        assert!(reads.refuses(Ino(6), 0..4096));
+        reads.dropped(ino, mark);
+        reads.dropped(Ino(6), mark);
+        assert!(reads.refuses(ino, 409_600..413_696), "it was dropped");
+        assert!(!reads.refuses(Ino(6), 0..4096), "refused after the mark, it may be there");
     }
 }

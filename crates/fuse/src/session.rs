@@ -9,7 +9,6 @@ use crate::cache::Cache;
 use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::known::KnownSizes;
 use crate::latency::{FuseLatency, Op};
-use crate::reads::Reads;
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::future::{Either, select};
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino, Noted};
@@ -61,8 +60,6 @@ pub(crate) struct Session {
     pub(crate) writers: RefCell<HashSet<u64>>,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
-    /// Reads in flight while there are other mounts.
-    pub(crate) reads: Rc<Reads>,
     /// By handle, the file and who locked bytes of it through that handle.
     pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
     /// By handle, the losses of writes to its file that were told through it.
@@ -99,7 +96,6 @@ impl Session {
             last_handle: Cell::new(0),
             writers: RefCell::default(),
             sizes: KnownSizes::default(),
-            reads: Rc::default(),
             lockers: RefCell::default(),
             seen_losses: RefCell::default(),
             without_capability: Noted::default(),

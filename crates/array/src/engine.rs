@@ -11,6 +11,7 @@ use crate::member::Member;
 use crate::notes::Note;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, Ownership};
+use crate::reconfigure::Mending;
 use crate::roster::Roster;
 use crate::strip::TrailerCache;
 use crate::table::StripeTable;
@@ -149,7 +150,7 @@ pub struct Array {
     pub(crate) scrub_stop: Cell<bool>,
     pub(crate) notes: RefCell<VecDeque<Note>>,
     pub(crate) metadata_bad: Cell<bool>,
-    pub(crate) mend_wanted: Cell<bool>,
+    pub(crate) mending: Mending,
     /// Somebody waits for room in the log.
     pub(crate) log_short: Cell<bool>,
     /// Blocks of log that the stripes being destaged may take.

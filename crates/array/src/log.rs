@@ -18,7 +18,9 @@ use crate::error::ArrayError;
 use crate::format::record::{Entry, RecordHead, RecordShape, head_blocks};
 use crate::format::segment::SegmentHeader;
 use crate::geometry::Geometry;
+use crate::reconfigure::MEND_AGAIN;
 use futures_util::future::join_all;
+use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, LogSeq, Version};
 use penstock_drive::{Class, Io};
 use std::cell::{Cell, RefCell};
@@ -387,6 +389,9 @@ impl Array {
         while !self.closed.get() {
             match self.log_step().await {
                 Ok(true) => {}
+                Ok(false) if self.mending.is_wanted() => {
+                    let _ = timeout(&self.env, MEND_AGAIN, self.log.wake.notified()).await;
+                }
                 Ok(false) => self.log.wake.notified().await,
                 Err(error) => {
                     self.stop_because(format!("the log cannot go on: {error}"));
@@ -397,7 +402,7 @@ impl Array {
     }
 
     async fn log_step(&self) -> Result<bool, ArrayError> {
-        if self.mend_wanted.get() {
+        if self.mending.is_wanted() {
             self.mend_carriers().await?;
         }
         let items = self.log.take_items();

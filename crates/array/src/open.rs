@@ -15,6 +15,7 @@ use crate::log::{Head, Log, Segment};
 use crate::member::Member;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, ClaimError, Ownership};
+use crate::reconfigure::Mending;
 use crate::roster::Roster;
 use crate::salvage::{self, Salvaged};
 use crate::table::StripeTable;
@@ -250,7 +251,7 @@ fn prepare(
         scrub_stop: Cell::new(false),
         notes: RefCell::default(),
         metadata_bad: Cell::new(false),
-        mend_wanted: Cell::new(false),
+        mending: Mending::default(),
         log_short: Cell::new(false),
         destaging: Cell::new(0),
     })

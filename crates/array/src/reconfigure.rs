@@ -11,13 +11,44 @@ use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
 use crate::ownership::{Claim, ClaimError};
 use futures_util::future::join_all;
-use penstock_base::{BLOCK_BYTES, Buf};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
-use penstock_drive::{Class, DriveHandle, Io, Slice};
+use penstock_drive::{Class, DriveError, DriveHandle, Io, Slice};
+use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 const IO: Io = Io::new(Class::Rebuild, "carrier.copy");
 const COPY_BYTES: u64 = 1 << 20;
+/// Until another carrier is looked for again, after one could not be made.
+pub(crate) const MEND_AGAIN: Duration = Duration::from_secs(10);
+
+/// The search for carriers in place of lost ones.
+#[derive(Debug, Default)]
+pub(crate) struct Mending {
+    wanted: Cell<bool>,
+    /// Nothing is copied before this time.
+    not_before: Cell<Duration>,
+    /// Members that did not take a copy: others come first.
+    refused: Cell<u64>,
+}
+
+impl Mending {
+    /// Whether somebody asked for it and it is not done.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.get()
+    }
+
+    fn is_done(&self) {
+        self.wanted.set(false);
+        self.refused.set(0);
+    }
+
+    fn failed(&self, position: usize, now: Duration) {
+        self.refused.set(self.refused.get() | 1 << position);
+        self.not_before.set(now + MEND_AGAIN);
+    }
+}
 
 /// Puts an array's descriptor and the slice of one of its members into a superblock.
 pub(crate) fn put_descriptor(superblock: &mut Superblock, descriptor: &Descriptor, position: usize) {
@@ -149,7 +180,8 @@ impl Array {
 
     /// Lets the log's writer and the resync task look at the members.
     pub(crate) fn want_mending(&self) {
-        self.mend_wanted.set(true);
+        self.mending.wanted.set(true);
+        self.mending.not_before.set(Duration::ZERO);
         self.log.wake.notify_one();
         self.resync_wake.notify_one();
     }
@@ -218,13 +250,16 @@ impl Array {
         self.record_lost().await
     }
 
-    /// The carriers there should be: those that still serve, and then the first active members.
+    /// The carriers there should be: those that still serve, and then the first active members, last those that did not
+    /// take a copy.
     fn wanted_carriers(&self) -> Vec<usize> {
         let members = self.members.borrow();
         let good = |at: &usize| !members[*at].stale && members[*at].reachable().is_some();
         let desc = self.desc.borrow();
         let mut wanted: Vec<usize> = desc.carriers.iter().map(|at| usize::from(*at)).filter(good).collect();
-        for position in (0..members.len()).filter(good) {
+        let refused = |at: &usize| self.mending.refused.get() & 1 << at != 0;
+        let (last, first): (Vec<usize>, Vec<usize>) = (0..members.len()).filter(good).partition(refused);
+        for position in first.into_iter().chain(last) {
             if wanted.len() < self.geo.carriers() && !wanted.contains(&position) {
                 wanted.push(position);
             }
@@ -241,10 +276,13 @@ impl Array {
 
     /// Replaces lost carriers: copies log, roots and table pages to new members, then records the new set. Only the
     /// log's writer calls it, between two records, so nothing is appended meanwhile; the checkpoint lock keeps roots
-    /// and pages still.
+    /// and pages still. A member that does not take its copy keeps nobody: the carriers that are left go on.
     pub(crate) async fn mend_carriers(&self) -> Result<(), ArrayError> {
         if !self.carriers_need_mending() {
-            self.mend_wanted.set(false);
+            self.mending.is_done();
+            return Ok(());
+        }
+        if self.env.now() < self.mending.not_before.get() {
             return Ok(());
         }
         // A checkpoint in progress writes to the carriers it began with: come back at the next segment.
@@ -256,6 +294,7 @@ impl Array {
         }
         for position in wanted.iter().filter(|at| !old.contains(at)) {
             if !self.copy_carrier(&old, *position).await? {
+                self.mending.failed(*position, self.env.now());
                 return Ok(());
             }
         }
@@ -282,24 +321,34 @@ impl Array {
         self.fail_unwritten(failed).await
     }
 
+    /// Copies what a carrier holds to a member. Returns whether it has all of it.
     async fn copy_carrier(&self, from: &[usize], to: usize) -> Result<bool, ArrayError> {
+        let (life, Some(slice)) = (self.life(to), self.member_slice(to)) else { return Ok(false) };
+        match self.copy_reserved(from, &slice).await {
+            Ok(()) => Ok(self.life(to) == life),
+            Err(DriveError::HostFull) => Ok(false),
+            Err(error) => match self.fail_life(to, life, &error.to_string()).await {
+                Ok(()) => Ok(false),
+                Err(ArrayError::Suspended(why)) => {
+                    tracing::warn!(array = self.name, position = to, why, "no carrier of the log can be made of it");
+                    Ok(false)
+                }
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    async fn copy_reserved(&self, from: &[usize], to: &Slice) -> Result<(), DriveError> {
         let reserved = self.geo.reserved();
         let mut at = reserved.start;
         while at < reserved.end {
             let len = COPY_BYTES.min(reserved.end - at) as usize;
             if self.is_needed(at, len as u64) {
-                let Some(bytes) = self.read_any(from, at, len).await else { return Ok(false) };
-                if self.write_member(to, at, bytes, None, IO).await?.is_none() {
-                    return Ok(false);
-                }
+                to.write(at, self.read_most(from, at, len).await, IO).await?;
             }
             at += len as u64;
         }
-        let (life, Some(slice)) = (self.life(to), self.member_slice(to)) else { return Ok(false) };
-        match slice.flush(IO).await {
-            Ok(()) => Ok(self.life(to) == life),
-            Err(error) => self.fail_life(to, life, &error.to_string()).await.map(|()| false),
-        }
+        to.flush(IO).await
     }
 
     /// Whether a range of the reserved part holds live segments, roots or pages.
@@ -312,10 +361,27 @@ impl Array {
         at + len > log_end || (at / segment_bytes..=(at + len - 1) / segment_bytes).any(in_use)
     }
 
+    /// What the carriers hold in a range, block by block where none can read all of it. A block that nobody can read is zeros
+    /// in the copy, so that nothing which the drive held before passes for it.
+    ///
     /// Copies verified structures only in the sense that every one carries its own checksum: a rotten source block is
     /// found, and mended from the other carriers, by the scrub that follows a change of carriers.
+    async fn read_most(&self, from: &[usize], at: u64, len: usize) -> Buf {
+        if let Some(bytes) = self.read_any(from, at, len).await {
+            return bytes;
+        }
+        let mut whole = BufMut::zeroed(len);
+        for (block, target) in whole.as_mut().chunks_exact_mut(BLOCK_BYTES).enumerate() {
+            let offset = at + (block * BLOCK_BYTES) as u64;
+            match self.read_any(from, offset, BLOCK_BYTES).await {
+                Some(bytes) => target.copy_from_slice(&bytes),
+                None => tracing::warn!(array = self.name, offset, "no carrier of the log can read a block"),
+            }
+        }
+        whole.freeze()
+    }
+
     async fn read_any(&self, from: &[usize], at: u64, len: usize) -> Option<Buf> {
-        debug_assert!(len.is_multiple_of(BLOCK_BYTES));
         for carrier in from {
             let Some(slice) = self.member_slice(*carrier) else { continue };
             if let Ok(bytes) = slice.read(at, len, IO).await {

@@ -470,3 +470,82 @@ fn a_record_torn_on_one_carrier_is_the_end_although_another_cannot_be_read() {
     assert_eq!(found, [1, 0], "what was durable before is there, what was torn is not");
     world.destroy();
 }
+
+/// One carrier of the log goes, and each of the two that are left has a bad sector of its own: the log's writer copied all of
+/// it to a new carrier again before every record, and never had one.
+#[test]
+fn carriers_with_a_bad_sector_each_make_a_whole_one() {
+    let mut site = Site::new(spec(4, 2));
+    let world = World::new(9800);
+    const BAD: [(usize, u64); 2] = [(1, 4), (2, 6)];
+    let (count, more) = (10, 5);
+    let done = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        for tag in 1..=count {
+            write(&machine, tag, tag).await?;
+            machine.volume.flush().await?;
+        }
+        let first = SLICE_AT + machine.array.geometry().segment_at(1);
+        for (carrier, block) in BAD {
+            let at = first + block * BLOCK_BYTES as u64;
+            machine.drives[carrier].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64);
+        }
+        machine.drives[0].as_ref().unwrap().set_gone(true);
+        for tag in count + 1..=count + more {
+            write(&machine, tag, tag).await?;
+            machine.volume.flush().await?;
+        }
+        Ok::<_, ArrayError>(first)
+    });
+    let first = done.unwrap().unwrap();
+    world.destroy();
+    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    // The new one holds what either of the others cannot read.
+    site.prepare = Box::new(move |number, drive| {
+        for (_, block) in BAD.into_iter().filter(|(carrier, _)| *carrier == number) {
+            let at = first + block * BLOCK_BYTES as u64;
+            drive.set_unreadable(at..at + BLOCK_BYTES as u64);
+        }
+    });
+    let world = World::new(9801);
+    let found = world.run(async {
+        let machine = site.open(&world, &[0, 1]).await?;
+        let found = tags(&machine.volume, 1, count + more).await?;
+        machine.array.stop();
+        Ok::<_, ArrayError>(found)
+    });
+    assert_eq!(found.unwrap().unwrap(), (1..=count + more).collect::<Vec<_>>());
+    world.destroy();
+}
+
+/// No further member may be lost, and the one that should carry the log in place of a lost one takes no writes: the log
+/// waited for it, and with it everybody.
+#[test]
+fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(9900);
+    let done = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        write(&machine, 1, 1).await?;
+        machine.volume.flush().await?;
+        let bad = machine.drives[3].as_ref().unwrap();
+        let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        (0..10_000).for_each(|_| bad.plant_within(Op::Write, 0, Fault::Fail, reserved.clone()));
+        machine.array.fail_member(5, "gone").await?;
+        machine.drives[0].as_ref().unwrap().set_gone(true);
+        for tag in 2..=40 {
+            let one = async {
+                write(&machine, tag % 8, tag).await?;
+                machine.volume.flush().await
+            };
+            timeout(&machine.env, Duration::from_secs(60), one).await.expect("it is written")?;
+        }
+        // Another member takes its place; the failing one serves where it can.
+        machine.env.sleep(Duration::from_secs(60)).await;
+        let found = tags(&machine.volume, 0, 8).await?;
+        machine.array.stop();
+        Ok::<_, ArrayError>(found)
+    });
+    assert_eq!(done.unwrap().unwrap(), [40, 33, 34, 35, 36, 37, 38, 39]);
+    world.destroy();
+}

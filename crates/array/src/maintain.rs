@@ -284,7 +284,8 @@ impl Array {
             if self.fresh_misses(u64::MAX) {
                 let _ = self.flush(IO.at("rebuild.flush")).await;
             }
-            let carriers = self.mending.is_wanted() || self.carriers_need_mending() || self.metadata_bad.get();
+            let carriers =
+                self.mending.is_wanted() || self.carriers_need_mending() || self.metadata_bad.get();
             let busy = self.member_to_mend(0).is_some() || carriers;
             let stuck = !self.unreadable.borrow().is_empty();
             if !busy || stuck || self.closed.get() {

@@ -330,7 +330,12 @@ impl Array {
             Err(error) => match self.fail_life(to, life, &error.to_string()).await {
                 Ok(()) => Ok(false),
                 Err(ArrayError::Suspended(why)) => {
-                    tracing::warn!(array = self.name, position = to, why, "no carrier of the log can be made of it");
+                    tracing::warn!(
+                        array = self.name,
+                        position = to,
+                        why,
+                        "no carrier of the log can be made of it"
+                    );
                     Ok(false)
                 }
                 Err(error) => Err(error),

@@ -20,14 +20,22 @@ pub enum Behind {
     Reserved,
 }
 
+impl Behind {
+    /// What becomes of them when a file of `before` bytes gets `size`: one that is not made shorter keeps what is reserved
+    /// behind its end.
+    pub fn of(size: u64, before: u64) -> Self {
+        if size < before { Self::Dropped } else { Self::Reserved }
+    }
+}
+
 impl Target {
-    /// Makes all blocks of a file from `first_block` on read as zeros and commits that together with `writes`. Later
-    /// writes of an older truncate generation than `cut` are refused.
+    /// Makes these blocks of a file read as zeros and commits that together with `writes`. Later writes of an older truncate
+    /// generation than `cut` are refused. The range ends at a chunk's end.
     pub async fn cut(
         &self,
         branch: u64,
         ino: Ino,
-        first_block: u64,
+        blocks: Range<u64>,
         behind: Behind,
         cut: u64,
         mut writes: WriteSet,
@@ -35,10 +43,13 @@ impl Target {
         let _open = self.gate.read().await;
         let _lock = self.inode_locks.exclusive((branch, ino)).await;
         let per_chunk = u64::from(self.config.chunk_blocks);
-        let first_chunk = first_block / per_chunk;
+        let first_block = blocks.start;
+        debug_assert!(blocks.end == u64::MAX || blocks.end.is_multiple_of(per_chunk));
         let mut locks = Vec::new();
         let mut chunks = Vec::new();
-        for key in self.keys_from(branch, ino, first_chunk).await? {
+        for key in
+            self.keys_within(branch, ino, first_block / per_chunk..blocks.end.div_ceil(per_chunk)).await?
+        {
             locks.push(self.chunk_locks.exclusive(key).await);
             chunks.push((key, self.chunk(key).await?));
         }
@@ -91,7 +102,7 @@ impl Target {
         most: usize,
     ) -> Result<Vec<u64>, ChunkError> {
         let per_chunk = u64::from(self.config.chunk_blocks);
-        let keys = self.keys_from(branch, ino, first_block / per_chunk).await?;
+        let keys = self.keys_within(branch, ino, first_block / per_chunk..u64::MAX).await?;
         let stops = keys.iter().rev().skip(most - 1).step_by(most).map(|key| key.index * per_chunk);
         Ok(stops.filter(|stop| *stop > first_block).collect())
     }
@@ -104,14 +115,23 @@ impl Target {
         keys.iter().for_each(|key| drop(self.chunks.borrow_mut().remove(key)));
     }
 
-    /// Keys of the chunks from `index` on that have a row or are in memory.
-    async fn keys_from(&self, branch: u64, ino: Ino, index: u64) -> Result<BTreeSet<ChunkKey>, ChunkError> {
-        let mut keys: BTreeSet<ChunkKey> =
-            self.keys_of(branch, ino, |_| true).into_iter().filter(|key| key.index >= index).collect();
+    /// Keys of the chunks with these indices that have a row or are in memory.
+    async fn keys_within(
+        &self,
+        branch: u64,
+        ino: Ino,
+        indices: Range<u64>,
+    ) -> Result<BTreeSet<ChunkKey>, ChunkError> {
+        let known = self.keys_of(branch, ino, |_| true).into_iter();
+        let mut keys: BTreeSet<ChunkKey> = known.filter(|key| indices.contains(&key.index)).collect();
         if self.whole.contains(&(branch, ino)) {
             return Ok(keys);
         }
-        for_each(&*self.kv, map_range(branch, ino, index), |key, _| {
+        let (from, mut until) = map_range(branch, ino, indices.start);
+        if indices.end < u64::MAX {
+            until = map_range(branch, ino, indices.end).0;
+        }
+        for_each(&*self.kv, (from, until), |key, _| {
             keys.insert(ChunkKey::decode(key)?.0);
             Ok::<_, ChunkError>(())
         })

@@ -85,7 +85,7 @@ impl MetaTarget {
         }
         // By the chunks that exist: its size says nothing of how many these are.
         for stop in self.target.cut_steps(0, ino, 0, STEP_CHUNKS).await? {
-            self.target.cut(0, ino, stop, Behind::Dropped, u64::MAX, WriteSet::new()).await?;
+            self.target.cut(0, ino, stop..u64::MAX, Behind::Dropped, u64::MAX, WriteSet::new()).await?;
         }
         let _one = self.changing.lock().await;
         // Looked at again: a repair may have given it a name while this waited.
@@ -103,7 +103,7 @@ impl MetaTarget {
         writes.delete(removed_key(ino));
         self.delete_inode(ino, &mut writes);
         self.transactions.set(self.transactions.get() + 1);
-        let result = self.target.cut(0, ino, 0, Behind::Dropped, u64::MAX, writes).await;
+        let result = self.target.cut(0, ino, 0..u64::MAX, Behind::Dropped, u64::MAX, writes).await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
         self.cache.borrow_mut().remove(ino);

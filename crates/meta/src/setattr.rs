@@ -26,12 +26,12 @@ impl MetaTarget {
     }
 
     /// Changes attributes. A new size makes what is behind it, and behind the
-    /// old one, read as zeros in the same transaction; a file with many chunks behind it is made shorter in steps before,
+    /// old one, read as zeros in the same transaction; of a file with many chunks behind it most are cleared in steps before,
     /// each a transaction of its own, so that others change names meanwhile.
     pub(crate) async fn set_attr(&self, who: Request, request: SetAttrRequest) -> Result<Vec<u8>, MetaError> {
         let mut known_cut = request.known_cut.filter(|_| !request.grow);
         if let Some(size) = request.size.filter(|_| !request.grow) {
-            self.shorten(Ino(request.ino), size, &mut known_cut).await?;
+            self.clear_behind(Ino(request.ino), size, &mut known_cut).await?;
         }
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
@@ -66,9 +66,7 @@ impl MetaTarget {
             if !request.grow {
                 // Also when the file grows: what a crash left behind its end must not become its contents.
                 inode.cut += 1;
-                // A file that is not made shorter keeps what is reserved behind its end.
-                let behind = if size < inode.size { Behind::Dropped } else { Behind::Reserved };
-                cut_to = Some((size.min(inode.size), behind));
+                cut_to = Some((size.min(inode.size), Behind::of(size, inode.size)));
             }
             inode.size = if request.grow { size.max(inode.size) } else { size };
         }
@@ -83,39 +81,49 @@ impl MetaTarget {
         }
         self.transactions.set(self.transactions.get() + 1);
         let first_block = size.div_ceil(BLOCK_BYTES as u64);
-        let result = self.target.cut(0, inode.ino, first_block, behind, inode.cut, writes).await;
+        let result = self.target.cut(0, inode.ino, first_block..u64::MAX, behind, inode.cut, writes).await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
         self.committed(vec![inode]);
         Ok(reply)
     }
 
-    /// Makes a file shorter, towards `size`, until one transaction suffices for the rest. A crash on the way leaves a file
-    /// of a size between the old one and the new one, with all that it had up to there.
-    async fn shorten(&self, ino: Ino, size: u64, known_cut: &mut Option<u64>) -> Result<(), MetaError> {
+    /// Clears what lies behind a new size of a file, and behind the old one, until one transaction suffices for the rest. A
+    /// crash on the way leaves a file of a size between the two if it is made shorter, with all that it had up to there, and
+    /// of the old size otherwise.
+    async fn clear_behind(&self, ino: Ino, size: u64, known_cut: &mut Option<u64>) -> Result<(), MetaError> {
         let block = BLOCK_BYTES as u64;
         let before = self.inode(ino).await?;
-        if before.kind() != FileKind::Regular || size >= before.size {
+        if before.kind() != FileKind::Regular || size > MAX_SIZE {
             return Ok(());
         }
-        for stop in self.target.cut_steps(0, ino, size.div_ceil(block), STEP_CHUNKS).await? {
+        let behind = Behind::of(size, before.size);
+        let first_block = size.min(before.size).div_ceil(block);
+        let mut until = u64::MAX;
+        for stop in self.target.cut_steps(0, ino, first_block, STEP_CHUNKS).await? {
             let _one = self.changing.lock().await;
             let mut inode = self.inode(ino).await?;
             if inode.nlink == 0 && !self.in_use.borrow().contains_key(&ino) {
                 return Ok(());
             }
             check_cut(&inode, *known_cut)?;
-            let end = stop.saturating_mul(block);
+            if inode.size > before.size || Behind::of(size, inode.size) != behind {
+                // Somebody else has changed it meanwhile.
+                return Ok(());
+            }
             inode.cut += 1;
             *known_cut = known_cut.map(|_| inode.cut);
-            inode.size = inode.size.min(end);
+            if behind == Behind::Dropped {
+                inode.size = inode.size.min(stop.saturating_mul(block));
+            }
             let mut writes = WriteSet::new();
             writes.put(inode_key(ino), inode.encode());
             self.transactions.set(self.transactions.get() + 1);
-            let result = self.target.cut(0, ino, stop, Behind::Dropped, inode.cut, writes).await;
+            let result = self.target.cut(0, ino, stop..until, behind, inode.cut, writes).await;
             self.transactions.set(self.transactions.get() + 1);
             result?;
             self.committed(vec![inode]);
+            until = stop;
         }
         Ok(())
     }

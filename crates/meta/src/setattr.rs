@@ -19,6 +19,14 @@ const MAX_SIZE: u64 = 1 << 62;
 /// Bytes of rows that an inode with its name takes, for statfs.
 const INODE_BYTES: u64 = 512;
 
+/// Blocks behind the end of a file that read as zeros as of a truncate generation.
+#[derive(Clone, Copy)]
+struct Cleared {
+    cut: u64,
+    /// The first of them.
+    from: u64,
+}
+
 impl MetaTarget {
     /// Attributes of an inode.
     pub(crate) async fn get_attr(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
@@ -30,12 +38,15 @@ impl MetaTarget {
     /// each a transaction of its own, so that others change names meanwhile.
     pub(crate) async fn set_attr(&self, who: Request, request: SetAttrRequest) -> Result<Vec<u8>, MetaError> {
         let mut known_cut = request.known_cut.filter(|_| !request.grow);
+        let mut cleared = None;
         if let Some(size) = request.size.filter(|_| !request.grow) {
-            self.clear_behind(Ino(request.ino), size, &mut known_cut).await?;
+            cleared = self.clear_behind(Ino(request.ino), size, &mut known_cut).await?;
         }
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
         check_cut(&inode, known_cut)?;
+        let until =
+            cleared.filter(|cleared| cleared.cut == inode.cut).map_or(u64::MAX, |cleared| cleared.from);
         let now = self.now_ns();
         let mut writes = WriteSet::new();
         if request.drop_set_id {
@@ -81,7 +92,7 @@ impl MetaTarget {
         }
         self.transactions.set(self.transactions.get() + 1);
         let first_block = size.div_ceil(BLOCK_BYTES as u64);
-        let result = self.target.cut(0, inode.ino, first_block..u64::MAX, behind, inode.cut, writes).await;
+        let result = self.target.cut(0, inode.ino, first_block..until, behind, inode.cut, writes).await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
         self.committed(vec![inode]);
@@ -90,42 +101,50 @@ impl MetaTarget {
 
     /// Clears what lies behind a new size of a file, and behind the old one, until one transaction suffices for the rest. A
     /// crash on the way leaves a file of a size between the two if it is made shorter, with all that it had up to there, and
-    /// of the old size otherwise.
-    async fn clear_behind(&self, ino: Ino, size: u64, known_cut: &mut Option<u64>) -> Result<(), MetaError> {
+    /// of the old size otherwise. Returns what was cleared.
+    async fn clear_behind(
+        &self,
+        ino: Ino,
+        size: u64,
+        known_cut: &mut Option<u64>,
+    ) -> Result<Option<Cleared>, MetaError> {
         let block = BLOCK_BYTES as u64;
         let before = self.inode(ino).await?;
         if before.kind() != FileKind::Regular || size > MAX_SIZE {
-            return Ok(());
+            return Ok(None);
         }
         let behind = Behind::of(size, before.size);
         let first_block = size.min(before.size).div_ceil(block);
-        let mut until = u64::MAX;
+        let mut cleared: Option<Cleared> = None;
         for stop in self.target.cut_steps(0, ino, first_block, STEP_CHUNKS).await? {
             let _one = self.changing.lock().await;
             let mut inode = self.inode(ino).await?;
             if inode.nlink == 0 && !self.in_use.borrow().contains_key(&ino) {
-                return Ok(());
+                return Ok(None);
             }
             check_cut(&inode, *known_cut)?;
             if inode.size > before.size || Behind::of(size, inode.size) != behind {
                 // Somebody else has changed it meanwhile.
-                return Ok(());
+                return Ok(None);
             }
             inode.cut += 1;
             *known_cut = known_cut.map(|_| inode.cut);
             if behind == Behind::Dropped {
                 inode.size = inode.size.min(stop.saturating_mul(block));
             }
-            let mut writes = WriteSet::new();
+            let (mut writes, cut) = (WriteSet::new(), inode.cut);
             writes.put(inode_key(ino), inode.encode());
             self.transactions.set(self.transactions.get() + 1);
-            let result = self.target.cut(0, ino, stop..until, behind, inode.cut, writes).await;
+            // Whoever wrote there since knew this truncate generation, for which he needs the lease of who cuts the file.
+            let until =
+                cleared.filter(|cleared| cleared.cut + 1 == cut).map_or(u64::MAX, |cleared| cleared.from);
+            let result = self.target.cut(0, ino, stop..until, behind, cut, writes).await;
             self.transactions.set(self.transactions.get() + 1);
             result?;
             self.committed(vec![inode]);
-            until = stop;
+            cleared = Some(Cleared { cut, from: stop });
         }
-        Ok(())
+        Ok(cleared)
     }
 
     /// How full the file system is: blocks by the target, inodes by the key-value store.

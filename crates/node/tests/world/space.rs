@@ -203,3 +203,46 @@ fn a_copy_is_exact_at_any_offset_and_ends_with_its_source() {
         assert_eq!(failure.errno, EFBIG);
     });
 }
+
+/// More chunks behind the end than one transaction takes: what is behind reads as zeros and is given back, in steps.
+#[test]
+fn files_with_many_chunks_are_cut_in_steps() {
+    on_machine(66, async |machine| {
+        const CHUNKS: u64 = 9000;
+        let client = machine.client.clone();
+        let free = client.stat_fs().await.unwrap().free_blocks;
+        let ino = make_file(&machine, "long").await.unwrap();
+        let resize = async |size: u64| {
+            let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
+            assert_eq!(client.set_attr(change).await.unwrap().size, size);
+        };
+        let at = |chunk: u64| chunk << 20;
+        client.write(ino, 0, &[1; 100]).await.unwrap();
+        for chunk in 1..CHUNKS {
+            client.change_space(ino, at(chunk), BLOCK, Reserve, true).await.unwrap();
+        }
+        assert!(client.stat_fs().await.unwrap().free_blocks + CHUNKS <= free);
+        // They stay reserved, and read as zeros.
+        for size in [at(CHUNKS), 200, at(CHUNKS)] {
+            resize(size).await;
+            for chunk in [1, 4000, CHUNKS - 1].into_iter().filter(|chunk| at(*chunk) < size) {
+                let found = client.read(ino, at(chunk), BLOCK).await.unwrap();
+                assert_eq!(penstock_base::buf::gather(&found)[..], [0; BLOCK as usize], "chunk {chunk}");
+                client.write(ino, at(chunk), &[2; BLOCK as usize]).await.unwrap();
+            }
+        }
+        // A second client looks meanwhile.
+        let names = async {
+            for number in 0..20 {
+                machine.env.sleep(std::time::Duration::from_millis(1)).await;
+                make_file(&machine, &format!("other-{number}")).await.unwrap();
+            }
+        };
+        futures_util::future::join(resize(50), names).await;
+        resize(at(CHUNKS)).await;
+        for chunk in [1, 4000, CHUNKS - 1] {
+            let found = client.read(ino, at(chunk), BLOCK).await.unwrap();
+            assert_eq!(penstock_base::buf::gather(&found)[..], [0; BLOCK as usize], "chunk {chunk}");
+        }
+    });
+}

@@ -211,7 +211,7 @@ fn files_with_many_chunks_are_cut_in_steps() {
         const CHUNKS: u64 = 9000;
         let client = machine.client.clone();
         let free = client.stat_fs().await.unwrap().free_blocks;
-        let ino = make_file(&machine, "long").await.unwrap();
+        let ino = make_file(machine, "long").await.unwrap();
         let resize = async |size: u64| {
             let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
             assert_eq!(client.set_attr(change).await.unwrap().size, size);
@@ -235,7 +235,7 @@ fn files_with_many_chunks_are_cut_in_steps() {
         let names = async {
             for number in 0..20 {
                 machine.env.sleep(std::time::Duration::from_millis(1)).await;
-                make_file(&machine, &format!("other-{number}")).await.unwrap();
+                make_file(machine, &format!("other-{number}")).await.unwrap();
             }
         };
         futures_util::future::join(resize(50), names).await;

@@ -2,7 +2,9 @@
 
 use crate::store::{Store, can_mount, shell, wait_until};
 use rustix::fs::XattrFlags;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Output, Stdio};
 
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
@@ -106,7 +108,7 @@ fn too_many_lost_drives_are_refused_and_a_store_is_never_made_over_one() {
     still_there(&store);
     store.down();
     for path in &paths {
-        let file = std::fs::File::options().write(true).open(path).unwrap();
+        let file = File::options().write(true).open(path).unwrap();
         file.write_all_at(&[7; 65536], 0).unwrap();
         file.write_all_at(&[7; 65536], file.metadata().unwrap().len() - 65536).unwrap();
     }
@@ -339,7 +341,7 @@ fn a_user_without_rights_stops_nobody_and_keeps_no_privileges() {
     let value = vec![b'v'; 65536];
     let full = (0..3000).find_map(|number: u32| {
         let file = format!("x{}", number / 100);
-        let made = std::fs::File::options().create(true).append(true).open(store.mount.join(&file));
+        let made = File::options().create(true).append(true).open(store.mount.join(&file));
         let done = made.map_err(|error| error.raw_os_error());
         let done = done.and_then(|_| {
             set(&file, &format!("user.{number}"), &value).map_err(|error| Some(error.raw_os_error()))
@@ -407,5 +409,38 @@ fn signals_stop_it_in_order() {
         store.up();
         still_there(&store);
     }
+    store.down();
+}
+
+/// Any file was taken for a blank drive, and removed: a photograph, and a drive that another store had in use.
+#[test]
+fn a_replacement_writes_over_nothing_that_somebody_may_want() {
+    let Some(store) = started("wanted") else { return };
+    let Some(other) = started("wanted-by-another") else { return };
+    let drives = store.drives();
+    let (failed, kept) = (&drives[0].0, &drives[1].1);
+    store.ok(&["drive", "fail", failed]);
+    let replaced = |path: &Path| store.run(&["drive", "replace", failed, path.to_str().unwrap(), "--yes"]);
+    let photograph = store.home.join("photograph");
+    std::fs::write(&photograph, [9; 100_000]).unwrap();
+    let blank = store.home.join("zeros");
+    std::fs::write(&blank, vec![0; 8 << 20]).unwrap();
+    let theirs = &other.drives()[0].1;
+    for (path, why) in [
+        (photograph.as_path(), "not written over"),
+        (blank.as_path(), "a file with contents"),
+        (kept.as_path(), "in use"),
+        (theirs.as_path(), "not written over"),
+        (store.home.as_path(), ""),
+    ] {
+        refused(&replaced(path), &[why]);
+    }
+    assert_eq!(std::fs::read(&photograph).unwrap(), [9; 100_000]);
+    // Nor when the other store is stopped.
+    other.down();
+    refused(&replaced(theirs), &["of another store"]);
+    other.up();
+    other.down();
+    store.replace_missing();
     store.down();
 }

@@ -1,6 +1,7 @@
 //! Clients in other processes: connections that break, sessions that end, and a service that is started again.
 
 use crate::machine::{Machine, Site};
+use penstock_base::env::timeout;
 use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
 use penstock_client::{Client, Failure};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
@@ -518,24 +519,7 @@ fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
         let (client, remote) = mount(&machine, &way).await;
         let ino = make(&client, "file").await.unwrap();
         client.fsync(ino).await.unwrap();
-        let mut full = None;
-        for number in 0..5000 {
-            let file = make(&machine.client, &format!("full {number}")).await;
-            let Ok(file) = file.map_err(|failure| full = Some(failure)) else { break };
-            let request = XattrRequest {
-                ino: file.0,
-                name: b"user.v".into(),
-                value: vec![7; 60_000],
-                ..XattrRequest::default()
-            };
-            if let Err(failure) = machine.client.set_xattr(request).await {
-                full = Some(failure);
-                break;
-            }
-        }
-        let full = full.expect("rows have an end");
-        assert_eq!(full.kind, Todo::NoSpace, "{full}");
-        while make(&machine.client, &format!("more {}", machine.world.below(1 << 40))).await.is_ok() {}
+        fill_rows(&machine).await;
         client.write(ino, 0, b"these").await.unwrap();
         let asked = machine.client.get_attr(ino).await.map(|attr| attr.size);
         let synced = machine.client.fsync(ino).await;
@@ -543,6 +527,54 @@ fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
             Ok(size) => assert_eq!((size, synced.is_ok()), (5, true)),
             Err(failure) => assert!(failure.message.contains("make known") && synced.is_err(), "{failure}"),
         }
+        remote.close();
+    });
+}
+
+/// Makes names and attributes until there is room for no other row.
+async fn fill_rows(machine: &Machine) {
+    let mut full = None;
+    for number in 0..5000 {
+        let file = make(&machine.client, &format!("full {number}")).await;
+        let Ok(file) = file.map_err(|failure| full = Some(failure)) else { break };
+        let request = XattrRequest {
+            ino: file.0,
+            name: b"user.v".into(),
+            value: vec![7; 60_000],
+            ..XattrRequest::default()
+        };
+        if let Err(failure) = machine.client.set_xattr(request).await {
+            full = Some(failure);
+            break;
+        }
+    }
+    let full = full.expect("rows have an end");
+    assert_eq!(full.kind, Todo::NoSpace, "{full}");
+    while make(&machine.client, &format!("more {}", machine.world.below(1 << 40))).await.is_ok() {}
+}
+
+/// A client that could not settle what it had written kept its lease for ever, and whoever wanted the file waited as long. Now it
+/// is lost after 10 s, and its fsync says so, once.
+#[test]
+fn what_cannot_be_settled_is_lost_and_told() {
+    on_machine(92, async |_, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let ino = make(&client, "file").await.unwrap();
+        client.write(ino, 0, &[1; 100]).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        fill_rows(&machine).await;
+        // Each in a chunk of its own, which needs a row.
+        for chunk in 0..64u64 {
+            client.write(ino, chunk << 20, &[2; 4096]).await.unwrap();
+        }
+        let read = machine.client.read(ino, 0, 100);
+        let read = timeout(&machine.env, Duration::from_secs(60), read).await.expect("the lease comes");
+        assert!(read.is_ok());
+        let synced = client.fsync(ino).await;
+        assert!(!client.is_unsettled(ino));
+        assert_eq!(synced.unwrap_err().errno, EIO);
+        assert!(client.fsync(ino).await.is_ok(), "it is told once");
         remote.close();
     });
 }

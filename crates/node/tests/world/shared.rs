@@ -410,6 +410,42 @@ fn the_time_of_a_change_never_goes_back() {
     });
 }
 
+/// A time that a program set was overtaken by that of the write before it, which another client's look had sent.
+#[test]
+fn a_time_that_was_set_stays() {
+    for seed in 300..312 {
+        on_machine(seed, async |_, machine| {
+            let way = Way::new(&machine);
+            let (clients, remotes) = several(&machine, &way, 3).await;
+            let ino = make(&clients[1], "file").await.unwrap();
+            let world = &machine.world;
+            for round in 0..60i64 {
+                let pause = || world.env().sleep(Duration::from_micros(world.below(600)));
+                let set = async {
+                    clients[1].write(ino, round as u64 * 100, &[1; 100]).await.unwrap();
+                    pause().await;
+                    let mtime_ns = Some(round * 1_000_000_007);
+                    let change = SetAttrRequest { ino: ino.0, mtime_ns, ..SetAttrRequest::default() };
+                    clients[1].set_attr(change).await.unwrap();
+                };
+                let look = async {
+                    for _ in 0..4 {
+                        pause().await;
+                        clients[2].get_attr(ino).await.unwrap();
+                    }
+                };
+                futures_util::future::join(set, look).await;
+                for client in &clients {
+                    let found = client.get_attr(ino).await.unwrap().mtime_ns;
+                    assert_eq!(found, round * 1_000_000_007, "seed {seed}, round {round}");
+                }
+            }
+            clients[1].release(ino).await.unwrap();
+            end(machine, clients, remotes).await;
+        });
+    }
+}
+
 /// A number at its limit in a request ended the process.
 #[test]
 fn numbers_at_their_limits_are_answered() {

@@ -23,12 +23,12 @@ impl Session {
         let attr = self.client.get_attr(ino).await?;
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
         // Where programs may have newer bytes, only what none of them can know of.
-        let grows = |attr: &Attr| match self.sizes.of(ino) {
+        let grows = |attr: &Attr| match self.cache.sizes.of(ino) {
             Some(known) => attr.size > known,
             None => self.cache.may_ignore_size(ino),
         };
         if self.client.is_alone() || !is_file || !grows(&attr) {
-            self.sizes.reaches(ino, attr.size);
+            self.cache.sizes.reaches(ino, attr.size);
             return Ok(attr);
         }
         let hold = self.client.hold(ino, Purpose::Read).await?;
@@ -43,7 +43,7 @@ impl Session {
                 self.cache.grow(ino, attr.size, *last).await;
             }
         }
-        self.sizes.reaches(ino, attr.size);
+        self.cache.sizes.reaches(ino, attr.size);
         Ok(attr)
     }
 
@@ -83,8 +83,8 @@ impl Session {
         request.hold = Some(self.client.hold_to_set(&change).await.map_err(fail)?);
         let attr = self.client.set_attr_held(change).await.map_err(fail)?;
         match sizes {
-            true => self.sizes.is_cut(Ino(attr.ino), attr.size),
-            false => self.sizes.reaches(Ino(attr.ino), attr.size),
+            true => self.cache.sizes.is_cut(Ino(attr.ino), attr.size),
+            false => self.cache.sizes.reaches(Ino(attr.ino), attr.size),
         }
         Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
     }

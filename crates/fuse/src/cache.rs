@@ -10,6 +10,7 @@
 
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_STORE, OutHeader, StoreOut};
 use crate::attr::{Root, VALID};
+use crate::known::KnownSizes;
 use crate::reads::Reads;
 use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::KernelCache;
@@ -44,6 +45,8 @@ pub(crate) struct Cache {
     device: Arc<File>,
     noticed: RefCell<HashMap<Ino, Noticed>>,
     pub(crate) reads: Rc<Reads>,
+    /// Files that are open for writing.
+    pub(crate) sizes: KnownSizes,
 }
 
 impl Cache {
@@ -55,6 +58,7 @@ impl Cache {
             device: Arc::new(device),
             noticed: RefCell::default(),
             reads: Rc::default(),
+            sizes: KnownSizes::default(),
         }
     }
 
@@ -116,16 +120,21 @@ fn notify_inval_inode(device: &File, nodeid: u64, bytes: &Range<u64>) -> io::Res
 impl KernelCache for Cache {
     fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
-        let mark = (bytes == (0..u64::MAX)).then(|| self.reads.mark());
+        let all = bytes == (0..u64::MAX);
+        let mark = self.reads.mark();
+        let known = all && self.sizes.drop_begins(ino);
         self.note(ino, true);
         Box::pin(async move {
             let told =
                 penstock_drive::runtime::blocking(move || notify_inval_inode(&device, nodeid, &bytes)).await;
             self.note(ino, false);
-            match (told, mark) {
-                (Ok(()), Some(mark)) => self.reads.dropped(ino, mark),
-                (Ok(()), None) => {}
-                (Err(error), _) => {
+            if known {
+                self.sizes.drop_ends(ino, told.is_err());
+            }
+            match told {
+                Ok(()) if all => self.reads.dropped(ino, mark),
+                Ok(()) => {}
+                Err(error) => {
                     tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
                 }
             }

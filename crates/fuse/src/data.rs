@@ -34,6 +34,9 @@ impl Session {
         let hold = self.client.hold(ino, Purpose::Read).await.map_err(|failure| errno(&failure))?;
         let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
         let result = self.client.read_held(ino, offset, size.into()).await;
+        if read_flags & READ_LOCKOWNER == 0 {
+            self.cache.sizes.reaches(ino, offset.saturating_add(size.into()));
+        }
         let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
         if nothing && in_flight.is_some() && read_flags & READ_LOCKOWNER == 0 {
             // A page, and not what a program waits for.
@@ -68,7 +71,7 @@ impl Session {
         }
         if !pages && OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
             let at = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
-            self.sizes.reaches(ino, at + len as u64);
+            self.cache.sizes.reaches(ino, at + len as u64);
             if at != offset {
                 // It believes that the file ends elsewhere, and may have put the bytes into pages there.
                 self.client.drop_pages_soon(ino);
@@ -77,7 +80,7 @@ impl Session {
             self.client.write_page_held(ino, offset, data, len).await.map_err(fail)?;
         } else {
             self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
-            self.sizes.reaches(ino, offset + len as u64);
+            self.cache.sizes.reaches(ino, offset + len as u64);
         }
         // A page that was written in part is not one that is read from.
         let page = penstock_base::BLOCK_BYTES as u64;
@@ -100,7 +103,7 @@ impl Session {
         self.drop_privileges(request, self.ino(request)).await.map_err(|failure| errno(&failure))?;
         let result = self.client.change_space(self.ino(request), offset, length, change, keep_size).await;
         if result.is_ok() && !keep_size {
-            self.sizes.reaches(self.ino(request), offset.saturating_add(length));
+            self.cache.sizes.reaches(self.ino(request), offset.saturating_add(length));
         }
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
@@ -115,7 +118,7 @@ impl Session {
         self.drop_privileges(request, to.0).await.map_err(|failure| errno(&failure))?;
         let result = self.client.copy((self.ino(request), off_in), to, len).await;
         if let Ok(copied) = &result {
-            self.sizes.reaches(to.0, off_out.saturating_add(*copied));
+            self.cache.sizes.reaches(to.0, off_out.saturating_add(*copied));
         }
         let copied = |copied: u64| Answer::of(&WriteOut { size: copied as u32, padding: 0 });
         result.map(copied).map_err(|failure| errno(&failure))

@@ -1,10 +1,11 @@
-//! Files that are open for writing on this mount, and the sizes that the kernel may know of them.
+//! Files that are open for writing on this mount, and how far the kernel may know them.
 //!
 //! The kernel is told the size of a file that another mount made longer with the file's last byte
 //! ([`crate::cache::Cache::grow`]). A program of this mount may have a newer byte there, in a page that it has mapped,
-//! which nobody else knows of. It can have one only where it knew the file to reach.
+//! which nobody else knows of. It can have one only in a page that the kernel has read since it dropped them all.
 //!
-//! Invariant: while a file is open for writing here, `bytes` is at least every size that the kernel was told of it.
+//! Invariant: while a file is open for writing here, `bytes` is at least the end of every page that the kernel has of it, and
+//! every size that it was told of since it dropped all pages.
 
 use penstock_base::{HashMap, Ino};
 use std::cell::RefCell;
@@ -12,6 +13,17 @@ use std::cell::RefCell;
 struct Known {
     handles: u64,
     bytes: u64,
+    /// Notices to drop all pages that run.
+    drops: u32,
+    /// As `bytes`, since the first of them began.
+    since: u64,
+}
+
+impl Known {
+    fn reaches(&mut self, bytes: u64) {
+        self.bytes = self.bytes.max(bytes);
+        self.since = self.since.max(bytes);
+    }
 }
 
 /// The files, and by handle which of them it may write to.
@@ -25,9 +37,9 @@ impl KnownSizes {
     /// A handle may write to a file of this size.
     pub(crate) fn opened(&self, handle: u64, ino: Ino, bytes: u64) {
         let mut files = self.files.borrow_mut();
-        let known = files.entry(ino).or_insert(Known { handles: 0, bytes });
+        let known = files.entry(ino).or_insert(Known { handles: 0, bytes: 0, drops: 0, since: 0 });
         known.handles += 1;
-        known.bytes = known.bytes.max(bytes);
+        known.reaches(bytes);
         self.handles.borrow_mut().insert(handle, ino);
     }
 
@@ -42,21 +54,48 @@ impl KnownSizes {
         }
     }
 
-    /// The kernel hears, or has made itself, that a file has so many bytes.
+    /// The kernel hears, or has made itself, that a file has so many bytes; or it reads a page up to there.
     pub(crate) fn reaches(&self, ino: Ino, bytes: u64) {
         if let Some(known) = self.files.borrow_mut().get_mut(&ino) {
-            known.bytes = known.bytes.max(bytes);
+            known.reaches(bytes);
+        }
+    }
+
+    /// The kernel begins to drop all pages of a file. Returns whether the end must be told.
+    pub(crate) fn drop_begins(&self, ino: Ino) -> bool {
+        let mut files = self.files.borrow_mut();
+        let Some(known) = files.get_mut(&ino) else { return false };
+        if known.drops == 0 {
+            known.since = 0;
+        }
+        known.drops += 1;
+        true
+    }
+
+    /// It has dropped those that it had when that began, unless `failed`.
+    pub(crate) fn drop_ends(&self, ino: Ino, failed: bool) {
+        // Closed meanwhile, and perhaps opened again, it has begun anew.
+        if let Some(known) = self.files.borrow_mut().get_mut(&ino).filter(|known| known.drops > 0) {
+            known.drops -= 1;
+            if !failed {
+                known.bytes = known.since;
+            }
         }
     }
 
     /// The kernel takes this for the size, whatever it knew before: the reply to a change of it.
     pub(crate) fn is_cut(&self, ino: Ino, bytes: u64) {
         if let Some(known) = self.files.borrow_mut().get_mut(&ino) {
-            known.bytes = bytes;
+            (known.bytes, known.since) = (bytes, bytes);
         }
     }
 
-    /// The largest size that the kernel may know of a file that is open for writing; none of any other.
+    /// Whether a program of this mount may write to a file.
+    pub(crate) fn is_open_for_writing(&self, ino: Ino) -> bool {
+        self.files.borrow().contains_key(&ino)
+    }
+
+    /// How far the kernel may know a file that is open for writing; none of any other.
     pub(crate) fn of(&self, ino: Ino) -> Option<u64> {
         self.files.borrow().get(&ino).map(|known| known.bytes)
     }
@@ -83,5 +122,26 @@ mod tests {
         assert_eq!(sizes.of(ino), Some(10));
         sizes.closed(2);
         assert_eq!(sizes.of(ino), None);
+    }
+
+    #[test]
+    fn what_was_known_goes_with_the_pages() {
+        let (sizes, ino) = (KnownSizes::default(), Ino(7));
+        assert!(!sizes.drop_begins(ino));
+        sizes.opened(1, ino, 100);
+        assert!(sizes.drop_begins(ino));
+        sizes.reaches(ino, 30);
+        assert_eq!(sizes.of(ino), Some(100));
+        assert!(sizes.drop_begins(ino));
+        sizes.drop_ends(ino, false);
+        assert_eq!(sizes.of(ino), Some(30), "read while it dropped them");
+        sizes.drop_ends(ino, false);
+        assert_eq!(sizes.of(ino), Some(30), "the second may have passed it too");
+        assert!(sizes.drop_begins(ino));
+        sizes.drop_ends(ino, true);
+        assert_eq!(sizes.of(ino), Some(30));
+        assert!(sizes.drop_begins(ino));
+        sizes.drop_ends(ino, false);
+        assert_eq!(sizes.of(ino), Some(0));
     }
 }

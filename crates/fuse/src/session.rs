@@ -7,7 +7,6 @@ use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut
 use crate::attr::{Root, VALID};
 use crate::cache::Cache;
 use crate::device::{Answer, Device, Inbox, Received, Request};
-use crate::known::KnownSizes;
 use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::future::{Either, select};
@@ -58,8 +57,6 @@ pub(crate) struct Session {
     last_handle: Cell<u64>,
     /// Handles that write through the page cache.
     pub(crate) writers: RefCell<HashSet<u64>>,
-    /// Files that are open for writing.
-    pub(crate) sizes: KnownSizes,
     /// By handle, the file and who locked bytes of it through that handle.
     pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
     /// By handle, the losses of writes to its file that were told through it.
@@ -95,7 +92,6 @@ impl Session {
             maps_direct: Cell::new(false),
             last_handle: Cell::new(0),
             writers: RefCell::default(),
-            sizes: KnownSizes::default(),
             lockers: RefCell::default(),
             seen_losses: RefCell::default(),
             without_capability: Noted::default(),
@@ -194,7 +190,7 @@ impl Session {
         let mut open_flags = 0;
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
         if writes {
-            self.sizes.opened(handle, ino, size);
+            self.cache.sizes.opened(handle, ino, size);
         }
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
         // go where the end is. It lets one writer at a time through, but for who passes its pages by.
@@ -203,7 +199,12 @@ impl Session {
         // all that it reads would need an exclusive lease too, which readers of two mounts would take from each other
         // under a lock that they share. Each time the kernel might ignore the size that it is told.
         let by_pages = !flags.intersects(OFlags::APPEND | OFlags::DIRECT) && self.client.is_alone();
-        if self.maps_direct.get() && !by_pages && (writes || flags.contains(OFlags::DIRECT)) {
+        //
+        // Nor has a reader of a file that somebody of this mount writes to: of several requests for the size that the kernel
+        // sent before one was answered, it takes the first reply.
+        let shared = !self.client.is_alone() && self.cache.sizes.is_open_for_writing(ino);
+        let direct = writes || flags.contains(OFlags::DIRECT) || shared;
+        if self.maps_direct.get() && !by_pages && direct {
             open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         } else if writes {
             self.writers.borrow_mut().insert(handle);
@@ -226,7 +227,7 @@ impl Session {
     /// Takes a handle back.
     pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
         self.seen_losses.borrow_mut().remove(&handle);
-        self.sizes.closed(handle);
+        self.cache.sizes.closed(handle);
         if self.writers.borrow_mut().remove(&handle) {
             self.client.note_writer(ino, false);
         }

@@ -449,6 +449,8 @@ impl Array {
     /// suspended is stopped as it is, and that is an error: what was flushed is in the log.
     pub async fn close(self: &Rc<Self>) -> Result<(), ArrayError> {
         let work = async {
+            // The next opening needs no record from before: a bad block there is no harm.
+            self.begin_another_segment().await?;
             self.destage_and_checkpoint().await?;
             self.write_checkpoint().await
         };

@@ -104,6 +104,8 @@ pub(crate) struct Log {
     pub(crate) wake: Notify,
     pub(crate) space: Notify,
     shut: Cell<bool>,
+    /// The next record begins another segment.
+    ends_segment: Cell<bool>,
 }
 
 impl Log {
@@ -120,6 +122,7 @@ impl Log {
             wake: Notify::new(),
             space: Notify::new(),
             shut: Cell::new(false),
+            ends_segment: Cell::new(false),
         }
     }
 
@@ -384,6 +387,12 @@ impl Array {
         Ok(())
     }
 
+    /// Has whatever is appended from here on lie in another segment than what was before.
+    pub(crate) async fn begin_another_segment(&self) -> Result<(), ArrayError> {
+        self.log.ends_segment.set(true);
+        self.reserve_versions().await
+    }
+
     /// The writer of the log.
     pub(crate) async fn log_task(self: Rc<Self>) {
         while !self.closed.get() {
@@ -514,7 +523,8 @@ impl Array {
         let payload: Vec<Buf> = items.iter().flat_map(|item| item.payload.iter().cloned()).collect();
         let (bytes, shape) = record.encode(&payload);
         let blocks = (bytes.len() / BLOCK_BYTES) as u32;
-        if head.offset_blocks + blocks > self.log.segment_blocks() {
+        let ends = self.log.ends_segment.take() && head.offset_blocks > 1;
+        if ends || head.offset_blocks + blocks > self.log.segment_blocks() {
             self.begin_segment(record.seq, io).await?;
         }
         let offset_blocks = self.log.head.borrow().offset_blocks;

@@ -11,7 +11,8 @@ use crate::format::segment::SegmentHeader;
 use crate::format::table_page::TablePage;
 use crate::log::Segment;
 use crate::open::PAGES_IN_A_PIECE;
-use crate::salvage;
+use crate::salvage::{self, Salvaged};
+use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
 use penstock_drive::{Class, Io};
 use std::collections::BTreeSet;
@@ -20,14 +21,18 @@ use std::ops::Range;
 const IO: Io = Io::new(Class::Scrub, "metascrub.read");
 
 impl Array {
-    /// Verifies the metadata of the array on all carriers and mends it.
+    /// Verifies the metadata of the array on all carriers and mends it. It stays known as bad while a copy is.
     pub async fn scrub_metadata(&self) -> Result<(), ArrayError> {
         let carriers_epoch = self.desc.borrow().carriers_epoch;
         let unmended = self.scrub_log().await?;
         let (bad_copies, pages) = self.bad_checkpoint_copies().await;
+        let mut whole = true;
         if bad_copies > 0 || unmended {
             self.table.borrow_mut().put_dirty(pages);
             if unmended {
+                // A record that no carrier has whole leaves the chain: what comes from here on lies in another segment,
+                // and with what came before in the strips nobody needs the one that it is in.
+                self.begin_another_segment().await?;
                 self.destage_all().await?;
             }
             // Two checkpoints: both places of the root, and of every bad page, hold good copies afterwards.
@@ -37,9 +42,10 @@ impl Array {
                 self.write_checkpoint().await?;
             }
             self.count(|counts| counts.repaired_blocks += bad_copies);
+            whole = !self.scrub_log().await? && self.bad_checkpoint_copies().await.0 == 0;
         }
         if self.desc.borrow().carriers_epoch == carriers_epoch {
-            self.metadata_bad.set(false);
+            self.metadata_bad.set(!whole);
         }
         // Carriers that could not be mended while the checkpoint was held still.
         self.log.wake.notify_one();
@@ -95,14 +101,13 @@ impl Array {
         let segments: Vec<Segment> = self.log.segments.borrow().iter().cloned().collect();
         let mut unmended = false;
         for segment in segments {
-            let mut copies: Vec<(usize, Option<Buf>)> = Vec::new();
-            for carrier in self.live_carriers() {
-                let Some(slice) = self.member_slice(carrier) else { continue };
-                let bytes = slice
-                    .read(self.geo.segment_at(segment.number), self.geo.segment_bytes as usize, IO)
-                    .await;
-                copies.push((carrier, bytes.ok()));
-            }
+            let (at, len) = (self.geo.segment_at(segment.number), self.geo.segment_bytes as usize);
+            let read = |carrier: usize| async move {
+                let slice = self.member_slice(carrier)?;
+                Some((carrier, salvage::read(&slice, at, len, IO).await))
+            };
+            let copies = join_all(self.live_carriers().into_iter().map(read)).await;
+            let copies: Vec<(usize, Salvaged)> = copies.into_iter().flatten().collect();
             let header = |bytes: &Buf| {
                 SegmentHeader::decode(&bytes[..BLOCK_BYTES])
                     .is_ok_and(|found| found.array == self.id && found.number == segment.number)
@@ -123,12 +128,13 @@ impl Array {
     async fn mend_range(
         &self,
         segment: &Segment,
-        copies: &[(usize, Option<Buf>)],
+        copies: &[(usize, Salvaged)],
         range: Range<usize>,
         good: &dyn Fn(&Buf) -> bool,
     ) -> Result<bool, ArrayError> {
-        let is_good = |copy: &Option<Buf>| copy.as_ref().is_some_and(good);
-        let whole = copies.iter().find(|(_, copy)| is_good(copy)).and_then(|(_, copy)| copy.clone());
+        let (first, blocks) = (range.start / BLOCK_BYTES, range.len() / BLOCK_BYTES);
+        let is_good = |copy: &Salvaged| copy.has(first, blocks) && good(copy.bytes());
+        let whole = copies.iter().find(|(_, copy)| is_good(copy)).map(|(_, copy)| copy.bytes().clone());
         for (carrier, _) in copies.iter().filter(|(_, copy)| !is_good(copy)) {
             self.note_bad_metadata(*carrier, "log");
             let Some(whole) = &whole else { return Ok(true) };

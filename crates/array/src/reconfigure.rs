@@ -9,12 +9,15 @@ use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
+use crate::log::Segment;
 use crate::ownership::{Claim, ClaimError};
+use crate::salvage;
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{Class, DriveError, DriveHandle, Io, Slice};
 use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -44,9 +47,55 @@ impl Mending {
         self.refused.set(0);
     }
 
-    fn failed(&self, position: usize, now: Duration) {
-        self.refused.set(self.refused.get() | 1 << position);
-        self.not_before.set(now + MEND_AGAIN);
+    /// Some are missing after an attempt that took so long: the log stood still for it.
+    fn pause(&self, now: Duration, took: Duration) {
+        self.not_before.set(now + MEND_AGAIN.max(took * 10));
+    }
+}
+
+/// What became of a copy.
+enum Copied {
+    Whole,
+    /// The member did not take it.
+    Refused,
+    /// No carrier that is left can read some block.
+    Unreadable,
+}
+
+/// The carriers that a copy is made from.
+struct Sources {
+    slices: Vec<Slice>,
+    /// By slice: it did not answer, and is not asked again.
+    silent: Vec<bool>,
+}
+
+impl Sources {
+    /// A range, each block from a carrier that can read it.
+    ///
+    /// Copies verified structures only in the sense that every one carries its own checksum: a rotten source block is
+    /// found, and mended from the other carriers, by the scrub that follows a change of carriers.
+    async fn read(&mut self, at: u64, len: usize) -> Option<Buf> {
+        let mut whole = BufMut::zeroed(len);
+        let mut lacking = vec![true; len / BLOCK_BYTES];
+        for (slice, silent) in self.slices.iter().zip(&mut self.silent) {
+            if *silent {
+                continue;
+            }
+            let found = salvage::read(slice, at, len, IO).await;
+            if !found.lacks_some() {
+                return Some(found.bytes().clone());
+            }
+            *silent = !found.answered();
+            for block in (0..lacking.len()).filter(|block| found.has(*block, 1)) {
+                let bytes = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
+                whole.as_mut()[bytes.clone()].copy_from_slice(&found.bytes()[bytes]);
+                lacking[block] = false;
+            }
+            if !lacking.contains(&true) {
+                return Some(whole.freeze());
+            }
+        }
+        None
     }
 }
 
@@ -292,12 +341,29 @@ impl Array {
         if wanted.is_empty() || old.is_empty() {
             return Ok(());
         }
-        for position in wanted.iter().filter(|at| !old.contains(at)) {
-            if !self.copy_carrier(&old, *position).await? {
-                self.mending.failed(*position, self.env.now());
+        let began = self.env.now();
+        let mut wanted_now: Vec<usize> = wanted.iter().copied().filter(|at| old.contains(at)).collect();
+        let kept = wanted_now.len();
+        for position in wanted.iter().copied().filter(|at| !old.contains(at)) {
+            match self.copy_carrier(&old, position).await? {
+                Copied::Whole => wanted_now.push(position),
+                Copied::Refused => self.mending.refused.set(self.mending.refused.get() | 1 << position),
+                Copied::Unreadable => {
+                    // What cannot be read leaves the log when all of it is in the strips.
+                    self.metadata_bad.set(true);
+                    self.repair_wake.notify_one();
+                    break;
+                }
+            }
+        }
+        if wanted_now.len() < wanted.len() {
+            let now = self.env.now();
+            self.mending.pause(now, now - began);
+            if wanted_now.len() == kept {
                 return Ok(());
             }
         }
+        let wanted = wanted_now;
         let _one_at_a_time = self.reconfig.lock().await;
         if wanted.iter().any(|at| self.members.borrow()[*at].stale) {
             return Ok(());
@@ -321,78 +387,58 @@ impl Array {
         self.fail_unwritten(failed).await
     }
 
-    /// Copies what a carrier holds to a member. Returns whether it has all of it.
-    async fn copy_carrier(&self, from: &[usize], to: usize) -> Result<bool, ArrayError> {
-        let (life, Some(slice)) = (self.life(to), self.member_slice(to)) else { return Ok(false) };
-        match self.copy_reserved(from, &slice).await {
-            Ok(()) => Ok(self.life(to) == life),
-            Err(DriveError::HostFull) => Ok(false),
+    /// Copies what a carrier holds to a member.
+    async fn copy_carrier(&self, from: &[usize], to: usize) -> Result<Copied, ArrayError> {
+        let (life, Some(slice)) = (self.life(to), self.member_slice(to)) else { return Ok(Copied::Refused) };
+        let slices: Vec<Slice> = from.iter().filter_map(|carrier| self.member_slice(*carrier)).collect();
+        let mut sources = Sources { silent: vec![false; slices.len()], slices };
+        match self.copy_reserved(&mut sources, &slice).await {
+            Ok(true) if self.life(to) == life => Ok(Copied::Whole),
+            Ok(true) | Err(DriveError::HostFull) => Ok(Copied::Refused),
+            Ok(false) => Ok(Copied::Unreadable),
             Err(error) => match self.fail_life(to, life, &error.to_string()).await {
-                Ok(()) => Ok(false),
+                Ok(()) => Ok(Copied::Refused),
                 Err(ArrayError::Suspended(why)) => {
-                    tracing::warn!(
-                        array = self.name,
-                        position = to,
-                        why,
-                        "no carrier of the log can be made of it"
-                    );
-                    Ok(false)
+                    tracing::warn!(array = self.name, position = to, why, "it takes no copy of the log");
+                    Ok(Copied::Refused)
                 }
                 Err(error) => Err(error),
             },
         }
     }
 
-    async fn copy_reserved(&self, from: &[usize], to: &Slice) -> Result<(), DriveError> {
-        let reserved = self.geo.reserved();
-        let mut at = reserved.start;
-        while at < reserved.end {
-            let len = COPY_BYTES.min(reserved.end - at) as usize;
-            if self.is_needed(at, len as u64) {
-                to.write(at, self.read_most(from, at, len).await, IO).await?;
+    /// Returns whether all could be read.
+    async fn copy_reserved(&self, from: &mut Sources, to: &Slice) -> Result<bool, DriveError> {
+        for range in self.needed_ranges() {
+            for at in range.clone().step_by(COPY_BYTES as usize) {
+                let len = COPY_BYTES.min(range.end - at) as usize;
+                let Some(bytes) = from.read(at, len).await else {
+                    tracing::warn!(
+                        array = self.name,
+                        at,
+                        len,
+                        "no carrier of the log can read a block of these"
+                    );
+                    return Ok(false);
+                };
+                to.write(at, bytes, IO).await?;
             }
-            at += len as u64;
         }
-        to.flush(IO).await
+        to.flush(IO).await.map(|()| true)
     }
 
-    /// Whether a range of the reserved part holds live segments, roots or pages.
-    fn is_needed(&self, at: u64, len: u64) -> bool {
-        let segment_bytes = u64::from(self.geo.segment_bytes);
-        let log_end = self.geo.segments * segment_bytes;
-        let in_use = |slot: u64| {
-            self.log.segments.borrow().iter().any(|segment| segment.number % self.geo.segments == slot)
+    /// Parts of what is reserved that an opening reads: live segments up to their last record, roots, and pages.
+    fn needed_ranges(&self) -> Vec<Range<u64>> {
+        let segments = self.log.segments.borrow();
+        let of = |segment: &Segment| {
+            let at = self.geo.segment_at(segment.number);
+            let end = segment
+                .records
+                .last()
+                .map_or(1, |last| last.offset_blocks + last.shape.head_blocks + last.shape.payload_blocks);
+            at..at + u64::from(end) * BLOCK_BYTES as u64
         };
-        at + len > log_end || (at / segment_bytes..=(at + len - 1) / segment_bytes).any(in_use)
-    }
-
-    /// What the carriers hold in a range, block by block where none can read all of it. A block that nobody can read is zeros
-    /// in the copy, so that nothing which the drive held before passes for it.
-    ///
-    /// Copies verified structures only in the sense that every one carries its own checksum: a rotten source block is
-    /// found, and mended from the other carriers, by the scrub that follows a change of carriers.
-    async fn read_most(&self, from: &[usize], at: u64, len: usize) -> Buf {
-        if let Some(bytes) = self.read_any(from, at, len).await {
-            return bytes;
-        }
-        let mut whole = BufMut::zeroed(len);
-        for (block, target) in whole.as_mut().chunks_exact_mut(BLOCK_BYTES).enumerate() {
-            let offset = at + (block * BLOCK_BYTES) as u64;
-            match self.read_any(from, offset, BLOCK_BYTES).await {
-                Some(bytes) => target.copy_from_slice(&bytes),
-                None => tracing::warn!(array = self.name, offset, "no carrier of the log can read a block"),
-            }
-        }
-        whole.freeze()
-    }
-
-    async fn read_any(&self, from: &[usize], at: u64, len: usize) -> Option<Buf> {
-        for carrier in from {
-            let Some(slice) = self.member_slice(*carrier) else { continue };
-            if let Ok(bytes) = slice.read(at, len, IO).await {
-                return Some(bytes);
-            }
-        }
-        None
+        let log_end = self.geo.segments * u64::from(self.geo.segment_bytes);
+        segments.iter().map(of).chain(std::iter::once(log_end..self.geo.reserved().end)).collect()
     }
 }

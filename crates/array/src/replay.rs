@@ -20,6 +20,7 @@ use crate::salvage::{self, Salvaged};
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, HashMap, LogSeq, crc32c};
 use penstock_drive::{Class, Io, Slice};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const IO: Io = Io::new(Class::Log, "replay.read");
@@ -58,13 +59,26 @@ struct Reader<'a> {
     durable: LogSeq,
     bad_copies: u64,
     mends: Vec<Mend>,
+    /// By carrier: it did not answer, and is not asked again.
+    silent: RefCell<Vec<bool>>,
 }
 
 impl Reader<'_> {
     async fn segment(&self, number: u64) -> Vec<Salvaged> {
-        let at = self.array.geo.segment_at(number);
-        let len = self.array.geo.segment_bytes as usize;
-        join_all(self.carriers.iter().map(|carrier| salvage::read(carrier, at, len, IO))).await
+        self.read(self.array.geo.segment_at(number), self.array.geo.segment_bytes as usize).await
+    }
+
+    /// The same bytes of every carrier.
+    async fn read(&self, at: u64, len: usize) -> Vec<Salvaged> {
+        let one = |(number, carrier)| async move {
+            if self.silent.borrow()[number] {
+                return Salvaged::nothing(len);
+            }
+            let found = salvage::read(carrier, at, len, IO).await;
+            self.silent.borrow_mut()[number] = !found.answered();
+            found
+        };
+        join_all(self.carriers.iter().enumerate().map(one)).await
     }
 
     fn cannot_read(&self, seq: LogSeq) -> ArrayError {
@@ -185,29 +199,41 @@ impl Reader<'_> {
         })
     }
 
-    /// The same for segments with a higher number than the last one of the chain.
+    /// The same for segments with a higher number than the last one of the chain. Where a header cannot be read, or is
+    /// nothing that was written there, the records tell.
     async fn contradicted_later(&self, after: u64, last: LogSeq) -> bool {
         for number in after + 1..after + self.array.geo.segments {
-            let at = self.array.geo.segment_at(number);
-            for carrier in self.carriers {
-                let Ok(block) = carrier.read(at, BLOCK_BYTES, IO).await else { continue };
-                let later = SegmentHeader::decode(&block).is_ok_and(|header| {
-                    header.array == self.array.id && header.number == number && header.first_seq > last
-                });
-                if later && self.contradicted(&self.segment(number).await, BLOCK_BYTES, last) {
-                    return true;
-                }
+            let heads = self.read(self.array.geo.segment_at(number), 2 * BLOCK_BYTES).await;
+            if heads.iter().any(|copy| self.may_be_later(copy, number, last))
+                && self.contradicted(&self.segment(number).await, BLOCK_BYTES, last)
+            {
+                return true;
             }
         }
         false
+    }
+
+    /// Whether a place may hold a segment with records behind `last`, by its first two blocks.
+    fn may_be_later(&self, copy: &Salvaged, number: u64, last: LogSeq) -> bool {
+        match SegmentHeader::decode(&copy.bytes()[..BLOCK_BYTES]) {
+            Ok(header) if header.array == self.array.id => header.number == number && header.first_seq > last,
+            _ => !copy.has(0, 2) || copy.bytes().iter().any(|byte| *byte != 0),
+        }
     }
 }
 
 impl Array {
     /// Reads the log from `carriers`.
     pub(crate) async fn read_log(&self, root: &Root, carriers: &[Slice]) -> Result<Found, ArrayError> {
-        let mut reader =
-            Reader { array: self, root, carriers, durable: root.durable, bad_copies: 0, mends: vec![] };
+        let mut reader = Reader {
+            array: self,
+            root,
+            carriers,
+            durable: root.durable,
+            bad_copies: 0,
+            mends: vec![],
+            silent: RefCell::new(vec![false; carriers.len()]),
+        };
         let (mut seq, mut chain) = (LogSeq(root.replay_seq.0 - 1), root.replay_chain);
         let mut number = root.replay_segment;
         let mut segments = VecDeque::new();

@@ -16,9 +16,24 @@ pub(crate) struct Salvaged {
     bytes: Buf,
     /// By block; empty when all could be read.
     unreadable: Vec<bool>,
+    answered: bool,
 }
 
 impl Salvaged {
+    /// What a drive gives that is not asked.
+    pub(crate) fn nothing(len: usize) -> Self {
+        Self {
+            bytes: BufMut::zeroed(len).freeze(),
+            unreadable: vec![true; len / BLOCK_BYTES],
+            answered: false,
+        }
+    }
+
+    /// Whether the drive said anything, if only that it cannot.
+    pub(crate) fn answered(&self) -> bool {
+        self.answered
+    }
+
     /// The bytes, with zeros in the place of what could not be read.
     pub(crate) fn bytes(&self) -> &Buf {
         &self.bytes
@@ -40,14 +55,14 @@ impl Salvaged {
 /// not answer is not asked again.
 pub(crate) async fn read(slice: &Slice, at: u64, len: usize, io: Io) -> Salvaged {
     assert!(len.is_multiple_of(BLOCK_BYTES), "whole blocks are read");
-    let answers = match slice.read(at, len, io).await {
-        Ok(bytes) => return Salvaged { bytes, unreadable: Vec::new() },
+    let answered = match slice.read(at, len, io).await {
+        Ok(bytes) => return Salvaged { bytes, unreadable: Vec::new(), answered: true },
         Err(DriveError::Io { .. }) => true,
         Err(_) => false,
     };
     let mut bytes = BufMut::zeroed(len);
     let mut unreadable = vec![true; len / BLOCK_BYTES];
-    if answers {
+    if answered {
         let one = |block: usize| async move {
             (block, slice.read(at + (block * BLOCK_BYTES) as u64, BLOCK_BYTES, io).await)
         };
@@ -59,5 +74,5 @@ pub(crate) async fn read(slice: &Slice, at: u64, len: usize, io: Io) -> Salvaged
             }
         }
     }
-    Salvaged { bytes: bytes.freeze(), unreadable }
+    Salvaged { bytes: bytes.freeze(), unreadable, answered }
 }

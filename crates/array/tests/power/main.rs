@@ -3,6 +3,7 @@
 
 mod bench;
 mod campaign;
+mod carriers;
 mod cuts;
 mod faults;
 mod harsh;

@@ -37,6 +37,8 @@ pub struct FileState {
     pub opens: u64,
     /// Those of them that may write through the kernel's pages.
     pub writers: u64,
+    /// The kernel has pages of it that a program may change in a map.
+    pub mapped: bool,
     /// The target holds nothing behind the file's last block.
     pub tail_clean: bool,
     /// Its mode has set-id bits, which a write may take.
@@ -68,6 +70,7 @@ impl FileState {
             writes: 0,
             opens: 0,
             writers: 0,
+            mapped: false,
             tail_clean: false,
             set_id,
             unsynced: false,
@@ -147,6 +150,14 @@ impl Client {
         if let Some(state) = self.files.borrow().get(&ino) {
             let mut state = state.borrow_mut();
             state.writers = if more { state.writers + 1 } else { state.writers.saturating_sub(1) };
+        }
+    }
+
+    /// Notes that the kernel may have pages of an open file that programs change in maps, or has none of these any more. While
+    /// it may, every lease is an exclusive one: two clients that changed parts of one page would write it over each other.
+    pub fn note_mapped(&self, ino: Ino, mapped: bool) {
+        if let Some(state) = self.files.borrow().get(&ino) {
+            state.borrow_mut().mapped = mapped;
         }
     }
 

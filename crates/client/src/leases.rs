@@ -22,6 +22,7 @@
 //!   called others may change the size, so a write there is of the truncate generation that it knows, and is made again
 //!   where that is an older one.
 
+use crate::file::FileState;
 use crate::session::Client;
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
@@ -111,6 +112,8 @@ pub enum Purpose {
 #[derive(Default)]
 pub(crate) struct Leases {
     alone: Cell<bool>,
+    /// It was, and the kernel may have pages of files that no lease is held of.
+    unleased: Cell<bool>,
     /// Holds without a lease.
     busy: Cell<u64>,
     table: RefCell<HashMap<Ino, Lease>>,
@@ -338,7 +341,8 @@ impl Client {
     }
 
     fn is_written(&self, ino: Ino) -> bool {
-        self.files.borrow().get(&ino).is_some_and(|state| state.borrow().writers > 0)
+        let written = |state: &FileState| state.writers > 0 || state.mapped;
+        self.files.borrow().get(&ino).is_some_and(|state| written(&state.borrow()))
     }
 
     /// Gives a lease back, if its grant is none later than `grant`.
@@ -465,14 +469,16 @@ impl Client {
         for (ino, grant) in held {
             self.give_up(ino, grant).await;
         }
-        let open: Vec<Ino> = self.files_where(|_| true);
-        for ino in open {
-            // What the kernel reads from here on it reads with a lease.
-            if let Some(cache) = &cache {
+        let unleased = leases.unleased.get();
+        for ino in self.files_where(|_| true) {
+            // What the kernel reads from here on it reads with a lease. A page that it has locked for a request which waits
+            // for one must not be waited for: others may be as far as this client, and wait for it.
+            if let Some(cache) = cache.as_ref().filter(|_| unleased) {
                 cache.drop_pages(ino, 0..u64::MAX).await;
             }
             self.settle_at_last(ino).await;
         }
+        leases.unleased.set(false);
         if let Some(names_expire) = names_expire {
             names_expire.await;
         }
@@ -530,6 +536,7 @@ impl Client {
                 self.env.spawn("lease call", Box::pin(async move { client.answer(call).await }));
             }
             if reply.alone && !self.leases.alone.replace(true) {
+                self.leases.unleased.set(true);
                 self.leases.kept.clear();
                 self.leases.changed.notify_waiters();
             }

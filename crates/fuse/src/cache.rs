@@ -22,12 +22,16 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use zerocopy::IntoBytes;
 
 /// The kernel counts in ticks, and may be one late.
 const TICKS: Duration = Duration::from_millis(50);
 /// How long after a notice the kernel may still wait for attributes that it asked for before it.
 const CROSSING: Duration = Duration::from_secs(1);
+/// Notices at a time. Each takes a thread while a page that it is about is locked, and the pool that they come from serves
+/// drives too; where all its threads are taken, the worker would wait for one, which waits for the worker.
+const MOST_SENT: usize = 64;
 /// Inodes whose notices are remembered before those that are long over are forgotten.
 const MOST_NOTICED: usize = 1024;
 
@@ -45,6 +49,7 @@ pub(crate) struct Cache {
     device: Arc<File>,
     noticed: RefCell<HashMap<Ino, Noticed>>,
     pub(crate) reads: Rc<Reads>,
+    sending: Rc<Semaphore>,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
 }
@@ -58,6 +63,7 @@ impl Cache {
             device: Arc::new(device),
             noticed: RefCell::default(),
             reads: Rc::default(),
+            sending: Rc::new(Semaphore::new(MOST_SENT)),
             sizes: KnownSizes::default(),
         }
     }
@@ -86,6 +92,7 @@ impl Cache {
     pub(crate) async fn grow(&self, ino: Ino, size: u64, last: u8) {
         let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
         let store = StoreOut { nodeid, offset: size - 1, size: 1, padding: 0 };
+        let _turn = self.sending.acquire().await;
         let told = penstock_drive::runtime::blocking(move || {
             send(&device, NOTIFY_STORE, &[store.as_bytes(), &[last]])
         });
@@ -125,8 +132,10 @@ impl KernelCache for Cache {
         let known = all && self.sizes.drop_begins(ino);
         self.note(ino, true);
         Box::pin(async move {
+            let turn = self.sending.acquire().await;
             let told =
                 penstock_drive::runtime::blocking(move || notify_inval_inode(&device, nodeid, &bytes)).await;
+            drop(turn);
             self.note(ino, false);
             if known {
                 self.sizes.drop_ends(ino, told.is_err());

@@ -31,14 +31,18 @@ impl Session {
     pub(crate) async fn read(&self, request: &mut Request) -> Result<Answer, Errno> {
         let ReadIn { offset, size, read_flags, .. } = request.argument()?;
         let ino = self.ino(request);
+        let pages = read_flags & READ_LOCKOWNER == 0;
+        if pages && self.cache.sizes.is_open_for_writing(ino) {
+            self.client.note_mapped(ino, true);
+        }
         let hold = self.client.hold(ino, Purpose::Read).await.map_err(|failure| errno(&failure))?;
         let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
         let result = self.client.read_held(ino, offset, size.into()).await;
-        if read_flags & READ_LOCKOWNER == 0 {
+        if pages {
             self.cache.sizes.reaches(ino, offset.saturating_add(size.into()));
         }
         let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
-        if nothing && in_flight.is_some() && read_flags & READ_LOCKOWNER == 0 {
+        if nothing && in_flight.is_some() && pages {
             // A page, and not what a program waits for.
             if self.cache.reads.refuses(ino, offset..offset.saturating_add(size.into())) {
                 return Err(Errno::INTR);

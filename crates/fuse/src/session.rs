@@ -218,7 +218,8 @@ impl Session {
                 }
             }
         }
-        if self.client.keeps_pages(ino) {
+        // Whoever may change pages begins with none that were read under a shared lease.
+        if self.client.keeps_pages(ino) && (!writes || self.client.is_alone()) {
             open_flags |= fopen::KEEP_CACHE;
         }
         Ok(OpenOut { fh: handle, open_flags, padding: 0 })
@@ -228,6 +229,9 @@ impl Session {
     pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
         self.seen_losses.borrow_mut().remove(&handle);
         self.cache.sizes.closed(handle);
+        if !self.cache.sizes.is_open_for_writing(ino) {
+            self.client.note_mapped(ino, false);
+        }
         if self.writers.borrow_mut().remove(&handle) {
             self.client.note_writer(ino, false);
         }

@@ -183,6 +183,11 @@ impl Leases {
         if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
             return Some(());
         }
+        // After a restart others may hold anything, but for those that wait here too.
+        let waits = |other: u64| self.resizing.keys().any(|(_, session)| *session == other);
+        if self.owes_everything(|other| other != session && !waits(other)) {
+            return None;
+        }
         let others = self.held_by_others(session, ino, |_| true);
         self.call_back(ino, &others);
         others.iter().all(|(other, _)| self.resizing.contains_key(&(ino, *other))).then_some(())

@@ -215,6 +215,23 @@ for n in range(300):
     assert ma[8191] == n % 251, n
     ma.flush()
     assert os.pread(b, 1, 8191)[0] == n % 251, n
+# Each changes bytes of its own of one page, all the time.
+children = []
+for fd, at in ((a, 0), (b, 2048)):
+    child = os.fork()
+    if child == 0:
+        os.close(fd)
+        fd = os.open(os.path.join(sys.argv[1 if at == 0 else 2], 'mapped'), os.O_RDWR)
+        pages = mmap.mmap(fd, 8192)
+        for n in range(1, 400):
+            pages[at:at + 8] = n.to_bytes(8, 'little')
+            pages.flush()
+            if int.from_bytes(pages[at:at + 8], 'little') != n:
+                os._exit(1)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    assert os.waitpid(child, 0)[1] == 0, 'a store that was synced is gone'
 ";
     let mut python = Command::new("python3");
     let done = python.args(["-c", script]).args(mounts).stdin(Stdio::null()).output();

@@ -13,22 +13,22 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq)]
 enum How {
     /// m = 1: a drive goes, and the other carrier has a bad sector.
-    LostAndBad,
+    OneLostOneUnreadable,
     /// m = 1: both carriers have a bad sector, in the same record.
-    BothBad,
+    TwoUnreadable,
     /// m = 0: the only carrier has a bad sector.
-    OnlyBad,
+    TheOnlyOne,
 }
 
 fn whole_again(how: How, clean: bool) {
-    let m = if how == How::OnlyBad { 0 } else { 1 };
+    let m = if how == How::TheOnlyOne { 0 } else { 1 };
     let mut spec = spec(4, m);
     spec.segment_bytes = 160 << 10;
     let mut site = Site::new(spec);
     let world = World::new(10_000);
     let new = SimDisk::new(7 << 20);
     const BAD: u64 = 4;
-    let carrier = usize::from(how == How::LostAndBad);
+    let carrier = usize::from(how == How::OneLostOneUnreadable);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         for tag in 1..=5 {
@@ -38,14 +38,16 @@ fn whole_again(how: How, clean: bool) {
         let at = SLICE_AT + machine.array.geometry().segment_at(1) + BAD * BLOCK_BYTES as u64;
         machine.drives[carrier].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64);
         match how {
-            How::LostAndBad => machine.drives[0].as_ref().unwrap().set_gone(true),
-            How::BothBad => machine.drives[1].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64),
-            How::OnlyBad => {}
+            How::OneLostOneUnreadable => machine.drives[0].as_ref().unwrap().set_gone(true),
+            How::TwoUnreadable => {
+                machine.drives[1].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64)
+            }
+            How::TheOnlyOne => {}
         }
         write(&machine, 6, 6).await?;
         machine.volume.flush().await?;
         machine.env.sleep(Duration::from_secs(60)).await;
-        if how == How::LostAndBad {
+        if how == How::OneLostOneUnreadable {
             machine.replace(&new, 0, 3).await?;
         }
         machine.array.wait_rebuilt().await;
@@ -75,11 +77,11 @@ fn whole_again(how: How, clean: bool) {
     let at = done.unwrap().unwrap();
     world.destroy();
     site.disks.iter().chain([&new]).for_each(|disk| disk.cut(&world, CutMode::Everything));
-    if how == How::LostAndBad {
+    if how == How::OneLostOneUnreadable {
         site.disks[0] = new;
     }
     site.prepare = Box::new(move |number, drive| {
-        if number == carrier || how == How::BothBad && number == 1 {
+        if number == carrier || how == How::TwoUnreadable && number == 1 {
             drive.set_unreadable(at..at + BLOCK_BYTES as u64);
         }
     });
@@ -98,22 +100,22 @@ fn whole_again(how: How, clean: bool) {
 
 #[test]
 fn an_array_that_was_whole_again_and_closed_can_be_opened() {
-    whole_again(How::LostAndBad, true);
+    whole_again(How::OneLostOneUnreadable, true);
 }
 
 #[test]
 fn an_array_that_was_whole_again_can_be_opened() {
-    whole_again(How::LostAndBad, false);
+    whole_again(How::OneLostOneUnreadable, false);
 }
 
 #[test]
 fn two_bad_sectors_of_a_destaged_record_closed() {
-    whole_again(How::BothBad, true);
+    whole_again(How::TwoUnreadable, true);
 }
 
 #[test]
 fn one_bad_sector_of_a_destaged_record_without_redundancy_closed() {
-    whole_again(How::OnlyBad, true);
+    whole_again(How::TheOnlyOne, true);
 }
 
 /// m = 1: a drive goes, the other carrier cannot read one block; a power cut right after the new carrier is recorded.
@@ -134,7 +136,7 @@ fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
             }
             let first = (SLICE_AT + machine.array.geometry().segment_at(1)) / BLOCK_BYTES as u64;
             let used = site.disks[1].used_blocks();
-            let last = used.into_iter().filter(|b| (first..first + 32).contains(b)).next_back().unwrap();
+            let last = used.into_iter().rfind(|block| (first..first + 32).contains(block)).unwrap();
             let at = last * BLOCK_BYTES as u64;
             place.set(at);
             machine.drives[1].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64);
@@ -574,20 +576,12 @@ fn carriers_under_random_failures() {
             if let Ok(Err(error)) = &run {
                 bad.push(format!("seed {seed} life {life}: {error}"));
             }
-            for at in 0..6 {
-                if used.borrow()[at] {
-                    // The old one is gone.
-                    news[at].duplicate();
-                }
-            }
             site.cut(&world);
-            for at in 0..6 {
-                if used.borrow()[at] {
-                    news[at].cut(&world, CutMode::draw(&world));
-                    // A replacement that was not recorded has no superblock: keep the old one then.
-                    if !news[at].used_blocks().is_empty() {
-                        site.disks[at] = news[at].clone();
-                    }
+            for (at, new) in news.iter().enumerate().filter(|(at, _)| used.borrow()[*at]) {
+                new.cut(&world, CutMode::draw(&world));
+                // A replacement that was not recorded has no superblock: keep the old one then.
+                if !new.used_blocks().is_empty() {
+                    site.disks[at] = new.clone();
                 }
             }
             if matches!(run, Ok(Err(_))) || beyond.get() {

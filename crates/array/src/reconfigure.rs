@@ -158,8 +158,16 @@ impl Array {
         let writes = (0..next.members.len()).filter_map(|position| {
             let (slice, next) = (self.member_slice(position)?, &next);
             Some(async move {
-                let put = |superblock: &mut Superblock| put_descriptor(superblock, next, position);
-                (position, slice.drive().update_superblock(put).await)
+                loop {
+                    let put = |superblock: &mut Superblock| put_descriptor(superblock, next, position);
+                    let result = slice.drive().update_superblock(put).await;
+                    // A full host is no fault of the drive.
+                    if !matches!(result, Err(DriveError::HostFull))
+                        || self.suspend("host full".to_owned()).await.is_err()
+                    {
+                        return (position, result);
+                    }
+                }
             })
         });
         let mut failed = Vec::new();

@@ -549,3 +549,27 @@ fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
     assert_eq!(done.unwrap().unwrap(), [40, 33, 34, 35, 36, 37, 38, 39]);
     world.destroy();
 }
+
+/// A host that was full for a moment while a superblock was written cost the array a drive that had nothing.
+#[test]
+fn a_full_host_is_no_fault_of_the_drive_whose_superblock_it_refuses() {
+    let site = Site::new(spec(4, 2));
+    let world = World::new(9950);
+    let done = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        write(&machine, 1, 1).await?;
+        let full = machine.drives[1].as_ref().unwrap();
+        (0..5).for_each(|_| full.plant_within(Op::Write, 0, Fault::HostFull, 0..SLICE_AT));
+        machine.array.fail_member(5, "gone").await?;
+        write(&machine, 2, 2).await?;
+        machine.volume.flush().await?;
+        machine.env.sleep(Duration::from_secs(10)).await;
+        assert!(!full.has_planted(), "it was refused and tried again");
+        let report = machine.array.report();
+        machine.array.stop();
+        Ok::<_, ArrayError>(report.members.iter().map(|member| member.state).collect::<Vec<_>>())
+    });
+    let states = done.unwrap().unwrap();
+    assert_eq!(states.iter().filter(|state| **state != "missing").count(), 5, "{states:?}");
+    world.destroy();
+}

@@ -1,6 +1,6 @@
 //! Carriers of the log with bad sectors, without answers, and made anew: each sequence that a review found broke an array.
 
-use crate::bench::{SLICE_AT, Site, plan, spec, tags, write};
+use crate::bench::{Machine, SLICE_AT, Site, plan, spec, tags, write};
 use penstock_array::ArrayError;
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
@@ -8,7 +8,29 @@ use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, SimDisk, World};
 use std::time::Duration;
 
-/// What becomes of an array one record of whose log cannot be read on any carrier that is left, after everything in it was
+/// Writes these tags to the blocks of their numbers, each flushed.
+async fn write_flushed(machine: &Machine, tags: std::ops::RangeInclusive<u64>) -> Result<(), ArrayError> {
+    for tag in tags {
+        write(machine, tag, tag).await?;
+        machine.volume.flush().await?;
+    }
+    Ok(())
+}
+
+/// Opens the array without the disks in `lost` and reads the tags of blocks 1 to `count`.
+fn read_back(site: &Site, seed: u64, lost: &[usize], count: u64) -> Result<Vec<u64>, ArrayError> {
+    let world = World::new(seed);
+    let found = world.run(async {
+        let machine = site.open(&world, lost).await?;
+        let found = tags(&machine.volume, 1, count).await?;
+        machine.array.stop();
+        Ok::<_, ArrayError>(found)
+    });
+    world.destroy();
+    found.unwrap()
+}
+
+/// The outcome for an array one record of whose log cannot be read on any carrier that is left, after everything in it was
 /// destaged, checkpointed, scrubbed, the lost drive replaced and rebuilt, and the array said that it is whole.
 #[derive(Clone, Copy, PartialEq)]
 enum How {
@@ -31,10 +53,7 @@ fn whole_again(how: How, clean: bool) {
     let carrier = usize::from(how == How::OneLostOneUnreadable);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
-        for tag in 1..=5 {
-            write(&machine, tag, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_flushed(&machine, 1..=5).await?;
         let at = SLICE_AT + machine.array.geometry().segment_at(1) + BAD * BLOCK_BYTES as u64;
         machine.drives[carrier].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64);
         match how {
@@ -53,10 +72,7 @@ fn whole_again(how: How, clean: bool) {
         machine.array.wait_rebuilt().await;
         machine.env.sleep(Duration::from_secs(60)).await;
         machine.array.scrub().await?;
-        for tag in 7..=8 {
-            write(&machine, tag, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_flushed(&machine, 7..=8).await?;
         machine.array.destage_and_checkpoint().await?;
         let report = machine.array.report();
         eprintln!(
@@ -85,15 +101,7 @@ fn whole_again(how: How, clean: bool) {
             drive.set_unreadable(at..at + BLOCK_BYTES as u64);
         }
     });
-    let world = World::new(10_001);
-    let found = world.run(async {
-        let machine = site.open(&world, &[]).await?;
-        let found = tags(&machine.volume, 1, 8).await?;
-        machine.array.stop();
-        Ok::<_, ArrayError>(found)
-    });
-    world.destroy();
-    let found = found.unwrap();
+    let found = read_back(&site, 10_001, &[], 8);
     eprintln!("{found:?}");
     assert_eq!(found.unwrap(), (1..=8).collect::<Vec<_>>());
 }
@@ -130,10 +138,7 @@ fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
         let place = std::cell::Cell::new(0);
         let run = world.run(async {
             let machine = site.open(&world, &[]).await?;
-            for tag in 1..=10 {
-                write(&machine, tag, tag).await?;
-                machine.volume.flush().await?;
-            }
+            write_flushed(&machine, 1..=10).await?;
             let first = (SLICE_AT + machine.array.geometry().segment_at(1)) / BLOCK_BYTES as u64;
             let used = site.disks[1].used_blocks();
             let last = used.into_iter().rfind(|block| (first..first + 32).contains(block)).unwrap();
@@ -158,15 +163,7 @@ fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
                 drive.set_unreadable(at..at + BLOCK_BYTES as u64);
             }
         });
-        let world = World::new(10_200 + nth);
-        let found = world.run(async {
-            let machine = site.open(&world, &[0]).await?;
-            let found = tags(&machine.volume, 1, 10).await?;
-            machine.array.stop();
-            Ok::<_, ArrayError>(found)
-        });
-        world.destroy();
-        let found = found.unwrap();
+        let found = read_back(&site, 10_200 + nth, &[0], 10);
         eprintln!("{site_name} {nth}: {found:?}");
         if let Ok(found) = found {
             results.push((site_name, nth, found == (1..=10).collect::<Vec<_>>()));
@@ -267,10 +264,7 @@ fn scrub_mends_each(lose: usize) {
     let world = World::new(10_600);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
-        for tag in 1..=5 {
-            write(&machine, tag, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_flushed(&machine, 1..=5).await?;
         let first = SLICE_AT + machine.array.geometry().segment_at(1);
         // The payloads of the second and of the fourth record.
         let rotten = first / BLOCK_BYTES as u64 + 4;
@@ -289,10 +283,7 @@ fn scrub_mends_each(lose: usize) {
             machine.array.report().state
         );
         machine.drives[lose].as_ref().unwrap().set_gone(true);
-        for tag in 6..=7 {
-            write(&machine, tag, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_flushed(&machine, 6..=7).await?;
         machine.env.sleep(Duration::from_secs(60)).await;
         let closed = machine.array.close().await;
         Ok::<_, ArrayError>((at, bad, mended, readable, closed))
@@ -309,15 +300,7 @@ fn scrub_mends_each(lose: usize) {
             drive.set_unreadable(bad..bad + BLOCK_BYTES as u64);
         }
     });
-    let world = World::new(10_601);
-    let found = world.run(async {
-        let machine = site.open(&world, &[lose]).await?;
-        let found = tags(&machine.volume, 1, 7).await?;
-        machine.array.stop();
-        Ok::<_, ArrayError>(found)
-    });
-    world.destroy();
-    let found = found.unwrap();
+    let found = read_back(&site, 10_601, &[lose], 7);
     eprintln!("{found:?}");
     assert_eq!(found.unwrap(), (1..=7).collect::<Vec<_>>());
 }
@@ -342,10 +325,7 @@ fn blip(blip: Duration, scrub: bool) {
     let new = SimDisk::new(7 << 20);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
-        for tag in 1..=5 {
-            write(&machine, tag, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_flushed(&machine, 1..=5).await?;
         let left = machine.drives[1].as_ref().unwrap();
         left.set_unreadable(SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end);
         machine.drives[0].as_ref().unwrap().set_gone(true);
@@ -387,15 +367,7 @@ fn blip(blip: Duration, scrub: bool) {
     world.destroy();
     site.disks.iter().chain([&new]).for_each(|disk| disk.cut(&world, CutMode::Everything));
     site.disks[0] = new;
-    let world = World::new(10_701);
-    let found = world.run(async {
-        let machine = site.open(&world, &[1]).await?;
-        let found = tags(&machine.volume, 1, 7).await?;
-        machine.array.stop();
-        Ok::<_, ArrayError>(found)
-    });
-    world.destroy();
-    let found = found.unwrap();
+    let found = read_back(&site, 10_701, &[1], 7);
     eprintln!("{found:?}");
     assert_eq!(found.unwrap(), (1..=7).collect::<Vec<_>>());
 }
@@ -422,10 +394,7 @@ fn rotten_header(lost: &[usize], unreadable: bool) {
     let world = World::new(10_800);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
-        for tag in 1..=25 {
-            write(&machine, tag, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_flushed(&machine, 1..=25).await?;
         let geo = machine.array.geometry();
         machine.array.stop();
         Ok::<_, ArrayError>(SLICE_AT + geo.segment_at(2))
@@ -444,15 +413,7 @@ fn rotten_header(lost: &[usize], unreadable: bool) {
             drive.set_unreadable(at..at + BLOCK_BYTES as u64);
         }
     });
-    let world = World::new(10_801);
-    let found = world.run(async {
-        let machine = site.open(&world, lost).await?;
-        let found = tags(&machine.volume, 1, 25).await?;
-        machine.array.stop();
-        Ok::<_, ArrayError>(found)
-    });
-    world.destroy();
-    let found = found.unwrap();
+    let found = read_back(&site, 10_801, lost, 25);
     eprintln!("lost {lost:?} unreadable {unreadable}: {found:?}");
     assert!(found.is_err(), "acknowledged records are gone and nothing was said: {found:?}");
 }
@@ -494,9 +455,8 @@ fn carriers_under_random_failures() {
                 ];
                 world.plan_cut(plan(sites[world.below(10) as usize], world.below(30)));
             }
-            let missing: Vec<usize> = Vec::new();
             let run = world.run(async {
-                let machine = site.open(&world, &missing).await?;
+                let machine = site.open(&world, &[]).await?;
                 load.settle(&machine).await?;
                 let events = async {
                     let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
@@ -617,10 +577,7 @@ fn an_opening_asks_a_carrier_that_does_not_answer_once() {
     let world = World::new(10_900);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
-        for tag in 1..=20 {
-            write(&machine, tag, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_flushed(&machine, 1..=20).await?;
         let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
         machine.array.close().await?;
         Ok::<_, ArrayError>(reserved)

@@ -37,7 +37,7 @@ pub(crate) struct Mending {
 }
 
 impl Mending {
-    /// Whether somebody asked for it and it is not done.
+    /// True while it was asked for and is not done.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.get()
     }
@@ -53,7 +53,7 @@ impl Mending {
     }
 }
 
-/// What became of a copy.
+/// The outcome of a copy.
 enum Copied {
     Whole,
     /// The member did not take it.
@@ -357,7 +357,7 @@ impl Array {
                 Copied::Whole => wanted_now.push(position),
                 Copied::Refused => self.mending.refused.set(self.mending.refused.get() | 1 << position),
                 Copied::Unreadable => {
-                    // What cannot be read leaves the log when all of it is in the strips.
+                    // A record that cannot be read leaves the log when all of it is in the strips.
                     self.metadata_bad.set(true);
                     self.repair_wake.notify_one();
                     break;

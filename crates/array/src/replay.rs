@@ -213,7 +213,7 @@ impl Reader<'_> {
         false
     }
 
-    /// Whether a place may hold a segment with records behind `last`, by its first two blocks.
+    /// True if a place may hold a segment with records behind `last`, by its first two blocks.
     fn may_be_later(&self, copy: &Salvaged, number: u64, last: LogSeq) -> bool {
         match SegmentHeader::decode(&copy.bytes()[..BLOCK_BYTES]) {
             Ok(header) if header.array == self.array.id => header.number == number && header.first_seq > last,

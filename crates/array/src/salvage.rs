@@ -20,7 +20,7 @@ pub(crate) struct Salvaged {
 }
 
 impl Salvaged {
-    /// What a drive gives that is not asked.
+    /// The answer of a drive that is not asked.
     pub(crate) fn nothing(len: usize) -> Self {
         Self {
             bytes: BufMut::zeroed(len).freeze(),
@@ -29,7 +29,7 @@ impl Salvaged {
         }
     }
 
-    /// Whether the drive said anything, if only that it cannot.
+    /// True if the drive said anything, if only that it cannot.
     pub(crate) fn answered(&self) -> bool {
         self.answered
     }

@@ -21,7 +21,7 @@ pub enum Behind {
 }
 
 impl Behind {
-    /// What becomes of them when a file of `before` bytes gets `size`: one that is not made shorter keeps what is reserved
+    /// The kind of cut when a file of `before` bytes gets `size`: one that is not made shorter keeps what is reserved
     /// behind its end.
     pub fn of(size: u64, before: u64) -> Self {
         if size < before { Self::Dropped } else { Self::Reserved }

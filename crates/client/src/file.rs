@@ -121,7 +121,7 @@ impl Client {
         Ok(self.files.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(state))).clone())
     }
 
-    /// What is known of a file may be old.
+    /// The state that is known of a file may be old.
     pub(crate) fn note_stale(&self, ino: Ino) {
         if let Some(state) = self.files.borrow().get(&ino) {
             state.borrow_mut().stale = true;

@@ -90,7 +90,7 @@ impl KnownSizes {
         }
     }
 
-    /// Whether a program of this mount may write to a file.
+    /// True if a program of this mount may write to a file.
     pub(crate) fn is_open_for_writing(&self, ino: Ino) -> bool {
         self.files.borrow().contains_key(&ino)
     }

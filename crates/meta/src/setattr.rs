@@ -135,7 +135,7 @@ impl MetaTarget {
             let (mut writes, cut) = (WriteSet::new(), inode.cut);
             writes.put(inode_key(ino), inode.encode());
             self.transactions.set(self.transactions.get() + 1);
-            // Whoever wrote there since knew this truncate generation, for which he needs the lease of who cuts the file.
+            // A write there since knew this truncate generation, for which it needs the lease of who cuts the file.
             let until =
                 cleared.filter(|cleared| cleared.cut + 1 == cut).map_or(u64::MAX, |cleared| cleared.from);
             let result = self.target.cut(0, ino, stop..until, behind, cut, writes).await;

@@ -322,7 +322,7 @@ impl Load {
         machine.volume.flush().await?;
         let report = machine.array.report();
         for (position, member) in report.members.iter().enumerate() {
-            // What is late on a disk that was replaced is nobody's any more.
+            // A write that is late on a disk that was replaced is nobody's any more.
             if member.state != "active" || machine.replaced.borrow().contains(&position) {
                 continue;
             }

@@ -1,5 +1,6 @@
 //! The array in memory: what all its operations share, and what it reports about itself.
 
+use crate::carriers::Mending;
 use crate::checkpoint::CheckpointState;
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
@@ -11,7 +12,6 @@ use crate::member::Member;
 use crate::notes::Note;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, Ownership};
-use crate::reconfigure::Mending;
 use crate::roster::Roster;
 use crate::strip::TrailerCache;
 use crate::table::StripeTable;
@@ -437,9 +437,10 @@ impl Array {
         self.closed.get()
     }
 
-    /// Starts the array's own tasks: log writer, destage, repair and resync.
+    /// Starts the array's own tasks: log writer, carriers, destage, repair and resync.
     pub(crate) fn start(self: &Rc<Self>) {
         self.env.spawn("array log", Box::pin(self.clone().log_task()));
+        self.env.spawn("array carriers", Box::pin(self.clone().carriers_task()));
         self.env.spawn("array destage", Box::pin(self.clone().destage_task()));
         self.env.spawn("array repair", Box::pin(self.clone().repair_task()));
         self.env.spawn("array resync", Box::pin(self.clone().resync_task()));
@@ -505,5 +506,6 @@ impl Array {
         self.destage_wake.notify_one();
         self.repair_wake.notify_one();
         self.resync_wake.notify_one();
+        self.mending.wake();
     }
 }

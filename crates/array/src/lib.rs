@@ -16,6 +16,7 @@
 //! - root written: the log before its replay segment is free.
 #![forbid(unsafe_code)]
 
+mod carriers;
 mod checkpoint;
 mod destage;
 mod engine;

@@ -18,15 +18,13 @@ use crate::error::ArrayError;
 use crate::format::record::{Entry, RecordHead, RecordShape, head_blocks};
 use crate::format::segment::SegmentHeader;
 use crate::geometry::Geometry;
-use crate::reconfigure::MEND_AGAIN;
 use futures_util::future::join_all;
-use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, LogSeq, Version};
 use penstock_drive::{Class, Io};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Mutex, Notify, oneshot};
 
 /// How records and headers of segments are written.
 pub(crate) const IO: Io = Io::new(Class::Log, "log.append");
@@ -101,6 +99,8 @@ pub(crate) struct Log {
     applied: RefCell<Vec<u64>>,
     /// Segments to release once so many data items are durable.
     replaced: RefCell<Vec<(u64, u64)>>,
+    /// Held from a look at the queues until what was taken is on the carriers.
+    pub(crate) turn: Mutex<()>,
     pub(crate) wake: Notify,
     pub(crate) space: Notify,
     shut: Cell<bool>,
@@ -119,6 +119,7 @@ impl Log {
             live: RefCell::default(),
             applied: RefCell::default(),
             replaced: RefCell::default(),
+            turn: Mutex::default(),
             wake: Notify::new(),
             space: Notify::new(),
             shut: Cell::new(false),
@@ -398,9 +399,6 @@ impl Array {
         while !self.closed.get() {
             match self.log_step().await {
                 Ok(true) => {}
-                Ok(false) if self.mending.is_wanted() => {
-                    let _ = timeout(&self.env, MEND_AGAIN, self.log.wake.notified()).await;
-                }
                 Ok(false) => self.log.wake.notified().await,
                 Err(error) => {
                     self.stop_because(format!("the log cannot go on: {error}"));
@@ -411,9 +409,7 @@ impl Array {
     }
 
     async fn log_step(&self) -> Result<bool, ArrayError> {
-        if self.mending.is_wanted() {
-            self.mend_carriers().await?;
-        }
+        let _turn = self.log.turn.lock().await;
         let items = self.log.take_items();
         // One write instead of a write and a flush, where nothing older waits for the flush.
         let durable =
@@ -543,7 +539,6 @@ impl Array {
     }
 
     async fn begin_segment(&self, first_seq: LogSeq, io: Io) -> Result<(), ArrayError> {
-        self.mend_carriers().await?;
         while self.log.used_segments() >= self.geo.segments {
             if self.closed.get() {
                 return Err(ArrayError::Closed);
@@ -594,6 +589,7 @@ impl Array {
 
     /// Writes the same bytes on all carriers. Carriers that fail are stale afterwards; one at least must not.
     pub(crate) async fn write_carriers(&self, at: u64, bytes: &Buf, io: Io) -> Result<(), ArrayError> {
+        let _written = self.mending.writes(at..at + bytes.len() as u64);
         let carriers = self.live_carriers();
         let writes = carriers.iter().map(|carrier| self.write_member(*carrier, at, bytes.clone(), None, io));
         let landed = join_all(writes).await.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -25,20 +25,20 @@ impl Array {
     pub async fn scrub_metadata(&self) -> Result<(), ArrayError> {
         let carriers_epoch = self.desc.borrow().carriers_epoch;
         let unmended = self.scrub_log().await?;
-        let (bad_copies, pages) = self.bad_checkpoint_copies().await;
+        let (bad_copies, mut pages) = self.bad_checkpoint_copies().await;
         let mut whole = true;
         if bad_copies > 0 || unmended {
-            self.table.borrow_mut().put_dirty(pages);
             if unmended {
                 // A record that no carrier has whole leaves the chain: what comes from here on lies in another segment,
                 // and with what came before in the strips nobody needs the one that it is in.
                 self.begin_another_segment().await?;
                 self.destage_all().await?;
             }
-            // Two checkpoints: both places of the root, and of every bad page, hold good copies afterwards.
+            // Two checkpoints: both places of the root, and of every bad page, hold good copies afterwards. Without a changed
+            // page there might be none.
+            pages.insert(0);
             for _ in 0..2 {
-                let all: BTreeSet<u64> = (0..self.geo.pages()).collect();
-                self.table.borrow_mut().put_dirty(all);
+                self.table.borrow_mut().put_dirty(pages.clone());
                 self.write_checkpoint().await?;
             }
             self.count(|counts| counts.repaired_blocks += bad_copies);
@@ -47,8 +47,6 @@ impl Array {
         if self.desc.borrow().carriers_epoch == carriers_epoch {
             self.metadata_bad.set(!whole);
         }
-        // Carriers that could not be mended while the checkpoint was held still.
-        self.log.wake.notify_one();
         Ok(())
     }
 
@@ -62,18 +60,21 @@ impl Array {
 
     /// Counts bad copies of the root and of table pages; returns the pages.
     async fn bad_checkpoint_copies(&self) -> (u64, BTreeSet<u64>) {
-        let state = self.checkpoint.lock().await;
         let (mut bad, mut pages) = (0, BTreeSet::new());
         for carrier in self.live_carriers() {
             let Some(slice) = self.member_slice(carrier) else { continue };
+            let state = self.checkpoint.lock().await;
             let root = slice.read(self.geo.root_at(state.root.seq), BLOCK_BYTES, IO).await;
             if !root.is_ok_and(|block| Root::decode(&block).is_ok_and(|root| root == state.root)) {
                 self.note_bad_metadata(carrier, "root");
                 bad += 1;
             }
+            drop(state);
             for first in (0..self.geo.pages()).step_by(PAGES_IN_A_PIECE as usize) {
                 let piece = first..self.geo.pages().min(first + PAGES_IN_A_PIECE);
                 let len = (piece.end - piece.start) as usize * BLOCK_BYTES;
+                // No checkpoint moves a page meanwhile. A log that is full waits for the next one, so it is kept for a piece only.
+                let _still = self.checkpoint.lock().await;
                 let read = |place| salvage::read(&slice, self.geo.page_at(first, place), len, IO);
                 let places = [read(0).await, read(1).await];
                 for page in piece {
@@ -96,11 +97,13 @@ impl Array {
 
     /// Verifies all live records on all carriers. Returns whether some record is bad on every carrier.
     async fn scrub_log(&self) -> Result<bool, ArrayError> {
-        // No checkpoint, so no segment is used again meanwhile; records already appended never change.
-        let _still = self.checkpoint.lock().await;
-        let segments: Vec<Segment> = self.log.segments.borrow().iter().cloned().collect();
+        let last = self.log.segments.borrow().back().expect("there is always a segment").number;
         let mut unmended = false;
-        for segment in segments {
+        for number in self.log.first_segment()..=last {
+            // No checkpoint, so the segment is not used again meanwhile; records already appended never change.
+            let _still = self.checkpoint.lock().await;
+            let found = self.log.segments.borrow().iter().find(|segment| segment.number == number).cloned();
+            let Some(segment) = found else { continue };
             let (at, len) = (self.geo.segment_at(segment.number), self.geo.segment_bytes as usize);
             let read = |carrier: usize| async move {
                 let slice = self.member_slice(carrier)?;

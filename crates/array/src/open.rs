@@ -4,6 +4,7 @@
 //! durable, so leftovers of the last opening never join the chain. What that root says is durable on every carrier
 //! before it: the log up to its end, and that table pages of a checkpoint without a root do not count.
 
+use crate::carriers::Mending;
 use crate::checkpoint::CheckpointState;
 use crate::engine::{Array, ArrayLatency};
 use crate::error::ArrayError;
@@ -15,7 +16,6 @@ use crate::log::{Head, Log, Segment};
 use crate::member::Member;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, ClaimError, Ownership};
-use crate::reconfigure::Mending;
 use crate::roster::Roster;
 use crate::salvage::{self, Salvaged};
 use crate::table::StripeTable;

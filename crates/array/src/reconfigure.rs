@@ -1,5 +1,4 @@
-//! Changes of who belongs to the array: a member that fails, one that is replaced, one that is whole again, and the
-//! set of carriers.
+//! Changes of who belongs to the array: a member that fails, one that is replaced, one that is whole again.
 //!
 //! Every change is one revision of the claim: recorded in coordination by compare-and-swap first, then copied to the
 //! superblocks of all reachable members, then acted on. A power cut between the two leaves coordination ahead, which
@@ -9,95 +8,11 @@ use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
-use crate::log::Segment;
 use crate::ownership::{Claim, ClaimError};
-use crate::salvage;
 use futures_util::future::join_all;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
-use penstock_drive::{Class, DriveError, DriveHandle, Io, Slice};
-use std::cell::Cell;
-use std::ops::Range;
+use penstock_drive::{DriveError, DriveHandle, Slice};
 use std::rc::Rc;
-use std::time::Duration;
-
-const IO: Io = Io::new(Class::Rebuild, "carrier.copy");
-const COPY_BYTES: u64 = 1 << 20;
-/// Until another carrier is looked for again, after one could not be made.
-pub(crate) const MEND_AGAIN: Duration = Duration::from_secs(10);
-
-/// The search for carriers in place of lost ones.
-#[derive(Debug, Default)]
-pub(crate) struct Mending {
-    wanted: Cell<bool>,
-    /// Nothing is copied before this time.
-    not_before: Cell<Duration>,
-    /// Members that did not take a copy: others come first.
-    refused: Cell<u64>,
-}
-
-impl Mending {
-    /// True while it was asked for and is not done.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.get()
-    }
-
-    fn is_done(&self) {
-        self.wanted.set(false);
-        self.refused.set(0);
-    }
-
-    /// Some are missing after an attempt that took so long: the log stood still for it.
-    fn pause(&self, now: Duration, took: Duration) {
-        self.not_before.set(now + MEND_AGAIN.max(took * 10));
-    }
-}
-
-/// The outcome of a copy.
-enum Copied {
-    Whole,
-    /// The member did not take it.
-    Refused,
-    /// No carrier that is left can read some block.
-    Unreadable,
-}
-
-/// The carriers that a copy is made from.
-struct Sources {
-    slices: Vec<Slice>,
-    /// By slice: it did not answer, and is not asked again.
-    silent: Vec<bool>,
-}
-
-impl Sources {
-    /// A range, each block from a carrier that can read it.
-    ///
-    /// Copies verified structures only in the sense that every one carries its own checksum: a rotten source block is
-    /// found, and mended from the other carriers, by the scrub that follows a change of carriers.
-    async fn read(&mut self, at: u64, len: usize) -> Option<Buf> {
-        let mut whole = BufMut::zeroed(len);
-        let mut lacking = vec![true; len / BLOCK_BYTES];
-        for (slice, silent) in self.slices.iter().zip(&mut self.silent) {
-            if *silent {
-                continue;
-            }
-            let found = salvage::read(slice, at, len, IO).await;
-            if !found.lacks_some() {
-                return Some(found.bytes().clone());
-            }
-            *silent = !found.answered();
-            for block in (0..lacking.len()).filter(|block| found.has(*block, 1)) {
-                let bytes = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
-                whole.as_mut()[bytes.clone()].copy_from_slice(&found.bytes()[bytes]);
-                lacking[block] = false;
-            }
-            if !lacking.contains(&true) {
-                return Some(whole.freeze());
-            }
-        }
-        None
-    }
-}
 
 /// Puts an array's descriptor and the slice of one of its members into a superblock.
 pub(crate) fn put_descriptor(superblock: &mut Superblock, descriptor: &Descriptor, position: usize) {
@@ -235,14 +150,6 @@ impl Array {
         }
     }
 
-    /// Lets the log's writer and the resync task look at the members.
-    pub(crate) fn want_mending(&self) {
-        self.mending.wanted.set(true);
-        self.mending.not_before.set(Duration::ZERO);
-        self.log.wake.notify_one();
-        self.resync_wake.notify_one();
-    }
-
     /// Puts a blank slice in a member's place. Everything on it counts as stale until rebuilt.
     pub async fn replace_member(
         &self,
@@ -305,148 +212,5 @@ impl Array {
         }
         self.fail_superblocks(positions).await;
         self.record_lost().await
-    }
-
-    /// The carriers there should be: those that still serve, and then the first active members, last those that did not
-    /// take a copy.
-    fn wanted_carriers(&self) -> Vec<usize> {
-        let members = self.members.borrow();
-        let good = |at: &usize| !members[*at].stale && members[*at].reachable().is_some();
-        let desc = self.desc.borrow();
-        let mut wanted: Vec<usize> = desc.carriers.iter().map(|at| usize::from(*at)).filter(good).collect();
-        let refused = |at: &usize| self.mending.refused.get() & 1 << at != 0;
-        let (last, first): (Vec<usize>, Vec<usize>) = (0..members.len()).filter(good).partition(refused);
-        for position in first.into_iter().chain(last) {
-            if wanted.len() < self.geo.carriers() && !wanted.contains(&position) {
-                wanted.push(position);
-            }
-        }
-        wanted
-    }
-
-    /// Whether a lost carrier can be replaced.
-    pub(crate) fn carriers_need_mending(&self) -> bool {
-        let wanted = self.wanted_carriers();
-        let desc = self.desc.borrow();
-        wanted.len() != desc.carriers.len() || wanted.iter().any(|at| !desc.carriers.contains(&(*at as u16)))
-    }
-
-    /// Replaces lost carriers: copies log, roots and table pages to new members, then records the new set. Only the
-    /// log's writer calls it, between two records, so nothing is appended meanwhile; the checkpoint lock keeps roots
-    /// and pages still. A member that does not take its copy keeps nobody: the carriers that are left go on.
-    pub(crate) async fn mend_carriers(&self) -> Result<(), ArrayError> {
-        if !self.carriers_need_mending() {
-            self.mending.is_done();
-            return Ok(());
-        }
-        if self.env.now() < self.mending.not_before.get() {
-            return Ok(());
-        }
-        // A checkpoint in progress writes to the carriers it began with: come back at the next segment.
-        let Ok(_no_checkpoint) = self.checkpoint.try_lock() else { return Ok(()) };
-        let wanted = self.wanted_carriers();
-        let old = self.live_carriers();
-        if wanted.is_empty() || old.is_empty() {
-            return Ok(());
-        }
-        let began = self.env.now();
-        let mut wanted_now: Vec<usize> = wanted.iter().copied().filter(|at| old.contains(at)).collect();
-        let kept = wanted_now.len();
-        for position in wanted.iter().copied().filter(|at| !old.contains(at)) {
-            match self.copy_carrier(&old, position).await? {
-                Copied::Whole => wanted_now.push(position),
-                Copied::Refused => self.mending.refused.set(self.mending.refused.get() | 1 << position),
-                Copied::Unreadable => {
-                    // A record that cannot be read leaves the log when all of it is in the strips.
-                    self.metadata_bad.set(true);
-                    self.repair_wake.notify_one();
-                    break;
-                }
-            }
-        }
-        if wanted_now.len() < wanted.len() {
-            let now = self.env.now();
-            self.mending.pause(now, now - began);
-            if wanted_now.len() == kept {
-                return Ok(());
-            }
-        }
-        let wanted = wanted_now;
-        let _one_at_a_time = self.reconfig.lock().await;
-        if wanted.iter().any(|at| self.members.borrow()[*at].stale) {
-            return Ok(());
-        }
-        tracing::info!(array = self.name, carriers = ?wanted, "carriers of the log replaced");
-        let change = |next: &mut Descriptor| {
-            next.carriers = wanted.iter().map(|at| *at as u16).collect();
-            next.carriers_epoch += 1;
-        };
-        let recorded = self.record(change).await;
-        drop(_one_at_a_time);
-        let failed = match recorded {
-            // Tried again with the next record: the old set still serves.
-            Err(ArrayError::Ownership { why, .. }) => return self.suspend(why).await,
-            other => other?,
-        };
-        // What was copied is not verified yet: a rotten source block must not count as a copy.
-        self.metadata_bad.set(true);
-        self.repair_wake.notify_one();
-        self.log.wake.notify_one();
-        self.fail_unwritten(failed).await
-    }
-
-    /// Copies what a carrier holds to a member.
-    async fn copy_carrier(&self, from: &[usize], to: usize) -> Result<Copied, ArrayError> {
-        let (life, Some(slice)) = (self.life(to), self.member_slice(to)) else { return Ok(Copied::Refused) };
-        let slices: Vec<Slice> = from.iter().filter_map(|carrier| self.member_slice(*carrier)).collect();
-        let mut sources = Sources { silent: vec![false; slices.len()], slices };
-        match self.copy_reserved(&mut sources, &slice).await {
-            Ok(true) if self.life(to) == life => Ok(Copied::Whole),
-            Ok(true) | Err(DriveError::HostFull) => Ok(Copied::Refused),
-            Ok(false) => Ok(Copied::Unreadable),
-            Err(error) => match self.fail_life(to, life, &error.to_string()).await {
-                Ok(()) => Ok(Copied::Refused),
-                Err(ArrayError::Suspended(why)) => {
-                    tracing::warn!(array = self.name, position = to, why, "it takes no copy of the log");
-                    Ok(Copied::Refused)
-                }
-                Err(error) => Err(error),
-            },
-        }
-    }
-
-    /// Returns whether all could be read.
-    async fn copy_reserved(&self, from: &mut Sources, to: &Slice) -> Result<bool, DriveError> {
-        for range in self.needed_ranges() {
-            for at in range.clone().step_by(COPY_BYTES as usize) {
-                let len = COPY_BYTES.min(range.end - at) as usize;
-                let Some(bytes) = from.read(at, len).await else {
-                    tracing::warn!(
-                        array = self.name,
-                        at,
-                        len,
-                        "no carrier of the log can read a block of these"
-                    );
-                    return Ok(false);
-                };
-                to.write(at, bytes, IO).await?;
-            }
-        }
-        to.flush(IO).await.map(|()| true)
-    }
-
-    /// Parts of what is reserved that an opening reads: live segments up to their last record, roots, and pages.
-    fn needed_ranges(&self) -> Vec<Range<u64>> {
-        let segments = self.log.segments.borrow();
-        let of = |segment: &Segment| {
-            let at = self.geo.segment_at(segment.number);
-            let end = segment
-                .records
-                .last()
-                .map_or(1, |last| last.offset_blocks + last.shape.head_blocks + last.shape.payload_blocks);
-            at..at + u64::from(end) * BLOCK_BYTES as u64
-        };
-        let log_end = self.geo.segments * u64::from(self.geo.segment_bytes);
-        segments.iter().map(of).chain(std::iter::once(log_end..self.geo.reserved().end)).collect()
     }
 }

@@ -22,19 +22,28 @@ impl Session {
     async fn attr_for_kernel(&self, ino: Ino) -> Result<Attr, Failure> {
         let attr = self.client.get_attr(ino).await?;
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
-        // Where programs may have newer bytes, only what none of them can know of.
-        let grows = |attr: &Attr| match self.cache.sizes.of(ino) {
-            Some(known) => attr.size > known,
-            None => self.cache.may_ignore_size(ino),
-        };
-        if self.client.is_alone() || !is_file || !grows(&attr) {
+        let by_reply = !self.cache.sizes.is_open_for_writing(ino) && !self.cache.may_ignore_size(ino);
+        if self.client.is_alone() || !is_file || by_reply || !self.may_be_told(ino, &attr) {
             self.cache.sizes.reaches(ino, attr.size);
             return Ok(attr);
         }
+        self.tell_size(ino).await
+    }
+
+    /// Whether the kernel may be told a size with the file's last byte: where programs may have newer bytes, only one that none
+    /// of them can know of.
+    fn may_be_told(&self, ino: Ino, attr: &Attr) -> bool {
+        self.cache.sizes.of(ino).is_none_or(|known| attr.size > known)
+    }
+
+    /// Lets the kernel know a file's size by a notice, before anything else says it.
+    async fn tell_size(&self, ino: Ino) -> Result<Attr, Failure> {
+        // Before the lease, which goes only when nobody holds it.
+        let _telling = self.cache.telling.exclusive(ino).await;
         let hold = self.client.hold(ino, Purpose::Read).await?;
         let attr = self.client.get_attr(ino).await?;
         if let Some(at) = attr.size.checked_sub(1)
-            && grows(&attr)
+            && self.may_be_told(ino, &attr)
         {
             let last = self.client.read_held(ino, at, 1).await?;
             // Cut by somebody else just now, it is asked for again.
@@ -45,6 +54,11 @@ impl Session {
         }
         self.cache.sizes.reaches(ino, attr.size);
         Ok(attr)
+    }
+
+    /// Tells the kernel the size of a file that is open, if there is any.
+    pub(crate) async fn look_at_size(&self, ino: Ino) -> Result<(), Failure> {
+        self.tell_size(ino).await.map(drop)
     }
 
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {

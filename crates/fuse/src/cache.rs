@@ -11,8 +11,9 @@
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_STORE, OutHeader, StoreOut};
 use crate::attr::{Root, VALID};
 use crate::known::KnownSizes;
+use crate::looks::Looks;
 use crate::reads::Reads;
-use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
+use penstock_base::{Env, HashMap, Ino, KeyedLocks, LocalBoxFuture};
 use penstock_client::KernelCache;
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -52,6 +53,9 @@ pub(crate) struct Cache {
     sending: Rc<Semaphore>,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
+    /// Held while the kernel is told the size of a file, with a byte that no program may change meanwhile.
+    pub(crate) telling: KeyedLocks<Ino>,
+    pub(crate) looks: Looks,
 }
 
 impl Cache {
@@ -65,6 +69,8 @@ impl Cache {
             reads: Rc::default(),
             sending: Rc::new(Semaphore::new(MOST_SENT)),
             sizes: KnownSizes::default(),
+            telling: KeyedLocks::default(),
+            looks: Looks::default(),
         }
     }
 
@@ -88,7 +94,8 @@ impl Cache {
         notices.is_some_and(|notices| notices.running > 0 || self.env.now() < notices.ended + CROSSING)
     }
 
-    /// Lets a file's size in the kernel be `size` at least, by its last byte. The caller has a `Store` of it.
+    /// Lets a file's size in the kernel be `size` at least, by its last byte. The caller has a `Store` of it, and is the one
+    /// that tells.
     pub(crate) async fn grow(&self, ino: Ino, size: u64, last: u8) {
         let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
         let store = StoreOut { nodeid, offset: size - 1, size: 1, padding: 0 };
@@ -130,6 +137,9 @@ impl KernelCache for Cache {
         let all = bytes == (0..u64::MAX);
         let mark = self.reads.mark();
         let known = all && self.sizes.drop_begins(ino);
+        if all {
+            self.looks.is_due(ino);
+        }
         self.note(ino, true);
         Box::pin(async move {
             let turn = self.sending.acquire().await;

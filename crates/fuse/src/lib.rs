@@ -14,6 +14,7 @@ mod known;
 mod latency;
 mod listing;
 mod locks;
+mod looks;
 mod mount;
 mod names;
 mod null;

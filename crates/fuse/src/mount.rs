@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::latency::FuseLatency;
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
+use futures_util::future::{Either, select};
 use penstock_base::Env;
 use penstock_client::Client;
 use rustix::fs::OFlags;
@@ -21,6 +22,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 use tokio::sync::oneshot;
@@ -186,10 +188,17 @@ impl Mount {
         let session = Session::new(client.clone(), device, cache, latency.clone());
         let (ending, ended) = oneshot::channel();
         env.spawn("mount read-ahead", Box::pin(raise_read_ahead(session.clone(), path.to_owned())));
+        let looks = crate::looks::run(session.clone(), env.clone());
         let run = session.run(env.clone());
         let client = client.clone();
         let serve = async move {
-            if let Err(error) = run.await {
+            let ended = {
+                match select(pin!(run), pin!(looks)).await {
+                    Either::Left((ended, _)) => ended,
+                    Either::Right((never, _)) => match never {},
+                }
+            };
+            if let Err(error) = ended {
                 tracing::error!(%error, "the mount stopped");
             }
             client.set_kernel_cache(None);

@@ -189,7 +189,9 @@ impl Session {
         self.seen_losses.borrow_mut().insert(handle, seen);
         let mut open_flags = 0;
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
+        self.cache.looks.opened(ino);
         if writes {
+            let _nobody_tells = self.cache.telling.exclusive(ino).await;
             self.cache.sizes.opened(handle, ino, size);
         }
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
@@ -229,6 +231,7 @@ impl Session {
     pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
         self.seen_losses.borrow_mut().remove(&handle);
         self.cache.sizes.closed(handle);
+        self.cache.looks.closed(ino);
         if !self.cache.sizes.is_open_for_writing(ino) {
             self.client.note_mapped(ino, false);
         }

@@ -4,7 +4,7 @@ use crate::bench::{Machine, SLICE_AT, Site, plan, spec, tags, write};
 use penstock_array::ArrayError;
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
-use penstock_drive::{Fault, Op};
+use penstock_drive::{Fault, Op, Pace};
 use penstock_sim::{CutMode, SimDisk, World};
 use std::time::Duration;
 
@@ -636,4 +636,61 @@ fn a_bad_spot_on_the_last_carrier_keeps_nobody() {
     world.destroy();
     eprintln!("a write and its flush took up to {longest:?} (suspended: {suspended:?})");
     assert!(longest < Duration::from_secs(120), "{longest:?}");
+}
+
+/// A carrier is lost, and the member that takes its place is slow: flushes do not wait until all of the log and the table is
+/// copied, and what was written meanwhile is on the new carrier when the last old one goes.
+#[test]
+fn flushes_go_on_while_a_carrier_is_made() {
+    let mut spec = spec(4, 1);
+    spec.log_bytes = 4 << 20;
+    let mut site = Site::new(spec);
+    let world = World::new(10_200);
+    const FIRST: u64 = 1000;
+    let (longest, took, written, reserved) = world
+        .run(async {
+            let machine = site.open(&world, &[]).await?;
+            for tag in 1..=400 {
+                write(&machine, tag, tag).await?;
+            }
+            machine.volume.flush().await?;
+            machine.drives[2]
+                .as_ref()
+                .unwrap()
+                .set_pace(Some(Pace { one_in: 1, most: Duration::from_secs(8) }));
+            machine.drives[0].as_ref().unwrap().set_gone(true);
+            machine.array.fail_member(0, "gone").await?;
+            let began = machine.env.now();
+            let (mut longest, mut written) = (Duration::ZERO, 0);
+            while machine.array.report().missing_carriers > 0 {
+                let at = machine.env.now();
+                write(&machine, 401 + written % 100, FIRST + written).await?;
+                machine.volume.flush().await?;
+                longest = longest.max(machine.env.now() - at);
+                written += 1;
+                machine.env.sleep(Duration::from_millis(500)).await;
+            }
+            machine.array.stop();
+            let took = machine.env.now() - began;
+            Ok::<_, ArrayError>((longest, took, written, machine.array.geometry().reserved()))
+        })
+        .unwrap()
+        .unwrap();
+    world.destroy();
+    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    eprintln!("{written} flushes in {took:?}, the longest {longest:?}");
+    assert!(longest < took / 2, "a flush took {longest:?} of {took:?}");
+    // Of the old carrier that is left nothing can be read but strips.
+    site.prepare = Box::new(move |number, drive| {
+        if number == 1 {
+            drive.set_unreadable(SLICE_AT + reserved.start..SLICE_AT + reserved.end);
+        }
+    });
+    let found = read_back(&site, 10_201, &[0], 500).unwrap();
+    let expected = |block: u64| match (0..written).rev().find(|tag| 401 + tag % 100 == block) {
+        Some(tag) => FIRST + tag,
+        None if block <= 400 => block,
+        None => 0,
+    };
+    assert_eq!(found, (1..=500).map(expected).collect::<Vec<_>>());
 }

@@ -47,6 +47,7 @@ fn two_mounts_show_one_file_system() {
     renames_against_opens(&mounts);
     locks_keep_others_out(&mounts);
     mapped_files(&mounts);
+    growth_is_seen_without_a_look(&mounts);
     // A mount that dies gives its leases and its locks back.
     let path = |at: usize| mounts[at].join("held");
     write_new(&path(0), &[1; 100_000]);
@@ -190,6 +191,17 @@ fn turn_of(mount: &Path) -> std::sync::MutexGuard<'static, ()> {
     TURNS[usize::from(mount.ends_with("other"))].lock().unwrap()
 }
 
+/// A program that is given both mounts.
+fn run_python(what: &str, script: &str, mounts: &[PathBuf; 2]) {
+    let mut python = Command::new("python3");
+    let done = python.args(["-c", script]).args(mounts).stdin(Stdio::null()).output();
+    match done {
+        Ok(done) => assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr)),
+        Err(error) if error.kind() == ErrorKind::NotFound => eprintln!("SKIPPED {what}: no python3"),
+        Err(error) => panic!("python3: {error}"),
+    }
+}
+
 /// What one maps and changes the other sees, in its own map and by read.
 fn mapped_files(mounts: &[PathBuf; 2]) {
     let script = "
@@ -233,13 +245,43 @@ for fd, at in ((a, 0), (b, 2048)):
 for child in children:
     assert os.waitpid(child, 0)[1] == 0, 'a store that was synced is gone'
 ";
-    let mut python = Command::new("python3");
-    let done = python.args(["-c", script]).args(mounts).stdin(Stdio::null()).output();
-    match done {
-        Ok(done) => assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr)),
-        Err(error) if error.kind() == ErrorKind::NotFound => eprintln!("SKIPPED mapped files: no python3"),
-        Err(error) => panic!("python3: {error}"),
-    }
+    run_python("mapped files", script, mounts);
+}
+
+/// Descriptors and a map from before another mount made the file longer come to its new end without a read or a question for
+/// attributes: for sendfile and faults of a map the kernel asks for no size.
+fn growth_is_seen_without_a_look(mounts: &[PathBuf; 2]) {
+    let script = "
+import ctypes, mmap, os, sys, time
+mine, theirs = (os.path.join(m, 'grows') for m in sys.argv[1:])
+with open(mine, 'wb') as made:
+    made.write(b'-' * 100)
+out = os.memfd_create('out')
+fresh, read = (os.open(theirs, os.O_RDONLY) for _ in range(2))
+assert os.pread(read, 200, 0) == b'-' * 100
+# Not as Python does it, which asks for the size.
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+pages = libc.mmap(None, ctypes.c_size_t(1 << 20), mmap.PROT_READ, mmap.MAP_SHARED, fresh, ctypes.c_long(0))
+assert ctypes.string_at(pages + 99, 1) == b'-'
+grower = os.open(mine, os.O_WRONLY)
+for size in (200, 5000, 1000000):
+    last = bytes([size % 251])
+    os.pwrite(grower, last * (size - 100), 100)
+    for fd in (fresh, read):
+        for _ in range(600):
+            got = os.sendfile(out, fd, size - 1, 1)
+            if got:
+                break
+            time.sleep(0.05)
+        assert got == 1, (size, 'sendfile ends where the file ended')
+        assert os.pread(out, 1, os.lseek(out, 0, os.SEEK_CUR) - 1) == last, size
+    child = os.fork()
+    if child == 0:
+        os._exit(ctypes.string_at(pages + size - 1, 1) != last)
+    assert os.waitpid(child, 0)[1] == 0, (size, 'a map ends where the file ended')
+";
+    run_python("growth", script, mounts);
 }
 
 /// A lock of a process goes when it closes the file, and not when a handle is released that it used before: a child that had

@@ -1,0 +1,408 @@
+//! Carriers of the log in place of lost ones.
+//!
+//! A carrier holds log, roots and table pages: for a large array more than is copied in a moment. So they are copied while
+//! they change, and what was written since is copied again, until little is left. That is copied between two records of the log,
+//! with no checkpoint under way, and then the new set is recorded.
+//!
+//! Invariants:
+//! - a member counts as a carrier only when it has had everything that an opening reads from carriers, and flushed it;
+//! - a piece that was written on the carriers after its copy was begun is copied again: a write notes its pieces when it is
+//!   over, however it ends;
+//! - a copy counts only while every carrier that it was begun from serves, and the member it was made on: a drive that
+//!   failed may have forgotten what a piece was copied from.
+
+use crate::engine::Array;
+use crate::error::ArrayError;
+use crate::format::descriptor::Descriptor;
+use crate::log::Segment;
+use crate::salvage;
+use penstock_base::env::timeout;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut};
+use penstock_drive::{Class, DriveError, Io, Slice};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+const IO: Io = Io::new(Class::Rebuild, "carrier.copy");
+/// What is known to be copied or not.
+const PIECE_BYTES: u64 = 64 << 10;
+/// Copied at a time.
+const MOST_PIECES: u64 = 16;
+/// Copied while the log stands still.
+const LAST_PIECES: usize = 64;
+/// Rounds of copying what was written during the one before. After so many it is written faster than it is copied.
+const MOST_ROUNDS: u32 = 16;
+/// Until a carrier is looked for again, after one could not be made.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// The search for carriers in place of lost ones.
+#[derive(Default)]
+pub(crate) struct Mending {
+    wanted: Cell<bool>,
+    wake: Notify,
+    /// Nothing is copied before this time.
+    not_before: Cell<Duration>,
+    /// Members that did not take a copy: others come first.
+    refused: Cell<u64>,
+    /// During a copy: pieces that were written since they were copied, or are not copied yet.
+    left: RefCell<Option<BTreeSet<u64>>>,
+}
+
+impl Mending {
+    /// True while it was asked for and is not done.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.get()
+    }
+
+    fn is_done(&self) {
+        self.wanted.set(false);
+        self.refused.set(0);
+    }
+
+    /// Some are missing after an attempt that took so long.
+    fn pause(&self, now: Duration, took: Duration) {
+        self.not_before.set(now + AGAIN.max(took));
+    }
+
+    /// Lets the task end, or look at once.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Bytes that are being written on the carriers, as long as it lives.
+    pub(crate) fn writes(&self, bytes: Range<u64>) -> Written<'_> {
+        Written { mending: self, bytes }
+    }
+
+    fn add(&self, bytes: &Range<u64>) {
+        if let Some(left) = &mut *self.left.borrow_mut() {
+            left.extend(bytes.start / PIECE_BYTES..bytes.end.div_ceil(PIECE_BYTES));
+        }
+    }
+
+    fn left(&self) -> BTreeSet<u64> {
+        self.left.borrow().clone().expect("a copy is under way")
+    }
+
+    /// Pieces are copied as they are from here on.
+    fn begins(&self, pieces: Range<u64>) {
+        let mut left = self.left.borrow_mut();
+        let left = left.as_mut().expect("a copy is under way");
+        for piece in pieces {
+            left.remove(&piece);
+        }
+    }
+}
+
+/// A write on the carriers.
+pub(crate) struct Written<'a> {
+    mending: &'a Mending,
+    bytes: Range<u64>,
+}
+
+impl Drop for Written<'_> {
+    fn drop(&mut self) {
+        self.mending.add(&self.bytes);
+    }
+}
+
+/// A copy under way. The pieces that are left are known while it lives.
+struct Copy<'a> {
+    mending: &'a Mending,
+    /// Carriers that it is made from, and last the member that it is made on, with their lives.
+    lives: Vec<(usize, u64)>,
+    sources: Vec<Slice>,
+    slice: Slice,
+}
+
+impl Drop for Copy<'_> {
+    fn drop(&mut self) {
+        self.mending.left.take();
+    }
+}
+
+/// The end of an attempt to make a carrier.
+enum Made {
+    /// Recorded; these members did not take their superblock.
+    Carrier(Vec<usize>),
+    /// This member did not take its copy.
+    Refused(usize),
+    /// No carrier that is left can read some block.
+    Unreadable,
+    /// Somebody whom it was begun with was lost, or the array is closed.
+    Interrupted,
+}
+
+/// The carriers that a copy is made from.
+struct Sources<'a> {
+    slices: &'a [Slice],
+    /// By slice: it did not answer, and is not asked again.
+    silent: Vec<bool>,
+}
+
+impl Sources<'_> {
+    /// A range, each block from a carrier that can read it.
+    ///
+    /// Copies verified structures only in the sense that every one carries its own checksum: a rotten source block is
+    /// found, and mended from the other carriers, by the scrub that follows a change of carriers.
+    async fn read(&mut self, at: u64, len: usize) -> Option<Buf> {
+        let mut whole = BufMut::zeroed(len);
+        let mut lacking = vec![true; len / BLOCK_BYTES];
+        for (slice, silent) in self.slices.iter().zip(&mut self.silent) {
+            if *silent {
+                continue;
+            }
+            let found = salvage::read(slice, at, len, IO).await;
+            if !found.lacks_some() {
+                return Some(found.bytes().clone());
+            }
+            *silent = !found.answered();
+            for block in (0..lacking.len()).filter(|block| found.has(*block, 1)) {
+                let bytes = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
+                whole.as_mut()[bytes.clone()].copy_from_slice(&found.bytes()[bytes]);
+                lacking[block] = false;
+            }
+            if !lacking.contains(&true) {
+                return Some(whole.freeze());
+            }
+        }
+        None
+    }
+}
+
+impl Array {
+    /// Lets the tasks that mend carriers and members look at them.
+    pub(crate) fn want_mending(&self) {
+        self.mending.wanted.set(true);
+        self.mending.not_before.set(Duration::ZERO);
+        self.mending.wake();
+        self.resync_wake.notify_one();
+    }
+
+    /// The carriers there should be: those that still serve, and then the first active members, last those that did not
+    /// take a copy.
+    fn wanted_carriers(&self) -> Vec<usize> {
+        let members = self.members.borrow();
+        let good = |at: &usize| !members[*at].stale && members[*at].reachable().is_some();
+        let desc = self.desc.borrow();
+        let mut wanted: Vec<usize> = desc.carriers.iter().map(|at| usize::from(*at)).filter(good).collect();
+        let refused = |at: &usize| self.mending.refused.get() & 1 << at != 0;
+        let (last, first): (Vec<usize>, Vec<usize>) = (0..members.len()).filter(good).partition(refused);
+        for position in first.into_iter().chain(last) {
+            if wanted.len() < self.geo.carriers() && !wanted.contains(&position) {
+                wanted.push(position);
+            }
+        }
+        wanted
+    }
+
+    /// Whether a lost carrier can be replaced.
+    pub(crate) fn carriers_need_mending(&self) -> bool {
+        let wanted = self.wanted_carriers();
+        let desc = self.desc.borrow();
+        wanted.len() != desc.carriers.len() || wanted.iter().any(|at| !desc.carriers.contains(&(*at as u16)))
+    }
+
+    /// Replaces lost carriers.
+    pub(crate) async fn carriers_task(self: Rc<Self>) {
+        while !self.closed.get() {
+            let woken = self.mending.wake.notified();
+            match self.mend_carriers().await {
+                Ok(true) => continue,
+                Ok(false) if self.mending.is_wanted() => drop(timeout(&self.env, AGAIN, woken).await),
+                Ok(false) => woken.await,
+                Err(_) if self.closed.get() => {}
+                Err(error) => self.stop_because(format!("carriers of the log cannot be replaced: {error}")),
+            }
+        }
+    }
+
+    /// Replaces one lost carrier, or notes that all are there. Returns whether to look again at once.
+    async fn mend_carriers(&self) -> Result<bool, ArrayError> {
+        if !self.carriers_need_mending() {
+            self.mending.is_done();
+            return Ok(false);
+        }
+        let began = self.env.now();
+        let (wanted, old) = (self.wanted_carriers(), self.live_carriers());
+        if began < self.mending.not_before.get() || wanted.is_empty() || old.is_empty() {
+            return Ok(false);
+        }
+        let made = match wanted.iter().copied().find(|at| !old.contains(at)) {
+            Some(to) => self.make_carrier(&old, to).await,
+            // Those that are gone leave.
+            None => self.record_carriers(&wanted).await.map(Made::Carrier),
+        };
+        let again_later = || {
+            let now = self.env.now();
+            self.mending.pause(now, now - began);
+        };
+        match made {
+            Ok(Made::Carrier(unwritten)) => self.fail_unwritten(unwritten).await?,
+            // Whoever was lost is about to be recorded, which wakes this task.
+            Ok(Made::Interrupted) => return Ok(false),
+            // Another one is asked now, or one of these again when all have refused.
+            Ok(Made::Refused(by)) => {
+                let refused = self.mending.refused.get() | 1 << by;
+                self.mending.refused.set(refused);
+                let next = self.wanted_carriers().into_iter().find(|at| !old.contains(at));
+                if next.is_none_or(|at| refused & 1 << at != 0) {
+                    again_later();
+                }
+            }
+            Ok(Made::Unreadable) => {
+                // A record that cannot be read leaves the log when all of it is in the strips.
+                self.metadata_bad.set(true);
+                self.repair_wake.notify_one();
+                again_later();
+            }
+            // The old set still serves.
+            Err(ArrayError::Ownership { why, .. }) => {
+                again_later();
+                self.suspend(why).await?;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// Copies what carriers hold to a member, which is one of them then.
+    async fn make_carrier(&self, from: &[usize], to: usize) -> Result<Made, ArrayError> {
+        let Some(copy) = self.begin_copy(from, to) else { return Ok(Made::Refused(to)) };
+        let mut round = 0;
+        loop {
+            let left = self.mending.left();
+            if round == 0 || left.len() > LAST_PIECES && round < MOST_ROUNDS {
+                if let Some(end) = self.copy_pieces(&copy, left).await? {
+                    return Ok(end);
+                }
+                round += 1;
+                continue;
+            }
+            let between_records = self.log.turn.lock().await;
+            let Ok(no_checkpoint) = self.checkpoint.try_lock() else {
+                drop(between_records);
+                drop(self.checkpoint.lock().await);
+                continue;
+            };
+            let left = self.mending.left();
+            if left.len() > LAST_PIECES && round < MOST_ROUNDS {
+                continue;
+            }
+            if let Some(end) = self.copy_pieces(&copy, left).await? {
+                return Ok(end);
+            }
+            assert!(self.mending.left().is_empty(), "nobody writes on carriers now");
+            // A carrier that failed a flush, and may have forgotten what was copied from it, fails this one too.
+            self.flush_carriers().await?;
+            if !self.goes_on(&copy) {
+                return Ok(Made::Interrupted);
+            }
+            let serve = self.wanted_carriers().into_iter().filter(|at| from.contains(at));
+            let carriers: Vec<usize> = serve.chain([to]).collect();
+            let unwritten = self.record_carriers(&carriers).await?;
+            drop((no_checkpoint, between_records));
+            return Ok(Made::Carrier(unwritten));
+        }
+    }
+
+    fn begin_copy(&self, from: &[usize], to: usize) -> Option<Copy<'_>> {
+        let slice = self.member_slice(to)?;
+        let lives = from.iter().chain([&to]).map(|at| (*at, self.life(*at))).collect();
+        let sources = from.iter().filter_map(|at| self.member_slice(*at)).collect();
+        *self.mending.left.borrow_mut() = Some(BTreeSet::new());
+        self.needed_ranges().iter().for_each(|range| self.mending.add(range));
+        Some(Copy { mending: &self.mending, lives, sources, slice })
+    }
+
+    /// Whether everybody whom a copy was begun with serves as he did then.
+    fn goes_on(&self, copy: &Copy<'_>) -> bool {
+        let members = self.members.borrow();
+        let serves = |at: usize| !members[at].stale && members[at].reachable().is_some();
+        !self.closed.get() && copy.lives.iter().all(|(at, life)| self.life(*at) == *life && serves(*at))
+    }
+
+    /// Copies pieces as they are now, and flushes them. Returns how the copy ends, if it does.
+    async fn copy_pieces(&self, copy: &Copy<'_>, pieces: BTreeSet<u64>) -> Result<Option<Made>, ArrayError> {
+        let mut sources = Sources { silent: vec![false; copy.sources.len()], slices: &copy.sources };
+        let mut pieces = pieces.into_iter().peekable();
+        while let Some(first) = pieces.next() {
+            if !self.goes_on(copy) {
+                return Ok(Some(Made::Interrupted));
+            }
+            let mut end = first + 1;
+            while end < first + MOST_PIECES && pieces.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            self.mending.begins(first..end);
+            let part =
+                |range: Range<u64>| range.start.max(first * PIECE_BYTES)..range.end.min(end * PIECE_BYTES);
+            let ranges = self.needed_ranges().into_iter().map(part).filter(|range| !range.is_empty());
+            for range in ranges.collect::<Vec<_>>() {
+                let (at, len) = (range.start, (range.end - range.start) as usize);
+                let Some(bytes) = sources.read(at, len).await else {
+                    let name = &self.name;
+                    tracing::warn!(array = name, at, len, "no carrier of the log can read a block of these");
+                    return Ok(Some(Made::Unreadable));
+                };
+                if let Err(error) = copy.slice.write(at, bytes, IO).await {
+                    return self.judge_refusal(copy, error).await.map(Some);
+                }
+            }
+        }
+        match copy.slice.flush(IO).await {
+            Ok(()) => Ok(None),
+            Err(error) => self.judge_refusal(copy, error).await.map(Some),
+        }
+    }
+
+    /// A member took a part of its copy not. Carriers that are left go on; where it may be lost it is.
+    async fn judge_refusal(&self, copy: &Copy<'_>, error: DriveError) -> Result<Made, ArrayError> {
+        let (to, life) = *copy.lives.last().expect("it is made on a member");
+        if !matches!(error, DriveError::HostFull) {
+            match self.fail_life(to, life, &error.to_string()).await {
+                Err(ArrayError::Suspended(why)) => {
+                    tracing::warn!(array = self.name, position = to, why, "it takes no copy of the log");
+                }
+                judged => judged?,
+            }
+        }
+        Ok(Made::Refused(to))
+    }
+
+    /// Parts of what is reserved that an opening reads: live segments up to their last record, roots, and pages.
+    fn needed_ranges(&self) -> Vec<Range<u64>> {
+        let segments = self.log.segments.borrow();
+        let of = |segment: &Segment| {
+            let at = self.geo.segment_at(segment.number);
+            let end = segment
+                .records
+                .last()
+                .map_or(1, |last| last.offset_blocks + last.shape.head_blocks + last.shape.payload_blocks);
+            at..at + u64::from(end) * BLOCK_BYTES as u64
+        };
+        let log_end = self.geo.segments * u64::from(self.geo.segment_bytes);
+        segments.iter().map(of).chain(std::iter::once(log_end..self.geo.reserved().end)).collect()
+    }
+
+    /// Records a set of carriers, if all of them serve. Returns members whose superblock could not be written.
+    async fn record_carriers(&self, carriers: &[usize]) -> Result<Vec<usize>, ArrayError> {
+        let _one_at_a_time = self.reconfig.lock().await;
+        if carriers.iter().any(|at| self.members.borrow()[*at].stale) {
+            return Ok(Vec::new());
+        }
+        tracing::info!(array = self.name, ?carriers, "carriers of the log replaced");
+        let change = |next: &mut Descriptor| {
+            next.carriers = carriers.iter().map(|at| *at as u16).collect();
+            next.carriers_epoch += 1;
+        };
+        let unwritten = self.record(change).await?;
+        // What was copied is not verified yet: a rotten source block must not count as a copy.
+        self.metadata_bad.set(true);
+        self.repair_wake.notify_one();
+        Ok(unwritten)
+    }
+}

@@ -41,7 +41,7 @@ pub use inode::{Data, FileKind, Inode, Layout};
 pub use leases::joins;
 pub use repair::Repair;
 pub use session::{LEASE, Serving, SessionInfo};
-pub use target::{FsInfo, MetaTarget, Request};
+pub use target::{FsInfo, InUse, MetaTarget, Request};
 
 /// Longest name of a file in bytes.
 pub const NAME_MAX: usize = 255;

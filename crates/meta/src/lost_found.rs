@@ -64,7 +64,7 @@ impl MetaTarget {
             }
             name = format!("{NAME}-{number}");
         }
-        let inode = self.blank_inode(self.new_ino(writes), DIRECTORY | 0o700, (root.uid, root.gid));
+        let inode = self.blank_inode(self.new_ino().await?, DIRECTORY | 0o700, (root.uid, root.gid));
         let key = self.new_entry_key(ROOT, name.as_bytes()).await?;
         writes.put(key, entry_row(inode.ino, DIRECTORY, name.as_bytes()));
         root.entries += 1;
@@ -134,8 +134,6 @@ impl MetaTarget {
         // Entries may be among the rows, with keys that say nothing.
         self.entries.take();
         result?;
-        let next = self.next_ino.get();
-        self.reserved(Ino(next));
         Ok(())
     }
 

@@ -35,7 +35,7 @@ impl MetaTarget {
             return Err(Errno::NOENT.into());
         }
         let mut writes = WriteSet::new();
-        let mut inode = self.new_inode(&dir, &request, &mut writes)?;
+        let mut inode = self.new_inode(self.new_ino().await?, &dir, &request)?;
         self.inherit_acl(&dir, &mut inode, request.umask, &mut writes).await?;
         if request.nameless {
             // Removed from the beginning, so that a crash leaks nothing; its user holds it.
@@ -56,7 +56,6 @@ impl MetaTarget {
         let reply = attr_reply(&inode);
         let (ino, is_dir) = (inode.ino, inode.is_dir());
         self.commit(who, writes, vec![dir, inode], &reply).await?;
-        self.reserved(ino);
         if is_dir {
             self.entries.borrow_mut().made(ino);
         }
@@ -66,16 +65,11 @@ impl MetaTarget {
         Ok(reply)
     }
 
-    pub(crate) fn new_inode(
-        &self,
-        dir: &Inode,
-        request: &MakeRequest,
-        writes: &mut WriteSet,
-    ) -> Result<Inode, MetaError> {
+    pub(crate) fn new_inode(&self, ino: Ino, dir: &Inode, request: &MakeRequest) -> Result<Inode, MetaError> {
         let now = self.now_ns();
         let layout = Layout { chunk_blocks: self.fs.borrow().chunk_blocks, target: 0, replicas: 1 };
         let mut inode = Inode {
-            ino: self.new_ino(writes),
+            ino,
             mode: request.mode,
             nlink: 1,
             uid: request.uid,

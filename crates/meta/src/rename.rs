@@ -83,10 +83,9 @@ impl MetaTarget {
                 touched.get(to_dir).entries += 1;
             }
         }
-        let mut whiteout = None;
         if request.whiteout {
-            let ino = self.leave_whiteout(&mut touched, &request, from_cookie, &mut writes)?;
-            whiteout = Some(ino);
+            let ino = self.new_ino().await?;
+            self.leave_whiteout(ino, &mut touched, &request, from_cookie, &mut writes)?;
         }
         self.moved(&mut touched, &moved, from_dir, to_dir);
         let now = self.now_ns();
@@ -95,9 +94,6 @@ impl MetaTarget {
             touched.get(dir).times_ns[2] = now;
         }
         self.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
-        if let Some(ino) = whiteout {
-            self.reserved(ino);
-        }
         if let Some(ino) = removed {
             self.reap_if_removed(ino);
         }
@@ -107,21 +103,21 @@ impl MetaTarget {
     /// Puts a character device 0, 0 under the old name, which union file systems read as: nothing is here.
     fn leave_whiteout(
         &self,
+        ino: Ino,
         touched: &mut Touched,
         request: &RenameRequest,
         cookie: u64,
         writes: &mut WriteSet,
-    ) -> Result<Ino, MetaError> {
+    ) -> Result<(), MetaError> {
         let RenameRequest { dir, uid, gid, .. } = *request;
         let device = MakeRequest { dir, mode: CHARACTER_DEVICE, uid, gid, ..MakeRequest::default() };
         let from_dir = touched.get(Ino(dir));
-        let inode = self.new_inode(from_dir, &device, writes)?;
+        let inode = self.new_inode(ino, from_dir, &device)?;
         from_dir.entries += 1;
         let row = entry_row(inode.ino, inode.type_bits(), &request.name);
         writes.put(entry_key(from_dir.ino, cookie), row);
-        let ino = inode.ino;
         touched.inodes.insert(ino, inode);
-        Ok(ino)
+        Ok(())
     }
 
     async fn refuse_loop(&self, inode: &Inode, into: Ino) -> Result<(), MetaError> {

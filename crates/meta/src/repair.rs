@@ -195,7 +195,7 @@ impl MetaTarget {
                 break;
             }
             let mut writes = WriteSet::new();
-            let ino = self.new_ino(&mut writes);
+            let ino = self.new_ino().await?;
             for (key, value) in self.target.rows_of_runs(ino, &runs) {
                 writes.put(key, value);
             }
@@ -244,7 +244,7 @@ impl MetaTarget {
                 return Ok(());
             }
             let mut writes = WriteSet::new();
-            let to = self.new_ino(&mut writes);
+            let to = self.new_ino().await?;
             let mut end = 0;
             for (at, (key, value)) in (0..).zip(rows) {
                 let (chunk, birth) = ChunkKey::decode(&key)?;

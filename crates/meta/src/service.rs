@@ -121,7 +121,14 @@ impl MetaTarget {
         let lease_ms = if remote { self.lease().as_millis() as u32 } else { 0 };
         let who = SessionRow { client: request.client, mount: request.mount, lease_ms };
         self.begin_session(session, who, &mut writes);
-        if let Err(error) = self.commit(Request::default(), writes, Vec::new(), &[]).await {
+        let committed = self.commit(Request::default(), writes, Vec::new(), &[]).await;
+        // A number that a crash took would be given again, to somebody beside a client who has it and lives on.
+        let durable = async || if remote { Ok(self.kv.flush().await?) } else { Ok(()) };
+        let begun = match committed {
+            Ok(()) => durable().await,
+            failed => failed,
+        };
+        if let Err(error) = begun {
             self.forget_session(session);
             return Err(error);
         }

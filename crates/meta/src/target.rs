@@ -3,7 +3,7 @@
 use crate::cache::InodeCache;
 use crate::entries::EntryCache;
 use crate::error::MetaError;
-use crate::inode::{Data, Inode, Layout};
+use crate::inode::{Data, FileKind, Inode, Layout};
 use crate::leases::Leases;
 use crate::locks::Locks;
 use crate::rows::{
@@ -184,23 +184,40 @@ impl MetaTarget {
         }
     }
 
-    /// A number for a new inode; the row that reserves it goes into `writes` when a run is used up. The caller says
-    /// with [`Self::reserved`] that they are committed: until then the next one reserves again.
-    pub(crate) fn new_ino(&self, writes: &mut WriteSet) -> Ino {
-        let ino = self.next_ino.get() + 1;
-        self.next_ino.set(ino);
-        let fs = self.fs.borrow();
-        if ino > fs.reserved_ino {
-            writes.put(fs_key(), FsRow { reserved_ino: ino + INO_RUN, ..fs.clone() }.encode());
+    /// A number for a new inode that no inode had before, not even one that a crash took: clients live over a crash of the
+    /// service, with what they had open.
+    pub(crate) async fn new_ino(&self) -> Result<Ino, MetaError> {
+        loop {
+            let ino = self.next_ino.get() + 1;
+            let reserved = self.fs.borrow().reserved_ino;
+            if ino <= reserved {
+                self.next_ino.set(ino);
+                return Ok(Ino(ino));
+            }
+            // Durable before a number of the run is used. It says nothing of other rows, and takes no more space.
+            let row = FsRow { reserved_ino: ino + INO_RUN, ..self.fs.borrow().clone() };
+            let mut writes = WriteSet::new();
+            writes.put(fs_key(), row.encode()).reclaims();
+            self.kv.commit_durable(writes).await?;
+            let mut fs = self.fs.borrow_mut();
+            fs.reserved_ino = fs.reserved_ino.max(row.reserved_ino);
         }
-        Ino(ino)
     }
 
-    /// Notes that the transaction with the inode's reservation is committed.
-    pub(crate) fn reserved(&self, ino: Ino) {
-        let mut fs = self.fs.borrow_mut();
-        if ino.0 > fs.reserved_ino {
-            fs.reserved_ino = ino.0 + INO_RUN;
+    /// Has a file of contents outlive a change of them that is under way, if it is there: a write may be late, and what it would
+    /// leave of a file that is gone nobody could remove.
+    pub async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
+        // Counted before the inode is looked at: whoever removes it now sees the user.
+        self.use_inode(ino);
+        let user = InUse { meta: self, ino };
+        let known = self.cache.borrow().get(ino).map(Inode::kind);
+        let kind = match known {
+            Some(kind) => kind,
+            None => self.inode(ino).await?.kind(),
+        };
+        match kind {
+            FileKind::Regular => Ok(user),
+            _ => Err(MetaError::Request(format!("inode {ino} has no contents"))),
         }
     }
 
@@ -273,6 +290,18 @@ impl MetaTarget {
     /// Makes every acknowledged operation durable.
     pub async fn sync(&self) -> Result<(), MetaError> {
         Ok(self.target.sync().await?)
+    }
+}
+
+/// A use of an inode, while it lives.
+pub struct InUse<'a> {
+    meta: &'a MetaTarget,
+    ino: Ino,
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        self.meta.release_inode(self.ino);
     }
 }
 

@@ -125,6 +125,7 @@ impl Node {
             }
             Kind::Write => {
                 let (chunk, crcs) = decode_write(&request.body)?;
+                let _user = self.meta.change_contents(chunk.ino).await?;
                 let data = penstock_base::buf::gather(&request.payload);
                 let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.cut);
                 write.await.map_err(|error| failure(&error))?;
@@ -142,7 +143,9 @@ impl Node {
                 Ok((encode_found(found.map_err(|error| failure(&error))?), Vec::new()))
             }
             Kind::Space => {
-                let change = self.change_space(&decode_space(&request.body)?).await;
+                let space = decode_space(&request.body)?;
+                let _user = self.meta.change_contents(space.ino).await?;
+                let change = self.change_space(&space).await;
                 change.map_err(|error| failure(&error))?;
                 Ok((encode_reply(generation, &[]), Vec::new()))
             }

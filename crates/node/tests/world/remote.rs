@@ -2,17 +2,17 @@
 
 use crate::machine::{Machine, Site};
 use penstock_base::env::timeout;
-use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
+use penstock_base::{BLOCK_BYTES, Buf, Ino, Kind as Todo, LocalBoxFuture, crc32c_blocks};
 use penstock_client::{Client, Failure};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
 use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Token};
 use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
-use penstock_wire::data::{ChunkRef, encode_read};
+use penstock_wire::data::{ChunkRef, encode_read, encode_write};
 use penstock_wire::names::{
     HelloRequest, MakeRequest, NameRequest, RenameRequest, SetAttrRequest, XattrRequest,
 };
-use penstock_wire::{Frame, Kind, SLOTS};
+use penstock_wire::{Frame, Kind, SLOTS, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
@@ -482,6 +482,85 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
         remote.close();
         machine.audit().await;
         assert_eq!(machine.client.get_attr(open).await.unwrap_err().errno, ESTALE);
+        machine.stop().await;
+    });
+}
+
+/// The making of a file is lost in a restart, and a client that has it open goes on writing: it had its blocks, which nobody
+/// could ever remove.
+#[test]
+fn a_file_that_was_lost_takes_no_more_writes() {
+    on_machine(91, async |site, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        make(&client, "kept").await.unwrap();
+        client.sync().await.unwrap();
+        let ino = make(&client, "lost").await.unwrap();
+        client.write(ino, 0, &[1; 8192]).await.unwrap();
+        let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
+        // On its way while nobody listened: sent again as soon as somebody does.
+        let block = Buf::copy_from(&[2; BLOCK_BYTES]);
+        let at = ChunkRef { branch: 0, ino, chunk: 0, block: 1, count: 1, snapshot: 0, cut: 0 };
+        let body = encode_write(&at, &crc32c_blocks(&block));
+        let mut late = Frame::request(Kind::Write, body, vec![block]);
+        late.header.session = client.session();
+        let late = remote.call(late).await.unwrap().into_result();
+        assert_eq!(late.unwrap_err().errno, ESTALE);
+        assert_eq!(client.write(ino, 0, &[3; 4096]).await.unwrap_err().errno, ESTALE);
+        assert!(client.fsync(ino).await.is_err());
+        drop(client.close().await);
+        remote.close();
+        machine.audit().await;
+        machine.stop().await;
+    });
+}
+
+/// The session of a client was lost in a restart with the last number that was given, and the next client got both: one was
+/// answered with what the other had asked.
+#[test]
+fn no_session_number_is_given_twice() {
+    on_machine(93, async |site, machine| {
+        let way = Way::new(&machine);
+        let (one, first) = mount(&machine, &way).await;
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        let (other, second) = mount(&machine, &way).await;
+        assert_ne!(one.session(), other.session());
+        make(&one, "one").await.unwrap();
+        make(&other, "other").await.unwrap();
+        for (client, remote) in [(one, first), (other, second)] {
+            client.close().await.unwrap();
+            remote.close();
+        }
+        machine.audit().await;
+        machine.stop().await;
+    });
+}
+
+/// The numbers of files whose making was lost were given to others, for which who had them open then wrote.
+#[test]
+fn no_inode_number_is_given_twice() {
+    on_machine(92, async |site, mut machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        make(&client, "kept").await.unwrap();
+        client.sync().await.unwrap();
+        let mut highest = 0;
+        for life in 0..2 {
+            // Numbers are reserved in runs.
+            let run = (highest.max(client.root().0) | 4095) + 1;
+            for number in 0.. {
+                let ino = make(&client, &format!("{life}-{number}")).await.unwrap();
+                assert!(ino.0 > highest, "{ino} was given before");
+                highest = ino.0;
+                if highest == run + 10 {
+                    break;
+                }
+            }
+            machine = restart(site, machine, &way, Duration::ZERO).await;
+        }
+        drop(client.close().await);
+        remote.close();
+        machine.audit().await;
         machine.stop().await;
     });
 }

@@ -7,6 +7,7 @@
 mod bad_days;
 mod campaign;
 mod churn;
+mod databases;
 mod doors;
 mod fs_check;
 mod fsx;

@@ -5,6 +5,7 @@ folder. The server is started again when it has stopped by itself, which it does
 transfer is there once, no money was made, and the checksums of all pages agree.
 """
 
+import collections
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 data, seconds, notes, programs = sys.argv[1:]
 ACCOUNTS = 200
 starts = 0
+complaints = collections.Counter()
 
 
 def program(name, *arguments, **more):
@@ -59,6 +61,7 @@ def transfers(out, end):
                 os.write(out, line[5:].encode() + b"\n")
         if done.returncode != 0:
             failed += 1
+            complaints[done.stderr.strip().splitlines()[0] if done.stderr.strip() else "no word"] += 1
             if program("pg_ctl", "-D", data, "status").returncode != 0:
                 start()
             time.sleep(0.2)
@@ -89,6 +92,8 @@ wrong = program("pg_ctl", "-D", data, "-m", "fast", "-w", "stop").returncode
 checked = program("pg_checksums", "-D", data, "--check")
 lost = sorted(noted - found)
 print(f"{len(noted)} acknowledged of {number}, {len(found)} there, {failed} batches failed, {starts} starts")
+for complaint, times in complaints.most_common(5):
+    print(f"{times} times: {complaint}")
 assert not lost, f"{len(lost)} acknowledged transfers are lost: {lost[:9]}"
 assert balance == "0", f"the sum of all accounts is {balance}"
 assert wrong == 0 and checked.returncode == 0, checked.stdout + checked.stderr

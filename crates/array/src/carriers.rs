@@ -1,13 +1,16 @@
 //! Carriers of the log in place of lost ones.
 //!
 //! A carrier holds log, roots and table pages: for a large array more than is copied in a moment. So they are copied while
-//! they change, and what was written since is copied again, until little is left. That is copied between two records of the log,
-//! with no checkpoint under way, and then the new set is recorded.
+//! they change, and what was written since is copied again, until little is left. That is copied while no write on carriers is
+//! under way, and then the new set is recorded. A write that is tried again and again, because the array can lose no carrier, is not
+//! waited for: it may be this copy that it waits for.
 //!
 //! Invariants:
 //! - a member counts as a carrier only when it has had everything that an opening reads from carriers, and flushed it;
-//! - a piece that was written on the carriers after its copy was begun is copied again: a write notes its pieces when it is
-//!   over, however it ends;
+//! - a piece that was written on the carriers after its copy was begun is copied again: an attempt to write notes its
+//!   pieces when it is over, however it ends;
+//! - an attempt that begins after a member became a carrier goes to that member too, or is followed by one that does
+//!   ([`Array::write_carriers`]);
 //! - a copy counts only while every carrier that it was begun from serves, and the member it was made on: a drive that
 //!   failed may have forgotten what a piece was copied from.
 
@@ -24,7 +27,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, RwLock, RwLockReadGuard};
 
 const IO: Io = Io::new(Class::Rebuild, "carrier.copy");
 /// What is known to be copied or not.
@@ -49,6 +52,10 @@ pub(crate) struct Mending {
     refused: Cell<u64>,
     /// During a copy: pieces that were written since they were copied, or are not copied yet.
     left: RefCell<Option<BTreeSet<u64>>>,
+    /// Held by every attempt to write on carriers.
+    writing: RwLock<()>,
+    /// Members whose superblock a full host refused.
+    owed: RefCell<BTreeSet<usize>>,
 }
 
 impl Mending {
@@ -72,9 +79,18 @@ impl Mending {
         self.wake.notify_one();
     }
 
-    /// Bytes that are being written on the carriers, as long as it lives.
-    pub(crate) fn writes(&self, bytes: Range<u64>) -> Written<'_> {
-        Written { mending: self, bytes }
+    /// Waits until bytes may be written on a carrier, and notes them when that is over.
+    pub(crate) async fn begin_write(&self, bytes: Range<u64>) -> Written<'_> {
+        let attempt = self.writing.read().await;
+        Written { mending: self, bytes, _attempt: attempt }
+    }
+
+    /// Has superblocks written when the host has room for them.
+    pub(crate) fn owe_superblocks(&self, positions: &[usize]) {
+        self.owed.borrow_mut().extend(positions);
+        if !positions.is_empty() {
+            self.wake();
+        }
     }
 
     fn add(&self, bytes: &Range<u64>) {
@@ -97,10 +113,12 @@ impl Mending {
     }
 }
 
-/// A write on the carriers.
+/// An attempt to write on a carrier.
 pub(crate) struct Written<'a> {
     mending: &'a Mending,
     bytes: Range<u64>,
+    /// Given up after the bytes are noted.
+    _attempt: RwLockReadGuard<'a, ()>,
 }
 
 impl Drop for Written<'_> {
@@ -114,8 +132,18 @@ struct Copy<'a> {
     mending: &'a Mending,
     /// Carriers that it is made from, and last the member that it is made on, with their lives.
     lives: Vec<(usize, u64)>,
-    sources: Vec<Slice>,
+    sources: Sources,
     slice: Slice,
+}
+
+/// Why a copy does not go on.
+enum Stop {
+    /// The member did not take a part.
+    Refused(DriveError),
+    /// A carrier fails: its position and life.
+    Source(usize, u64, DriveError),
+    Unreadable,
+    Interrupted,
 }
 
 impl Drop for Copy<'_> {
@@ -137,39 +165,41 @@ enum Made {
 }
 
 /// The carriers that a copy is made from.
-struct Sources<'a> {
-    slices: &'a [Slice],
+struct Sources {
+    slices: Vec<Slice>,
     /// By slice: it did not answer, and is not asked again.
-    silent: Vec<bool>,
+    silent: RefCell<Vec<bool>>,
 }
 
-impl Sources<'_> {
-    /// A range, each block from a carrier that can read it.
+impl Sources {
+    /// A range, each block from a carrier that can read it, with zeros for those that none can read, which are given by number.
     ///
     /// Copies verified structures only in the sense that every one carries its own checksum: a rotten source block is
     /// found, and mended from the other carriers, by the scrub that follows a change of carriers.
-    async fn read(&mut self, at: u64, len: usize) -> Option<Buf> {
+    async fn read(&self, at: u64, len: usize) -> (Buf, Vec<usize>) {
         let mut whole = BufMut::zeroed(len);
-        let mut lacking = vec![true; len / BLOCK_BYTES];
-        for (slice, silent) in self.slices.iter().zip(&mut self.silent) {
-            if *silent {
+        let mut lacking: Vec<usize> = (0..len / BLOCK_BYTES).collect();
+        for (number, slice) in self.slices.iter().enumerate() {
+            if self.silent.borrow()[number] {
                 continue;
             }
             let found = salvage::read(slice, at, len, IO).await;
             if !found.lacks_some() {
-                return Some(found.bytes().clone());
+                return (found.bytes().clone(), Vec::new());
             }
-            *silent = !found.answered();
-            for block in (0..lacking.len()).filter(|block| found.has(*block, 1)) {
+            self.silent.borrow_mut()[number] = !found.answered();
+            lacking.retain(|block| {
                 let bytes = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
-                whole.as_mut()[bytes.clone()].copy_from_slice(&found.bytes()[bytes]);
-                lacking[block] = false;
-            }
-            if !lacking.contains(&true) {
-                return Some(whole.freeze());
+                if found.has(*block, 1) {
+                    whole.as_mut()[bytes.clone()].copy_from_slice(&found.bytes()[bytes]);
+                }
+                !found.has(*block, 1)
+            });
+            if lacking.is_empty() {
+                break;
             }
         }
-        None
+        (whole.freeze(), lacking)
     }
 }
 
@@ -212,7 +242,10 @@ impl Array {
             let woken = self.mending.wake.notified();
             match self.mend_carriers().await {
                 Ok(true) => continue,
-                Ok(false) if self.mending.is_wanted() => drop(timeout(&self.env, AGAIN, woken).await),
+                Ok(false) if self.mending.is_wanted() || !self.mending.owed.borrow().is_empty() => {
+                    let _ = timeout(&self.env, AGAIN, woken).await;
+                    self.write_owed_superblocks().await;
+                }
                 Ok(false) => woken.await,
                 Err(_) if self.closed.get() => {}
                 Err(error) => self.stop_because(format!("carriers of the log cannot be replaced: {error}")),
@@ -234,7 +267,10 @@ impl Array {
         let made = match wanted.iter().copied().find(|at| !old.contains(at)) {
             Some(to) => self.make_carrier(&old, to).await,
             // Those that are gone leave.
-            None => self.record_carriers(&wanted).await.map(Made::Carrier),
+            None => {
+                let _one_at_a_time = self.reconfig.lock().await;
+                self.record_carriers_then(&wanted, || ()).await.map(Made::Carrier)
+            }
         };
         let again_later = || {
             let now = self.env.now();
@@ -269,50 +305,62 @@ impl Array {
         Ok(true)
     }
 
+    /// Writes superblocks that a full host refused.
+    async fn write_owed_superblocks(&self) {
+        let owed = self.mending.owed.take();
+        for position in owed {
+            match self.write_superblock(position).await {
+                Ok(_) => {}
+                Err(DriveError::HostFull) => self.mending.owed.borrow_mut().extend([position]),
+                Err(error) => tracing::warn!(array = self.name, position, %error, "superblock not written"),
+            }
+        }
+    }
+
     /// Copies what carriers hold to a member, which is one of them then.
     async fn make_carrier(&self, from: &[usize], to: usize) -> Result<Made, ArrayError> {
         let Some(copy) = self.begin_copy(from, to) else { return Ok(Made::Refused(to)) };
-        let mut round = 0;
-        loop {
-            let left = self.mending.left();
-            if round == 0 || left.len() > LAST_PIECES && round < MOST_ROUNDS {
-                if let Some(end) = self.copy_pieces(&copy, left).await? {
-                    return Ok(end);
-                }
-                round += 1;
-                continue;
+        for round in 1..=MOST_ROUNDS {
+            if let Err(stop) = self.copy_pieces(&copy, self.mending.left()).await {
+                return self.judge(&copy, stop).await;
             }
-            let between_records = self.log.turn.lock().await;
-            let Ok(no_checkpoint) = self.checkpoint.try_lock() else {
-                drop(between_records);
-                drop(self.checkpoint.lock().await);
-                continue;
-            };
-            let left = self.mending.left();
-            if left.len() > LAST_PIECES && round < MOST_ROUNDS {
-                continue;
+            // The first round takes long, and what is written meanwhile does not.
+            if round > 1 && self.mending.left().len() <= LAST_PIECES {
+                break;
             }
-            if let Some(end) = self.copy_pieces(&copy, left).await? {
-                return Ok(end);
-            }
-            assert!(self.mending.left().is_empty(), "nobody writes on carriers now");
-            // A carrier that failed a flush, and may have forgotten what was copied from it, fails this one too.
-            self.flush_carriers().await?;
-            if !self.goes_on(&copy) {
-                return Ok(Made::Interrupted);
-            }
-            let serve = self.wanted_carriers().into_iter().filter(|at| from.contains(at));
-            let carriers: Vec<usize> = serve.chain([to]).collect();
-            let unwritten = self.record_carriers(&carriers).await?;
-            drop((no_checkpoint, between_records));
-            return Ok(Made::Carrier(unwritten));
         }
+        let one_at_a_time = self.reconfig.lock().await;
+        let still = self.mending.writing.write().await;
+        let rest = self.copy_rest(&copy).await;
+        let unwritten = match rest {
+            Ok(()) => {
+                let serve = self.wanted_carriers().into_iter().filter(|at| from.contains(at));
+                let carriers: Vec<usize> = serve.chain([to]).collect();
+                // From the moment in which it is one it has every write.
+                return self.record_carriers_then(&carriers, || drop(still)).await.map(Made::Carrier);
+            }
+            Err(stop) => stop,
+        };
+        drop((still, one_at_a_time));
+        self.judge(&copy, unwritten).await
+    }
+
+    /// Copies what is left, while nobody writes on carriers.
+    async fn copy_rest(&self, copy: &Copy<'_>) -> Result<(), Stop> {
+        self.copy_pieces(copy, self.mending.left()).await?;
+        assert!(self.mending.left().is_empty(), "nobody writes on carriers now");
+        // A carrier that failed a flush, and may have forgotten what was copied from it, fails this one too.
+        for ((at, life), source) in copy.lives.iter().zip(&copy.sources.slices) {
+            source.flush(IO).await.map_err(|error| Stop::Source(*at, *life, error))?;
+        }
+        if self.goes_on(copy) { Ok(()) } else { Err(Stop::Interrupted) }
     }
 
     fn begin_copy(&self, from: &[usize], to: usize) -> Option<Copy<'_>> {
         let slice = self.member_slice(to)?;
         let lives = from.iter().chain([&to]).map(|at| (*at, self.life(*at))).collect();
-        let sources = from.iter().filter_map(|at| self.member_slice(*at)).collect();
+        let slices: Vec<Slice> = from.iter().map(|at| self.member_slice(*at)).collect::<Option<_>>()?;
+        let sources = Sources { silent: RefCell::new(vec![false; slices.len()]), slices };
         *self.mending.left.borrow_mut() = Some(BTreeSet::new());
         self.needed_ranges().iter().for_each(|range| self.mending.add(range));
         Some(Copy { mending: &self.mending, lives, sources, slice })
@@ -325,13 +373,12 @@ impl Array {
         !self.closed.get() && copy.lives.iter().all(|(at, life)| self.life(*at) == *life && serves(*at))
     }
 
-    /// Copies pieces as they are now, and flushes them. Returns how the copy ends, if it does.
-    async fn copy_pieces(&self, copy: &Copy<'_>, pieces: BTreeSet<u64>) -> Result<Option<Made>, ArrayError> {
-        let mut sources = Sources { silent: vec![false; copy.sources.len()], slices: &copy.sources };
+    /// Copies pieces as they are now, and flushes them.
+    async fn copy_pieces(&self, copy: &Copy<'_>, pieces: BTreeSet<u64>) -> Result<(), Stop> {
         let mut pieces = pieces.into_iter().peekable();
         while let Some(first) = pieces.next() {
             if !self.goes_on(copy) {
-                return Ok(Some(Made::Interrupted));
+                return Err(Stop::Interrupted);
             }
             let mut end = first + 1;
             while end < first + MOST_PIECES && pieces.next_if_eq(&end).is_some() {
@@ -343,34 +390,42 @@ impl Array {
             let ranges = self.needed_ranges().into_iter().map(part).filter(|range| !range.is_empty());
             for range in ranges.collect::<Vec<_>>() {
                 let (at, len) = (range.start, (range.end - range.start) as usize);
-                let Some(bytes) = sources.read(at, len).await else {
+                let (bytes, lacking) = copy.sources.read(at, len).await;
+                if lacking.iter().any(|block| !self.is_spare(at + (block * BLOCK_BYTES) as u64)) {
                     let name = &self.name;
                     tracing::warn!(array = name, at, len, "no carrier of the log can read a block of these");
-                    return Ok(Some(Made::Unreadable));
-                };
-                if let Err(error) = copy.slice.write(at, bytes, IO).await {
-                    return self.judge_refusal(copy, error).await.map(Some);
+                    return Err(Stop::Unreadable);
                 }
+                copy.slice.write(at, bytes, IO).await.map_err(Stop::Refused)?;
             }
         }
-        match copy.slice.flush(IO).await {
-            Ok(()) => Ok(None),
-            Err(error) => self.judge_refusal(copy, error).await.map(Some),
-        }
+        copy.slice.flush(IO).await.map_err(Stop::Refused)
     }
 
-    /// A member took a part of its copy not. Carriers that are left go on; where it may be lost it is.
-    async fn judge_refusal(&self, copy: &Copy<'_>, error: DriveError) -> Result<Made, ArrayError> {
+    /// Whether a block is the place of a table page that holds no copy which counts. Zeros there are none either.
+    fn is_spare(&self, at: u64) -> bool {
+        let counts = |page: u64| u64::from(self.table.borrow().place(page).0);
+        self.geo.page_of(at).is_some_and(|(page, place)| counts(page) != place)
+    }
+
+    /// The outcome of a copy that does not go on. Where the member or the carrier that failed may be lost it is; otherwise the
+    /// carriers that are left go on.
+    async fn judge(&self, copy: &Copy<'_>, stop: Stop) -> Result<Made, ArrayError> {
         let (to, life) = *copy.lives.last().expect("it is made on a member");
-        if !matches!(error, DriveError::HostFull) {
-            match self.fail_life(to, life, &error.to_string()).await {
-                Err(ArrayError::Suspended(why)) => {
-                    tracing::warn!(array = self.name, position = to, why, "it takes no copy of the log");
-                }
-                judged => judged?,
+        let (at, life, error, made) = match stop {
+            Stop::Unreadable => return Ok(Made::Unreadable),
+            Stop::Interrupted => return Ok(Made::Interrupted),
+            Stop::Refused(DriveError::HostFull) => return Ok(Made::Refused(to)),
+            Stop::Refused(error) => (to, life, error, Made::Refused(to)),
+            Stop::Source(at, life, error) => (at, life, error, Made::Interrupted),
+        };
+        match self.fail_life(at, life, &error.to_string()).await {
+            Err(ArrayError::Suspended(why)) => {
+                tracing::warn!(array = self.name, position = at, why, "no copy of the log is made");
             }
+            judged => judged?,
         }
-        Ok(Made::Refused(to))
+        Ok(made)
     }
 
     /// Parts of what is reserved that an opening reads: live segments up to their last record, roots, and pages.
@@ -388,9 +443,13 @@ impl Array {
         segments.iter().map(of).chain(std::iter::once(log_end..self.geo.reserved().end)).collect()
     }
 
-    /// Records a set of carriers, if all of them serve. Returns members whose superblock could not be written.
-    async fn record_carriers(&self, carriers: &[usize]) -> Result<Vec<usize>, ArrayError> {
-        let _one_at_a_time = self.reconfig.lock().await;
+    /// Records a set of carriers, if all of them serve, and does something in the same step in which it counts. Call under the
+    /// reconfiguration lock. Returns members whose superblock could not be written.
+    async fn record_carriers_then(
+        &self,
+        carriers: &[usize],
+        then: impl FnOnce(),
+    ) -> Result<Vec<usize>, ArrayError> {
         if carriers.iter().any(|at| self.members.borrow()[*at].stale) {
             return Ok(Vec::new());
         }
@@ -399,7 +458,7 @@ impl Array {
             next.carriers = carriers.iter().map(|at| *at as u16).collect();
             next.carriers_epoch += 1;
         };
-        let unwritten = self.record(change).await?;
+        let unwritten = self.record_then(change, then).await?;
         // What was copied is not verified yet: a rotten source block must not count as a copy.
         self.metadata_bad.set(true);
         self.repair_wake.notify_one();

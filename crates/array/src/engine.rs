@@ -437,10 +437,15 @@ impl Array {
         self.closed.get()
     }
 
-    /// Starts the array's own tasks: log writer, carriers, destage, repair and resync.
+    /// Starts the task that replaces lost carriers.
+    pub(crate) fn start_carriers(self: &Rc<Self>) {
+        self.env.spawn("array carriers", Box::pin(self.clone().carriers_task()));
+        self.want_mending();
+    }
+
+    /// Starts the array's other tasks: log writer, destage, repair and resync.
     pub(crate) fn start(self: &Rc<Self>) {
         self.env.spawn("array log", Box::pin(self.clone().log_task()));
-        self.env.spawn("array carriers", Box::pin(self.clone().carriers_task()));
         self.env.spawn("array destage", Box::pin(self.clone().destage_task()));
         self.env.spawn("array repair", Box::pin(self.clone().repair_task()));
         self.env.spawn("array resync", Box::pin(self.clone().resync_task()));

@@ -208,6 +208,12 @@ impl Geometry {
         self.roots_at() + 2 * BLOCK + (place * self.pages() + page) * BLOCK
     }
 
+    /// The table page, and which place of it, that lies in the block at `at`.
+    pub fn page_of(&self, at: u64) -> Option<(u64, u64)> {
+        let block = at.checked_sub(self.page_at(0, 0))? / BLOCK;
+        (block < 2 * self.pages()).then(|| (block % self.pages(), block / self.pages()))
+    }
+
     fn strips_at(&self) -> u64 {
         self.roots_at() + 2 * BLOCK + 2 * self.pages() * BLOCK
     }

@@ -24,7 +24,7 @@ use penstock_drive::{Class, Io};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use tokio::sync::{Mutex, Notify, oneshot};
+use tokio::sync::{Notify, oneshot};
 
 /// How records and headers of segments are written.
 pub(crate) const IO: Io = Io::new(Class::Log, "log.append");
@@ -99,8 +99,6 @@ pub(crate) struct Log {
     applied: RefCell<Vec<u64>>,
     /// Segments to release once so many data items are durable.
     replaced: RefCell<Vec<(u64, u64)>>,
-    /// Held from a look at the queues until what was taken is on the carriers.
-    pub(crate) turn: Mutex<()>,
     pub(crate) wake: Notify,
     pub(crate) space: Notify,
     shut: Cell<bool>,
@@ -119,7 +117,6 @@ impl Log {
             live: RefCell::default(),
             applied: RefCell::default(),
             replaced: RefCell::default(),
-            turn: Mutex::default(),
             wake: Notify::new(),
             space: Notify::new(),
             shut: Cell::new(false),
@@ -409,7 +406,6 @@ impl Array {
     }
 
     async fn log_step(&self) -> Result<bool, ArrayError> {
-        let _turn = self.log.turn.lock().await;
         let items = self.log.take_items();
         // One write instead of a write and a flush, where nothing older waits for the flush.
         let durable =
@@ -587,15 +583,21 @@ impl Array {
         carriers.filter(|at| !members[*at].stale && members[*at].slice.is_some()).collect()
     }
 
-    /// Writes the same bytes on all carriers. Carriers that fail are stale afterwards; one at least must not.
+    /// Writes the same bytes on all carriers, those among them that became one meanwhile. Carriers that fail are stale
+    /// afterwards; one at least must not.
     pub(crate) async fn write_carriers(&self, at: u64, bytes: &Buf, io: Io) -> Result<(), ArrayError> {
-        let _written = self.mending.writes(at..at + bytes.len() as u64);
-        let carriers = self.live_carriers();
-        let writes = carriers.iter().map(|carrier| self.write_member(*carrier, at, bytes.clone(), None, io));
-        let landed = join_all(writes).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        match landed.iter().any(Option::is_some) {
-            true => Ok(()),
-            false => Err(self.no_carrier()),
+        let (mut written, mut landed) = (Vec::new(), false);
+        loop {
+            let lives = self.live_carriers().into_iter().map(|carrier| (carrier, self.life(carrier)));
+            let missing: Vec<(usize, u64)> = lives.filter(|life| !written.contains(life)).collect();
+            if missing.is_empty() {
+                return if landed { Ok(()) } else { Err(self.no_carrier()) };
+            }
+            let writes = missing.iter().map(|(carrier, _)| self.write_carrier(*carrier, at, bytes, io));
+            for (life, result) in missing.iter().zip(join_all(writes).await) {
+                landed |= result?.is_some_and(|landed| landed == life.1);
+            }
+            written.extend(missing);
         }
     }
 

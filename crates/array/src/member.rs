@@ -7,6 +7,7 @@
 //!   landed and was flushed under the present life. A late answer of an earlier life changes nothing of the present one.
 //! - When a life ends, every strip that it wrote and did not flush is recorded as stale.
 
+use crate::carriers::Mending;
 use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::record::Entry;
@@ -105,13 +106,43 @@ impl Array {
         stripe: Option<u64>,
         io: Io,
     ) -> Result<Option<u64>, ArrayError> {
+        self.write_at(position, at, data, stripe, None, io).await
+    }
+
+    /// Writes what carriers hold. It does so again and again where the array can lose no carrier, and between these attempts
+    /// another member may become one.
+    pub(crate) async fn write_carrier(
+        &self,
+        position: usize,
+        at: u64,
+        data: &Buf,
+        io: Io,
+    ) -> Result<Option<u64>, ArrayError> {
+        self.write_at(position, at, data.clone(), None, Some(&self.mending), io).await
+    }
+
+    async fn write_at(
+        &self,
+        position: usize,
+        at: u64,
+        data: Buf,
+        stripe: Option<u64>,
+        carried: Option<&Mending>,
+        io: Io,
+    ) -> Result<Option<u64>, ArrayError> {
         loop {
+            let attempt = match carried {
+                Some(mending) => Some(mending.begin_write(at..at + data.len() as u64).await),
+                None => None,
+            };
             let (slice, life) = match &self.members.borrow()[position] {
                 member if member.stale && member.reachable().is_none() => return Ok(None),
                 Member { slice: Some(slice), life, .. } => (slice.clone(), *life),
                 Member { slice: None, .. } => return Ok(None),
             };
-            let failure = match slice.write(at, data.clone(), io).await {
+            let written = slice.write(at, data.clone(), io).await;
+            drop(attempt);
+            let failure = match written {
                 Ok(()) if self.life(position) == life => {
                     if let Some(stripe) = stripe {
                         self.members.borrow_mut()[position].note_write(stripe);

@@ -14,21 +14,38 @@ use crate::open::PAGES_IN_A_PIECE;
 use crate::salvage::{self, Salvaged};
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
-use penstock_drive::{Class, Io};
+use penstock_drive::{Class, Io, Slice};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 const IO: Io = Io::new(Class::Scrub, "metascrub.read");
 
+/// Bad copies of a checkpoint.
+#[derive(Default)]
+struct BadCopies {
+    count: u64,
+    pages: BTreeSet<u64>,
+    /// A carrier did not answer: nothing is known of its copies.
+    unanswered: bool,
+}
+
+/// The outcome of a look at the log.
+#[derive(Default)]
+struct LogScrub {
+    /// A record is bad on every carrier.
+    unmended: bool,
+    unanswered: bool,
+}
+
 impl Array {
     /// Verifies the metadata of the array on all carriers and mends it. It stays known as bad while a copy is.
     pub async fn scrub_metadata(&self) -> Result<(), ArrayError> {
         let carriers_epoch = self.desc.borrow().carriers_epoch;
-        let unmended = self.scrub_log().await?;
-        let (bad_copies, mut pages) = self.bad_checkpoint_copies().await;
-        let mut whole = true;
-        if bad_copies > 0 || unmended {
-            if unmended {
+        let log = self.scrub_log().await?;
+        let bad = self.bad_checkpoint_copies().await;
+        let mut whole = !log.unanswered && !bad.unanswered;
+        if bad.count > 0 || log.unmended {
+            if log.unmended {
                 // A record that no carrier has whole leaves the chain: what comes from here on lies in another segment,
                 // and with what came before in the strips nobody needs the one that it is in.
                 self.begin_another_segment().await?;
@@ -36,13 +53,14 @@ impl Array {
             }
             // Two checkpoints: both places of the root, and of every bad page, hold good copies afterwards. Without a changed
             // page there might be none.
-            pages.insert(0);
+            let pages: BTreeSet<u64> = bad.pages.into_iter().chain([0]).collect();
             for _ in 0..2 {
                 self.table.borrow_mut().put_dirty(pages.clone());
                 self.write_checkpoint().await?;
             }
-            self.count(|counts| counts.repaired_blocks += bad_copies);
-            whole = !self.scrub_log().await? && self.bad_checkpoint_copies().await.0 == 0;
+            self.count(|counts| counts.repaired_blocks += bad.count);
+            let (log, bad) = (self.scrub_log().await?, self.bad_checkpoint_copies().await);
+            whole = !log.unmended && !log.unanswered && bad.count == 0 && !bad.unanswered;
         }
         if self.desc.borrow().carriers_epoch == carriers_epoch {
             self.metadata_bad.set(!whole);
@@ -58,74 +76,107 @@ impl Array {
         tracing::warn!(array = self.name, carrier, what, "a copy of metadata is damaged");
     }
 
-    /// Counts bad copies of the root and of table pages; returns the pages.
-    async fn bad_checkpoint_copies(&self) -> (u64, BTreeSet<u64>) {
-        let (mut bad, mut pages) = (0, BTreeSet::new());
+    /// Looks at the copies of the root and of table pages that count.
+    ///
+    /// A log that is full waits for the next checkpoint, so none is held up while a drive reads, but where a copy looks bad: a
+    /// checkpoint may have moved it meanwhile.
+    async fn bad_checkpoint_copies(&self) -> BadCopies {
+        let mut bad = BadCopies::default();
         for carrier in self.live_carriers() {
             let Some(slice) = self.member_slice(carrier) else { continue };
+            let seq = self.checkpoint.lock().await.root.seq;
+            let root = salvage::read(&slice, self.geo.root_at(seq), BLOCK_BYTES, IO).await;
             let state = self.checkpoint.lock().await;
-            let root = slice.read(self.geo.root_at(state.root.seq), BLOCK_BYTES, IO).await;
-            if !root.is_ok_and(|block| Root::decode(&block).is_ok_and(|root| root == state.root)) {
+            // Another root lies elsewhere, and was written just now.
+            let is_root = Root::decode(root.bytes()).is_ok_and(|root| root == state.root);
+            if !root.answered() {
+                bad.unanswered = true;
+                continue;
+            }
+            if state.root.seq == seq && !is_root {
                 self.note_bad_metadata(carrier, "root");
-                bad += 1;
+                bad.count += 1;
             }
             drop(state);
             for first in (0..self.geo.pages()).step_by(PAGES_IN_A_PIECE as usize) {
                 let piece = first..self.geo.pages().min(first + PAGES_IN_A_PIECE);
-                let len = (piece.end - piece.start) as usize * BLOCK_BYTES;
-                // No checkpoint moves a page meanwhile. A log that is full waits for the next one, so it is kept for a piece only.
-                let _still = self.checkpoint.lock().await;
-                let read = |place| salvage::read(&slice, self.geo.page_at(first, place), len, IO);
-                let places = [read(0).await, read(1).await];
-                for page in piece {
-                    let (place, checkpoint) = self.table.borrow().place(page);
-                    let at = (page - first) as usize * BLOCK_BYTES;
-                    let bytes = &places[usize::from(place)].bytes()[at..at + BLOCK_BYTES];
-                    let good = TablePage::decode(bytes).is_ok_and(|found| {
-                        found.array == self.id && found.index == page && found.checkpoint == checkpoint
-                    });
-                    if !good {
-                        self.note_bad_metadata(carrier, "stripe table page");
-                        bad += 1;
-                        pages.insert(page);
-                    }
+                let mut found = self.bad_pages(&slice, piece.clone()).await;
+                if found.as_ref().is_some_and(|found| !found.is_empty()) {
+                    let _still = self.checkpoint.lock().await;
+                    found = self.bad_pages(&slice, piece).await;
+                }
+                let Some(found) = found else {
+                    bad.unanswered = true;
+                    break;
+                };
+                for page in found {
+                    self.note_bad_metadata(carrier, "stripe table page");
+                    bad.count += 1;
+                    bad.pages.insert(page);
                 }
             }
         }
-        (bad, pages)
+        bad
     }
 
-    /// Verifies all live records on all carriers. Returns whether some record is bad on every carrier.
-    async fn scrub_log(&self) -> Result<bool, ArrayError> {
+    /// The pages of a piece whose copy on a carrier is bad; none at all if it does not answer.
+    async fn bad_pages(&self, slice: &Slice, piece: Range<u64>) -> Option<Vec<u64>> {
+        let (first, len) = (piece.start, (piece.end - piece.start) as usize * BLOCK_BYTES);
+        let read = |place| salvage::read(slice, self.geo.page_at(first, place), len, IO);
+        let places = [read(0).await, read(1).await];
+        if !places.iter().all(Salvaged::answered) {
+            return None;
+        }
+        let is_bad = |page: &u64| {
+            let (place, checkpoint) = self.table.borrow().place(*page);
+            let at = (page - first) as usize * BLOCK_BYTES;
+            let bytes = &places[usize::from(place)].bytes()[at..at + BLOCK_BYTES];
+            !TablePage::decode(bytes).is_ok_and(|found| {
+                found.array == self.id && found.index == *page && found.checkpoint == checkpoint
+            })
+        };
+        Some(piece.filter(is_bad).collect())
+    }
+
+    /// Verifies all live records on all carriers.
+    async fn scrub_log(&self) -> Result<LogScrub, ArrayError> {
         let last = self.log.segments.borrow().back().expect("there is always a segment").number;
-        let mut unmended = false;
+        let (mut scrub, mut silent) = (LogScrub::default(), BTreeSet::new());
         for number in self.log.first_segment()..=last {
-            // No checkpoint, so the segment is not used again meanwhile; records already appended never change.
-            let _still = self.checkpoint.lock().await;
-            let found = self.log.segments.borrow().iter().find(|segment| segment.number == number).cloned();
-            let Some(segment) = found else { continue };
+            let listed =
+                || self.log.segments.borrow().iter().find(|segment| segment.number == number).cloned();
+            let Some(segment) = listed() else { continue };
             let (at, len) = (self.geo.segment_at(segment.number), self.geo.segment_bytes as usize);
             let read = |carrier: usize| async move {
                 let slice = self.member_slice(carrier)?;
                 Some((carrier, salvage::read(&slice, at, len, IO).await))
             };
-            let copies = join_all(self.live_carriers().into_iter().map(read)).await;
-            let copies: Vec<(usize, Salvaged)> = copies.into_iter().flatten().collect();
+            let asked = self.live_carriers().into_iter().filter(|carrier| !silent.contains(carrier));
+            let copies = join_all(asked.map(read)).await;
+            let (copies, unanswered): (Vec<_>, Vec<_>) =
+                copies.into_iter().flatten().partition(|(_, copy): &(usize, Salvaged)| copy.answered());
+            scrub.unanswered |= !unanswered.is_empty();
+            silent.extend(unanswered.into_iter().map(|(carrier, _)| carrier));
+            // No checkpoint, so the segment is not used again meanwhile; records already appended never change.
+            let _still = self.checkpoint.lock().await;
+            if listed().is_none() {
+                continue;
+            }
             let header = |bytes: &Buf| {
                 SegmentHeader::decode(&bytes[..BLOCK_BYTES])
                     .is_ok_and(|found| found.array == self.id && found.number == segment.number)
             };
-            unmended |= self.mend_range(&segment, &copies, 0..BLOCK_BYTES, &header).await?;
+            scrub.unmended |= self.mend_range(&segment, &copies, 0..BLOCK_BYTES, &header).await?;
             for place in &segment.records {
                 let start = place.offset_blocks as usize * BLOCK_BYTES;
                 let blocks = (place.shape.head_blocks + place.shape.payload_blocks) as usize;
                 let range = start..start + blocks * BLOCK_BYTES;
                 let chain = place.shape.chain;
                 let record = |bytes: &Buf| record_is_good(&bytes[range.clone()], chain);
-                unmended |= self.mend_range(&segment, &copies, range.clone(), &record).await?;
+                scrub.unmended |= self.mend_range(&segment, &copies, range.clone(), &record).await?;
             }
         }
-        Ok(unmended)
+        Ok(scrub)
     }
 
     async fn mend_range(

@@ -155,12 +155,17 @@ pub async fn open(
         }
         array.flush_carriers().await?;
     }
-    array.redo(redo).await?;
-    redone.into_iter().for_each(|segment| array.log.release_at_checkpoint(segment));
-    array.begin_incarnation(root, started).await?;
     let bad = bad_pages + found.bad_copies;
     array.count(|counts| counts.checksum_errors += bad);
     array.metadata_bad.set(bad > 0);
+    // What follows writes on carriers, and may have to wait until there is another one.
+    array.start_carriers();
+    let begun = async {
+        array.redo(redo).await?;
+        redone.into_iter().for_each(|segment| array.log.release_at_checkpoint(segment));
+        array.begin_incarnation(root, started).await
+    };
+    begun.await.inspect_err(|_| array.stop())?;
     array.start();
     array.want_mending();
     Ok(array)

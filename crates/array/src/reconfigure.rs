@@ -50,7 +50,7 @@ impl Array {
     }
 
     /// The same, with something that is done in the same step in which the change counts, before superblocks are written.
-    async fn record_then(
+    pub(crate) async fn record_then(
         &self,
         change: impl FnOnce(&mut Descriptor),
         then: impl FnOnce(),
@@ -70,29 +70,43 @@ impl Array {
         }
         then();
         // All at once: one drive that hangs delays the record by its own deadline and not by the sum.
-        let writes = (0..next.members.len()).filter_map(|position| {
-            let (slice, next) = (self.member_slice(position)?, &next);
-            Some(async move {
-                loop {
-                    let put = |superblock: &mut Superblock| put_descriptor(superblock, next, position);
-                    let result = slice.drive().update_superblock(put).await;
+        let mut waiting: Vec<usize> = (0..next.members.len()).collect();
+        let (mut failed, mut written) = (Vec::new(), 0);
+        // Whoever may be lost from here on, one that is left says what is recorded.
+        let stale = next.members.iter().filter(|member| member.stale).count();
+        let enough = self.geo.m.saturating_sub(stale) + 1;
+        loop {
+            let writes = waiting.iter().map(|position| self.write_superblock(*position));
+            let results = join_all(writes).await;
+            let mut full = Vec::new();
+            for (position, result) in waiting.iter().copied().zip(results) {
+                match result {
+                    Ok(true) if !next.members[position].stale => written += 1,
+                    Ok(_) => {}
                     // A full host is no fault of the drive.
-                    if !matches!(result, Err(DriveError::HostFull))
-                        || self.suspend("host full".to_owned()).await.is_err()
-                    {
-                        return (position, result);
+                    Err(DriveError::HostFull) => full.push(position),
+                    Err(error) => {
+                        tracing::warn!(array = self.name, position, %error, "superblock not written");
+                        failed.push(position);
                     }
                 }
-            })
-        });
-        let mut failed = Vec::new();
-        for (position, result) in join_all(writes).await {
-            if let Err(error) = result {
-                tracing::warn!(array = self.name, position, %error, "superblock not written");
-                failed.push(position);
+            }
+            waiting = full;
+            if waiting.is_empty() || written >= enough || self.suspend("host full".to_owned()).await.is_err()
+            {
+                break;
             }
         }
+        self.mending.owe_superblocks(&waiting);
+        self.resume();
         Ok(failed)
+    }
+
+    /// Writes a member's superblock as the descriptor is by now. Returns false where there is none to write.
+    pub(crate) async fn write_superblock(&self, position: usize) -> Result<bool, DriveError> {
+        let Some(slice) = self.member_slice(position) else { return Ok(false) };
+        let put = |superblock: &mut Superblock| put_descriptor(superblock, &self.desc.borrow(), position);
+        slice.drive().update_superblock(put).await.map(|()| true)
     }
 
     /// Takes the drive of a member out of service, for all arrays that use it. Returns when that is recorded.

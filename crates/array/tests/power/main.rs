@@ -7,5 +7,6 @@ mod carriers;
 mod cuts;
 mod faults;
 mod harsh;
+mod replaced;
 mod room;
 mod seldom;

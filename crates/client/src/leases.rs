@@ -155,13 +155,21 @@ pub struct Store {
 }
 
 impl Hold {
-    /// Gives the hold up for the time that a notice with these bytes of the file takes.
-    pub fn store(self, bytes: Range<u64>) -> Store {
+    /// The time that a notice with these bytes of the file takes, which are known under the hold. Unlike the hold it may last
+    /// while a page is locked.
+    pub fn store(&self, bytes: Range<u64>) -> Store {
         if let Some(ino) = self.ino {
             let mut table = self.leases.table.borrow_mut();
             table.get_mut(&ino).expect("a lease stays while it is held").stores += 1;
         }
         Store { leases: self.leases.clone(), ino: self.ino, bytes }
+    }
+}
+
+impl Store {
+    /// Where in the file they are.
+    pub fn bytes(&self) -> Range<u64> {
+        self.bytes.clone()
     }
 }
 

@@ -5,13 +5,17 @@ use crate::attr::{attributes, errno, extended, nanoseconds};
 use crate::data::CAPABILITY;
 use crate::device::{Answer, Request};
 use crate::session::Session;
-use penstock_base::{BLOCK_BYTES, Ino};
-use penstock_client::{Purpose, SetAttrRequest};
+use penstock_base::env::timeout;
+use penstock_base::{BLOCK_BYTES, Ino, LocalBoxFuture};
+use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
 use penstock_wire::names::{Attr, XattrRequest};
 use rustix::fs::FileType;
 use rustix::io::Errno;
+use std::time::Duration;
 
+/// A notice of a size that takes longer waits for a page.
+const BEFORE_REPLY: Duration = Duration::from_millis(50);
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 const SETXATTR_ACL_KILL_SGID: u32 = 1;
@@ -23,42 +27,68 @@ impl Session {
         let attr = self.client.get_attr(ino).await?;
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
         let by_reply = !self.cache.sizes.is_open_for_writing(ino) && !self.cache.may_ignore_size(ino);
-        if self.client.is_alone() || !is_file || by_reply || !self.may_be_told(ino, &attr) {
+        if self.client.is_alone() || !is_file || by_reply || !self.cache.sizes.may_be_told(ino, attr.size) {
             self.cache.sizes.reaches(ino, attr.size);
+            if !self.client.is_alone() {
+                self.cache.none_told(ino).await;
+            }
             return Ok(attr);
         }
         self.tell_size(ino).await
     }
 
-    /// Whether the kernel may be told a size with the file's last byte: where programs may have newer bytes, only one that none
-    /// of them can know of.
-    fn may_be_told(&self, ino: Ino, attr: &Attr) -> bool {
-        self.cache.sizes.of(ino).is_none_or(|known| attr.size > known)
-    }
-
     /// Lets the kernel know a file's size by a notice, before anything else says it.
     async fn tell_size(&self, ino: Ino) -> Result<Attr, Failure> {
-        // Before the lease, which goes only when nobody holds it.
-        let _telling = self.cache.telling.exclusive(ino).await;
         let hold = self.client.hold(ino, Purpose::Read).await?;
         let attr = self.client.get_attr(ino).await?;
-        if let Some(at) = attr.size.checked_sub(1)
-            && self.may_be_told(ino, &attr)
-        {
-            let last = self.client.read_held(ino, at, 1).await?;
-            // Cut by somebody else just now, it is asked for again.
-            if let Some(last) = last.first().and_then(|bytes| bytes.first()) {
-                let _store = hold.store(at..attr.size);
-                self.cache.grow(ino, attr.size, *last).await;
-            }
-        }
+        let told = self.begin_to_tell(&hold, ino, attr.size).await?;
+        // The lease goes only when nobody holds it.
+        drop(hold);
+        told.await;
         self.cache.sizes.reaches(ino, attr.size);
         Ok(attr)
+    }
+
+    /// Begins to tell the kernel a size that is known under a hold.
+    async fn begin_to_tell(
+        &self,
+        hold: &Hold,
+        ino: Ino,
+        size: u64,
+    ) -> Result<LocalBoxFuture<'static, ()>, Failure> {
+        let Some(at) = size.checked_sub(1).filter(|_| self.cache.sizes.may_be_told(ino, size)) else {
+            return Ok(self.cache.none_told(ino));
+        };
+        let last = self.client.read_held(ino, at, 1).await?;
+        match last.first().and_then(|bytes| bytes.first()) {
+            Some(last) => Ok(self.cache.grow(ino, hold.store(at..size), *last)),
+            // Cut by somebody else just now, it is asked for again.
+            None => Ok(self.cache.none_told(ino)),
+        }
+    }
+
+    /// Tells the kernel a size that is known under a hold, which lasts until the reply. Somebody else may have the page
+    /// locked that the last byte lies in, and wait for the lease: then the notice comes behind the reply.
+    pub(crate) async fn tell_before_reply(&self, hold: &Hold, ino: Ino, size: u64) -> Result<(), Failure> {
+        let told = self.begin_to_tell(hold, ino, size).await?;
+        let _ = timeout(self.cache.env(), BEFORE_REPLY, told).await;
+        Ok(())
     }
 
     /// Tells the kernel the size of a file that is open, if there is any.
     pub(crate) async fn look_at_size(&self, ino: Ino) -> Result<(), Failure> {
         self.tell_size(ino).await.map(drop)
+    }
+
+    /// The same for a program that has got a lock, if the size may have changed: under locks it goes by what others wrote.
+    pub(crate) async fn look_under_lock(&self, ino: Ino) {
+        if self.client.was_shared()
+            && self.cache.looks.take_one(ino)
+            && let Err(failure) = self.look_at_size(ino).await
+        {
+            tracing::debug!(%failure, %ino, "the size of a locked file is looked at later");
+            self.cache.looks.is_due(ino);
+        }
     }
 
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {

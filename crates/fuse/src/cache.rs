@@ -13,8 +13,8 @@ use crate::attr::{Root, VALID};
 use crate::known::KnownSizes;
 use crate::looks::Looks;
 use crate::reads::Reads;
-use penstock_base::{Env, HashMap, Ino, KeyedLocks, LocalBoxFuture};
-use penstock_client::KernelCache;
+use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
+use penstock_client::{KernelCache, Store};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::fs::File;
@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use zerocopy::IntoBytes;
 
 /// The kernel counts in ticks, and may be one late.
@@ -53,8 +53,8 @@ pub(crate) struct Cache {
     sending: Rc<Semaphore>,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
-    /// Held while the kernel is told the size of a file, with a byte that no program may change meanwhile.
-    pub(crate) telling: KeyedLocks<Ino>,
+    /// Files whose size is on its way to the kernel, with a byte that no program may change meanwhile.
+    telling: Rc<Telling>,
     pub(crate) looks: Looks,
 }
 
@@ -69,9 +69,13 @@ impl Cache {
             reads: Rc::default(),
             sending: Rc::new(Semaphore::new(MOST_SENT)),
             sizes: KnownSizes::default(),
-            telling: KeyedLocks::default(),
+            telling: Rc::default(),
             looks: Looks::default(),
         }
+    }
+
+    pub(crate) fn env(&self) -> &Env {
+        &self.env
     }
 
     fn note(&self, ino: Ino, begins: bool) {
@@ -94,18 +98,74 @@ impl Cache {
         notices.is_some_and(|notices| notices.running > 0 || self.env.now() < notices.ended + CROSSING)
     }
 
-    /// Lets a file's size in the kernel be `size` at least, by its last byte. The caller has a `Store` of it, and is the one
-    /// that tells.
-    pub(crate) async fn grow(&self, ino: Ino, size: u64, last: u8) {
-        let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
-        let store = StoreOut { nodeid, offset: size - 1, size: 1, padding: 0 };
-        let _turn = self.sending.acquire().await;
-        let told = penstock_drive::runtime::blocking(move || {
-            send(&device, NOTIFY_STORE, &[store.as_bytes(), &[last]])
-        });
-        if let Err(error) = told.await {
-            tracing::error!(%error, %ino, "the kernel does not take the size of a file: a read may end too early");
+    /// Lets a file's size in the kernel be as the bytes of `store` end at least, by the last of them. Nothing is sent where a
+    /// program of this mount may have a newer byte there. Complete when the kernel has taken it; it takes it later, too, if
+    /// nobody waits.
+    pub(crate) fn grow(&self, ino: Ino, store: Store, last: u8) -> LocalBoxFuture<'static, ()> {
+        let size = store.bytes().end;
+        if !self.sizes.tells(ino, size) {
+            return self.none_told(ino);
         }
+        let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
+        let notice = StoreOut { nodeid, offset: size - 1, size: 1, padding: 0 };
+        let (sending, telling) = (self.sending.clone(), Telling::begins(&self.telling, ino));
+        let tell = async move {
+            let _turn = sending.acquire().await;
+            let told = penstock_drive::runtime::blocking(move || {
+                send(&device, NOTIFY_STORE, &[notice.as_bytes(), &[last]])
+            });
+            if let Err(error) = told.await {
+                tracing::error!(%error, %ino, "the kernel does not take the size of a file: a read may end too early");
+            }
+            drop((store, telling));
+        };
+        self.env.spawn("file size", Box::pin(tell));
+        self.none_told(ino)
+    }
+
+    /// Waits until no size of a file is on its way to the kernel.
+    pub(crate) fn none_told(&self, ino: Ino) -> LocalBoxFuture<'static, ()> {
+        let telling = self.telling.clone();
+        Box::pin(async move {
+            loop {
+                let ended = telling.ended.notified();
+                if !telling.files.borrow().contains_key(&ino) {
+                    return;
+                }
+                ended.await;
+            }
+        })
+    }
+}
+
+/// Notices with sizes that are under way.
+#[derive(Default)]
+struct Telling {
+    files: RefCell<HashMap<Ino, u32>>,
+    ended: Notify,
+}
+
+/// One of them, while it lives.
+struct Told(Rc<Telling>, Ino);
+
+impl Telling {
+    fn begins(of: &Rc<Self>, ino: Ino) -> Told {
+        *of.files.borrow_mut().entry(ino).or_default() += 1;
+        Told(of.clone(), ino)
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let Self(telling, ino) = self;
+        let mut files = telling.files.borrow_mut();
+        let running = files.get_mut(ino).expect("a notice is known while it is under way");
+        *running -= 1;
+        if *running == 0 {
+            files.remove(ino);
+        }
+        drop(files);
+        telling.ended.notify_waiters();
     }
 }
 

@@ -60,7 +60,7 @@ impl Session {
     }
 
     pub(crate) async fn write(&self, request: &mut Request) -> Result<Answer, Errno> {
-        let WriteIn { offset, write_flags, flags, .. } = request.argument()?;
+        let WriteIn { fh, offset, write_flags, flags, .. } = request.argument()?;
         let (data, len) = request.data.take().ok_or(Errno::IO)?;
         let ino = self.ino(request);
         let fail = |failure| errno(&failure);
@@ -75,9 +75,13 @@ impl Session {
         }
         if !pages && OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
             let at = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
-            self.cache.sizes.reaches(ino, at + len as u64);
+            self.cache.sizes.reaches(ino, offset + len as u64);
             if at != offset {
-                // It believes that the file ends elsewhere, and may have put the bytes into pages there.
+                // It goes by the offset that it sent.
+                self.tell_before_reply(&hold, ino, at + len as u64).await.map_err(fail)?;
+            }
+            if at != offset && self.writers.borrow().contains(&fh) {
+                // It may have put the bytes into pages there.
                 self.client.drop_pages_soon(ino);
             }
         } else if pages {

@@ -61,6 +61,19 @@ impl KnownSizes {
         }
     }
 
+    /// Whether the kernel may be told a size with the file's last byte: where programs may have newer bytes, only one that
+    /// none of them can know of.
+    pub(crate) fn may_be_told(&self, ino: Ino, bytes: u64) -> bool {
+        self.of(ino).is_none_or(|known| bytes > known)
+    }
+
+    /// The same, and it is told if so.
+    pub(crate) fn tells(&self, ino: Ino, bytes: u64) -> bool {
+        let may = self.may_be_told(ino, bytes);
+        self.reaches(ino, bytes);
+        may
+    }
+
     /// The kernel begins to drop all pages of a file. Returns whether the end must be told.
     pub(crate) fn drop_begins(&self, ino: Ino) -> bool {
         let mut files = self.files.borrow_mut();
@@ -115,6 +128,8 @@ mod tests {
         sizes.reaches(ino, 120);
         sizes.reaches(ino, 110);
         assert_eq!(sizes.of(ino), Some(120));
+        assert!(!sizes.may_be_told(ino, 120) && !sizes.tells(ino, 120) && sizes.tells(ino, 121));
+        assert!(!sizes.tells(ino, 121), "nobody tells it again");
         sizes.is_cut(ino, 10);
         assert_eq!(sizes.of(ino), Some(10));
         sizes.closed(1);

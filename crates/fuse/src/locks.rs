@@ -74,7 +74,12 @@ impl Session {
             }
         };
         match got {
-            Ok(true) => Ok(Answer::Done),
+            Ok(true) => {
+                if lock.kind != UNLOCK {
+                    self.look_under_lock(self.ino(request)).await;
+                }
+                Ok(Answer::Done)
+            }
             Ok(false) if waits => Err(Errno::INTR),
             Ok(false) => Err(Errno::AGAIN),
             Err(failure) => Err(errno(&failure)),

@@ -52,6 +52,11 @@ impl Looks {
         }
     }
 
+    /// Whether it was due; it is looked at now.
+    pub(crate) fn take_one(&self, ino: Ino) -> bool {
+        self.due.borrow_mut().remove(&ino)
+    }
+
     fn take(&self) -> HashSet<Ino> {
         self.due.take()
     }
@@ -95,6 +100,8 @@ mod tests {
         looks.is_due(one);
         looks.is_due(other);
         assert_eq!(looks.take(), HashSet::from_iter([one]));
+        looks.is_due(one);
+        assert!(looks.take_one(one) && !looks.take_one(one));
         looks.is_due(one);
         looks.closed(one);
         assert!(looks.take().is_empty() && looks.handles.borrow().is_empty());

@@ -191,7 +191,7 @@ impl Session {
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
         self.cache.looks.opened(ino);
         if writes {
-            let _nobody_tells = self.cache.telling.exclusive(ino).await;
+            self.cache.none_told(ino).await;
             self.cache.sizes.opened(handle, ino, size);
         }
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which

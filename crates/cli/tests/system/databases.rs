@@ -127,7 +127,12 @@ fn postgres(name: &str, kills: u64) {
     let mut program = Command::new("setpriv");
     program.args([format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".into()]);
     // One that other users may run.
-    program.args(["/usr/bin/python3", "-c", POSTGRES]).arg(&data).arg(seconds(kills)).arg(&notes).arg(&programs);
+    program
+        .args(["/usr/bin/python3", "-c", POSTGRES])
+        .arg(&data)
+        .arg(seconds(kills))
+        .arg(&notes)
+        .arg(&programs);
     let program = program.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
     let mut running = [program.current_dir("/").spawn().unwrap()];
     kill_under(&store, kills, &mut running);

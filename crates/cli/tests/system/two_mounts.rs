@@ -48,6 +48,7 @@ fn two_mounts_show_one_file_system() {
     locks_keep_others_out(&mounts);
     mapped_files(&mounts);
     growth_is_seen_without_a_look(&mounts);
+    growth_is_known_before_it_matters(&mounts);
     // A mount that dies gives its leases and its locks back.
     let path = |at: usize| mounts[at].join("held");
     write_new(&path(0), &[1; 100_000]);
@@ -282,6 +283,39 @@ for size in (200, 5000, 1000000):
     assert os.waitpid(child, 0)[1] == 0, (size, 'a map ends where the file ended')
 ";
     run_python("growth", script, mounts);
+}
+
+/// A program that changes a file which another mount has made longer just before overwrites nothing: the end that it finds after
+/// its own append is the end, and under a lock so is that of a kernel that appends by itself.
+fn growth_is_known_before_it_matters(mounts: &[PathBuf; 2]) {
+    let script = "
+import fcntl, os, sys
+for n in range(12):
+    mine, theirs = (os.path.join(m, 'known-%d' % n) for m in sys.argv[1:])
+    with open(mine, 'wb') as made:
+        made.write(b'1' * 9000)
+    a, end_of_a = os.open(mine, os.O_RDWR), os.open(mine, os.O_RDWR | os.O_APPEND)
+    b = os.open(theirs, os.O_RDWR | os.O_APPEND)
+    size = 9000
+    def grows():
+        global size
+        os.write(b, b'2' * 2000)
+        size += 2000
+    for _ in range(3):
+        grows()
+        os.write(end_of_a, b'a' * 10)
+        size += 10
+        assert os.lseek(a, 0, os.SEEK_END) == size, (n, os.lseek(a, 0, os.SEEK_END), size)
+        grows()
+        fcntl.flock(a, fcntl.LOCK_EX)
+        os.pwritev(a, [b'b' * 10], 0, os.RWF_APPEND)
+        fcntl.flock(a, fcntl.LOCK_UN)
+        assert os.pread(b, 20, size - 10) == b'2' * 10 + b'b' * 10, n
+        size += 10
+    for fd in (a, end_of_a, b):
+        os.close(fd)
+";
+    run_python("sizes", script, mounts);
 }
 
 /// A lock of a process goes when it closes the file, and not when a handle is released that it used before: a child that had

@@ -17,7 +17,6 @@
 use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
-use crate::log::Segment;
 use crate::salvage;
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
@@ -428,19 +427,11 @@ impl Array {
         Ok(made)
     }
 
-    /// Parts of what is reserved that an opening reads: live segments up to their last record, roots, and pages.
+    /// Parts of what is reserved that an opening reads: what it may read of the log, roots, and pages.
     fn needed_ranges(&self) -> Vec<Range<u64>> {
-        let segments = self.log.segments.borrow();
-        let of = |segment: &Segment| {
-            let at = self.geo.segment_at(segment.number);
-            let end = segment
-                .records
-                .last()
-                .map_or(1, |last| last.offset_blocks + last.shape.head_blocks + last.shape.payload_blocks);
-            at..at + u64::from(end) * BLOCK_BYTES as u64
-        };
-        let log_end = self.geo.segments * u64::from(self.geo.segment_bytes);
-        segments.iter().map(of).chain(std::iter::once(log_end..self.geo.reserved().end)).collect()
+        let mut needed = self.log.needed_ranges();
+        needed.push(self.geo.log_bytes()..self.geo.reserved().end);
+        needed
     }
 
     /// Records a set of carriers, if all of them serve, and does something in the same step in which it counts. Call under the

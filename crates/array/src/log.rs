@@ -104,6 +104,8 @@ pub(crate) struct Log {
     shut: Cell<bool>,
     /// The next record begins another segment.
     ends_segment: Cell<bool>,
+    /// From where to where on every carrier a record or a header is written that is in no list yet.
+    appending: Cell<Option<(u64, u64)>>,
 }
 
 impl Log {
@@ -121,6 +123,7 @@ impl Log {
             space: Notify::new(),
             shut: Cell::new(false),
             ends_segment: Cell::new(false),
+            appending: Cell::new(None),
         }
     }
 
@@ -176,6 +179,20 @@ impl Log {
         self.segments.borrow_mut().retain(|segment| segment.number >= number);
         self.space.notify_waiters();
         self.wake.notify_one();
+    }
+
+    /// The parts of the log that an opening may read: live segments up to their last record, and what is being appended.
+    pub(crate) fn needed_ranges(&self) -> Vec<std::ops::Range<u64>> {
+        let of = |segment: &Segment| {
+            let at = self.geo.segment_at(segment.number);
+            let end = segment
+                .records
+                .last()
+                .map_or(1, |last| last.offset_blocks + last.shape.head_blocks + last.shape.payload_blocks);
+            at..at + u64::from(end) * BLOCK_BYTES as u64
+        };
+        let appending = self.appending.get().map(|(from, to)| from..to);
+        self.segments.borrow().iter().map(of).chain(appending).collect()
     }
 
     pub(crate) fn used_segments(&self) -> u64 {
@@ -522,7 +539,9 @@ impl Array {
         let offset_blocks = self.log.head.borrow().offset_blocks;
         let number = self.log.segments.borrow().back().expect("there is always a segment").number;
         let at = self.geo.segment_at(number) + u64::from(offset_blocks) * BLOCK_BYTES as u64;
+        self.log.appending.set(Some((at, at + bytes.len() as u64)));
         self.write_carriers(at, &bytes, io).await?;
+        self.log.appending.set(None);
         let mut segments = self.log.segments.borrow_mut();
         let segment = segments.back_mut().expect("there is always a segment");
         segment.records.push(RecordPlace { offset_blocks, shape });
@@ -548,7 +567,10 @@ impl Array {
         }
         let head = *self.log.head.borrow();
         let number = self.log.segments.borrow().back().expect("there is always a segment").number + 1;
+        let at = self.geo.segment_at(number);
+        self.log.appending.set(Some((at, at + BLOCK_BYTES as u64)));
         self.write_segment_header(number, first_seq, head.chain, head.incarnation, io).await?;
+        self.log.appending.set(None);
         let chain = head.chain;
         self.log.segments.borrow_mut().push_back(Segment { number, first_seq, chain, records: vec![] });
         self.log.head.borrow_mut().offset_blocks = 1;

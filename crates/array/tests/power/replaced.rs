@@ -379,7 +379,7 @@ const SITES: [&str; 12] = [
 
 fn sweeps(base: u64, make: impl Fn(&World) -> Sweep) {
     let (mut bad, mut tried, mut cuts) = (Vec::new(), 0, 0);
-    let seeds = std::env::var("PENSTOCK_STORMS").map_or(60, |count| count.parse().unwrap());
+    let seeds = std::env::var("PENSTOCK_STORMS").map_or(100, |count| count.parse().unwrap());
     for number in 0..seeds {
         let seed = base + number;
         let dice = World::new(seed);
@@ -517,10 +517,9 @@ fn parked_and_unreadable(k: usize, m: usize, busy: bool) {
         write(&machine, 0, 77).await?;
         machine.volume.flush().await?;
         let log = SLICE_AT / BLOCK..(SLICE_AT + geo.log_bytes()) / BLOCK;
-        for at in 0..=m {
+        for (at, before) in before.iter().enumerate() {
             let now = site.disks[at].used_blocks();
-            let new: Vec<u64> =
-                now.into_iter().filter(|b| log.contains(b) && !before[at].contains(b)).collect();
+            let new: Vec<u64> = now.into_iter().filter(|b| log.contains(b) && !before.contains(b)).collect();
             eprintln!("drive {at}: record in blocks {new:?}");
             for block in new {
                 machine.drives[at].as_ref().unwrap().set_unreadable(block * BLOCK..(block + 1) * BLOCK);
@@ -869,7 +868,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
 
 #[test]
 fn storms_of_faults_on_at_most_m_drives() {
-    let seeds: u64 = std::env::var("PENSTOCK_STORMS").map_or(60, |count| count.parse().unwrap());
+    let seeds: u64 = std::env::var("PENSTOCK_STORMS").map_or(100, |count| count.parse().unwrap());
     let base = 500_000u64;
     let (mut bad, mut copies) = (Vec::new(), 0);
     for seed in base..base + seeds {

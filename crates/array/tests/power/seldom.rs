@@ -495,6 +495,8 @@ fn carriers_with_a_bad_sector_each_make_a_whole_one() {
             write(&machine, tag, tag).await?;
             machine.volume.flush().await?;
         }
+        machine.env.sleep(Duration::from_secs(60)).await;
+        assert_eq!(machine.array.report().missing_carriers, 0);
         Ok::<_, ArrayError>(first)
     });
     let first = done.unwrap().unwrap();

@@ -216,6 +216,13 @@ impl Client {
         Ok(trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize))
     }
 
+    /// Where a file ends, for a caller that holds its lease.
+    pub async fn size_held(&self, ino: Ino) -> Result<u64, Failure> {
+        let size = self.file(ino).await?.borrow().size;
+        self.forget_idle(ino);
+        Ok(size)
+    }
+
     /// Reads whole blocks. They were verified where they left the volume, in this process.
     async fn read_blocks(
         &self,

@@ -23,8 +23,13 @@ const NAME_BYTES: u32 = 255;
 
 impl Session {
     /// Attributes of an inode, whose size the kernel goes by from here on.
-    async fn attr_for_kernel(&self, ino: Ino) -> Result<Attr, Failure> {
+    async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Failure> {
+        let ino = self.ino(request);
         let attr = self.client.get_attr(ino).await?;
+        if self.cache.asker.answers(request.header.pid, request.header.nodeid) {
+            self.cache.sizes.reaches(ino, attr.size);
+            return Ok(attr);
+        }
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
         let by_reply = !self.cache.sizes.is_open_for_writing(ino) && !self.cache.may_ignore_size(ino);
         if self.client.is_alone() || !is_file || by_reply || !self.cache.sizes.may_be_told(ino, attr.size) {
@@ -75,6 +80,13 @@ impl Session {
         Ok(())
     }
 
+    /// Lets the kernel know a size that is known under a hold, for a read of a page, which it has locked.
+    pub(crate) async fn ask_before_reply(&self, ino: Ino, size: u64) {
+        if self.cache.sizes.may_be_told(ino, size) {
+            self.cache.asker.ask(self.root.outer(ino.0)).await;
+        }
+    }
+
     /// Tells the kernel the size of a file that is open, if there is any.
     pub(crate) async fn look_at_size(&self, ino: Ino) -> Result<(), Failure> {
         self.tell_size(ino).await.map(drop)
@@ -92,12 +104,12 @@ impl Session {
     }
 
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {
-        let attr = self.attr_for_kernel(self.ino(request)).await.map_err(|failure| errno(&failure))?;
+        let attr = self.attr_for_kernel(request).await.map_err(|failure| errno(&failure))?;
         Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
     }
 
     pub(crate) async fn statx(&self, request: &Request) -> Result<Answer, Errno> {
-        let attr = self.attr_for_kernel(self.ino(request)).await.map_err(|failure| errno(&failure))?;
+        let attr = self.attr_for_kernel(request).await.map_err(|failure| errno(&failure))?;
         Ok(Answer::of(&extended(self.root, &attr, self.valid())))
     }
 

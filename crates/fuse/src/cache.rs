@@ -9,6 +9,7 @@
 //! the size goes to the kernel by a notice of its own, with the file's last byte, before the attributes do.
 
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_STORE, OutHeader, StoreOut};
+use crate::ask::Asker;
 use crate::attr::{Root, VALID};
 use crate::known::KnownSizes;
 use crate::looks::Looks;
@@ -20,6 +21,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,11 +58,12 @@ pub(crate) struct Cache {
     /// Files whose size is on its way to the kernel, with a byte that no program may change meanwhile.
     telling: Rc<Telling>,
     pub(crate) looks: Looks,
+    pub(crate) asker: Asker,
 }
 
 impl Cache {
     /// `device` is the mount's descriptor, or a copy of it.
-    pub(crate) fn new(env: &Env, root: Root, device: File) -> Self {
+    pub(crate) fn new(env: &Env, root: Root, device: File, mount: &Path) -> Self {
         Self {
             env: env.clone(),
             root,
@@ -71,6 +74,7 @@ impl Cache {
             sizes: KnownSizes::default(),
             telling: Rc::default(),
             looks: Looks::default(),
+            asker: Asker::new(env, mount),
         }
     }
 

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod ask;
 mod attr;
 mod attributes;
 mod cache;

@@ -285,11 +285,15 @@ for size in (200, 5000, 1000000):
     run_python("growth", script, mounts);
 }
 
-/// A program that changes a file which another mount has made longer just before overwrites nothing: the end that it finds after
-/// its own append is the end, and under a lock so is that of a kernel that appends by itself.
+/// A program that changes a file which another mount has made longer just before loses nothing and overwrites nothing: what
+/// it stores through a map behind the old end is written back, the end that it finds after its own append is the end, and under
+/// a lock so is that of a kernel that appends by itself.
 fn growth_is_known_before_it_matters(mounts: &[PathBuf; 2]) {
     let script = "
-import fcntl, os, sys
+import ctypes, fcntl, mmap, os, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 for n in range(12):
     mine, theirs = (os.path.join(m, 'known-%d' % n) for m in sys.argv[1:])
     with open(mine, 'wb') as made:
@@ -301,6 +305,20 @@ for n in range(12):
         global size
         os.write(b, b'2' * 2000)
         size += 2000
+    # Not as Python does it, which asks for the size.
+    pages = libc.mmap(None, 1 << 16, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, a, ctypes.c_long(0))
+    if n % 2:
+        ctypes.string_at(pages + 8999, 1)
+    grows()
+    last = n % 3 == 0
+    at = size - 8 if last else 10500
+    # An ordinary user's mount may not ask.
+    if os.geteuid() == 0:
+        ctypes.memmove(pages + at, b'stored!!', 8)
+        assert libc.msync(pages, 12288, 4) == 0
+        os.fsync(a)
+        for fd in (a, b):
+            assert os.pread(fd, 9, at - 1) == b'2stored!!', (n, os.pread(fd, 9, at - 1))
     for _ in range(3):
         grows()
         os.write(end_of_a, b'a' * 10)
@@ -312,6 +330,7 @@ for n in range(12):
         fcntl.flock(a, fcntl.LOCK_UN)
         assert os.pread(b, 20, size - 10) == b'2' * 10 + b'b' * 10, n
         size += 10
+    libc.munmap(ctypes.c_void_p(pages), 1 << 16)
     for fd in (a, end_of_a, b):
         os.close(fd)
 ";

@@ -84,6 +84,11 @@ impl Mending {
         Written { mending: self, bytes, _attempt: attempt }
     }
 
+    /// Whether a full host refused the superblock of a member.
+    pub(crate) fn owes_superblock(&self, position: usize) -> bool {
+        self.owed.borrow().contains(&position)
+    }
+
     /// Has superblocks written when the host has room for them.
     pub(crate) fn owe_superblocks(&self, positions: &[usize]) {
         self.owed.borrow_mut().extend(positions);

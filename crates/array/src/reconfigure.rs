@@ -189,7 +189,7 @@ impl Array {
         // A slice that is not recorded is not used: what it gets would be taken for the old drive's.
         let put = || self.members.borrow_mut()[position].put_slice(slice.clone());
         let failed = self.record_then(change, put).await?;
-        if failed.contains(&position) {
+        if failed.contains(&position) || self.mending.owes_superblock(position) {
             return Err(ArrayError::Invalid(format!("drive {} does not take its superblock", drive.id())));
         }
         self.want_mending();

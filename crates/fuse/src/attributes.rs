@@ -74,10 +74,14 @@ impl Session {
 
     /// Tells the kernel a size that is known under a hold, which lasts until the reply. Somebody else may have the page
     /// locked that the last byte lies in, and wait for the lease: then the notice comes behind the reply.
-    pub(crate) async fn tell_before_reply(&self, hold: &Hold, ino: Ino, size: u64) -> Result<(), Failure> {
-        let told = self.begin_to_tell(hold, ino, size).await?;
-        let _ = timeout(self.cache.env(), BEFORE_REPLY, told).await;
-        Ok(())
+    pub(crate) async fn tell_before_reply(&self, hold: &Hold, ino: Ino, size: u64) {
+        match self.begin_to_tell(hold, ino, size).await {
+            Ok(told) => {
+                let _ = timeout(self.cache.env(), BEFORE_REPLY, told).await;
+            }
+            // What the request was about is done.
+            Err(failure) => tracing::warn!(%failure, %ino, "the kernel is told the size of a file later"),
+        }
     }
 
     /// Lets the kernel know a size that is known under a hold, for a read of a page, which it has locked.

@@ -83,7 +83,7 @@ impl Session {
             self.cache.sizes.reaches(ino, offset + len as u64);
             if at != offset {
                 // It goes by the offset that it sent.
-                self.tell_before_reply(&hold, ino, at + len as u64).await.map_err(fail)?;
+                self.tell_before_reply(&hold, ino, at + len as u64).await;
             }
             if at != offset && self.writers.borrow().contains(&fh) {
                 // It may have put the bytes into pages there.

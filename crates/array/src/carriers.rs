@@ -29,7 +29,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard};
 
 const IO: Io = Io::new(Class::Rebuild, "carrier.copy");
-/// What is known to be copied or not.
+/// The unit in which it is known what is copied.
 const PIECE_BYTES: u64 = 64 << 10;
 /// Copied at a time.
 const MOST_PIECES: u64 = 16;
@@ -84,7 +84,7 @@ impl Mending {
         Written { mending: self, bytes, _attempt: attempt }
     }
 
-    /// Whether a full host refused the superblock of a member.
+    /// True if a full host refused the superblock of a member.
     pub(crate) fn owes_superblock(&self, position: usize) -> bool {
         self.owed.borrow().contains(&position)
     }
@@ -335,8 +335,7 @@ impl Array {
         }
         let one_at_a_time = self.reconfig.lock().await;
         let still = self.mending.writing.write().await;
-        let rest = self.copy_rest(&copy).await;
-        let unwritten = match rest {
+        let stop = match self.copy_rest(&copy).await {
             Ok(()) => {
                 let serve = self.wanted_carriers().into_iter().filter(|at| from.contains(at));
                 let carriers: Vec<usize> = serve.chain([to]).collect();
@@ -346,7 +345,7 @@ impl Array {
             Err(stop) => stop,
         };
         drop((still, one_at_a_time));
-        self.judge(&copy, unwritten).await
+        self.judge(&copy, stop).await
     }
 
     /// Copies what is left, while nobody writes on carriers.
@@ -370,7 +369,7 @@ impl Array {
         Some(Copy { mending: &self.mending, lives, sources, slice })
     }
 
-    /// Whether everybody whom a copy was begun with serves as he did then.
+    /// True while everybody whom a copy was begun with serves as he did then.
     fn goes_on(&self, copy: &Copy<'_>) -> bool {
         let members = self.members.borrow();
         let serves = |at: usize| !members[at].stale && members[at].reachable().is_some();
@@ -406,7 +405,7 @@ impl Array {
         copy.slice.flush(IO).await.map_err(Stop::Refused)
     }
 
-    /// Whether a block is the place of a table page that holds no copy which counts. Zeros there are none either.
+    /// True for the place of a table page that holds no copy which counts. Zeros there are none either.
     fn is_spare(&self, at: u64) -> bool {
         let counts = |page: u64| u64::from(self.table.borrow().place(page).0);
         self.geo.page_of(at).is_some_and(|(page, place)| counts(page) != place)
@@ -455,7 +454,7 @@ impl Array {
             next.carriers_epoch += 1;
         };
         let unwritten = self.record_then(change, then).await?;
-        // What was copied is not verified yet: a rotten source block must not count as a copy.
+        // The copy is not verified yet: a rotten source block must not count as a copy.
         self.metadata_bad.set(true);
         self.repair_wake.notify_one();
         Ok(unwritten)

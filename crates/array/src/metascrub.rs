@@ -20,32 +20,31 @@ use std::ops::Range;
 
 const IO: Io = Io::new(Class::Scrub, "metascrub.read");
 
-/// Bad copies of a checkpoint.
+/// The outcome of a look at metadata.
 #[derive(Default)]
-struct BadCopies {
-    count: u64,
-    pages: BTreeSet<u64>,
+struct Found {
+    /// A record of the log is bad on every carrier.
+    unmended: bool,
+    /// Copies of the root and of table pages that are bad, and of which pages.
+    bad_copies: u64,
+    bad_pages: BTreeSet<u64>,
     /// A carrier did not answer: nothing is known of its copies.
     unanswered: bool,
 }
 
-/// The outcome of a look at the log.
-#[derive(Default)]
-struct LogScrub {
-    /// A record is bad on every carrier.
-    unmended: bool,
-    unanswered: bool,
+impl Found {
+    fn is_whole(&self) -> bool {
+        !self.unmended && self.bad_copies == 0 && !self.unanswered
+    }
 }
 
 impl Array {
     /// Verifies the metadata of the array on all carriers and mends it. It stays known as bad while a copy is.
     pub async fn scrub_metadata(&self) -> Result<(), ArrayError> {
         let carriers_epoch = self.desc.borrow().carriers_epoch;
-        let log = self.scrub_log().await?;
-        let bad = self.bad_checkpoint_copies().await;
-        let mut whole = !log.unanswered && !bad.unanswered;
-        if bad.count > 0 || log.unmended {
-            if log.unmended {
+        let mut found = self.look_at_metadata().await?;
+        if found.bad_copies > 0 || found.unmended {
+            if found.unmended {
                 // A record that no carrier has whole leaves the chain: what comes from here on lies in another segment,
                 // and with what came before in the strips nobody needs the one that it is in.
                 self.begin_another_segment().await?;
@@ -53,19 +52,25 @@ impl Array {
             }
             // Two checkpoints: both places of the root, and of every bad page, hold good copies afterwards. Without a changed
             // page there might be none.
-            let pages: BTreeSet<u64> = bad.pages.into_iter().chain([0]).collect();
+            let pages: BTreeSet<u64> = found.bad_pages.into_iter().chain([0]).collect();
             for _ in 0..2 {
                 self.table.borrow_mut().put_dirty(pages.clone());
                 self.write_checkpoint().await?;
             }
-            self.count(|counts| counts.repaired_blocks += bad.count);
-            let (log, bad) = (self.scrub_log().await?, self.bad_checkpoint_copies().await);
-            whole = !log.unmended && !log.unanswered && bad.count == 0 && !bad.unanswered;
+            self.count(|counts| counts.repaired_blocks += found.bad_copies);
+            found = self.look_at_metadata().await?;
         }
         if self.desc.borrow().carriers_epoch == carriers_epoch {
-            self.metadata_bad.set(!whole);
+            self.metadata_bad.set(!found.is_whole());
         }
         Ok(())
+    }
+
+    async fn look_at_metadata(&self) -> Result<Found, ArrayError> {
+        let mut found = Found::default();
+        self.scrub_log(&mut found).await?;
+        self.look_at_checkpoint(&mut found).await;
+        Ok(found)
     }
 
     fn note_bad_metadata(&self, carrier: usize, what: &str) {
@@ -80,8 +85,7 @@ impl Array {
     ///
     /// A log that is full waits for the next checkpoint, so none is held up while a drive reads, but where a copy looks bad: a
     /// checkpoint may have moved it meanwhile.
-    async fn bad_checkpoint_copies(&self) -> BadCopies {
-        let mut bad = BadCopies::default();
+    async fn look_at_checkpoint(&self, found: &mut Found) {
         for carrier in self.live_carriers() {
             let Some(slice) = self.member_slice(carrier) else { continue };
             let seq = self.checkpoint.lock().await.root.seq;
@@ -90,33 +94,32 @@ impl Array {
             // Another root lies elsewhere, and was written just now.
             let is_root = Root::decode(root.bytes()).is_ok_and(|root| root == state.root);
             if !root.answered() {
-                bad.unanswered = true;
+                found.unanswered = true;
                 continue;
             }
             if state.root.seq == seq && !is_root {
                 self.note_bad_metadata(carrier, "root");
-                bad.count += 1;
+                found.bad_copies += 1;
             }
             drop(state);
             for first in (0..self.geo.pages()).step_by(PAGES_IN_A_PIECE as usize) {
                 let piece = first..self.geo.pages().min(first + PAGES_IN_A_PIECE);
-                let mut found = self.bad_pages(&slice, piece.clone()).await;
-                if found.as_ref().is_some_and(|found| !found.is_empty()) {
+                let mut bad = self.bad_pages(&slice, piece.clone()).await;
+                if bad.as_ref().is_some_and(|bad| !bad.is_empty()) {
                     let _still = self.checkpoint.lock().await;
-                    found = self.bad_pages(&slice, piece).await;
+                    bad = self.bad_pages(&slice, piece).await;
                 }
-                let Some(found) = found else {
-                    bad.unanswered = true;
+                let Some(bad) = bad else {
+                    found.unanswered = true;
                     break;
                 };
-                for page in found {
+                for page in bad {
                     self.note_bad_metadata(carrier, "stripe table page");
-                    bad.count += 1;
-                    bad.pages.insert(page);
+                    found.bad_copies += 1;
+                    found.bad_pages.insert(page);
                 }
             }
         }
-        bad
     }
 
     /// The pages of a piece whose copy on a carrier is bad; none at all if it does not answer.
@@ -139,9 +142,9 @@ impl Array {
     }
 
     /// Verifies all live records on all carriers.
-    async fn scrub_log(&self) -> Result<LogScrub, ArrayError> {
+    async fn scrub_log(&self, found: &mut Found) -> Result<(), ArrayError> {
         let last = self.log.segments.borrow().back().expect("there is always a segment").number;
-        let (mut scrub, mut silent) = (LogScrub::default(), BTreeSet::new());
+        let mut silent = BTreeSet::new();
         for number in self.log.first_segment()..=last {
             let listed =
                 || self.log.segments.borrow().iter().find(|segment| segment.number == number).cloned();
@@ -155,7 +158,7 @@ impl Array {
             let copies = join_all(asked.map(read)).await;
             let (copies, unanswered): (Vec<_>, Vec<_>) =
                 copies.into_iter().flatten().partition(|(_, copy): &(usize, Salvaged)| copy.answered());
-            scrub.unanswered |= !unanswered.is_empty();
+            found.unanswered |= !unanswered.is_empty();
             silent.extend(unanswered.into_iter().map(|(carrier, _)| carrier));
             // No checkpoint, so the segment is not used again meanwhile; records already appended never change.
             let _still = self.checkpoint.lock().await;
@@ -166,17 +169,17 @@ impl Array {
                 SegmentHeader::decode(&bytes[..BLOCK_BYTES])
                     .is_ok_and(|found| found.array == self.id && found.number == segment.number)
             };
-            scrub.unmended |= self.mend_range(&segment, &copies, 0..BLOCK_BYTES, &header).await?;
+            found.unmended |= self.mend_range(&segment, &copies, 0..BLOCK_BYTES, &header).await?;
             for place in &segment.records {
                 let start = place.offset_blocks as usize * BLOCK_BYTES;
                 let blocks = (place.shape.head_blocks + place.shape.payload_blocks) as usize;
                 let range = start..start + blocks * BLOCK_BYTES;
                 let chain = place.shape.chain;
                 let record = |bytes: &Buf| record_is_good(&bytes[range.clone()], chain);
-                scrub.unmended |= self.mend_range(&segment, &copies, range.clone(), &record).await?;
+                found.unmended |= self.mend_range(&segment, &copies, range.clone(), &record).await?;
             }
         }
-        Ok(scrub)
+        Ok(())
     }
 
     async fn mend_range(

@@ -66,7 +66,7 @@ impl Asker {
         }
     }
 
-    /// Whether a request came from a thread that asks. It is answered now, if so.
+    /// True if a request came from a thread that asks. It is answered now, if so.
     pub(crate) fn answers(&self, thread: u32, nodeid: u64) -> bool {
         let asked = self.threads.with(|threads| threads.contains(&thread));
         if asked && let Some(waiting) = self.waiting.borrow().get(&nodeid) {
@@ -126,7 +126,7 @@ fn ask(mount: &Path, nodeid: u64, threads: &Threads) -> io::Result<()> {
     Ok(())
 }
 
-/// What FUSE puts into a file handle: the inode's number in two halves, and its generation, which is always 0 here.
+/// A file handle as FUSE makes it: the inode's number in two halves, and its generation, which is always 0 here.
 #[repr(C)]
 struct Handle {
     bytes: u32,

@@ -91,19 +91,18 @@ impl Session {
         }
     }
 
-    /// Tells the kernel the size of a file that is open, if there is any.
-    pub(crate) async fn look_at_size(&self, ino: Ino) -> Result<(), Failure> {
-        self.tell_size(ino).await.map(drop)
+    /// Tells the kernel the size of an open file, later if that fails now.
+    pub(crate) async fn look_at_size(&self, ino: Ino) {
+        if let Err(failure) = self.tell_size(ino).await {
+            tracing::debug!(%failure, %ino, "the size of an open file is looked at later");
+            self.cache.looks.is_due(ino);
+        }
     }
 
     /// The same for a program that has got a lock, if the size may have changed: under locks it goes by what others wrote.
     pub(crate) async fn look_under_lock(&self, ino: Ino) {
-        if self.client.was_shared()
-            && self.cache.looks.take_one(ino)
-            && let Err(failure) = self.look_at_size(ino).await
-        {
-            tracing::debug!(%failure, %ino, "the size of a locked file is looked at later");
-            self.cache.looks.is_due(ino);
+        if self.client.was_shared() && self.cache.looks.take_one(ino) {
+            self.look_at_size(ino).await;
         }
     }
 

@@ -61,7 +61,7 @@ impl KnownSizes {
         }
     }
 
-    /// Whether the kernel may be told a size with the file's last byte: where programs may have newer bytes, only one that
+    /// True if the kernel may be told a size with the file's last byte: where programs may have newer bytes, only one that
     /// none of them can know of.
     pub(crate) fn may_be_told(&self, ino: Ino, bytes: u64) -> bool {
         self.of(ino).is_none_or(|known| bytes > known)

@@ -52,7 +52,7 @@ impl Looks {
         }
     }
 
-    /// Whether it was due; it is looked at now.
+    /// True if it was due; it is looked at now.
     pub(crate) fn take_one(&self, ino: Ino) -> bool {
         self.due.borrow_mut().remove(&ino)
     }
@@ -66,18 +66,11 @@ impl Looks {
 pub(crate) async fn run(session: Rc<Session>, env: Env) -> Infallible {
     loop {
         env.sleep(EVERY).await;
-        if session.client.is_alone() && !session.client.was_shared() {
+        if !session.client.was_shared() {
             continue;
         }
-        let looks = &session.cache.looks;
-        let due: Vec<Ino> = looks.take().into_iter().collect();
-        let one = async |ino: Ino| {
-            if let Err(failure) = session.look_at_size(ino).await {
-                tracing::debug!(%failure, %ino, "the size of an open file is looked at later");
-                looks.is_due(ino);
-            }
-        };
-        stream::iter(due).for_each_concurrent(AT_A_TIME, one).await;
+        let due = session.cache.looks.take();
+        stream::iter(due).for_each_concurrent(AT_A_TIME, |ino| session.look_at_size(ino)).await;
     }
 }
 

@@ -192,11 +192,9 @@ impl Mount {
         let run = session.run(env.clone());
         let client = client.clone();
         let serve = async move {
-            let ended = {
-                match select(pin!(run), pin!(looks)).await {
-                    Either::Left((ended, _)) => ended,
-                    Either::Right((never, _)) => match never {},
-                }
+            let ended = match select(pin!(run), pin!(looks)).await {
+                Either::Left((ended, _)) => ended,
+                Either::Right((never, _)) => match never {},
             };
             if let Err(error) = ended {
                 tracing::error!(%error, "the mount stopped");

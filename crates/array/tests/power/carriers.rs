@@ -17,6 +17,15 @@ pub async fn write_flushed(machine: &Machine, tags: std::ops::RangeInclusive<u64
     Ok(())
 }
 
+/// Writes 100 blocks twice, each flushed.
+pub async fn write_twice(machine: &Machine) -> Result<(), ArrayError> {
+    for tag in 1..=200 {
+        write(machine, tag % 100, tag).await?;
+        machine.volume.flush().await?;
+    }
+    Ok(())
+}
+
 /// Opens the array without the disks in `lost` and reads the tags of blocks 1 to `count`.
 pub fn read_back(site: &Site, seed: u64, lost: &[usize], count: u64) -> Result<Vec<u64>, ArrayError> {
     let world = World::new(seed);
@@ -181,10 +190,7 @@ fn slow_reads(slow: &[usize]) {
     let world = World::new(10_300);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
-        for tag in 1..=200 {
-            write(&machine, tag % 100, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_twice(&machine).await?;
         let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
         for number in slow {
             let slow = machine.drives[*number].as_ref().unwrap();

@@ -2,7 +2,7 @@
 //! may be missing afterwards.
 
 use crate::bench::{Load, Machine, SLICE_AT, Site, plan, spec, tags, write};
-use crate::carriers::{read_back, write_flushed};
+use crate::carriers::{read_back, write_flushed, write_twice};
 use penstock_array::ownership::{MemoryOwnership, Ownership};
 use penstock_array::{ArrayError, CreateSpec};
 use penstock_base::BLOCK_BYTES;
@@ -138,13 +138,7 @@ fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
         show(&machine, "rebuilt");
         let bad = machine.drives[1].as_ref().unwrap();
         (0..200_000).for_each(|_| bad.plant_within(Op::Write, 0, Fault::Fail, reserved.clone()));
-        let work = async {
-            for tag in 21..=25 {
-                write(&machine, tag, tag).await?;
-                machine.volume.flush().await?;
-            }
-            Ok::<_, ArrayError>(())
-        };
+        let work = write_flushed(&machine, 21..=25);
         let done = timeout(&machine.env, Duration::from_secs(3600), work).await;
         show(&machine, "an hour later");
         machine.array.stop();
@@ -470,10 +464,7 @@ fn a_source_that_does_not_answer_keeps_no_flush() {
     let world = World::new(33_000);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
-        for tag in 1..=200 {
-            write(&machine, tag % 100, tag).await?;
-            machine.volume.flush().await?;
-        }
+        write_twice(&machine).await?;
         let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
         let silent = machine.drives[1].as_ref().unwrap();
         (0..20_000).for_each(|_| silent.plant_within(Op::Read, 0, Fault::Silent, reserved.clone()));
@@ -585,13 +576,7 @@ fn one_superblock_on_a_full_host_and_one_failing_drive() {
         let five = machine.drives[5].as_ref().unwrap();
         (0..100_000).for_each(|_| five.plant_within(Op::Write, 0, Fault::HostFull, 0..SLICE_AT));
         machine.drives[1].as_ref().unwrap().set_gone(true);
-        let work = async {
-            for tag in 6..=10 {
-                write(&machine, tag, tag).await?;
-                machine.volume.flush().await?;
-            }
-            Ok::<_, ArrayError>(())
-        };
+        let work = write_flushed(&machine, 6..=10);
         let done = timeout(&machine.env, Duration::from_secs(3600), work).await;
         show(&machine, "an hour later");
         let out =

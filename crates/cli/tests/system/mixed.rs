@@ -1,7 +1,7 @@
 //! Two mounts under a load of everything at once. Nothing is said of contents here: the mounts go on, and agree at the end.
 
-use crate::remote_mount::{OPTIONS, mount_at};
-use crate::store::{Store, can_mount};
+use crate::remote_mount::{mount_at, up_alone};
+use crate::store::can_mount;
 use crate::two_mounts::{end, two};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -73,9 +73,7 @@ fn mixed_load(name: &str, seconds: u64, seed: usize, kills: bool) {
         std::thread::sleep(Duration::from_millis(100));
         if kills && start.elapsed() > next_kill {
             store.kill();
-            let mut up = Store::program();
-            up.arg("up").arg(&store.dir).args(OPTIONS).arg("--detach").stdin(Stdio::null());
-            assert!(up.output().unwrap().status.success());
+            up_alone(&store, &[]);
             next_kill = start.elapsed() + BETWEEN_KILLS;
         }
     }

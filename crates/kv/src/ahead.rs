@@ -32,11 +32,11 @@ use tokio::sync::{Mutex, Notify, RwLock};
 
 /// A batch of this many bytes moves at once.
 const FULL_BYTES: u64 = 256 << 10;
-/// Commits wait above this many bytes, or above this share of the store: the engine writes every page that a
+/// Commits wait above this many bytes, or above this share of the volume: the engine writes every page that a
 /// transaction changes to a new place before it frees the old one.
 const MOST_BYTES: u64 = 4 << 20;
 const MOST_SHARE: u64 = 256;
-/// Or above as many rows as can change so many pages that this share of the store holds them: a row may change a page of
+/// Or above as many rows as can change so many pages that this share of the volume holds them: a row may change a page of
 /// its own and one above it, and three transactions' pages are there at a time.
 const MOST_PAGES_SHARE: u64 = 10;
 const PAGES_OF_A_ROW: u64 = 2 * 3;
@@ -140,8 +140,9 @@ pub struct AheadKv {
 impl AheadKv {
     /// A store ahead of `engine`, which gets what its journal has and it has not.
     pub async fn open(env: &Env, engine: Rc<RedbKv>) -> Result<Rc<Self>, KvError> {
-        let most_bytes = MOST_BYTES.min(engine.space().1 / MOST_SHARE);
-        let most_pages = engine.file().capacity_bytes() / MOST_PAGES_SHARE / PAGE_BYTES;
+        let capacity_bytes = engine.file().capacity_bytes();
+        let most_bytes = MOST_BYTES.min(capacity_bytes / MOST_SHARE);
+        let most_pages = capacity_bytes / MOST_PAGES_SHARE / PAGE_BYTES;
         let most_rows = (most_pages / PAGES_OF_A_ROW).max(2) as usize;
         let missed = match engine.mark() {
             Some(mark) => Journal::replay(engine.file(), mark).await?,
@@ -222,7 +223,7 @@ impl AheadKv {
     }
 
     fn is_full(&self) -> bool {
-        self.pending.borrow().open.is_beyond(self.full_bytes, self.most_rows / 2)
+        self.pending.borrow().open.is_beyond(self.full_bytes, self.most_rows() / 2)
             || self.journal.is_half_full()
     }
 

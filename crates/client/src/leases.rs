@@ -112,6 +112,8 @@ pub enum Purpose {
 #[derive(Default)]
 pub(crate) struct Leases {
     alone: Cell<bool>,
+    /// Times that it became alone.
+    times_alone: Cell<u64>,
     /// It was, and the kernel may have pages of files that no lease is held of.
     unleased: Cell<bool>,
     /// Holds without a lease.
@@ -253,6 +255,11 @@ impl Client {
     /// Whether nobody else uses the file system, so that the kernel may keep names and attributes for a moment.
     pub fn is_alone(&self) -> bool {
         self.leases.is_alone()
+    }
+
+    /// While nobody else uses the file system: the number of this time. What is known of files holds as long.
+    pub fn time_alone(&self) -> Option<u64> {
+        self.is_alone().then(|| self.leases.times_alone.get())
     }
 
     /// Whether others use the file system, or did: the kernel may believe in sizes that they have changed.
@@ -544,6 +551,7 @@ impl Client {
                 self.env.spawn("lease call", Box::pin(async move { client.answer(call).await }));
             }
             if reply.alone && !self.leases.alone.replace(true) {
+                self.leases.times_alone.set(self.leases.times_alone.get() + 1);
                 self.leases.unleased.set(true);
                 self.leases.kept.clear();
                 self.leases.changed.notify_waiters();

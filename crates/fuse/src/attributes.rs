@@ -183,10 +183,12 @@ impl Session {
             replace: flags & XATTR_REPLACE != 0,
             kill_set_group_id: more & SETXATTR_ACL_KILL_SGID != 0,
         };
-        if change.name == CAPABILITY {
-            self.without_capability.forget(&self.ino(request));
+        let gives_capability = change.name == CAPABILITY;
+        let result = self.client.set_xattr(change).await;
+        if gives_capability {
+            self.capabilities.given();
         }
-        self.client.set_xattr(change).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
     pub(crate) async fn getxattr(&self, request: &Request) -> Result<Answer, Errno> {

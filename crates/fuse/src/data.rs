@@ -150,11 +150,8 @@ impl Session {
     /// Takes the capabilities of a program from a file that is about to be written to. The kernel does that itself for
     /// what goes through its pages.
     async fn drop_capability(&self, ino: Ino) -> Result<(), Failure> {
-        // Another client may give it some: what is known holds while this one is alone.
-        let alone = self.client.is_alone();
-        if !alone {
-            self.without_capability.clear();
-        } else if self.without_capability.contains(&ino) {
+        let look = self.capabilities.look(&self.client);
+        if self.capabilities.has_none(look, ino) {
             return Ok(());
         }
         match self.client.get_xattr(ino, CAPABILITY).await {
@@ -166,9 +163,7 @@ impl Session {
             Err(failure) if is_nothing(&failure) => {}
             Err(failure) => return Err(failure),
         }
-        if alone {
-            self.without_capability.note(ino);
-        }
+        self.capabilities.note_none(look, ino);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod ask;
 mod attr;
 mod attributes;
 mod cache;
+mod capabilities;
 mod data;
 mod device;
 mod known;

@@ -59,11 +59,13 @@ impl Session {
         // The kernel puts a name of its own there for a file without one.
         let make = self.make_request(request, size_of::<CreateIn>(), 0o100_000 | (mode & 0o7777))?;
         let make = MakeRequest { open: true, nameless, umask, ..make };
+        let look = self.capabilities.look(&self.client);
         let attr = self.client.make(make).await.map_err(|failure| match errno(&failure) {
             // Somebody else was faster: the kernel looks again, and opens what is there with its own checks.
             Errno::EXIST if !OFlags::from_bits_retain(flags).contains(OFlags::EXCL) => Errno::STALE,
             other => other,
         })?;
+        self.capabilities.note_none(look, Ino(attr.ino));
         let mut bytes = entry(self.root, &attr, self.valid()).as_bytes().to_vec();
         let opened = self.opened(Ino(attr.ino), flags, attr.size).await.map_err(|failure| errno(&failure))?;
         bytes.extend_from_slice(opened.as_bytes());

@@ -6,11 +6,12 @@
 use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, fopen, init, op};
 use crate::attr::{Root, VALID};
 use crate::cache::Cache;
+use crate::capabilities::Capabilities;
 use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::latency::{FuseLatency, Op};
 use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::future::{Either, select};
-use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino, Noted};
+use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
 use penstock_client::{Client, Failure, Purpose};
 use penstock_drive::patience::Patience;
 use rustix::fs::OFlags;
@@ -61,8 +62,7 @@ pub(crate) struct Session {
     pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
     /// By handle, the losses of writes to its file that were told through it.
     pub(crate) seen_losses: RefCell<HashMap<u64, Rc<Cell<u64>>>>,
-    /// Files without capabilities of a program, as far as this mount knows while it is alone.
-    pub(crate) without_capability: Noted<Ino>,
+    pub(crate) capabilities: Capabilities,
     /// Requests that wait for a lock.
     pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
     latency: Rc<FuseLatency>,
@@ -94,7 +94,7 @@ impl Session {
             writers: RefCell::default(),
             lockers: RefCell::default(),
             seen_losses: RefCell::default(),
-            without_capability: Noted::default(),
+            capabilities: Capabilities::default(),
             waiting: RefCell::default(),
             latency,
             serving: Cell::new(0),

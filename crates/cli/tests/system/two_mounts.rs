@@ -68,7 +68,35 @@ fn two_mounts_show_one_file_system() {
     let third = mount_at(&store, &mounts[1]);
     assert_eq!(std::fs::read(path(1)).unwrap()[..11], [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2]);
     assert!(third > 0);
-    end(&store, &mounts);
+    capabilities_that_another_gave_go(&store, &mounts);
+    store.audit();
+    store.down();
+}
+
+/// A write takes a program's capabilities from a file also when another mount gave them between two times alone.
+fn capabilities_that_another_gave_go(store: &Store, mounts: &[PathBuf; 2]) {
+    let name = "program";
+    let append = || {
+        let mut file = OpenOptions::new().create(true).append(true).open(mounts[0].join(name)).unwrap();
+        file.write_all(b"more").unwrap();
+    };
+    let leaves = || {
+        store.ok(&["umount", mounts[1].to_str().unwrap()]);
+        // Until the mount that is left knows that it is alone: it may hear of that later, and then looks anyway.
+        std::thread::sleep(Duration::from_secs(2));
+    };
+    leaves();
+    append();
+    append();
+    mount_at(store, &mounts[1]);
+    let mut capability = [0; 20];
+    (capability[0], capability[3], capability[5]) = (1, 2, 0x20);
+    let (there, flags) = (mounts[1].join(name), rustix::fs::XattrFlags::empty());
+    rustix::fs::setxattr(&there, "security.capability", &capability, flags).unwrap();
+    leaves();
+    append();
+    let left = rustix::fs::getxattr(mounts[0].join(name), "security.capability", &mut [0; 64][..]);
+    assert_eq!(left, Err(rustix::io::Errno::NODATA));
 }
 
 fn appends_from_both(mounts: &[PathBuf; 2]) {

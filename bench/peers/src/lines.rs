@@ -20,16 +20,44 @@ pub(crate) enum PeerId {
     Disk,
     /// Penstock with its drives in a folder on the same disk.
     PenstockOnDisk,
+    /// The build that `--before` names, where [`PeerId::Penstock`] is.
+    Before,
+    /// The same, where [`PeerId::Degraded`] is.
+    BeforeDegraded,
+    /// The same, where [`PeerId::PenstockOnDisk`] is.
+    BeforeOnDisk,
+}
+
+/// Peers that are Penstock, each with the build before it.
+pub(crate) const BUILDS: [(PeerId, PeerId); 3] = [
+    (PeerId::Penstock, PeerId::Before),
+    (PeerId::Degraded, PeerId::BeforeDegraded),
+    (PeerId::PenstockOnDisk, PeerId::BeforeOnDisk),
+];
+
+impl PeerId {
+    /// The peer of today's build that runs the same lines.
+    pub(crate) fn today(self) -> Self {
+        BUILDS.into_iter().find(|(_, before)| *before == self).map_or(self, |(today, _)| today)
+    }
+
+    /// Whether it is Penstock, of either build.
+    pub(crate) fn is_ours(self) -> bool {
+        BUILDS.into_iter().any(|(today, _)| today == self.today())
+    }
 }
 
 /// Names and what a row of the table says of them.
-pub(crate) const PEERS: [(PeerId, &str); 6] = [
+pub(crate) const PEERS: [(PeerId, &str); 9] = [
     (PeerId::Penstock, "Penstock"),
     (PeerId::GlusterFs, "GlusterFS"),
     (PeerId::Nothing, "does nothing"),
     (PeerId::Degraded, "two drives lost"),
     (PeerId::Disk, "the disk's own"),
     (PeerId::PenstockOnDisk, "Penstock on disk"),
+    (PeerId::Before, "the build before"),
+    (PeerId::BeforeDegraded, "the build before, two drives lost"),
+    (PeerId::BeforeOnDisk, "the build before, on disk"),
 ];
 
 const MEMORY: &[PeerId] = &[PeerId::Penstock, PeerId::GlusterFs, PeerId::Nothing];
@@ -97,6 +125,11 @@ impl Line {
 
     const fn caches(self, caches: Caches) -> Self {
         Self { caches, ..self }
+    }
+
+    /// Whether a peer runs it.
+    pub(crate) fn is_for(&self, peer: PeerId) -> bool {
+        self.peers.contains(&peer.today())
     }
 
     /// Unit, and how many units of the work make one of it.

@@ -60,6 +60,9 @@ struct Args {
     /// The penstock program
     #[arg(long, value_name = "FILE", default_value = "target/release/penstock")]
     program: PathBuf,
+    /// Compare with this build of the program instead of with other file systems
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
     /// A folder on a real disk, for the lines that wait for one
     #[arg(long, value_name = "DIR", default_value = "target")]
     disk: PathBuf,
@@ -101,7 +104,12 @@ fn run(args: &Args) -> Result<()> {
     let lines = if many { Vec::new() } else { report::chosen(&args.only).map_err(anyhow::Error::msg)? };
     guard::watch(if many { LIMIT_MANY } else { LIMIT })?;
     let mut held = Held::default();
-    let memory_mib = if many { many::drive_mib(args.count) } else { 4096 - 64 };
+    let memory_mib = match (many, &args.before) {
+        (true, _) => many::drive_mib(args.count),
+        (false, None) => 4096 - 64,
+        // A fourth store instead of bricks.
+        (false, Some(_)) => 6 * 1024,
+    };
     let memory = setup::memory(&mut held, memory_mib)?;
     if many {
         let outcome = many::run(&program, &memory, args.count)?;
@@ -110,12 +118,16 @@ fn run(args: &Args) -> Result<()> {
     }
     let disk = std::path::absolute(&args.disk)?.join(format!("peers-{}", std::process::id()));
     held.keep(guard::Guard::folder(&disk)?);
-    compare(args, &lines, &Start { program, memory, disk, amount: if args.quick { QUICK } else { FULL } })
+    let before = args.before.as_deref().map(setup::program).transpose()?;
+    let amount = if args.quick { QUICK } else { FULL };
+    compare(args, &lines, &Start { program, before, memory, disk, amount })
 }
 
 /// What it takes to start the peers.
 struct Start {
     program: PathBuf,
+    /// The build to compare with.
+    before: Option<PathBuf>,
     /// On a tmpfs.
     memory: PathBuf,
     /// On the disk.
@@ -124,21 +136,36 @@ struct Start {
 }
 
 impl Start {
+    /// Whether a peer is part of what is compared: other file systems, or the build before.
+    fn wants(&self, id: PeerId) -> bool {
+        match self.before {
+            None => id == id.today(),
+            Some(_) => id.is_ours(),
+        }
+    }
+
     fn peer(&self, id: PeerId) -> Result<Peer> {
-        let store = |home: &Path, name: &str| Store::start(&self.program, home, name, DRIVE_MIB);
+        let (program, build) = match (&self.before, id == id.today()) {
+            (Some(before), false) => (before, "before"),
+            _ => (&self.program, "now"),
+        };
+        let store =
+            |home: &Path, name: &str| Store::start(program, home, &format!("{name}-{build}"), DRIVE_MIB);
         match id {
-            PeerId::Penstock => store(&self.memory, "store")?.into_peer(id, self.amount),
             PeerId::GlusterFs => gluster::start(&self.memory, self.amount),
             PeerId::Nothing => Peer::nothing(&self.memory, self.amount),
-            PeerId::Degraded => {
+            PeerId::Disk => Peer::disk(&self.disk, self.amount),
+            PeerId::Penstock | PeerId::Before => store(&self.memory, "store")?.into_peer(id, self.amount),
+            PeerId::Degraded | PeerId::BeforeDegraded => {
                 let store = store(&self.memory, "degraded")?;
                 let folder = penstock_bench::files::Folder::new(&store.mount, self.amount, true);
                 folder.prepare(Work::ReadDirect)?;
                 store.lose_two_drives()?;
                 store.into_peer(id, self.amount)
             }
-            PeerId::Disk => Peer::disk(&self.disk, self.amount),
-            PeerId::PenstockOnDisk => store(&self.disk, "store")?.into_peer(id, self.amount),
+            PeerId::PenstockOnDisk | PeerId::BeforeOnDisk => {
+                store(&self.disk, "store")?.into_peer(id, self.amount)
+            }
         }
     }
 }
@@ -147,7 +174,8 @@ fn compare(args: &Args, lines: &[Line], start: &Start) -> Result<()> {
     let rounds = if args.quick { 1 } else { args.rounds as usize };
     let host = proc::Host::look();
     let (mut peers, mut skipped) = (Vec::new(), Vec::new());
-    let wanted = lines::PEERS.into_iter().filter(|(id, _)| lines.iter().any(|line| line.peers.contains(id)));
+    let is_wanted = |id| start.wants(id) && lines.iter().any(|line| line.is_for(id));
+    let wanted = lines::PEERS.into_iter().filter(|(id, _)| is_wanted(*id));
     for (id, name) in wanted {
         eprintln!("starting: {name}");
         match start.peer(id) {
@@ -177,8 +205,7 @@ fn compare(args: &Args, lines: &[Line], start: &Start) -> Result<()> {
     };
     println!("{}", outcome.text());
     setup::write_json(args.json.as_deref(), &outcome)?;
-    let ours = [PeerId::Penstock, PeerId::Degraded, PeerId::PenstockOnDisk];
-    if outcome.skipped.iter().any(|(peer, _)| ours.contains(peer)) {
+    if outcome.skipped.iter().any(|(peer, _)| peer.is_ours()) {
         bail!("Penstock did not run all of its lines");
     }
     Ok(())

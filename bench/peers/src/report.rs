@@ -1,6 +1,6 @@
 //! The outcome: tables for people, JSON for programs.
 
-use crate::lines::{Aim, JUICEFS, LINES, Line, PEERS, PeerId};
+use crate::lines::{Aim, BUILDS, JUICEFS, LINES, Line, PEERS, PeerId};
 use crate::proc::Host;
 use crate::rounds::{Figure, Samples};
 use serde::Serialize;
@@ -43,8 +43,8 @@ struct Verdict {
 
 impl Row {
     pub(crate) fn new(line: &Line, samples: &Samples) -> Self {
-        let figure = |peer: &PeerId| samples.figure(line, *peer).map(|figure| (*peer, figure));
-        let figures: Vec<(PeerId, Figure)> = line.peers.iter().filter_map(figure).collect();
+        let figure = |(peer, _)| samples.figure(line, peer).map(|figure| (peer, figure));
+        let figures: Vec<(PeerId, Figure)> = PEERS.into_iter().filter_map(figure).collect();
         let mut row = Self { id: line.id, label: line.label, unit: line.unit().0, figures, aims: Vec::new() };
         for aim in line.aims {
             if let Some(reached) = row.ratio(aim.of, aim.against) {
@@ -183,6 +183,18 @@ impl Outcome {
                 cells
             }),
         );
+        for (today, before) in BUILDS {
+            table(
+                &mut out,
+                &format!("This build beside the one before: {}", name(today)),
+                &["", "now", "before", "now is", "CPU us per unit, now", "before"],
+                rows(&has(before), &|row| {
+                    let mut cells = vec![label(row), row.cell(today), row.cell(before)];
+                    cells.extend([row.against(today, before), row.cpu(today), row.cpu(before)]);
+                    cells
+                }),
+            );
+        }
         table(
             &mut out,
             "Processor time of the peer's processes: seconds for the line, and microseconds per operation or MB",

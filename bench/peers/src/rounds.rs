@@ -45,7 +45,7 @@ pub(crate) fn run(lines: &[Line], peers: &[Peer], rounds: usize) -> Samples {
             eprint!("\r\x1b[Kround {} of {rounds}: {}", round + 1, line.label);
             for turn in 0..peers.len() {
                 let peer = &peers[(turn + round) % peers.len()];
-                if !line.peers.contains(&peer.id) || samples.has_failed(peer.id) {
+                if !line.is_for(peer.id) || samples.has_failed(peer.id) {
                     continue;
                 }
                 match measure(line, peer) {

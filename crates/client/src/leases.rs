@@ -95,6 +95,26 @@ impl Lease {
     }
 }
 
+/// A time in which nobody else may change a file, or any file, and the service is not started again, which may take back
+/// what this client changed. What is seen in it holds until it is over; it never comes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ownership {
+    /// While this client is alone.
+    Alone {
+        /// The start of the service.
+        start: u64,
+        /// How often it has become alone.
+        time: u64,
+    },
+    /// While an exclusive lease lasts.
+    Lease {
+        /// The start of the service, which numbers grants anew.
+        start: u64,
+        /// The lease's number.
+        grant: u64,
+    },
+}
+
 /// What a lease is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -257,9 +277,21 @@ impl Client {
         self.leases.is_alone()
     }
 
-    /// While nobody else uses the file system: the number of this time. What is known of files holds as long.
-    pub fn time_alone(&self) -> Option<u64> {
-        self.is_alone().then(|| self.leases.times_alone.get())
+    /// The time alone that this is, if nobody else uses the file system.
+    pub fn owns_all(&self) -> Option<Ownership> {
+        let (start, time) = (self.restarts.generation()?, self.leases.times_alone.get());
+        self.is_alone().then_some(Ownership::Alone { start, time })
+    }
+
+    /// The time in which nobody else may change a file that this is, if it is one.
+    pub fn owns(&self, ino: Ino) -> Option<Ownership> {
+        let of_lease = || {
+            let table = self.leases.table.borrow();
+            let lease = table.get(&ino).filter(|lease| lease.covers(true) && !lease.called)?;
+            let (start, grant) = (self.restarts.generation()?, lease.grant);
+            Some(Ownership::Lease { start, grant })
+        };
+        self.owns_all().or_else(of_lease)
     }
 
     /// Whether others use the file system, or did: the kernel may believe in sizes that they have changed.

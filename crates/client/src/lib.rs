@@ -29,7 +29,7 @@ mod space;
 mod watch;
 
 pub use file::{FileState, stage};
-pub use leases::{Hold, KernelCache, Purpose, Store};
+pub use leases::{Hold, KernelCache, Ownership, Purpose, Store};
 pub use session::{Client, ClientLatency};
 
 pub use penstock_wire::Failure;

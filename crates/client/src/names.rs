@@ -133,13 +133,13 @@ impl Client {
     }
 
     /// Takes the set-id bits from a file that is open, before somebody writes to it who may not keep them. The caller
-    /// holds the file's lease.
-    pub async fn drop_set_id(&self, ino: Ino) -> Result<(), Failure> {
+    /// holds the file's lease. Returns whether it had some.
+    pub async fn drop_set_id(&self, ino: Ino) -> Result<bool, Failure> {
         if !self.file(ino).await?.borrow().set_id {
-            return Ok(());
+            return Ok(false);
         }
         let request = SetAttrRequest { ino: ino.0, drop_set_id: true, ..SetAttrRequest::default() };
-        self.set_attr_held(request).await.map(|_| ())
+        self.set_attr_held(request).await.map(|_| true)
     }
 
     /// Makes a file, directory, symbolic link or special file.

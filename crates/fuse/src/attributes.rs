@@ -46,7 +46,7 @@ impl Session {
     async fn tell_size(&self, ino: Ino) -> Result<Attr, Failure> {
         let hold = self.client.hold(ino, Purpose::Read).await?;
         let attr = self.client.get_attr(ino).await?;
-        let told = self.begin_to_tell(&hold, ino, attr.size).await?;
+        let told = self.begin_to_tell(&hold, ino, attr.size);
         // The lease goes only when nobody holds it.
         drop(hold);
         told.await;
@@ -55,33 +55,17 @@ impl Session {
     }
 
     /// Begins to tell the kernel a size that is known under a hold.
-    async fn begin_to_tell(
-        &self,
-        hold: &Hold,
-        ino: Ino,
-        size: u64,
-    ) -> Result<LocalBoxFuture<'static, ()>, Failure> {
-        let Some(at) = size.checked_sub(1).filter(|_| self.cache.sizes.may_be_told(ino, size)) else {
-            return Ok(self.cache.none_told(ino));
-        };
-        let last = self.client.read_held(ino, at, 1).await?;
-        match last.first().and_then(|bytes| bytes.first()) {
-            Some(last) => Ok(self.cache.grow(ino, hold.store(at..size), *last)),
-            // Cut by somebody else just now, it is asked for again.
-            None => Ok(self.cache.none_told(ino)),
+    fn begin_to_tell(&self, hold: &Hold, ino: Ino, size: u64) -> LocalBoxFuture<'static, ()> {
+        match size.checked_sub(1) {
+            Some(last) => self.cache.grow(ino, hold.store(last..size)),
+            None => self.cache.none_told(ino),
         }
     }
 
     /// Tells the kernel a size that is known under a hold, which lasts until the reply. Somebody else may have the page
     /// locked that the last byte lies in, and wait for the lease: then the notice comes behind the reply.
     pub(crate) async fn tell_before_reply(&self, hold: &Hold, ino: Ino, size: u64) {
-        match self.begin_to_tell(hold, ino, size).await {
-            Ok(told) => {
-                let _ = timeout(self.cache.env(), BEFORE_REPLY, told).await;
-            }
-            // What the request was about is done.
-            Err(failure) => tracing::warn!(%failure, %ino, "the kernel is told the size of a file later"),
-        }
+        let _ = timeout(self.cache.env(), BEFORE_REPLY, self.begin_to_tell(hold, ino, size)).await;
     }
 
     /// Lets the kernel know a size that is known under a hold, for a read of a page, which it has locked.
@@ -183,11 +167,20 @@ impl Session {
             replace: flags & XATTR_REPLACE != 0,
             kill_set_group_id: more & SETXATTR_ACL_KILL_SGID != 0,
         };
-        let gives_capability = change.name == CAPABILITY;
-        let result = self.client.set_xattr(change).await;
-        if gives_capability {
-            self.capabilities.given();
+        if change.name != CAPABILITY {
+            return self
+                .client
+                .set_xattr(change)
+                .await
+                .map(|()| Answer::Done)
+                .map_err(|failure| errno(&failure));
         }
+        // Others may know that it has none, as long as they hold its lease.
+        let hold =
+            self.client.hold(self.ino(request), Purpose::Write).await.map_err(|failure| errno(&failure))?;
+        let result = self.client.set_xattr(change).await;
+        self.capabilities.given();
+        drop(hold);
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 

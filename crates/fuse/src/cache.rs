@@ -6,14 +6,15 @@
 //! A read asks for attributes first and ends at the size that the kernel then believes in. A notice to drop pages makes
 //! the kernel ignore the size in the reply to every request for attributes that it sent before (`attr_version` in
 //! fs/fuse/inode.c), so a read would end at an older size. Such a request cannot be told from others, so around a notice
-//! the size goes to the kernel by a notice of its own, with the file's last byte, before the attributes do.
+//! the size goes to the kernel by a notice of its own ([`crate::size_notice`]) before the attributes do.
 
-use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_STORE, OutHeader, StoreOut};
+use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
 use crate::ask::Asker;
 use crate::attr::{Root, VALID};
 use crate::known::KnownSizes;
 use crate::looks::Looks;
 use crate::reads::Reads;
+use crate::size_notice::SizeNotice;
 use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::{KernelCache, Store};
 use rustix::io::Errno;
@@ -55,7 +56,8 @@ pub(crate) struct Cache {
     sending: Rc<Semaphore>,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
-    /// Files whose size is on its way to the kernel, with a byte that no program may change meanwhile.
+    size_notice: Arc<SizeNotice>,
+    /// Files whose size is on its way to the kernel.
     telling: Rc<Telling>,
     pub(crate) looks: Looks,
     pub(crate) asker: Asker,
@@ -63,8 +65,8 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// `device` is the mount's descriptor, or a copy of it.
-    pub(crate) fn new(env: &Env, root: Root, device: File, mount: &Path) -> Self {
-        Self {
+    pub(crate) fn new(env: &Env, root: Root, device: File, mount: &Path) -> io::Result<Self> {
+        Ok(Self {
             env: env.clone(),
             root,
             device: Arc::new(device),
@@ -72,10 +74,11 @@ impl Cache {
             reads: Rc::default(),
             sending: Rc::new(Semaphore::new(MOST_SENT)),
             sizes: KnownSizes::default(),
+            size_notice: Arc::new(SizeNotice::new()?),
             telling: Rc::default(),
             looks: Looks::default(),
             asker: Asker::new(env, mount),
-        }
+        })
     }
 
     pub(crate) fn env(&self) -> &Env {
@@ -102,22 +105,19 @@ impl Cache {
         notices.is_some_and(|notices| notices.running > 0 || self.env.now() < notices.ended + CROSSING)
     }
 
-    /// Lets a file's size in the kernel be as the bytes of `store` end at least, by the last of them. Nothing is sent where a
-    /// program of this mount may have a newer byte there. Complete when the kernel has taken it; it takes it later, too, if
-    /// nobody waits.
-    pub(crate) fn grow(&self, ino: Ino, store: Store, last: u8) -> LocalBoxFuture<'static, ()> {
+    /// Lets a file's size in the kernel be as the bytes of `store` end at least. Complete when the kernel has taken it; it takes it
+    /// later, too, if nobody waits.
+    pub(crate) fn grow(&self, ino: Ino, store: Store) -> LocalBoxFuture<'static, ()> {
         let size = store.bytes().end;
         if !self.sizes.tells(ino, size) {
             return self.none_told(ino);
         }
-        let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
-        let notice = StoreOut { nodeid, offset: size - 1, size: 1, padding: 0 };
+        let (device, nodeid, notice) =
+            (self.device.clone(), self.root.outer(ino.0), self.size_notice.clone());
         let (sending, telling) = (self.sending.clone(), Telling::begins(&self.telling, ino));
         let tell = async move {
             let _turn = sending.acquire().await;
-            let told = penstock_drive::runtime::blocking(move || {
-                send(&device, NOTIFY_STORE, &[notice.as_bytes(), &[last]])
-            });
+            let told = penstock_drive::runtime::blocking(move || notice.send(&device, nodeid, size));
             if let Err(error) = told.await {
                 tracing::error!(%error, %ino, "the kernel does not take the size of a file: a read may end too early");
             }
@@ -125,6 +125,18 @@ impl Cache {
         };
         self.env.spawn("file size", Box::pin(tell));
         self.none_told(ino)
+    }
+
+    /// Has the kernel ask for the attributes of an inode again before it uses them. Waits for no page.
+    pub(crate) async fn drop_attributes(&self, ino: Ino) {
+        let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
+        self.note(ino, true);
+        let drop = move || notify_inval_inode(&device, nodeid, &Drops::Nothing);
+        let told = penstock_drive::runtime::blocking(drop).await;
+        self.note(ino, false);
+        if let Err(error) = told {
+            tracing::error!(%error, %ino, "the kernel does not let go of attributes: they may be old");
+        }
     }
 
     /// Waits until no size of a file is on its way to the kernel.
@@ -173,26 +185,36 @@ impl Drop for Told {
     }
 }
 
-/// Sends a notice; none is needed where the kernel knows nothing of the inode, or nothing at all any more.
-fn send(device: &File, kind: i32, parts: &[&[u8]]) -> io::Result<()> {
-    let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
-    let header = OutHeader { len: len as u32, error: kind, unique: 0 };
-    let mut slices = vec![IoSlice::new(header.as_bytes())];
-    slices.extend(parts.iter().map(|part| IoSlice::new(part)));
-    match rustix::io::writev(device, &slices) {
-        Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+/// Whether no notice is needed, because the kernel knows nothing of the inode, or nothing at all any more.
+pub(crate) fn is_needless(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::NODEV | Errno::NOTCONN)
 }
 
-fn notify_inval_inode(device: &File, nodeid: u64, bytes: &Range<u64>) -> io::Result<()> {
-    // Zero is to the end.
-    let len = match i64::try_from(bytes.end) {
-        Ok(end) => end.saturating_sub_unsigned(bytes.start),
-        Err(_) => 0,
+/// What a notice has the kernel drop of an inode, with its attributes.
+enum Drops {
+    Pages(Range<u64>),
+    Nothing,
+}
+
+fn notify_inval_inode(device: &File, nodeid: u64, what: &Drops) -> io::Result<()> {
+    let (off, len) = match what {
+        // A length of zero is to the end.
+        Drops::Pages(bytes) => {
+            let end = i64::try_from(bytes.end);
+            (
+                i64::try_from(bytes.start).unwrap_or(i64::MAX),
+                end.map_or(0, |end| end.saturating_sub_unsigned(bytes.start)),
+            )
+        }
+        Drops::Nothing => (-1, 0),
     };
-    let off = i64::try_from(bytes.start).unwrap_or(i64::MAX);
-    send(device, NOTIFY_INVAL_INODE, &[InvalInodeOut { ino: nodeid, off, len }.as_bytes()])
+    let notice = InvalInodeOut { ino: nodeid, off, len };
+    let len = size_of::<OutHeader>() + size_of::<InvalInodeOut>();
+    let header = OutHeader { len: len as u32, error: NOTIFY_INVAL_INODE, unique: 0 };
+    match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())]) {
+        Err(error) if !is_needless(error) => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 impl KernelCache for Cache {
@@ -207,8 +229,10 @@ impl KernelCache for Cache {
         self.note(ino, true);
         Box::pin(async move {
             let turn = self.sending.acquire().await;
-            let told =
-                penstock_drive::runtime::blocking(move || notify_inval_inode(&device, nodeid, &bytes)).await;
+            let told = penstock_drive::runtime::blocking(move || {
+                notify_inval_inode(&device, nodeid, &Drops::Pages(bytes))
+            })
+            .await;
             drop(turn);
             self.note(ino, false);
             if known {

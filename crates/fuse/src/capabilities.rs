@@ -1,44 +1,44 @@
 //! Files that are known to have no capabilities of a program (`security.capability`), which a write takes away: a write
 //! need not look for them again.
 //!
-//! Another client may give a file some: what was seen holds while this one is alone, for that time. So does what this
-//! mount gives while somebody looks.
+//! Whoever gives a file some holds its lease. So what was seen holds while nobody else may change the file, and until this
+//! mount gives some itself.
 
 use penstock_base::{Ino, Noted};
-use penstock_client::Client;
+use penstock_client::Ownership;
 use std::cell::Cell;
 
 /// A look at a file's capabilities, which begins.
 #[derive(Clone, Copy)]
 pub(crate) struct Look {
-    /// While the client is alone.
-    time_alone: Option<u64>,
+    owned: Option<Ownership>,
     given: u64,
 }
 
 #[derive(Default)]
 pub(crate) struct Capabilities {
-    none: Noted<(u64, Ino)>,
+    none: Noted<(Ownership, Ino)>,
     /// Times that this mount gave some to a file.
     given: Cell<u64>,
 }
 
 impl Capabilities {
-    pub(crate) fn look(&self, client: &Client) -> Look {
-        Look { time_alone: client.time_alone(), given: self.given.get() }
+    /// A look that begins at a file that is owned so.
+    pub(crate) fn look(&self, owned: Option<Ownership>) -> Look {
+        Look { owned, given: self.given.get() }
     }
 
     /// Whether a file is known to have none.
     pub(crate) fn has_none(&self, look: Look, ino: Ino) -> bool {
-        look.time_alone.is_some_and(|time| self.none.contains(&(time, ino)))
+        look.owned.is_some_and(|owned| self.none.contains(&(owned, ino)))
     }
 
     /// A look that ends here saw none.
     pub(crate) fn note_none(&self, look: Look, ino: Ino) {
-        if let Some(time) = look.time_alone
+        if let Some(owned) = look.owned
             && look.given == self.given.get()
         {
-            self.none.note((time, ino));
+            self.none.note((owned, ino));
         }
     }
 
@@ -52,21 +52,26 @@ impl Capabilities {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Ownership::{Alone, Lease};
 
     #[test]
     fn what_a_look_saw_holds_while_nobody_gives_some() {
         let known = Capabilities::default();
-        let look = |time_alone| Look { time_alone, given: known.given.get() };
-        let (file, first) = (Ino(7), look(Some(1)));
-        known.note_none(first, file);
-        assert!(known.has_none(first, file));
-        assert!(!known.has_none(look(None), file), "others are there");
-        assert!(!known.has_none(look(Some(2)), file), "others were there since");
-        known.given();
-        assert!(!known.has_none(look(Some(1)), file));
-        known.note_none(first, file);
-        assert!(!known.has_none(look(Some(1)), file), "this look began before some were given");
-        known.note_none(look(None), file);
-        assert!(!known.has_none(look(Some(1)), file), "a look beside others holds for nothing");
+        let file = Ino(7);
+        let knows = |owned| known.has_none(known.look(Some(owned)), file);
+        for owned in [Alone { start: 1, time: 1 }, Lease { start: 1, grant: 1 }] {
+            let look = known.look(Some(owned));
+            known.note_none(look, file);
+            assert!(known.has_none(look, file) && knows(owned));
+            known.given();
+            assert!(!knows(owned));
+            known.note_none(look, file);
+            assert!(!knows(owned), "this look began before some were given");
+            known.note_none(known.look(Some(owned)), file);
+        }
+        assert!(!knows(Alone { start: 1, time: 2 }), "others were there since");
+        assert!(!knows(Alone { start: 2, time: 1 }), "the service may have lost that some were taken");
+        assert!(!knows(Lease { start: 1, grant: 2 }) && !knows(Lease { start: 2, grant: 1 }));
+        assert!(!known.has_none(known.look(None), file), "others may change it");
     }
 }

@@ -73,7 +73,7 @@ impl Session {
         let purpose = if pages { Purpose::Page } else { Purpose::Write };
         let hold = self.client.hold(ino, purpose).await.map_err(fail)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
-            self.client.drop_set_id(ino).await.map_err(fail)?;
+            self.drop_set_id(ino).await.map_err(fail)?;
         }
         if !pages {
             self.drop_capability(ino).await.map_err(fail)?;
@@ -142,15 +142,23 @@ impl Session {
     async fn drop_privileges(&self, request: &Request, ino: Ino) -> Result<(), Failure> {
         if request.header.uid != 0 {
             let _hold = self.client.hold(ino, Purpose::Write).await?;
-            self.client.drop_set_id(ino).await?;
+            self.drop_set_id(ino).await?;
         }
         self.drop_capability(ino).await
+    }
+
+    /// Takes the set-id bits. The kernel leaves them in the mode that it keeps. The caller holds the file's lease.
+    async fn drop_set_id(&self, ino: Ino) -> Result<(), Failure> {
+        if self.client.drop_set_id(ino).await? {
+            self.cache.drop_attributes(ino).await;
+        }
+        Ok(())
     }
 
     /// Takes the capabilities of a program from a file that is about to be written to. The kernel does that itself for
     /// what goes through its pages.
     async fn drop_capability(&self, ino: Ino) -> Result<(), Failure> {
-        let look = self.capabilities.look(&self.client);
+        let look = self.capabilities.look(self.client.owns(ino));
         if self.capabilities.has_none(look, ino) {
             return Ok(());
         }

@@ -1,8 +1,7 @@
 //! Files that are open for writing on this mount, and how far the kernel may know them.
 //!
-//! The kernel is told the size of a file that another mount made longer with the file's last byte
-//! ([`crate::cache::Cache::grow`]). A program of this mount may have a newer byte there, in a page that it has mapped,
-//! which nobody else knows of. It can have one only in a page that the kernel has read since it dropped them all.
+//! The kernel is told the size of a file that another mount made longer by a notice ([`crate::cache::Cache::grow`]), once. What
+//! lies in pages that it has read since it dropped them all nobody else has changed: there is nothing to tell.
 //!
 //! Invariant: while a file is open for writing here, `bytes` is at least the end of every page that the kernel has of it, and
 //! every size that it was told of since it dropped all pages.
@@ -61,8 +60,7 @@ impl KnownSizes {
         }
     }
 
-    /// True if the kernel may be told a size with the file's last byte: where programs may have newer bytes, only one that
-    /// none of them can know of.
+    /// True if the kernel may not know a size.
     pub(crate) fn may_be_told(&self, ino: Ino, bytes: u64) -> bool {
         self.of(ino).is_none_or(|known| bytes > known)
     }

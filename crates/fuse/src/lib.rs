@@ -23,6 +23,7 @@ mod null;
 mod read_ahead;
 mod reads;
 mod session;
+mod size_notice;
 
 pub use latency::{FuseLatency, Op};
 pub use mount::{Mount, MountError, MountOptions, check_mount_point, is_stale, unmount, unmount_stale};

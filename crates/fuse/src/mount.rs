@@ -183,7 +183,7 @@ impl Mount {
         });
         let device = device.map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
-        let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path));
+        let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path).map_err(failed)?);
         client.set_kernel_cache(Some(cache.clone()));
         let session = Session::new(client.clone(), device, cache, latency.clone());
         let (ending, ended) = oneshot::channel();

@@ -59,7 +59,7 @@ impl Session {
         // The kernel puts a name of its own there for a file without one.
         let make = self.make_request(request, size_of::<CreateIn>(), 0o100_000 | (mode & 0o7777))?;
         let make = MakeRequest { open: true, nameless, umask, ..make };
-        let look = self.capabilities.look(&self.client);
+        let look = self.capabilities.look(self.client.owns_all());
         let attr = self.client.make(make).await.map_err(|failure| match errno(&failure) {
             // Somebody else was faster: the kernel looks again, and opens what is there with its own checks.
             Errno::EXIST if !OFlags::from_bits_retain(flags).contains(OFlags::EXCL) => Errno::STALE,

@@ -191,7 +191,6 @@ impl Session {
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
         self.cache.looks.opened(ino);
         if writes {
-            self.cache.none_told(ino).await;
             self.cache.sizes.opened(handle, ino, size);
         }
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which

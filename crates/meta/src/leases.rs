@@ -106,6 +106,11 @@ impl Leases {
         self.last
     }
 
+    /// What sessions wait to hear of: the latest call, and who is alone.
+    fn to_tell(&self) -> (u64, Option<u64>) {
+        (self.last, self.alone)
+    }
+
     fn call_everything(&mut self, session: u64) {
         let grant = self.last;
         let number = self.next();
@@ -380,14 +385,16 @@ impl MetaTarget {
         loop {
             let news = self.lease_news.notified();
             self.check_session(session)?;
-            let calls = self.leases.borrow().last;
-            if let Some(value) = attempt(&mut self.leases.borrow_mut()) {
-                return Ok(value);
-            }
-            if self.leases.borrow().last != calls {
+            let (calls, alone) = self.leases.borrow().to_tell();
+            let value = attempt(&mut self.leases.borrow_mut());
+            let now = self.leases.borrow().to_tell();
+            if now.1 != alone || value.is_none() && now.0 != calls {
                 self.lease_news.notify_waiters();
             }
-            news.await;
+            match value {
+                Some(value) => return Ok(value),
+                None => news.await,
+            }
         }
     }
 

@@ -249,7 +249,7 @@ for n in range(100):
     assert os.fstat(a).st_size == 8192 + n
 # The last byte that a program has stored, while the other mount reads and the kernel asks for the size.
 os.ftruncate(a, 8192)
-for n in range(300):
+for n in range(2000):
     assert os.pread(b, 1, 0) == b'-'
     ma[8191] = n % 251
     os.fstat(a)

@@ -184,8 +184,13 @@ impl Site {
         // Nobody else is there: from here on operations begin in the order in which they are asked for. Where other
         // clients come over a restart, they are not waited for.
         if node.session_reports().len() == 1 && client.get_attr(client.root()).await.is_ok() {
+            let asked = env.now();
             while !client.is_alone() {
-                env.sleep(std::time::Duration::from_millis(1)).await;
+                env.sleep(Duration::from_millis(1)).await;
+                assert!(
+                    env.now() < asked + Duration::from_secs(1),
+                    "a client hears at once that it is alone"
+                );
             }
         }
         Ok(Machine { world: world.clone(), env, node, client, disks })

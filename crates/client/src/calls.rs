@@ -47,7 +47,25 @@ impl Client {
         kind: Kind,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        let slot = self.slots.take().await?;
+        loop {
+            let slot = self.slots.take().await?;
+            let done = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
+            // What it waits for may need the slot.
+            drop(slot);
+            match done {
+                Err(failure) if failure.is_ask_again() => {}
+                done => return decode(&done?.0),
+            }
+        }
+    }
+
+    /// The same, to settle a file: other clients may wait for that, and this client for them with all it asks otherwise.
+    pub(crate) async fn settle_once<R: Message + Default>(
+        &self,
+        kind: Kind,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let slot = self.slots.take_reserved().await?;
         let (body, _) = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
     }

@@ -131,11 +131,29 @@ impl Client {
     /// Opens a file: it stays while it is open, whatever happens to its names. Returns its size.
     pub async fn open(&self, ino: Ino) -> Result<u64, Failure> {
         let mark = self.settled.mark();
-        let _opening = self.opening.read().await;
-        let reply: AttrReply = self.once(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
-        let attr = self.newest(mark, reply).await?;
-        self.note_open(&attr);
-        Ok(attr.size)
+        let reply = {
+            let _opening = self.opening.read().await;
+            let reply: AttrReply = self.once(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
+            if self.leases.covers(ino) {
+                let attr = self.newest(mark, reply).await?;
+                self.note_open(&attr);
+                return Ok(attr.size);
+            }
+            self.note_open(&reply.attr.clone().unwrap_or_default());
+            reply
+        };
+        // That may wait for another client, with nothing held.
+        let attr = match reply.unsettled {
+            true => self.get_attr(ino).await,
+            false => self.newest(mark, reply).await,
+        };
+        match attr {
+            Ok(attr) => Ok(attr.size),
+            Err(failure) => {
+                self.release(ino).await?;
+                Err(failure)
+            }
+        }
     }
 
     pub(crate) fn note_open(&self, attr: &Attr) {

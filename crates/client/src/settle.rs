@@ -83,7 +83,7 @@ impl Client {
             async { self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await.map(drop) };
         let send = async {
             // The file itself says what is not synced of it.
-            match self.once::<AttrReply>(Kind::SetAttr, &request).await {
+            match self.settle_once::<AttrReply>(Kind::SetAttr, &request).await {
                 Ok(_) => {}
                 // Removed and dropped meanwhile: there is nothing to settle any more.
                 Err(failure) if failure.errno == ESTALE => {}

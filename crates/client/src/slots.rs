@@ -8,11 +8,16 @@ use penstock_wire::{Failure, SLOTS};
 use std::cell::RefCell;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+/// Slots that are kept for settling files.
+const RESERVED: usize = 8;
+
 /// The slots of a session.
 pub(crate) struct Slots {
     /// The last sequence of each slot that is free; what was used last is used first.
     free: RefCell<Vec<u64>>,
     permits: Semaphore,
+    /// For what other clients may wait for, while they keep requests in all others waiting.
+    reserved: Semaphore,
 }
 
 /// A slot in use.
@@ -24,13 +29,26 @@ pub(crate) struct Slot<'a> {
 
 impl Slots {
     pub(crate) fn new() -> Self {
-        Self { free: RefCell::new((0..SLOTS).rev().collect()), permits: Semaphore::new(SLOTS as usize) }
+        Self {
+            free: RefCell::new((0..SLOTS).rev().collect()),
+            permits: Semaphore::new(SLOTS as usize - RESERVED),
+            reserved: Semaphore::new(RESERVED),
+        }
     }
 
     /// Waits for a slot.
     pub(crate) async fn take(&self) -> Result<Slot<'_>, Failure> {
+        self.take_of(&self.permits).await
+    }
+
+    /// Waits for one of those that are kept for settling files.
+    pub(crate) async fn take_reserved(&self) -> Result<Slot<'_>, Failure> {
+        self.take_of(&self.reserved).await
+    }
+
+    async fn take_of<'a>(&'a self, permits: &'a Semaphore) -> Result<Slot<'a>, Failure> {
         let closed = |_| Failure::new(Todo::Internal, "session is closed");
-        let permit = self.permits.acquire().await.map_err(closed)?;
+        let permit = permits.acquire().await.map_err(closed)?;
         let last = self.free.borrow_mut().pop().expect("there is a slot for each permit");
         Ok(Slot { slots: self, sequence: last + SLOTS, _permit: permit })
     }
@@ -71,8 +89,11 @@ mod tests {
             assert!(sequences.insert(other.sequence()), "no sequence twice");
         }
         assert!(*sequences.last().unwrap() > slow.sequence() + SLOTS, "they are far beyond the slow one");
-        let all: Vec<_> = (1..SLOTS).map(|_| take(&slots)).collect();
-        assert!(slots.take().now_or_never().is_none(), "all slots are in use");
+        let reserved = || slots.take_reserved().now_or_never();
+        let mut all: Vec<_> = (1..SLOTS - RESERVED as u64).map(|_| take(&slots)).collect();
+        assert!(slots.take().now_or_never().is_none(), "all others are in use");
+        all.extend((0..RESERVED).map(|_| reserved().expect("they are kept").unwrap()));
+        assert!(reserved().is_none(), "all slots are in use");
         let places: BTreeSet<u64> = all.iter().map(|slot| slot.sequence() % SLOTS).collect();
         assert_eq!(places.len() as u64, SLOTS - 1);
         drop(slow);

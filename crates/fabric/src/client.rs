@@ -8,7 +8,7 @@ use crate::greeting::{
     CHALLENGE_BYTES, Challenge, Greeting, Proof, Token, WELCOME_HEAD_BYTES, Welcome, nonce,
 };
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
-use crate::{HANDSHAKE, REQUESTS};
+use crate::{HANDSHAKE, REQUESTS, WAITING, may_wait};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{Env, Kind as Todo, LocalBoxFuture};
@@ -52,6 +52,8 @@ pub struct Remote {
     waiting: RefCell<BTreeMap<u64, Waiting>>,
     next: Cell<u64>,
     permits: Semaphore,
+    /// For requests that may wait for other clients.
+    waiting_permits: Semaphore,
     outbox: RefCell<Outbox<()>>,
     wake: Notify,
     connected: Cell<bool>,
@@ -75,6 +77,7 @@ impl Remote {
             waiting: RefCell::default(),
             next: Cell::new(1),
             permits: Semaphore::new(REQUESTS),
+            waiting_permits: Semaphore::new(WAITING),
             outbox: RefCell::default(),
             wake: Notify::new(),
             connected: Cell::new(false),
@@ -264,7 +267,8 @@ impl Transport for Remote {
     fn call(&self, mut request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
         Box::pin(async move {
             let closed = || Failure::new(Todo::Internal, "the connection to the service was closed");
-            let _permit = self.permits.acquire().await.map_err(|_| closed())?;
+            let permits = if may_wait(request.header.kind) { &self.waiting_permits } else { &self.permits };
+            let _permit = permits.acquire().await.map_err(|_| closed())?;
             if self.closed.get() {
                 return Err(closed());
             }

@@ -24,6 +24,7 @@
 
 use crate::error::MetaError;
 use crate::target::MetaTarget;
+use penstock_base::env::timeout;
 use penstock_base::{HashMap, Ino, Kind as Todo};
 use penstock_wire::names::{
     InodeRequest, LeaseCall, LeaseReply, LeaseRequest, SetAttrRequest, WatchReply, WatchRequest,
@@ -39,6 +40,8 @@ use std::time::Duration;
 /// Calls to settle that failed and are remembered for those who wait for them.
 const MOST_FAILED: usize = 1024;
 /// A waiting request is answered after this even without news, so that its client sees that the service lives.
+/// A request with a slot waits no longer for other clients before it is to be asked again.
+const SLOT_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug)]
@@ -374,7 +377,14 @@ impl MetaTarget {
         let _waiting = Resizing(&self.leases, (ino, session));
         // Another one that waits for this one goes on.
         self.lease_news.notify_waiters();
-        self.wait_for(session, |leases| leases.try_resize(session, ino)).await
+        let wait = self.wait_for(session, |leases| leases.try_resize(session, ino));
+        // Its client may need the slot to settle what another waits for.
+        timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
+    }
+
+    /// Whether another session may know another size and another time of a file.
+    pub(crate) fn is_unsettled(&self, session: u64, ino: Ino) -> bool {
+        !self.leases.borrow().held_by_others(session, ino, |held| held.exclusive).is_empty()
     }
 
     async fn wait_for<T>(
@@ -428,7 +438,7 @@ impl MetaTarget {
         }
         let longest = self.lease().min(LONGEST_WAIT * 3) / 3;
         let wait = self.wait_for(session, |leases| leases.news(session, &request));
-        let reply = penstock_base::env::timeout(&self.env, longest, wait).await.unwrap_or(Ok(nothing))?;
+        let reply = timeout(&self.env, longest, wait).await.unwrap_or(Ok(nothing))?;
         Ok(reply.encode_to_vec())
     }
 }

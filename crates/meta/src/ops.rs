@@ -16,7 +16,7 @@ pub(crate) const SET_GROUP_ID: u32 = 0o2000;
 
 /// A reply with an inode's attributes.
 pub(crate) fn attr_reply(inode: &Inode) -> Vec<u8> {
-    AttrReply { attr: Some(inode.attr()) }.encode_to_vec()
+    AttrReply { attr: Some(inode.attr()), unsettled: false }.encode_to_vec()
 }
 
 impl MetaTarget {

@@ -7,7 +7,7 @@ use crate::session::Seen;
 use crate::target::{MetaTarget, Request};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
-use penstock_wire::names::{EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest};
+use penstock_wire::names::{AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest};
 use penstock_wire::{Failure, Header, Kind, SLOTS, VERSION};
 use prost::Message;
 
@@ -90,11 +90,16 @@ impl MetaTarget {
         }
         // Counted before the inode is read: whoever removes it now sees the user.
         self.open_inode(who.session, ino);
-        let reply = self.get_attr(request).await;
-        if reply.is_err() {
-            self.close_inode(who.session, ino);
+        match self.inode(ino).await {
+            Ok(inode) => {
+                let (attr, unsettled) = (Some(inode.attr()), self.is_unsettled(who.session, ino));
+                Ok(AttrReply { attr, unsettled }.encode_to_vec())
+            }
+            Err(error) => {
+                self.close_inode(who.session, ino);
+                Err(error)
+            }
         }
-        reply
     }
 
     /// The first exchange. The session of a client in another process (`remote`) has a lease.

@@ -101,9 +101,7 @@ impl Node {
         }
         match kind {
             Kind::Lease => bytes(self.meta.grant(session, &request.body).await),
-            Kind::GetAttr | Kind::Open => {
-                self.meta.settle_elsewhere(session, &request.body).await.err().map(Err)
-            }
+            Kind::GetAttr => self.meta.settle_elsewhere(session, &request.body).await.err().map(Err),
             Kind::SetAttr => self.meta.may_resize(session, &request.body).await.err().map(Err),
             _ => None,
         }

@@ -299,10 +299,23 @@ pub struct Failure {
     pub message: String,
 }
 
+const EAGAIN: u16 = 11;
+
 impl Failure {
     /// A failure without a POSIX error of its own.
     pub fn new(kind: penstock_base::Kind, message: impl ToString) -> Self {
         Self { kind, errno: 0, message: message.to_string() }
+    }
+
+    /// Nothing was done: another client is waited for, and the same request may be made again at once.
+    pub fn ask_again() -> Self {
+        let message = "another client is waited for".into();
+        Self { kind: penstock_base::Kind::Retry, errno: EAGAIN, message }
+    }
+
+    /// Whether it is that.
+    pub fn is_ask_again(&self) -> bool {
+        self.kind == penstock_base::Kind::Retry && self.errno == EAGAIN
     }
 }
 

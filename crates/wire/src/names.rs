@@ -70,6 +70,9 @@ pub struct InodeRequest {
 pub struct AttrReply {
     #[prost(message, optional, tag = "1")]
     pub attr: Option<Attr>,
+    /// Of a file that was opened: another client may know another size and another time.
+    #[prost(bool, tag = "2")]
+    pub unsettled: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

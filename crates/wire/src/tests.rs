@@ -219,7 +219,8 @@ fn what_came_to_requests_later_keeps_its_numbers() {
 #[test]
 fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
-    golden(&AttrReply { attr: Some(attr()) }, &format!("0a2c{ATTR}"));
+    golden(&AttrReply { attr: Some(attr()), unsettled: false }, &format!("0a2c{ATTR}"));
+    golden(&AttrReply { attr: Some(attr()), unsettled: true }, &format!("0a2c{ATTR}1001"));
     golden(
         &HelloReply { version: 1, session: 2, root: (1 << 48) | 1, chunk_blocks: 256, lease_ms: 300 },
         "08011002188180808080804020800228ac02",

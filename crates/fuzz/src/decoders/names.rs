@@ -66,7 +66,7 @@ fn seeds() -> Vec<Vec<u8>> {
             .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
-        AttrReply { attr: Some(attr.clone()) }.encode_to_vec(),
+        AttrReply { attr: Some(attr.clone()), unsettled: true }.encode_to_vec(),
         SetAttrRequest { ino: 7, mode: Some(0), size: Some(0), grow: true, ..Default::default() }
             .encode_to_vec(),
         MakeRequest { dir: 1, name: name.clone(), target: value.clone(), open: true, ..Default::default() }

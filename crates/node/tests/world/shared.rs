@@ -2,6 +2,7 @@
 
 use crate::machine::Machine;
 use crate::remote::{Way, make, on_machine, read, restart};
+use futures_util::future::join_all;
 use penstock_base::Ino;
 use penstock_client::{Client, KernelCache, Purpose};
 use penstock_fabric::Remote;
@@ -321,6 +322,57 @@ fn clients_that_shared_a_file_agree_after_a_restart() {
             end(machine, clients, remotes).await;
         });
     }
+}
+
+/// Two clients that ask, many at a time, for files that the other one has not settled: each waits for the other, who needs
+/// room for the settling. 160 opens by any user ended both sessions, with all that was not synced.
+#[test]
+fn many_that_wait_for_each_other_are_served() {
+    on_machine(116, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let all = 300u64;
+        let bytes = |number: u64| vec![number as u8; 100 + number as usize];
+        let mut files = [Vec::new(), Vec::new()];
+        for round in 0..3 {
+            for (client, files) in clients[1..].iter().zip(&mut files) {
+                files.clear();
+                for number in 0..all {
+                    let ino =
+                        make(client, &format!("{round} {number} of {}", client.session())).await.unwrap();
+                    client.write(ino, 0, &bytes(number)).await.unwrap();
+                    files.push(ino);
+                }
+            }
+            let ask = |(at, number): (usize, u64)| {
+                let (client, ino) = (&clients[1 + at], files[1 - at][number as usize]);
+                async move {
+                    let size = match round {
+                        0 => client.get_attr(ino).await.unwrap().size,
+                        1 => {
+                            let size = client.open(ino).await.unwrap();
+                            client.release(ino).await.unwrap();
+                            size
+                        }
+                        _ => {
+                            let size = Some(100 + number);
+                            let change = SetAttrRequest { ino: ino.0, size, ..SetAttrRequest::default() };
+                            client.set_attr(change).await.unwrap().size
+                        }
+                    };
+                    assert_eq!(size, 100 + number);
+                }
+            };
+            let asked = (0..all).flat_map(|number| [(0, number), (1, number)]).map(ask);
+            let done =
+                penstock_base::env::timeout(&machine.env, Duration::from_secs(20), join_all(asked)).await;
+            assert!(done.is_some(), "round {round}: they wait for each other");
+        }
+        for (client, files) in clients[1..].iter().zip(&files) {
+            assert_eq!(read(client, files[7]).await, bytes(7));
+        }
+        end(machine, clients, remotes).await;
+    });
 }
 
 /// An fsync covered what its own client had written, and not what another had: after a crash the old bytes were there.

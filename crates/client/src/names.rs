@@ -101,8 +101,19 @@ impl Client {
 
     /// Gives a file another size, with whatever else the request says. The caller holds the file's lock.
     pub(crate) async fn resize(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
-        let ino = Ino(request.ino);
         request.size = Some(size);
+        loop {
+            let generation = self.restarts.generation();
+            let attr = self.resize_once(request.clone(), size).await?;
+            // Of one start of the service, which may lose what it did not make durable, or once more.
+            if generation == self.restarts.generation() {
+                return Ok(attr);
+            }
+        }
+    }
+
+    async fn resize_once(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
+        let ino = Ino(request.ino);
         let file = self.file(ino).await?;
         let state = file.borrow().clone();
         if size > state.size && !state.size.is_multiple_of(BLOCK) {

@@ -26,13 +26,39 @@ impl Client {
         }
         let _hold = self.hold(ino, Purpose::Write).await?;
         let _turn = self.turns.exclusive(ino).await;
-        let file = self.file(ino).await?;
-        let size = file.borrow().size;
+        let size = loop {
+            let (file, generation) = (self.file(ino).await?, self.restarts.generation());
+            let size = file.borrow().size;
+            self.change_within(ino, offset..end, change, size).await?;
+            let mut state = file.borrow_mut();
+            // Acknowledged by one start of the service, or done again.
+            if generation == self.restarts.generation() && !state.stale {
+                state.mtime_ns = Some(self.env.wall_ns());
+                state.writes += 1;
+                break size;
+            }
+        };
+        if !keep_size && change != SpaceChange::Punch && end > size {
+            let request = SetAttrRequest { ino: ino.0, ..SetAttrRequest::default() };
+            self.resize(request, end).await?;
+        }
+        Ok(())
+    }
+
+    /// Changes the space of a range of a file of this size, which stays.
+    async fn change_within(
+        &self,
+        ino: Ino,
+        range: Range<u64>,
+        change: SpaceChange,
+        size: u64,
+    ) -> Result<(), Failure> {
+        let (offset, end) = (range.start, range.end);
         if change != SpaceChange::Punch {
             self.change_blocks(ino, offset / BLOCK..end.div_ceil(BLOCK), SpaceChange::Reserve).await?;
         }
         if change != SpaceChange::Reserve {
-            let inner = inner_blocks(offset..end, size);
+            let inner = inner_blocks(range, size);
             // What is left of the range lies in blocks that it does not cover.
             let (head, tail) = (offset..end.min(inner.start * BLOCK), offset.max(inner.end * BLOCK)..end);
             if !inner.is_empty() {
@@ -41,15 +67,6 @@ impl Client {
             for part in [head, tail] {
                 self.zero_bytes(ino, part.start..part.end.min(size)).await?;
             }
-        }
-        {
-            let mut state = file.borrow_mut();
-            state.mtime_ns = Some(self.env.wall_ns());
-            state.writes += 1;
-        }
-        if !keep_size && change != SpaceChange::Punch && end > size {
-            let request = SetAttrRequest { ino: ino.0, ..SetAttrRequest::default() };
-            self.resize(request, end).await?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use penstock_base::Ino;
 use penstock_client::{Client, KernelCache, Purpose};
 use penstock_fabric::Remote;
 use penstock_sim::World;
+use penstock_wire::data::SpaceChange;
 use penstock_wire::names::{LockChange, LockRequest, SetAttrRequest, WatchRequest};
 use penstock_wire::{Frame, Kind};
 use prost::Message;
@@ -373,6 +374,60 @@ fn many_that_wait_for_each_other_are_served() {
         }
         end(machine, clients, remotes).await;
     });
+}
+
+/// A change of a file that takes several requests, over a restart of the service between two of them: it is there, or an fsync
+/// says that it is not. The first part was lost and the rest acknowledged, and the fsync said nothing.
+#[test]
+fn what_straddles_a_restart_is_done_again_or_told() {
+    on_machine(117, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let (client, mut machine) = (clients[1].clone(), machine);
+        let (old, mut straddled) = (vec![b'a'; 12_288], 0);
+        let ino = make(&client, "file").await.unwrap();
+        for (delay, grows) in (0..150).flat_map(|delay| [(delay, false), (delay, true)]) {
+            client.set_attr(size_of(ino, 0)).await.unwrap();
+            client.write(ino, 0, &old).await.unwrap();
+            if grows {
+                client.set_attr(size_of(ino, 10_000)).await.unwrap();
+            }
+            let _ = client.sync_all().await;
+            client.fsync(ino).await.unwrap();
+            let changer = client.clone();
+            let (tell, mut done) = tokio::sync::oneshot::channel();
+            let change = async move {
+                let result = match grows {
+                    true => changer.set_attr(size_of(ino, 12_288)).await.map(|_| ()),
+                    false => changer.change_space(ino, 100, 12_000, SpaceChange::Zero, true).await,
+                };
+                let _ = tell.send(result);
+            };
+            machine.env.spawn("change", Box::pin(change));
+            machine.env.sleep(Duration::from_micros(delay)).await;
+            let early = done.try_recv().ok();
+            straddled += u32::from(early.is_none());
+            machine = restart(site, machine, &way, Duration::ZERO).await;
+            client.get_attr(client.root()).await.unwrap();
+            let zeros = if grows { 10_000..12_288 } else { 100..12_100 };
+            let result = match early {
+                Some(result) => result,
+                None => done.await.unwrap(),
+            };
+            if result.and(client.fsync(ino).await).is_ok() {
+                let found = read(&client, ino).await;
+                assert!(found[zeros].iter().all(|byte| *byte == 0), "grows {grows}, after {delay} us");
+            }
+        }
+        assert!(straddled > 20, "{straddled} changes met a restart");
+        client.release(ino).await.unwrap();
+        let clients = vec![machine.client.clone(), client, clients[2].clone()];
+        end(machine, clients, remotes).await;
+    });
+}
+
+fn size_of(ino: Ino, size: u64) -> SetAttrRequest {
+    SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() }
 }
 
 /// An fsync covered what its own client had written, and not what another had: after a crash the old bytes were there.

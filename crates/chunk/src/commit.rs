@@ -17,6 +17,8 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Files whose rows are committed side by side.
 const COMMITTED_AT_ONCE: usize = 64;
+/// Chunks of a file whose rows change in one transaction.
+const COMMITTED_TOGETHER: usize = 64;
 
 impl Target {
     /// Makes what was written to a file durable. With `deferred`, the rows are committed and the caller makes the
@@ -81,7 +83,19 @@ impl Target {
             changes.into_iter().for_each(Changes::put_back);
             return Err(error.into());
         }
-        self.commit_rows(changes, WriteSet::new()).await
+        // In steps, each of which stands by itself: a transaction that changes very many rows of a small store does not
+        // fit into it.
+        let mut changes = changes.into_iter();
+        loop {
+            let step: Vec<Changes> = changes.by_ref().take(COMMITTED_TOGETHER).collect();
+            if step.is_empty() {
+                return Ok(());
+            }
+            if let Err(error) = self.commit_rows(step, WriteSet::new()).await {
+                changes.for_each(Changes::put_back);
+                return Err(error);
+            }
+        }
     }
 
     /// Commits rows whose data is durable, with `writes` in the same transaction.

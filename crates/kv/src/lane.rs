@@ -23,6 +23,8 @@ const ROWS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("rows"
 const PIECES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("pieces");
 const SIZES: TableDefinition<'static, &str, u64> = TableDefinition::new("sizes");
 const MARKS: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("marks");
+/// The row of [`SIZES`] with what all rows count for. A store from before has another one, which counted less.
+const COUNTED: &str = "counted";
 /// The one row of [`MARKS`].
 const JOURNAL: &str = "journal";
 const CACHE_BYTES: usize = 64 << 20;
@@ -256,8 +258,18 @@ fn prepare(database: &Database) -> Result<(u64, Option<Mark>), KvError> {
     let found = {
         transaction.open_table(ROWS).map_err(engine)?;
         transaction.open_table(PIECES).map_err(engine)?;
-        let sizes = transaction.open_table(SIZES).map_err(engine)?;
-        let used = sizes.get("rows").map_err(engine)?.map_or(0, |size| size.value());
+        let counted = {
+            let sizes = transaction.open_table(SIZES).map_err(engine)?;
+            sizes.get(COUNTED).map_err(engine)?.map(|size| size.value())
+        };
+        let used = match counted {
+            Some(used) => used,
+            None => {
+                let used = pieces::count(&transaction.open_table(ROWS).map_err(engine)?)?;
+                transaction.open_table(SIZES).map_err(engine)?.insert(COUNTED, used).map_err(engine)?;
+                used
+            }
+        };
         let marks = transaction.open_table(MARKS).map_err(engine)?;
         let mark = marks.get(JOURNAL).map_err(engine)?.map(|mark| Mark::decode(mark.value()));
         (used, mark.transpose().map_err(engine)?)
@@ -279,7 +291,7 @@ fn commit(database: &Database, writes: &WriteSet, mark: Mark, size: &mut u64) ->
             removed += pieces::put(&mut rows, &mut long, key, value.as_deref())?;
         }
         *size = (*size + added).saturating_sub(removed);
-        transaction.open_table(SIZES).map_err(engine)?.insert("rows", *size).map_err(engine)?;
+        transaction.open_table(SIZES).map_err(engine)?.insert(COUNTED, *size).map_err(engine)?;
     }
     let row = mark.encode();
     transaction.open_table(MARKS).map_err(engine)?.insert(JOURNAL, &row[..]).map_err(engine)?;

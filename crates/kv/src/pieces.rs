@@ -11,6 +11,10 @@ use redb::{ReadableTable, Table};
 pub(crate) const PIECE_BYTES: usize = 1000;
 /// What redb keeps beside each row: the ends of its key and of its value.
 const ROW_BYTES: u64 = 8;
+/// What redb keeps beside each key of a page that leads to others: the page's checksum, its number, and the key's end.
+const BRANCH_BYTES: u64 = 28;
+/// Rows of a page that redb leaves as it is (`page_size / 3` in its btree_mutator.rs).
+const LEAF_BYTES: u64 = 4096 / 3;
 const WHOLE: u8 = 0;
 const IN_PIECES: u8 = 1;
 
@@ -58,10 +62,22 @@ fn piece_key(key: &[u8], number: usize) -> Vec<u8> {
     [&(key.len() as u32).to_be_bytes()[..], key, &(number as u32).to_be_bytes()[..]].concat()
 }
 
-/// Bytes that a row of this key and value counts for: with what redb keeps beside it, and with its pieces' keys.
+/// Bytes that a row of this key and value counts for: with what redb keeps beside it, with its pieces' keys, and with their
+/// share of the pages above.
 pub(crate) fn row_bytes(key: &[u8], value_bytes: usize) -> u64 {
-    let pieces = if value_bytes <= PIECE_BYTES { 0 } else { value_bytes.div_ceil(PIECE_BYTES) as u64 };
-    key.len() as u64 + value_bytes as u64 + ROW_BYTES + pieces * (key.len() as u64 + 8 + ROW_BYTES)
+    let (key, value) = (key.len() as u64, value_bytes as u64);
+    if value_bytes <= PIECE_BYTES {
+        return with_branches(key, key + value + ROW_BYTES);
+    }
+    let pieces = value_bytes.div_ceil(PIECE_BYTES) as u64;
+    let piece_key = key + 8;
+    with_branches(key, key + ROW_BYTES) + with_branches(piece_key, value + pieces * (piece_key + ROW_BYTES))
+}
+
+/// Bytes of rows with keys of this length, and of what the pages above have for them: for each leaf, which holds a third of a
+/// page at least, a key and what stands beside it, and a third more for the pages above those.
+fn with_branches(key: u64, bytes: u64) -> u64 {
+    bytes + bytes * (key + BRANCH_BYTES) * 4 / 3 / LEAF_BYTES
 }
 
 /// Puts a row, or removes it. Returns how many bytes it counted for before.
@@ -92,6 +108,16 @@ pub(crate) fn put(
         pieces.remove(&piece_key(key, number)[..]).map_err(engine)?;
     }
     Ok(before_bytes)
+}
+
+/// What all rows of a table count for.
+pub(crate) fn count(rows: &impl ReadableTable<Bytes, Bytes>) -> Result<u64, KvError> {
+    let mut all = 0;
+    for row in rows.iter().map_err(engine)? {
+        let (key, head) = row.map_err(engine)?;
+        all += row_bytes(key.value(), Head::decode(head.value())?.sizes().0);
+    }
+    Ok(all)
 }
 
 /// The value of a row as it was put.

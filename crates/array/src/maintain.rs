@@ -94,6 +94,13 @@ impl Array {
         self.note(Note::RebuildEnded { position, stripes, failed, whole, complete });
         result?;
         if complete && self.members.borrow()[position].stale {
+            // It counts when a start would know it by its superblock.
+            if self.mending.owes_superblock(position)
+                && let Err(error) = self.write_superblock(position).await
+            {
+                tracing::warn!(array = self.name, position, %error, "a rebuilt member waits for its superblock");
+                return Ok(false);
+            }
             self.activate_member(position).await?;
         }
         Ok(complete)

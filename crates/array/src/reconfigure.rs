@@ -171,6 +171,10 @@ impl Array {
         drive: &Rc<DriveHandle>,
         slice: Slice,
     ) -> Result<(), ArrayError> {
+        // Before anything changes: one that takes none takes nobody's place.
+        drive.update_superblock(|_| ()).await.map_err(|error| {
+            ArrayError::Invalid(format!("drive {} does not take its superblock: {error}", drive.id()))
+        })?;
         if !self.members.borrow()[position].stale {
             self.fail_member(position, "replaced by an administrator").await?;
         }
@@ -189,11 +193,10 @@ impl Array {
         // A slice that is not recorded is not used: what it gets would be taken for the old drive's.
         let put = || self.members.borrow_mut()[position].put_slice(slice.clone());
         let failed = self.record_then(change, put).await?;
-        if failed.contains(&position) || self.mending.owes_superblock(position) {
-            return Err(ArrayError::Invalid(format!("drive {} does not take its superblock", drive.id())));
-        }
+        drop(_one_at_a_time);
+        // It is in force from here on, whatever becomes of the drive.
         self.want_mending();
-        Ok(())
+        self.fail_unwritten(failed).await
     }
 
     /// A rebuilt member counts again.

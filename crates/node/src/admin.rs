@@ -61,6 +61,7 @@ impl Node {
 
     /// Takes a drive out of service.
     pub async fn fail_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
+        let _one_at_a_time = self.changing_drives.lock().await;
         let drive = self.find_drive(id)?;
         let members: Vec<(Rc<Array>, usize)> = self
             .arrays
@@ -83,9 +84,31 @@ impl Node {
         Ok(self.drive_report(&drive))
     }
 
-    /// Puts a blank drive at `path` (or where the old one was) in the place of a failed or missing one.
+    /// Puts a blank drive at `path` (or where the old one was) in the place of a failed or missing one. Where that failed for
+    /// some arrays it goes on with the same drive when it is asked for again.
     pub async fn replace_drive(&self, id: &str, path: Option<&str>) -> Result<DriveReport, AdminError> {
+        let _one_at_a_time = self.changing_drives.lock().await;
         let old = self.find_drive(id)?;
+        let begun = self.replacing.borrow().get(&old.id()).filter(|new| new.is_online()).cloned();
+        let new = match begun {
+            Some(new) if path.is_none_or(|path| path == new.path()) => new,
+            Some(new) => {
+                return Err(AdminError::Refused(format!(
+                    "drive {} is being replaced by the one at {}: ask for that again, or take that one out of service first",
+                    old.id(),
+                    new.path()
+                )));
+            }
+            None => self.new_drive(&old, path).await?,
+        };
+        self.put_in_place(&old, &new).await?;
+        let text = format!("replaced by drive {} at {}", new.id(), new.path());
+        self.events.add(Severity::Info, EventKind::DriveReplaced, drive_object(old.id()), text);
+        Ok(self.drive_report(&new))
+    }
+
+    /// A blank drive that may take the place of a lost one.
+    async fn new_drive(&self, old: &DriveHandle, path: Option<&str>) -> Result<Rc<DriveHandle>, AdminError> {
         if old.is_online() {
             return Err(AdminError::Refused(format!(
                 "drive {} is online; `penstock drive fail` takes it out of service first",
@@ -102,7 +125,7 @@ impl Node {
         if self.drives.borrow().iter().any(|drive| drive.is_online() && drive.path() == path) {
             return Err(AdminError::Refused(format!("{path} is a drive of this store in use")));
         }
-        self.refuse_what_is_wanted(&path, &old).await?;
+        self.refuse_what_is_wanted(&path, old).await?;
         let wanted = self.needed_bytes(old.id());
         // As large as the largest drive of the store: a lost one does not say how large it was.
         let largest = self.drives.borrow().iter().map(|drive| drive.size_bytes()).max().unwrap_or(0);
@@ -121,11 +144,7 @@ impl Node {
             created_ns: self.env.wall_ns(),
             ..Superblock::default()
         };
-        let new = DriveHandle::online(self.env.clone(), path.clone(), drive, superblock);
-        self.put_in_place(&old, &new).await?;
-        let text = format!("replaced by drive {} at {path}", new.id());
-        self.events.add(Severity::Info, EventKind::DriveReplaced, drive_object(old.id()), text);
-        Ok(self.drive_report(&new))
+        Ok(DriveHandle::online(self.env.clone(), path, drive, superblock))
     }
 
     /// Refuses a path at which anything stands that somebody may want: only nothing, a blank, and drives of this store
@@ -173,24 +192,49 @@ impl Node {
         slices.map(|(offset, len)| offset + len).max().unwrap_or(0)
     }
 
+    /// Gives a new drive the slices of an old one in all arrays that have not done that yet. The new one is known from the first
+    /// change on, so that nobody takes it for something else, whatever fails.
     async fn put_in_place(&self, old: &Rc<DriveHandle>, new: &Rc<DriveHandle>) -> Result<(), AdminError> {
-        self.replaced.borrow_mut().insert(new.id());
+        let of_old = |array: &Rc<Array>| Some((array.position_of(old.id())?, array.slice_of(old.id())?));
         for array in &self.arrays {
-            let (Some(position), Some((offset, len))) =
-                (array.position_of(old.id()), array.slice_of(old.id()))
-            else {
-                continue;
-            };
-            let reserved = array.geometry().reserved();
-            self.backing
-                .allocate(new.path(), offset + reserved.start..offset + reserved.end)
-                .map_err(AdminError::Refused)?;
-            array.replace_member(position, new, Slice::new(new.clone(), offset, len)).await?;
+            if let Some((_, (offset, _))) = of_old(array) {
+                let reserved = array.geometry().reserved();
+                let bytes = offset + reserved.start..offset + reserved.end;
+                self.backing.allocate(new.path(), bytes).map_err(AdminError::Refused)?;
+            }
         }
+        self.replaced.borrow_mut().insert(new.id());
+        if self
+            .replacing
+            .borrow_mut()
+            .insert(old.id(), new.clone())
+            .is_none_or(|other| other.id() != new.id())
+        {
+            self.drives.borrow_mut().push(new.clone());
+        }
+        let mut result = Ok(());
+        for array in &self.arrays {
+            let Some((position, (offset, len))) = of_old(array) else { continue };
+            result = array.replace_member(position, new, Slice::new(new.clone(), offset, len)).await;
+            if result.is_err() {
+                break;
+            }
+        }
+        let is_used =
+            |drive: &DriveHandle| self.arrays.iter().any(|array| array.position_of(drive.id()).is_some());
         let mut drives = self.drives.borrow_mut();
-        let place = drives.iter_mut().find(|drive| drive.id() == old.id()).expect("it was found there");
-        *place = new.clone();
-        Ok(())
+        match (is_used(old), is_used(new)) {
+            // It is asked for again.
+            (true, true) => return Ok(result?),
+            (true, false) => drives.retain(|drive| drive.id() != new.id()),
+            (false, _) => {
+                drives.retain(|drive| drive.id() != new.id());
+                let place = drives.iter_mut().find(|drive| drive.id() == old.id());
+                *place.expect("it was found there") = new.clone();
+            }
+        }
+        self.replacing.borrow_mut().remove(&old.id());
+        Ok(result?)
     }
 
     /// The file system.

@@ -64,6 +64,10 @@ pub struct Node {
     pub(crate) events: Rc<Events>,
     /// Blank drives that took the place of others since the start: what they lack is rebuilt, not brought up to date.
     pub(crate) replaced: RefCell<BTreeSet<DriveId>>,
+    /// Replacements that have begun and not ended: by lost drive, the one that takes its place.
+    pub(crate) replacing: RefCell<BTreeMap<DriveId, Rc<DriveHandle>>>,
+    /// One drive is failed or replaced at a time.
+    pub(crate) changing_drives: tokio::sync::Mutex<()>,
     /// Inodes of files that reads found damaged, as far as they are told of one by one.
     pub(crate) damaged: RefCell<BTreeSet<u64>>,
     pub(crate) warnings: Warnings,
@@ -196,6 +200,8 @@ impl Node {
             meta,
             events,
             replaced: RefCell::default(),
+            replacing: RefCell::default(),
+            changing_drives: tokio::sync::Mutex::default(),
             damaged,
             warnings: Warnings::default(),
             scrubs: Scrubs::default(),

@@ -13,6 +13,7 @@ mod plant;
 mod regress;
 mod remote;
 mod repair;
+mod replaced;
 mod rot;
 mod scrubs;
 mod serve;

@@ -3,6 +3,7 @@
 use crate::file::CUTS_MOST;
 use crate::leases::{Hold, Purpose};
 use crate::session::Client;
+use crate::watch::lost;
 use penstock_base::{Ino, Kind as Todo};
 use penstock_wire::names::{
     Attr, AttrReply, BytesReply, EmptyReply, InodeRequest, LinkRequest, MakeRequest, NameRequest, NamesReply,
@@ -11,6 +12,9 @@ use penstock_wire::names::{
 use penstock_wire::{Failure, Kind};
 
 const BLOCK: u64 = penstock_base::BLOCK_BYTES as u64;
+
+/// A rename is made again when the service was started again meanwhile, so often.
+const RESTARTS_MOST: u32 = 64;
 
 impl Client {
     /// The attributes in a reply to a request made after `mark`, with what this client knows better.
@@ -189,17 +193,30 @@ impl Client {
         }
     }
 
-    /// Moves a name. What was written to the file is durable before another file's name goes to it.
-    pub async fn rename(&self, request: RenameRequest) -> Result<(), Failure> {
-        let unsettled = !self.files.borrow().is_empty() || !self.leases.is_alone();
-        if unsettled
-            && let Ok(moved) = self.lookup(Ino(request.dir), &request.name).await
-            && self.lookup(Ino(request.new_dir), &request.new_name).await.is_ok()
-        {
-            self.settle_everywhere(Ino(moved.ino)).await?;
+    /// Moves a name. What was written to the file is durable before another file's name goes to it, and a file that lost writes
+    /// takes none: nobody else may have a descriptor to hear of the loss by. An fsync of the file tells of it, and then it may.
+    pub async fn rename(&self, mut request: RenameRequest) -> Result<(), Failure> {
+        for _ in 0..RESTARTS_MOST {
+            let start = self.restarts.generation();
+            let unsettled = !self.files.borrow().is_empty() || !self.leases.is_alone();
+            if unsettled
+                && let Ok(moved) = self.lookup(Ino(request.dir), &request.name).await
+                && let Ok(replaced) = self.lookup(Ino(request.new_dir), &request.new_name).await
+            {
+                let both = [Some(moved.ino), request.exchange.then_some(replaced.ino)];
+                for ino in both.into_iter().flatten().map(Ino) {
+                    self.settle_everywhere(ino).await?;
+                    self.refuse_lost(ino)?;
+                }
+            }
+            // Of the start that has it all: a crash since then may have lost it.
+            request.start = start.unwrap_or_default();
+            match self.change::<EmptyReply>(Kind::Rename, &request).await {
+                Err(failure) if failure.kind == Todo::RefreshMap => {}
+                done => return done.map(drop),
+            }
         }
-        let _: EmptyReply = self.change(Kind::Rename, &request).await?;
-        Ok(())
+        Err(lost("what a rename is about"))
     }
 
     /// Entries of a directory behind a cookie.

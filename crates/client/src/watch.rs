@@ -213,6 +213,12 @@ impl Client {
         })
     }
 
+    /// Fails while writes of a file are lost and nobody was told.
+    pub(crate) fn refuse_lost(&self, ino: Ino) -> Result<(), Failure> {
+        self.check_lost(ino, |_| ())
+            .inspect_err(|failure| tracing::error!(%failure, "it takes no other file's name"))
+    }
+
     fn check_lost(&self, ino: Ino, tell: impl FnOnce(&mut FileState)) -> Result<(), Failure> {
         match self.files.borrow().get(&ino).map(|state| state.borrow_mut()) {
             Some(mut state) if state.lost => tell(&mut state),

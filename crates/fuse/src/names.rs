@@ -114,6 +114,7 @@ impl Session {
             whiteout: flags.contains(RenameFlags::WHITEOUT),
             uid: request.header.uid,
             gid: request.header.gid,
+            start: 0,
         };
         self.client.rename(rename).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }

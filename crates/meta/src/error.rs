@@ -21,6 +21,9 @@ pub enum MetaError {
     /// A row is not what was written.
     #[error(transparent)]
     Row(#[from] penstock_base::DecodeError),
+    /// What it is about was done under another start of the service.
+    #[error("the service was started again")]
+    Restarted,
     /// The request cannot be read.
     #[error("request: {0}")]
     Request(String),
@@ -45,6 +48,7 @@ impl From<MetaError> for Failure {
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),
             MetaError::Row(_) => (Kind::Corrupt, None),
+            MetaError::Restarted => (Kind::RefreshMap, None),
             MetaError::Request(_) => (Kind::Invalid, None),
         };
         let errno = errno.map_or(0, |errno| errno.raw_os_error() as u16);

@@ -39,6 +39,9 @@ impl Touched {
 impl MetaTarget {
     /// Moves a name.
     pub(crate) async fn rename(&self, who: Request, request: RenameRequest) -> Result<Vec<u8>, MetaError> {
+        if request.start != 0 && request.start != self.target.config().generation {
+            return Err(MetaError::Restarted);
+        }
         let _one = self.changing.lock().await;
         let (from_dir, to_dir) = (Ino(request.dir), Ino(request.new_dir));
         check_name(&request.new_name)?;

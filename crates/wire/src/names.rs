@@ -171,6 +171,9 @@ pub struct RenameRequest {
     pub uid: u32,
     #[prost(uint32, tag = "9")]
     pub gid: u32,
+    /// The start of the service that has what was written to the moved file; 0 for any.
+    #[prost(uint64, tag = "10")]
+    pub start: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -196,6 +196,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         ..RenameRequest::default()
     };
     golden(&rename, "080112046e616d65180222036e657728013001");
+    golden(&RenameRequest { start: 300, ..RenameRequest::default() }, "50ac02");
     golden(&ReadDirRequest { dir: 1, after: 300, limit: 64, attributes: true }, "080110ac0218402001");
     let xattr = XattrRequest {
         ino: 7,

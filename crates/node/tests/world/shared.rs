@@ -8,7 +8,7 @@ use penstock_client::{Client, KernelCache, Purpose};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
-use penstock_wire::names::{LockChange, LockRequest, SetAttrRequest, WatchRequest};
+use penstock_wire::names::{LockChange, LockRequest, RenameRequest, SetAttrRequest, WatchRequest};
 use penstock_wire::{Frame, Kind};
 use prost::Message;
 use std::cell::{Cell, RefCell};
@@ -422,6 +422,59 @@ fn what_straddles_a_restart_is_done_again_or_told() {
         assert!(straddled > 20, "{straddled} changes met a restart");
         client.release(ino).await.unwrap();
         let clients = vec![machine.client.clone(), client, clients[2].clone()];
+        end(machine, clients, remotes).await;
+    });
+}
+
+/// A file whose contents a crash took keeps its own name until somebody was told: a rename put it over a durable file, said that it
+/// was done, and both were gone.
+#[test]
+fn a_file_that_lost_its_contents_takes_no_other_name() {
+    on_machine(118, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let (client, mut machine) = (clients[1].clone(), machine);
+        let (old, new) = (vec![b'o'; 9_000], vec![b'n'; 9_000]);
+        let mut refused = 0;
+        for delay in 0..100 {
+            let names = [format!("target {delay}"), format!("new {delay}")];
+            let target = make(&client, &names[0]).await.unwrap();
+            client.write(target, 0, &old).await.unwrap();
+            let moved = make(&client, &names[1]).await.unwrap();
+            let _ = client.sync_all().await;
+            client.fsync(target).await.unwrap();
+            client.write(moved, 0, &new).await.unwrap();
+            client.release(moved).await.unwrap();
+            let root = client.root().0;
+            let rename = RenameRequest {
+                dir: root,
+                name: names[1].clone().into(),
+                new_dir: root,
+                new_name: names[0].clone().into(),
+                ..RenameRequest::default()
+            };
+            let (renamer, request) = (client.clone(), rename.clone());
+            let (tell, done) = tokio::sync::oneshot::channel();
+            let first = async move { drop(tell.send(renamer.rename(request).await)) };
+            machine.env.spawn("rename", Box::pin(first));
+            machine.env.sleep(Duration::from_micros(delay)).await;
+            machine = restart(site, machine, &way, Duration::ZERO).await;
+            let result = done.await.unwrap();
+            let found = open(&client, &names[0]).await;
+            let bytes = read(&client, found).await;
+            assert!(bytes == old || bytes == new, "after {delay} us: {} bytes, {result:?}", bytes.len());
+            if found == target && result.is_err() {
+                refused += 1;
+                assert!(client.rename(rename.clone()).await.is_err(), "nobody was told yet");
+                assert!(client.fsync(moved).await.is_err());
+                client.rename(rename).await.unwrap();
+            }
+            for ino in [target, found] {
+                client.release(ino).await.unwrap();
+            }
+        }
+        assert!(refused > 10, "{refused} were refused");
+        let clients = vec![machine.client.clone(), client];
         end(machine, clients, remotes).await;
     });
 }

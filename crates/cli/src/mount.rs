@@ -15,7 +15,7 @@ use penstock_client::Client;
 use penstock_drive::runtime::{Worker, block_on, blocking};
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
-use penstock_fuse::{FuseLatency, Mount, MountOptions};
+use penstock_fuse::{FuseLatency, Mount, MountOptions, mount_point};
 use penstock_node::StatusReport;
 use rustix::fs::OFlags;
 use serde_json::json;
@@ -83,6 +83,11 @@ impl Dial for Way {
     }
 }
 
+/// A mount point as the kernel will name it.
+pub fn place(path: &Path) -> Result<PathBuf> {
+    mount_point(path).with_context(|| format!("the mount point {} cannot be used", path.display()))
+}
+
 /// Mounts, and stays until it is unmounted.
 pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Result<ExitCode> {
     let (fs, path) = match &options.words[..] {
@@ -92,7 +97,7 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
     if fs != FS {
         bail!("no file system {fs}; `penstock fs list` shows them");
     }
-    let path = std::path::absolute(path)?;
+    let path = place(path)?;
     if options.detach {
         return detach(&options, dir, api.is_some(), &path);
     }
@@ -233,7 +238,7 @@ fn is_mounted(path: &Path) -> bool {
 
 /// Unmounts what is mounted at `path`, by the instance or by a process of its own.
 pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCode> {
-    let path = std::path::absolute(path)?;
+    let path = place(path)?;
     // It need not run: a mount can be taken away without it.
     let rest = Rest::find(dir, api).ok();
     let named = path.display().to_string();

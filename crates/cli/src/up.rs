@@ -103,7 +103,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     })?;
     let mounted = match &options.mount {
         Some(path) => instance
-            .mount(&std::path::absolute(path)?, &options.mount_as.options())
+            .mount(&crate::mount::place(path)?, &options.mount_as.options())
             .await
             .map_err(anyhow::Error::from),
         None => Ok(()),

@@ -26,7 +26,9 @@ mod session;
 mod size_notice;
 
 pub use latency::{FuseLatency, Op};
-pub use mount::{Mount, MountError, MountOptions, check_mount_point, is_stale, unmount, unmount_stale};
+pub use mount::{
+    Mount, MountError, MountOptions, check_mount_point, is_stale, mount_point, unmount, unmount_stale,
+};
 pub use null::mount_null;
 pub use read_ahead::set_read_ahead;
 

@@ -57,6 +57,23 @@ pub struct Mount {
     ended: oneshot::Receiver<()>,
 }
 
+/// A mount point as the kernel names it: absolute, without links and a final slash. What is mounted there is not asked, because
+/// its process may be gone.
+pub fn mount_point(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.canonicalize() };
+    let place = match parent.canonicalize() {
+        Ok(parent) => parent.join(name),
+        // It is made with what leads to it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(parent.join(name)),
+        Err(error) => return Err(error),
+    };
+    match std::fs::symlink_metadata(&place) {
+        Ok(found) if found.is_symlink() => place.canonicalize(),
+        _ => Ok(place),
+    }
+}
+
 /// Whether a mount point is the remains of a process that was killed.
 pub fn is_stale(path: &Path) -> bool {
     look(path).is_err_and(|error| is_gone(&error))
@@ -326,5 +343,27 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => "; install fuse3 (fusermount3), or run as root",
         io::ErrorKind::PermissionDenied => "; ordinary users need fusermount3 from the package fuse3",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_point_is_named_as_the_kernel_does() {
+        let home = std::env::temp_dir().join(format!("mount-point-{}", std::process::id()));
+        std::fs::create_dir_all(home.join("real/deep")).unwrap();
+        let home = home.canonicalize().unwrap();
+        std::os::unix::fs::symlink("real", home.join("link")).unwrap();
+        let real = home.join("real");
+        let names = ["real", "real/", "real/.", "link", "link/", "link/../real/", "real/deep/.."];
+        let found = names.map(|name| (name, mount_point(&home.join(name)).unwrap()));
+        let new = ["new/", "real/new", "none/new/"].map(|name| mount_point(&home.join(name)).unwrap());
+        std::fs::remove_dir_all(&home).unwrap();
+        for (name, place) in found {
+            assert_eq!(place.as_os_str(), real.as_os_str(), "{name}");
+        }
+        assert_eq!(new, [home.join("new"), real.join("new"), home.join("none/new")]);
     }
 }

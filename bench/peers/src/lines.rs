@@ -41,7 +41,7 @@ impl PeerId {
         BUILDS.into_iter().find(|(_, before)| *before == self).map_or(self, |(today, _)| today)
     }
 
-    /// Whether it is Penstock, of either build.
+    /// True for Penstock, of either build.
     pub(crate) fn is_ours(self) -> bool {
         BUILDS.into_iter().any(|(today, _)| today == self.today())
     }
@@ -127,7 +127,7 @@ impl Line {
         Self { caches, ..self }
     }
 
-    /// Whether a peer runs it.
+    /// True for a peer that runs it.
     pub(crate) fn is_for(&self, peer: PeerId) -> bool {
         self.peers.contains(&peer.today())
     }

@@ -136,7 +136,7 @@ struct Start {
 }
 
 impl Start {
-    /// Whether a peer is part of what is compared: other file systems, or the build before.
+    /// True for a peer that is compared: other file systems, or the build before.
     fn wants(&self, id: PeerId) -> bool {
         match self.before {
             None => id == id.today(),

@@ -50,7 +50,7 @@ impl Client {
         loop {
             let slot = self.slots.take().await?;
             let done = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
-            // What it waits for may need the slot.
+            // Another client may need the slot before it goes on.
             drop(slot);
             match done {
                 Err(failure) if failure.is_ask_again() => {}

@@ -234,7 +234,7 @@ impl Client {
         Ok(trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize))
     }
 
-    /// Where a file ends, for a caller that holds its lease.
+    /// The size of a file, for a caller that holds its lease.
     pub async fn size_held(&self, ino: Ino) -> Result<u64, Failure> {
         let size = self.file(ino).await?.borrow().size;
         self.forget_idle(ino);

@@ -103,7 +103,7 @@ pub enum Ownership {
     Alone {
         /// The start of the service.
         start: u64,
-        /// How often it has become alone.
+        /// Times that it has become alone.
         time: u64,
     },
     /// While an exclusive lease lasts.

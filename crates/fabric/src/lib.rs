@@ -36,10 +36,10 @@ pub const BODY_BYTES: usize = 1 << 20;
 pub const PAYLOAD_BYTES: usize = 4 << 20;
 /// Requests of one connection that are being done or wait for their replies to be sent.
 pub const REQUESTS: usize = 128;
-/// Requests of one connection that wait for other clients, or for news. They are counted apart: others may wait for the
-/// first ones. A client that has more of them waits with the rest.
+/// Requests of one connection that wait for other clients, or for news. They are counted apart from [`REQUESTS`], for which
+/// those clients may wait. A client that has more of them waits with the rest.
 pub const WAITING: usize = 1 << 16;
-/// Payload of those requests and of their replies.
+/// Payload of [`REQUESTS`] and of their replies.
 pub const BYTES: usize = 32 << 20;
 /// Connections of one server that were let in.
 pub const CONNECTIONS: usize = 64;
@@ -50,7 +50,7 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A connection that takes nothing of what is to be sent for this long is closed.
 pub const SEND_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether a request may wait for another client, or for news, with nothing else held. Somebody else waits for all others.
+/// True for a request that may wait for another client, or for news, with nothing else held. Somebody may wait for any other.
 fn may_wait(kind: Kind) -> bool {
     matches!(kind, Kind::GetAttr | Kind::Lease | Kind::Watch | Kind::Ping)
 }

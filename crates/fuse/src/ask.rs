@@ -1,8 +1,8 @@
 //! Questions for the size of a file that the kernel puts to this process because this process put them to the kernel.
 //!
 //! In a fault of a map the kernel asks for no size, and what a program stores in a page behind the end that the kernel knows is
-//! never written back. A notice cannot tell it the new end: it brings a byte with it, and waits for the page, which the kernel
-//! has locked for the read that is to be answered. The reply to a question for attributes needs no page. So before that read is
+//! never written back. A notice of the new end is over only when it has had the page, which the kernel has locked for the read
+//! that is to be answered. The reply to a question for attributes needs no page. So before that read is
 //! answered a thread asks for the file's attributes through the mount, by its handle, and the kernel passes the question on.
 //!
 //! Invariant: a question from here is answered from what is known under the lease of who caused it, and waits for no notice.

@@ -167,19 +167,17 @@ impl Session {
             replace: flags & XATTR_REPLACE != 0,
             kill_set_group_id: more & SETXATTR_ACL_KILL_SGID != 0,
         };
-        if change.name != CAPABILITY {
-            return self
-                .client
-                .set_xattr(change)
-                .await
-                .map(|()| Answer::Done)
-                .map_err(|failure| errno(&failure));
+        let gives_capability = change.name == CAPABILITY;
+        let mut hold = None;
+        if gives_capability {
+            // Others may know that it has none, as long as they hold its lease.
+            let held = self.client.hold(self.ino(request), Purpose::Write).await;
+            hold = Some(held.map_err(|failure| errno(&failure))?);
         }
-        // Others may know that it has none, as long as they hold its lease.
-        let hold =
-            self.client.hold(self.ino(request), Purpose::Write).await.map_err(|failure| errno(&failure))?;
         let result = self.client.set_xattr(change).await;
-        self.capabilities.given();
+        if gives_capability {
+            self.capabilities.given();
+        }
         drop(hold);
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }

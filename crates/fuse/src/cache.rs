@@ -185,7 +185,7 @@ impl Drop for Told {
     }
 }
 
-/// Whether no notice is needed, because the kernel knows nothing of the inode, or nothing at all any more.
+/// True if no notice is needed: the kernel knows nothing of the inode, or nothing at all any more.
 pub(crate) fn is_needless(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NODEV | Errno::NOTCONN)
 }

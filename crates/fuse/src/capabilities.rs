@@ -28,7 +28,7 @@ impl Capabilities {
         Look { owned, given: self.given.get() }
     }
 
-    /// Whether a file is known to have none.
+    /// True for a file that is known to have none.
     pub(crate) fn has_none(&self, look: Look, ino: Ino) -> bool {
         look.owned.is_some_and(|owned| self.none.contains(&(owned, ino)))
     }

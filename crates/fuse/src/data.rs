@@ -39,7 +39,7 @@ impl Session {
         let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
         let result = self.client.read_held(ino, offset, size.into()).await;
         if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) && !self.client.is_alone() {
-            // What a program stores in this page behind the size that the kernel knows is never written back.
+            // Stores of a program in this page behind the size that the kernel knows are never written back.
             let end = self.client.size_held(ino).await.map_err(|failure| errno(&failure))?;
             self.ask_before_reply(ino, end).await;
         }

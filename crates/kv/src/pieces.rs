@@ -11,7 +11,7 @@ use redb::{ReadableTable, Table};
 pub(crate) const PIECE_BYTES: usize = 1000;
 /// What redb keeps beside each row: the ends of its key and of its value.
 const ROW_BYTES: u64 = 8;
-/// What redb keeps beside each key of a page that leads to others: the page's checksum, its number, and the key's end.
+/// Beside each key of a page that leads to others redb keeps the checksum and number of one, and the key's end.
 const BRANCH_BYTES: u64 = 28;
 /// Rows of a page that redb leaves as it is (`page_size / 3` in its btree_mutator.rs).
 const LEAF_BYTES: u64 = 4096 / 3;
@@ -110,7 +110,7 @@ pub(crate) fn put(
     Ok(before_bytes)
 }
 
-/// What all rows of a table count for.
+/// Bytes that all rows of a table count for.
 pub(crate) fn count(rows: &impl ReadableTable<Bytes, Bytes>) -> Result<u64, KvError> {
     let mut all = 0;
     for row in rows.iter().map_err(engine)? {

@@ -21,7 +21,7 @@ pub enum MetaError {
     /// A row is not what was written.
     #[error(transparent)]
     Row(#[from] penstock_base::DecodeError),
-    /// What it is about was done under another start of the service.
+    /// It goes by something that was done under another start of the service.
     #[error("the service was started again")]
     Restarted,
     /// The request cannot be read.

@@ -109,7 +109,7 @@ impl Leases {
         self.last
     }
 
-    /// What sessions wait to hear of: the latest call, and who is alone.
+    /// The latest call, and who is alone: sessions wait to hear of these.
     fn to_tell(&self) -> (u64, Option<u64>) {
         (self.last, self.alone)
     }
@@ -382,7 +382,7 @@ impl MetaTarget {
         timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
     }
 
-    /// Whether another session may know another size and another time of a file.
+    /// True if another session may know another size and another time of a file.
     pub(crate) fn is_unsettled(&self, session: u64, ino: Ino) -> bool {
         !self.leases.borrow().held_by_others(session, ino, |held| held.exclusive).is_empty()
     }
@@ -397,8 +397,8 @@ impl MetaTarget {
             self.check_session(session)?;
             let (calls, alone) = self.leases.borrow().to_tell();
             let value = attempt(&mut self.leases.borrow_mut());
-            let now = self.leases.borrow().to_tell();
-            if now.1 != alone || value.is_none() && now.0 != calls {
+            let (calls_now, alone_now) = self.leases.borrow().to_tell();
+            if alone_now != alone || value.is_none() && calls_now != calls {
                 self.lease_news.notify_waiters();
             }
             match value {

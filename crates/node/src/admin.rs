@@ -204,12 +204,8 @@ impl Node {
             }
         }
         self.replaced.borrow_mut().insert(new.id());
-        if self
-            .replacing
-            .borrow_mut()
-            .insert(old.id(), new.clone())
-            .is_none_or(|other| other.id() != new.id())
-        {
+        let begun = self.replacing.borrow_mut().insert(old.id(), new.clone());
+        if begun.is_none_or(|other| other.id() != new.id()) {
             self.drives.borrow_mut().push(new.clone());
         }
         let mut result = Ok(());
@@ -222,16 +218,16 @@ impl Node {
         }
         let is_used =
             |drive: &DriveHandle| self.arrays.iter().any(|array| array.position_of(drive.id()).is_some());
-        let mut drives = self.drives.borrow_mut();
-        match (is_used(old), is_used(new)) {
+        let is_left = is_used(old);
+        if is_left && is_used(new) {
             // It is asked for again.
-            (true, true) => return Ok(result?),
-            (true, false) => drives.retain(|drive| drive.id() != new.id()),
-            (false, _) => {
-                drives.retain(|drive| drive.id() != new.id());
-                let place = drives.iter_mut().find(|drive| drive.id() == old.id());
-                *place.expect("it was found there") = new.clone();
-            }
+            return Ok(result?);
+        }
+        let mut drives = self.drives.borrow_mut();
+        drives.retain(|drive| drive.id() != new.id());
+        if !is_left {
+            let place = drives.iter_mut().find(|drive| drive.id() == old.id());
+            *place.expect("it was found there") = new.clone();
         }
         self.replacing.borrow_mut().remove(&old.id());
         Ok(result?)

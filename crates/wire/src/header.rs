@@ -313,7 +313,7 @@ impl Failure {
         Self { kind: penstock_base::Kind::Retry, errno: EAGAIN, message }
     }
 
-    /// Whether it is that.
+    /// True for [`Failure::ask_again`].
     pub fn is_ask_again(&self) -> bool {
         self.kind == penstock_base::Kind::Retry && self.errno == EAGAIN
     }

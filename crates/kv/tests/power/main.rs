@@ -276,43 +276,64 @@ fn a_full_store_says_so_and_goes_on() {
     }
 }
 
-/// Rows made in order, some of them removed, and again until nothing fits. The engine broke while half of the volume was free
-/// when its file had been doubled beyond the volume, and the store did not open again.
+/// Rows in order, some of them removed, and again until nothing fits.
+struct Thinned {
+    key: fn(u64) -> Vec<u8>,
+    value: usize,
+    /// Rows of a transaction.
+    together: usize,
+    /// Of so many rows the first ones stay.
+    period: u64,
+    keep: u64,
+    /// It is full when fewer rows than these fit.
+    least: u64,
+}
+
+impl Thinned {
+    /// Returns how many rows were made.
+    async fn fill(&self, kv: &AheadKv) -> u64 {
+        let (mut next, together) = (0u64, self.together as u64);
+        loop {
+            let first = next;
+            loop {
+                let mut writes = WriteSet::new();
+                for number in next..next + together {
+                    writes.put((self.key)(number), vec![1; self.value]);
+                }
+                match kv.commit(writes).await {
+                    Ok(()) => next += together,
+                    Err(KvError::NoSpace { .. }) => break,
+                    Err(error) => panic!("rows of {} bytes: {error}, {:?}", self.value, kv.usage()),
+                }
+            }
+            if next < first + self.least {
+                return next;
+            }
+            let doomed: Vec<u64> = (first..next).filter(|number| number % self.period >= self.keep).collect();
+            for part in doomed.chunks(self.together) {
+                let mut writes = WriteSet::new();
+                for number in part {
+                    writes.delete((self.key)(*number));
+                }
+                writes.reclaims();
+                kv.commit(writes).await.unwrap();
+            }
+            kv.flush().await.unwrap();
+        }
+    }
+}
+
+/// The engine broke while half of the volume was free when its file had been doubled beyond the volume, and the store did not
+/// open again.
 #[test]
 fn a_store_that_is_filled_and_thinned_out_goes_on() {
     for (disk_mib, period, keep) in [(96, 2, 1), (96, 5, 2), (128, 5, 2)] {
         let (site, world) = (Site::of(disk_mib << 20), World::new(950));
+        let key = |number: u64| [&number.to_be_bytes()[..], &[b'x'; 17]].concat();
         let run = world.run(async {
             let kv = open(&site, &world, &[]).await;
-            let mut next = 0u64;
-            loop {
-                let first = next;
-                loop {
-                    let mut writes = WriteSet::new();
-                    for number in next..next + 200 {
-                        writes.put([&number.to_be_bytes()[..], &[b'x'; 17]].concat(), vec![1; 130]);
-                    }
-                    match kv.commit(writes).await {
-                        Ok(()) => next += 200,
-                        Err(KvError::NoSpace { .. }) => break,
-                        Err(error) => panic!("{disk_mib} MiB: {error}, {:?}", kv.usage()),
-                    }
-                }
-                if next == first {
-                    break;
-                }
-                let doomed: Vec<u64> = (first..next).filter(|number| number % period >= keep).collect();
-                for part in doomed.chunks(200) {
-                    let mut writes = WriteSet::new();
-                    for number in part {
-                        writes.delete([&number.to_be_bytes()[..], &[b'x'; 17]].concat());
-                    }
-                    writes.reclaims();
-                    kv.commit(writes).await.unwrap();
-                }
-                kv.flush().await.unwrap();
-            }
-            assert!(next > 50_000, "{next} rows");
+            let rows = Thinned { key, value: 130, together: 200, period, keep, least: 1 }.fill(&kv).await;
+            assert!(rows > 50_000, "{rows} rows");
         });
         run.unwrap();
         site.cut(&world);
@@ -374,8 +395,8 @@ fn a_store_that_shrank_grows_again() {
     }
 }
 
-/// Rows with long keys that differ at their ends, as of extended attributes, made until nothing fits and thinned out again: pages that
-/// lead to others hold few of such keys. The engine broke, and broke again at the first deletes of each later opening.
+/// Rows with long keys that differ at their ends, as of extended attributes: pages that lead to others hold few of such keys. The
+/// engine broke, and broke again at the first deletes of each later opening.
 #[test]
 fn a_store_of_long_keys_is_filled_and_thinned_out() {
     for (disk_mib, value, period, keep) in [(96, 0, 14, 5), (96, 51, 12, 4), (160, 51, 12, 4)] {
@@ -387,28 +408,7 @@ fn a_store_of_long_keys_is_filled_and_thinned_out() {
         };
         let run = world.run(async {
             let kv = open(&site, &world, &[]).await;
-            let mut next = 0u64;
-            loop {
-                let first = next;
-                loop {
-                    let mut writes = WriteSet::new();
-                    writes.put(key(next), vec![1; value]);
-                    match kv.commit(writes).await {
-                        Ok(()) => next += 1,
-                        Err(KvError::NoSpace { .. }) => break,
-                        Err(error) => panic!("{disk_mib} MiB, {value}: {error}, {:?}", kv.usage()),
-                    }
-                }
-                if next < first + 2 * period {
-                    break;
-                }
-                for number in (first..next).filter(|number| number % period >= keep) {
-                    let mut writes = WriteSet::new();
-                    writes.delete(key(number)).reclaims();
-                    kv.commit(writes).await.unwrap();
-                }
-                kv.flush().await.unwrap();
-            }
+            Thinned { key, value, together: 1, period, keep, least: 2 * period }.fill(&kv).await;
             let used = kv.usage().used_bytes;
             assert!(used > 8 << 20, "{used} bytes are not much");
         });

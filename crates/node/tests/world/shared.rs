@@ -1,10 +1,10 @@
 //! Several clients of one file system: each sees what the others did, whatever comes between.
 
-use crate::machine::Machine;
+use crate::machine::{Machine, Site};
 use crate::remote::{Way, make, on_machine, read, restart};
 use futures_util::future::join_all;
 use penstock_base::Ino;
-use penstock_client::{Client, KernelCache, Purpose};
+use penstock_client::{Client, Failure, KernelCache, Purpose};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
@@ -355,11 +355,7 @@ fn many_that_wait_for_each_other_are_served() {
                             client.release(ino).await.unwrap();
                             size
                         }
-                        _ => {
-                            let size = Some(100 + number);
-                            let change = SetAttrRequest { ino: ino.0, size, ..SetAttrRequest::default() };
-                            client.set_attr(change).await.unwrap().size
-                        }
+                        _ => client.set_attr(size_of(ino, 100 + number)).await.unwrap().size,
                     };
                     assert_eq!(size, 100 + number);
                 }
@@ -374,6 +370,28 @@ fn many_that_wait_for_each_other_are_served() {
         }
         end(machine, clients, remotes).await;
     });
+}
+
+/// Restarts the service so many microseconds after a change of a client has begun. Returns the change's outcome too, and whether it
+/// met the restart.
+async fn restart_during(
+    site: &Site,
+    machine: Machine,
+    way: &Rc<Way>,
+    delay: u64,
+    change: impl Future<Output = Result<(), Failure>> + 'static,
+) -> (Machine, Result<(), Failure>, bool) {
+    let done = Rc::new(RefCell::new(None));
+    let (outcome, env) = (done.clone(), machine.env.clone());
+    env.spawn("change", Box::pin(async move { *outcome.borrow_mut() = Some(change.await) }));
+    env.sleep(Duration::from_micros(delay)).await;
+    let met = done.borrow().is_none();
+    let machine = restart(site, machine, way, Duration::ZERO).await;
+    while done.borrow().is_none() {
+        env.sleep(Duration::from_micros(100)).await;
+    }
+    let result = done.take().expect("it was just there");
+    (machine, result, met)
 }
 
 /// A change of a file that takes several requests, over a restart of the service between two of them: it is there, or an fsync
@@ -395,25 +413,17 @@ fn what_straddles_a_restart_is_done_again_or_told() {
             let _ = client.sync_all().await;
             client.fsync(ino).await.unwrap();
             let changer = client.clone();
-            let (tell, mut done) = tokio::sync::oneshot::channel();
             let change = async move {
-                let result = match grows {
+                match grows {
                     true => changer.set_attr(size_of(ino, 12_288)).await.map(|_| ()),
                     false => changer.change_space(ino, 100, 12_000, SpaceChange::Zero, true).await,
-                };
-                let _ = tell.send(result);
+                }
             };
-            machine.env.spawn("change", Box::pin(change));
-            machine.env.sleep(Duration::from_micros(delay)).await;
-            let early = done.try_recv().ok();
-            straddled += u32::from(early.is_none());
-            machine = restart(site, machine, &way, Duration::ZERO).await;
+            let (result, met);
+            (machine, result, met) = restart_during(site, machine, &way, delay, change).await;
+            straddled += u32::from(met);
             client.get_attr(client.root()).await.unwrap();
             let zeros = if grows { 10_000..12_288 } else { 100..12_100 };
-            let result = match early {
-                Some(result) => result,
-                None => done.await.unwrap(),
-            };
             if result.and(client.fsync(ino).await).is_ok() {
                 let found = read(&client, ino).await;
                 assert!(found[zeros].iter().all(|byte| *byte == 0), "grows {grows}, after {delay} us");
@@ -454,12 +464,9 @@ fn a_file_that_lost_its_contents_takes_no_other_name() {
                 ..RenameRequest::default()
             };
             let (renamer, request) = (client.clone(), rename.clone());
-            let (tell, done) = tokio::sync::oneshot::channel();
-            let first = async move { drop(tell.send(renamer.rename(request).await)) };
-            machine.env.spawn("rename", Box::pin(first));
-            machine.env.sleep(Duration::from_micros(delay)).await;
-            machine = restart(site, machine, &way, Duration::ZERO).await;
-            let result = done.await.unwrap();
+            let first = async move { renamer.rename(request).await };
+            let result;
+            (machine, result, _) = restart_during(site, machine, &way, delay, first).await;
             let found = open(&client, &names[0]).await;
             let bytes = read(&client, found).await;
             assert!(bytes == old || bytes == new, "after {delay} us: {} bytes, {result:?}", bytes.len());

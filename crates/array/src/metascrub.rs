@@ -14,7 +14,7 @@ use crate::open::PAGES_IN_A_PIECE;
 use crate::salvage::{self, Salvaged};
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
-use penstock_drive::{Class, Io, Slice};
+use penstock_drive::{Class, DriveError, Io, Slice};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ struct Found {
     /// Copies of the root and of table pages that are bad, and of which pages.
     bad_copies: u64,
     bad_pages: BTreeSet<u64>,
-    /// A carrier did not answer: nothing is known of its copies.
+    /// A carrier did not answer, or did not take what mends it: its copies are unknown or bad.
     unanswered: bool,
 }
 
@@ -156,57 +156,104 @@ impl Array {
             };
             let asked = self.live_carriers().into_iter().filter(|carrier| !silent.contains(carrier));
             let copies = join_all(asked.map(read)).await;
-            let (copies, unanswered): (Vec<_>, Vec<_>) =
+            let (mut copies, unanswered): (Vec<_>, Vec<_>) =
                 copies.into_iter().flatten().partition(|(_, copy): &(usize, Salvaged)| copy.answered());
-            found.unanswered |= !unanswered.is_empty();
             silent.extend(unanswered.into_iter().map(|(carrier, _)| carrier));
-            // No checkpoint, so the segment is not used again meanwhile; records already appended never change.
-            let _still = self.checkpoint.lock().await;
-            if listed().is_none() {
-                continue;
-            }
-            let header = |bytes: &Buf| {
-                SegmentHeader::decode(&bytes[..BLOCK_BYTES])
-                    .is_ok_and(|found| found.array == self.id && found.number == segment.number)
+            let refused = {
+                // No checkpoint, so the segment is not used again meanwhile; records already appended never change.
+                let _still = self.checkpoint.lock().await;
+                if listed().is_none() {
+                    continue;
+                }
+                self.mend_segment(&segment, &mut copies, found).await
             };
-            found.unmended |= self.mend_range(&segment, &copies, 0..BLOCK_BYTES, &header).await?;
-            for place in &segment.records {
-                let start = place.offset_blocks as usize * BLOCK_BYTES;
-                let blocks = (place.shape.head_blocks + place.shape.payload_blocks) as usize;
-                let range = start..start + blocks * BLOCK_BYTES;
-                let chain = place.shape.chain;
-                let record = |bytes: &Buf| record_is_good(&bytes[range.clone()], chain);
-                found.unmended |= self.mend_range(&segment, &copies, range.clone(), &record).await?;
+            for Refused { carrier, life, why } in refused {
+                silent.insert(carrier);
+                let Some(why) = why else { continue };
+                match self.fail_life(carrier, life, &why).await {
+                    // The array can lose no other drive: this one stays, and what it did not take stays bad.
+                    Ok(()) | Err(ArrayError::Suspended(_)) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
+        found.unanswered |= !silent.is_empty();
         Ok(())
     }
 
+    /// Mends the header and the live records of a segment, of which these are the copies. A carrier that refuses a write is
+    /// not asked again: checkpoints wait for this.
+    async fn mend_segment(
+        &self,
+        segment: &Segment,
+        copies: &mut Vec<(usize, Salvaged)>,
+        found: &mut Found,
+    ) -> Vec<Refused> {
+        let header = |bytes: &Buf| {
+            SegmentHeader::decode(&bytes[..BLOCK_BYTES])
+                .is_ok_and(|found| found.array == self.id && found.number == segment.number)
+        };
+        let mut refused = self.mend_range(segment, copies, 0..BLOCK_BYTES, &header, found).await;
+        for place in &segment.records {
+            let start = place.offset_blocks as usize * BLOCK_BYTES;
+            let blocks = (place.shape.head_blocks + place.shape.payload_blocks) as usize;
+            let range = start..start + blocks * BLOCK_BYTES;
+            let record = |bytes: &Buf| record_is_good(&bytes[range.clone()], place.shape.chain);
+            refused.extend(self.mend_range(segment, copies, range.clone(), &record, found).await);
+        }
+        refused
+    }
+
+    /// Writes a part of a segment on the carriers that do not have it, from one that has it: once, whatever comes of it.
+    /// Those that refuse it are taken out of the copies.
     async fn mend_range(
         &self,
         segment: &Segment,
-        copies: &[(usize, Salvaged)],
+        copies: &mut Vec<(usize, Salvaged)>,
         range: Range<usize>,
         good: &dyn Fn(&Buf) -> bool,
-    ) -> Result<bool, ArrayError> {
+        found: &mut Found,
+    ) -> Vec<Refused> {
         let (first, blocks) = (range.start / BLOCK_BYTES, range.len() / BLOCK_BYTES);
         let is_good = |copy: &Salvaged| copy.has(first, blocks) && good(copy.bytes());
         let whole = copies.iter().find(|(_, copy)| is_good(copy)).map(|(_, copy)| copy.bytes().clone());
-        for (carrier, _) in copies.iter().filter(|(_, copy)| !is_good(copy)) {
-            self.note_bad_metadata(*carrier, "log");
-            let Some(whole) = &whole else { return Ok(true) };
+        let bad: Vec<usize> =
+            copies.iter().filter(|(_, copy)| !is_good(copy)).map(|(carrier, _)| *carrier).collect();
+        let mut refused = Vec::new();
+        for carrier in bad {
+            self.note_bad_metadata(carrier, "log");
+            let Some(whole) = &whole else {
+                found.unmended = true;
+                break;
+            };
+            let life = self.life(carrier);
+            // One that is gone has no copy to mend.
+            let Some(slice) = self.member_slice(carrier) else { continue };
             let at = self.geo.segment_at(segment.number) + range.start as u64;
-            self.write_member(*carrier, at, whole.slice(range.clone()), None, IO.at("metascrub.log")).await?;
-            let life = self.life(*carrier);
-            if let Some(slice) = self.member_slice(*carrier)
-                && let Err(error) = slice.flush(IO.at("metascrub.flush")).await
-            {
-                self.fail_life(*carrier, life, &error.to_string()).await?;
+            let written = match slice.write(at, whole.slice(range.clone()), IO.at("metascrub.log")).await {
+                Ok(()) => slice.flush(IO.at("metascrub.flush")).await,
+                Err(error) => Err(error),
+            };
+            match written {
+                Ok(()) => self.count(|counts| counts.repaired_blocks += blocks as u64),
+                Err(error) => {
+                    copies.retain(|(other, _)| *other != carrier);
+                    // A full host says nothing about the drive.
+                    let why = (!matches!(error, DriveError::HostFull)).then(|| error.to_string());
+                    refused.push(Refused { carrier, life, why });
+                }
             }
-            self.count(|counts| counts.repaired_blocks += (range.len() / BLOCK_BYTES) as u64);
         }
-        Ok(false)
+        refused
     }
+}
+
+/// A carrier that did not take what mends its log, or did not flush it.
+struct Refused {
+    carrier: usize,
+    life: u64,
+    /// Why its drive is to be judged; none for a full host.
+    why: Option<String>,
 }
 
 fn record_is_good(bytes: &[u8], chain: u32) -> bool {

@@ -209,7 +209,9 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
 fn open_log(path: &Path) -> Result<File> {
     let cannot = || format!("{} cannot be written", path.display());
     let mut options = OpenOptions::new();
-    options.append(true).create(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    options.append(true).create(true).mode(0o600);
+    // A FIFO that nobody reads would keep this waiting.
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     let log = options.open(path).with_context(cannot)?;
     let found = log.metadata().with_context(cannot)?;
     if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
@@ -287,4 +289,21 @@ pub fn umount_only(rest: &Rest, json: bool) -> Result<ExitCode> {
 
 fn done(json: bool, path: &str) -> Result<ExitCode> {
     print(json, &json!({ "unmounted": path }), |_| say!("unmounted"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::open_log;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    /// A FIFO under the log's name: the mount waited for ever for somebody who reads it.
+    #[test]
+    fn a_log_is_no_fifo() {
+        let path = std::env::temp_dir().join(format!("penstock-log-{}", std::process::id()));
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        open_log(&path).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        assert!(open_log(&path).unwrap().metadata().unwrap().is_file());
+        std::fs::remove_file(&path).unwrap();
+    }
 }

@@ -41,6 +41,9 @@ const MOST_SHARE: u64 = 256;
 const MOST_PAGES_SHARE: u64 = 10;
 const PAGES_OF_A_ROW: u64 = 2 * 3;
 const PAGE_BYTES: u64 = 4096;
+/// A transaction alone may change as many pages as this share of the volume holds. What is longer is refused: an engine that
+/// finds no page has failed for good.
+const LONGEST_SHARE: u64 = 2;
 /// A commit moves at the latest after this.
 const REST: Duration = Duration::from_millis(250);
 
@@ -123,6 +126,8 @@ pub struct AheadKv {
     full_bytes: u64,
     most_bytes: u64,
     most_rows: usize,
+    /// Of the pages that one transaction may change.
+    longest_bytes: u64,
     /// Held shared by reads of several rows, and exclusively for the moment in which a batch begins to move.
     still: RwLock<()>,
     move_lock: Mutex<()>,
@@ -156,6 +161,7 @@ impl AheadKv {
             full_bytes: FULL_BYTES.min(most_bytes / 2),
             most_bytes,
             most_rows,
+            longest_bytes: capacity_bytes / LONGEST_SHARE,
             engine,
             journal,
             latency: KvLatency::default(),
@@ -254,7 +260,18 @@ impl AheadKv {
         result
     }
 
+    /// Refuses what the engine might have no room to change at once.
+    fn check_length(&self, writes: &WriteSet) -> Result<(), KvError> {
+        let (rows, bytes) = (writes.changes.len() as u64, writes.bytes());
+        let longest_bytes = self.longest_bytes;
+        match rows * PAGES_OF_A_ROW * PAGE_BYTES + 3 * bytes > longest_bytes {
+            true => Err(KvError::TooLong { rows, bytes, longest_bytes }),
+            false => Ok(()),
+        }
+    }
+
     async fn try_commit(&self, writes: WriteSet) -> Result<(), KvError> {
+        self.check_length(&writes)?;
         loop {
             self.check()?;
             let Usage { used_bytes, budget_bytes, .. } = self.usage();

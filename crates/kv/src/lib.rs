@@ -96,6 +96,19 @@ pub enum KvError {
         /// Bytes there may be.
         budget_bytes: u64,
     },
+    /// One transaction changes so much that a store of this size may have no room for it.
+    #[error(
+        "a transaction of {rows} rows and {bytes} bytes is too long for this key-value store: its pages may take \
+         {longest_bytes} bytes"
+    )]
+    TooLong {
+        /// Rows that it changes.
+        rows: u64,
+        /// Bytes in them.
+        bytes: u64,
+        /// Bytes that the pages it changes may take.
+        longest_bytes: u64,
+    },
     /// The engine failed or stopped; the store must be opened again.
     #[error("the key-value engine failed: {0}")]
     Engine(String),
@@ -108,7 +121,7 @@ impl KvError {
     /// What the caller must do.
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NoSpace { .. } => Kind::NoSpace,
+            Self::NoSpace { .. } | Self::TooLong { .. } => Kind::NoSpace,
             Self::Engine(_) | Self::Closed => Kind::Internal,
         }
     }

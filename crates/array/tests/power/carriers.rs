@@ -321,6 +321,35 @@ fn a_scrub_mends_two_records_of_a_segment_and_then_the_second_drive_goes() {
     scrub_mends_each(1);
 }
 
+/// m = 1 and used up: a record cannot be read on one carrier, and its place takes no write. The scrub tries once and says so,
+/// and the log goes on.
+#[test]
+fn a_place_of_the_log_that_takes_no_write_keeps_nobody() {
+    let mut spec = spec(4, 1);
+    spec.segment_bytes = 160 << 10;
+    let site = Site::new(spec);
+    let world = World::new(10_650);
+    let done = world.run(async {
+        let machine = site.open(&world, &[4]).await?;
+        write_flushed(&machine, 1..=5).await?;
+        let record = SLICE_AT + machine.array.geometry().segment_at(1) + 3 * BLOCK_BYTES as u64;
+        let rotten = record..record + 3 * BLOCK_BYTES as u64;
+        let drive = machine.drives[0].as_ref().unwrap();
+        drive.set_unreadable(rotten.clone());
+        (0..10_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, rotten.clone()));
+        let began = machine.env.now();
+        machine.array.scrub_metadata().await?;
+        let scrub = machine.env.now() - began;
+        let tried = 10_000 - drive.waiting();
+        write_flushed(&machine, 6..=9).await?;
+        Ok::<_, ArrayError>((scrub, tried, machine.array.report().missing_carriers > 0))
+    });
+    let (scrub, tried, bad) = done.unwrap().unwrap();
+    eprintln!("scrub took {scrub:?}, {tried} writes tried, metadata bad {bad}");
+    assert!((1..=8).contains(&tried) && bad);
+    assert!(scrub < Duration::from_secs(60));
+}
+
 /// m = 1, one drive lost at a time and rebuilt before the next goes. Only: while the new carrier is made, the drive that
 /// is left fails reads of its log for `blip`; nothing on it is damaged.
 fn blip(blip: Duration, scrub: bool) {

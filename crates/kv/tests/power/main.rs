@@ -376,6 +376,58 @@ fn transactions_of_all_lengths_survive_a_cut() {
     }
 }
 
+/// A full store takes a transaction that is as long as may be, over rows that lie apart, and refuses a longer one by name. The
+/// engine broke at it.
+#[test]
+fn a_transaction_that_is_too_long_breaks_nothing() {
+    let (site, world) = (Site::of(64 << 20), World::new(960));
+    let run = world.run(async {
+        let kv = open(&site, &world, &[]).await;
+        let key = |number: u64| number.to_be_bytes().to_vec();
+        let mut count = 0;
+        loop {
+            let mut writes = WriteSet::new();
+            for number in count..count + 50 {
+                writes.put(key(number), vec![1; 300]);
+            }
+            match kv.commit(writes).await {
+                Ok(()) => count += 50,
+                Err(KvError::NoSpace { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        kv.flush().await.unwrap();
+        // Shorter ones until one is taken, the longest that there can be.
+        let mut rows = count;
+        loop {
+            let mut writes = WriteSet::new();
+            for number in 0..rows {
+                writes.put(key(number * (count / rows)), vec![2; 300]);
+            }
+            writes.reclaims();
+            match kv.commit(writes).await {
+                Ok(()) => break,
+                Err(KvError::TooLong { .. }) => rows = rows * 9 / 10,
+                Err(error) => panic!("{rows} of {count} rows: {error}"),
+            }
+        }
+        eprintln!("{rows} of {count} rows at once");
+        assert!(rows < count && rows > 100);
+        kv.flush().await.unwrap();
+        world.env().sleep(std::time::Duration::from_secs(2)).await;
+        kv.commit({
+            let mut writes = WriteSet::new();
+            writes.delete(key(1)).reclaims();
+            writes
+        })
+        .await
+        .unwrap();
+        kv.flush().await.unwrap();
+    });
+    run.unwrap();
+    world.destroy();
+}
+
 /// redb makes its file smaller when it opens; what grows again is zeroed first, behind the end of the file.
 #[test]
 fn a_store_that_shrank_grows_again() {

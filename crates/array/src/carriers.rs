@@ -53,7 +53,7 @@ pub(crate) struct Mending {
     left: RefCell<Option<BTreeSet<u64>>>,
     /// Held by every attempt to write on carriers.
     writing: RwLock<()>,
-    /// Members whose superblock a full host refused.
+    /// Members that count or may count, and did not take their superblock.
     owed: RefCell<BTreeSet<usize>>,
 }
 
@@ -84,17 +84,23 @@ impl Mending {
         Written { mending: self, bytes, _attempt: attempt }
     }
 
-    /// True if a full host refused the superblock of a member.
+    /// True if a member did not take its superblock.
     pub(crate) fn owes_superblock(&self, position: usize) -> bool {
         self.owed.borrow().contains(&position)
     }
 
-    /// Has superblocks written when the host has room for them.
-    pub(crate) fn owe_superblocks(&self, positions: &[usize]) {
-        self.owed.borrow_mut().extend(positions);
-        if !positions.is_empty() {
+    /// Members that did not take their superblock, as a bit mask.
+    pub(crate) fn owed_superblocks(&self) -> u64 {
+        self.owed.borrow().iter().map(|position| 1 << position).sum()
+    }
+
+    /// Has a superblock written as soon as that is possible. Returns whether that is news.
+    pub(crate) fn owe_superblock(&self, position: usize) -> bool {
+        let is_news = self.owed.borrow_mut().insert(position);
+        if is_news {
             self.wake();
         }
+        is_news
     }
 
     fn add(&self, bytes: &Range<u64>) {
@@ -248,7 +254,9 @@ impl Array {
                 Ok(true) => continue,
                 Ok(false) if self.mending.is_wanted() || !self.mending.owed.borrow().is_empty() => {
                     let _ = timeout(&self.env, AGAIN, woken).await;
-                    self.write_owed_superblocks().await;
+                    if let Err(error) = self.write_owed_superblocks().await {
+                        tracing::warn!(array = self.name, %error, "lost members are not recorded yet");
+                    }
                 }
                 Ok(false) => woken.await,
                 Err(_) if self.closed.get() => {}
@@ -309,16 +317,21 @@ impl Array {
         Ok(true)
     }
 
-    /// Writes superblocks that a full host refused.
-    async fn write_owed_superblocks(&self) {
-        let owed = self.mending.owed.take();
+    /// Writes superblocks that were not taken. Each is owed until it is written, or its drive is gone.
+    async fn write_owed_superblocks(&self) -> Result<(), ArrayError> {
+        let owed = self.mending.owed.borrow().clone();
+        let mut failed = Vec::new();
         for position in owed {
             match self.write_superblock(position).await {
-                Ok(_) => {}
-                Err(DriveError::HostFull) => self.mending.owed.borrow_mut().extend([position]),
-                Err(error) => tracing::warn!(array = self.name, position, %error, "superblock not written"),
+                Ok(_) => drop(self.mending.owed.borrow_mut().remove(&position)),
+                Err(DriveError::HostFull) => {}
+                Err(error) => {
+                    tracing::warn!(array = self.name, position, %error, "superblock not written");
+                    failed.push(position);
+                }
             }
         }
+        self.fail_unwritten(failed).await
     }
 
     /// Copies what carriers hold to a member, which is one of them then.
@@ -453,7 +466,7 @@ impl Array {
             next.carriers = carriers.iter().map(|at| *at as u16).collect();
             next.carriers_epoch += 1;
         };
-        let unwritten = self.record_then(change, then).await?;
+        let unwritten = self.record_then(change, then).await?.failed;
         // The copy is not verified yet: a rotten source block must not count as a copy.
         self.metadata_bad.set(true);
         self.repair_wake.notify_one();

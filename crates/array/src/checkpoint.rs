@@ -79,6 +79,8 @@ impl Array {
             versions_reserved: Version(self.reserved_version.get()),
             order: self.order.get(),
             table_sum: self.table.borrow().sum_with(pages.iter().copied(), seq),
+            epoch: self.claim.get().epoch,
+            behind: self.mending.owed_superblocks(),
         };
         let write = |(page, block): &(u64, Buf)| {
             let place = u64::from(self.table.borrow().place(*page).0 ^ 1);

@@ -29,6 +29,7 @@ mod member;
 mod metascrub;
 mod notes;
 mod open;
+mod outdated;
 mod overlay;
 pub mod ownership;
 mod reconfigure;

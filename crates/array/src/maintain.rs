@@ -79,7 +79,7 @@ impl Array {
 
     /// Rebuilds one member. Returns whether it is whole now.
     async fn rebuild_member(&self, position: usize) -> Result<bool, ArrayError> {
-        let bit = 1u64 << position;
+        let (bit, life) = (1u64 << position, self.life(position));
         let total = self.table.borrow().count_stale(bit);
         let mut progress =
             JobProgress { total_stripes: total, started_ns: self.env.wall_ns(), ..JobProgress::default() };
@@ -101,7 +101,7 @@ impl Array {
                 tracing::warn!(array = self.name, position, %error, "a rebuilt member waits for its superblock");
                 return Ok(false);
             }
-            self.activate_member(position).await?;
+            self.activate_member(position, life).await?;
         }
         Ok(complete)
     }

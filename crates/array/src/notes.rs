@@ -8,6 +8,11 @@ const MOST: usize = 64;
 /// Something that an array did by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
+    /// A member's drive was as it had been before the last opening: all of it is made again.
+    Outdated {
+        /// The member.
+        position: usize,
+    },
     /// A member's stale strips are being made again.
     RebuildBegun {
         /// The member.

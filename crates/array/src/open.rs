@@ -102,6 +102,8 @@ fn first_root(array: ArrayId) -> Root {
         versions_reserved: Version(0),
         order: 0,
         table_sum: 0,
+        epoch: Epoch(0),
+        behind: 0,
     }
 }
 
@@ -116,9 +118,13 @@ pub async fn open(
     let mut array = prepare(env, descriptor, members, ownership, roster)?;
     let (claim, stale) = array.recorded().await?;
     check_members(&array, stale)?;
-    let positions = array.trusted_carriers(stale);
-    let carriers: Vec<Slice> = positions.iter().filter_map(|at| array.member_slice(*at)).collect();
+    let mut carriers = array.carriers_of(stale);
     let root = array.read_root(&carriers).await?;
+    let outdated = array.leave_out_outdated(&root, stale).await;
+    if !outdated.is_empty() {
+        carriers = array.carriers_of(stale);
+    }
+    let positions = array.trusted_carriers(stale);
     let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
     array.reserved_version.set(root.versions_reserved.0);
     array.order.set(root.order);
@@ -167,6 +173,7 @@ pub async fn open(
     };
     begun.await.inspect_err(|_| array.stop())?;
     array.start();
+    array.take_back_outdated(outdated).await.inspect_err(|_| array.stop())?;
     array.want_mending();
     Ok(array)
 }
@@ -234,6 +241,7 @@ fn prepare(
         ownership,
         roster: roster.clone(),
         claim: Cell::default(),
+        outdated: Cell::default(),
         reconfig: Mutex::default(),
         checkpoint: Mutex::new(CheckpointState { root: first_root(ArrayId::default()) }),
         flush_lock: Mutex::default(),
@@ -284,17 +292,23 @@ impl Array {
         self.claim.set(found);
         let absent: Vec<bool> =
             self.members.borrow().iter().map(|member| member.reachable().is_none()).collect();
+        let outdated = self.outdated.get();
         let _one_at_a_time = self.reconfig.lock().await;
         let failed = self
             .record(|next| {
                 next.epoch = Epoch(next.epoch.0.max(found.epoch.0) + 1);
                 for (position, member) in next.members.iter_mut().enumerate() {
-                    member.stale = stale & (1 << position) != 0 || absent[position];
+                    let bit = 1 << position;
+                    member.stale = stale & bit != 0 || absent[position] && outdated & bit == 0;
                 }
             })
             .await?;
         drop(_one_at_a_time);
         self.fail_unwritten(failed).await
+    }
+
+    fn carriers_of(&self, stale: u64) -> Vec<Slice> {
+        self.trusted_carriers(stale).into_iter().filter_map(|at| self.member_slice(at)).collect()
     }
 
     fn trusted_carriers(&self, stale: u64) -> Vec<usize> {
@@ -441,6 +455,8 @@ impl Array {
             versions_reserved: Version(self.reserved_version.get()),
             order: self.order.get(),
             table_sum: self.table.borrow().sum(),
+            epoch: self.claim.get().epoch,
+            behind: self.mending.owed_superblocks(),
             ..last
         };
         if !started {

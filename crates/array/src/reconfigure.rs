@@ -30,6 +30,14 @@ pub(crate) fn put_descriptor(superblock: &mut Superblock, descriptor: &Descripto
     });
 }
 
+/// A change that is recorded.
+pub(crate) struct Recorded {
+    /// Members whose superblock could not be written.
+    pub(crate) failed: Vec<usize>,
+    /// So many superblocks say it that one of them is left whoever may be lost.
+    is_known: bool,
+}
+
 impl Array {
     fn claim_error(&self, error: ClaimError) -> ArrayError {
         match error {
@@ -46,7 +54,7 @@ impl Array {
         &self,
         change: impl FnOnce(&mut Descriptor),
     ) -> Result<Vec<usize>, ArrayError> {
-        self.record_then(change, || ()).await
+        self.record_then(change, || ()).await.map(|recorded| recorded.failed)
     }
 
     /// The same, with something that is done in the same step in which the change counts, before superblocks are written.
@@ -54,7 +62,7 @@ impl Array {
         &self,
         change: impl FnOnce(&mut Descriptor),
         then: impl FnOnce(),
-    ) -> Result<Vec<usize>, ArrayError> {
+    ) -> Result<Recorded, ArrayError> {
         let mut next = self.desc.borrow().clone();
         change(&mut next);
         let claim = self.claim.get();
@@ -68,6 +76,7 @@ impl Array {
         for (member, entry) in self.members.borrow_mut().iter_mut().zip(&next.members) {
             member.stale = entry.stale;
         }
+        self.note_outdated();
         then();
         // All at once: one drive that hangs delays the record by its own deadline and not by the sum.
         let mut waiting: Vec<usize> = (0..next.members.len()).collect();
@@ -97,9 +106,9 @@ impl Array {
                 break;
             }
         }
-        self.mending.owe_superblocks(&waiting);
+        waiting.into_iter().for_each(|position| _ = self.mending.owe_superblock(position));
         self.resume();
-        Ok(failed)
+        Ok(Recorded { failed, is_known: written >= enough })
     }
 
     /// Writes a member's superblock as the descriptor is by now. Returns false where there is none to write.
@@ -132,21 +141,15 @@ impl Array {
     pub(crate) async fn record_lost(&self) -> Result<(), ArrayError> {
         let _one_at_a_time = self.reconfig.lock().await;
         loop {
-            let lost: Vec<usize> = {
-                let members = self.members.borrow();
-                (0..members.len()).filter(|position| members[*position].is_newly_lost()).collect()
-            };
+            let lost = self.newly_lost();
             if lost.is_empty() {
                 return Ok(());
             }
-            // A drive may be latched by who knows nothing of arrays.
-            lost.iter().for_each(|position| self.note_latched(*position));
-            tracing::warn!(array = self.name, members = ?lost, "members recorded as stale");
-            match self.record(|next| lost.iter().for_each(|at| next.members[*at].stale = true)).await {
-                Ok(failed) => {
+            match self.record_stale(&lost).await {
+                Ok(recorded) => {
                     self.resume();
                     self.want_mending();
-                    self.fail_superblocks(failed).await;
+                    self.fail_superblocks(recorded.failed).await;
                 }
                 Err(ArrayError::Ownership { why, .. }) => self.suspend(why).await?,
                 Err(error) => return Err(error),
@@ -154,13 +157,33 @@ impl Array {
         }
     }
 
+    fn newly_lost(&self) -> Vec<usize> {
+        let members = self.members.borrow();
+        (0..members.len()).filter(|position| members[*position].is_newly_lost()).collect()
+    }
+
+    /// Records members as stale, or once more what is recorded. Call under the reconfiguration lock.
+    async fn record_stale(&self, lost: &[usize]) -> Result<Recorded, ArrayError> {
+        // A drive may be latched by who knows nothing of arrays.
+        lost.iter().for_each(|position| self.note_latched(*position));
+        if !lost.is_empty() {
+            tracing::warn!(array = self.name, members = ?lost, "members recorded as stale");
+        }
+        let change = |next: &mut Descriptor| lost.iter().for_each(|at| next.members[*at].stale = true);
+        self.record_then(change, || ()).await
+    }
+
     /// Judges drives that did not take a superblock. Where none may be lost they stay: the record that counts is made,
-    /// and other drives carry a copy.
+    /// and other drives carry a copy; theirs is written when they take it.
     async fn fail_superblocks(&self, positions: Vec<usize>) {
-        let drives: Vec<_> = positions.iter().filter_map(|position| self.member_slice(*position)).collect();
-        let verdicts = drives.iter().map(|slice| self.roster.failed(slice.drive(), "superblock not written"));
-        for why in join_all(verdicts).await.into_iter().filter_map(Result::err) {
-            tracing::error!(array = self.name, why, "a superblock is out of date");
+        let judge = async |position: usize| {
+            let slice = self.member_slice(position)?;
+            Some((position, self.roster.failed(slice.drive(), "superblock not written").await.err()?))
+        };
+        for (position, why) in join_all(positions.into_iter().map(judge)).await.into_iter().flatten() {
+            if self.mending.owe_superblock(position) {
+                tracing::error!(array = self.name, position, why, "a superblock is out of date");
+            }
         }
     }
 
@@ -178,31 +201,48 @@ impl Array {
         if !self.members.borrow()[position].stale {
             self.fail_member(position, "replaced by an administrator").await?;
         }
+        self.put_member(position, slice).await
+    }
+
+    /// Takes a member's slice as one on which nothing counts.
+    pub(crate) async fn put_member(&self, position: usize, slice: Slice) -> Result<(), ArrayError> {
         // No strip that is on its way to the old slice counts as written once the entry is queued.
         self.members.borrow_mut()[position].remove_slice();
         self.append(Entry::MemberReset { member: position as u16 }, Vec::new()).await?;
         let _one_at_a_time = self.reconfig.lock().await;
         let change = |next: &mut Descriptor| {
             let member = &mut next.members[position];
-            member.drive = drive.id();
+            member.drive = slice.drive().id();
             member.offset = slice.offset();
             member.len = slice.len();
             member.generation += 1;
             member.stale = true;
         };
-        // A slice that is not recorded is not used: what it gets would be taken for the old drive's.
-        let put = || self.members.borrow_mut()[position].put_slice(slice.clone());
-        let failed = self.record_then(change, put).await?;
+        let mut recorded = self.record_then(change, || ()).await?;
+        // A slice that a start might not find recorded is not used: what it gets would be taken for the old drive's.
+        while !recorded.is_known {
+            self.fail_superblocks(recorded.failed).await;
+            self.suspend("no drive takes the superblock that names a new one".to_owned()).await?;
+            recorded = self.record_stale(&self.newly_lost()).await?;
+        }
+        let mut failed = recorded.failed;
+        self.outdated.set(self.outdated.get() & !(1 << position));
+        self.members.borrow_mut()[position].put_slice(slice);
+        match self.write_superblock(position).await {
+            Ok(_) => {}
+            Err(DriveError::HostFull) => _ = self.mending.owe_superblock(position),
+            Err(_) => failed.push(position),
+        }
         drop(_one_at_a_time);
         // It is in force from here on, whatever becomes of the drive.
         self.want_mending();
         self.fail_unwritten(failed).await
     }
 
-    /// A rebuilt member counts again.
-    pub(crate) async fn activate_member(&self, position: usize) -> Result<(), ArrayError> {
+    /// A member that was rebuilt in a life counts again.
+    pub(crate) async fn activate_member(&self, position: usize, life: u64) -> Result<(), ArrayError> {
         let _one_at_a_time = self.reconfig.lock().await;
-        if self.member_slice(position).is_none() {
+        if self.member_slice(position).is_none() || self.life(position) != life {
             return Err(ArrayError::Invalid("the member went away".into()));
         }
         tracing::info!(array = self.name, position, "member is whole again");

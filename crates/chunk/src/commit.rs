@@ -36,8 +36,10 @@ impl Target {
     /// Makes everything durable.
     pub async fn commit_all(&self) -> Result<(), ChunkError> {
         let waiting: Vec<ChunkKey> = self.waiting.borrow().values().copied().collect();
+        // What cannot be committed keeps nothing else from it.
+        let mut result = Ok(());
         for key in waiting {
-            self.place(key).await?;
+            result = result.and(self.place(key).await.map(drop));
         }
         let changed: BTreeSet<(u64, Ino)> = {
             let chunks = self.chunks.borrow();
@@ -51,10 +53,11 @@ impl Target {
         let changed: Vec<(u64, Ino)> = changed.into_iter().collect();
         for some in changed.chunks(COMMITTED_AT_ONCE) {
             let commits = some.iter().map(|(branch, ino)| self.commit_inode(*branch, *ino));
-            join_all(commits).await.into_iter().collect::<Result<(), _>>()?;
+            result = result.and(join_all(commits).await.into_iter().collect());
         }
         self.volume.flush().await?;
-        self.sync().await
+        self.sync().await?;
+        result
     }
 
     pub(crate) fn keys_of(

@@ -6,15 +6,15 @@
 
 use crate::error::MetaError;
 use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
-use crate::target::MetaTarget;
+use crate::target::{MetaTarget, Request};
 use penstock_base::Ino;
 use penstock_chunk::Behind;
 use penstock_kv::{WriteSet, for_each};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Chunks dropped in one transaction.
-pub(crate) const STEP_CHUNKS: usize = 4096;
+/// Chunks, or extended attributes, dropped in one transaction: the smallest store takes it.
+pub(crate) const STEP_CHUNKS: usize = 256;
 const RETRY: Duration = Duration::from_secs(2);
 /// How long a removed file stays where several clients use the file system.
 const GRACE: Duration = Duration::from_secs(2);
@@ -92,14 +92,20 @@ impl MetaTarget {
         if self.in_use.borrow().contains_key(&ino) || self.inode(ino).await?.nlink > 0 {
             return Ok(());
         }
-        let mut writes = WriteSet::new();
         if !self.without_xattrs.contains(&ino) {
+            let mut attributes = Vec::new();
             for_each(&*self.kv, xattr_range(ino), |key, _| {
-                writes.delete(key.to_vec());
+                attributes.push(key.to_vec());
                 Ok::<_, MetaError>(())
             })
             .await?;
+            for some in attributes.chunks(STEP_CHUNKS) {
+                let mut writes = WriteSet::new();
+                some.iter().for_each(|key| _ = writes.delete(key.clone()));
+                self.commit(Request::default(), std::mem::take(writes.reclaims()), Vec::new(), &[]).await?;
+            }
         }
+        let mut writes = WriteSet::new();
         writes.delete(removed_key(ino));
         self.delete_inode(ino, &mut writes);
         self.transactions.set(self.transactions.get() + 1);

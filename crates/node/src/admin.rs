@@ -90,7 +90,7 @@ impl Node {
         let _one_at_a_time = self.changing_drives.lock().await;
         let old = self.find_drive(id)?;
         let begun = self.replacing.borrow().get(&old.id()).filter(|new| new.is_online()).cloned();
-        let new = match begun {
+        let new = match begun.or_else(|| self.half_in_place(&old, path)) {
             Some(new) if path.is_none_or(|path| path == new.path()) => new,
             Some(new) => {
                 return Err(AdminError::Refused(format!(
@@ -105,6 +105,26 @@ impl Node {
         let text = format!("replaced by drive {} at {}", new.id(), new.path());
         self.events.add(Severity::Info, EventKind::DriveReplaced, drive_object(old.id()), text);
         Ok(self.drive_report(&new))
+    }
+
+    /// A drive of this store that took the place of a lost one in some arrays, and can take it in the others: a replacement
+    /// goes on that a restart interrupted.
+    fn half_in_place(&self, old: &DriveHandle, path: Option<&str>) -> Option<Rc<DriveHandle>> {
+        let path = path.unwrap_or(old.path());
+        let drives = self.drives.borrow();
+        let new = drives.iter().find(|drive| drive.is_online() && drive.path() == path)?;
+        let slices = |id: DriveId| self.arrays.iter().filter_map(move |array| array.slice_of(id));
+        let apart = |(offset, len): (u64, u64)| {
+            slices(new.id()).all(|(other, other_len)| offset + len <= other || other + other_len <= offset)
+        };
+        let with_both = |array: &Rc<Array>| {
+            array.position_of(old.id()).is_some() && array.position_of(new.id()).is_some()
+        };
+        let fits = !old.is_online()
+            && !self.arrays.iter().any(with_both)
+            && slices(old.id()).all(apart)
+            && self.needed_bytes(old.id()) <= slices_end(new.size_bytes());
+        fits.then(|| new.clone())
     }
 
     /// A blank drive that may take the place of a lost one.
@@ -204,8 +224,8 @@ impl Node {
             }
         }
         self.replaced.borrow_mut().insert(new.id());
-        let begun = self.replacing.borrow_mut().insert(old.id(), new.clone());
-        if begun.is_none_or(|other| other.id() != new.id()) {
+        self.replacing.borrow_mut().insert(old.id(), new.clone());
+        if self.drives.borrow().iter().all(|drive| drive.id() != new.id()) {
             self.drives.borrow_mut().push(new.clone());
         }
         let mut result = Ok(());

@@ -20,6 +20,7 @@ use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
 use std::cell::{Cell, RefCell};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -161,12 +162,13 @@ impl Node {
                 candidate.found = Err(why);
             }
         }
-        for why in candidates.iter().filter_map(Candidate::problem) {
+        let unused = |why: &str| {
             tracing::warn!("drive not used: {why}");
             events.add(Severity::Warning, EventKind::DriveUnused, "node", format!("drive not used: {why}"));
-        }
+        };
+        candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
-        let drives = handles(env, candidates, &descriptors, last_paths);
+        let drives = handles(env, candidates, &descriptors, last_paths, |why| unused(&why));
         let (mut arrays, roster) = (Vec::new(), Roster::new(env));
         for descriptor in descriptors.into_values() {
             arrays.push(open_array(env, descriptor, &drives, ownership.clone(), &roster).await?);
@@ -241,7 +243,7 @@ impl Node {
     /// Makes everything durable and stops.
     pub async fn close(&self) -> Result<(), StartError> {
         self.closing.set(true);
-        self.target.commit_all().await?;
+        let committed = self.target.commit_all().await;
         self.target.stop();
         self.meta.stop();
         self.kv.flush().await?;
@@ -252,7 +254,7 @@ impl Node {
                 array.close().await?;
             }
         }
-        Ok(())
+        Ok(committed?)
     }
 
     /// Stops as it is, without making anything durable.
@@ -265,24 +267,37 @@ impl Node {
     }
 }
 
-/// A handle for every drive that some array names: online where it was found, missing where it was not.
+/// A handle for every drive that some array names: online where it was found, missing where it was not. Of two copies of one
+/// drive that is used which took its superblock last.
 fn handles(
     env: &Env,
     candidates: Vec<Candidate>,
     descriptors: &BTreeMap<ArrayId, Descriptor>,
     last_paths: &BTreeMap<DriveId, String>,
+    mut unused: impl FnMut(String),
 ) -> Vec<Rc<DriveHandle>> {
-    let mut found: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
+    let mut found: BTreeMap<DriveId, (String, Rc<dyn penstock_drive::Drive>, Superblock)> = BTreeMap::new();
     let mut problems: BTreeMap<String, String> = BTreeMap::new();
     for Candidate { path, found: drive } in candidates {
         match drive {
-            Ok((drive, superblock)) => {
-                let id = superblock.drive;
-                found.entry(id).or_insert_with(|| DriveHandle::online(env.clone(), path, drive, superblock));
-            }
+            Ok((drive, superblock)) => match found.entry(superblock.drive) {
+                Entry::Vacant(place) => drop(place.insert((path, drive, superblock))),
+                Entry::Occupied(mut place) => {
+                    let newer = superblock.seq > place.get().2.seq;
+                    let mut other = (path, drive, superblock);
+                    if newer {
+                        std::mem::swap(&mut other, place.get_mut());
+                    }
+                    let (path, used) = (other.0, &place.get().0);
+                    unused(format!("{path} is a copy of the drive at {used}, and not newer"));
+                }
+            },
             Err(why) => drop(problems.insert(path, why)),
         }
     }
+    let online =
+        |(id, (path, drive, superblock))| (id, DriveHandle::online(env.clone(), path, drive, superblock));
+    let found: BTreeMap<DriveId, Rc<DriveHandle>> = found.into_iter().map(online).collect();
     let mut handles: Vec<Rc<DriveHandle>> = Vec::new();
     // The array with the fewest members first, so that drives come in the order in which a store is made of them: those
     // of the data array begin behind those of `meta`.

@@ -53,6 +53,8 @@ pub enum EventKind {
     DriveUnused,
     /// A drive that was missing or failed is in use again.
     DriveBack,
+    /// A drive was as it had been a while ago, and is made again from the others.
+    DriveOutdated,
     /// A blank drive took the place of another one.
     DriveReplaced,
     /// A drive answers much more slowly than the others.

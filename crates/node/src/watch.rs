@@ -108,6 +108,13 @@ impl Seen {
         let is_rebuild = |position: usize, whole: bool| whole || replaced.contains(&drive(position));
         let word = |rebuild: bool| if rebuild { "rebuild" } else { "resync" };
         match note {
+            Note::Outdated { position } => {
+                let text = format!(
+                    "drive {} was as it had been before the last start: nothing on it counts, and it is made again",
+                    drive(position)
+                );
+                events.add(Severity::Warning, EventKind::DriveOutdated, array_object(array), text);
+            }
             Note::RebuildBegun { position, .. } if self.failing.contains(&position) => {}
             Note::RebuildBegun { position, stripes, whole } => {
                 let rebuild = is_rebuild(position, whole);

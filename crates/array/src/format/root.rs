@@ -1,10 +1,10 @@
 //! The root of a checkpoint: where the log's replay starts and which table pages count. Byte map: docs/format/log.md.
 
 use super::{check_block, seal_block};
-use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq, Version};
+use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
 
 const MAGIC: &[u8; 4] = b"PROT";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// A checkpoint's root. It lies in two places on each carrier; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,10 @@ pub struct Root {
     /// The XOR of [`page_mark`] over all pages of the stripe table, each with the checkpoint of its newest copy. A table
     /// that does not give it is not the one that this root was written for.
     pub table_sum: u64,
+    /// The owner's epoch. Superblocks of members that count are of this epoch or a later one, ...
+    pub epoch: Epoch,
+    /// ... but for these members, as a bit mask: they did not take theirs.
+    pub behind: u64,
 }
 
 /// Stands for one page of the stripe table as one checkpoint wrote it.
@@ -55,6 +59,7 @@ impl Root {
             .u64(self.replay_segment)
             .u64(self.replay_seq.0);
         enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order).u64(self.table_sum);
+        enc.u64(self.epoch.0).u64(self.behind);
         seal_block(&mut enc)
     }
 
@@ -79,6 +84,8 @@ impl Root {
             versions_reserved: Version(dec.counter()?),
             order: dec.counter()?,
             table_sum: dec.u64()?,
+            epoch: Epoch(dec.counter()?),
+            behind: dec.u64()?,
         })
     }
 }

@@ -123,6 +123,8 @@ pub(super) const ROOT: Decoder = Decoder {
             versions_reserved: Version(1 << 20),
             order: 77,
             table_sum: 12,
+            epoch: Epoch(6),
+            behind: 4,
         };
         vec![root.encode().to_vec()]
     },

@@ -1,10 +1,54 @@
-//! Replacements of drives that fail half way and are asked for again.
+//! Who a member is: replacements of drives that fail half way and are asked for again, and drives that come back as they were.
 
-use crate::machine::Site;
+use crate::machine::{Machine, Opened, Planned, Site};
 use crate::model::make_file;
+use penstock_base::Ino;
+use penstock_drive::{Fault, Op};
+use penstock_node::EventKind;
 use penstock_sim::World;
 use std::rc::Rc;
 use std::time::Duration;
+
+async fn write_durably(machine: &Machine, name: &str, bytes: usize) {
+    let file = make_file(machine, name).await.unwrap();
+    machine.client.write(file, 0, &vec![7; bytes]).await.unwrap();
+    machine.client.fsync(file).await.unwrap();
+}
+
+/// Takes the drive at `disk0` out of service. Returns its id.
+async fn fail_first_drive(machine: &Machine) -> String {
+    let drive = machine.node.drives().into_iter().find(|drive| drive.path() == "disk0").unwrap();
+    let id = drive.id().to_string();
+    machine.node.fail_drive(&id).await.unwrap();
+    id
+}
+
+/// Waits until everything is whole, and says how the store is then.
+async fn health_when_rebuilt(machine: &Machine) -> String {
+    for array in machine.node.arrays() {
+        let rebuilt =
+            penstock_base::env::timeout(&machine.env, Duration::from_secs(60), array.wait_rebuilt());
+        assert!(rebuilt.await.is_some(), "{} is never whole again", array.name());
+    }
+    let status = machine.node.status();
+    println!("{} {:?}", status.health, status.reasons);
+    status.health
+}
+
+/// Reads a file without as many drives as the code survives the loss of, the first of all stays.
+fn read_without_others(site: &Site, m: usize, name: &str, bytes: usize) -> Result<(), String> {
+    let lost: Vec<String> = (1..=m).map(|number| format!("disk{number}")).collect();
+    let world = World::new(93);
+    let run = world.run(async {
+        let machine = site.start_without(&world, &lost).await.map_err(|error| error.to_string())?;
+        let found = machine.client.lookup(machine.client.root(), name.as_bytes()).await;
+        let ino = Ino(found.map_err(|error| error.to_string())?.ino);
+        let read = machine.client.read(ino, 0, bytes as u64).await;
+        read.map(drop).map_err(|error| error.to_string())
+    });
+    world.destroy();
+    run.unwrap()
+}
 
 /// The host is full when a drive takes the place of a lost one, and the administrator makes room and asks again. The second attempt
 /// took the first one's drive for nobody's and removed it, while an array used it and everything was said to be well.
@@ -12,12 +56,8 @@ fn a_full_host_meets_a_replacement(k: usize, m: usize, full_after: Duration) {
     let (site, world) = (Site::of(k, m), World::new(77));
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
-        let file = make_file(&machine, "file").await.unwrap();
-        machine.client.write(file, 0, &[7; 100_000]).await.unwrap();
-        machine.client.fsync(file).await.unwrap();
-        let lost = machine.node.drives().into_iter().find(|drive| drive.path() == "disk0").unwrap();
-        let id = lost.id().to_string();
-        machine.node.fail_drive(&id).await.unwrap();
+        write_durably(&machine, "file", 100_000).await;
+        let id = fail_first_drive(&machine).await;
         let before = site.disks.borrow()["disk0"].clone();
         let (disks, env) = (site.disks.clone(), world.env());
         let fill = async move {
@@ -36,17 +76,9 @@ fn a_full_host_meets_a_replacement(k: usize, m: usize, full_after: Duration) {
             let again = machine.node.replace_drive(&id, None).await;
             assert!(again.is_ok(), "{again:?} after {error}");
         }
-        for array in machine.node.arrays() {
-            let rebuilt =
-                penstock_base::env::timeout(&machine.env, Duration::from_secs(60), array.wait_rebuilt());
-            assert!(rebuilt.await.is_some(), "{} is never whole again", array.name());
-        }
-        let status = machine.node.status();
         assert_eq!(
-            (status.health.as_str(), machine.node.drives().len()),
-            ("ok", k + m),
-            "{:?}",
-            status.reasons
+            (health_when_rebuilt(&machine).await.as_str(), machine.node.drives().len()),
+            ("ok", k + m)
         );
         machine.stop().await;
         first.is_err()
@@ -70,5 +102,165 @@ fn a_replacement_that_met_a_full_host_is_asked_for_again() {
         for step in 0..25 {
             a_full_host_meets_a_replacement(k, m, Duration::from_micros(step * 40));
         }
+    }
+}
+
+/// The power goes when coordination has a replacement and no superblock says so yet. What the new drive had got meanwhile was recorded
+/// as valid on its position, which was the old drive's again: it was found whole, and what was synced could not be read with m
+/// other drives lost.
+fn cut_while_a_replacement_is_recorded(k: usize, m: usize, slow: Duration) {
+    let (site, world, opened) = (Site::of(k, m), World::new(91), Opened::default());
+    let run = world.run(async {
+        let machine = site.start_recording(&world, &[], &opened).await.unwrap();
+        write_durably(&machine, "file", 100_000).await;
+        let id = fail_first_drive(&machine).await;
+        let old = machine.node.drives().into_iter().find(|drive| drive.id().to_string() == id).unwrap().id();
+        machine.env.sleep(Duration::from_secs(30)).await;
+        let superblocks = 0..65_536;
+        let slow =
+            |nth| Planned { op: Op::Write, nth, fault: Fault::Slow(slow), within: superblocks.clone() };
+        for (drive, nth) in opened.borrow().values().flat_map(|drive| (0..8).map(move |nth| (drive, nth))) {
+            let plan = slow(nth);
+            drive.plant_within(plan.op, plan.nth, plan.fault, plan.within);
+        }
+        site.plans.borrow_mut().insert("new".to_owned(), (1..8).map(slow).collect());
+        let (node, asked) = (machine.node.clone(), id.clone());
+        let replace = async move { drop(node.replace_drive(&asked, Some("new")).await) };
+        world.env().spawn("replace", Box::pin(replace));
+        let data = machine.node.arrays().iter().find(|array| array.name() == "data").unwrap().clone();
+        while data.position_of(old).is_some() {
+            machine.env.sleep(Duration::from_millis(1)).await;
+        }
+        write_durably(&machine, "fresh", 4 << 20).await;
+        world.cut();
+        machine.env.sleep(Duration::from_secs(1)).await;
+    });
+    assert!(run.is_err(), "the power is cut");
+    site.cut(&world);
+    let world = World::new(92);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let health = health_when_rebuilt(&machine).await;
+        machine.stop().await;
+        health
+    });
+    assert_eq!(run.unwrap(), "ok");
+    world.destroy();
+    assert_eq!(read_without_others(&site, m, "fresh", 4 << 20), Ok(()), "all was said to be well");
+}
+
+#[test]
+fn a_cut_while_a_replacement_is_recorded_loses_nothing() {
+    for slow in [6, 3_000].map(Duration::from_millis) {
+        cut_while_a_replacement_is_recorded(1, 1, slow);
+        cut_while_a_replacement_is_recorded(4, 2, slow);
+    }
+}
+
+/// One array has taken a new drive and the other has not when the instance is started again. The new one was refused as a drive in
+/// use, and no way was left but one more drive.
+fn a_restart_amid_a_replacement(k: usize, m: usize) {
+    let (site, world) = (Site::of(k, m), World::new(77));
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        write_durably(&machine, "file", 100_000).await;
+        let id = fail_first_drive(&machine).await;
+        // The host is full when the drive takes its superblock before the second array.
+        let full = Planned { op: Op::Write, nth: 2, fault: Fault::HostFull, within: 0..65_536 };
+        site.plans.borrow_mut().insert("disk0".to_owned(), vec![full]);
+        machine.node.replace_drive(&id, None).await.unwrap_err();
+        let names = |array: &&Rc<penstock_array::Array>| {
+            let report = array.report();
+            report.members.iter().any(|member| member.drive.to_string() == id)
+        };
+        assert_eq!(machine.node.arrays().iter().filter(names).count(), 1, "half done");
+        machine.env.sleep(Duration::from_secs(20)).await;
+        machine.stop().await;
+        id
+    });
+    let id = run.unwrap();
+    world.destroy();
+    let world = World::new(78);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.node.replace_drive(&id, Some("disk0")).await.unwrap();
+        assert_eq!(
+            (health_when_rebuilt(&machine).await.as_str(), machine.node.drives().len()),
+            ("ok", k + m)
+        );
+        // It is done: the drive is one of the store, in use.
+        machine.node.replace_drive(&id, Some("disk0")).await.unwrap_err();
+        let other = machine.node.drives().into_iter().find(|drive| drive.path() == "disk1").unwrap();
+        let other = other.id().to_string();
+        machine.node.fail_drive(&other).await.unwrap();
+        machine.node.replace_drive(&other, Some("disk0")).await.unwrap_err();
+        machine.node.replace_drive(&other, None).await.unwrap();
+        assert_eq!(health_when_rebuilt(&machine).await, "ok");
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+    assert_eq!(read_without_others(&site, m, "file", 100_000), Ok(()));
+}
+
+#[test]
+fn a_replacement_goes_on_after_a_restart() {
+    a_restart_amid_a_replacement(1, 1);
+    a_restart_amid_a_replacement(4, 2);
+}
+
+/// A drive comes back as it was a while ago, after a stop in order or a power cut. It was taken as it was, and what had been synced
+/// since could not be read with m other drives lost.
+fn a_drive_comes_back_from_the_past(k: usize, m: usize, beside: bool, cut: bool) {
+    let site = Site::of(k, m);
+    let mut past = None;
+    for turn in 0..2 {
+        let world = World::new(101 + turn);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            write_durably(&machine, &format!("file{turn}"), 4 << 20).await;
+            if cut {
+                world.cut();
+            }
+            machine.stop().await;
+        });
+        assert_eq!(run.is_err(), cut);
+        site.cut(&world);
+        past.get_or_insert_with(|| site.disks.borrow()["disk0"].duplicate());
+    }
+    // A copy that stands first among the paths, or instead of the drive.
+    let path = if beside { "copy" } else { "disk0" };
+    site.disks.borrow_mut().insert(path.to_owned(), past.unwrap());
+    for life in 0..2 {
+        let world = World::new(111 + life);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            // In the middle of it the power goes again.
+            if life == 0 && cut {
+                machine.env.sleep(Duration::from_millis(20)).await;
+                world.cut();
+            }
+            let health = health_when_rebuilt(&machine).await;
+            machine.env.sleep(Duration::from_secs(2)).await;
+            let events = machine.node.events().after(0, 1000).unwrap();
+            let told = events.iter().any(|event| event.kind == EventKind::DriveOutdated);
+            assert_eq!(told, life == 0 && !beside);
+            machine.stop().await;
+            health
+        });
+        match run {
+            Ok(health) => assert_eq!(health, "ok"),
+            Err(_) => assert!(life == 0 && cut),
+        }
+        site.cut(&world);
+    }
+    assert_eq!(read_without_others(&site, m, "file1", 4 << 20), Ok(()), "{k}+{m}, {path}, cut {cut}");
+}
+
+#[test]
+fn a_drive_from_the_past_is_made_again() {
+    for (beside, cut) in [(false, false), (false, true), (true, false)] {
+        a_drive_comes_back_from_the_past(1, 1, beside, cut);
+        a_drive_comes_back_from_the_past(4, 2, beside, cut);
     }
 }

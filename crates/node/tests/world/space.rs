@@ -6,6 +6,7 @@ use penstock_base::{Ino, Kind};
 use penstock_client::SetAttrRequest;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange::{self, Punch, Reserve, Zero};
+use penstock_wire::names::XattrRequest;
 
 const ENXIO: u16 = 6;
 const EFBIG: u16 = 27;
@@ -244,5 +245,36 @@ fn files_with_many_chunks_are_cut_in_steps() {
             let found = client.read(ino, at(chunk), BLOCK).await.unwrap();
             assert_eq!(penstock_base::buf::gather(&found)[..], [0; BLOCK as usize], "chunk {chunk}");
         }
+    });
+}
+
+/// What one request changes of very many rows is more than one transaction: a file written in very many chunks, with very many
+/// attributes, is made durable and removed.
+#[test]
+fn files_of_many_rows_are_synced_and_removed_in_steps() {
+    on_machine(67, async |machine| {
+        const MANY: u64 = 1500;
+        let client = machine.client.clone();
+        let rows = || machine.node.fs_report().meta_used_bytes;
+        let ino = make_file(machine, "sparse").await.unwrap();
+        for chunk in 0..MANY {
+            client.write(ino, chunk << 20, &[1; BLOCK as usize]).await.unwrap();
+        }
+        client.fsync(ino).await.unwrap();
+        for number in 0..1000 {
+            let name = format!("user.{number}").into_bytes();
+            let request = XattrRequest { ino: ino.0, name, value: vec![1; 20], ..XattrRequest::default() };
+            client.set_xattr(request).await.unwrap();
+        }
+        client.sync().await.unwrap();
+        let full = rows();
+        assert!(full > MANY * 100);
+        client.unlink(client.root(), b"sparse", false).await.unwrap();
+        client.release(ino).await.unwrap();
+        let long_enough = std::time::Duration::from_secs(10);
+        machine.env.sleep(long_enough).await;
+        client.sync().await.unwrap();
+        // Results that the session keeps are rows too.
+        assert!(rows() < full / 4, "{full} bytes of rows before, {} after", rows());
     });
 }

@@ -27,17 +27,15 @@ impl Client {
         Ok(reply)
     }
 
-    /// The same, of an inode's attributes: where the file is known, its own fsync tells of a loss.
+    /// The same, of an inode's attributes. Where the file is known, every fsync of it tells of a loss as well.
     pub(crate) async fn change_inode<R: Message + Default>(
         &self,
         kind: Kind,
         ino: Ino,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        let reply = self.once(kind, body).await?;
-        if !self.note_unsynced(ino) {
-            self.restarts.changed();
-        }
+        let reply = self.change(kind, body).await?;
+        self.note_unsynced(ino);
         Ok(reply)
     }
 

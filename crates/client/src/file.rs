@@ -2,6 +2,7 @@
 
 use crate::leases::Purpose;
 use crate::session::Client;
+use crate::watch::lost;
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, crc32c_blocks};
 use penstock_wire::data::{
@@ -49,6 +50,9 @@ pub struct FileState {
     pub losses: u64,
     /// No fsync has told of the last of them.
     pub lost: bool,
+    /// Where it ended when writes of it were lost. The kernel may believe in that, and a page that a program changed there has no
+    /// place in the file any more.
+    pub lost_end: u64,
     /// A close has.
     pub lost_told: bool,
     /// The service was started again, or no lease covers the file: its size may be another one.
@@ -76,6 +80,7 @@ impl FileState {
             unsynced: false,
             losses: 0,
             lost: false,
+            lost_end: 0,
             lost_told: false,
             stale: false,
         }
@@ -88,6 +93,7 @@ impl FileState {
         self.writes += 1;
         self.losses += 1;
         self.lost = true;
+        self.lost_end = self.lost_end.max(self.size);
     }
 
     /// Puts what is not settled into attributes that a service sent.
@@ -379,7 +385,7 @@ impl Client {
         mut len: usize,
         only_inside: bool,
     ) -> Result<(), Failure> {
-        let skip = (offset % BLOCK) as usize;
+        let (skip, asked) = ((offset % BLOCK) as usize, len as u64);
         let mut attempt = 1;
         loop {
             let file = self.file(ino).await?;
@@ -388,8 +394,12 @@ impl Client {
                 len = inside as usize;
                 staged = stage(offset, &staged.as_ref()[skip..skip + len]);
             }
+            let cut = |state: &FileState| match only_inside && state.lost_end > state.size && inside < asked {
+                true => Err(lost(&format!("the end of inode {ino}"))),
+                false => Ok(()),
+            };
             if len == 0 {
-                return Ok(());
+                return cut(&file.borrow());
             }
             let generation = self.restarts.generation();
             let filled = self.fill_ends(ino, &file, offset, &mut staged, len).await;
@@ -412,7 +422,7 @@ impl Client {
                 state.size = state.size.max(offset + len as u64);
                 state.mtime_ns = Some(self.env.wall_ns());
                 state.writes += 1;
-                return Ok(());
+                return cut(&state);
             }
             staged = stage(offset, &written[skip..skip + len]);
         }

@@ -595,7 +595,7 @@ impl Client {
     }
 
     /// Has the kernel drop its pages of a file once the reply that is on its way has gone.
-    pub fn drop_pages_soon(self: &Rc<Self>, ino: Ino) {
+    pub fn drop_pages_soon(&self, ino: Ino) {
         if let Some(cache) = self.leases.cache.borrow().clone() {
             self.env.spawn("drop pages", Box::pin(async move { cache.drop_pages(ino, 0..u64::MAX).await }));
         }

@@ -60,7 +60,12 @@ impl Client {
     /// Changes attributes, for a caller that holds the lease for that.
     pub async fn set_attr_held(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
         let dropped = request.drop_set_id;
+        let known = self.files.borrow().get(&Ino(request.ino)).cloned();
+        let takes_bits = known.is_some_and(|state| dropped && state.borrow().set_id);
         let attr = self.change_attr(request).await?;
+        if takes_bits {
+            self.make_taking_durable().await?;
+        }
         if let Some(state) = self.files.borrow().get(&Ino(attr.ino)) {
             let mut state = state.borrow_mut();
             // Replies may come in another order: only who dropped the bits says that they are gone.
@@ -144,6 +149,8 @@ impl Client {
         state.writes += 1;
         state.mtime_ns = None;
         state.tail_clean = true;
+        // The kernel hears of this size.
+        state.lost_end = 0;
         Ok(attr)
     }
 
@@ -155,6 +162,12 @@ impl Client {
         }
         let request = SetAttrRequest { ino: ino.0, drop_set_id: true, ..SetAttrRequest::default() };
         self.set_attr_held(request).await.map(|_| true)
+    }
+
+    /// Makes it durable that set-id bits or capabilities were taken from a file, before the write that they were taken for: a
+    /// write over a restart of the service is made again, and the taking is not.
+    pub async fn make_taking_durable(&self) -> Result<(), Failure> {
+        self.sync_names().await
     }
 
     /// Makes a file, directory, symbolic link or special file.

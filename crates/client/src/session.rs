@@ -6,7 +6,7 @@ use crate::locks::Locks;
 use crate::settle::Settled;
 use crate::slots::Slots;
 use crate::watch::Restarts;
-use penstock_base::{Env, HashMap, Histogram, Ino, KeyedLocks};
+use penstock_base::{Env, HashMap, Histogram, Ino, KeyedLocks, Kind as Todo};
 use penstock_wire::names::{EmptyReply, HelloReply, HelloRequest};
 use penstock_wire::{Failure, Transport, VERSION};
 use std::cell::{Cell, RefCell};
@@ -137,7 +137,10 @@ impl Client {
     pub async fn close(&self) -> Result<(), Failure> {
         let result = self.sync_all().await;
         self.closed.set(true);
-        let ended = self.ask::<EmptyReply>(penstock_wire::Kind::End, &EmptyReply {}).await;
-        result.and(ended.map(|_| ()))
+        match self.ask::<EmptyReply>(penstock_wire::Kind::End, &EmptyReply {}).await {
+            // It was asked for twice: the connection was lost with the first answer.
+            Err(failure) if failure.kind == Todo::Ended => result,
+            ended => result.and(ended.map(drop)),
+        }
     }
 }

@@ -119,13 +119,12 @@ impl Client {
         Ok(())
     }
 
-    /// Something of a file was sent that the next sync makes durable. Returns whether the file is known.
-    pub(crate) fn note_unsynced(&self, ino: Ino) -> bool {
-        let Some(state) = self.files.borrow().get(&ino).cloned() else { return false };
+    /// Something of a file was sent that the next sync makes durable.
+    pub(crate) fn note_unsynced(&self, ino: Ino) {
+        let Some(state) = self.files.borrow().get(&ino).cloned() else { return };
         if !std::mem::replace(&mut state.borrow_mut().unsynced, true) {
             self.unsynced.borrow_mut().push(ino);
         }
-        true
     }
 
     pub(crate) fn settled_now(&self, ino: Ino) {
@@ -197,7 +196,7 @@ impl Client {
         self.check_names_lost()
     }
 
-    async fn sync_names(&self) -> Result<(), Failure> {
+    pub(crate) async fn sync_names(&self) -> Result<(), Failure> {
         let (generation, changed) = (self.restarts.generation(), self.restarts.take_changed());
         // What is settled from here on, another sync covers.
         let covered = self.unsynced.take();

@@ -113,12 +113,14 @@ impl Client {
             return;
         }
         let mut files = 0;
-        for state in self.files.borrow().values() {
+        for (ino, state) in self.files.borrow().iter() {
             let mut state = state.borrow_mut();
             state.stale = true;
             if state.mtime_ns.is_some() || state.unsynced {
                 state.lose();
                 files += 1;
+                // Its pages and its size in the kernel may be among what is lost.
+                self.drop_pages_soon(*ino);
             }
         }
         let names = self.restarts.names_changed.take();

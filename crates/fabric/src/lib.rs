@@ -9,7 +9,8 @@
 //!
 //! Invariants: no length is believed before it is bounded; payload is received into block-aligned memory and sent from
 //! where it lies; whatever is wrong closes the connection, with a reason that both sides log; a connection holds at most
-//! [`REQUESTS`] requests, and of their payloads and replies at most [`BYTES`], until their replies are sent.
+//! [`REQUESTS`] requests, and of their payloads and replies at most [`BYTES`], until their replies are sent; of those that wait
+//! for other clients [`WAITING`], with [`WAITING_BYTES`] of bodies.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -39,6 +40,8 @@ pub const REQUESTS: usize = 128;
 /// Requests of one connection that wait for other clients, or for news. They are counted apart from [`REQUESTS`], for which
 /// those clients may wait. A client that has more of them waits with the rest.
 pub const WAITING: usize = 1 << 16;
+/// Bodies of [`WAITING`] requests: each of a kind that is short from any client that needs so many.
+pub const WAITING_BYTES: usize = 32 << 20;
 /// Payload of [`REQUESTS`] and of their replies.
 pub const BYTES: usize = 32 << 20;
 /// Connections of one server that were let in.

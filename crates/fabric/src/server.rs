@@ -3,7 +3,7 @@
 use crate::frame::{Outbox, Receiver};
 use crate::greeting::{Challenge, GREETING_BYTES, Greeting, PROOF_BYTES, Proof, Token, Welcome, nonce};
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
-use crate::{BYTES, CONNECTIONS, HANDSHAKE, NEWCOMERS, REQUESTS, WAITING, may_wait};
+use crate::{BYTES, CONNECTIONS, HANDSHAKE, NEWCOMERS, REQUESTS, WAITING, WAITING_BYTES, may_wait};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Env, Newcomers, StoreId};
@@ -56,8 +56,10 @@ struct Connection {
     outbox: RefCell<Outbox<Held>>,
     wake: Notify,
     requests: Arc<Semaphore>,
-    waiting: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    /// The same for requests that may wait for other clients.
+    waiting: Arc<Semaphore>,
+    waiting_bytes: Arc<Semaphore>,
 }
 
 impl Server {
@@ -143,8 +145,9 @@ impl Server {
             outbox: RefCell::default(),
             wake: Notify::new(),
             requests: Arc::new(Semaphore::new(REQUESTS)),
-            waiting: Arc::new(Semaphore::new(WAITING)),
             bytes: Arc::new(Semaphore::new(BYTES)),
+            waiting: Arc::new(Semaphore::new(WAITING)),
+            waiting_bytes: Arc::new(Semaphore::new(WAITING_BYTES)),
         });
         let Connection { link, outbox, wake, .. } = &*connection;
         let why = {
@@ -235,11 +238,12 @@ impl Server {
                 (_, true) => return Lost::Said("a reply where a request is due".into()),
                 _ => {}
             }
-            let may_wait = may_wait(frame.header.kind);
-            let cost = if may_wait { 0 } else { cost_bytes(&frame).clamp(1, BYTES) as u32 };
-            let requests = if may_wait { &connection.waiting } else { &connection.requests };
+            let (requests, bytes, cost) = match may_wait(frame.header.kind) {
+                true => (&connection.waiting, &connection.waiting_bytes, frame.body.len()),
+                false => (&connection.requests, &connection.bytes, cost_bytes(&frame).clamp(1, BYTES)),
+            };
             let request = requests.clone().acquire_owned().await;
-            let bytes = connection.bytes.clone().acquire_many_owned(cost).await;
+            let bytes = bytes.clone().acquire_many_owned(cost as u32).await;
             let (Ok(request), Ok(bytes)) = (request, bytes) else {
                 unreachable!("the semaphores of a connection are never closed")
             };

@@ -166,7 +166,8 @@ impl Session {
             // Another write may have been faster.
             Ok(_) => match self.client.remove_xattr(ino, CAPABILITY).await {
                 Err(failure) if !is_nothing(&failure) => return Err(failure),
-                _ => {}
+                Err(_) => {}
+                Ok(()) => self.client.make_taking_durable().await?,
             },
             Err(failure) if is_nothing(&failure) => {}
             Err(failure) => return Err(failure),

@@ -41,6 +41,8 @@ impl MetaTarget {
             }
             Kind::End => {
                 self.end_session(who.session).await?;
+                // After a crash it would be there again, and all others would wait for it as for one that is silent.
+                self.kv.flush().await?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::Lookup => self.lookup(Message::decode(body)?).await,

@@ -12,7 +12,7 @@ use penstock_wire::data::{ChunkRef, encode_read, encode_write};
 use penstock_wire::names::{
     HelloRequest, MakeRequest, NameRequest, RenameRequest, SetAttrRequest, XattrRequest,
 };
-use penstock_wire::{Frame, Kind, SLOTS, Transport};
+use penstock_wire::{Frame, Kind, SLOTS, Service, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
@@ -578,10 +578,11 @@ fn a_size_that_was_lost_is_told_by_the_fsync_of_its_file() {
         let size = SetAttrRequest { ino: cut.0, size: Some(5), ..SetAttrRequest::default() };
         client.set_attr(size).await.unwrap();
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
-        client.fsync(other).await.unwrap();
-        let failure = client.fsync(cut).await.unwrap_err();
-        assert_eq!(failure.errno, EIO, "{failure}");
-        client.fsync(cut).await.unwrap();
+        for file in [other, cut] {
+            let failure = client.fsync(file).await.unwrap_err();
+            assert_eq!(failure.errno, EIO, "{failure}");
+            client.fsync(file).await.unwrap();
+        }
         assert_eq!(read(&client, cut).await, [1; 10_000]);
         client.close().await.unwrap();
         remote.close();
@@ -655,5 +656,36 @@ fn what_cannot_be_settled_is_lost_and_told() {
         assert_eq!(synced.unwrap_err().errno, EIO);
         assert!(client.fsync(ino).await.is_ok(), "it is told once");
         remote.close();
+    });
+}
+
+/// A service that counts what it begins, and ends nothing.
+#[derive(Default)]
+struct Endless(Cell<usize>);
+
+impl Service for Endless {
+    fn serve(&self, _: Frame) -> LocalBoxFuture<'_, Frame> {
+        self.0.set(self.0.get() + 1);
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Requests that may wait for other clients are many, and each may be as long as any: one connection took all memory.
+#[test]
+fn bodies_of_requests_that_wait_are_bounded() {
+    on_machine(94, async |_, machine| {
+        let (way, endless) = (Way::new(&machine), Rc::new(Endless::default()));
+        let server = Server::new(&machine.env, endless.clone(), machine.node.store(), Some(token()));
+        *way.server.borrow_mut() = Some(server);
+        let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+        for _ in 0..60 {
+            let (remote, body) = (remote.clone(), vec![0; penstock_fabric::BODY_BYTES]);
+            let call = async move { drop(remote.call(Frame::request(Kind::Lease, body, Vec::new())).await) };
+            machine.env.spawn("call", Box::pin(call));
+        }
+        machine.env.sleep(Duration::from_secs(30)).await;
+        assert_eq!(endless.0.get(), penstock_fabric::WAITING_BYTES / penstock_fabric::BODY_BYTES);
+        remote.close();
+        machine.stop().await;
     });
 }

@@ -4,7 +4,7 @@ use crate::machine::{Machine, Site};
 use crate::remote::{Way, make, on_machine, read, restart};
 use futures_util::future::join_all;
 use penstock_base::Ino;
-use penstock_client::{Client, Failure, KernelCache, Purpose};
+use penstock_client::{Client, Failure, KernelCache, Purpose, stage};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
@@ -817,4 +817,130 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
             end(machine, clients, remotes).await;
         });
     }
+}
+
+/// The growth of a file was lost and that was told. What a program then stored again through its map, which the kernel still had, was
+/// cut at the end of the file, and its msync and fsync said that all was done.
+#[test]
+fn a_page_behind_an_end_that_was_lost_is_refused() {
+    on_machine(119, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let client = clients[1].clone();
+        let ino = make(&client, "file").await.unwrap();
+        client.write(ino, 0, &[b'o'; 300_000]).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        let resize = async |size: u64| {
+            let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
+            client.set_attr(change).await.unwrap();
+        };
+        resize(1 << 20).await;
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        assert_eq!(client.fsync(ino).await.unwrap_err().errno, EIO);
+        client.fsync(ino).await.unwrap();
+        let store = async |at: u64| {
+            let page = [b'n'; 4096];
+            let _hold = client.hold(ino, Purpose::Page).await.unwrap();
+            client
+                .write_page_held(ino, at, stage(at, &page), page.len())
+                .await
+                .map_err(|failure| failure.errno)
+        };
+        // Wholly behind the end, over it, and before it.
+        assert_eq!(store(897_024).await, Err(EIO));
+        assert_eq!(store(897_024).await, Err(EIO));
+        assert_eq!(store(299_008).await, Err(EIO));
+        assert_eq!(store(294_912).await, Ok(()));
+        let bytes = read(&client, ino).await;
+        assert_eq!(
+            (bytes.len(), bytes[294_911], bytes[294_912], bytes[299_999]),
+            (300_000, b'o', b'n', b'n')
+        );
+        // The kernel hears of this size, so what it has behind another client's end is not kept.
+        resize(400_000).await;
+        assert_eq!(store(897_024).await, Ok(()));
+        client.fsync(ino).await.unwrap();
+        let mut rest = clients;
+        rest[0] = machine.client.clone();
+        client.release(ino).await.unwrap();
+        end(machine, rest, remotes).await;
+    });
+}
+
+/// Changes of attributes that were acknowledged before are durable after an fsync of any file, and a loss is told by it: it said
+/// nothing where the changed file was known.
+#[test]
+fn an_fsync_of_another_file_tells_that_attributes_were_lost() {
+    on_machine(120, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let (client, mut machine) = (clients[1].clone(), machine);
+        let changed = make(&client, "changed").await.unwrap();
+        let other = make(&client, "other").await.unwrap();
+        for size in [None, Some(10_000)] {
+            client.sync().await.unwrap();
+            let mode = size.is_none().then_some(0o100_600);
+            let change = SetAttrRequest { ino: changed.0, mode, size, ..SetAttrRequest::default() };
+            client.set_attr(change).await.unwrap();
+            machine = restart(site, machine, &way, Duration::ZERO).await;
+            assert_eq!(client.fsync(other).await.unwrap_err().errno, EIO, "{size:?}");
+            client.fsync(other).await.unwrap();
+            assert_eq!(client.fsync(changed).await.unwrap_err().errno, EIO, "its own fsync tells as well");
+        }
+        let mut rest = clients;
+        rest[0] = machine.client.clone();
+        client.release(changed).await.unwrap();
+        client.release(other).await.unwrap();
+        end(machine, rest, remotes).await;
+    });
+}
+
+/// A write of a user over a restart is made again by the client. What it had taken before (set-id bits, capabilities) was lost with
+/// the start before, and not taken again.
+#[test]
+fn what_a_write_takes_from_a_file_is_durable_before_the_write() {
+    on_machine(121, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let client = clients[1].clone();
+        let ino = make(&client, "program").await.unwrap();
+        let change = SetAttrRequest { ino: ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
+        client.set_attr(change).await.unwrap();
+        client.sync().await.unwrap();
+        assert!(client.drop_set_id(ino).await.unwrap());
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        client.write(ino, 0, b"changed").await.unwrap();
+        client.fsync(ino).await.unwrap();
+        assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o6000, 0);
+        let mut rest = clients;
+        rest[0] = machine.client.clone();
+        client.release(ino).await.unwrap();
+        end(machine, rest, remotes).await;
+    });
+}
+
+/// A mount that ended in order was there again after a crash soon after, and everybody waited for it as for one that is silent.
+#[test]
+fn a_client_that_ended_is_not_waited_for_after_a_crash() {
+    on_machine(122, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let ino = make(&clients[1], "file").await.unwrap();
+        clients[1].sync().await.unwrap();
+        make(&clients[2], "another").await.unwrap();
+        clients[2].close().await.unwrap();
+        remotes[1].close();
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        for number in 0..3 {
+            let began = machine.env.now();
+            let made = make(&clients[1], &format!("after-{number}")).await.unwrap();
+            clients[1].release(made).await.unwrap();
+            let took = machine.env.now() - began;
+            assert!(took < Duration::from_secs(5), "{took:?}");
+            machine.env.sleep(Duration::from_secs(1)).await;
+        }
+        clients[1].release(ino).await.unwrap();
+        let rest = vec![machine.client.clone(), clients[1].clone()];
+        end(machine, rest, remotes).await;
+    });
 }

@@ -12,12 +12,10 @@ use crate::target::Target;
 use crate::verify::{read_row, valid_part};
 use penstock_base::{DecodeError, Ino};
 use penstock_drive::{Class, Io};
-use penstock_kv::{Pages, Row, WriteSet};
+use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart};
 use std::collections::BTreeSet;
 
 const IO: Io = Io::new(Class::Meta, "repair.read");
-/// Rows changed in one transaction.
-const BATCH_ROWS: usize = 256;
 
 impl Target {
     /// Forgets the chunks in memory: rows change behind them.
@@ -50,14 +48,8 @@ impl Target {
         for key in &survey.stray_groups {
             writes.delete(key.clone());
         }
-        let mut left = groups.into_iter().peekable();
-        while let Some(group) = left.next() {
-            writes.put(group_key(group), encode_group(survey.marked.group(group)));
-            if left.peek().is_none() || group % BATCH_ROWS as u64 == 0 {
-                self.commit_repair(&mut writes).await?;
-            }
-        }
-        self.commit_repair(&mut writes).await?;
+        commit_apart(&*self.kv, std::mem::take(writes.reclaims())).await?;
+        self.write_groups(&groups, &survey.marked).await?;
         self.load_bits(&survey.marked).await;
         Ok(())
     }
@@ -133,6 +125,18 @@ impl Target {
         Ok(self.kv.scan(from, until, most).await?)
     }
 
+    async fn write_groups(&self, groups: &BTreeSet<u64>, marked: &Bitmap) -> Result<(), ChunkError> {
+        let mut left = groups.iter().peekable();
+        while left.peek().is_some() {
+            let mut writes = WriteSet::new();
+            for group in left.by_ref().take(ROWS_AT_ONCE) {
+                writes.put(group_key(*group), encode_group(marked.group(*group)));
+            }
+            self.commit_repair(&mut writes).await?;
+        }
+        Ok(())
+    }
+
     /// Cuts extents to their chunk and to the volume, and drops empty ones.
     pub async fn mend_extents(&self) -> Result<(), ChunkError> {
         let mut pages = Pages::new(&*self.kv, all_maps());
@@ -152,7 +156,7 @@ impl Target {
                     false => drop(writes.put(key, encode_map(&kept))),
                 }
             }
-            self.commit_repair(&mut writes).await?;
+            commit_apart(&*self.kv, std::mem::take(writes.reclaims())).await?;
         }
     }
 
@@ -247,14 +251,7 @@ impl Target {
         let blocks = || unowned.iter().flat_map(|(start, count)| *start..start + count);
         blocks().for_each(|block| survey.marked.set(block, false));
         let groups: BTreeSet<u64> = blocks().map(|block| block / crate::space::GROUP_BLOCKS).collect();
-        let groups: Vec<u64> = groups.into_iter().collect();
-        for batch in groups.chunks(BATCH_ROWS) {
-            let mut writes = WriteSet::new();
-            for group in batch {
-                writes.put(group_key(*group), encode_group(survey.marked.group(*group)));
-            }
-            self.commit_repair(&mut writes).await?;
-        }
+        self.write_groups(&groups, &survey.marked).await?;
         // Used again only once that is durable.
         self.kv.flush().await?;
         self.load_bits(&survey.marked).await;

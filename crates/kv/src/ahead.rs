@@ -44,6 +44,7 @@ const PAGE_BYTES: u64 = 4096;
 /// A transaction alone may change as many pages as this share of the volume holds. What is longer is refused: an engine that
 /// finds no page has failed for good.
 const LONGEST_SHARE: u64 = 2;
+const LONGEST_BYTES: u64 = crate::ROWS_AT_ONCE as u64 * (PAGES_OF_A_ROW + 3) * PAGE_BYTES;
 /// A commit moves at the latest after this.
 const REST: Duration = Duration::from_millis(250);
 
@@ -161,7 +162,7 @@ impl AheadKv {
             full_bytes: FULL_BYTES.min(most_bytes / 2),
             most_bytes,
             most_rows,
-            longest_bytes: capacity_bytes / LONGEST_SHARE,
+            longest_bytes: LONGEST_BYTES.max(capacity_bytes / LONGEST_SHARE),
             engine,
             journal,
             latency: KvLatency::default(),

@@ -85,6 +85,20 @@ impl WriteSet {
     }
 }
 
+/// Rows that every store takes in one transaction, of up to 4 KiB each.
+pub const ROWS_AT_ONCE: usize = 256;
+
+/// Commits changes of rows that need not change together, in transactions that every store takes.
+pub async fn commit_apart(kv: &dyn Kv, writes: WriteSet) -> Result<(), KvError> {
+    let WriteSet { changes, reclaims } = writes;
+    let mut left = changes.into_iter().peekable();
+    while left.peek().is_some() {
+        let changes = left.by_ref().take(ROWS_AT_ONCE).collect();
+        kv.commit(WriteSet { changes, reclaims }).await?;
+    }
+    Ok(())
+}
+
 /// An operation on a store did not happen.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum KvError {

@@ -6,15 +6,15 @@
 
 use crate::error::MetaError;
 use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
-use crate::target::{MetaTarget, Request};
+use crate::target::MetaTarget;
 use penstock_base::Ino;
 use penstock_chunk::Behind;
-use penstock_kv::{WriteSet, for_each};
+use penstock_kv::{ROWS_AT_ONCE, WriteSet, commit_apart, for_each};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Chunks, or extended attributes, dropped in one transaction: the smallest store takes it.
-pub(crate) const STEP_CHUNKS: usize = 256;
+/// Chunks dropped in one transaction, beside a few other rows.
+pub(crate) const STEP_CHUNKS: usize = ROWS_AT_ONCE - 16;
 const RETRY: Duration = Duration::from_secs(2);
 /// How long a removed file stays where several clients use the file system.
 const GRACE: Duration = Duration::from_secs(2);
@@ -93,17 +93,17 @@ impl MetaTarget {
             return Ok(());
         }
         if !self.without_xattrs.contains(&ino) {
-            let mut attributes = Vec::new();
+            let mut attributes = WriteSet::new();
             for_each(&*self.kv, xattr_range(ino), |key, _| {
-                attributes.push(key.to_vec());
+                attributes.delete(key.to_vec());
                 Ok::<_, MetaError>(())
             })
             .await?;
-            for some in attributes.chunks(STEP_CHUNKS) {
-                let mut writes = WriteSet::new();
-                some.iter().for_each(|key| _ = writes.delete(key.clone()));
-                self.commit(Request::default(), std::mem::take(writes.reclaims()), Vec::new(), &[]).await?;
-            }
+            let _open = self.gate.read().await;
+            self.transactions.set(self.transactions.get() + 1);
+            let gone = commit_apart(&*self.kv, std::mem::take(attributes.reclaims())).await;
+            self.transactions.set(self.transactions.get() + 1);
+            gone?;
         }
         let mut writes = WriteSet::new();
         writes.delete(removed_key(ino));

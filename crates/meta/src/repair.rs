@@ -21,7 +21,7 @@ use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Chunks moved, and rows kept, in one transaction.
-const BATCH: usize = 256;
+const BATCH: usize = penstock_kv::ROWS_AT_ONCE / 2 - 16;
 /// Rounds after which a repair gives up: each mends something, so this many are never needed.
 const MOST_ROUNDS: u64 = 100_000;
 const REGULAR: u32 = 0o100_000;

@@ -18,7 +18,7 @@ use crate::rows::{
 };
 use crate::target::{MetaTarget, Request};
 use penstock_base::{DecodeError, Ino, Kind as Todo};
-use penstock_kv::{Kv, WriteSet, for_each};
+use penstock_kv::{Kv, WriteSet, commit_apart, for_each};
 use penstock_wire::names::{OpenCount, PingRequest};
 use penstock_wire::{Failure, Header, Kind, SLOTS};
 use rustix::io::Errno;
@@ -117,9 +117,7 @@ impl Sessions {
             Ok::<_, MetaError>(())
         })
         .await?;
-        if !writes.is_empty() {
-            kv.commit(std::mem::take(writes.reclaims())).await?;
-        }
+        commit_apart(kv, std::mem::take(writes.reclaims())).await?;
         Ok(sessions)
     }
 

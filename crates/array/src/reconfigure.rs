@@ -14,6 +14,9 @@ use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{DriveError, DriveHandle, Slice};
 use std::rc::Rc;
 
+/// Attempts to have other drives name a new one in their superblocks.
+const MOST_ATTEMPTS: u32 = 20;
+
 /// Puts an array's descriptor and the slice of one of its members into a superblock.
 pub(crate) fn put_descriptor(superblock: &mut Superblock, descriptor: &Descriptor, position: usize) {
     let member = &descriptor.members[position];
@@ -82,7 +85,9 @@ impl Array {
         let mut waiting: Vec<usize> = (0..next.members.len()).collect();
         let (mut failed, mut written) = (Vec::new(), 0);
         // Whoever may be lost from here on, one that is left says what is recorded.
-        let stale = next.members.iter().filter(|member| member.stale).count();
+        let outdated = self.outdated.get();
+        let is_missing = |position: usize| next.members[position].stale || outdated & 1 << position != 0;
+        let stale = (0..next.members.len()).filter(|position| is_missing(*position)).count();
         let enough = self.geo.m.saturating_sub(stale) + 1;
         loop {
             let writes = waiting.iter().map(|position| self.write_superblock(*position));
@@ -220,9 +225,18 @@ impl Array {
         };
         let mut recorded = self.record_then(change, || ()).await?;
         // A slice that a start might not find recorded is not used: what it gets would be taken for the old drive's.
-        while !recorded.is_known {
+        for attempt in 1.. {
+            if recorded.is_known {
+                break;
+            }
             self.fail_superblocks(recorded.failed).await;
-            self.suspend("no drive takes the superblock that names a new one".to_owned()).await?;
+            let why = "no other drive takes the superblock that names the new one".to_owned();
+            if attempt == MOST_ATTEMPTS {
+                // Nobody else waits for that: the member stays lost, and a start finds who it is.
+                self.resume();
+                return Err(ArrayError::Suspended(why));
+            }
+            self.suspend(why).await?;
             recorded = self.record_stale(&self.newly_lost()).await?;
         }
         let mut failed = recorded.failed;
@@ -254,7 +268,14 @@ impl Array {
                 next.carriers.retain(|carrier| usize::from(*carrier) != position);
                 next.carriers_epoch += 1;
             };
-            failed = self.record(leave).await?;
+            let recorded = self.record_then(leave, || ()).await?;
+            failed = recorded.failed;
+            if !recorded.is_known {
+                drop(_one_at_a_time);
+                self.fail_unwritten(failed).await?;
+                let why = "no superblock says yet that its copy of the log is old".to_owned();
+                return Err(ArrayError::Suspended(why));
+            }
         }
         failed.extend(self.record(|next| next.members[position].stale = false).await?);
         drop(_one_at_a_time);

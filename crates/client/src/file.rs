@@ -50,7 +50,7 @@ pub struct FileState {
     pub losses: u64,
     /// No fsync has told of the last of them.
     pub lost: bool,
-    /// Where it ended when writes of it were lost. The kernel may believe in that, and a page that a program changed there has no
+    /// Where it ended when writes to it, of this client or another, may have been lost. The kernel may believe in that, and a page that a program changed there has no
     /// place in the file any more.
     pub lost_end: u64,
     /// A close has.
@@ -93,6 +93,11 @@ impl FileState {
         self.writes += 1;
         self.losses += 1;
         self.lost = true;
+        self.note_lost_end();
+    }
+
+    /// The file may be shorter from here on, and the kernel not know it.
+    pub(crate) fn note_lost_end(&mut self) {
         self.lost_end = self.lost_end.max(self.size);
     }
 
@@ -191,6 +196,9 @@ impl Client {
         if let Some(state) = self.files.borrow().get(&ino) {
             let mut state = state.borrow_mut();
             state.opens = state.opens.saturating_sub(1);
+            if state.opens == 0 {
+                state.lost_end = 0;
+            }
             if state.opens == 0 && state.lost_told {
                 (state.lost, state.lost_told) = (false, false);
             }

@@ -25,6 +25,7 @@
 use crate::file::FileState;
 use crate::session::Client;
 use futures_util::future::{Either, select};
+use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::{HashMap, Ino, LocalBoxFuture, Noted};
 use penstock_wire::names::{
@@ -42,6 +43,8 @@ use tokio::sync::Notify;
 const MOST_SERVED: usize = 64;
 /// Dropping what was served takes longer than this only when a page of it is locked again.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// Files given up at a time.
+const MOST_GIVEN_UP: usize = 64;
 /// Leases of files that nobody has open, kept because they may be opened again.
 const MOST_IDLE: usize = 4096;
 /// Between attempts to settle or to reach the service.
@@ -513,18 +516,18 @@ impl Client {
         self.until(|leases| leases.busy.get() == 0).await;
         let held: Vec<(Ino, u64)> =
             leases.table.borrow().iter().map(|(ino, lease)| (*ino, lease.grant.min(grant))).collect();
-        for (ino, grant) in held {
-            self.give_up(ino, grant).await;
-        }
+        // Side by side: each waits for programs that may fault pages in meanwhile.
+        stream::iter(held).for_each_concurrent(MOST_GIVEN_UP, |(ino, grant)| self.give_up(ino, grant)).await;
         let unleased = leases.unleased.get();
-        for ino in self.files_where(|_| true) {
+        let settle = async |ino: Ino| {
             // What the kernel reads from here on it reads with a lease. A page that it has locked for a request which waits
             // for one must not be waited for: others may be as far as this client, and wait for it.
             if let Some(cache) = cache.as_ref().filter(|_| unleased) {
                 cache.drop_pages(ino, 0..u64::MAX).await;
             }
             self.settle_at_last(ino).await;
-        }
+        };
+        stream::iter(self.files_where(|_| true)).for_each_concurrent(MOST_GIVEN_UP, settle).await;
         leases.unleased.set(false);
         if let Some(names_expire) = names_expire {
             names_expire.await;

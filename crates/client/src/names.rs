@@ -62,10 +62,10 @@ impl Client {
         let dropped = request.drop_set_id;
         let known = self.files.borrow().get(&Ino(request.ino)).cloned();
         let takes_bits = known.is_some_and(|state| dropped && state.borrow().set_id);
-        let attr = self.change_attr(request).await?;
-        if takes_bits {
-            self.make_taking_durable().await?;
-        }
+        let attr = match takes_bits {
+            true => self.take_durably(async || self.change_attr(request.clone()).await).await?,
+            false => self.change_attr(request).await?,
+        };
         if let Some(state) = self.files.borrow().get(&Ino(attr.ino)) {
             let mut state = state.borrow_mut();
             // Replies may come in another order: only who dropped the bits says that they are gone.
@@ -164,10 +164,17 @@ impl Client {
         self.set_attr_held(request).await.map(|_| true)
     }
 
-    /// Makes it durable that set-id bits or capabilities were taken from a file, before the write that they were taken for: a
-    /// write over a restart of the service is made again, and the taking is not.
-    pub async fn make_taking_durable(&self) -> Result<(), Failure> {
-        self.sync_names().await
+    /// Takes set-id bits or capabilities from a file, durably, before the write that they are taken for: a write over a restart of the
+    /// service is made again, and the taking would not be. So what straddles a restart is taken once more.
+    pub async fn take_durably<T>(&self, take: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+        loop {
+            let generation = self.restarts.generation();
+            let taken = take().await?;
+            self.sync_names().await?;
+            if generation == self.restarts.generation() {
+                return Ok(taken);
+            }
+        }
     }
 
     /// Makes a file, directory, symbolic link or special file.

@@ -115,10 +115,15 @@ impl Client {
         let mut files = 0;
         for (ino, state) in self.files.borrow().iter() {
             let mut state = state.borrow_mut();
+            // The end may be what another client wrote and lost.
+            state.note_lost_end();
             state.stale = true;
-            if state.mtime_ns.is_some() || state.unsynced {
+            let loses = state.mtime_ns.is_some() || state.unsynced;
+            if loses {
                 state.lose();
                 files += 1;
+            }
+            if loses || state.mapped {
                 // Its pages and its size in the kernel may be among what is lost.
                 self.drop_pages_soon(*ino);
             }

@@ -163,12 +163,14 @@ impl Session {
             return Ok(());
         }
         match self.client.get_xattr(ino, CAPABILITY).await {
-            // Another write may have been faster.
-            Ok(_) => match self.client.remove_xattr(ino, CAPABILITY).await {
-                Err(failure) if !is_nothing(&failure) => return Err(failure),
-                Err(_) => {}
-                Ok(()) => self.client.make_taking_durable().await?,
-            },
+            Ok(_) => {
+                let take = async || match self.client.remove_xattr(ino, CAPABILITY).await {
+                    // Another write may have been faster.
+                    Err(failure) if !is_nothing(&failure) => Err(failure),
+                    _ => Ok(()),
+                };
+                self.client.take_durably(take).await?;
+            }
             Err(failure) if is_nothing(&failure) => {}
             Err(failure) => return Err(failure),
         }

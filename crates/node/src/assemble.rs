@@ -168,7 +168,7 @@ impl Node {
         };
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
-        let drives = handles(env, candidates, &descriptors, last_paths, |why| unused(&why));
+        let drives = handles(env, candidates, &descriptors, last_paths, |why| unused(&why))?;
         let (mut arrays, roster) = (Vec::new(), Roster::new(env));
         for descriptor in descriptors.into_values() {
             arrays.push(open_array(env, descriptor, &drives, ownership.clone(), &roster).await?);
@@ -275,7 +275,7 @@ fn handles(
     descriptors: &BTreeMap<ArrayId, Descriptor>,
     last_paths: &BTreeMap<DriveId, String>,
     mut unused: impl FnMut(String),
-) -> Vec<Rc<DriveHandle>> {
+) -> Result<Vec<Rc<DriveHandle>>, StartError> {
     let mut found: BTreeMap<DriveId, (String, Rc<dyn penstock_drive::Drive>, Superblock)> = BTreeMap::new();
     let mut problems: BTreeMap<String, String> = BTreeMap::new();
     for Candidate { path, found: drive } in candidates {
@@ -283,7 +283,12 @@ fn handles(
             Ok((drive, superblock)) => match found.entry(superblock.drive) {
                 Entry::Vacant(place) => drop(place.insert((path, drive, superblock))),
                 Entry::Occupied(mut place) => {
-                    let newer = superblock.seq > place.get().2.seq;
+                    let newer = is_newer(&superblock, &place.get().2).ok_or_else(|| {
+                        StartError::Refused(format!(
+                            "{path} and {} are copies of one drive, each newer than the other for some array: take one away",
+                            place.get().0
+                        ))
+                    })?;
                     let mut other = (path, drive, superblock);
                     if newer {
                         std::mem::swap(&mut other, place.get_mut());
@@ -313,7 +318,24 @@ fn handles(
             DriveHandle::missing(env.clone(), path, member.drive, member.offset + member.len, why)
         }));
     }
-    handles
+    Ok(handles)
+}
+
+/// Whether a superblock is newer than one of the same drive, by what both say of arrays; none if each is for another array. Updates
+/// that a copy has had count only between equals: they say nothing of what the other one had.
+fn is_newer(one: &Superblock, other: &Superblock) -> Option<bool> {
+    let revisions = |of: &Superblock| -> BTreeMap<ArrayId, u64> {
+        of.arrays.iter().map(|entry| (entry.array, entry.revision)).collect()
+    };
+    let (one_has, other_has) = (revisions(one), revisions(other));
+    let leads = |these: &BTreeMap<ArrayId, u64>, those: &BTreeMap<ArrayId, u64>| {
+        these.iter().any(|(array, revision)| those.get(array).is_none_or(|other| revision > other))
+    };
+    match (leads(&one_has, &other_has), leads(&other_has, &one_has)) {
+        (true, true) => None,
+        (false, false) => Some(one.seq > other.seq),
+        (newer, _) => Some(newer),
+    }
 }
 
 async fn open_array(

@@ -264,3 +264,61 @@ fn a_drive_from_the_past_is_made_again() {
         a_drive_comes_back_from_the_past(4, 2, beside, cut);
     }
 }
+
+/// Two drives of a store of 4+2 are as they were before its last start, in order: the start never ended.
+#[test]
+fn two_drives_from_the_past_are_made_again() {
+    let site = Site::of(4, 2);
+    let mut past = None;
+    for turn in 0..2 {
+        one_life(&site, 201 + turn, &format!("file{turn}"));
+        past.get_or_insert_with(|| ["disk0", "disk1"].map(|name| site.disks.borrow()[name].duplicate()));
+    }
+    for (name, disk) in ["disk0", "disk1"].into_iter().zip(past.unwrap()) {
+        site.disks.borrow_mut().insert(name.to_owned(), disk);
+    }
+    one_life(&site, 211, "file2");
+    assert_eq!(read_without_others(&site, 2, "file1", 4 << 20), Ok(()));
+}
+
+/// A life that ends in order, with everything whole and a file more.
+fn one_life(site: &Site, seed: u64, name: &str) {
+    let world = World::new(seed);
+    let run = world.run(async {
+        let env = world.env();
+        let starts = penstock_base::env::timeout(&env, Duration::from_secs(600), site.start(&world, &[]));
+        let machine = starts.await.expect("it starts").unwrap();
+        assert_eq!(health_when_rebuilt(&machine).await, "ok");
+        write_durably(&machine, name, 4 << 20).await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    site.cut(&world);
+}
+
+/// An old copy takes the place of a drive that is away, is made again and serves. The drive comes back beside it: it had more updates
+/// of its superblock, and was used, and with the other drives away everything was as it had been long before.
+fn both_copies_are_there(k: usize, m: usize, without: bool) {
+    let site = Site::of(k, m);
+    one_life(&site, 301, "a");
+    let past = site.disks.borrow()["disk0"].duplicate();
+    (302..307).for_each(|seed| one_life(&site, seed, &format!("b{seed}")));
+    let drive = site.disks.borrow()["disk0"].duplicate();
+    site.disks.borrow_mut().insert("disk0".to_owned(), past);
+    one_life(&site, 307, "c");
+    site.disks.borrow_mut().insert("copy".to_owned(), drive);
+    if without {
+        assert_eq!(read_without_others(&site, m, "c", 4 << 20), Ok(()));
+    }
+    one_life(&site, 308, "d");
+    for name in ["a", "b306", "c", "d"] {
+        assert_eq!(read_without_others(&site, m, name, 4 << 20), Ok(()), "{name}");
+    }
+}
+
+#[test]
+fn of_two_copies_of_a_drive_the_one_that_served_last_is_used() {
+    for (k, m, without) in [(1, 1, false), (1, 1, true), (4, 2, true)] {
+        both_copies_are_there(k, m, without);
+    }
+}

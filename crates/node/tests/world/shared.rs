@@ -944,3 +944,73 @@ fn a_client_that_ended_is_not_waited_for_after_a_crash() {
         end(machine, rest, remotes).await;
     });
 }
+
+/// One client made a file longer, and another one had a map of it: the growth was lost, and what the other one stored there was cut
+/// away while its msync and fsync said that all was done.
+#[test]
+fn a_page_behind_an_end_that_another_client_lost_is_refused() {
+    on_machine(123, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let (grows, maps) = (clients[1].clone(), clients[2].clone());
+        let ino = make(&grows, "file").await.unwrap();
+        grows.write(ino, 0, &[b'o'; 4096]).await.unwrap();
+        grows.fsync(ino).await.unwrap();
+        assert_eq!(open(&maps, "file").await, ino);
+        grows.write(ino, 4096, &[b'g'; 61_440]).await.unwrap();
+        assert_eq!(read(&maps, ino).await.len(), 65_536);
+        drop(maps.hold(ino, Purpose::Page).await.unwrap());
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        let page = [b'n'; 4096];
+        let hold = maps.hold(ino, Purpose::Page).await.unwrap();
+        let stored = maps.write_page_held(ino, 40_960, stage(40_960, &page), page.len()).await;
+        drop(hold);
+        assert_eq!(stored.map_err(|failure| failure.errno), Err(EIO));
+        assert_eq!(grows.fsync(ino).await.unwrap_err().errno, EIO);
+        assert_eq!(read(&maps, ino).await.len(), 4096);
+        maps.release(ino).await.unwrap();
+        grows.release(ino).await.unwrap();
+        let mut rest = clients;
+        rest[0] = machine.client.clone();
+        end(machine, rest, remotes).await;
+    });
+}
+
+/// Set-id bits were taken by one start of the service and made durable by the next, which still had them.
+#[test]
+fn what_a_write_takes_is_taken_again_over_a_restart() {
+    on_machine(124, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let (client, mut machine, mut straddled) = (clients[1].clone(), machine, 0);
+        let ino = make(&client, "program").await.unwrap();
+        for delay in (0..180).step_by(4) {
+            let change = SetAttrRequest { ino: ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
+            client.set_attr(change).await.unwrap();
+            while client.sync().await.is_err() {}
+            let (taker, result, met);
+            taker = client.clone();
+            (machine, result, met) =
+                restart_during(
+                    site,
+                    machine,
+                    &way,
+                    delay,
+                    async move { taker.drop_set_id(ino).await.map(drop) },
+                )
+                .await;
+            result.unwrap();
+            straddled += u32::from(met);
+            // Whatever was lost is lost by now.
+            machine = restart(site, machine, &way, Duration::ZERO).await;
+            assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o6000, 0, "after {delay} us");
+        }
+        assert!(straddled > 10, "{straddled}");
+        let mut rest = clients;
+        rest[0] = machine.client.clone();
+        while client.sync().await.is_err() {}
+        let _ = client.fsync(ino).await;
+        client.release(ino).await.unwrap();
+        end(machine, rest, remotes).await;
+    });
+}

@@ -103,6 +103,10 @@ impl Mending {
         is_news
     }
 
+    pub(crate) fn superblock_is_written(&self, position: usize) {
+        self.owed.borrow_mut().remove(&position);
+    }
+
     fn add(&self, bytes: &Range<u64>) {
         if let Some(left) = &mut *self.left.borrow_mut() {
             left.extend(bytes.start / PIECE_BYTES..bytes.end.div_ceil(PIECE_BYTES));
@@ -322,13 +326,8 @@ impl Array {
         let owed = self.mending.owed.borrow().clone();
         let mut failed = Vec::new();
         for position in owed {
-            match self.write_superblock(position).await {
-                Ok(_) => drop(self.mending.owed.borrow_mut().remove(&position)),
-                Err(DriveError::HostFull) => {}
-                Err(error) => {
-                    tracing::warn!(array = self.name, position, %error, "superblock not written");
-                    failed.push(position);
-                }
+            if !self.write_or_owe_superblock(position).await {
+                failed.push(position);
             }
         }
         self.fail_unwritten(failed).await

@@ -118,13 +118,9 @@ pub async fn open(
     let mut array = prepare(env, descriptor, members, ownership, roster)?;
     let (claim, stale) = array.recorded().await?;
     check_members(&array, stale)?;
-    let mut carriers = array.carriers_of(stale);
-    let root = array.read_root(&carriers).await?;
+    let root = array.read_root(&array.carriers_of(stale)).await?;
     let outdated = array.leave_out_outdated(&root, stale).await;
-    if !outdated.is_empty() {
-        carriers = array.carriers_of(stale);
-    }
-    let positions = array.trusted_carriers(stale);
+    let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
     let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
     array.reserved_version.set(root.versions_reserved.0);
     array.order.set(root.order);

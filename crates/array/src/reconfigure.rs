@@ -16,6 +16,7 @@ use std::rc::Rc;
 
 /// Attempts to have other drives name a new one in their superblocks.
 const MOST_ATTEMPTS: u32 = 20;
+const NOT_NAMED: &str = "no other drive takes the superblock that names the new one";
 
 /// Puts an array's descriptor and the slice of one of its members into a superblock.
 pub(crate) fn put_descriptor(superblock: &mut Superblock, descriptor: &Descriptor, position: usize) {
@@ -85,9 +86,7 @@ impl Array {
         let mut waiting: Vec<usize> = (0..next.members.len()).collect();
         let (mut failed, mut written) = (Vec::new(), 0);
         // Whoever may be lost from here on, one that is left says what is recorded.
-        let outdated = self.outdated.get();
-        let is_missing = |position: usize| next.members[position].stale || outdated & 1 << position != 0;
-        let stale = (0..next.members.len()).filter(|position| is_missing(*position)).count();
+        let stale = self.members.borrow().iter().filter(|member| member.stale).count();
         let enough = self.geo.m.saturating_sub(stale) + 1;
         loop {
             let writes = waiting.iter().map(|position| self.write_superblock(*position));
@@ -121,6 +120,19 @@ impl Array {
         let Some(slice) = self.member_slice(position) else { return Ok(false) };
         let put = |superblock: &mut Superblock| put_descriptor(superblock, &self.desc.borrow(), position);
         slice.drive().update_superblock(put).await.map(|()| true)
+    }
+
+    /// The same; where the host is full it is owed. Returns false where the drive does not take it.
+    pub(crate) async fn write_or_owe_superblock(&self, position: usize) -> bool {
+        match self.write_superblock(position).await {
+            Ok(_) => self.mending.superblock_is_written(position),
+            Err(DriveError::HostFull) => _ = self.mending.owe_superblock(position),
+            Err(error) => {
+                tracing::warn!(array = self.name, position, %error, "superblock not written");
+                return false;
+            }
+        }
+        true
     }
 
     /// Takes the drive of a member out of service, for all arrays that use it. Returns when that is recorded.
@@ -223,34 +235,38 @@ impl Array {
             member.generation += 1;
             member.stale = true;
         };
-        let mut recorded = self.record_then(change, || ()).await?;
         // A slice that a start might not find recorded is not used: what it gets would be taken for the old drive's.
-        for attempt in 1.. {
-            if recorded.is_known {
-                break;
-            }
-            self.fail_superblocks(recorded.failed).await;
-            let why = "no other drive takes the superblock that names the new one".to_owned();
-            if attempt == MOST_ATTEMPTS {
-                // Nobody else waits for that: the member stays lost, and a start finds who it is.
-                self.resume();
-                return Err(ArrayError::Suspended(why));
-            }
-            self.suspend(why).await?;
-            recorded = self.record_stale(&self.newly_lost()).await?;
-        }
-        let mut failed = recorded.failed;
+        let mut failed = self.record_until_known(change).await?;
         self.outdated.set(self.outdated.get() & !(1 << position));
         self.members.borrow_mut()[position].put_slice(slice);
-        match self.write_superblock(position).await {
-            Ok(_) => {}
-            Err(DriveError::HostFull) => _ = self.mending.owe_superblock(position),
-            Err(_) => failed.push(position),
+        if !self.write_or_owe_superblock(position).await {
+            failed.push(position);
         }
         drop(_one_at_a_time);
         // It is in force from here on, whatever becomes of the drive.
         self.want_mending();
         self.fail_unwritten(failed).await
+    }
+
+    /// Records a change, and once more while too few superblocks say it; not for ever, because whoever fails or replaces a drive
+    /// waits. Call under the reconfiguration lock. Returns members whose superblock could not be written.
+    async fn record_until_known(
+        &self,
+        change: impl FnOnce(&mut Descriptor),
+    ) -> Result<Vec<usize>, ArrayError> {
+        let (mut recorded, mut attempts) = (self.record_then(change, || ()).await?, 1);
+        while !recorded.is_known {
+            self.fail_superblocks(recorded.failed).await;
+            if attempts == MOST_ATTEMPTS {
+                // The member stays lost, and a start finds who it is.
+                self.resume();
+                return Err(ArrayError::Suspended(NOT_NAMED.to_owned()));
+            }
+            self.suspend(NOT_NAMED.to_owned()).await?;
+            recorded = self.record_stale(&self.newly_lost()).await?;
+            attempts += 1;
+        }
+        Ok(recorded.failed)
     }
 
     /// A member that was rebuilt in a life counts again.

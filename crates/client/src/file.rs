@@ -50,11 +50,11 @@ pub struct FileState {
     pub losses: u64,
     /// No fsync has told of the last of them.
     pub lost: bool,
-    /// Where it ended when writes to it, of this client or another, may have been lost. The kernel may believe in that, and a page that a program changed there has no
-    /// place in the file any more.
-    pub lost_end: u64,
     /// A close has.
     pub lost_told: bool,
+    /// Where it ended when writes to it, of this client or another, may have been lost. The kernel may believe in that, and a
+    /// page that a program changed there has no place in the file any more.
+    pub lost_end: u64,
     /// The service was started again, or no lease covers the file: its size may be another one.
     pub stale: bool,
 }
@@ -80,8 +80,8 @@ impl FileState {
             unsynced: false,
             losses: 0,
             lost: false,
-            lost_end: 0,
             lost_told: false,
+            lost_end: 0,
             stale: false,
         }
     }
@@ -198,9 +198,9 @@ impl Client {
             state.opens = state.opens.saturating_sub(1);
             if state.opens == 0 {
                 state.lost_end = 0;
-            }
-            if state.opens == 0 && state.lost_told {
-                (state.lost, state.lost_told) = (false, false);
+                if state.lost_told {
+                    (state.lost, state.lost_told) = (false, false);
+                }
             }
         }
         self.forget_idle(ino);

@@ -111,14 +111,7 @@ impl Client {
     /// Gives a file another size, with whatever else the request says. The caller holds the file's lock.
     pub(crate) async fn resize(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
         request.size = Some(size);
-        loop {
-            let generation = self.restarts.generation();
-            let attr = self.resize_once(request.clone(), size).await?;
-            // Of one start of the service, which may lose what it did not make durable, or once more.
-            if generation == self.restarts.generation() {
-                return Ok(attr);
-            }
-        }
+        self.under_one_start(async || self.resize_once(request.clone(), size).await).await
     }
 
     async fn resize_once(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
@@ -167,14 +160,12 @@ impl Client {
     /// Takes set-id bits or capabilities from a file, durably, before the write that they are taken for: a write over a restart of the
     /// service is made again, and the taking would not be. So what straddles a restart is taken once more.
     pub async fn take_durably<T>(&self, take: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
-        loop {
-            let generation = self.restarts.generation();
+        self.under_one_start(async || {
             let taken = take().await?;
             self.sync_names().await?;
-            if generation == self.restarts.generation() {
-                return Ok(taken);
-            }
-        }
+            Ok(taken)
+        })
+        .await
     }
 
     /// Makes a file, directory, symbolic link or special file.

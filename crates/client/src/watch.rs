@@ -85,6 +85,21 @@ pub(crate) fn lost(what: &str) -> Failure {
 }
 
 impl Client {
+    /// Does something of several requests under one start of the service, which may lose what it did not make durable: what
+    /// straddles a restart is done once more.
+    pub(crate) async fn under_one_start<T>(
+        &self,
+        act: impl AsyncFn() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        loop {
+            let generation = self.restarts.generation();
+            let done = act().await?;
+            if generation == self.restarts.generation() {
+                return Ok(done);
+            }
+        }
+    }
+
     /// Fails when the session has ended.
     pub(crate) fn check_lives(&self) -> Result<(), Failure> {
         match self.restarts.ended.get() {

@@ -262,8 +262,7 @@ impl AheadKv {
     }
 
     /// Refuses what the engine might have no room to change at once.
-    fn check_length(&self, writes: &WriteSet) -> Result<(), KvError> {
-        let (rows, bytes) = (writes.changes.len() as u64, writes.bytes());
+    fn check_length(&self, rows: u64, bytes: u64) -> Result<(), KvError> {
         let longest_bytes = self.longest_bytes;
         match rows * PAGES_OF_A_ROW * PAGE_BYTES + 3 * bytes > longest_bytes {
             true => Err(KvError::TooLong { rows, bytes, longest_bytes }),
@@ -272,11 +271,12 @@ impl AheadKv {
     }
 
     async fn try_commit(&self, writes: WriteSet) -> Result<(), KvError> {
-        self.check_length(&writes)?;
+        let bytes = writes.bytes();
+        self.check_length(writes.changes.len() as u64, bytes)?;
         loop {
             self.check()?;
             let Usage { used_bytes, budget_bytes, .. } = self.usage();
-            if !writes.reclaims && used_bytes + writes.bytes() > budget_bytes {
+            if !writes.reclaims && used_bytes + bytes > budget_bytes {
                 if self.pending.borrow().is_empty() {
                     return Err(KvError::NoSpace { used_bytes, budget_bytes });
                 }
@@ -291,7 +291,6 @@ impl AheadKv {
             self.filled.notify_one();
             moved.await;
         }
-        let bytes = writes.bytes();
         let mut pending = self.pending.borrow_mut();
         pending.open.bytes += bytes;
         for (key, value) in writes.changes {

@@ -107,12 +107,16 @@ impl Node {
         Ok(self.drive_report(&new))
     }
 
+    /// The drive of this store that is in use at a path.
+    fn online_at(&self, path: &str) -> Option<Rc<DriveHandle>> {
+        self.drives.borrow().iter().find(|drive| drive.is_online() && drive.path() == path).cloned()
+    }
+
     /// A drive of this store that took the place of a lost one in some arrays, and can take it in the others: a replacement
     /// goes on that a restart interrupted.
     fn half_in_place(&self, old: &DriveHandle, path: Option<&str>) -> Option<Rc<DriveHandle>> {
         let path = path.unwrap_or(old.path());
-        let drives = self.drives.borrow();
-        let new = drives.iter().find(|drive| drive.is_online() && drive.path() == path)?;
+        let new = self.online_at(path)?;
         let slices = |id: DriveId| self.arrays.iter().filter_map(move |array| array.slice_of(id));
         let apart = |(offset, len): (u64, u64)| {
             slices(new.id()).all(|(other, other_len)| offset + len <= other || other + other_len <= offset)
@@ -124,7 +128,7 @@ impl Node {
             && !self.arrays.iter().any(with_both)
             && slices(old.id()).all(apart)
             && self.needed_bytes(old.id()) <= slices_end(new.size_bytes());
-        fits.then(|| new.clone())
+        fits.then_some(new)
     }
 
     /// A blank drive that may take the place of a lost one.
@@ -142,7 +146,7 @@ impl Node {
                 old.id()
             )));
         }
-        if self.drives.borrow().iter().any(|drive| drive.is_online() && drive.path() == path) {
+        if self.online_at(&path).is_some() {
             return Err(AdminError::Refused(format!("{path} is a drive of this store in use")));
         }
         self.refuse_what_is_wanted(&path, old).await?;

@@ -168,7 +168,7 @@ impl Node {
         };
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
-        let drives = handles(env, candidates, &descriptors, last_paths, |why| unused(&why))?;
+        let drives = handles(env, candidates, &descriptors, last_paths, unused)?;
         let (mut arrays, roster) = (Vec::new(), Roster::new(env));
         for descriptor in descriptors.into_values() {
             arrays.push(open_array(env, descriptor, &drives, ownership.clone(), &roster).await?);
@@ -268,13 +268,13 @@ impl Node {
 }
 
 /// A handle for every drive that some array names: online where it was found, missing where it was not. Of two copies of one
-/// drive that is used which took its superblock last.
+/// drive the newer is used.
 fn handles(
     env: &Env,
     candidates: Vec<Candidate>,
     descriptors: &BTreeMap<ArrayId, Descriptor>,
     last_paths: &BTreeMap<DriveId, String>,
-    mut unused: impl FnMut(String),
+    unused: impl Fn(&str),
 ) -> Result<Vec<Rc<DriveHandle>>, StartError> {
     let mut found: BTreeMap<DriveId, (String, Rc<dyn penstock_drive::Drive>, Superblock)> = BTreeMap::new();
     let mut problems: BTreeMap<String, String> = BTreeMap::new();
@@ -294,7 +294,7 @@ fn handles(
                         std::mem::swap(&mut other, place.get_mut());
                     }
                     let (path, used) = (other.0, &place.get().0);
-                    unused(format!("{path} is a copy of the drive at {used}, and not newer"));
+                    unused(&format!("{path} is a copy of the drive at {used}, and not newer"));
                 }
             },
             Err(why) => drop(problems.insert(path, why)),

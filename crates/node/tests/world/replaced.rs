@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, Opened, Planned, Site};
 use crate::model::make_file;
-use penstock_base::Ino;
+use penstock_base::{DriveId, Ino};
 use penstock_drive::{Fault, Op};
 use penstock_node::EventKind;
 use penstock_sim::World;
@@ -16,11 +16,10 @@ async fn write_durably(machine: &Machine, name: &str, bytes: usize) {
 }
 
 /// Takes the drive at `disk0` out of service. Returns its id.
-async fn fail_first_drive(machine: &Machine) -> String {
+async fn fail_first_drive(machine: &Machine) -> DriveId {
     let drive = machine.node.drives().into_iter().find(|drive| drive.path() == "disk0").unwrap();
-    let id = drive.id().to_string();
-    machine.node.fail_drive(&id).await.unwrap();
-    id
+    machine.node.fail_drive(&drive.id().to_string()).await.unwrap();
+    drive.id()
 }
 
 /// Waits until everything is whole, and says how the store is then.
@@ -57,7 +56,7 @@ fn a_full_host_meets_a_replacement(k: usize, m: usize, full_after: Duration) {
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
         write_durably(&machine, "file", 100_000).await;
-        let id = fail_first_drive(&machine).await;
+        let id = fail_first_drive(&machine).await.to_string();
         let before = site.disks.borrow()["disk0"].clone();
         let (disks, env) = (site.disks.clone(), world.env());
         let fill = async move {
@@ -113,8 +112,7 @@ fn cut_while_a_replacement_is_recorded(k: usize, m: usize, slow: Duration) {
     let run = world.run(async {
         let machine = site.start_recording(&world, &[], &opened).await.unwrap();
         write_durably(&machine, "file", 100_000).await;
-        let id = fail_first_drive(&machine).await;
-        let old = machine.node.drives().into_iter().find(|drive| drive.id().to_string() == id).unwrap().id();
+        let old = fail_first_drive(&machine).await;
         machine.env.sleep(Duration::from_secs(30)).await;
         let superblocks = 0..65_536;
         let slow =
@@ -124,7 +122,7 @@ fn cut_while_a_replacement_is_recorded(k: usize, m: usize, slow: Duration) {
             drive.plant_within(plan.op, plan.nth, plan.fault, plan.within);
         }
         site.plans.borrow_mut().insert("new".to_owned(), (1..8).map(slow).collect());
-        let (node, asked) = (machine.node.clone(), id.clone());
+        let (node, asked) = (machine.node.clone(), old.to_string());
         let replace = async move { drop(node.replace_drive(&asked, Some("new")).await) };
         world.env().spawn("replace", Box::pin(replace));
         let data = machine.node.arrays().iter().find(|array| array.name() == "data").unwrap().clone();
@@ -164,7 +162,7 @@ fn a_restart_amid_a_replacement(k: usize, m: usize) {
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
         write_durably(&machine, "file", 100_000).await;
-        let id = fail_first_drive(&machine).await;
+        let id = fail_first_drive(&machine).await.to_string();
         // The host is full when the drive takes its superblock before the second array.
         let full = Planned { op: Op::Write, nth: 2, fault: Fault::HostFull, within: 0..65_536 };
         site.plans.borrow_mut().insert("disk0".to_owned(), vec![full]);

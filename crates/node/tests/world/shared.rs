@@ -830,11 +830,7 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
         let ino = make(&client, "file").await.unwrap();
         client.write(ino, 0, &[b'o'; 300_000]).await.unwrap();
         client.fsync(ino).await.unwrap();
-        let resize = async |size: u64| {
-            let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-            client.set_attr(change).await.unwrap();
-        };
-        resize(1 << 20).await;
+        client.set_attr(size_of(ino, 1 << 20)).await.unwrap();
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         assert_eq!(client.fsync(ino).await.unwrap_err().errno, EIO);
         client.fsync(ino).await.unwrap();
@@ -857,13 +853,11 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
             (300_000, b'o', b'n', b'n')
         );
         // The kernel hears of this size, so what it has behind another client's end is not kept.
-        resize(400_000).await;
+        client.set_attr(size_of(ino, 400_000)).await.unwrap();
         assert_eq!(store(897_024).await, Ok(()));
         client.fsync(ino).await.unwrap();
-        let mut rest = clients;
-        rest[0] = machine.client.clone();
         client.release(ino).await.unwrap();
-        end(machine, rest, remotes).await;
+        end(machine, clients, remotes).await;
     });
 }
 
@@ -887,11 +881,9 @@ fn an_fsync_of_another_file_tells_that_attributes_were_lost() {
             client.fsync(other).await.unwrap();
             assert_eq!(client.fsync(changed).await.unwrap_err().errno, EIO, "its own fsync tells as well");
         }
-        let mut rest = clients;
-        rest[0] = machine.client.clone();
         client.release(changed).await.unwrap();
         client.release(other).await.unwrap();
-        end(machine, rest, remotes).await;
+        end(machine, clients, remotes).await;
     });
 }
 
@@ -912,10 +904,8 @@ fn what_a_write_takes_from_a_file_is_durable_before_the_write() {
         client.write(ino, 0, b"changed").await.unwrap();
         client.fsync(ino).await.unwrap();
         assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o6000, 0);
-        let mut rest = clients;
-        rest[0] = machine.client.clone();
         client.release(ino).await.unwrap();
-        end(machine, rest, remotes).await;
+        end(machine, clients, remotes).await;
     });
 }
 
@@ -940,8 +930,7 @@ fn a_client_that_ended_is_not_waited_for_after_a_crash() {
             machine.env.sleep(Duration::from_secs(1)).await;
         }
         clients[1].release(ino).await.unwrap();
-        let rest = vec![machine.client.clone(), clients[1].clone()];
-        end(machine, rest, remotes).await;
+        end(machine, clients[..2].to_vec(), remotes).await;
     });
 }
 
@@ -970,9 +959,7 @@ fn a_page_behind_an_end_that_another_client_lost_is_refused() {
         assert_eq!(read(&maps, ino).await.len(), 4096);
         maps.release(ino).await.unwrap();
         grows.release(ino).await.unwrap();
-        let mut rest = clients;
-        rest[0] = machine.client.clone();
-        end(machine, rest, remotes).await;
+        end(machine, clients, remotes).await;
     });
 }
 
@@ -988,17 +975,10 @@ fn what_a_write_takes_is_taken_again_over_a_restart() {
             let change = SetAttrRequest { ino: ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
             client.set_attr(change).await.unwrap();
             while client.sync().await.is_err() {}
-            let (taker, result, met);
-            taker = client.clone();
-            (machine, result, met) =
-                restart_during(
-                    site,
-                    machine,
-                    &way,
-                    delay,
-                    async move { taker.drop_set_id(ino).await.map(drop) },
-                )
-                .await;
+            let taker = client.clone();
+            let take = async move { taker.drop_set_id(ino).await.map(drop) };
+            let (result, met);
+            (machine, result, met) = restart_during(site, machine, &way, delay, take).await;
             result.unwrap();
             straddled += u32::from(met);
             // Whatever was lost is lost by now.
@@ -1006,11 +986,9 @@ fn what_a_write_takes_is_taken_again_over_a_restart() {
             assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o6000, 0, "after {delay} us");
         }
         assert!(straddled > 10, "{straddled}");
-        let mut rest = clients;
-        rest[0] = machine.client.clone();
         while client.sync().await.is_err() {}
         let _ = client.fsync(ino).await;
         client.release(ino).await.unwrap();
-        end(machine, rest, remotes).await;
+        end(machine, clients, remotes).await;
     });
 }

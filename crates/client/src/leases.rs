@@ -8,8 +8,7 @@
 //! moment ([`KernelCache::names_expire`]), and not at all while there are others.
 //!
 //! The kernel locks a page while it waits for a read of it, or for a write of a part of it, and dropping a page waits
-//! for that lock. So while pages are dropped the lease still serves, until nothing is left but what was served since,
-//! which is not locked any more. For the same reason a file that this client has open for writing through its pages is
+//! for that lock. So while pages are dropped the lease still serves who is in the way ([`crate::pages`]). For the same reason a file that this client has open for writing through its pages is
 //! given no shared lease, from which a write would have to wait for an exclusive one; and a read under a shared lease that
 //! is called does not wait for the exclusive one that it would ask for otherwise. Nor do the writing back of a page and a
 //! change of size, during which the kernel keeps changed pages back ([`Purpose`]): the service sees to it that others drop
@@ -23,10 +22,10 @@
 //!   where that is an older one.
 
 use crate::file::FileState;
+use crate::pages::{Served, Waiting};
 use crate::session::Client;
 use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
-use penstock_base::env::timeout;
 use penstock_base::{HashMap, Ino, LocalBoxFuture, Noted};
 use penstock_wire::names::{
     FailedSettle, LeaseCall, LeaseReply, LeaseRequest, ReleasedLease, WatchReply, WatchRequest,
@@ -37,14 +36,13 @@ use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
-/// Ranges served while pages are dropped; with more, all are dropped once more.
-const MOST_SERVED: usize = 64;
-/// Dropping what was served takes longer than this only when a page of it is locked again.
-const PATIENCE: Duration = Duration::from_millis(100);
 /// Files given up at a time.
 const MOST_GIVEN_UP: usize = 64;
+/// Files at a time whose pages are dropped beside that. Each may wait for a lease, and those that give leases up must not wait
+/// for it.
+const MOST_SOON: usize = 32;
 /// Leases of files that nobody has open, kept because they may be opened again.
 const MOST_IDLE: usize = 4096;
 /// Between attempts to settle or to reach the service.
@@ -62,39 +60,46 @@ pub trait KernelCache {
 }
 
 #[derive(Default)]
-struct Lease {
+pub(crate) struct Lease {
     /// None, shared or exclusive.
     exclusive: Option<bool>,
     grant: u64,
     /// Grants up to this one are void.
     void: u64,
-    users: u64,
+    pub(crate) users: u64,
+    /// Requests that wait for it.
+    pub(crate) waiting: Vec<Rc<Waiting>>,
     /// It is on its way back, and serves until it is closed.
     called: bool,
-    closed: bool,
+    /// While pages are dropped: nobody is served but who is in the way of that.
+    pub(crate) closed: bool,
     asking: bool,
     /// Bytes that are on their way into pages by a notice, which waits for locked pages as dropping them does.
-    stores: u64,
-    /// Bytes that may be in pages since these began to be dropped.
-    served: Option<Vec<Range<u64>>>,
+    pub(crate) stores: u64,
+    /// What may be in pages since these began to be dropped.
+    pub(crate) served: Option<Served>,
     /// The kernel has no page from before this lease.
     clean: bool,
 }
 
 impl Lease {
+    fn is_used(&self) -> bool {
+        self.users > 0 || self.stores > 0 || !self.waiting.is_empty()
+    }
+
     fn covers(&self, exclusive: bool) -> bool {
         self.exclusive.is_some_and(|has| has || !exclusive)
     }
 
     /// Whether a request is served under a lease that is on its way back, although it would ask for another one otherwise:
     /// the kernel may keep a page for it that must be dropped first.
-    fn suffices(&self, purpose: Purpose) -> bool {
-        let serves = match purpose {
-            Purpose::Read | Purpose::Resize => !self.closed,
-            Purpose::Page => true,
-            Purpose::Write => false,
-        };
-        self.called && self.covers(false) && serves
+    fn suffices(&self, purpose: Purpose, let_in: bool) -> bool {
+        self.called && self.covers(false) && self.serves(purpose, let_in) && purpose != Purpose::Write
+    }
+
+    /// Whether pages that are being dropped do not stand against a request.
+    fn serves(&self, purpose: Purpose, let_in: bool) -> bool {
+        !self.closed || let_in || purpose == Purpose::Page
     }
 }
 
@@ -143,13 +148,23 @@ pub(crate) struct Leases {
     busy: Cell<u64>,
     table: RefCell<HashMap<Ino, Lease>>,
     void: Cell<u64>,
-    changed: Notify,
+    pub(crate) changed: Notify,
     seen: Cell<u64>,
     released: RefCell<Vec<ReleasedLease>>,
     /// While alone: the kernel may have pages from a time with others, but for those of these files.
     soiled: Cell<bool>,
     kept: Noted<Ino>,
     cache: RefCell<Option<Rc<dyn KernelCache>>>,
+    soon: Soon,
+}
+
+/// Turns of [`Client::drop_pages_soon`].
+struct Soon(Semaphore);
+
+impl Default for Soon {
+    fn default() -> Self {
+        Self(Semaphore::new(MOST_SOON))
+    }
 }
 
 /// The right to work on a file, while it lives.
@@ -164,9 +179,8 @@ impl Hold {
         let Some(ino) = self.ino else { return };
         if let Some(lease) = self.leases.table.borrow_mut().get_mut(&ino)
             && let Some(served) = &mut lease.served
-            && !bytes.is_empty()
         {
-            served.push(bytes);
+            served.add(bytes);
         }
     }
 }
@@ -205,7 +219,7 @@ impl Drop for Store {
         let lease = table.get_mut(&ino).expect("a lease stays while bytes of it are stored");
         lease.stores -= 1;
         if let Some(served) = &mut lease.served {
-            served.push(self.bytes.clone());
+            served.add(self.bytes.clone());
         }
         drop(table);
         self.leases.changed.notify_waiters();
@@ -229,6 +243,26 @@ impl Drop for Hold {
         if left == 0 {
             self.leases.changed.notify_waiters();
         }
+    }
+}
+
+/// A request that waits for a lease is known while this lives.
+struct Waits<'a>(&'a Leases, Ino, &'a Rc<Waiting>);
+
+impl<'a> Waits<'a> {
+    fn begin(leases: &'a Leases, ino: Ino, waiting: &'a Rc<Waiting>) -> Self {
+        leases.table.borrow_mut().entry(ino).or_default().waiting.push(waiting.clone());
+        Self(leases, ino, waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let Self(leases, ino, waiting) = self;
+        leases.change(*ino, |lease| {
+            let lease = lease.expect("a lease stays while it is waited for");
+            lease.waiting.retain(|other| !Rc::ptr_eq(other, waiting));
+        });
     }
 }
 
@@ -257,6 +291,21 @@ impl Leases {
     /// Whether the state of a file is this client's to know.
     pub(crate) fn covers(&self, ino: Ino) -> bool {
         self.alone.get() || self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(false))
+    }
+
+    /// The kernel behind the client, if it is a mount.
+    pub(crate) fn kernel_cache(&self) -> Option<Rc<dyn KernelCache>> {
+        self.cache.borrow().clone()
+    }
+
+    /// Changes what is known of a lease.
+    pub(crate) fn change<T>(&self, ino: Ino, change: impl FnOnce(Option<&mut Lease>) -> T) -> T {
+        change(self.table.borrow_mut().get_mut(&ino))
+    }
+
+    /// A number of a lease, zero of none.
+    pub(crate) fn number(&self, ino: Ino, of: impl FnOnce(&Lease) -> u64) -> u64 {
+        self.table.borrow().get(&ino).map_or(0, of)
     }
 
     /// The service was started again: its numbers begin again. What is held was granted by another start, and any call
@@ -319,6 +368,22 @@ impl Client {
 
     /// Waits for a file's lease.
     pub async fn hold(&self, ino: Ino, purpose: Purpose) -> Result<Hold, Failure> {
+        let locked = match purpose {
+            Purpose::Read | Purpose::Page => 0..0,
+            // A write may have a page locked that it fills in part, and a change of size keeps all changed pages back.
+            Purpose::Write | Purpose::Resize => 0..u64::MAX,
+        };
+        self.hold_for(ino, purpose, Waiting::new(locked, false)).await
+    }
+
+    /// Waits for a file's lease for a read of these bytes into pages, which the kernel has locked for it.
+    pub async fn hold_to_fill(&self, ino: Ino, bytes: Range<u64>) -> Result<Hold, Failure> {
+        self.hold_for(ino, Purpose::Read, Waiting::new(bytes, true)).await
+    }
+
+    async fn hold_for(&self, ino: Ino, purpose: Purpose, waiting: Waiting) -> Result<Hold, Failure> {
+        let waiting = Rc::new(waiting);
+        let mut waits = None;
         loop {
             let changed = self.leases.changed.notified();
             if self.leases.alone.get() {
@@ -329,8 +394,9 @@ impl Client {
             let ask = {
                 let mut table = self.leases.table.borrow_mut();
                 let lease = table.entry(ino).or_default();
-                let covers = lease.covers(exclusive) && (!lease.closed || purpose == Purpose::Page);
-                if covers || lease.suffices(purpose) {
+                let let_in = waiting.is_let_in();
+                let covers = lease.covers(exclusive) && lease.serves(purpose, let_in);
+                if covers || lease.suffices(purpose, let_in) {
                     lease.users += 1;
                     return Ok(Hold { leases: self.leases.clone(), ino: Some(ino) });
                 }
@@ -338,6 +404,7 @@ impl Client {
                 lease.asking |= ask;
                 ask
             };
+            waits.get_or_insert_with(|| Waits::begin(&self.leases, ino, &waiting));
             if !ask {
                 changed.await;
                 continue;
@@ -345,7 +412,8 @@ impl Client {
             // Its answer may wait for others, who wait for the lease that this client has until then.
             let asked = pin!(self.ask_for_lease(ino, exclusive));
             let called = pin!(self.until(|leases| {
-                leases.table.borrow().get(&ino).is_some_and(|lease| lease.suffices(purpose))
+                let suffices = |lease: &Lease| lease.suffices(purpose, waiting.is_let_in());
+                leases.table.borrow().get(&ino).is_some_and(suffices)
             }));
             if let Either::Left((asked, _)) = select(asked, called).await {
                 asked?;
@@ -362,8 +430,7 @@ impl Client {
         let files = self.files.borrow();
         let mut released = self.leases.released.borrow_mut();
         table.retain(|ino, lease| {
-            let unused = lease.users == 0 && lease.stores == 0;
-            let idle = unused && !lease.called && !lease.asking && !files.contains_key(ino);
+            let idle = !lease.is_used() && !lease.called && !lease.asking && !files.contains_key(ino);
             if idle && lease.exclusive.is_some() {
                 released.push(ReleasedLease { ino: ino.0, grant: lease.grant });
             }
@@ -444,51 +511,7 @@ impl Client {
         }
     }
 
-    /// Drops the kernel's pages of a file whose lease is called, and closes the lease.
-    async fn drop_kernel_pages(&self, ino: Ino) {
-        let cache = self.leases.cache.borrow().clone();
-        let with = |change: &dyn Fn(&mut Lease)| {
-            change(self.leases.table.borrow_mut().get_mut(&ino).expect("a called lease stays"));
-            self.leases.changed.notify_waiters();
-        };
-        loop {
-            if let Some(cache) = &cache {
-                with(&|lease| lease.served = Some(Vec::new()));
-                cache.drop_pages(ino, 0..u64::MAX).await;
-            }
-            with(&|lease| lease.closed = true);
-            self.until(|leases| leases.table.borrow().get(&ino).is_none_or(|lease| lease.users == 0)).await;
-            let Some(cache) = &cache else { return };
-            let stored =
-                |leases: &Leases| leases.table.borrow().get(&ino).is_none_or(|lease| lease.stores == 0);
-            let mut stores = pin!(self.until(stored));
-            if timeout(&self.env, PATIENCE, &mut stores).await.is_none() {
-                // A page of one is locked by a request that must be served first.
-                with(&|lease| lease.closed = false);
-                stores.await;
-                continue;
-            }
-            let served = self.leases.table.borrow_mut().get_mut(&ino).and_then(|lease| lease.served.take());
-            let served = served.unwrap_or_default();
-            if served.len() <= MOST_SERVED {
-                let mut drops = pin!(async {
-                    for bytes in served {
-                        cache.drop_pages(ino, bytes).await;
-                    }
-                });
-                if timeout(&self.env, PATIENCE, &mut drops).await.is_some() {
-                    return;
-                }
-                // A page of these is locked by a request that must be served first.
-                with(&|lease| lease.closed = false);
-                drops.await;
-            } else {
-                with(&|lease| lease.closed = false);
-            }
-        }
-    }
-
-    async fn until(&self, done: impl Fn(&Leases) -> bool) {
+    pub(crate) async fn until(&self, done: impl Fn(&Leases) -> bool) {
         loop {
             let changed = self.leases.changed.notified();
             if done(&self.leases) {
@@ -511,7 +534,7 @@ impl Client {
         leases.soiled.set(true);
         leases.void.set(leases.void.get().max(grant));
         leases.changed.notify_waiters();
-        let cache = leases.cache.borrow().clone();
+        let cache = leases.kernel_cache();
         let names_expire = cache.as_ref().map(|cache| cache.names_expire());
         self.until(|leases| leases.busy.get() == 0).await;
         let held: Vec<(Ino, u64)> =
@@ -599,8 +622,13 @@ impl Client {
 
     /// Has the kernel drop its pages of a file once the reply that is on its way has gone.
     pub fn drop_pages_soon(&self, ino: Ino) {
-        if let Some(cache) = self.leases.cache.borrow().clone() {
-            self.env.spawn("drop pages", Box::pin(async move { cache.drop_pages(ino, 0..u64::MAX).await }));
+        if let Some(cache) = self.leases.kernel_cache() {
+            let leases = self.leases.clone();
+            let drop_them = async move {
+                let _turn = leases.soon.0.acquire().await;
+                cache.drop_pages(ino, 0..u64::MAX).await;
+            };
+            self.env.spawn("drop pages", Box::pin(drop_them));
         }
     }
 
@@ -610,7 +638,7 @@ impl Client {
         self.leases.alone.set(false);
         self.leases.table.borrow_mut().retain(|_, lease| {
             lease.exclusive = None;
-            lease.users > 0 || lease.stores > 0 || lease.called || lease.asking
+            lease.is_used() || lease.called || lease.asking
         });
         self.files.borrow().values().for_each(|state| state.borrow_mut().stale = true);
         let leaving = WatchRequest { leaves: true, ..self.watch_request() };

@@ -22,6 +22,7 @@ mod file;
 mod leases;
 mod locks;
 mod names;
+mod pages;
 mod session;
 mod settle;
 mod slots;

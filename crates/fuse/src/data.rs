@@ -35,7 +35,12 @@ impl Session {
         if pages && self.cache.sizes.is_open_for_writing(ino) {
             self.client.note_mapped(ino, true);
         }
-        let hold = self.client.hold(ino, Purpose::Read).await.map_err(|failure| errno(&failure))?;
+        let bytes = offset..offset.saturating_add(size.into());
+        let hold = match pages {
+            true => self.client.hold_to_fill(ino, bytes.clone()).await,
+            false => self.client.hold(ino, Purpose::Read).await,
+        };
+        let hold = hold.map_err(|failure| errno(&failure))?;
         let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
         let result = self.client.read_held(ino, offset, size.into()).await;
         if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) && !self.client.is_alone() {
@@ -44,12 +49,12 @@ impl Session {
             self.ask_before_reply(ino, end).await;
         }
         if pages {
-            self.cache.sizes.reaches(ino, offset.saturating_add(size.into()));
+            self.cache.sizes.reaches(ino, bytes.end);
         }
         let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
         if nothing && in_flight.is_some() && pages {
             // A page, and not what a program waits for.
-            if self.cache.reads.refuses(ino, offset..offset.saturating_add(size.into())) {
+            if self.cache.reads.refuses(ino, bytes.clone()) {
                 return Err(Errno::INTR);
             }
         }
@@ -59,7 +64,7 @@ impl Session {
             }
             request.in_flight = Some(in_flight);
         }
-        hold.serves(offset..offset.saturating_add(size.into()));
+        hold.serves(bytes);
         request.hold = Some(hold);
         result.map(Answer::Data).map_err(|failure| errno(&failure))
     }
@@ -95,9 +100,11 @@ impl Session {
             self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
             self.cache.sizes.reaches(ino, offset + len as u64);
         }
-        // A page that was written in part is not one that is read from.
-        let page = penstock_base::BLOCK_BYTES as u64;
-        hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
+        if !pages {
+            // A page that was written in part is not one that is read from, and one that is written back was there before.
+            let page = penstock_base::BLOCK_BYTES as u64;
+            hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
+        }
         request.hold = Some(hold);
         Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))
     }

@@ -34,5 +34,8 @@ pub use read_ahead::set_read_ahead;
 
 /// Longest write that the kernel may send.
 pub const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// Requests that the kernel may have in the background.
-pub const MAX_BACKGROUND: u16 = 64;
+/// Requests that the kernel may have in the background. Reads of pages that wait for a lease are among them, about one for each
+/// program, and pages that are written back, for which others may wait, need a place beside them.
+pub const MAX_BACKGROUND: u16 = 1024;
+/// With more than this it reads no further ahead.
+const CONGESTION: u16 = 48;

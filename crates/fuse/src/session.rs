@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::capabilities::Capabilities;
 use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::latency::{FuseLatency, Op};
-use crate::{MAX_BACKGROUND, MAX_WRITE_BYTES};
+use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::future::{Either, select};
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
 use penstock_client::{Client, Failure, Purpose};
@@ -169,7 +169,7 @@ impl Session {
                 flags: WANTED & kernel.flags,
                 flags2: more & init::DIRECT_IO_ALLOW_MMAP,
                 max_background: MAX_BACKGROUND,
-                congestion_threshold: MAX_BACKGROUND / 4 * 3,
+                congestion_threshold: CONGESTION,
                 max_write: MAX_WRITE_BYTES,
                 time_gran: 1,
                 max_pages: (MAX_WRITE_BYTES as usize / BLOCK_BYTES) as u16,

@@ -48,6 +48,7 @@ fn two_mounts_show_one_file_system() {
     locks_keep_others_out(&mounts);
     mapped_files(&mounts);
     growth_is_seen_without_a_look(&mounts);
+    programs_with_maps_take_turns(&mounts);
     growth_is_known_before_it_matters(&mounts);
     // A mount that dies gives its leases and its locks back.
     let path = |at: usize| mounts[at].join("held");
@@ -275,6 +276,48 @@ for child in children:
     assert os.waitpid(child, 0)[1] == 0, 'a store that was synced is gone'
 ";
     run_python("mapped files", script, mounts);
+}
+
+/// Many programs on each mount store into maps of the same files as fast as they can: none waits until the others end.
+fn programs_with_maps_take_turns(mounts: &[PathBuf; 2]) {
+    let script = "
+import mmap, os, signal, sys, time
+FILES, ROUNDS = 64, 3
+for number in range(FILES):
+    with open(os.path.join(sys.argv[1], 'turns%d' % number), 'wb') as file:
+        file.write(b'-' * 65536)
+rounds = mmap.mmap(-1, 8 * 2 * FILES)
+count = lambda at: int.from_bytes(rounds[8 * at:8 * at + 8], 'little')
+children = []
+for at in range(2 * FILES):
+    child = os.fork()
+    if child == 0:
+        fd = os.open(os.path.join(sys.argv[1 + at % 2], 'turns%d' % (at // 2)), os.O_RDWR)
+        pages = mmap.mmap(fd, 65536)
+        for n in range(1, 1 << 40):
+            for page in range(16):
+                pages[4096 * page + at % 2] = n % 251
+            if n % 7 == 0:
+                os.pwrite(fd, b'x' * 8, 65536 + n % 100 * 8)
+            rounds[8 * at:8 * at + 8] = n.to_bytes(8, 'little')
+    children.append(child)
+try:
+    time.sleep(1)
+    begun, ends = [count(at) for at in range(2 * FILES)], time.monotonic() + 120
+    waiting = list(range(2 * FILES))
+    while waiting and time.monotonic() < ends:
+        time.sleep(0.1)
+        waiting = [at for at in waiting if count(at) < begun[at] + ROUNDS]
+finally:
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    for child in children:
+        os.waitpid(child, 0)
+assert not waiting, 'these had no turn: %s' % waiting
+for number in range(FILES):
+    os.unlink(os.path.join(sys.argv[2], 'turns%d' % number))
+";
+    run_python("maps of many programs", script, mounts);
 }
 
 /// Descriptors and a map from before another mount made the file longer come to its new end without a read or a question for

@@ -28,7 +28,11 @@ async fn join(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>) {
     (Client::connect(&machine.env, remote.clone(), "another").await.unwrap(), remote)
 }
 
-async fn several(machine: &Machine, way: &Rc<Way>, count: usize) -> (Vec<Rc<Client>>, Vec<Rc<Remote>>) {
+pub(crate) async fn several(
+    machine: &Machine,
+    way: &Rc<Way>,
+    count: usize,
+) -> (Vec<Rc<Client>>, Vec<Rc<Remote>>) {
     let (mut clients, mut remotes) = (vec![machine.client.clone()], Vec::new());
     for _ in 1..count {
         let (client, remote) = join(machine, way).await;
@@ -38,7 +42,7 @@ async fn several(machine: &Machine, way: &Rc<Way>, count: usize) -> (Vec<Rc<Clie
     (clients, remotes)
 }
 
-async fn end(machine: Machine, clients: Vec<Rc<Client>>, remotes: Vec<Rc<Remote>>) {
+pub(crate) async fn end(machine: Machine, clients: Vec<Rc<Client>>, remotes: Vec<Rc<Remote>>) {
     for client in &clients[1..] {
         client.close().await.unwrap();
     }
@@ -47,7 +51,7 @@ async fn end(machine: Machine, clients: Vec<Rc<Client>>, remotes: Vec<Rc<Remote>
     machine.stop().await;
 }
 
-async fn open(client: &Client, name: &str) -> Ino {
+pub(crate) async fn open(client: &Client, name: &str) -> Ino {
     let ino = Ino(client.lookup(client.root(), name.as_bytes()).await.unwrap().ino);
     client.open(ino).await.unwrap();
     ino

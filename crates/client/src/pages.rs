@@ -1,0 +1,153 @@
+//! Dropping the kernel's pages of a file whose lease goes.
+//!
+//! The kernel drops a page when it has locked it, and a request may have it locked that waits for the lease. So pages are
+//! dropped once while the lease still serves, and then, with the lease closed, those that were served meanwhile, piece by
+//! piece. A piece is left out where a request waits that reads it into pages: they are locked, and nothing is in
+//! them. Where the kernel is stuck at a piece all the same, the requests that may have it locked are let in, and what they are
+//! served is dropped in the next round.
+//!
+//! Invariants:
+//! - when the lease is closed for good the kernel has no page with contents from under it;
+//! - each round drops what was let in during the one before, and nobody is let in but who is in the way: programs that
+//!   fault pages in as fast as they can do not keep the lease.
+
+use crate::leases::Lease;
+use crate::session::Client;
+use penstock_base::Ino;
+use penstock_base::env::timeout;
+use std::cell::Cell;
+use std::ops::Range;
+use std::pin::pin;
+use std::time::Duration;
+
+const PAGE_BYTES: u64 = 4096;
+/// Pieces of one round.
+const MOST_PIECES: u64 = 64;
+/// Dropping a piece takes longer than this when a page of it is locked for a request, or when the machine is busy.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// The same for a notice that a store of bytes waits for.
+const STORE_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Pages of a file by their bytes, apart from each other and in order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Served(Vec<Range<u64>>);
+
+impl Served {
+    pub(crate) fn add(&mut self, bytes: Range<u64>) {
+        if bytes.is_empty() {
+            return;
+        }
+        let end = bytes.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        let mut pages = bytes.start / PAGE_BYTES * PAGE_BYTES..end;
+        let first = self.0.partition_point(|other| other.end < pages.start);
+        let after = self.0.partition_point(|other| other.start <= pages.end);
+        if let [joined, ..] = &self.0[first..after] {
+            pages.start = pages.start.min(joined.start);
+            pages.end = pages.end.max(self.0[after - 1].end);
+        }
+        self.0.splice(first..after, [pages]);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Small pieces that cover all of it, not many more than [`MOST_PIECES`] beside one for each range.
+    fn pieces(&self) -> impl Iterator<Item = Range<u64>> {
+        let bytes: u64 = self.0.iter().map(|range| range.end - range.start).sum();
+        let longest = (bytes / MOST_PIECES).div_ceil(PAGE_BYTES).max(1) * PAGE_BYTES;
+        let cut = move |range: &Range<u64>| {
+            let end = range.end;
+            (range.start..end)
+                .step_by(longest as usize)
+                .map(move |at| at..end.min(at.saturating_add(longest)))
+        };
+        self.0.iter().flat_map(cut)
+    }
+}
+
+/// A request that waits for a lease.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    /// Bytes that the kernel may have locked pages of for it.
+    locked: Range<u64>,
+    /// It reads them: there is nothing in these pages.
+    reads: bool,
+    let_in: Cell<bool>,
+}
+
+impl Waiting {
+    pub(crate) fn new(locked: Range<u64>, reads: bool) -> Self {
+        Self { locked, reads, let_in: Cell::new(false) }
+    }
+
+    /// Whether it is served under a lease that is closed.
+    pub(crate) fn is_let_in(&self) -> bool {
+        self.let_in.get()
+    }
+
+    fn overlaps(&self, bytes: &Range<u64>) -> bool {
+        self.locked.start < bytes.end && bytes.start < self.locked.end
+    }
+
+    fn fills(&self, bytes: &Range<u64>) -> bool {
+        let end = self.locked.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        self.reads && !self.is_let_in() && self.locked.start <= bytes.start && bytes.end <= end
+    }
+}
+
+impl Client {
+    /// Drops the kernel's pages of a file whose lease is called, and closes the lease.
+    pub(crate) async fn drop_kernel_pages(&self, ino: Ino) {
+        let (leases, cache) = (&self.leases, self.leases.kernel_cache());
+        let called = |change: &dyn Fn(&mut Lease)| {
+            leases.change(ino, |lease| change(lease.expect("a called lease stays")));
+        };
+        if let Some(cache) = &cache {
+            called(&|lease| lease.served = Some(Served::default()));
+            cache.drop_pages(ino, 0..u64::MAX).await;
+        }
+        called(&|lease| lease.closed = true);
+        leases.changed.notify_waiters();
+        loop {
+            self.until(|leases| leases.number(ino, |lease| lease.users) == 0).await;
+            let Some(cache) = &cache else { return };
+            let stored = self.until(|leases| leases.number(ino, |lease| lease.stores) == 0);
+            self.let_in_while(ino, &(0..u64::MAX), STORE_PATIENCE, stored).await;
+            let served = Cell::default();
+            called(&|lease| served.set(lease.served.replace(Served::default())));
+            let served = served.take().unwrap_or_default();
+            if served.is_empty() {
+                return;
+            }
+            for piece in served.pieces() {
+                let filled = Cell::new(false);
+                called(&|lease| filled.set(lease.waiting.iter().any(|waiting| waiting.fills(&piece))));
+                if !filled.get() {
+                    let dropped = cache.drop_pages(ino, piece.clone());
+                    self.let_in_while(ino, &piece, PATIENCE, dropped).await;
+                }
+            }
+        }
+    }
+
+    /// Does something that waits for pages, and lets those requests in that may have them locked.
+    async fn let_in_while(
+        &self,
+        ino: Ino,
+        bytes: &Range<u64>,
+        patience: Duration,
+        work: impl Future<Output = ()>,
+    ) {
+        let mut work = pin!(work);
+        while timeout(&self.env, patience, &mut work).await.is_none() {
+            self.leases.change(ino, |lease| {
+                let waiting = lease.iter().flat_map(|lease| &lease.waiting);
+                waiting
+                    .filter(|waiting| waiting.overlaps(bytes))
+                    .for_each(|waiting| waiting.let_in.set(true));
+            });
+            self.leases.changed.notify_waiters();
+        }
+    }
+}

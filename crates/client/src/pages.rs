@@ -7,7 +7,8 @@
 //! served is dropped in the next round.
 //!
 //! Invariants:
-//! - when the lease is closed for good the kernel has no page with contents from under it;
+//! - a lease goes in the step in which nothing of it is in use and nothing is left to drop; who was let in and is not served by
+//!   then waits on;
 //! - each round drops what was let in during the one before, and nobody is let in but who is in the way: programs that
 //!   fault pages in as fast as they can do not keep the lease.
 
@@ -18,6 +19,7 @@ use penstock_base::env::timeout;
 use std::cell::Cell;
 use std::ops::Range;
 use std::pin::pin;
+use std::rc::Rc;
 use std::time::Duration;
 
 const PAGE_BYTES: u64 = 4096;
@@ -27,6 +29,7 @@ const MOST_PIECES: u64 = 64;
 const PATIENCE: Duration = Duration::from_millis(5);
 /// The same for a notice that a store of bytes waits for.
 const STORE_PATIENCE: Duration = Duration::from_millis(100);
+const STAYS: &str = "a called lease stays";
 
 /// Pages of a file by their bytes, apart from each other and in order.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -96,34 +99,40 @@ impl Waiting {
     }
 }
 
+impl Lease {
+    /// What is to be dropped in the next round. None when the lease may go: from here on nobody is served.
+    fn left_to_drop(&mut self) -> Option<Served> {
+        let served = self.served.take().unwrap_or_default();
+        if served.is_empty() && self.users == 0 && self.stores == 0 {
+            // Who was let in and has not come yet would be too late.
+            self.waiting.iter().for_each(|waiting| waiting.let_in.set(false));
+            return None;
+        }
+        self.served = Some(Served::default());
+        Some(served)
+    }
+}
+
 impl Client {
     /// Drops the kernel's pages of a file whose lease is called, and closes the lease.
     pub(crate) async fn drop_kernel_pages(&self, ino: Ino) {
         let (leases, cache) = (&self.leases, self.leases.kernel_cache());
-        let called = |change: &dyn Fn(&mut Lease)| {
-            leases.change(ino, |lease| change(lease.expect("a called lease stays")));
-        };
         if let Some(cache) = &cache {
-            called(&|lease| lease.served = Some(Served::default()));
+            leases.change(ino, |lease| lease.expect(STAYS).served = Some(Served::default()));
             cache.drop_pages(ino, 0..u64::MAX).await;
         }
-        called(&|lease| lease.closed = true);
+        leases.change(ino, |lease| lease.expect(STAYS).closed = true);
         leases.changed.notify_waiters();
         loop {
             self.until(|leases| leases.number(ino, |lease| lease.users) == 0).await;
-            let Some(cache) = &cache else { return };
             let stored = self.until(|leases| leases.number(ino, |lease| lease.stores) == 0);
             self.let_in_while(ino, &(0..u64::MAX), STORE_PATIENCE, stored).await;
-            let served = Cell::default();
-            called(&|lease| served.set(lease.served.replace(Served::default())));
-            let served = served.take().unwrap_or_default();
-            if served.is_empty() {
-                return;
-            }
+            let left = leases.change(ino, |lease| lease.expect(STAYS).left_to_drop());
+            let Some(served) = left else { return };
+            let Some(cache) = &cache else { continue };
             for piece in served.pieces() {
-                let filled = Cell::new(false);
-                called(&|lease| filled.set(lease.waiting.iter().any(|waiting| waiting.fills(&piece))));
-                if !filled.get() {
+                let fills = |waiting: &Rc<Waiting>| waiting.fills(&piece);
+                if !leases.change(ino, |lease| lease.expect(STAYS).waiting.iter().any(fills)) {
                     let dropped = cache.drop_pages(ino, piece.clone());
                     self.let_in_while(ino, &piece, PATIENCE, dropped).await;
                 }

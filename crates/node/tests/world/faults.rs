@@ -5,15 +5,15 @@ use crate::shared::{end, open, several};
 use penstock_base::{Env, Ino, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose};
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::Notify;
 
 const PAGE: u64 = 4096;
 const PAGES: usize = 16;
-/// Sending a changed page before it is dropped.
-const SENDING: Duration = Duration::from_millis(8);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
@@ -30,6 +30,10 @@ struct Mapped {
     ino: Ino,
     pages: RefCell<[Page; PAGES]>,
     unlocked: Notify,
+    /// Sending a changed page before it is dropped takes this long.
+    sending: Duration,
+    /// Where the file ends by what the program wrote.
+    end: Cell<u64>,
     ends: Cell<bool>,
 }
 
@@ -72,6 +76,17 @@ impl Mapped {
     }
 }
 
+impl Mapped {
+    /// Makes the file longer.
+    async fn grows(self: Rc<Self>, client: Rc<Client>) {
+        while !self.ends.get() {
+            self.env.sleep(Duration::from_micros(700)).await;
+            client.write(self.ino, self.end.get(), b"grown").await.unwrap();
+            self.end.set(self.end.get() + 5);
+        }
+    }
+}
+
 impl KernelCache for Mapped {
     fn drop_pages(&self, _ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         let client = self.client.upgrade().unwrap();
@@ -83,7 +98,7 @@ impl KernelCache for Mapped {
                 }
                 self.set(page..page + 1, Page::Locked);
                 let hold = client.hold(self.ino, Purpose::Page).await.unwrap();
-                self.env.sleep(SENDING).await;
+                self.env.sleep(self.sending).await;
                 drop(hold);
                 self.set(page..page + 1, Page::Absent);
             }
@@ -95,9 +110,9 @@ impl KernelCache for Mapped {
     }
 }
 
-#[test]
-fn a_program_that_faults_pages_in_keeps_no_lease() {
-    on_machine(330, async |_, machine| {
+/// A program stores into a file through pages, and another one makes it longer, while a second client writes it again and again.
+fn others_have_their_turn(seed: u64, sending: Duration) {
+    on_machine(330 + seed, async |_, machine| {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 3).await;
         let ino = make(&clients[1], "file").await.unwrap();
@@ -108,26 +123,116 @@ fn a_program_that_faults_pages_in_keeps_no_lease() {
             ino,
             pages: RefCell::new([Page::Absent; PAGES]),
             unlocked: Notify::new(),
+            sending,
+            end: Cell::new(PAGES as u64 * PAGE),
             ends: Cell::new(false),
         });
         let contents = |round: u8| vec![round; PAGES * PAGE as usize];
         clients[2].write(other, 0, &contents(0)).await.unwrap();
         clients[1].set_kernel_cache(Some(mapped.clone()));
-        machine.env.spawn("program", Box::pin(mapped.clone().stores(clients[1].clone())));
+        machine.env.spawn("stores", Box::pin(mapped.clone().stores(clients[1].clone())));
+        machine.env.spawn("grows", Box::pin(mapped.clone().grows(clients[1].clone())));
         for round in 1..30 {
             machine.env.sleep(Duration::from_millis(20)).await;
             let asked = machine.env.now();
             clients[2].write(other, 0, &contents(round)).await.unwrap();
             let took = machine.env.now() - asked;
             // Each page is sent once before the lease is closed and once after it, and a few once more.
-            assert!(took < 4 * PAGES as u32 * SENDING, "round {round}: {took:?}");
+            assert!(took < 6 * PAGES as u32 * sending, "round {round}: {took:?}");
             let old = |page: &Page| matches!(page, Page::Present(seen) if *seen < round);
             assert!(!mapped.pages.borrow().iter().any(old), "round {round}: {:?}", mapped.pages.borrow());
+            let end = mapped.end.get();
+            assert!(
+                clients[2].get_attr(other).await.unwrap().size >= end,
+                "round {round}: it was {end} long"
+            );
         }
         machine.env.sleep(Duration::from_secs(1)).await;
         assert_eq!(*mapped.pages.borrow(), [Page::Present(29); PAGES], "the program reads what was written");
         mapped.ends.set(true);
         machine.env.sleep(Duration::from_secs(1)).await;
+        clients[1].set_kernel_cache(None);
+        clients[1].release(ino).await.unwrap();
+        clients[2].release(other).await.unwrap();
+        end(machine, clients, remotes).await;
+    });
+}
+
+#[test]
+fn programs_that_fault_pages_in_keep_no_lease() {
+    // Some as long as who drops pages waits before it lets requests in.
+    for (seed, micros) in [8000, 5000, 5000, 4990, 2500].into_iter().enumerate() {
+        others_have_their_turn(seed as u64, Duration::from_micros(micros));
+    }
+}
+
+/// A kernel that takes some time for all pages, and is done with a piece as soon as somebody was let in.
+struct Slow {
+    env: Env,
+    drops: Cell<u32>,
+    begun: Notify,
+}
+
+impl KernelCache for Slow {
+    fn drop_pages(&self, _ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.drops.set(self.drops.get() + 1);
+            self.begun.notify_waiters();
+            if bytes == (0..u64::MAX) {
+                return self.env.sleep(Duration::from_millis(20)).await;
+            }
+            // Done when it is looked at once more after the time in which nobody is let in.
+            let mut looks = 0;
+            let done = |_: &mut Context<'_>| {
+                looks += 1;
+                if looks < 3 { Poll::Pending } else { Poll::Ready(()) }
+            };
+            poll_fn(done).await;
+        })
+    }
+
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// A write is let in because a page that is being dropped may be locked for it, and in the same moment that is dropped. It is
+/// served before the lease goes or after it has come back.
+#[test]
+fn a_lease_does_not_go_under_a_request_that_was_let_in() {
+    on_machine(340, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let ino = make(&clients[1], "file").await.unwrap();
+        let other = open(&clients[2], "file").await;
+        let slow = Rc::new(Slow { env: machine.env.clone(), drops: Cell::new(0), begun: Notify::new() });
+        clients[1].set_kernel_cache(Some(slow.clone()));
+        let inside = Rc::new(Cell::new(false));
+        for round in 0..10 {
+            // What its lease does not go without.
+            clients[1].write(ino, 0, &[1; 100]).await.unwrap();
+            let (client, is_inside, kernel) = (clients[1].clone(), inside.clone(), slow.clone());
+            let env = machine.env.clone();
+            let work = async move {
+                kernel.begun.notified().await;
+                let hold = client.hold_to_fill(ino, 0..PAGE).await.unwrap();
+                hold.serves(0..PAGE);
+                drop(hold);
+                kernel.begun.notified().await;
+                let hold = client.hold(ino, Purpose::Write).await.unwrap();
+                is_inside.set(true);
+                env.sleep(Duration::from_millis(50)).await;
+                is_inside.set(false);
+                drop(hold);
+            };
+            machine.env.spawn("work", Box::pin(work));
+            let drops = slow.drops.get();
+            let hold = clients[2].hold(other, Purpose::Write).await.unwrap();
+            assert!(slow.drops.get() > drops + 1, "round {round}: a page was served, and dropped");
+            assert!(!inside.get(), "round {round}: two have the right to write");
+            drop(hold);
+            machine.env.sleep(Duration::from_secs(1)).await;
+        }
         clients[1].set_kernel_cache(None);
         clients[1].release(ino).await.unwrap();
         clients[2].release(other).await.unwrap();

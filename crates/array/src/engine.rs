@@ -127,8 +127,8 @@ pub struct Array {
     pub(crate) ownership: Rc<dyn Ownership>,
     pub(crate) roster: Rc<Roster>,
     pub(crate) claim: Cell<Claim>,
-    /// Members that are left out of an opening and not recorded as stale yet: see [`crate::outdated`].
-    pub(crate) outdated: Cell<u64>,
+    /// Members whose superblock was written in this epoch.
+    pub(crate) written: Cell<u64>,
     pub(crate) reconfig: Mutex<()>,
     pub(crate) checkpoint: Mutex<CheckpointState>,
     pub(crate) flush_lock: Mutex<()>,

@@ -71,6 +71,7 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         len: slice.len(),
         generation: 1,
         stale: false,
+        epoch: Epoch(0),
     });
     Ok(Descriptor {
         array,
@@ -82,6 +83,7 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         segment_bytes: spec.segment_bytes,
         stripes: geometry.stripes,
         epoch: Epoch(0),
+        root_epoch: Epoch(0),
         revision: 1,
         carriers_epoch: 1,
         carriers,
@@ -120,6 +122,7 @@ pub async fn open(
     check_members(&array, stale)?;
     let root = array.read_root(&array.carriers_of(stale)).await?;
     let outdated = array.leave_out_outdated(&root, stale).await;
+    array.check_root(&root)?;
     let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
     let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
     array.reserved_version.set(root.versions_reserved.0);
@@ -143,7 +146,7 @@ pub async fn open(
     array.next_version.set(array.reserved_version.get());
     let array = Rc::new(array);
     roster.enter(&array);
-    array.claim_ownership(claim, stale).await?;
+    array.claim_ownership(claim, stale, &root).await?;
     // The chain must be whole on every carrier before anything rests on it.
     if !found.mends.is_empty() || !voids.is_empty() {
         for mend in found.mends {
@@ -170,6 +173,7 @@ pub async fn open(
     begun.await.inspect_err(|_| array.stop())?;
     array.start();
     array.take_back_outdated(outdated).await.inspect_err(|_| array.stop())?;
+    array.record_root().await.inspect_err(|_| array.stop())?;
     array.want_mending();
     Ok(array)
 }
@@ -237,7 +241,7 @@ fn prepare(
         ownership,
         roster: roster.clone(),
         claim: Cell::default(),
-        outdated: Cell::default(),
+        written: Cell::default(),
         reconfig: Mutex::default(),
         checkpoint: Mutex::new(CheckpointState { root: first_root(ArrayId::default()) }),
         flush_lock: Mutex::default(),
@@ -284,23 +288,41 @@ impl Array {
     }
 
     /// Takes the array over: a new epoch, and members that are not here recorded as stale.
-    async fn claim_ownership(&self, found: Claim, stale: u64) -> Result<(), ArrayError> {
+    async fn claim_ownership(&self, found: Claim, stale: u64, root: &Root) -> Result<(), ArrayError> {
         self.claim.set(found);
         let absent: Vec<bool> =
             self.members.borrow().iter().map(|member| member.reachable().is_none()).collect();
-        let outdated = self.outdated.get();
         let _one_at_a_time = self.reconfig.lock().await;
         let failed = self
             .record(|next| {
                 next.epoch = Epoch(next.epoch.0.max(found.epoch.0) + 1);
                 for (position, member) in next.members.iter_mut().enumerate() {
                     let bit = 1 << position;
-                    member.stale = stale & bit != 0 || absent[position] && outdated & bit == 0;
+                    if stale & bit == 0 {
+                        member.epoch = root.least_epoch(position, member.epoch);
+                    }
+                    member.stale = stale & bit != 0 || absent[position];
                 }
             })
             .await?;
         drop(_one_at_a_time);
         self.fail_unwritten(failed).await
+    }
+
+    /// Records that the roots of this epoch are durable, and who has a superblock of it.
+    async fn record_root(&self) -> Result<(), ArrayError> {
+        let _one_at_a_time = self.reconfig.lock().await;
+        let failed = self.record(|next| next.root_epoch = next.epoch).await?;
+        drop(_one_at_a_time);
+        self.fail_unwritten(failed).await
+    }
+
+    /// Refuses a root of an earlier start than one whose root is on every carrier: those that are here are from the past.
+    fn check_root(&self, root: &Root) -> Result<(), ArrayError> {
+        match root.epoch < self.desc.borrow().root_epoch {
+            true => Err(self.cannot_read("the checkpoint's root of the last start".into())),
+            false => Ok(()),
+        }
     }
 
     fn carriers_of(&self, stale: u64) -> Vec<Slice> {

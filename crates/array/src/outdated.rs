@@ -1,11 +1,13 @@
 //! Drives that are as they were a while ago: a snapshot that was taken back, or a copy that stands where the drive was.
 //!
-//! What was written since is not on them, and the table says that it is. Every opening writes the superblocks of all members
-//! before its root, and the root names the opening's epoch, so a member that counts and whose own superblock is of an earlier one
-//! is such a drive. A copy from within the present opening is not told: its strips do not verify, which reads and scrubs find.
+//! What was written since is not on them, and the table says that it is. So the descriptor names for each member an epoch of
+//! which its own superblock is at least, whether it counts or is lost, and so does the root for all that count: every opening
+//! writes the superblocks of all members before its root. A member whose superblock is older is such a drive. A copy from within
+//! the present opening is not told: its strips do not verify, which reads and scrubs find.
 //!
-//! Invariant: such a drive is neither read nor written, and not recorded as stale either, until the log says that nothing on it
-//! counts. A power cut before that leaves its superblock as it is, and the next opening finds the same.
+//! Invariant: such a drive is recorded as stale before anything is written past it, and is neither read nor written before the log
+//! says that nothing on it counts. A power cut before that leaves its superblock as it is, and the next opening finds the
+//! same; the right drive, if it is there then, is brought up to date like one that was away.
 
 use crate::engine::Array;
 use crate::error::ArrayError;
@@ -19,40 +21,44 @@ use penstock_drive::Slice;
 type LeftOut = (usize, Slice);
 
 impl Array {
-    /// Takes the slices of members away that count and are outdated, and returns them. Where more would be missing than the
-    /// array survives, all stay.
+    /// Takes the slices of members away that are outdated, and returns them. Where more would be missing than the array
+    /// survives, all stay: what is old on them does not verify.
     pub(crate) async fn leave_out_outdated(&self, root: &Root, stale: u64) -> Vec<LeftOut> {
-        let (mut found, mut missing) = (Vec::new(), 0);
+        let (mut lost, mut counting, mut missing) = (Vec::new(), Vec::new(), 0);
         for position in 0..self.geo.strips() {
-            let Some(slice) = self.member_slice(position).filter(|_| stale & 1 << position == 0) else {
-                missing += 1;
-                continue;
-            };
-            let epoch = self.epoch_on(&slice).await;
-            if epoch < root.epoch && root.behind & 1 << position == 0 {
+            let is_stale = stale & 1 << position != 0;
+            let slice = self.member_slice(position);
+            missing += usize::from(is_stale || slice.is_none());
+            let Some(slice) = slice else { continue };
+            let known = self.desc.borrow().members[position].epoch;
+            let least = if is_stale { known } else { root.least_epoch(position, known) };
+            if self.epoch_on(&slice).await < least {
                 tracing::error!(
                     array = self.name,
                     position,
                     drive = %slice.drive().id(),
                     path = slice.drive().path(),
-                    "the drive is as it was before the last start of the array"
+                    "the drive is as it was before an earlier start of the array"
                 );
+                let found = if is_stale { &mut lost } else { &mut counting };
                 found.push((position, slice));
             }
         }
-        if missing + found.len() > self.geo.m && !found.is_empty() {
+        let would_miss = missing + counting.len();
+        lost.append(&mut counting);
+        if would_miss > self.geo.m && !lost.is_empty() {
             tracing::error!(
                 array = self.name,
-                "no further member can be missed: these drives are used as they are"
+                "no further member can be missed: drives from the past are used as they are"
             );
-            found.clear();
+            lost.clear();
         }
-        for (position, _) in &found {
-            self.members.borrow_mut()[*position].remove_slice();
-            self.outdated.set(self.outdated.get() | 1 << position);
+        for (position, _) in &lost {
+            let member = &mut self.members.borrow_mut()[*position];
+            member.remove_slice();
+            member.stale = true;
         }
-        self.note_outdated();
-        found
+        lost
     }
 
     /// The owner's epoch when a drive last took its superblock.
@@ -60,14 +66,6 @@ impl Array {
         let superblock = slice.drive().superblock().await;
         let own = superblock.arrays.iter().find(|entry| entry.array == self.id);
         own.and_then(|entry| Descriptor::decode(&entry.descriptor).ok()).map_or(Epoch(0), |found| found.epoch)
-    }
-
-    /// They count as stale whatever is recorded.
-    pub(crate) fn note_outdated(&self) {
-        let outdated = self.outdated.get();
-        for (position, member) in self.members.borrow_mut().iter_mut().enumerate() {
-            member.stale |= outdated & 1 << position != 0;
-        }
     }
 
     /// Has members that were left out made again from the others.

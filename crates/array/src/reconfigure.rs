@@ -10,6 +10,7 @@ use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
 use crate::ownership::{Claim, ClaimError};
 use futures_util::future::join_all;
+use penstock_base::Epoch;
 use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{DriveError, DriveHandle, Slice};
 use std::rc::Rc;
@@ -71,6 +72,11 @@ impl Array {
         change(&mut next);
         let claim = self.claim.get();
         next.revision = next.revision.max(claim.revision) + 1;
+        if next.epoch == claim.epoch {
+            let written = self.written.get();
+            let written = next.members.iter_mut().enumerate().filter(|(at, _)| written & 1 << at != 0);
+            written.for_each(|(_, member)| member.epoch = next.epoch);
+        }
         let stale =
             (0..).zip(&next.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
         let claimed = Claim { epoch: next.epoch, revision: next.revision, stale };
@@ -80,7 +86,6 @@ impl Array {
         for (member, entry) in self.members.borrow_mut().iter_mut().zip(&next.members) {
             member.stale = entry.stale;
         }
-        self.note_outdated();
         then();
         // All at once: one drive that hangs delays the record by its own deadline and not by the sum.
         let mut waiting: Vec<usize> = (0..next.members.len()).collect();
@@ -119,7 +124,15 @@ impl Array {
     pub(crate) async fn write_superblock(&self, position: usize) -> Result<bool, DriveError> {
         let Some(slice) = self.member_slice(position) else { return Ok(false) };
         let put = |superblock: &mut Superblock| put_descriptor(superblock, &self.desc.borrow(), position);
-        slice.drive().update_superblock(put).await.map(|()| true)
+        slice.drive().update_superblock(put).await?;
+        if self.members.borrow()[position]
+            .slice
+            .as_ref()
+            .is_some_and(|now| now.drive().id() == slice.drive().id())
+        {
+            self.written.set(self.written.get() | 1 << position);
+        }
+        Ok(true)
     }
 
     /// The same; where the host is full it is owed. Returns false where the drive does not take it.
@@ -225,19 +238,22 @@ impl Array {
     pub(crate) async fn put_member(&self, position: usize, slice: Slice) -> Result<(), ArrayError> {
         // No strip that is on its way to the old slice counts as written once the entry is queued.
         self.members.borrow_mut()[position].remove_slice();
+        self.written.set(self.written.get() & !(1 << position));
         self.append(Entry::MemberReset { member: position as u16 }, Vec::new()).await?;
         let _one_at_a_time = self.reconfig.lock().await;
         let change = |next: &mut Descriptor| {
             let member = &mut next.members[position];
+            let is_other = member.drive != slice.drive().id();
             member.drive = slice.drive().id();
             member.offset = slice.offset();
             member.len = slice.len();
             member.generation += 1;
             member.stale = true;
+            // A superblock of this epoch is not on it yet.
+            member.epoch = if is_other { Epoch(0) } else { member.epoch };
         };
         // A slice that a start might not find recorded is not used: what it gets would be taken for the old drive's.
         let mut failed = self.record_until_known(change).await?;
-        self.outdated.set(self.outdated.get() & !(1 << position));
         self.members.borrow_mut()[position].put_slice(slice);
         if !self.write_or_owe_superblock(position).await {
             failed.push(position);

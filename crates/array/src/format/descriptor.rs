@@ -3,7 +3,7 @@
 use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch};
 use std::collections::BTreeSet;
 
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 
 /// One member of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct MemberEntry {
     pub generation: u64,
     /// Recorded as missing writes: not a carrier, and its stale strips do not count.
     pub stale: bool,
+    /// Its own superblock is of this epoch or a later one.
+    pub epoch: Epoch,
 }
 
 /// What an array is and who belongs to it.
@@ -43,6 +45,8 @@ pub struct Descriptor {
     pub epoch: Epoch,
     /// Raised with every change of this descriptor.
     pub revision: u64,
+    /// The roots of an owner of this epoch or a later one are durable on every carrier.
+    pub root_epoch: Epoch,
     /// Raised with every change of the carriers.
     pub carriers_epoch: u64,
     /// Members that carry the log, the checkpoints and the roots.
@@ -58,7 +62,8 @@ impl Descriptor {
         // Layout: 0 is fixed. Integrity: 1 is a trailer in each strip. One group.
         enc.u16(FORMAT).u8(0).u8(1).u16(1).u16(self.k).u16(self.m).u16(0).u32(self.strip_blocks);
         enc.id(self.array.0).u64(self.log_bytes).u32(self.segment_bytes).u32(0).u64(self.stripes);
-        enc.u64(self.epoch.0).u64(self.revision).u64(self.carriers_epoch).bytes(self.name.as_bytes());
+        enc.u64(self.epoch.0).u64(self.root_epoch.0).u64(self.revision).u64(self.carriers_epoch);
+        enc.bytes(self.name.as_bytes());
         enc.u16(self.carriers.len() as u16);
         self.carriers.iter().for_each(|carrier| {
             enc.u16(*carrier);
@@ -66,7 +71,7 @@ impl Descriptor {
         enc.u16(self.members.len() as u16);
         for member in &self.members {
             enc.id(member.drive.0).u64(member.offset).u64(member.len).u64(member.generation);
-            enc.u8(u8::from(member.stale));
+            enc.u8(u8::from(member.stale)).u64(member.epoch.0);
         }
         enc.finish()
     }
@@ -88,8 +93,8 @@ impl Descriptor {
         }
         let (k, m, _, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
         let (array, log_bytes, segment_bytes, _) = (ArrayId(dec.id()?), dec.u64()?, dec.u32()?, dec.u32()?);
-        let (stripes, epoch, revision, carriers_epoch) =
-            (dec.u64()?, Epoch(dec.counter()?), dec.counter()?, dec.counter()?);
+        let (stripes, epoch, root_epoch) = (dec.u64()?, Epoch(dec.counter()?), Epoch(dec.counter()?));
+        let (revision, carriers_epoch) = (dec.counter()?, dec.counter()?);
         let name = dec.text()?;
         let carrier_count = dec.u16()?;
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
@@ -115,6 +120,7 @@ impl Descriptor {
             segment_bytes,
             stripes,
             epoch,
+            root_epoch,
             revision,
             carriers_epoch,
             carriers,
@@ -124,12 +130,12 @@ impl Descriptor {
 
     fn decode_member(dec: &mut Dec<'_>) -> Result<MemberEntry, DecodeError> {
         let (drive, offset, len) = (DriveId(dec.id()?), dec.u64()?, dec.u64()?);
-        let (generation, stale) = (dec.counter()?, dec.u8()?);
+        let (generation, stale, epoch) = (dec.counter()?, dec.u8()?, Epoch(dec.counter()?));
         if offset.checked_add(len).is_none() {
             return Err(dec.bad("a slice that wraps around"));
         }
         match stale {
-            0 | 1 => Ok(MemberEntry { drive, offset, len, generation, stale: stale == 1 }),
+            0 | 1 => Ok(MemberEntry { drive, offset, len, generation, stale: stale == 1, epoch }),
             other => Err(dec.unknown("stale", other.into())),
         }
     }

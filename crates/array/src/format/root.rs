@@ -50,6 +50,14 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 }
 
 impl Root {
+    /// The epoch of a counting member's superblock or an earlier one, where at least `known` is.
+    pub(crate) fn least_epoch(&self, position: usize, known: Epoch) -> Epoch {
+        match self.behind & 1 << position {
+            0 => known.max(self.epoch),
+            _ => known,
+        }
+    }
+
     /// The root block.
     pub fn encode(&self) -> Buf {
         let mut enc = Enc::new();

@@ -69,6 +69,7 @@ fn descriptor() -> Descriptor {
         len: 5 << 20,
         generation: u64::from(number),
         stale: number == 2,
+        epoch: Epoch(u64::from(number)),
     };
     Descriptor {
         array: ARRAY,
@@ -80,6 +81,7 @@ fn descriptor() -> Descriptor {
         segment_bytes: 2 << 20,
         stripes: 1000,
         epoch: Epoch(4),
+        root_epoch: Epoch(3),
         revision: 12,
         carriers_epoch: 9,
         carriers: vec![0, 2],
@@ -188,7 +190,7 @@ fn record_is_as_in_the_first_release() {
 fn descriptor_is_as_in_the_first_release() {
     let bytes = descriptor().encode();
     assert_eq!(Descriptor::decode(&bytes).as_ref(), Ok(&descriptor()));
-    assert_eq!(crc32c(&bytes), 0x64ef_c930, "{:#010x}", crc32c(&bytes));
+    assert_eq!(crc32c(&bytes), 0xfde0_26b5, "{:#010x}", crc32c(&bytes));
     never_panics(&bytes, Descriptor::decode);
 }
 
@@ -247,10 +249,11 @@ fn a_descriptor_that_breaks_arithmetic_is_refused() {
     assert!(Descriptor::decode(&wraps.encode()).is_err());
     assert!(Descriptor::decode(&Descriptor { carriers: vec![1, 1], ..descriptor() }.encode()).is_err());
     let mut odd_flag = descriptor().encode();
-    *odd_flag.last_mut().unwrap() = 2;
+    let stale = odd_flag.len() - 9;
+    odd_flag[stale] = 2;
     assert!(Descriptor::decode(&odd_flag).unwrap_err().to_string().contains("stale is 2"));
     let mut odd_name = descriptor().encode();
-    odd_name[84] = 0xff;
+    odd_name[92] = 0xff;
     assert!(Descriptor::decode(&odd_name).unwrap_err().to_string().contains("UTF-8"));
     // A log that ends at the end of its type was added to.
     let mut long = Descriptor { log_bytes: u64::MAX, segment_bytes: 1 << 31, ..descriptor() };

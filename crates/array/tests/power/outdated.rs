@@ -1,6 +1,6 @@
 //! Drives that come back as they were, several at a time, and replacements beside drives that take no superblock.
 
-use crate::bench::{Site, spec, tags, write};
+use crate::bench::{Machine, Site, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use penstock_array::ArrayError;
 use penstock_base::env::timeout;
@@ -88,5 +88,117 @@ fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
         });
         run.unwrap().unwrap();
         world.destroy();
+    }
+}
+
+/// One opening of the site, without the drives that are lost.
+fn life<T>(
+    site: &Site,
+    seed: u64,
+    lost: &[usize],
+    work: impl AsyncFnOnce(&Machine) -> Result<T, ArrayError>,
+) -> Result<T, ArrayError> {
+    let world = World::new(seed);
+    let run = world.run(async {
+        let all = async {
+            let machine = site.open(&world, lost).await?;
+            work(&machine).await
+        };
+        timeout(&world.env(), Duration::from_secs(3600), all).await.expect("it ends")
+    });
+    world.destroy();
+    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    run.unwrap()
+}
+
+/// A drive is lost, and comes back as it was before an opening in which it served. Only what it had missed since its loss was made
+/// again, and the rest was lost with m other drives.
+fn lost_and_back_as_it_was_earlier(k: usize, m: usize, away_at_a_start: bool) {
+    let mut site = Site::new(spec(k, m));
+    let store = async |machine: &Machine| {
+        write_flushed(machine, 1..=5).await?;
+        machine.array.close().await
+    };
+    life(&site, 60_020, &[], store).unwrap();
+    let past = site.disks[0].duplicate();
+    let stripe_blocks = (k * 8) as u64;
+    let serve = async |machine: &Machine| {
+        for stripe in 6..12 {
+            write_fresh(machine, stripe, stripe * 1000).await?;
+        }
+        machine.volume.flush().await?;
+        if !away_at_a_start {
+            machine.array.fail_member(0, "gone").await?;
+            write_fresh(machine, 12, 12_000).await?;
+        }
+        machine.array.close().await
+    };
+    life(&site, 60_021, &[], serve).unwrap();
+    if away_at_a_start {
+        let without = async |machine: &Machine| {
+            write_fresh(machine, 12, 12_000).await?;
+            machine.array.close().await
+        };
+        life(&site, 60_022, &[0], without).unwrap();
+    }
+    site.disks[0] = past;
+    let rebuild = async |machine: &Machine| {
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        machine.array.close().await
+    };
+    life(&site, 60_023, &[], rebuild).unwrap();
+    let lost: Vec<usize> = (1..=m).collect();
+    let read = async |machine: &Machine| {
+        for stripe in 6..13 {
+            let found = tags(&machine.volume, stripe * stripe_blocks, stripe_blocks).await?;
+            assert_eq!(found[0], stripe * 1000, "{k}+{m} {away_at_a_start}");
+        }
+        machine.array.stop();
+        Ok(())
+    };
+    life(&site, 60_024, &lost, read).unwrap();
+}
+
+#[test]
+fn a_lost_drive_that_comes_back_as_it_was_earlier_is_made_again() {
+    for (k, m, away_at_a_start) in
+        [(4, 1, true), (4, 1, false), (4, 2, true), (1, 1, true), (1, 1, false), (2, 3, true)]
+    {
+        lost_and_back_as_it_was_earlier(k, m, away_at_a_start);
+    }
+}
+
+/// Of the carriers one is as it was before the last opening, and the others are away. The members that carry no log say so: the array
+/// showed its old contents, and reverted to them for good.
+#[test]
+fn an_old_carrier_alone_is_refused() {
+    for (k, m) in [(4, 1), (4, 2)] {
+        let mut site = Site::new(spec(k, m));
+        let store = async |machine: &Machine| {
+            write_flushed(machine, 1..=20).await?;
+            machine.array.close().await
+        };
+        life(&site, 60_030, &[], store).unwrap();
+        let past = site.disks[0].duplicate();
+        let change = async |machine: &Machine| {
+            for at in 1..=20 {
+                write(machine, at, at + 100).await?;
+            }
+            machine.volume.flush().await?;
+            machine.array.stop();
+            Ok(())
+        };
+        life(&site, 60_031, &[], change).unwrap();
+        let right = std::mem::replace(&mut site.disks[0], past);
+        let lost: Vec<usize> = (1..=m).collect();
+        let refused = life(&site, 60_032, &lost, async |_| Ok(())).unwrap_err();
+        assert!(matches!(refused, ArrayError::CannotRead { .. }), "{refused}");
+        site.disks[0] = right;
+        let found = life(&site, 60_033, &[], async |machine| {
+            let found = tags(&machine.volume, 1, 20).await?;
+            machine.array.close().await?;
+            Ok(found)
+        });
+        assert_eq!(found.unwrap(), (101..=120).collect::<Vec<_>>(), "{k}+{m}");
     }
 }

@@ -41,6 +41,7 @@ fn descriptors() -> Vec<Vec<u8>> {
         segment_bytes: 2 << 20,
         stripes: 1000,
         epoch: Epoch(4),
+        root_epoch: Epoch(3),
         revision: 12,
         carriers_epoch: 9,
         carriers: (0..=m).collect(),
@@ -51,6 +52,7 @@ fn descriptors() -> Vec<Vec<u8>> {
                 len: 4 << 30,
                 generation: 1,
                 stale: number == 1,
+                epoch: Epoch(3),
             })
             .collect(),
     };

@@ -62,6 +62,12 @@ pub enum Command {
     /// It ends when the file system is unmounted, or at SIGTERM. Several mounts show the same files.
     /// For /etc/fstab and mount -t fuse.penstock there is mount.fuse.penstock.
     Mount(Mount),
+    /// What a mount starts beside itself: it ends the mount's connection when the mount's process dies
+    #[command(name = penstock_fuse::GUARD, hide = true)]
+    MountGuard {
+        /// Number of the connection
+        connection: u32,
+    },
     /// Unmount
     Umount {
         /// Where it is mounted [default: the only mount of the instance]
@@ -129,6 +135,7 @@ impl MountAs {
         penstock_fuse::MountOptions {
             source: self.source.clone().unwrap_or(default.source),
             read_only: self.read_only,
+            guarded: true,
         }
     }
 }

@@ -26,6 +26,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match command {
         Command::Up(options) => return up::up(options, dir),
         Command::Mount(options) => return mount::mount(options, dir, api),
+        Command::MountGuard { connection } => {
+            penstock_fuse::guard(connection).context("a mount has no guard")?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Umount { path: Some(path) } => {
             return mount::umount(&path, dir.as_ref(), api.as_ref(), json);
         }
@@ -58,6 +62,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Umount { .. } => mount::umount_only(&remote, json),
         Command::Up(_)
         | Command::Mount(_)
+        | Command::MountGuard { .. }
         | Command::Bench(_)
         | Command::Debug(_)
         | Command::Completion { .. }

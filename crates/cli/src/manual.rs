@@ -42,7 +42,9 @@ mod tests {
     /// Calls `check` with every command and the words that lead to it.
     fn walk(command: &Command, words: &str, check: &mut dyn FnMut(&Command, &str)) {
         check(command, words);
-        for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
+        for inner in
+            command.get_subcommands().filter(|inner| inner.get_name() != "help" && !inner.is_hide_set())
+        {
             walk(inner, &format!("{words}-{}", inner.get_name()), check);
         }
     }

@@ -12,6 +12,7 @@ mod cache;
 mod capabilities;
 mod data;
 mod device;
+mod guard;
 mod known;
 mod latency;
 mod listing;
@@ -25,6 +26,7 @@ mod reads;
 mod session;
 mod size_notice;
 
+pub use guard::{GUARD, guard};
 pub use latency::{FuseLatency, Op};
 pub use mount::{
     Mount, MountError, MountOptions, check_mount_point, is_stale, mount_point, unmount, unmount_stale,

@@ -6,6 +6,7 @@
 use crate::attr::Root;
 use crate::cache::Cache;
 use crate::device::Device;
+use crate::guard::Guard;
 use crate::latency::FuseLatency;
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
@@ -168,11 +169,13 @@ pub struct MountOptions {
     pub source: String,
     /// The kernel refuses every change (EROFS).
     pub read_only: bool,
+    /// This program does what [`crate::guard()`] says when it is called with [`crate::GUARD`].
+    pub guarded: bool,
 }
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { source: NAME.to_owned(), read_only: false }
+        Self { source: NAME.to_owned(), read_only: false, guarded: false }
     }
 }
 
@@ -201,6 +204,11 @@ impl Mount {
         let device = device.map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
         let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path).map_err(failed)?);
+        let guard = options.guarded.then(|| Guard::start(path)).transpose().unwrap_or_else(|error| {
+            let path = path.display();
+            tracing::warn!(%path, %error, "no guard: programs may hang if this process is killed");
+            None
+        });
         client.set_kernel_cache(Some(cache.clone()));
         let session = Session::new(client.clone(), device, cache, latency.clone());
         let (ending, ended) = oneshot::channel();
@@ -217,6 +225,9 @@ impl Mount {
                 tracing::error!(%error, "the mount stopped");
             }
             client.set_kernel_cache(None);
+            if let Some(guard) = guard {
+                guard.end().await;
+            }
             on_end();
             drop(ending);
         };

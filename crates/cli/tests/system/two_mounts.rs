@@ -320,6 +320,64 @@ for number in range(FILES):
     run_python("maps of many programs", script, mounts);
 }
 
+/// A mount is killed while its kernel drops pages for the other one. Threads that waited for pages there kept it, and the programs on
+/// it, for ever.
+#[test]
+fn programs_end_when_their_mount_is_killed() {
+    if !can_mount("programs_end_when_their_mount_is_killed") {
+        return;
+    }
+    let (store, mounts, other) = two("killed");
+    let script = "
+import mmap, os, signal, sys
+FILES = 64
+for number in range(FILES):
+    with open(os.path.join(sys.argv[1], 'file%d' % number), 'wb') as file:
+        file.write(b'-' * 65536)
+children = []
+for at in range(2 * FILES):
+    child = os.fork()
+    if child == 0:
+        fd = os.open(os.path.join(sys.argv[1 + at % 2], 'file%d' % (at // 2)), os.O_RDWR)
+        pages = mmap.mmap(fd, 65536)
+        while True:
+            for page in range(16):
+                pages[4096 * page + at % 2] = 1
+    children.append(child)
+print('ready', flush=True)
+sys.stdin.read()
+for child in children:
+    os.kill(child, signal.SIGKILL)
+for child in children:
+    os.waitpid(child, 0)
+";
+    let mut python = Command::new("python3");
+    python.args(["-c", script]).args(&mounts);
+    let spawned = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut programs = match spawned {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            eprintln!("SKIPPED programs_end_when_their_mount_is_killed: no python3");
+            store.down();
+            return;
+        }
+        spawned => spawned.unwrap(),
+    };
+    programs.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    kill("-9", other);
+    let is_gone = || {
+        let threads = std::fs::read_dir(format!("/proc/{other}/task")).into_iter().flatten().flatten();
+        let states = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")));
+        states.flatten().all(|stat| stat.rsplit(')').next().unwrap_or_default().starts_with(" Z"))
+    };
+    wait_until("the killed mount's threads to end", is_gone);
+    drop(programs.stdin.take());
+    wait_until("its programs to end", || programs.try_wait().unwrap().is_some());
+    mount_at(&store, &mounts[1]);
+    assert_eq!(std::fs::metadata(mounts[1].join("file0")).unwrap().len(), 65_536);
+    end(&store, &mounts);
+}
+
 /// Descriptors and a map from before another mount made the file longer come to its new end without a read or a question for
 /// attributes: for sendfile and faults of a map the kernel asks for no size.
 fn growth_is_seen_without_a_look(mounts: &[PathBuf; 2]) {

@@ -10,7 +10,6 @@ use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
 use crate::ownership::{Claim, ClaimError};
 use futures_util::future::join_all;
-use penstock_base::Epoch;
 use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{DriveError, DriveHandle, Slice};
 use std::rc::Rc;
@@ -243,14 +242,14 @@ impl Array {
         let _one_at_a_time = self.reconfig.lock().await;
         let change = |next: &mut Descriptor| {
             let member = &mut next.members[position];
-            let is_other = member.drive != slice.drive().id();
             member.drive = slice.drive().id();
             member.offset = slice.offset();
             member.len = slice.len();
             member.generation += 1;
             member.stale = true;
-            // A superblock of this epoch is not on it yet.
-            member.epoch = if is_other { Epoch(0) } else { member.epoch };
+            // What was in this place before, if it comes back, lacks what is rebuilt from here on. Where the power is cut before
+            // the slice's own superblock says so, it is made again.
+            member.epoch = next.epoch;
         };
         // A slice that a start might not find recorded is not used: what it gets would be taken for the old drive's.
         let mut failed = self.record_until_known(change).await?;

@@ -127,7 +127,7 @@ pub struct Array {
     pub(crate) ownership: Rc<dyn Ownership>,
     pub(crate) roster: Rc<Roster>,
     pub(crate) claim: Cell<Claim>,
-    /// Members whose superblock was written in this epoch.
+    /// Places of members for which a superblock was written in this epoch.
     pub(crate) written: Cell<u64>,
     pub(crate) reconfig: Mutex<()>,
     pub(crate) checkpoint: Mutex<CheckpointState>,

@@ -121,8 +121,8 @@ pub async fn open(
     let (claim, stale) = array.recorded().await?;
     check_members(&array, stale)?;
     let root = array.read_root(&array.carriers_of(stale)).await?;
-    let outdated = array.leave_out_outdated(&root, stale).await;
     array.check_root(&root)?;
+    let outdated = array.leave_out_outdated(&root, stale).await;
     let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
     let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
     array.reserved_version.set(root.versions_reserved.0);

@@ -1,6 +1,6 @@
 //! Drives that are as they were a while ago: a snapshot that was taken back, or a copy that stands where the drive was.
 //!
-//! What was written since is not on them, and the table says that it is. So the descriptor names for each member an epoch of
+//! They lack all that was written since, and the table says that it is there. So the descriptor names for each member an epoch of
 //! which its own superblock is at least, whether it counts or is lost, and so does the root for all that count: every opening
 //! writes the superblocks of all members before its root. A member whose superblock is older is such a drive. A copy from within
 //! the present opening is not told: its strips do not verify, which reads and scrubs find.
@@ -24,41 +24,42 @@ impl Array {
     /// Takes the slices of members away that are outdated, and returns them. Where more would be missing than the array
     /// survives, all stay: what is old on them does not verify.
     pub(crate) async fn leave_out_outdated(&self, root: &Root, stale: u64) -> Vec<LeftOut> {
-        let (mut lost, mut counting, mut missing) = (Vec::new(), Vec::new(), 0);
+        let (mut found, mut missing) = (Vec::new(), 0);
         for position in 0..self.geo.strips() {
             let is_stale = stale & 1 << position != 0;
-            let slice = self.member_slice(position);
-            missing += usize::from(is_stale || slice.is_none());
-            let Some(slice) = slice else { continue };
             let known = self.desc.borrow().members[position].epoch;
             let least = if is_stale { known } else { root.least_epoch(position, known) };
-            if self.epoch_on(&slice).await < least {
-                tracing::error!(
-                    array = self.name,
-                    position,
-                    drive = %slice.drive().id(),
-                    path = slice.drive().path(),
-                    "the drive is as it was before an earlier start of the array"
-                );
-                let found = if is_stale { &mut lost } else { &mut counting };
-                found.push((position, slice));
+            let (mut is_missing, slice) = (is_stale, self.member_slice(position));
+            match slice {
+                None => is_missing = true,
+                Some(slice) if self.epoch_on(&slice).await < least => {
+                    tracing::error!(
+                        array = self.name,
+                        position,
+                        drive = %slice.drive().id(),
+                        path = slice.drive().path(),
+                        "the drive is as it was before an earlier start of the array"
+                    );
+                    found.push((position, slice));
+                    is_missing = true;
+                }
+                Some(_) => {}
             }
+            missing += usize::from(is_missing);
         }
-        let would_miss = missing + counting.len();
-        lost.append(&mut counting);
-        if would_miss > self.geo.m && !lost.is_empty() {
+        if missing > self.geo.m && !found.is_empty() {
             tracing::error!(
                 array = self.name,
                 "no further member can be missed: drives from the past are used as they are"
             );
-            lost.clear();
+            found.clear();
         }
-        for (position, _) in &lost {
+        for (position, _) in &found {
             let member = &mut self.members.borrow_mut()[*position];
             member.remove_slice();
             member.stale = true;
         }
-        lost
+        found
     }
 
     /// The owner's epoch when a drive last took its superblock.

@@ -124,13 +124,7 @@ impl Array {
         let Some(slice) = self.member_slice(position) else { return Ok(false) };
         let put = |superblock: &mut Superblock| put_descriptor(superblock, &self.desc.borrow(), position);
         slice.drive().update_superblock(put).await?;
-        if self.members.borrow()[position]
-            .slice
-            .as_ref()
-            .is_some_and(|now| now.drive().id() == slice.drive().id())
-        {
-            self.written.set(self.written.get() | 1 << position);
-        }
+        self.written.set(self.written.get() | 1 << position);
         Ok(true)
     }
 
@@ -237,7 +231,6 @@ impl Array {
     pub(crate) async fn put_member(&self, position: usize, slice: Slice) -> Result<(), ArrayError> {
         // No strip that is on its way to the old slice counts as written once the entry is queued.
         self.members.borrow_mut()[position].remove_slice();
-        self.written.set(self.written.get() & !(1 << position));
         self.append(Entry::MemberReset { member: position as u16 }, Vec::new()).await?;
         let _one_at_a_time = self.reconfig.lock().await;
         let change = |next: &mut Descriptor| {
@@ -247,7 +240,7 @@ impl Array {
             member.len = slice.len();
             member.generation += 1;
             member.stale = true;
-            // What was in this place before, if it comes back, lacks what is rebuilt from here on. Where the power is cut before
+            // The drive that was in this place before, if it comes back, lacks all that is rebuilt from here on. Where the power is cut before
             // the slice's own superblock says so, it is made again.
             member.epoch = next.epoch;
         };

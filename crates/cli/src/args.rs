@@ -62,7 +62,7 @@ pub enum Command {
     /// It ends when the file system is unmounted, or at SIGTERM. Several mounts show the same files.
     /// For /etc/fstab and mount -t fuse.penstock there is mount.fuse.penstock.
     Mount(Mount),
-    /// What a mount starts beside itself: it ends the mount's connection when the mount's process dies
+    /// Ends a mount's connection when the mount's process dies, which starts it beside itself
     #[command(name = penstock_fuse::GUARD, hide = true)]
     MountGuard {
         /// Number of the connection

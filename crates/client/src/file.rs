@@ -52,7 +52,7 @@ pub struct FileState {
     pub lost: bool,
     /// A close has.
     pub lost_told: bool,
-    /// Where it ended when writes to it, of this client or another, may have been lost. The kernel may believe in that, and a
+    /// Its end when writes to it, of this client or another, may have been lost. The kernel may believe in that, and a
     /// page that a program changed there has no place in the file any more.
     pub lost_end: u64,
     /// The service was started again, or no lease covers the file: its size may be another one.

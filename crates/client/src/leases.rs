@@ -8,11 +8,11 @@
 //! moment ([`KernelCache::names_expire`]), and not at all while there are others.
 //!
 //! The kernel locks a page while it waits for a read of it, or for a write of a part of it, and dropping a page waits
-//! for that lock. So while pages are dropped the lease still serves who is in the way ([`crate::pages`]). For the same reason a file that this client has open for writing through its pages is
-//! given no shared lease, from which a write would have to wait for an exclusive one; and a read under a shared lease that
-//! is called does not wait for the exclusive one that it would ask for otherwise. Nor do the writing back of a page and a
-//! change of size, during which the kernel keeps changed pages back ([`Purpose`]): the service sees to it that others drop
-//! what the size makes wrong.
+//! for that lock. So while pages are dropped the lease still serves who is in the way ([`crate::pages`]). For the same
+//! reason a file that this client has open for writing through its pages is given no shared lease, from which a write
+//! would have to wait for an exclusive one; and a read under a shared lease that is called does not wait for the
+//! exclusive one that it would ask for otherwise. Nor do the writing back of a page and a change of size, during which
+//! the kernel keeps changed pages back ([`Purpose`]): the service sees to it that others drop what the size makes wrong.
 //!
 //! Invariants:
 //! - a lease goes only when nobody holds it, the kernel has no page of the file, and nothing written is unsettled;
@@ -76,7 +76,7 @@ pub(crate) struct Lease {
     asking: bool,
     /// Bytes that are on their way into pages by a notice, which waits for locked pages as dropping them does.
     pub(crate) stores: u64,
-    /// What may be in pages since these began to be dropped.
+    /// Bytes that may be in pages since these began to be dropped.
     pub(crate) served: Option<Served>,
     /// The kernel has no page from before this lease.
     clean: bool,
@@ -97,7 +97,7 @@ impl Lease {
         self.called && self.covers(false) && self.serves(purpose, let_in) && purpose != Purpose::Write
     }
 
-    /// Whether pages that are being dropped do not stand against a request.
+    /// Pages that are being dropped do not stand against a request.
     fn serves(&self, purpose: Purpose, let_in: bool) -> bool {
         !self.closed || let_in || purpose == Purpose::Page
     }

@@ -14,15 +14,15 @@
 
 use crate::leases::Lease;
 use crate::session::Client;
-use penstock_base::Ino;
 use penstock_base::env::timeout;
+use penstock_base::{BLOCK_BYTES, Ino};
 use std::cell::Cell;
 use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = BLOCK_BYTES as u64;
 /// Pieces of one round.
 const MOST_PIECES: u64 = 64;
 /// Dropping a piece takes longer than this when a page of it is locked for a request, or when the machine is busy.
@@ -32,7 +32,7 @@ const STORE_PATIENCE: Duration = Duration::from_millis(100);
 const STAYS: &str = "a called lease stays";
 
 /// Pages of a file by their bytes, apart from each other and in order.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) struct Served(Vec<Range<u64>>);
 
 impl Served {
@@ -84,7 +84,7 @@ impl Waiting {
         Self { locked, reads, let_in: Cell::new(false) }
     }
 
-    /// Whether it is served under a lease that is closed.
+    /// It is served under a lease that is closed.
     pub(crate) fn is_let_in(&self) -> bool {
         self.let_in.get()
     }
@@ -100,11 +100,11 @@ impl Waiting {
 }
 
 impl Lease {
-    /// What is to be dropped in the next round. None when the lease may go: from here on nobody is served.
+    /// The pages to drop in the next round. None when the lease may go: from here on nobody is served.
     fn left_to_drop(&mut self) -> Option<Served> {
         let served = self.served.take().unwrap_or_default();
         if served.is_empty() && self.users == 0 && self.stores == 0 {
-            // Who was let in and has not come yet would be too late.
+            // A request that was let in and has not come yet would be too late.
             self.waiting.iter().for_each(|waiting| waiting.let_in.set(false));
             return None;
         }

@@ -48,7 +48,8 @@ impl Guard {
     }
 }
 
-/// Waits until the parent's thread that started this process has ended, or the parent says that the mount has, and aborts the connection.
+/// Waits until the parent's thread that started this process has ended, or the parent says that the mount has, and aborts
+/// the connection.
 pub fn guard(connection: u32) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -321,7 +321,7 @@ fn handles(
     Ok(handles)
 }
 
-/// Whether a superblock is newer than one of the same drive, by what both say of arrays; none if each is for another array. Updates
+/// True if a superblock is newer than one of the same drive, by what both say of arrays; none if each is for another array. Updates
 /// that a copy has had count only between equals: they say nothing of what the other one had.
 fn is_newer(one: &Superblock, other: &Superblock) -> Option<bool> {
     let revisions = |of: &Superblock| -> BTreeMap<ArrayId, u64> {

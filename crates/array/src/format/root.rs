@@ -50,7 +50,7 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 }
 
 impl Root {
-    /// The epoch of a counting member's superblock or an earlier one, where at least `known` is.
+    /// An epoch of which the superblock of a member that counts is at least, where it is at least of `known`.
     pub(crate) fn least_epoch(&self, position: usize, known: Epoch) -> Epoch {
         match self.behind & 1 << position {
             0 => known.max(self.epoch),

@@ -8,25 +8,46 @@ use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, SimDisk, World};
 use std::time::Duration;
 
+/// One opening of the site, without the drives that are lost.
+fn life<T>(
+    site: &Site,
+    seed: u64,
+    lost: &[usize],
+    work: impl AsyncFnOnce(&Machine) -> Result<T, ArrayError>,
+) -> Result<T, ArrayError> {
+    let world = World::new(seed);
+    let run = world.run(async {
+        let all = async {
+            let machine = site.open(&world, lost).await?;
+            work(&machine).await
+        };
+        timeout(&world.env(), Duration::from_secs(3600), all).await.expect("it ends")
+    });
+    world.destroy();
+    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    run.unwrap()
+}
+
+async fn write_some_and_close(machine: &Machine) -> Result<(), ArrayError> {
+    write_flushed(machine, 1..=20).await?;
+    machine.array.close().await
+}
+
 /// Drives are as they were before the last opening, as many as the code survives. An opening with more of them than k waited for
 /// ever for superblocks on the ones that it had left out.
 fn come_back_as_they_were(k: usize, m: usize, outdated: &[usize]) {
     let mut site = Site::new(spec(k, m));
     let mut past = Vec::new();
     for turn in 0..2 {
-        let world = World::new(60_000 + turn);
-        let run = world.run(async {
-            let machine = site.open(&world, &[]).await?;
-            write_flushed(&machine, 1..=20).await?;
+        let store = async |machine: &Machine| {
+            write_flushed(machine, 1..=20).await?;
             for at in 1..=20 {
-                write(&machine, at, at + 100 * turn).await?;
+                write(machine, at, at + 100 * turn).await?;
             }
             machine.volume.flush().await?;
             machine.array.close().await
-        });
-        run.unwrap().unwrap();
-        world.destroy();
-        site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+        };
+        life(&site, 60_000 + turn, &[], store).unwrap();
         if turn == 0 {
             past = site.disks.iter().map(|disk| disk.duplicate()).collect();
         }
@@ -34,19 +55,14 @@ fn come_back_as_they_were(k: usize, m: usize, outdated: &[usize]) {
     for at in outdated {
         site.disks[*at] = past[*at].clone();
     }
-    let world = World::new(60_010);
-    let run = world.run(async {
-        let work = async {
-            let machine = site.open(&world, &[]).await?;
-            assert_eq!(machine.array.wait_rebuilt().await, 0);
-            let found = tags(&machine.volume, 1, 20).await?;
-            machine.array.close().await?;
-            Ok::<_, ArrayError>(found)
-        };
-        timeout(&world.env(), Duration::from_secs(3600), work).await.expect("it opens")
-    });
-    world.destroy();
-    assert_eq!(run.unwrap().unwrap(), (101..=120).collect::<Vec<_>>(), "{k}+{m} {outdated:?}");
+    let rebuild_and_read = async |machine: &Machine| {
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        let found = tags(&machine.volume, 1, 20).await?;
+        machine.array.close().await?;
+        Ok(found)
+    };
+    let found = life(&site, 60_010, &[], rebuild_and_read).unwrap();
+    assert_eq!(found, (101..=120).collect::<Vec<_>>(), "{k}+{m} {outdated:?}");
 }
 
 #[test]
@@ -91,35 +107,11 @@ fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
     }
 }
 
-/// One opening of the site, without the drives that are lost.
-fn life<T>(
-    site: &Site,
-    seed: u64,
-    lost: &[usize],
-    work: impl AsyncFnOnce(&Machine) -> Result<T, ArrayError>,
-) -> Result<T, ArrayError> {
-    let world = World::new(seed);
-    let run = world.run(async {
-        let all = async {
-            let machine = site.open(&world, lost).await?;
-            work(&machine).await
-        };
-        timeout(&world.env(), Duration::from_secs(3600), all).await.expect("it ends")
-    });
-    world.destroy();
-    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
-    run.unwrap()
-}
-
 /// A drive is lost, and comes back as it was before an opening in which it served. Only what it had missed since its loss was made
 /// again, and the rest was lost with m other drives.
 fn lost_and_back_as_it_was_earlier(k: usize, m: usize, away_at_a_start: bool) {
     let mut site = Site::new(spec(k, m));
-    let store = async |machine: &Machine| {
-        write_flushed(machine, 1..=5).await?;
-        machine.array.close().await
-    };
-    life(&site, 60_020, &[], store).unwrap();
+    life(&site, 60_020, &[], write_some_and_close).unwrap();
     let past = site.disks[0].duplicate();
     let stripe_blocks = (k * 8) as u64;
     let serve = async |machine: &Machine| {
@@ -174,11 +166,7 @@ fn a_lost_drive_that_comes_back_as_it_was_earlier_is_made_again() {
 fn an_old_carrier_alone_is_refused() {
     for (k, m) in [(4, 1), (4, 2)] {
         let mut site = Site::new(spec(k, m));
-        let store = async |machine: &Machine| {
-            write_flushed(machine, 1..=20).await?;
-            machine.array.close().await
-        };
-        life(&site, 60_030, &[], store).unwrap();
+        life(&site, 60_030, &[], write_some_and_close).unwrap();
         let past = site.disks[0].duplicate();
         let change = async |machine: &Machine| {
             for at in 1..=20 {

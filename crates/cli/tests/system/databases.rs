@@ -135,7 +135,7 @@ fn postgres(name: &str, kills: u64) {
         .arg(&programs);
     let program = program.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
     let mut running = [program.current_dir("/").spawn().unwrap()];
-    // What sets up the database is not made for a disk that loses something.
+    // The program that sets up the database is not made for a disk that loses something.
     while running[0].try_wait().unwrap().is_none() && notes.metadata().unwrap().len() == 0 {
         std::thread::sleep(Duration::from_millis(100));
     }

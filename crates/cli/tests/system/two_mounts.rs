@@ -278,29 +278,44 @@ for child in children:
     run_python("mapped files", script, mounts);
 }
 
+/// The beginning of a script: programs on both mounts that store into maps of the same files as fast as they can.
+const STORES: &str = "
+import mmap, os, signal, sys, time
+FILES = 64
+def start(name, after_round):
+    for number in range(FILES):
+        with open(os.path.join(sys.argv[1], name % number), 'wb') as file:
+            file.write(b'-' * 65536)
+    children = []
+    for at in range(2 * FILES):
+        child = os.fork()
+        if child == 0:
+            fd = os.open(os.path.join(sys.argv[1 + at % 2], name % (at // 2)), os.O_RDWR)
+            pages = mmap.mmap(fd, 65536)
+            for n in range(1, 1 << 40):
+                for page in range(16):
+                    pages[4096 * page + at % 2] = n % 251
+                after_round(at, n, fd)
+        children.append(child)
+    return children
+def end(children):
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    for child in children:
+        os.waitpid(child, 0)
+";
+
 /// Many programs on each mount store into maps of the same files as fast as they can: none waits until the others end.
 fn programs_with_maps_take_turns(mounts: &[PathBuf; 2]) {
     let script = "
-import mmap, os, signal, sys, time
-FILES, ROUNDS = 64, 3
-for number in range(FILES):
-    with open(os.path.join(sys.argv[1], 'turns%d' % number), 'wb') as file:
-        file.write(b'-' * 65536)
+ROUNDS = 3
 rounds = mmap.mmap(-1, 8 * 2 * FILES)
 count = lambda at: int.from_bytes(rounds[8 * at:8 * at + 8], 'little')
-children = []
-for at in range(2 * FILES):
-    child = os.fork()
-    if child == 0:
-        fd = os.open(os.path.join(sys.argv[1 + at % 2], 'turns%d' % (at // 2)), os.O_RDWR)
-        pages = mmap.mmap(fd, 65536)
-        for n in range(1, 1 << 40):
-            for page in range(16):
-                pages[4096 * page + at % 2] = n % 251
-            if n % 7 == 0:
-                os.pwrite(fd, b'x' * 8, 65536 + n % 100 * 8)
-            rounds[8 * at:8 * at + 8] = n.to_bytes(8, 'little')
-    children.append(child)
+def grow_and_count(at, n, fd):
+    if n % 7 == 0:
+        os.pwrite(fd, b'x' * 8, 65536 + n % 100 * 8)
+    rounds[8 * at:8 * at + 8] = n.to_bytes(8, 'little')
+children = start('turns%d', grow_and_count)
 try:
     time.sleep(1)
     begun, ends = [count(at) for at in range(2 * FILES)], time.monotonic() + 120
@@ -309,15 +324,12 @@ try:
         time.sleep(0.1)
         waiting = [at for at in waiting if count(at) < begun[at] + ROUNDS]
 finally:
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-    for child in children:
-        os.waitpid(child, 0)
+    end(children)
 assert not waiting, 'these had no turn: %s' % waiting
 for number in range(FILES):
     os.unlink(os.path.join(sys.argv[2], 'turns%d' % number))
 ";
-    run_python("maps of many programs", script, mounts);
+    run_python("maps of many programs", &format!("{STORES}{script}"), mounts);
 }
 
 /// A mount is killed while its kernel drops pages for the other one. Threads that waited for pages there kept it, and the programs on
@@ -329,30 +341,13 @@ fn programs_end_when_their_mount_is_killed() {
     }
     let (store, mounts, other) = two("killed");
     let script = "
-import mmap, os, signal, sys
-FILES = 64
-for number in range(FILES):
-    with open(os.path.join(sys.argv[1], 'file%d' % number), 'wb') as file:
-        file.write(b'-' * 65536)
-children = []
-for at in range(2 * FILES):
-    child = os.fork()
-    if child == 0:
-        fd = os.open(os.path.join(sys.argv[1 + at % 2], 'file%d' % (at // 2)), os.O_RDWR)
-        pages = mmap.mmap(fd, 65536)
-        while True:
-            for page in range(16):
-                pages[4096 * page + at % 2] = 1
-    children.append(child)
+children = start('file%d', lambda at, n, fd: None)
 print('ready', flush=True)
 sys.stdin.read()
-for child in children:
-    os.kill(child, signal.SIGKILL)
-for child in children:
-    os.waitpid(child, 0)
+end(children)
 ";
     let mut python = Command::new("python3");
-    python.args(["-c", script]).args(&mounts);
+    python.args(["-c", &format!("{STORES}{script}")]).args(&mounts);
     let spawned = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut programs = match spawned {
         Err(error) if error.kind() == ErrorKind::NotFound => {

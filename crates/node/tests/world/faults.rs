@@ -23,7 +23,7 @@ enum Page {
     Present(u8),
 }
 
-/// What a kernel has of a file that a program has mapped.
+/// A kernel, as far as it has a file that a program has mapped.
 struct Mapped {
     env: Env,
     client: Weak<Client>,
@@ -32,7 +32,7 @@ struct Mapped {
     unlocked: Notify,
     /// Sending a changed page before it is dropped takes this long.
     sending: Duration,
-    /// Where the file ends by what the program wrote.
+    /// The end of the file by the program's own writes.
     end: Cell<u64>,
     ends: Cell<bool>,
 }
@@ -74,9 +74,7 @@ impl Mapped {
             drop(hold);
         }
     }
-}
 
-impl Mapped {
     /// Makes the file longer.
     async fn grows(self: Rc<Self>, client: Rc<Client>) {
         while !self.ends.get() {
@@ -209,7 +207,7 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
         clients[1].set_kernel_cache(Some(slow.clone()));
         let inside = Rc::new(Cell::new(false));
         for round in 0..10 {
-            // What its lease does not go without.
+            // Its lease does not go before this is settled.
             clients[1].write(ino, 0, &[1; 100]).await.unwrap();
             let (client, is_inside, kernel) = (clients[1].clone(), inside.clone(), slow.clone());
             let env = machine.env.clone();

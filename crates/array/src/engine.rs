@@ -429,6 +429,11 @@ impl Array {
         desc.members.iter().find(|member| member.drive == drive).map(|member| (member.offset, member.len))
     }
 
+    /// Whether the drive of a member is in its place; not one that is only recorded there.
+    pub fn is_in_place(&self, position: usize) -> bool {
+        self.members.borrow()[position].slice.is_some()
+    }
+
     /// The kernel that codes its stripes.
     pub fn code_path(&self) -> &'static str {
         self.code.kernel().name()

@@ -42,6 +42,18 @@ pub enum ArrayError {
         /// The drives.
         which: String,
     },
+    /// Stripes would be lost that are whole with drives that are not here, or not as they were last.
+    #[error(
+        "array {name}: {stripes} stripes cannot be read without {which}; nothing was changed: bring these drives back as they were last, or give up what only they have (`penstock up --accept-loss`)"
+    )]
+    WouldLose {
+        /// Name of the array.
+        name: String,
+        /// Stripes that too few strips are left of.
+        stripes: u64,
+        /// The drives.
+        which: String,
+    },
     /// A structure that must be there cannot be read from any carrier.
     #[error("array {name}: {what} is damaged on all carriers; nothing was changed")]
     Damaged {
@@ -115,6 +127,7 @@ impl ArrayError {
             | Self::TooDamaged { .. }
             | Self::Decode(_) => Kind::Corrupt,
             Self::TooManyMissing { .. }
+            | Self::WouldLose { .. }
             | Self::CannotRead { .. }
             | Self::Suspended(_)
             | Self::Ownership { .. } => Kind::Retry,

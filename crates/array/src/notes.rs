@@ -13,6 +13,11 @@ pub enum Note {
         /// The member.
         position: usize,
     },
+    /// It was opened although stripes are lost by that: an administrator said so.
+    LossAccepted {
+        /// The drives, and how many stripes.
+        why: String,
+    },
     /// A member's stale strips are being made again.
     RebuildBegun {
         /// The member.

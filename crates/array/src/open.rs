@@ -3,6 +3,9 @@
 //! Nothing is written before the claim is recorded; nothing is appended before a root with a raised incarnation is
 //! durable, so leftovers of the last opening never join the chain. What that root says is durable on every carrier
 //! before it: the log up to its end, and that table pages of a checkpoint without a root do not count.
+//!
+//! An opening goes on without a drive only where every stripe can do without it: going on makes what the drive has out of date, so
+//! that bringing it back later would not help.
 
 use crate::carriers::Mending;
 use crate::checkpoint::CheckpointState;
@@ -14,6 +17,7 @@ use crate::format::table_page::TablePage;
 use crate::geometry::{CreateSpec, Geometry};
 use crate::log::{Head, Log, Segment};
 use crate::member::Member;
+use crate::notes::Note;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, ClaimError, Ownership};
 use crate::roster::Roster;
@@ -109,6 +113,16 @@ fn first_root(array: ArrayId) -> Root {
     }
 }
 
+/// Drives that an opening finds as they were in the past, or not at all, although the array cannot miss them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lacking {
+    /// Nothing is changed, and an error says which drives those are: with them nothing is lost.
+    #[default]
+    Refuse,
+    /// The word of an administrator: the array is opened with what there is. What only those drives have is lost.
+    Accept,
+}
+
 /// Opens an array: `members` by position, with their slices where their drives are here.
 pub async fn open(
     env: &Env,
@@ -116,13 +130,35 @@ pub async fn open(
     members: Vec<MemberSlice>,
     ownership: Rc<dyn Ownership>,
     roster: &Rc<Roster>,
+    lacking: Lacking,
+) -> Result<Rc<Array>, ArrayError> {
+    let refused =
+        match open_as(env, descriptor.clone(), members.clone(), ownership.clone(), roster, Lacking::Refuse)
+            .await
+        {
+            Err(error @ ArrayError::WouldLose { .. }) if lacking == Lacking::Accept => error,
+            opened => return opened,
+        };
+    tracing::error!(error = %refused, "the loss is accepted");
+    let array = open_as(env, descriptor, members, ownership, roster, lacking).await?;
+    array.note(Note::LossAccepted { why: refused.to_string() });
+    Ok(array)
+}
+
+async fn open_as(
+    env: &Env,
+    descriptor: Descriptor,
+    members: Vec<MemberSlice>,
+    ownership: Rc<dyn Ownership>,
+    roster: &Rc<Roster>,
+    lacking: Lacking,
 ) -> Result<Rc<Array>, ArrayError> {
     let mut array = prepare(env, descriptor, members, ownership, roster)?;
     let (claim, stale) = array.recorded().await?;
     check_members(&array, stale)?;
     let root = array.read_root(&array.carriers_of(stale)).await?;
     array.check_root(&root)?;
-    let outdated = array.leave_out_outdated(&root, stale).await;
+    let outdated = array.leave_out_outdated(&root, stale, lacking).await;
     let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
     let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
     array.reserved_version.set(root.versions_reserved.0);
@@ -143,6 +179,9 @@ pub async fn open(
     let started = segments.back().is_some_and(|segment| segment.number >= root.replay_segment);
     array.log = Log::new(array.geo, head, segments);
     let (redo, redone) = array.fold(found.records);
+    if lacking == Lacking::Refuse {
+        array.check_loss(&outdated)?;
+    }
     array.next_version.set(array.reserved_version.get());
     let array = Rc::new(array);
     roster.enter(&array);
@@ -193,10 +232,16 @@ fn check_members(array: &Array, stale: u64) -> Result<(), ArrayError> {
         });
     }
     drop(members);
-    match array.trusted_carriers(stale).is_empty() {
-        false => Ok(()),
-        true => Err(ArrayError::Damaged { name: array.name.clone(), what: "every copy of the log".into() }),
+    if !array.trusted_carriers(stale).is_empty() {
+        return Ok(());
     }
+    let desc = array.desc.borrow();
+    let away = desc.carriers.iter().filter(|at| stale & 1 << **at == 0);
+    let away: Vec<String> = away.map(|at| desc.members[usize::from(*at)].drive.to_string()).collect();
+    Err(match away.is_empty() {
+        true => ArrayError::Damaged { name: array.name.clone(), what: "every copy of the log".into() },
+        false => array.cannot_read(format!("the log, of which drive {} has the only copy,", away.join(", "))),
+    })
 }
 
 fn prepare(

@@ -152,6 +152,19 @@ impl StripeTable {
             .unwrap_or(0)
     }
 
+    /// Stripes of which no more than `most` strips are stale, and more are when those of `absent` members are gone.
+    pub(crate) fn lost_without(&self, absent: u64, most: usize) -> u64 {
+        let (written, with_stale) = self.counts();
+        let masks = self.with_stale.iter().map(|(mask, count)| (*mask, *count));
+        masks
+            .chain([(0, written - with_stale)])
+            .filter(|(mask, _)| {
+                mask.count_ones() as usize <= most && (mask | absent).count_ones() as usize > most
+            })
+            .map(|(_, count)| count)
+            .sum()
+    }
+
     fn change(&mut self, stripe: u64, change: impl FnOnce(&mut [u64])) {
         let (was_written, was_stale) = (self.is_written(stripe), self.stale(stripe));
         let mut entry = self.entry(stripe);

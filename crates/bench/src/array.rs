@@ -5,7 +5,7 @@
 
 use crate::Line;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{Array, ArrayError, CreateSpec, Roster, Volume, create, open};
+use penstock_array::{Array, ArrayError, CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
 use penstock_drive::superblock::Superblock;
 use penstock_drive::{Class, DriveHandle, Io, MemoryDrive, Slice};
@@ -52,7 +52,7 @@ async fn bed(env: &Env, bench: ArrayBench) -> Result<Bed, ArrayError> {
     let descriptor = create(env, &CreateSpec::new("bench", bench.k, bench.m), &slices).await?;
     let members = slices.into_iter().map(Some).collect();
     let ownership = Rc::new(MemoryOwnership::default());
-    let array = open(env, descriptor, members, ownership, &Roster::new(env)).await?;
+    let array = open(env, descriptor, members, ownership, &Roster::new(env), Lacking::Refuse).await?;
     let volume = Volume::whole(&array);
     let mut data = BufMut::zeroed(volume.stripe_blocks() as usize * BLOCK_BYTES);
     for (index, word) in data.as_mut().chunks_exact_mut(8).enumerate() {

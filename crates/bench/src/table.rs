@@ -6,7 +6,7 @@
 
 use penstock_array::format::table_page::TablePage;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Roster, create, open};
+use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Lacking, Roster, create, open};
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, LocalBoxFuture};
 use penstock_drive::superblock::Superblock;
 use penstock_drive::{Class, Drive, DriveError, DriveHandle, Io, Slice};
@@ -200,7 +200,8 @@ pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayE
     let start = Instant::now();
     let members = slices.iter().cloned().map(Some).collect();
     let ownership = Rc::new(MemoryOwnership::default());
-    let array: Rc<Array> = open(env, descriptor, members, ownership, &Roster::new(env)).await?;
+    let array: Rc<Array> =
+        open(env, descriptor, members, ownership, &Roster::new(env), Lacking::Refuse).await?;
     let open_s = start.elapsed().as_secs_f64();
     let [now, most] = memory_mib()?;
     let mut looks = Vec::with_capacity(LOOKS);

@@ -172,6 +172,9 @@ pub struct Up {
     /// Days from the end of one scrub of an array to the next; 0 for none by itself
     #[arg(long, default_value_t = 14, value_name = "N")]
     pub scrub_days: u32,
+    /// Start without drives that only together with lost ones have some data: what only they have is lost for good
+    #[arg(long)]
+    pub accept_loss: bool,
     /// Return when everything is ready and go on in the background
     #[arg(long)]
     pub detach: bool,

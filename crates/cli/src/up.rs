@@ -12,8 +12,8 @@ use penstock_drive::runtime::{Worker, block_on};
 use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, InProcess, Node, ScrubFile,
-    Severity, StoreFile, StoreSpec, create_store, find_drives,
+    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, InProcess, Lacking, Node,
+    ScrubFile, Severity, Start, StoreFile, StoreSpec, create_store, find_drives,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -278,8 +278,9 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let last_paths = file.as_ref().map(StoreFile::paths).unwrap_or_default();
     let candidates = find_drives(env, &*backing, &paths).await;
     let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
-    let mode = Mode::Threads(KV_READERS);
-    let node = Node::start(env, backing, candidates, store, &last_paths, ownership, mode).await?;
+    let lacking = if options.accept_loss { Lacking::Accept } else { Lacking::Refuse };
+    let how = Start { wanted: store, last_paths, mode: Mode::Threads(KV_READERS), lacking };
+    let node = Node::start(env, backing, candidates, ownership, how).await?;
     let found = StoreFile::of(&node);
     refuse_other_parameters(&found, options)?;
     found.save(&folder.path).map_err(|why| anyhow!(why))?;

@@ -219,9 +219,13 @@ impl Node {
     /// Gives a new drive the slices of an old one in all arrays that have not done that yet. The new one is known from the first
     /// change on, so that nobody takes it for something else, whatever fails.
     async fn put_in_place(&self, old: &Rc<DriveHandle>, new: &Rc<DriveHandle>) -> Result<(), AdminError> {
-        let of_old = |array: &Rc<Array>| Some((array.position_of(old.id())?, array.slice_of(old.id())?));
+        // One that is recorded in its place and did not get it is asked for again, too.
+        let place = |array: &Rc<Array>| {
+            let of = |drive: DriveId| Some((array.position_of(drive)?, array.slice_of(drive)?));
+            of(old.id()).or_else(|| of(new.id()).filter(|(position, _)| !array.is_in_place(*position)))
+        };
         for array in &self.arrays {
-            if let Some((_, (offset, _))) = of_old(array) {
+            if let Some((_, (offset, _))) = place(array) {
                 let reserved = array.geometry().reserved();
                 let bytes = offset + reserved.start..offset + reserved.end;
                 self.backing.allocate(new.path(), bytes).map_err(AdminError::Refused)?;
@@ -234,7 +238,7 @@ impl Node {
         }
         let mut result = Ok(());
         for array in &self.arrays {
-            let Some((position, (offset, len))) = of_old(array) else { continue };
+            let Some((position, (offset, len))) = place(array) else { continue };
             result = array.replace_member(position, new, Slice::new(new.clone(), offset, len)).await;
             if result.is_err() {
                 break;
@@ -242,14 +246,14 @@ impl Node {
         }
         let is_used =
             |drive: &DriveHandle| self.arrays.iter().any(|array| array.position_of(drive.id()).is_some());
-        let is_left = is_used(old);
-        if is_left && is_used(new) {
+        let is_done = !self.arrays.iter().any(|array| place(array).is_some());
+        if !is_done && is_used(new) {
             // It is asked for again.
             return Ok(result?);
         }
         let mut drives = self.drives.borrow_mut();
         drives.retain(|drive| drive.id() != new.id());
-        if !is_left {
+        if is_done {
             let place = drives.iter_mut().find(|drive| drive.id() == old.id());
             *place.expect("it was found there") = new.clone();
         }

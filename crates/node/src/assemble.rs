@@ -11,7 +11,7 @@ use crate::scrubs::Scrubs;
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
-use penstock_array::{Array, ArrayError, Roster, Volume, open};
+use penstock_array::{Array, ArrayError, Lacking, Roster, Volume, open};
 use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DriveId, Env, StoreId};
 use penstock_chunk::{Target, TargetConfig};
@@ -139,18 +139,28 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
     newest.into_iter().map(|(array, (_, bytes))| Ok((array, Descriptor::decode(&bytes)?))).collect()
 }
 
+/// The way in which a store is started.
+pub struct Start {
+    /// The store, where several are found.
+    pub wanted: Option<StoreId>,
+    /// Places at which drives were last seen, for those that are not found.
+    pub last_paths: BTreeMap<DriveId, String>,
+    /// The way in which the key-value store runs.
+    pub mode: Mode,
+    /// Whether data is given up that only drives have which are not here.
+    pub lacking: Lacking,
+}
+
 impl Node {
-    /// Starts the store whose drives are among `candidates`. `wanted` names the store where several are found.
-    /// `last_paths` says where drives were last seen, for those that are not found.
+    /// Starts the store whose drives are among `candidates`.
     pub async fn start(
         env: &Env,
         backing: Rc<dyn Backing>,
         mut candidates: Vec<Candidate>,
-        wanted: Option<StoreId>,
-        last_paths: &BTreeMap<DriveId, String>,
         ownership: Rc<dyn Ownership>,
-        mode: Mode,
+        how: Start,
     ) -> Result<Rc<Self>, StartError> {
+        let Start { wanted, last_paths, mode, lacking } = how;
         let events = Events::new(env);
         let store = wanted.or_else(|| candidates.iter().find_map(Candidate::store)).ok_or_else(|| {
             let problems: Vec<&str> = candidates.iter().filter_map(Candidate::problem).collect();
@@ -168,10 +178,10 @@ impl Node {
         };
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
-        let drives = handles(env, candidates, &descriptors, last_paths, unused)?;
+        let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
         let (mut arrays, roster) = (Vec::new(), Roster::new(env));
         for descriptor in descriptors.into_values() {
-            arrays.push(open_array(env, descriptor, &drives, ownership.clone(), &roster).await?);
+            arrays.push(open_array(env, descriptor, &drives, ownership.clone(), &roster, lacking).await?);
         }
         let by_name = |name: &str| {
             let found = arrays.iter().find(|array| array.name() == name).cloned();
@@ -344,6 +354,7 @@ async fn open_array(
     drives: &[Rc<DriveHandle>],
     ownership: Rc<dyn Ownership>,
     roster: &Rc<Roster>,
+    lacking: Lacking,
 ) -> Result<Rc<Array>, StartError> {
     for member in &descriptor.members {
         let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online());
@@ -360,5 +371,5 @@ async fn open_array(
         Some(Slice::new(drive.clone(), member.offset, member.len))
     };
     let members = descriptor.members.iter().map(slice).collect();
-    Ok(open(env, descriptor, members, ownership, roster).await?)
+    Ok(open(env, descriptor, members, ownership, roster, lacking).await?)
 }

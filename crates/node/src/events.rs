@@ -55,6 +55,8 @@ pub enum EventKind {
     DriveBack,
     /// A drive was as it had been a while ago, and is made again from the others.
     DriveOutdated,
+    /// An array was started without drives that have what no other has, by the word of an administrator.
+    LossAccepted,
     /// A blank drive took the place of another one.
     DriveReplaced,
     /// A drive answers much more slowly than the others.

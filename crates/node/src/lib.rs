@@ -23,12 +23,13 @@ mod store_file;
 mod watch;
 
 pub use admin::AdminError;
-pub use assemble::{Node, StartError, find_drives};
+pub use assemble::{Node, Start, StartError, find_drives};
 pub use backing::{Backing, FileBacking, Found};
 pub use coordination::{Claims, FileOwnership};
 pub use event_files::{EventFiles, Kept};
 pub use events::{Event, EventKind, Events, Severity};
 pub use layout::{StoreSpec, create_store};
+pub use penstock_array::Lacking;
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,

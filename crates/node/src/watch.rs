@@ -115,6 +115,10 @@ impl Seen {
                 );
                 events.add(Severity::Warning, EventKind::DriveOutdated, array_object(array), text);
             }
+            Note::LossAccepted { why } => {
+                let text = format!("started by an administrator's word all the same: {why}");
+                events.add(Severity::Error, EventKind::LossAccepted, array_object(array), text);
+            }
             Note::RebuildBegun { position, .. } if self.failing.contains(&position) => {}
             Note::RebuildBegun { position, stripes, whole } => {
                 let rebuild = is_rebuild(position, whole);

@@ -2,7 +2,7 @@
 
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{Array, ArrayError, CreateSpec, Roster, Volume, create, open};
+use penstock_array::{Array, ArrayError, CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
 use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{Class, Drive, DriveHandle, FaultyDrive, Io, Slice};
@@ -25,6 +25,8 @@ pub struct Site {
     pub spec: CreateSpec,
     /// What is done to each drive (by its number) before the array is opened.
     pub prepare: Prepare,
+    /// Whether an opening gives up what only drives have that are not here.
+    pub lacking: Lacking,
 }
 
 /// One life of the machine.
@@ -57,7 +59,7 @@ fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
 impl Site {
     /// These disks, with whatever they hold.
     pub fn of(disks: Vec<Rc<SimDisk>>, spec: CreateSpec) -> Self {
-        Self { disks, ownership: Rc::default(), spec, prepare: Box::new(|_, _| ()) }
+        Self { disks, ownership: Rc::default(), spec, prepare: Box::new(|_, _| ()), lacking: Lacking::Refuse }
     }
 
     /// Disks with an empty array.
@@ -139,7 +141,7 @@ impl Site {
         let used: Vec<_> =
             descriptor.members.iter().map(|member| handles.get(&member.drive).cloned()).collect();
         let members = used.iter().map(|handle| handle.as_ref().map(slice_of)).collect();
-        let array = open(&env, descriptor, members, self.ownership.clone(), roster).await?;
+        let array = open(&env, descriptor, members, self.ownership.clone(), roster, self.lacking).await?;
         let volume = Volume::whole(&array);
         Ok(Machine {
             world: world.clone(),

@@ -1,11 +1,12 @@
 //! Drives that come back as they were, several at a time, and replacements beside drives that take no superblock.
 
-use crate::bench::{Machine, Site, spec, tags, write, write_fresh};
+use crate::bench::{Load, Machine, Site, plan, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
-use penstock_array::ArrayError;
+use crate::replaced::duplicate;
+use penstock_array::{ArrayError, Lacking, Note};
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
-use penstock_sim::{CutMode, SimDisk, World};
+use penstock_sim::{CutMode, CutPlan, SimDisk, World};
 use std::time::Duration;
 
 /// One opening of the site, without the drives that are lost.
@@ -189,4 +190,165 @@ fn an_old_carrier_alone_is_refused() {
         });
         assert_eq!(found.unwrap(), (101..=120).collect::<Vec<_>>(), "{k}+{m}");
     }
+}
+
+/// m drives are as they were long ago at a start that is cut. At the next the right ones stand there again, and one more is away: with
+/// too many strips lacking, what the right drives and the absent one had was recorded as out of date. It is refused until all are
+/// there. Returns whether it was.
+fn wrong_drives_then_the_right_ones(seed: u64) -> bool {
+    let dice = World::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let draw = |among: &[&'static str]| among[dice.below(among.len() as u64) as usize];
+    let (k, m) = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (3, 0)][dice.below(6) as usize];
+    let mut site = Site::new(spec(k, m));
+    let load = Load::new(40 + dice.below(60));
+    let past: Vec<_> = site.disks.iter().map(|disk| disk.duplicate()).collect();
+    let one_life = |site: &Site, number: u64, cut: Option<CutPlan>, lost: &[usize], heals: bool| {
+        let world = World::new(seed * 10 + number);
+        if let Some(cut) = cut {
+            world.plan_cut(cut);
+        }
+        let run = world.run(async {
+            let work = async {
+                let machine = site.open(&world, lost).await?;
+                if heals {
+                    machine.array.wait_rebuilt().await;
+                } else if number < 2 {
+                    load.settle(&machine).await?;
+                    let (logged, fresh) =
+                        futures_util::future::join(load.run_logged(&machine), load.run_fresh(&machine)).await;
+                    logged.and(fresh)?;
+                }
+                load.check(&machine).await.expect("all that is durable can be read");
+                machine.array.stop();
+                Ok::<_, ArrayError>(())
+            };
+            timeout(&world.env(), Duration::from_secs(7200), work).await.expect("it ends")
+        });
+        site.cut(&world);
+        run
+    };
+    for number in 0..2 {
+        let place = draw(&["log.append", "destage.strip", "checkpoint.root", "destage.trailer"]);
+        let cut = (dice.below(3) > 0).then(|| plan(place, 10 + dice.below(60)));
+        if let Ok(ended) = one_life(&site, number, cut, &[], false) {
+            ended.unwrap();
+        }
+    }
+    let right: Vec<_> = site.disks[..m].to_vec();
+    site.disks[..m].clone_from_slice(&past[..m]);
+    let places = [
+        "replay.redo",
+        "checkpoint.root",
+        "destage.strip",
+        "destage.trailer",
+        "log.append",
+        "superblock.copy0",
+        "carrier.copy",
+        "rebuild.strip",
+    ];
+    let cut = Some(plan(draw(&places), dice.below(12)));
+    // Without a cut those that were wrong are right now.
+    if one_life(&site, 5, cut, &[], true).is_ok() {
+        return false;
+    }
+    site.disks[..m].clone_from_slice(&right);
+    let refused = match one_life(&site, 6, None, &[m], false).expect("nobody cuts it") {
+        Ok(()) => false,
+        Err(
+            ArrayError::WouldLose { .. } | ArrayError::TooManyMissing { .. } | ArrayError::CannotRead { .. },
+        ) => true,
+        Err(error) => panic!("seed {seed}: {error}"),
+    };
+    one_life(&site, 7, None, &[], false).expect("nobody cuts it").expect("all are there");
+    refused
+}
+
+#[test]
+fn campaign_of_wrong_drives() {
+    let seeds = penstock_sim::seeds(1..60);
+    let refused = seeds.clone().filter(|seed| wrong_drives_then_the_right_ones(*seed)).count();
+    eprintln!("seeds {seeds:?}: {refused} refused");
+    assert!(refused > 0);
+}
+
+/// More drives than may be missed are as they were at an earlier start. Nothing is changed until an administrator gives up what only
+/// they would have; then they are used as they are, and what is old on them is no contents.
+fn too_many_from_the_past(k: usize, m: usize) {
+    let mut site = Site::new(spec(k, m));
+    life(&site, 60_040, &[], write_some_and_close).unwrap();
+    let past: Vec<_> = site.disks.iter().map(|disk| disk.duplicate()).collect();
+    let per = (k * 8) as u64;
+    let serve = async |machine: &Machine| {
+        write_fresh(machine, 6, 6000).await?;
+        machine.array.close().await
+    };
+    life(&site, 60_041, &[], serve).unwrap();
+    // One is always left of those that carry the log, and one that has the stripe.
+    let outdated = 1..2 + m;
+    let right: Vec<_> =
+        outdated.clone().map(|at| std::mem::replace(&mut site.disks[at], past[at].clone())).collect();
+    for _ in 0..2 {
+        let refused = life(&site, 60_042, &[], async |_| Ok(())).unwrap_err();
+        let text = refused.to_string();
+        assert!(matches!(refused, ArrayError::WouldLose { .. }), "{text}");
+        assert!(outdated.clone().all(|at| text.contains(&format!("at disk{at}"))), "{text}");
+    }
+    let copy = duplicate(&site, None);
+    for (at, disk) in outdated.clone().zip(right) {
+        site.disks[at] = disk;
+    }
+    let found = life(&site, 60_043, &[], async |machine| tags(&machine.volume, 6 * per, 1).await);
+    assert_eq!(found.unwrap(), [6000], "{k}+{m}: nothing was lost by refusing");
+    let site = Site { lacking: Lacking::Accept, ..copy };
+    let accept = async |machine: &Machine| {
+        let notes = machine.array.take_notes();
+        assert!(notes.iter().any(|note| matches!(note, Note::LossAccepted { .. })), "{notes:?}");
+        assert_eq!(tags(&machine.volume, 1, 20).await?, (1..=20).collect::<Vec<_>>());
+        let lost = tags(&machine.volume, 6 * per, per).await.unwrap_err();
+        assert!(matches!(lost, ArrayError::Unreadable { .. }), "{lost}");
+        machine.array.close().await
+    };
+    life(&site, 60_044, &[], accept).unwrap();
+    // It was said once.
+    let site = Site { lacking: Lacking::Refuse, ..site };
+    let found = life(&site, 60_045, &[], async |machine| tags(&machine.volume, 1, 20).await);
+    assert_eq!(found.unwrap(), (1..=20).collect::<Vec<_>>(), "{k}+{m}");
+}
+
+#[test]
+fn more_drives_from_the_past_than_may_be_missed_are_refused() {
+    for (k, m) in [(4, 1), (4, 2), (3, 2), (3, 0)] {
+        too_many_from_the_past(k, m);
+    }
+}
+
+/// A drive was away for a start in which nothing was written, and is back beside one from the past. It counted as missing though it
+/// lacks nothing, so that the other was used as it was.
+#[test]
+fn a_stale_member_that_lacks_nothing_is_no_missing_one() {
+    let (k, m) = (4, 1);
+    let mut site = Site::new(spec(k, m));
+    life(&site, 60_050, &[], write_some_and_close).unwrap();
+    let past = site.disks[2].duplicate();
+    let serve = async |machine: &Machine| {
+        for stripe in 6..12 {
+            write_fresh(machine, stripe, stripe * 1000).await?;
+        }
+        machine.array.close().await
+    };
+    life(&site, 60_051, &[], serve).unwrap();
+    life(&site, 60_052, &[3], async |machine| machine.array.close().await).unwrap();
+    site.disks[2] = past;
+    let rebuild = async |machine: &Machine| {
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        machine.array.close().await
+    };
+    life(&site, 60_053, &[], rebuild).unwrap();
+    let read = async |machine: &Machine| {
+        for stripe in 6..12 {
+            assert_eq!(tags(&machine.volume, stripe * 32, 1).await?, [stripe * 1000]);
+        }
+        Ok(())
+    };
+    life(&site, 60_054, &[4], read).unwrap();
 }

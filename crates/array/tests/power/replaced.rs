@@ -173,7 +173,7 @@ fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
 }
 
 /// Disks as a cut left them, and a copy of the claim.
-fn duplicate(site: &Site, id: Option<penstock_base::ArrayId>) -> Site {
+pub fn duplicate(site: &Site, id: Option<penstock_base::ArrayId>) -> Site {
     let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
     if let Some(id) = id {
         let (from, to): (Rc<MemoryOwnership>, Rc<MemoryOwnership>) =

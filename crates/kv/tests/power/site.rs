@@ -2,7 +2,7 @@
 
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{CreateSpec, Roster, Volume, create, open};
+use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{DriveId, Id128};
 use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{DriveHandle, Slice};
@@ -86,7 +86,9 @@ impl Site {
             .map(|member| handles.get(&member.drive).map(|handle| slice_of(handle, self.disk_bytes)));
         let members = members.collect();
         let roster = Roster::new(&env);
-        Volume::whole(&open(&env, descriptor, members, self.ownership.clone(), &roster).await.unwrap())
+        let ownership = self.ownership.clone();
+        let array = open(&env, descriptor, members, ownership, &roster, Lacking::Refuse).await.unwrap();
+        Volume::whole(&array)
     }
 
     pub fn cut(&self, world: &World) {

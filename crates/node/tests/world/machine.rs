@@ -6,7 +6,9 @@ use penstock_base::{Env, Ino};
 use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
-use penstock_node::{Backing, Found, InProcess, Node, StartError, StoreSpec, create_store, find_drives};
+use penstock_node::{
+    Backing, Found, InProcess, Lacking, Node, Start, StartError, StoreSpec, create_store, find_drives,
+};
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -168,16 +170,9 @@ impl Site {
         });
         let paths: Vec<String> = disks.borrow().keys().filter(|path| !lost.contains(path)).cloned().collect();
         let candidates = find_drives(&env, &*backing, &paths).await;
-        let node = Node::start(
-            &env,
-            backing,
-            candidates,
-            None,
-            &BTreeMap::new(),
-            self.ownership.clone(),
-            Mode::Baton,
-        )
-        .await?;
+        let how =
+            Start { wanted: None, last_paths: BTreeMap::new(), mode: Mode::Baton, lacking: Lacking::Refuse };
+        let node = Node::start(&env, backing, candidates, self.ownership.clone(), how).await?;
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")
             .await
             .map_err(|failure| StartError::Refused(failure.to_string()))?;

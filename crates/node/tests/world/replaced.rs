@@ -207,6 +207,42 @@ fn a_replacement_goes_on_after_a_restart() {
     a_restart_amid_a_replacement(4, 2);
 }
 
+/// The only other drive takes no superblock for a while when a drive takes the place of a lost one: the replacement gives up. Asked for
+/// again it said that there is no such drive, and one array had no redundancy until the next start.
+fn a_replacement_that_nobody_named(k: usize, m: usize, attempts: u64) {
+    let (site, world, opened) = (Site::of(k, m), World::new(79), Opened::default());
+    let run = world.run(async {
+        let machine = site.start_recording(&world, &[], &opened).await.unwrap();
+        write_durably(&machine, "file", 100_000).await;
+        let id = fail_first_drive(&machine).await.to_string();
+        machine.env.sleep(Duration::from_secs(30)).await;
+        for (_, drive) in opened.borrow().iter().filter(|(path, _)| *path != "disk0") {
+            (0..attempts).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, 0..65_536));
+        }
+        let mut refused = 0;
+        while let Err(error) = machine.node.replace_drive(&id, None).await {
+            println!("{error}");
+            refused += 1;
+            assert!(refused < 10, "{error}");
+        }
+        assert_eq!(
+            (health_when_rebuilt(&machine).await.as_str(), machine.node.drives().len()),
+            ("ok", k + m)
+        );
+        machine.stop().await;
+        refused
+    });
+    assert!(run.unwrap() > 0, "the test asks once only");
+    world.destroy();
+    assert_eq!(read_without_others(&site, m, "file", 100_000), Ok(()));
+}
+
+#[test]
+fn a_replacement_that_nobody_named_is_asked_for_again() {
+    a_replacement_that_nobody_named(1, 1, 24);
+    a_replacement_that_nobody_named(1, 1, 50);
+}
+
 /// A drive comes back as it was a while ago, after a stop in order or a power cut. It was taken as it was, and what had been synced
 /// since could not be read with m other drives lost.
 fn a_drive_comes_back_from_the_past(k: usize, m: usize, beside: bool, cut: bool) {

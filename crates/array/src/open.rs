@@ -364,10 +364,15 @@ impl Array {
 
     /// Refuses a root of an earlier start than one whose root is on every carrier: those that are here are from the past.
     fn check_root(&self, root: &Root) -> Result<(), ArrayError> {
-        match root.epoch < self.desc.borrow().root_epoch {
-            true => Err(self.cannot_read("the checkpoint's root of the last start".into())),
-            false => Ok(()),
+        let desc = self.desc.borrow();
+        if root.epoch >= desc.root_epoch {
+            return Ok(());
         }
+        let carriers = desc.carriers.iter().map(|at| desc.members[usize::from(*at)].drive.to_string());
+        let which = carriers.collect::<Vec<_>>().join(", ");
+        Err(self.cannot_read(format!(
+            "the checkpoint's root of the last start, which only drives {which} have as they were last,"
+        )))
     }
 
     fn carriers_of(&self, stale: u64) -> Vec<Slice> {

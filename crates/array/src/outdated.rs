@@ -37,7 +37,7 @@ impl Array {
             match slice {
                 None => is_missing = true,
                 Some(slice) if self.epoch_on(&slice).await < least => {
-                    tracing::error!(
+                    tracing::warn!(
                         array = self.name,
                         position,
                         drive = %slice.drive().id(),

@@ -117,6 +117,53 @@ fn too_many_lost_drives_are_refused_and_a_store_is_never_made_over_one() {
 }
 
 #[test]
+fn drives_from_the_past_that_are_needed_are_used_only_by_an_administrators_word() {
+    let Some(store) = started("past") else { return };
+    // One of those that carry the log of the data array, which begins behind the drives of the other one, stays.
+    let paths: Vec<_> = store.drives().into_iter().map(|(_, path)| path).skip(2).take(3).collect();
+    let (past, right) = (store.home.join("past"), store.home.join("right"));
+    let copy = |to: &Path| {
+        std::fs::create_dir(to).unwrap();
+        for path in &paths {
+            shell(&format!("cp --sparse=always {} {}", path.display(), to.display()));
+        }
+    };
+    let put_back = |from: &Path| {
+        for path in &paths {
+            let copy = from.join(path.file_name().unwrap());
+            shell(&format!("cp --sparse=always {} {}", copy.display(), path.display()));
+        }
+    };
+    store.down();
+    copy(&past);
+    store.up();
+    let new = vec![9; 8 << 20];
+    std::fs::write(store.mount.join("new"), &new).unwrap();
+    store.down();
+    copy(&right);
+    put_back(&past);
+    for _ in 0..2 {
+        refused(&store.up_output(&[]), &["cannot be read without", "as it was in the past", "--accept-loss"]);
+    }
+    put_back(&right);
+    store.up();
+    still_there(&store);
+    assert_eq!(std::fs::read(store.mount.join("new")).unwrap(), new, "refusing lost nothing");
+    store.down();
+    put_back(&past);
+    assert!(store.up_output(&["--accept-loss"]).status.success());
+    still_there(&store);
+    std::fs::read(store.mount.join("new")).unwrap_err();
+    wait_until("it is kept what was given up", || {
+        store.ok(&["events"]).contains("by an administrator's word")
+    });
+    store.down();
+    // It was said once.
+    store.up();
+    still_there(&store);
+}
+
+#[test]
 fn mount_point_port_second_instance_and_other_parameters() {
     let Some(store) = started("refusals") else { return };
     refused(&store.up_output(&[]), &["in use by another instance", "penstock down"]);

@@ -114,10 +114,9 @@ fn first_root(array: ArrayId) -> Root {
 }
 
 /// Drives that an opening finds as they were in the past, or not at all, although the array cannot miss them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacking {
     /// Nothing is changed, and an error says which drives those are: with them nothing is lost.
-    #[default]
     Refuse,
     /// The word of an administrator: the array is opened with what there is. What only those drives have is lost.
     Accept,

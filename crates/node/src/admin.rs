@@ -244,18 +244,16 @@ impl Node {
                 break;
             }
         }
-        let is_used =
-            |drive: &DriveHandle| self.arrays.iter().any(|array| array.position_of(drive.id()).is_some());
         let is_done = !self.arrays.iter().any(|array| place(array).is_some());
-        if !is_done && is_used(new) {
+        if !is_done && self.arrays.iter().any(|array| array.position_of(new.id()).is_some()) {
             // It is asked for again.
             return Ok(result?);
         }
         let mut drives = self.drives.borrow_mut();
         drives.retain(|drive| drive.id() != new.id());
         if is_done {
-            let place = drives.iter_mut().find(|drive| drive.id() == old.id());
-            *place.expect("it was found there") = new.clone();
+            let listed = drives.iter_mut().find(|drive| drive.id() == old.id());
+            *listed.expect("it was found there") = new.clone();
         }
         self.replacing.borrow_mut().remove(&old.id());
         Ok(result?)

@@ -4,8 +4,8 @@
 //!
 //! Every failure is a defect because all that is done to drives in one seed, in all its lives, is done to at most m
 //! of them: they are chosen first. Only these fail, lose or damage writes, are missing at an opening or come back
-//! blank or as they were after an earlier life, so in no stripe and in no copy of the metadata more than m are bad at any time. Harmless to data, and done to
-//! all of them: hosts that are full for a while, discards that take long, and pauses of the whole machine.
+//! blank or as they were after an earlier life, so in no stripe and in no copy of the metadata more than m are bad at any
+//! time. Harmless to data, and done to all of them: hosts that are full for a while, discards that take long, and pauses of the whole machine.
 
 use crate::bench::{Load, Machine, SLICE_AT, Site, buf_of, plan, spec, tags};
 use penstock_array::{ArrayError, CreateSpec, Discard, Geometry};
@@ -268,14 +268,14 @@ impl Fate {
 
     /// Puts some of the unlucky drives back as they were after an earlier life.
     fn bring_back(&mut self, site: &mut Site) {
-        let Some(past) = self.past.as_mut().filter(|_| !self.unlucky.is_empty()) else { return };
+        let Some(mut past) = self.past.take() else { return };
         past.push(site.disks.iter().map(|disk| disk.duplicate()).collect());
-        let lives = self.past.as_ref().map_or(0, Vec::len) as u64;
         for number in self.some_unlucky(4) {
-            let life = self.dice.below(lives) as usize;
+            let life = self.dice.below(past.len() as u64) as usize;
             eprintln!("  disk {number} is as it was after life {}", life + 1);
-            site.disks[number] = self.past.as_ref().expect("it was filled above")[life][number].duplicate();
+            site.disks[number] = past[life][number].duplicate();
         }
+        self.past = Some(past);
     }
 
     /// The last life: everything is mended, proven clean, and still there without any m drives.

@@ -9,13 +9,13 @@ use penstock_wire::Failure;
 /// Bytes read and written at a time: what a client holds of a copy.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Bytes copied by one call at most, so that none takes long; the caller asks again for the rest.
-const MOST_BYTES: u64 = 16 << 20;
+pub const MOST_COPIED: u64 = 16 << 20;
 
 impl Client {
     /// Copies up to `len` bytes from an offset of one file to an offset of another. Returns how many were copied; none
     /// at the end of the first. A failure is told only when nothing was copied: it comes again with the next call.
     pub async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, Failure> {
-        let len = len.min(MOST_BYTES);
+        let len = len.min(MOST_COPIED);
         let mut done = 0;
         while done < len {
             match self.copy_piece(from, to, done, PIECE_BYTES.min(len - done)).await {

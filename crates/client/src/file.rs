@@ -1,5 +1,6 @@
 //! Reading and writing files.
 
+use crate::direct::{Contents, Unseen};
 use crate::leases::Purpose;
 use crate::session::Client;
 use crate::watch::lost;
@@ -236,6 +237,15 @@ impl Client {
         parts
     }
 
+    /// The same for a read into the kernel's pages.
+    pub async fn read_pages_held(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let _turn = self.turns.shared(ino).await;
+        let parts = self.read_locked(ino, offset, len).await;
+        self.direct.note_read(ino, &(offset..offset.saturating_add(len)));
+        self.forget_idle(ino);
+        parts
+    }
+
     /// The same, for a caller that has the file's turn too.
     pub(crate) async fn read_locked(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let state = self.file(ino).await?.borrow().clone();
@@ -336,21 +346,48 @@ impl Client {
         self.write_locked(ino, offset, staged, len).await
     }
 
+    /// The same, past the kernel's pages. Where some of these may be from before, it is not acknowledged before
+    /// [`Client::drop_old_pages`].
+    pub async fn write_direct_held(
+        &self,
+        ino: Ino,
+        offset: u64,
+        staged: BufMut,
+        len: usize,
+    ) -> Result<Option<Unseen>, Failure> {
+        let _turn = self.turns.exclusive(ino).await;
+        self.write_direct_locked(ino, offset, staged, len).await
+    }
+
+    /// The same, for a caller that has the file's turn too.
+    async fn write_direct_locked(
+        &self,
+        ino: Ino,
+        offset: u64,
+        staged: BufMut,
+        len: usize,
+    ) -> Result<Option<Unseen>, Failure> {
+        let (skip, bytes) = ((offset % BLOCK) as usize, offset..offset.saturating_add(len as u64));
+        let kept = self.direct.may_be_read(ino, &bytes).then(|| staged.as_ref()[skip..skip + len].to_vec());
+        self.write_locked(ino, offset, staged, len).await?;
+        Ok(kept.map(|kept| self.direct.note_write(ino, bytes, Contents::Bytes(kept))))
+    }
+
     /// Writes bytes at the end of the file. Returns where that was.
     pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<u64, Failure> {
         let _hold = self.hold(ino, Purpose::Write).await?;
-        self.append_held(ino, 0, stage(0, data), data.len()).await
+        Ok(self.append_held(ino, 0, stage(0, data), data.len()).await?.0)
     }
 
-    /// Writes `len` bytes, staged for `offset`, at the end of the file, where the caller may have thought it is. The
-    /// caller holds the file's lease.
+    /// Writes `len` bytes, staged for `offset`, at the end of the file, where the caller may have thought it is, past the
+    /// kernel's pages. The caller holds the file's lease.
     pub async fn append_held(
         &self,
         ino: Ino,
         offset: u64,
         staged: BufMut,
         len: usize,
-    ) -> Result<u64, Failure> {
+    ) -> Result<(u64, Option<Unseen>), Failure> {
         let _turn = self.turns.exclusive(ino).await;
         let size = self.file(ino).await?.borrow().size;
         let skip = (offset % BLOCK) as usize;
@@ -358,8 +395,7 @@ impl Client {
             true => staged,
             false => stage(size, &staged.as_ref()[skip..skip + len]),
         };
-        self.write_locked(ino, size, staged, len).await?;
-        Ok(size)
+        Ok((size, self.write_direct_locked(ino, size, staged, len).await?))
     }
 
     /// Writes back a page that was changed in memory, as far as the file reaches: that makes no file longer. The caller
@@ -408,6 +444,9 @@ impl Client {
             };
             if len == 0 {
                 return cut(&file.borrow());
+            }
+            if only_inside {
+                self.direct.renew(ino, offset, &mut staged.as_mut()[skip..skip + len]);
             }
             let generation = self.restarts.generation();
             let filled = self.fill_ends(ino, &file, offset, &mut staged, len).await;

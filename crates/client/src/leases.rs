@@ -22,7 +22,8 @@
 //!   where that is an older one.
 
 use crate::file::FileState;
-use crate::pages::{Served, Waiting};
+use crate::page_set::PageSet;
+use crate::pages::Waiting;
 use crate::session::Client;
 use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
@@ -77,7 +78,7 @@ pub(crate) struct Lease {
     /// Bytes that are on their way into pages by a notice, which waits for locked pages as dropping them does.
     pub(crate) stores: u64,
     /// Bytes that may be in pages since these began to be dropped.
-    pub(crate) served: Option<Served>,
+    pub(crate) served: Option<PageSet>,
     /// The kernel has no page from before this lease.
     clean: bool,
 }

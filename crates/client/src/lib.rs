@@ -18,10 +18,12 @@
 
 mod calls;
 mod copy;
+mod direct;
 mod file;
 mod leases;
 mod locks;
 mod names;
+mod page_set;
 mod pages;
 mod session;
 mod settle;
@@ -29,6 +31,8 @@ mod slots;
 mod space;
 mod watch;
 
+pub use copy::MOST_COPIED;
+pub use direct::Unseen;
 pub use file::{FileState, stage};
 pub use leases::{Hold, KernelCache, Ownership, Purpose, Store};
 pub use session::{Client, ClientLatency};

@@ -13,61 +13,21 @@
 //!   fault pages in as fast as they can do not keep the lease.
 
 use crate::leases::Lease;
+use crate::page_set::{PageSet, pages};
 use crate::session::Client;
+use penstock_base::Ino;
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Ino};
 use std::cell::Cell;
 use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-const PAGE_BYTES: u64 = BLOCK_BYTES as u64;
-/// Pieces of one round.
-const MOST_PIECES: u64 = 64;
 /// Dropping a piece takes longer than this when a page of it is locked for a request, or when the machine is busy.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// The same for a notice that a store of bytes waits for.
 const STORE_PATIENCE: Duration = Duration::from_millis(100);
 const STAYS: &str = "a called lease stays";
-
-/// Pages of a file by their bytes, apart from each other and in order.
-#[derive(Debug, Default)]
-pub(crate) struct Served(Vec<Range<u64>>);
-
-impl Served {
-    pub(crate) fn add(&mut self, bytes: Range<u64>) {
-        if bytes.is_empty() {
-            return;
-        }
-        let end = bytes.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        let mut pages = bytes.start / PAGE_BYTES * PAGE_BYTES..end;
-        let first = self.0.partition_point(|other| other.end < pages.start);
-        let after = self.0.partition_point(|other| other.start <= pages.end);
-        if let [joined, ..] = &self.0[first..after] {
-            pages.start = pages.start.min(joined.start);
-            pages.end = pages.end.max(self.0[after - 1].end);
-        }
-        self.0.splice(first..after, [pages]);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Small pieces that cover all of it, not many more than [`MOST_PIECES`] beside one for each range.
-    fn pieces(&self) -> impl Iterator<Item = Range<u64>> {
-        let bytes: u64 = self.0.iter().map(|range| range.end - range.start).sum();
-        let longest = (bytes / MOST_PIECES).div_ceil(PAGE_BYTES).max(1) * PAGE_BYTES;
-        let cut = move |range: &Range<u64>| {
-            let end = range.end;
-            (range.start..end)
-                .step_by(longest as usize)
-                .map(move |at| at..end.min(at.saturating_add(longest)))
-        };
-        self.0.iter().flat_map(cut)
-    }
-}
 
 /// A request that waits for a lease.
 #[derive(Debug)]
@@ -94,21 +54,21 @@ impl Waiting {
     }
 
     fn fills(&self, bytes: &Range<u64>) -> bool {
-        let end = self.locked.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        let end = pages(&self.locked).end;
         self.reads && !self.is_let_in() && self.locked.start <= bytes.start && bytes.end <= end
     }
 }
 
 impl Lease {
     /// The pages to drop in the next round. None when the lease may go: from here on nobody is served.
-    fn left_to_drop(&mut self) -> Option<Served> {
+    fn left_to_drop(&mut self) -> Option<PageSet> {
         let served = self.served.take().unwrap_or_default();
         if served.is_empty() && self.users == 0 && self.stores == 0 {
             // A request that was let in and has not come yet would be too late.
             self.waiting.iter().for_each(|waiting| waiting.let_in.set(false));
             return None;
         }
-        self.served = Some(Served::default());
+        self.served = Some(PageSet::default());
         Some(served)
     }
 }
@@ -118,7 +78,7 @@ impl Client {
     pub(crate) async fn drop_kernel_pages(&self, ino: Ino) {
         let (leases, cache) = (&self.leases, self.leases.kernel_cache());
         if let Some(cache) = &cache {
-            leases.change(ino, |lease| lease.expect(STAYS).served = Some(Served::default()));
+            leases.change(ino, |lease| lease.expect(STAYS).served = Some(PageSet::default()));
             cache.drop_pages(ino, 0..u64::MAX).await;
         }
         leases.change(ino, |lease| lease.expect(STAYS).closed = true);

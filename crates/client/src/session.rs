@@ -1,5 +1,6 @@
 //! A client's session with the services.
 
+use crate::direct::DirectWrites;
 use crate::file::FileState;
 use crate::leases::Leases;
 use crate::locks::Locks;
@@ -52,6 +53,7 @@ pub struct Client {
     pub(crate) locks: Locks,
     /// One write of a file at a time.
     pub(crate) turns: KeyedLocks<Ino>,
+    pub(crate) direct: Rc<DirectWrites>,
     /// One settle of a file at a time.
     pub(crate) settling: KeyedLocks<Ino>,
     /// Files that were settled since the last sync began.
@@ -87,6 +89,7 @@ impl Client {
             leases: Rc::default(),
             locks: Locks::default(),
             turns: KeyedLocks::default(),
+            direct: Rc::default(),
             settling: KeyedLocks::default(),
             unsynced: RefCell::default(),
             opening: RwLock::default(),

@@ -1,5 +1,6 @@
 //! Space of files: reserved ahead, zeroed, given back.
 
+use crate::direct::Contents;
 use crate::file::{BLOCK, end_of, stage};
 use crate::leases::Purpose;
 use crate::session::Client;
@@ -24,8 +25,8 @@ impl Client {
         if len == 0 {
             return Err(Failure::new(penstock_base::Kind::Invalid, "a range without bytes"));
         }
-        let _hold = self.hold(ino, Purpose::Write).await?;
-        let _turn = self.turns.exclusive(ino).await;
+        let hold = self.hold(ino, Purpose::Write).await?;
+        let turn = self.turns.exclusive(ino).await;
         let size = loop {
             let (file, generation) = (self.file(ino).await?, self.restarts.generation());
             let size = file.borrow().size;
@@ -38,9 +39,15 @@ impl Client {
                 break size;
             }
         };
+        let zeroed = change != SpaceChange::Reserve && self.direct.may_be_read(ino, &(offset..end));
+        let unseen = zeroed.then(|| self.direct.note_write(ino, offset..end, Contents::Zeros));
         if !keep_size && change != SpaceChange::Punch && end > size {
             let request = SetAttrRequest { ino: ino.0, ..SetAttrRequest::default() };
             self.resize(request, end).await?;
+        }
+        drop(turn);
+        if let Some(unseen) = unseen {
+            self.drop_old_pages(hold, unseen).await;
         }
         Ok(())
     }

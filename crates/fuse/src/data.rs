@@ -8,7 +8,7 @@ use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::Ino;
-use penstock_client::Purpose;
+use penstock_client::{KernelCache, MOST_COPIED, Purpose};
 use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
 use rustix::fs::{FallocateFlags, OFlags};
@@ -42,7 +42,10 @@ impl Session {
         };
         let hold = hold.map_err(|failure| errno(&failure))?;
         let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
-        let result = self.client.read_held(ino, offset, size.into()).await;
+        let result = match pages {
+            true => self.client.read_pages_held(ino, offset, size.into()).await,
+            false => self.client.read_held(ino, offset, size.into()).await,
+        };
         if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) && !self.client.is_alone() {
             // Stores of a program in this page behind the size that the kernel knows are never written back.
             let end = self.client.size_held(ino).await.map_err(|failure| errno(&failure))?;
@@ -83,21 +86,30 @@ impl Session {
         if !pages {
             self.drop_capability(ino).await.map_err(fail)?;
         }
-        if !pages && OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
-            let at = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
+        let flags = OFlags::from_bits_retain(flags);
+        let through_pages = self.writers.borrow().contains(&fh) && !flags.contains(OFlags::DIRECT);
+        let mut unseen = None;
+        if pages {
+            self.client.write_page_held(ino, offset, data, len).await.map_err(fail)?;
+        } else if flags.contains(OFlags::APPEND) {
+            let (at, written) = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
+            // Bytes that go through pages have these locked until the reply, and are seen in them.
+            unseen = written.filter(|_| !through_pages);
             self.cache.sizes.reaches(ino, offset + len as u64);
             if at != offset {
                 // It goes by the offset that it sent.
                 self.tell_before_reply(&hold, ino, at + len as u64).await;
             }
-            if at != offset && self.writers.borrow().contains(&fh) {
+            if at != offset && through_pages {
                 // It may have put the bytes into pages there.
                 self.client.drop_pages_soon(ino);
             }
-        } else if pages {
-            self.client.write_page_held(ino, offset, data, len).await.map_err(fail)?;
         } else {
-            self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
+            unseen = match through_pages {
+                true => self.client.write_held(ino, offset, data, len).await.map(|()| None),
+                false => self.client.write_direct_held(ino, offset, data, len).await,
+            }
+            .map_err(fail)?;
             self.cache.sizes.reaches(ino, offset + len as u64);
         }
         if !pages {
@@ -105,7 +117,10 @@ impl Session {
             let page = penstock_base::BLOCK_BYTES as u64;
             hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
         }
-        request.hold = Some(hold);
+        match unseen {
+            Some(unseen) => self.client.drop_old_pages(hold, unseen).await,
+            None => request.hold = Some(hold),
+        }
         Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))
     }
 
@@ -128,7 +143,8 @@ impl Session {
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
-    /// The kernel has sent its pages of both files before, and forgets those of the second one.
+    /// The kernel has sent its pages of both files before, and forgets those of the second one after, with what a program has
+    /// stored in them since. So where a program may do that the kernel is told to copy by itself, which forgets nothing.
     pub(crate) async fn copy_file_range(&self, request: &Request) -> Result<Answer, Errno> {
         let CopyFileRangeIn { off_in, nodeid_out, off_out, len, flags, .. } = request.argument()?;
         if flags != 0 {
@@ -136,7 +152,18 @@ impl Session {
         }
         let to = (self.root.inner(nodeid_out), off_out);
         self.drop_privileges(request, to.0).await.map_err(|failure| errno(&failure))?;
+        let bytes = off_out..off_out.saturating_add(len.min(MOST_COPIED));
+        let page = penstock_base::BLOCK_BYTES as u64;
+        let mut in_part = [bytes.start, bytes.end].into_iter().filter(|at| !at.is_multiple_of(page));
+        if in_part.any(|at| self.client.may_be_in_pages(to.0, at - 1..at)) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let reads = self.client.watch_reads(to.0, bytes.clone());
+        self.cache.drop_pages(to.0, bytes).await;
         let result = self.client.copy((self.ino(request), off_in), to, len).await;
+        if reads.was_read() {
+            return Err(Errno::OPNOTSUPP);
+        }
         if let Ok(copied) = &result {
             self.cache.sizes.reaches(to.0, off_out.saturating_add(*copied));
         }

@@ -42,15 +42,16 @@ impl KnownSizes {
         self.handles.borrow_mut().insert(handle, ino);
     }
 
-    /// A handle is closed, and no map of it is left.
-    pub(crate) fn closed(&self, handle: u64) {
-        let Some(ino) = self.handles.borrow_mut().remove(&handle) else { return };
+    /// A handle is closed, and no map of it is left. Returns whether it was one that may write.
+    pub(crate) fn closed(&self, handle: u64) -> bool {
+        let Some(ino) = self.handles.borrow_mut().remove(&handle) else { return false };
         let mut files = self.files.borrow_mut();
         let known = files.get_mut(&ino).expect("a file is known while a handle may write to it");
         known.handles -= 1;
         if known.handles == 0 {
             files.remove(&ino);
         }
+        true
     }
 
     /// The kernel hears, or has made itself, that a file has so many bytes; or it reads a page up to there.

@@ -192,6 +192,7 @@ impl Session {
         self.cache.looks.opened(ino);
         if writes {
             self.cache.sizes.opened(handle, ino, size);
+            self.client.note_open_for_writing(ino, true);
         }
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
         // go where the end is. It lets one writer at a time through, but for who passes its pages by.
@@ -229,7 +230,9 @@ impl Session {
     /// Takes a handle back.
     pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
         self.seen_losses.borrow_mut().remove(&handle);
-        self.cache.sizes.closed(handle);
+        if self.cache.sizes.closed(handle) {
+            self.client.note_open_for_writing(ino, false);
+        }
         self.cache.looks.closed(ino);
         if !self.cache.sizes.is_open_for_writing(ino) {
             self.client.note_mapped(ino, false);

@@ -47,6 +47,7 @@ fn two_mounts_show_one_file_system() {
     renames_against_opens(&mounts);
     locks_keep_others_out(&mounts);
     mapped_files(&mounts);
+    writes_beside_stores(&mounts);
     growth_is_seen_without_a_look(&mounts);
     programs_with_maps_take_turns(&mounts);
     growth_is_known_before_it_matters(&mounts);
@@ -276,6 +277,68 @@ for child in children:
     assert os.waitpid(child, 0)[1] == 0, 'a store that was synced is gone'
 ";
     run_python("mapped files", script, mounts);
+}
+
+/// A program writes, punches, zeros and copies bytes of a page while others of its mount store in other bytes of it. All find
+/// what they did last, with readers on the other mount or without.
+fn writes_beside_stores(mounts: &[PathBuf; 2]) {
+    let script = "
+import ctypes, mmap, os, signal, sys, time
+ROUNDS, STORERS = 60, 2
+PUNCH, ZERO = 3, 17
+libc = ctypes.CDLL(None, use_errno=True)
+def change(fd, mode):
+    long = ctypes.c_long
+    assert libc.fallocate(fd, mode, long(0), long(64)) == 0, os.strerror(ctypes.get_errno())
+def store(path, at, lost):
+    pages = mmap.mmap(os.open(path, os.O_RDWR), 8192)
+    last = 0
+    while True:
+        if pages[512 + at] != last:
+            lost[at] = 1
+        last = (last + 1) % 251
+        pages[512 + at] = last
+def read(path):
+    fd = os.open(path, os.O_RDONLY)
+    while True:
+        os.pread(fd, 4096, 0)
+def start(act, *args):
+    child = os.fork()
+    if child == 0:
+        act(*args)
+    return child
+for readers in (0, 1):
+    mine, theirs, source = (os.path.join(m, name) for m, name in
+        ((sys.argv[1], 'beside'), (sys.argv[2], 'beside'), (sys.argv[1], 'source')))
+    with open(mine, 'wb') as file:
+        file.write(bytes(8192))
+    lost = mmap.mmap(-1, 4096)
+    children = [start(store, mine, at, lost) for at in range(STORERS)]
+    children += [start(read, theirs) for _ in range(readers)]
+    fd, source = os.open(mine, os.O_RDWR), os.open(source, os.O_RDWR | os.O_CREAT)
+    try:
+        for n in range(1, ROUNDS + 1):
+            wanted = bytes([n % 251]) * 64
+            if n % 4 == 3:
+                assert os.pwrite(source, wanted, 0) == 64
+                assert os.copy_file_range(source, fd, 64, 0, 0) == 64
+            else:
+                assert os.pwrite(fd, wanted, 0) == 64
+            if n % 4 in (1, 2):
+                wanted = bytes(64)
+                change(fd, PUNCH if n % 4 == 1 else ZERO)
+            for _ in range(2):
+                assert os.pread(fd, 64, 0) == wanted, (n, readers)
+                # A page from before may be written back.
+                time.sleep(n % 3 * 0.005)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        for child in children:
+            os.waitpid(child, 0)
+    assert lost[:STORERS] == bytes(STORERS), (readers, 'a store was lost')
+";
+    run_python("writes beside stores", script, mounts);
 }
 
 /// The beginning of a script: programs on both mounts that store into maps of the same files as fast as they can.

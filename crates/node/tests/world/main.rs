@@ -4,6 +4,7 @@
 mod campaign;
 mod cuts;
 mod damaged;
+mod direct;
 mod faults;
 mod files;
 mod load;

@@ -1,0 +1,244 @@
+//! Direct writes: those that pass the kernel's pages by.
+//!
+//! Before it sends a direct write the kernel writes its pages of these bytes back and drops them; after it, nothing. A program
+//! may fault a page in between the two, with the bytes from before the write. Readers would see these from then on, and
+//! when another program of the mount stores in other bytes of the page, the kernel writes back all of it, over what was
+//! written.
+//!
+//! So it is known which pages the kernel has read while a file is open for writing. A direct write of such pages has them dropped once
+//! more before it is acknowledged. Meanwhile, a page from before it that is written back gets its bytes.
+//!
+//! Invariants:
+//! - what the kernel reads into pages, writes it back, and what is written past them is noted in the file's turn;
+//! - a direct write that is acknowledged leaves no page in the kernel that was read before it;
+//! - no page that was read before a direct write changes a byte of it.
+//!
+//! Before Linux 6.16 the kernel may have dropped a page while it still writes a copy of it back; that is not covered.
+
+use crate::leases::Hold;
+use crate::page_set::{PAGE_BYTES, PageSet, pages};
+use crate::session::Client;
+use penstock_base::{HashMap, Ino};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Ranges of pages of a file that are told apart.
+const MOST_RANGES: usize = 64;
+
+/// Files that are open for writing on this mount.
+#[derive(Default)]
+pub(crate) struct DirectWrites {
+    files: RefCell<HashMap<Ino, File>>,
+}
+
+#[derive(Default)]
+struct File {
+    /// Handles that may write.
+    handles: u64,
+    /// Pages that the kernel may have read since the last direct write of them.
+    read: PageSet,
+    /// In the order in which they were done.
+    writes: Vec<Rc<Write>>,
+}
+
+/// What a direct write did, until the kernel has dropped pages from before it.
+struct Write {
+    bytes: Range<u64>,
+    contents: Contents,
+    /// Pages that were read after it.
+    fresh: RefCell<PageSet>,
+}
+
+pub(crate) enum Contents {
+    Bytes(Vec<u8>),
+    Zeros,
+    /// What is there is not this one's to know.
+    Any,
+}
+
+/// A direct write that is done while the kernel may have pages from before it.
+pub struct Unseen {
+    writes: Rc<DirectWrites>,
+    ino: Ino,
+    write: Rc<Write>,
+}
+
+impl DirectWrites {
+    fn file<T>(&self, ino: Ino, act: impl FnOnce(&mut File) -> T) -> Option<T> {
+        self.files.borrow_mut().get_mut(&ino).map(act)
+    }
+
+    fn opened(&self, ino: Ino) {
+        self.files.borrow_mut().entry(ino).or_default().handles += 1;
+    }
+
+    fn closed(&self, ino: Ino) {
+        let left = self.file(ino, |file| {
+            file.handles -= 1;
+            file.handles
+        });
+        if left == Some(0) {
+            self.files.borrow_mut().remove(&ino);
+        }
+    }
+
+    /// The kernel reads these bytes into pages.
+    pub(crate) fn note_read(&self, ino: Ino, bytes: &Range<u64>) {
+        self.file(ino, |file| {
+            file.read.add_coarsely(bytes.clone(), MOST_RANGES);
+            file.writes.iter().for_each(|write| write.fresh.borrow_mut().add(bytes.clone()));
+        });
+    }
+
+    /// Whether the kernel may have a page that these bytes lie in.
+    pub(crate) fn may_be_read(&self, ino: Ino, bytes: &Range<u64>) -> bool {
+        let looked_at = pages(bytes);
+        let unseen = |write: &Rc<Write>| {
+            let written = pages(&write.bytes);
+            written.start < looked_at.end && looked_at.start < written.end
+        };
+        self.file(ino, |file| file.read.overlaps(bytes) || file.writes.iter().any(unseen)) == Some(true)
+    }
+
+    /// A direct write of such bytes is done.
+    pub(crate) fn note_write(self: &Rc<Self>, ino: Ino, bytes: Range<u64>, contents: Contents) -> Unseen {
+        let write = Rc::new(Write { bytes, contents, fresh: RefCell::default() });
+        self.file(ino, |file| {
+            file.read.remove(&write.bytes);
+            file.writes.push(write.clone());
+        });
+        Unseen { writes: self.clone(), ino, write }
+    }
+
+    /// Puts what was written directly into bytes of pages that the kernel read before and writes back.
+    pub(crate) fn renew(&self, ino: Ino, offset: u64, back: &mut [u8]) {
+        self.file(ino, |file| file.writes.iter().for_each(|write| write.renew(offset, back)));
+    }
+}
+
+impl Write {
+    fn renew(&self, offset: u64, back: &mut [u8]) {
+        let (from, until) = (self.bytes.start.max(offset), self.bytes.end.min(offset + back.len() as u64));
+        if from >= until {
+            return;
+        }
+        for page in pages(&(from..until)).step_by(PAGE_BYTES as usize) {
+            let part = page.max(from)..until.min(page + PAGE_BYTES);
+            if self.fresh.borrow().overlaps(&part) {
+                continue;
+            }
+            let into = &mut back[(part.start - offset) as usize..(part.end - offset) as usize];
+            let at = (part.start - self.bytes.start) as usize;
+            match &self.contents {
+                Contents::Bytes(bytes) => into.copy_from_slice(&bytes[at..at + into.len()]),
+                Contents::Zeros => into.fill(0),
+                Contents::Any => {}
+            }
+        }
+    }
+}
+
+impl Unseen {
+    /// Whether the kernel has read some of the pages since.
+    pub fn was_read(&self) -> bool {
+        self.write.fresh.borrow().overlaps(&self.write.bytes)
+    }
+}
+
+impl Drop for Unseen {
+    fn drop(&mut self) {
+        let Self { writes, ino, write } = self;
+        writes.file(*ino, |file| file.writes.retain(|other| !Rc::ptr_eq(other, write)));
+    }
+}
+
+impl Client {
+    /// Counts a handle by which a program of this mount may write to a file, or one less.
+    pub fn note_open_for_writing(&self, ino: Ino, more: bool) {
+        if more { self.direct.opened(ino) } else { self.direct.closed(ino) }
+    }
+
+    /// Whether the kernel may have read such bytes of a file that is open for writing into pages since the last direct write of them.
+    pub fn may_be_in_pages(&self, ino: Ino, bytes: Range<u64>) -> bool {
+        self.direct.may_be_read(ino, &bytes)
+    }
+
+    /// Looks at which bytes of a file the kernel reads into pages while the result lives.
+    pub fn watch_reads(&self, ino: Ino, bytes: Range<u64>) -> Unseen {
+        self.direct.note_write(ino, bytes, Contents::Any)
+    }
+
+    /// Has the kernel drop the pages from before a direct write, which then may be acknowledged. The hold that it was done
+    /// under goes before: a page may be locked for a request that waits for the lease.
+    pub async fn drop_old_pages(&self, hold: Hold, unseen: Unseen) {
+        let Some(cache) = self.leases.kernel_cache() else { return };
+        let store = hold.store(unseen.write.bytes.clone());
+        drop(hold);
+        cache.drop_pages(unseen.ino, unseen.write.bytes.clone()).await;
+        drop((store, unseen));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INO: Ino = Ino(5);
+    const PAGE: usize = PAGE_BYTES as usize;
+
+    fn open() -> Rc<DirectWrites> {
+        let writes = Rc::new(DirectWrites::default());
+        writes.opened(INO);
+        writes
+    }
+
+    fn write(writes: &Rc<DirectWrites>, at: u64, bytes: &[u8]) -> Unseen {
+        writes.note_write(INO, at..at + bytes.len() as u64, Contents::Bytes(bytes.to_vec()))
+    }
+
+    /// Bytes 0 to 9 of the first page and of the second one as they get to the file.
+    fn written_back(writes: &DirectWrites, with: u8) -> [Vec<u8>; 2] {
+        let mut back = vec![with; 2 * PAGE];
+        writes.renew(INO, 0, &mut back);
+        [back[..9].to_vec(), back[PAGE..PAGE + 9].to_vec()]
+    }
+
+    #[test]
+    fn a_page_that_was_read_after_a_write_keeps_its_bytes() {
+        let writes = open();
+        writes.note_read(INO, &(0..2 * PAGE_BYTES));
+        let bytes = vec![1; PAGE + 2];
+        let first = write(&writes, 4, &bytes);
+        let second = writes.note_write(INO, 6..8, Contents::Zeros);
+        assert_eq!(written_back(&writes, 9), [[9, 9, 9, 9, 1, 1, 0, 0, 1], [1, 1, 1, 1, 1, 1, 9, 9, 9]]);
+        writes.note_read(INO, &(PAGE_BYTES..PAGE_BYTES + 1));
+        assert!(first.was_read() && !second.was_read());
+        assert_eq!(written_back(&writes, 9), [[9, 9, 9, 9, 1, 1, 0, 0, 1], [9; 9]]);
+        drop(first);
+        assert_eq!(written_back(&writes, 9), [[9, 9, 9, 9, 9, 9, 0, 0, 9], [9; 9]]);
+        writes.note_read(INO, &(0..1));
+        assert_eq!(written_back(&writes, 9), [[9; 9], [9; 9]]);
+    }
+
+    #[test]
+    fn pages_count_until_a_write_of_them_is_seen() {
+        let writes = open();
+        let may = |bytes: Range<u64>| writes.may_be_read(INO, &bytes);
+        assert!(!may(0..1));
+        writes.note_read(INO, &(0..100));
+        assert!(may(200..300) && !may(PAGE_BYTES..u64::MAX));
+        let unseen = write(&writes, 10, &[1]);
+        assert!(may(200..300), "the kernel may have the page still");
+        drop(unseen);
+        assert!(!may(200..300));
+        writes.note_read(INO, &(0..100));
+        writes.opened(INO);
+        writes.closed(INO);
+        assert!(may(0..1));
+        writes.closed(INO);
+        assert!(!may(0..1) && writes.files.borrow().is_empty());
+        writes.note_read(INO, &(0..100));
+        assert!(writes.files.borrow().is_empty(), "nobody may write to it");
+    }
+}

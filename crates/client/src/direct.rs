@@ -15,7 +15,7 @@
 //!
 //! Before Linux 6.16 the kernel may have dropped a page while it still writes a copy of it back; that is not covered.
 
-use crate::leases::Hold;
+use crate::leases::{Hold, Store};
 use crate::page_set::{PAGE_BYTES, PageSet, pages};
 use crate::session::Client;
 use penstock_base::{HashMap, Ino};
@@ -170,13 +170,14 @@ impl Client {
     }
 
     /// Has the kernel drop the pages from before a direct write, which then may be acknowledged. The hold that it was done
-    /// under goes before: a page may be locked for a request that waits for the lease.
-    pub async fn drop_old_pages(&self, hold: Hold, unseen: Unseen) {
-        let Some(cache) = self.leases.kernel_cache() else { return };
+    /// under goes before: a page may be locked for a request that waits for the lease. What is returned keeps the lease too.
+    pub async fn drop_old_pages(&self, hold: Hold, unseen: Unseen) -> Store {
         let store = hold.store(unseen.write.bytes.clone());
         drop(hold);
-        cache.drop_pages(unseen.ino, unseen.write.bytes.clone()).await;
-        drop((store, unseen));
+        if let Some(cache) = self.leases.kernel_cache() {
+            cache.drop_pages(unseen.ino, unseen.write.bytes.clone()).await;
+        }
+        store
     }
 }
 

@@ -186,8 +186,8 @@ impl Hold {
     }
 }
 
-/// Bytes that go into the kernel's pages by a notice, while it lives. Unlike a [`Hold`] it may wait for a page that a
-/// request has locked which waits for the lease, so the lease serves until the notice has been taken.
+/// Bytes that go into the kernel's pages, or out of them, by a notice, while it lives. Unlike a [`Hold`] it may wait for a page
+/// that a request has locked which waits for the lease, so the lease serves until the notice has been taken.
 pub struct Store {
     leases: Rc<Leases>,
     ino: Option<Ino>,

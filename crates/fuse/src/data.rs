@@ -118,7 +118,7 @@ impl Session {
             hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
         }
         match unseen {
-            Some(unseen) => self.client.drop_old_pages(hold, unseen).await,
+            Some(unseen) => request.store = Some(self.client.drop_old_pages(hold, unseen).await),
             None => request.hold = Some(hold),
         }
         Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))

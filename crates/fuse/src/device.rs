@@ -10,7 +10,7 @@ use crate::MAX_WRITE_BYTES;
 use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
 use crate::reads::InFlight;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
-use penstock_client::{Hold, stage};
+use penstock_client::{Hold, Store, stage};
 use penstock_drive::runtime::Readiness;
 use rustix::io::Errno;
 use std::fs::File;
@@ -50,6 +50,8 @@ pub(crate) struct Request {
     pub(crate) data: Option<(BufMut, usize)>,
     /// Kept until the reply has gone out.
     pub(crate) hold: Option<Hold>,
+    /// The same, where pages are dropped before the answer.
+    pub(crate) store: Option<Store>,
     /// As long, for a read.
     pub(crate) in_flight: Option<InFlight>,
     reply: Reply,
@@ -144,7 +146,15 @@ impl Device {
         // Nobody waits for these.
         let open = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
         let reply = Reply { device: self.clone(), unique: header.unique, open };
-        Ok(Received::Request(Box::new(Request { header, body, data, hold: None, in_flight: None, reply })))
+        Ok(Received::Request(Box::new(Request {
+            header,
+            body,
+            data,
+            hold: None,
+            store: None,
+            in_flight: None,
+            reply,
+        })))
     }
 
     fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) {

@@ -47,7 +47,7 @@ pub use error::ArrayError;
 pub use geometry::{CreateSpec, Geometry};
 pub use maintain::JobProgress;
 pub use notes::Note;
-pub use open::{Lacking, MemberSlice, create, open};
+pub use open::{Lacking, MemberSlice, Opening, create, open};
 pub use penstock_raid::MAX_PARITY;
 pub use roster::Roster;
 pub use scrub::{Pace, ScrubProgress, ScrubReport};

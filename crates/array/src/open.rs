@@ -18,8 +18,10 @@ use crate::geometry::{CreateSpec, Geometry};
 use crate::log::{Head, Log, Segment};
 use crate::member::Member;
 use crate::notes::Note;
+use crate::outdated::LeftOut;
 use crate::overlay::Overlay;
 use crate::ownership::{Claim, ClaimError, Ownership};
+use crate::replay::Redo;
 use crate::roster::Roster;
 use crate::salvage::{self, Salvaged};
 use crate::table::StripeTable;
@@ -131,89 +133,145 @@ pub async fn open(
     roster: &Rc<Roster>,
     lacking: Lacking,
 ) -> Result<Rc<Array>, ArrayError> {
-    let refused =
-        match open_as(env, descriptor.clone(), members.clone(), ownership.clone(), roster, Lacking::Refuse)
-            .await
-        {
-            Err(error @ ArrayError::WouldLose { .. }) if lacking == Lacking::Accept => error,
-            opened => return opened,
-        };
-    tracing::error!(error = %refused, "the loss is accepted");
-    let array = open_as(env, descriptor, members, ownership, roster, lacking).await?;
-    array.note(Note::LossAccepted { why: refused.to_string() });
-    Ok(array)
+    Opening::read(env, descriptor, members, ownership, roster, lacking).await?.take_over().await
 }
 
-async fn open_as(
-    env: &Env,
-    descriptor: Descriptor,
-    members: Vec<MemberSlice>,
-    ownership: Rc<dyn Ownership>,
-    roster: &Rc<Roster>,
+/// An array that was read and can be opened. Nothing was written: whoever opens several that stand and fall together reads all of
+/// them first.
+pub struct Opening {
+    array: Rc<Array>,
+    claim: Claim,
+    stale: u64,
+    root: Root,
     lacking: Lacking,
-) -> Result<Rc<Array>, ArrayError> {
-    let mut array = prepare(env, descriptor, members, ownership, roster)?;
-    let (claim, stale) = array.recorded().await?;
-    check_members(&array, stale)?;
-    let root = array.read_root(&array.carriers_of(stale)).await?;
-    array.check_root(&root)?;
-    let outdated = array.leave_out_outdated(&root, stale, lacking).await;
-    let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
-    let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
-    array.reserved_version.set(root.versions_reserved.0);
-    array.order.set(root.order);
-    let found = array.read_log(&root, &carriers).await?;
-    let head =
-        Head { incarnation: root.incarnation + 1, incarnation_start: found.head.seq.next(), ..found.head };
-    let segments = match found.segments.is_empty() {
-        false => found.segments,
-        // An array that never logged anything: its first segment is begun below.
-        true => VecDeque::from([Segment {
-            number: root.replay_segment - 1,
-            first_seq: root.replay_seq,
-            chain: root.replay_chain,
-            records: Vec::new(),
-        }]),
-    };
-    let started = segments.back().is_some_and(|segment| segment.number >= root.replay_segment);
-    array.log = Log::new(array.geo, head, segments);
-    let (redo, redone) = array.fold(found.records);
-    if lacking == Lacking::Refuse {
-        array.check_loss(&outdated)?;
+    /// Why an administrator had to give something up.
+    accepted: Option<String>,
+    outdated: Vec<LeftOut>,
+    /// By position, what the log lacks on carriers; and places of table pages that do not count.
+    mends: Vec<(usize, u64, Buf)>,
+    voids: Vec<(usize, u64)>,
+    redo: Redo,
+    redone: Vec<u64>,
+    /// The log has a segment.
+    started: bool,
+}
+
+impl Opening {
+    /// Reads an array, and proves that it can be opened. Members as for [`open`].
+    pub async fn read(
+        env: &Env,
+        descriptor: Descriptor,
+        members: Vec<MemberSlice>,
+        ownership: Rc<dyn Ownership>,
+        roster: &Rc<Roster>,
+        lacking: Lacking,
+    ) -> Result<Self, ArrayError> {
+        let prepared = || prepare(env, descriptor.clone(), members.clone(), ownership.clone(), roster);
+        let opening = match Self::read_as(prepared()?, Lacking::Refuse).await {
+            Err(refused @ ArrayError::WouldLose { .. }) if lacking == Lacking::Accept => {
+                tracing::error!(error = %refused, "the loss is accepted");
+                let opening = Self::read_as(prepared()?, lacking).await?;
+                Self { accepted: Some(refused.to_string()), ..opening }
+            }
+            opening => opening?,
+        };
+        roster.enter(&opening.array);
+        Ok(opening)
     }
-    array.next_version.set(array.reserved_version.get());
-    let array = Rc::new(array);
-    roster.enter(&array);
-    array.claim_ownership(claim, stale, &root).await?;
-    // The chain must be whole on every carrier before anything rests on it.
-    if !found.mends.is_empty() || !voids.is_empty() {
-        for mend in found.mends {
-            array
-                .write_member(positions[mend.carrier], mend.at, mend.bytes, None, IO.at("replay.mend"))
-                .await?;
+
+    async fn read_as(mut array: Array, lacking: Lacking) -> Result<Self, ArrayError> {
+        let (claim, stale) = array.recorded().await?;
+        check_members(&array, stale)?;
+        let root = array.read_root(&array.carriers_of(stale)).await?;
+        array.check_root(&root)?;
+        let outdated = array.leave_out_outdated(&root, stale, lacking).await;
+        let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
+        let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
+        array.reserved_version.set(root.versions_reserved.0);
+        array.order.set(root.order);
+        let found = array.read_log(&root, &carriers).await?;
+        let head = Head {
+            incarnation: root.incarnation + 1,
+            incarnation_start: found.head.seq.next(),
+            ..found.head
+        };
+        let segments = match found.segments.is_empty() {
+            false => found.segments,
+            // An array that never logged anything: its first segment is begun when it is taken over.
+            true => VecDeque::from([Segment {
+                number: root.replay_segment - 1,
+                first_seq: root.replay_seq,
+                chain: root.replay_chain,
+                records: Vec::new(),
+            }]),
+        };
+        let started = segments.back().is_some_and(|segment| segment.number >= root.replay_segment);
+        array.log = Log::new(array.geo, head, segments);
+        let (redo, redone) = array.fold(found.records);
+        if lacking == Lacking::Refuse {
+            array.check_loss(&outdated)?;
         }
-        for (carrier, at) in voids {
-            let zeros = Buf::zeroed(BLOCK_BYTES);
-            array.write_member(positions[carrier], at, zeros, None, IO.at("replay.void")).await?;
-        }
-        array.flush_carriers().await?;
+        array.next_version.set(array.reserved_version.get());
+        let bad = bad_pages + found.bad_copies;
+        array.count(|counts| counts.checksum_errors += bad);
+        array.metadata_bad.set(bad > 0);
+        let mends =
+            found.mends.into_iter().map(|mend| (positions[mend.carrier], mend.at, mend.bytes)).collect();
+        let voids = voids.into_iter().map(|(carrier, at)| (positions[carrier], at)).collect();
+        let (array, accepted) = (Rc::new(array), None);
+        Ok(Self {
+            array,
+            claim,
+            stale,
+            root,
+            lacking,
+            accepted,
+            outdated,
+            mends,
+            voids,
+            redo,
+            redone,
+            started,
+        })
     }
-    let bad = bad_pages + found.bad_copies;
-    array.count(|counts| counts.checksum_errors += bad);
-    array.metadata_bad.set(bad > 0);
-    // What follows writes on carriers, and may have to wait until there is another one.
-    array.start_carriers();
-    let begun = async {
-        array.redo(redo).await?;
-        redone.into_iter().for_each(|segment| array.log.release_at_checkpoint(segment));
-        array.begin_incarnation(root, started).await
-    };
-    begun.await.inspect_err(|_| array.stop())?;
-    array.start();
-    array.take_back_outdated(outdated).await.inspect_err(|_| array.stop())?;
-    array.record_root().await.inspect_err(|_| array.stop())?;
-    array.want_mending();
-    Ok(array)
+
+    /// Takes the array over and opens it.
+    pub async fn take_over(self) -> Result<Rc<Array>, ArrayError> {
+        let Self { array, claim, stale, root, outdated, .. } = self;
+        // A drive may have failed since.
+        check_members(&array, stale)?;
+        if self.lacking == Lacking::Refuse {
+            array.check_loss(&outdated)?;
+        }
+        array.claim_ownership(claim, stale, &root).await?;
+        // The chain must be whole on every carrier before anything rests on it.
+        if !self.mends.is_empty() || !self.voids.is_empty() {
+            for (position, at, bytes) in self.mends {
+                array.write_member(position, at, bytes, None, IO.at("replay.mend")).await?;
+            }
+            for (position, at) in self.voids {
+                let zeros = Buf::zeroed(BLOCK_BYTES);
+                array.write_member(position, at, zeros, None, IO.at("replay.void")).await?;
+            }
+            array.flush_carriers().await?;
+        }
+        // What follows writes on carriers, and may have to wait until there is another one.
+        array.start_carriers();
+        let begun = async {
+            array.redo(self.redo).await?;
+            self.redone.into_iter().for_each(|segment| array.log.release_at_checkpoint(segment));
+            array.begin_incarnation(root, self.started).await
+        };
+        begun.await.inspect_err(|_| array.stop())?;
+        array.start();
+        array.take_back_outdated(outdated).await.inspect_err(|_| array.stop())?;
+        array.record_root().await.inspect_err(|_| array.stop())?;
+        array.want_mending();
+        if let Some(why) = self.accepted {
+            array.note(Note::LossAccepted { why });
+        }
+        Ok(array)
+    }
 }
 
 fn check_members(array: &Array, stale: u64) -> Result<(), ArrayError> {
@@ -341,11 +399,9 @@ impl Array {
             .record(|next| {
                 next.epoch = Epoch(next.epoch.0.max(found.epoch.0) + 1);
                 for (position, member) in next.members.iter_mut().enumerate() {
-                    let bit = 1 << position;
-                    if stale & bit == 0 {
-                        member.epoch = root.least_epoch(position, member.epoch);
-                    }
-                    member.stale = stale & bit != 0 || absent[position];
+                    let is_stale = stale & 1 << position != 0;
+                    member.epoch = root.least_epoch(position, member, is_stale);
+                    member.stale = is_stale || absent[position];
                 }
             })
             .await?;
@@ -387,7 +443,8 @@ impl Array {
     }
 
     /// The newest root. A root that is durable is on every carrier, so one carrier that can be read tells; a place that no
-    /// carrier can read might hold it, and then nothing is decided.
+    /// carrier can read might hold it, and then nothing is decided. Numbers are given again after a start whose root was not
+    /// durable, and such a root may come back with a drive from the past; epochs are not.
     async fn read_root(&self, carriers: &[Slice]) -> Result<Root, ArrayError> {
         let mut best: Option<Root> = None;
         for place in 0..2 {
@@ -403,7 +460,8 @@ impl Array {
                     && root.replay_seq.0 > 0
                     && root.replay_segment > 0
                 {
-                    best = best.filter(|best| best.seq >= root.seq).or(Some(root));
+                    let age = |root: &Root| (root.epoch, root.seq);
+                    best = best.filter(|best| age(best) >= age(&root)).or(Some(root));
                 }
             }
             if !told {

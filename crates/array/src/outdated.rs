@@ -22,7 +22,7 @@ use penstock_base::Epoch;
 use penstock_drive::Slice;
 
 /// A member that is left out, with its slice.
-type LeftOut = (usize, Slice);
+pub(crate) type LeftOut = (usize, Slice);
 
 impl Array {
     /// Takes the slices of members away that are outdated, and returns them. Where what they lack is given up and more would be missing
@@ -31,8 +31,7 @@ impl Array {
         let (mut found, mut missing) = (Vec::new(), 0);
         for position in 0..self.geo.strips() {
             let is_stale = stale & 1 << position != 0;
-            let known = self.desc.borrow().members[position].epoch;
-            let least = if is_stale { known } else { root.least_epoch(position, known) };
+            let least = root.least_epoch(position, &self.desc.borrow().members[position], is_stale);
             let (mut is_missing, slice) = (is_stale, self.member_slice(position));
             match slice {
                 None => is_missing = true,

@@ -11,7 +11,7 @@ use crate::scrubs::Scrubs;
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
-use penstock_array::{Array, ArrayError, Lacking, Roster, Volume, open};
+use penstock_array::{Array, ArrayError, Lacking, Opening, Roster, Volume};
 use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DriveId, Env, StoreId};
 use penstock_chunk::{Target, TargetConfig};
@@ -179,9 +179,15 @@ impl Node {
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
-        let (mut arrays, roster) = (Vec::new(), Roster::new(env));
+        // All are read before one is changed: what is refused for one array leaves all as they are.
+        let (mut openings, roster) = (Vec::new(), Roster::new(env));
         for descriptor in descriptors.into_values() {
-            arrays.push(open_array(env, descriptor, &drives, ownership.clone(), &roster, lacking).await?);
+            openings.push(read_array(env, descriptor, &drives, ownership.clone(), &roster, lacking).await?);
+        }
+        let mut arrays: Vec<Rc<Array>> = Vec::new();
+        for opening in openings {
+            let opened = opening.take_over().await;
+            arrays.push(opened.inspect_err(|_| arrays.iter().for_each(|array| array.stop()))?);
         }
         let by_name = |name: &str| {
             let found = arrays.iter().find(|array| array.name() == name).cloned();
@@ -348,14 +354,14 @@ fn is_newer(one: &Superblock, other: &Superblock) -> Option<bool> {
     }
 }
 
-async fn open_array(
+async fn read_array(
     env: &Env,
     descriptor: Descriptor,
     drives: &[Rc<DriveHandle>],
     ownership: Rc<dyn Ownership>,
     roster: &Rc<Roster>,
     lacking: Lacking,
-) -> Result<Rc<Array>, StartError> {
+) -> Result<Opening, StartError> {
     for member in &descriptor.members {
         let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online());
         if let Some(drive) = drive.filter(|drive| member.offset + member.len > drive.size_bytes()) {
@@ -371,5 +377,5 @@ async fn open_array(
         Some(Slice::new(drive.clone(), member.offset, member.len))
     };
     let members = descriptor.members.iter().map(slice).collect();
-    Ok(open(env, descriptor, members, ownership, roster, lacking).await?)
+    Ok(Opening::read(env, descriptor, members, ownership, roster, lacking).await?)
 }

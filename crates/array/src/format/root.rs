@@ -1,5 +1,6 @@
 //! The root of a checkpoint: where the log's replay starts and which table pages count. Byte map: docs/format/log.md.
 
+use super::descriptor::MemberEntry;
 use super::{check_block, seal_block};
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
 
@@ -50,11 +51,13 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 }
 
 impl Root {
-    /// An epoch of which the superblock of a member that counts is at least, where it is at least of `known`.
-    pub(crate) fn least_epoch(&self, position: usize, known: Epoch) -> Epoch {
-        match self.behind & 1 << position {
-            0 => known.max(self.epoch),
-            _ => known,
+    /// An epoch of which a member's own superblock is at least. One that is stale by coordination alone counted when this root
+    /// was written.
+    pub(crate) fn least_epoch(&self, position: usize, member: &MemberEntry, is_stale: bool) -> Epoch {
+        let is_behind = self.behind & 1 << position != 0;
+        match is_behind || is_stale && member.stale {
+            true => member.epoch,
+            false => member.epoch.max(self.epoch),
         }
     }
 

@@ -352,3 +352,54 @@ fn a_stale_member_that_lacks_nothing_is_no_missing_one() {
     };
     life(&site, 60_054, &[4], read).unwrap();
 }
+
+/// A drive from the past is found by a start that is cut after coordination has recorded it as stale and before any superblock
+/// says so. The next start took it for one that lacks what the table says it does: nothing.
+fn found_by_a_start_that_is_cut(k: usize, m: usize) {
+    let mut site = Site::new(spec(k, m));
+    let per = (k * 8) as u64;
+    let mut past = None;
+    let written = life(&site, 1, &[], async |machine| {
+        write_flushed(machine, 1..=5).await?;
+        past = Some(machine.disks[0].duplicate());
+        for stripe in 6..12 {
+            write_fresh(machine, stripe, stripe * 1000).await?;
+        }
+        machine.volume.flush().await?;
+        machine.array.close().await
+    });
+    written.unwrap();
+    let cut_at_superblock = |site: &Site, seed: u64, nth: u64| {
+        let world = World::new(seed);
+        world.plan_cut(plan("superblock.copy0", nth));
+        assert!(world.run(site.open(&world, &[])).is_err(), "it is cut");
+        world.destroy();
+        site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
+    };
+    // After all superblocks of its claim, and the root.
+    cut_at_superblock(&site, 2, (k + m) as u64);
+    site.disks[0] = past.unwrap();
+    cut_at_superblock(&site, 3, 0);
+    let whole = life(&site, 4, &[], async |machine| {
+        machine.array.wait_rebuilt().await;
+        assert!(machine.array.take_notes().iter().any(|note| matches!(note, Note::Outdated { position: 0 })));
+        machine.array.close().await
+    });
+    whole.unwrap();
+    let lost: Vec<usize> = (1..=m).collect();
+    let read = life(&site, 5, &lost, async |machine| {
+        for stripe in 6..12 {
+            assert_eq!(tags(&machine.volume, stripe * per, per).await?[0], stripe * 1000);
+        }
+        machine.array.stop();
+        Ok(())
+    });
+    read.unwrap();
+}
+
+#[test]
+fn a_drive_from_the_past_is_made_again_after_a_start_that_was_cut() {
+    for (k, m) in [(4, 1), (4, 2)] {
+        found_by_a_start_that_is_cut(k, m);
+    }
+}

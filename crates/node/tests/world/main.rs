@@ -12,6 +12,7 @@ mod machine;
 mod mischief;
 mod model;
 mod plant;
+mod refused;
 mod regress;
 mod remote;
 mod repair;

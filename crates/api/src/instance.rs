@@ -144,7 +144,7 @@ impl Instance {
             }
         };
         let mount = Mount::start(&self.env, &self.client, path, options, &self.fuse_latency, on_end);
-        let mount = mount.map_err(|error| {
+        let mount = mount.await.map_err(|error| {
             self.node.note_mount(session, "");
             AdminError::Refused(error.to_string())
         })?;

@@ -140,7 +140,7 @@ async fn serve(env: &Env, client: &Rc<Client>, path: &Path, options: &MountOptio
         // Whoever is ending already takes no more.
         let _ = signal.send(());
     })?;
-    let mut mount = Mount::start(env, client, path, options, &Rc::new(FuseLatency::default()), || {})?;
+    let mut mount = Mount::start(env, client, path, options, &Rc::new(FuseLatency::default()), || {}).await?;
     say!("mounted at {}", path.display());
     let signalled = tokio::select! {
         () = mount.ended() => false,

@@ -22,6 +22,7 @@ use penstock_base::{HashMap, Ino};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
+use tokio::sync::Notify;
 
 /// Ranges of pages of a file that are told apart.
 const MOST_RANGES: usize = 64;
@@ -30,6 +31,7 @@ const MOST_RANGES: usize = 64;
 #[derive(Default)]
 pub(crate) struct DirectWrites {
     files: RefCell<HashMap<Ino, File>>,
+    seen: Notify,
 }
 
 #[derive(Default)]
@@ -150,6 +152,7 @@ impl Drop for Unseen {
     fn drop(&mut self) {
         let Self { writes, ino, write } = self;
         writes.file(*ino, |file| file.writes.retain(|other| !Rc::ptr_eq(other, write)));
+        writes.seen.notify_waiters();
     }
 }
 
@@ -159,9 +162,24 @@ impl Client {
         if more { self.direct.opened(ino) } else { self.direct.closed(ino) }
     }
 
-    /// Whether the kernel may have read such bytes of a file that is open for writing into pages since the last direct write of them.
-    pub fn may_be_in_pages(&self, ino: Ino, bytes: Range<u64>) -> bool {
-        self.direct.may_be_read(ino, &bytes)
+    /// Whether there are direct writes of a file that the kernel may have pages from before of.
+    pub fn has_unseen_writes(&self, ino: Ino) -> bool {
+        self.direct.file(ino, |file| !file.writes.is_empty()) == Some(true)
+    }
+
+    /// Waits until the direct writes of a file that are done by now have been seen: the kernel has dropped pages from before them.
+    pub async fn direct_writes_seen(&self, ino: Ino) {
+        let writes = self.direct.file(ino, |file| file.writes.clone()).unwrap_or_default();
+        for write in writes {
+            loop {
+                let seen = self.direct.seen.notified();
+                let is_there = |file: &mut File| file.writes.iter().any(|other| Rc::ptr_eq(other, &write));
+                if self.direct.file(ino, is_there) != Some(true) {
+                    break;
+                }
+                seen.await;
+            }
+        }
     }
 
     /// Looks at which bytes of a file the kernel reads into pages while the result lives.

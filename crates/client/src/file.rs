@@ -191,6 +191,11 @@ impl Client {
         }
     }
 
+    /// Whether the kernel may have such pages of a file.
+    pub fn is_mapped(&self, ino: Ino) -> bool {
+        self.files.borrow().get(&ino).is_some_and(|state| state.borrow().mapped)
+    }
+
     /// Ends one use of a file.
     pub async fn release(&self, ino: Ino) -> Result<(), Failure> {
         let _opening = self.opening.read().await;

@@ -1,129 +1,91 @@
-//! Questions for the size of a file that the kernel puts to this process because this process put them to the kernel.
+//! Questions for the size of a file as the kernel knows it.
 //!
 //! In a fault of a map the kernel asks for no size, and what a program stores in a page behind the end that the kernel knows is
-//! never written back. A notice of the new end is over only when it has had the page, which the kernel has locked for the read
-//! that is to be answered. The reply to a question for attributes needs no page. So before that read is
-//! answered a thread asks for the file's attributes through the mount, by its handle, and the kernel passes the question on.
-//!
-//! Invariant: a question from here is answered from what is known under the lease of who caused it, and waits for no notice.
+//! never written back. A notice of the new end sets it at once and then waits for the page that the end lies in, which the kernel
+//! may have locked for the read that is to be answered. So before that read is answered a thread looks at the file through the
+//! mount, by its handle, until the kernel knows the end. A reply to a question for attributes would not do: of a new size the kernel
+//! also cuts its pages, when it gets them, and zeros what was written behind it meanwhile.
 #![allow(unsafe_code)]
 
-use futures_util::future::{Either, select};
+use penstock_base::Env;
 use penstock_base::env::timeout;
-use penstock_base::{Env, HashMap, HashSet};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
-use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 
-/// From the answer until the kernel has taken it.
-const TAKEN: Duration = Duration::from_millis(2);
-/// Longer than any answer takes, but where all threads that may ask wait.
-const MOST_ASKED: Duration = Duration::from_secs(2);
-/// Threads that ask at a time.
-const MOST_ASKING: usize = 16;
+/// Between two looks; and for who may not look, until the kernel should know.
+const PAUSE: Duration = Duration::from_micros(50);
+const SHOULD_KNOW: Duration = Duration::from_millis(2);
+/// Longer than any notice takes, but where all threads that send some wait.
+const MOST_LOOKED: Duration = Duration::from_secs(2);
+/// Threads that look at a time.
+const MOST_LOOKING: usize = 16;
 /// `FILEID_INO64_GEN` of the kernel's exportfs.h, by which FUSE names an inode in handles.
 const INO64_GEN: i32 = 0x81;
 
-/// Threads of this process that ask, by their ids.
-#[derive(Clone, Default)]
-struct Threads(Arc<Mutex<HashSet<u32>>>);
-
-impl Threads {
-    fn with<T>(&self, act: impl FnOnce(&mut HashSet<u32>) -> T) -> T {
-        // The set is whole whoever panicked.
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// Asks through one mount.
+/// Looks through one mount.
 pub(crate) struct Asker {
     env: Env,
     mount: PathBuf,
-    threads: Threads,
-    turns: Arc<Semaphore>,
-    /// By inode as the kernel knows it, who waits for the answer.
-    waiting: RefCell<HashMap<u64, Rc<Notify>>>,
+    turns: Semaphore,
     /// This process may not open by handle.
     refused: Cell<bool>,
 }
 
 impl Asker {
     pub(crate) fn new(env: &Env, mount: &Path) -> Self {
-        Self {
-            env: env.clone(),
-            mount: mount.to_owned(),
-            threads: Threads::default(),
-            turns: Arc::new(Semaphore::new(MOST_ASKING)),
-            waiting: RefCell::default(),
-            refused: Cell::new(false),
-        }
+        let turns = Semaphore::new(MOST_LOOKING);
+        Self { env: env.clone(), mount: mount.to_owned(), turns, refused: Cell::new(false) }
     }
 
-    /// True if a request came from a thread that asks. It is answered now, if so.
-    pub(crate) fn answers(&self, thread: u32, nodeid: u64) -> bool {
-        let asked = self.threads.with(|threads| threads.contains(&thread));
-        if asked && let Some(waiting) = self.waiting.borrow().get(&nodeid) {
-            waiting.notify_waiters();
-        }
-        asked
-    }
-
-    /// Has the kernel ask for the attributes of the inode that it knows by this number, and take the answer.
-    pub(crate) async fn ask(&self, nodeid: u64) {
+    /// Waits until the kernel knows that a file has so many bytes, which a notice tells it. `nodeid` is its number for the inode.
+    /// Returns whether it does.
+    pub(crate) async fn until_known(&self, nodeid: u64, size: u64) -> bool {
         if self.refused.get() {
-            return;
+            self.env.sleep(SHOULD_KNOW).await;
+            return false;
         }
-        let turn = self.turns.clone().acquire_owned().await;
-        let (mount, threads) = (self.mount.clone(), self.threads.clone());
-        let answered = self.waiting.borrow_mut().entry(nodeid).or_default().clone();
-        let taken = pin!(async {
-            answered.notified().await;
-            // Of another size the kernel drops all pages, and waits for the one that is being read; it knows the size then.
-            self.env.sleep(TAKEN).await;
-        });
-        let asked = pin!(penstock_drive::runtime::blocking(move || {
-            let result = ask(&mount, nodeid, &threads);
-            drop(turn);
-            result
-        }));
-        let end = timeout(&self.env, MOST_ASKED, select(taken, asked)).await;
-        if Rc::strong_count(&answered) == 2 {
-            self.waiting.borrow_mut().remove(&nodeid);
-        }
-        match end {
-            Some(Either::Left(_) | Either::Right((Ok(()), _))) => {}
-            Some(Either::Right((Err(error), _))) if error.kind() == io::ErrorKind::PermissionDenied => {
+        match timeout(&self.env, MOST_LOOKED, self.look_until(nodeid, size)).await {
+            Some(Ok(())) => return true,
+            Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 self.refused.set(true);
                 tracing::info!(
                     "this user may not open files by handle: what a program stores through a map in what another mount added may be lost"
                 );
             }
-            Some(Either::Right((Err(error), _))) => {
-                tracing::warn!(%error, nodeid, "the kernel was not told the size of a mapped file");
+            Some(Err(error)) => {
+                tracing::warn!(%error, nodeid, "the size that the kernel knows of a mapped file cannot be looked at");
             }
-            None => tracing::warn!(nodeid, "the kernel does not ask for the size of a mapped file"),
+            None => {
+                tracing::warn!(nodeid, size, "the kernel does not take the size of a mapped file");
+            }
+        }
+        false
+    }
+
+    async fn look_until(&self, nodeid: u64, size: u64) -> io::Result<()> {
+        let _turn = self.turns.acquire().await;
+        let mount = self.mount.clone();
+        let opened = penstock_drive::runtime::blocking(move || {
+            let root = rustix::fs::open(&mount, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            open_by_handle(&root, nodeid)
+        });
+        let file = Arc::new(opened.await?);
+        loop {
+            let file = file.clone();
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            let look = move || rustix::fs::statx(&*file, c"", flags, StatxFlags::SIZE);
+            if penstock_drive::runtime::blocking(look).await?.stx_size >= size {
+                return Ok(());
+            }
+            self.env.sleep(PAUSE).await;
         }
     }
-}
-
-fn ask(mount: &Path, nodeid: u64, threads: &Threads) -> io::Result<()> {
-    let root = rustix::fs::open(mount, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let file = open_by_handle(&root, nodeid)?;
-    // SAFETY: it takes nothing and cannot fail.
-    let thread = unsafe { libc::gettid() } as u32;
-    threads.with(|threads| threads.insert(thread));
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-    let asked = rustix::fs::statx(&file, c"", flags, StatxFlags::BASIC_STATS);
-    threads.with(|threads| threads.remove(&thread));
-    asked?;
-    Ok(())
 }
 
 /// A file handle as FUSE makes it: the inode's number in two halves, and its generation, which is always 0 here.

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// A notice of a size that takes longer waits for a page.
 const BEFORE_REPLY: Duration = Duration::from_millis(50);
+/// Looks at a file's size that meet a write of it each.
+const MOST_LOOKS: u32 = 1000;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 const SETXATTR_ACL_KILL_SGID: u32 = 1;
@@ -25,32 +27,45 @@ impl Session {
     /// Attributes of an inode, whose size the kernel goes by from here on.
     async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Failure> {
         let ino = self.ino(request);
-        let attr = self.client.get_attr(ino).await?;
-        if self.cache.asker.answers(request.header.pid, request.header.nodeid) {
-            self.cache.sizes.reaches(ino, attr.size);
-            return Ok(attr);
-        }
+        let attr = self.without_unseen(ino, async || self.client.get_attr(ino).await).await?;
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
         let by_reply = !self.cache.sizes.is_open_for_writing(ino) && !self.cache.may_ignore_size(ino);
-        if self.client.is_alone() || !is_file || by_reply || !self.cache.sizes.may_be_told(ino, attr.size) {
-            self.cache.sizes.reaches(ino, attr.size);
-            if !self.client.is_alone() {
-                self.cache.none_told(ino).await;
-            }
+        if !is_file || by_reply || !self.cache.sizes.may_be_told(ino, attr.size) {
+            self.cache.is_answered(ino, attr.size);
+            self.cache.none_told(ino).await;
             return Ok(attr);
         }
         self.tell_size(ino).await
     }
 
+    /// What `look` finds, without the end of a direct write while the kernel has pages from before that: as soon as a program knows
+    /// of the end it reads there, and stores there through a map.
+    async fn without_unseen<T>(
+        &self,
+        ino: Ino,
+        look: impl AsyncFn() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        for _ in 1..MOST_LOOKS {
+            self.client.direct_writes_seen(ino).await;
+            let found = look().await?;
+            if !self.client.has_unseen_writes(ino) {
+                return Ok(found);
+            }
+        }
+        look().await
+    }
+
     /// Lets the kernel know a file's size by a notice, before anything else says it.
     async fn tell_size(&self, ino: Ino) -> Result<Attr, Failure> {
-        let hold = self.client.hold(ino, Purpose::Read).await?;
-        let attr = self.client.get_attr(ino).await?;
+        let look = async || {
+            let hold = self.client.hold(ino, Purpose::Read).await?;
+            Ok((self.client.get_attr(ino).await?, hold))
+        };
+        let (attr, hold) = self.without_unseen(ino, look).await?;
         let told = self.begin_to_tell(&hold, ino, attr.size);
         // The lease goes only when nobody holds it.
         drop(hold);
         told.await;
-        self.cache.sizes.reaches(ino, attr.size);
         Ok(attr)
     }
 
@@ -69,9 +84,13 @@ impl Session {
     }
 
     /// Lets the kernel know a size that is known under a hold, for a read of a page, which it has locked.
-    pub(crate) async fn ask_before_reply(&self, ino: Ino, size: u64) {
+    pub(crate) async fn tell_before_read(&self, hold: &Hold, ino: Ino, size: u64) {
         if self.cache.sizes.may_be_told(ino, size) {
-            self.cache.asker.ask(self.root.outer(ino.0)).await;
+            // It is over when the page has been read.
+            drop(self.begin_to_tell(hold, ino, size));
+        }
+        if self.cache.is_telling(ino) {
+            self.cache.asker.until_known(self.root.outer(ino.0), size).await;
         }
     }
 
@@ -127,7 +146,7 @@ impl Session {
         let attr = self.client.set_attr_held(change).await.map_err(fail)?;
         match sizes {
             true => self.cache.sizes.is_cut(Ino(attr.ino), attr.size),
-            false => self.cache.sizes.reaches(Ino(attr.ino), attr.size),
+            false => self.cache.is_answered(Ino(attr.ino), attr.size),
         }
         Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
     }

@@ -105,6 +105,18 @@ impl Cache {
         notices.is_some_and(|notices| notices.running > 0 || self.env.now() < notices.ended + CROSSING)
     }
 
+    /// A reply says how long a file is. The kernel goes by it, unless it may ignore that.
+    pub(crate) fn is_answered(&self, ino: Ino, size: u64) {
+        if !self.may_ignore_size(ino) {
+            self.sizes.reaches(ino, size);
+        }
+    }
+
+    /// Whether a size of a file is on its way to the kernel.
+    pub(crate) fn is_telling(&self, ino: Ino) -> bool {
+        self.telling.files.borrow().contains_key(&ino)
+    }
+
     /// Lets a file's size in the kernel be as the bytes of `store` end at least. Complete when the kernel has taken it; it takes it
     /// later, too, if nobody waits.
     pub(crate) fn grow(&self, ino: Ino, store: Store) -> LocalBoxFuture<'static, ()> {

@@ -46,13 +46,10 @@ impl Session {
             true => self.client.read_pages_held(ino, offset, size.into()).await,
             false => self.client.read_held(ino, offset, size.into()).await,
         };
-        if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) && !self.client.is_alone() {
-            // Stores of a program in this page behind the size that the kernel knows are never written back.
+        if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) {
+            // What lies in this page behind the size that the kernel knows it makes zeros, or never writes back.
             let end = self.client.size_held(ino).await.map_err(|failure| errno(&failure))?;
-            self.ask_before_reply(ino, end).await;
-        }
-        if pages {
-            self.cache.sizes.reaches(ino, bytes.end);
+            self.tell_before_read(&hold, ino, end).await;
         }
         let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
         if nothing && in_flight.is_some() && pages {
@@ -95,22 +92,21 @@ impl Session {
             let (at, written) = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
             // Bytes that go through pages have these locked until the reply, and are seen in them.
             unseen = written.filter(|_| !through_pages);
-            self.cache.sizes.reaches(ino, offset + len as u64);
             if at != offset {
                 // It goes by the offset that it sent.
                 self.tell_before_reply(&hold, ino, at + len as u64).await;
             }
-            if at != offset && through_pages {
+            if at == offset && through_pages {
+                self.cache.sizes.reaches(ino, offset + len as u64);
+            } else if through_pages {
                 // It may have put the bytes into pages there.
                 self.client.drop_pages_soon(ino);
             }
-        } else {
-            unseen = match through_pages {
-                true => self.client.write_held(ino, offset, data, len).await.map(|()| None),
-                false => self.client.write_direct_held(ino, offset, data, len).await,
-            }
-            .map_err(fail)?;
+        } else if through_pages {
+            self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
             self.cache.sizes.reaches(ino, offset + len as u64);
+        } else {
+            unseen = self.client.write_direct_held(ino, offset, data, len).await.map_err(fail)?;
         }
         if !pages {
             // A page that was written in part is not one that is read from, and one that is written back was there before.
@@ -137,14 +133,11 @@ impl Session {
         let keep_size = mode.contains(keep);
         self.drop_privileges(request, self.ino(request)).await.map_err(|failure| errno(&failure))?;
         let result = self.client.change_space(self.ino(request), offset, length, change, keep_size).await;
-        if result.is_ok() && !keep_size {
-            self.cache.sizes.reaches(self.ino(request), offset.saturating_add(length));
-        }
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
-    /// The kernel has sent its pages of both files before, and forgets those of the second one after, with what a program has
-    /// stored in them since. So where a program may do that the kernel is told to copy by itself, which forgets nothing.
+    /// The kernel has sent its pages of both files before, and forgets those of the second one after the reply, with what a program
+    /// has stored in them since. So where a program may do that the kernel is told to copy by itself, which forgets nothing.
     pub(crate) async fn copy_file_range(&self, request: &Request) -> Result<Answer, Errno> {
         let CopyFileRangeIn { off_in, nodeid_out, off_out, len, flags, .. } = request.argument()?;
         if flags != 0 {
@@ -154,8 +147,8 @@ impl Session {
         self.drop_privileges(request, to.0).await.map_err(|failure| errno(&failure))?;
         let bytes = off_out..off_out.saturating_add(len.min(MOST_COPIED));
         let page = penstock_base::BLOCK_BYTES as u64;
-        let mut in_part = [bytes.start, bytes.end].into_iter().filter(|at| !at.is_multiple_of(page));
-        if in_part.any(|at| self.client.may_be_in_pages(to.0, at - 1..at)) {
+        let whole = bytes.start.is_multiple_of(page) && bytes.end.is_multiple_of(page);
+        if !whole && self.client.is_mapped(to.0) {
             return Err(Errno::OPNOTSUPP);
         }
         let reads = self.client.watch_reads(to.0, bytes.clone());
@@ -163,9 +156,6 @@ impl Session {
         let result = self.client.copy((self.ino(request), off_in), to, len).await;
         if reads.was_read() {
             return Err(Errno::OPNOTSUPP);
-        }
-        if let Ok(copied) = &result {
-            self.cache.sizes.reaches(to.0, off_out.saturating_add(*copied));
         }
         let copied = |copied: u64| Answer::of(&WriteOut { size: copied as u32, padding: 0 });
         result.map(copied).map_err(|failure| errno(&failure))

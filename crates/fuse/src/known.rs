@@ -3,8 +3,9 @@
 //! The kernel is told the size of a file that another mount made longer by a notice ([`crate::cache::Cache::grow`]), once. What
 //! lies in pages that it has read since it dropped them all nobody else has changed: there is nothing to tell.
 //!
-//! Invariant: while a file is open for writing here, `bytes` is at least the end of every page that the kernel has of it, and
-//! every size that it was told of since it dropped all pages.
+//! Invariant: while a file is open for writing here, the kernel has taken the size `bytes`, or a larger one, since it dropped all
+//! pages, or it is on its way by a notice. A write that passes the pages by is not in it: the kernel knows its end some time after
+//! the reply.
 
 use penstock_base::{HashMap, Ino};
 use std::cell::RefCell;
@@ -54,7 +55,7 @@ impl KnownSizes {
         true
     }
 
-    /// The kernel hears, or has made itself, that a file has so many bytes; or it reads a page up to there.
+    /// The kernel knows that a file has so many bytes.
     pub(crate) fn reaches(&self, ino: Ino, bytes: u64) {
         if let Some(known) = self.files.borrow_mut().get_mut(&ino) {
             known.reaches(bytes);

@@ -72,7 +72,7 @@ impl Session {
         let entries = self.list_plus(self.ino(request), offset).await.map_err(|failure| errno(&failure))?;
         let mut listing = Listing::new(size);
         for (name, cookie, attr) in entries {
-            self.cache.sizes.reaches(penstock_base::Ino(attr.ino), attr.size);
+            self.cache.is_answered(penstock_base::Ino(attr.ino), attr.size);
             let prefix = entry(self.root, &attr, self.valid());
             if !listing.add(prefix.as_bytes(), prefix.nodeid, cookie, attr.mode, &name) {
                 break;

@@ -182,7 +182,7 @@ impl Default for MountOptions {
 impl Mount {
     /// Mounts the file system of `client` at `path`. `env` is the worker that owns the client.
     /// Requests count in `latency`. Once the kernel has let go of it, whoever unmounted it, the worker calls `on_end`.
-    pub fn start(
+    pub async fn start(
         env: &Env,
         client: &Rc<Client>,
         path: &Path,
@@ -190,18 +190,22 @@ impl Mount {
         latency: &Rc<FuseLatency>,
         on_end: impl FnOnce() + 'static,
     ) -> Result<Self, MountError> {
-        check_mount_point(path)?;
         let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
-        let file = match rustix::process::geteuid().is_root() {
-            true => mount(path, options),
-            false => mount_as_user(path, options),
-        };
-        let device = file.and_then(|file| {
-            let flags = rustix::fs::fcntl_getfl(&file)?;
-            rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
-            Device::new(file)
+        let (at, wanted) = (path.to_owned(), options.clone());
+        // Beside the worker: what is looked up may lie in a mount that it serves, or in one that does not answer.
+        let file = penstock_drive::runtime::blocking(move || {
+            check_mount_point(&at)?;
+            let file = match rustix::process::geteuid().is_root() {
+                true => mount(&at, &wanted),
+                false => mount_as_user(&at, &wanted),
+            };
+            Ok::<_, MountError>(file.and_then(|file| {
+                let flags = rustix::fs::fcntl_getfl(&file)?;
+                rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
+                Ok(file)
+            }))
         });
-        let device = device.map_err(failed)?;
+        let device = file.await?.and_then(Device::new).map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
         let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path).map_err(failed)?);
         let guard = options.guarded.then(|| Guard::start(path)).transpose().unwrap_or_else(|error| {

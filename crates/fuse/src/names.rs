@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 impl Session {
     fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
         let attr = result.map_err(|failure| errno(&failure))?;
-        self.cache.sizes.reaches(Ino(attr.ino), attr.size);
+        self.cache.is_answered(Ino(attr.ino), attr.size);
         Ok(Answer::of(&entry(self.root, &attr, self.valid())))
     }
 

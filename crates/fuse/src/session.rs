@@ -191,7 +191,8 @@ impl Session {
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
         self.cache.looks.opened(ino);
         if writes {
-            self.cache.sizes.opened(handle, ino, size);
+            let known = if self.cache.may_ignore_size(ino) { 0 } else { size };
+            self.cache.sizes.opened(handle, ino, known);
             self.client.note_open_for_writing(ino, true);
         }
         // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which

@@ -48,6 +48,7 @@ fn two_mounts_show_one_file_system() {
     locks_keep_others_out(&mounts);
     mapped_files(&mounts);
     writes_beside_stores(&mounts);
+    appends_beside_stores(&mounts);
     growth_is_seen_without_a_look(&mounts);
     programs_with_maps_take_turns(&mounts);
     growth_is_known_before_it_matters(&mounts);
@@ -339,6 +340,103 @@ for readers in (0, 1):
     assert lost[:STORERS] == bytes(STORERS), (readers, 'a store was lost')
 ";
     run_python("writes beside stores", script, mounts);
+}
+
+/// A program appends while others of both mounts store into maps of what it has appended, in the last page too, and follow it: all
+/// is kept, and nobody finds anything but what was appended.
+fn appends_beside_stores(mounts: &[PathBuf; 2]) {
+    let script = "
+import mmap, os, signal, sys, time
+RECORD, ROUNDS = 128, 400
+mine, theirs = (os.path.join(m, 'appended') for m in sys.argv[1:])
+os.close(os.open(mine, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+shared = mmap.mmap(-1, 4096)
+def get(at):
+    return int.from_bytes(shared[8 * at:8 * at + 8], 'little')
+def put(at, value):
+    shared[8 * at:8 * at + 8] = value.to_bytes(8, 'little')
+ENDS, ALL = 0, 1
+def record(n):
+    return b'record %020d' % n
+def store(path, at):
+    # Into a part of its own of each record that is there by fstat.
+    fd, done, pages = os.open(path, os.O_RDWR), 0, None
+    while not get(ENDS) or done < get(ALL):
+        there = os.fstat(fd).st_size // RECORD
+        if there > done:
+            pages = mmap.mmap(fd, there * RECORD)
+        while done < there:
+            assert pages[done * RECORD:done * RECORD + 27] == record(done), (at, done, 'an append is not seen')
+            pages[done * RECORD + 32 * at:done * RECORD + 32 * at + 27] = record(done)
+            done += 1
+    pages.flush()
+def follow(path):
+    fd, done = os.open(path, os.O_RDONLY), 0
+    while not get(ENDS):
+        found = os.pread(fd, RECORD, done * RECORD)
+        if len(found) == RECORD:
+            assert found[:27] == record(done), (path, done, found[:27], 'what was appended reads as something else')
+            done += 1
+def read_direct(path):
+    fd, pages = os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 65536)
+    while not get(ENDS):
+        os.preadv(fd, [pages], 0)
+def start(act, *args):
+    child = os.fork()
+    if child == 0:
+        try:
+            act(*args)
+        except BaseException as error:
+            print(act.__name__, args, repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return child
+children = [start(store, mine, 1), start(store, mine, 2), start(store, theirs, 3), start(read_direct, mine)]
+children += [start(follow, path) for path in (mine, theirs)]
+fd = os.open(mine, os.O_WRONLY | os.O_APPEND)
+begun = time.monotonic()
+try:
+    for n in range(ROUNDS):
+        os.write(fd, record(n) + bytes(RECORD - 27))
+        if time.monotonic() > begun + 8:
+            break
+finally:
+    put(ALL, n + 1)
+    put(ENDS, 1)
+    failed = [child for child in children if os.waitpid(child, 0)[1]]
+assert not failed
+os.fsync(fd)
+for path in (mine, theirs):
+    with open(path, 'rb') as file:
+        found = file.read()
+    assert len(found) == (n + 1) * RECORD
+    for at in range(n + 1):
+        for part in range(4):
+            begin = at * RECORD + 32 * part
+            assert found[begin:begin + 27] == record(at), (path, at, part, found[begin:begin + 27])
+";
+    run_python("appends beside stores", script, mounts);
+}
+
+/// An instance is told to mount in a directory of another mount of its own store: looking at that needs the instance.
+#[test]
+fn an_instance_mounts_inside_another_mount() {
+    if !can_mount("an_instance_mounts_inside_another_mount") {
+        return;
+    }
+    let (store, mounts, _) = two("inside");
+    store.ok(&["umount", mounts[0].to_str().unwrap()]);
+    let inside = mounts[1].join("inside");
+    let body = format!("{{\"path\": \"{}\"}}", inside.display());
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "--fail", "--max-time", "30", "-H", "Content-Type: application/json", "-d", &body]);
+    curl.arg("--unix-socket").arg(store.dir.join("api.sock")).arg("http://localhost/v1/mounts");
+    let output = curl.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    write_new(&inside.join("file"), &[1; 5000]);
+    assert_eq!(std::fs::read(mounts[1].join("file")).unwrap(), [1; 5000]);
+    wait_until("it to be unmounted", || store.run(&["umount", inside.to_str().unwrap()]).status.success());
+    end(&store, &mounts);
 }
 
 /// The beginning of a script: programs on both mounts that store into maps of the same files as fast as they can.

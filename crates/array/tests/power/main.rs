@@ -7,6 +7,7 @@ mod carriers;
 mod cuts;
 mod faults;
 mod harsh;
+mod moving;
 mod outdated;
 mod replaced;
 mod room;

@@ -36,8 +36,6 @@ pub(crate) struct DirectWrites {
 
 #[derive(Default)]
 struct File {
-    /// Handles that may write.
-    handles: u64,
     /// Pages that the kernel may have read since the last direct write of them.
     read: PageSet,
     /// In the order in which they were done.
@@ -72,17 +70,11 @@ impl DirectWrites {
     }
 
     fn opened(&self, ino: Ino) {
-        self.files.borrow_mut().entry(ino).or_default().handles += 1;
+        self.files.borrow_mut().entry(ino).or_default();
     }
 
     fn closed(&self, ino: Ino) {
-        let left = self.file(ino, |file| {
-            file.handles -= 1;
-            file.handles
-        });
-        if left == Some(0) {
-            self.files.borrow_mut().remove(&ino);
-        }
+        self.files.borrow_mut().remove(&ino);
     }
 
     /// The kernel reads these bytes into pages.
@@ -157,9 +149,9 @@ impl Drop for Unseen {
 }
 
 impl Client {
-    /// Counts a handle by which a program of this mount may write to a file, or one less.
-    pub fn note_open_for_writing(&self, ino: Ino, more: bool) {
-        if more { self.direct.opened(ino) } else { self.direct.closed(ino) }
+    /// Notes that programs of this mount may write to a file, or none may any more.
+    pub fn note_open_for_writing(&self, ino: Ino, open: bool) {
+        if open { self.direct.opened(ino) } else { self.direct.closed(ino) }
     }
 
     /// Whether there are direct writes of a file that the kernel may have pages from before of.
@@ -253,7 +245,6 @@ mod tests {
         assert!(!may(200..300));
         writes.note_read(INO, &(0..100));
         writes.opened(INO);
-        writes.closed(INO);
         assert!(may(0..1));
         writes.closed(INO);
         assert!(!may(0..1) && writes.files.borrow().is_empty());

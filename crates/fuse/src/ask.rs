@@ -43,15 +43,14 @@ impl Asker {
         Self { env: env.clone(), mount: mount.to_owned(), turns, refused: Cell::new(false) }
     }
 
-    /// Waits until the kernel knows that a file has so many bytes, which a notice tells it. `nodeid` is its number for the inode.
-    /// Returns whether it does.
-    pub(crate) async fn until_known(&self, nodeid: u64, size: u64) -> bool {
+    /// Waits until the kernel knows that a file has so many bytes, which a notice tells it, or should know it. `nodeid` is its number
+    /// for the inode.
+    pub(crate) async fn until_known(&self, nodeid: u64, size: u64) {
         if self.refused.get() {
-            self.env.sleep(SHOULD_KNOW).await;
-            return false;
+            return self.env.sleep(SHOULD_KNOW).await;
         }
         match timeout(&self.env, MOST_LOOKED, self.look_until(nodeid, size)).await {
-            Some(Ok(())) => return true,
+            Some(Ok(())) => {}
             Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 self.refused.set(true);
                 tracing::info!(
@@ -65,7 +64,6 @@ impl Asker {
                 tracing::warn!(nodeid, size, "the kernel does not take the size of a mapped file");
             }
         }
-        false
     }
 
     async fn look_until(&self, nodeid: u64, size: u64) -> io::Result<()> {

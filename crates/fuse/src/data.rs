@@ -95,12 +95,12 @@ impl Session {
             if at != offset {
                 // It goes by the offset that it sent.
                 self.tell_before_reply(&hold, ino, at + len as u64).await;
-            }
-            if at == offset && through_pages {
-                self.cache.sizes.reaches(ino, offset + len as u64);
+                if through_pages {
+                    // It may have put the bytes into pages there.
+                    self.client.drop_pages_soon(ino);
+                }
             } else if through_pages {
-                // It may have put the bytes into pages there.
-                self.client.drop_pages_soon(ino);
+                self.cache.sizes.reaches(ino, offset + len as u64);
             }
         } else if through_pages {
             self.client.write_held(ino, offset, data, len).await.map_err(fail)?;

@@ -1,7 +1,6 @@
 //! Files that are open for writing on this mount, and how far the kernel may know them.
 //!
-//! The kernel is told the size of a file that another mount made longer by a notice ([`crate::cache::Cache::grow`]), once. What
-//! lies in pages that it has read since it dropped them all nobody else has changed: there is nothing to tell.
+//! The kernel is told by a notice that a file is longer ([`crate::cache::Cache::grow`]), once.
 //!
 //! Invariant: while a file is open for writing here, the kernel has taken the size `bytes`, or a larger one, since it dropped all
 //! pages, or it is on its way by a notice. A write that passes the pages by is not in it: the kernel knows its end some time after
@@ -43,16 +42,15 @@ impl KnownSizes {
         self.handles.borrow_mut().insert(handle, ino);
     }
 
-    /// A handle is closed, and no map of it is left. Returns whether it was one that may write.
-    pub(crate) fn closed(&self, handle: u64) -> bool {
-        let Some(ino) = self.handles.borrow_mut().remove(&handle) else { return false };
+    /// A handle is closed, and no map of it is left.
+    pub(crate) fn closed(&self, handle: u64) {
+        let Some(ino) = self.handles.borrow_mut().remove(&handle) else { return };
         let mut files = self.files.borrow_mut();
         let known = files.get_mut(&ino).expect("a file is known while a handle may write to it");
         known.handles -= 1;
         if known.handles == 0 {
             files.remove(&ino);
         }
-        true
     }
 
     /// The kernel knows that a file has so many bytes.

@@ -231,12 +231,11 @@ impl Session {
     /// Takes a handle back.
     pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
         self.seen_losses.borrow_mut().remove(&handle);
-        if self.cache.sizes.closed(handle) {
-            self.client.note_open_for_writing(ino, false);
-        }
+        self.cache.sizes.closed(handle);
         self.cache.looks.closed(ino);
         if !self.cache.sizes.is_open_for_writing(ino) {
             self.client.note_mapped(ino, false);
+            self.client.note_open_for_writing(ino, false);
         }
         if self.writers.borrow_mut().remove(&handle) {
             self.client.note_writer(ino, false);

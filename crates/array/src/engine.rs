@@ -11,7 +11,7 @@ use crate::maintain::JobProgress;
 use crate::member::Member;
 use crate::notes::Note;
 use crate::overlay::Overlay;
-use crate::ownership::{Claim, Ownership};
+use crate::ownership::{AcceptedLoss, Claim, Ownership};
 use crate::roster::Roster;
 use crate::strip::TrailerCache;
 use crate::table::StripeTable;
@@ -127,6 +127,8 @@ pub struct Array {
     pub(crate) ownership: Rc<dyn Ownership>,
     pub(crate) roster: Rc<Roster>,
     pub(crate) claim: Cell<Claim>,
+    /// What its claims say of drives from the past.
+    pub(crate) accepted: Cell<AcceptedLoss>,
     /// Places of members for which a superblock was written in this epoch.
     pub(crate) written: Cell<u64>,
     pub(crate) reconfig: Mutex<()>,

@@ -20,7 +20,7 @@ use crate::member::Member;
 use crate::notes::Note;
 use crate::outdated::LeftOut;
 use crate::overlay::Overlay;
-use crate::ownership::{Claim, ClaimError, Ownership};
+use crate::ownership::{AcceptedLoss, Claim, ClaimError, Ownership};
 use crate::replay::Redo;
 use crate::roster::Roster;
 use crate::salvage::{self, Salvaged};
@@ -144,6 +144,7 @@ pub struct Opening {
     stale: u64,
     root: Root,
     lacking: Lacking,
+    accepted_loss: AcceptedLoss,
     /// Why an administrator had to give something up.
     accepted: Option<String>,
     outdated: Vec<LeftOut>,
@@ -184,7 +185,7 @@ impl Opening {
         check_members(&array, stale)?;
         let root = array.read_root(&array.carriers_of(stale)).await?;
         array.check_root(&root)?;
-        let outdated = array.leave_out_outdated(&root, stale, lacking).await;
+        let (outdated, accepted_loss) = array.leave_out_outdated(&root, &claim, stale, lacking).await;
         let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
         let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
         array.reserved_version.set(root.versions_reserved.0);
@@ -209,7 +210,7 @@ impl Opening {
         array.log = Log::new(array.geo, head, segments);
         let (redo, redone) = array.fold(found.records);
         if lacking == Lacking::Refuse {
-            array.check_loss(&outdated)?;
+            array.check_loss(&outdated, &redo).await?;
         }
         array.next_version.set(array.reserved_version.get());
         let bad = bad_pages + found.bad_copies;
@@ -225,6 +226,7 @@ impl Opening {
             stale,
             root,
             lacking,
+            accepted_loss,
             accepted,
             outdated,
             mends,
@@ -241,9 +243,9 @@ impl Opening {
         // A drive may have failed since.
         check_members(&array, stale)?;
         if self.lacking == Lacking::Refuse {
-            array.check_loss(&outdated)?;
+            array.check_loss(&outdated, &self.redo).await?;
         }
-        array.claim_ownership(claim, stale, &root).await?;
+        array.claim_ownership(claim, stale, &root, self.accepted_loss).await?;
         // The chain must be whole on every carrier before anything rests on it.
         if !self.mends.is_empty() || !self.voids.is_empty() {
             for (position, at, bytes) in self.mends {
@@ -343,6 +345,7 @@ fn prepare(
         ownership,
         roster: roster.clone(),
         claim: Cell::default(),
+        accepted: Cell::default(),
         written: Cell::default(),
         reconfig: Mutex::default(),
         checkpoint: Mutex::new(CheckpointState { root: first_root(ArrayId::default()) }),
@@ -389,15 +392,27 @@ impl Array {
         ArrayError::Ownership { array: self.id, why: error.to_string() }
     }
 
+    /// That of an opening that finds `claim`.
+    pub(crate) fn next_epoch(&self, claim: &Claim) -> Epoch {
+        Epoch(self.desc.borrow().epoch.0.max(claim.epoch.0) + 1)
+    }
+
     /// Takes the array over: a new epoch, and members that are not here recorded as stale.
-    async fn claim_ownership(&self, found: Claim, stale: u64, root: &Root) -> Result<(), ArrayError> {
+    async fn claim_ownership(
+        &self,
+        found: Claim,
+        stale: u64,
+        root: &Root,
+        accepted: AcceptedLoss,
+    ) -> Result<(), ArrayError> {
         self.claim.set(found);
+        self.accepted.set(accepted);
         let absent: Vec<bool> =
             self.members.borrow().iter().map(|member| member.reachable().is_none()).collect();
         let _one_at_a_time = self.reconfig.lock().await;
         let failed = self
             .record(|next| {
-                next.epoch = Epoch(next.epoch.0.max(found.epoch.0) + 1);
+                next.epoch = self.next_epoch(&found);
                 for (position, member) in next.members.iter_mut().enumerate() {
                     let is_stale = stale & 1 << position != 0;
                     member.epoch = root.least_epoch(position, member, is_stale);

@@ -18,24 +18,40 @@ use crate::format::descriptor::Descriptor;
 use crate::format::root::Root;
 use crate::notes::Note;
 use crate::open::Lacking;
+use crate::ownership::{AcceptedLoss, Claim};
+use crate::replay::Redo;
+use crate::strip::{Erased, Part};
 use penstock_base::Epoch;
-use penstock_drive::Slice;
+use penstock_drive::{Class, Io, Slice};
 
 /// A member that is left out, with its slice.
 pub(crate) type LeftOut = (usize, Slice);
 
+/// Stripes that an opening reads to see whether they are lost whatever comes back; where there are more it does not go on.
+const MOST_READ: u64 = 1024;
+const IO: Io = Io::new(Class::Meta, "open.stripe");
+
 impl Array {
     /// Takes the slices of members away that are outdated, and returns them. Where what they lack is given up and more would be missing
-    /// than the array survives, all stay: what is old on them does not verify.
-    pub(crate) async fn leave_out_outdated(&self, root: &Root, stale: u64, lacking: Lacking) -> Vec<LeftOut> {
+    /// than the array survives, all stay: what is old on them does not verify. Returns as well what the claim is to say of those.
+    pub(crate) async fn leave_out_outdated(
+        &self,
+        root: &Root,
+        claim: &Claim,
+        stale: u64,
+        lacking: Lacking,
+    ) -> (Vec<LeftOut>, AcceptedLoss) {
+        let mut pending =
+            Some(claim.accepted).filter(|accepted| accepted.epoch > root.epoch).unwrap_or_default();
         let (mut found, mut missing) = (Vec::new(), 0);
         for position in 0..self.geo.strips() {
-            let is_stale = stale & 1 << position != 0;
+            let member = 1u64 << position;
+            let is_stale = stale & member != 0;
             let least = root.least_epoch(position, &self.desc.borrow().members[position], is_stale);
             let (mut is_missing, slice) = (is_stale, self.member_slice(position));
-            match slice {
-                None => is_missing = true,
-                Some(slice) if self.epoch_on(&slice).await < least => {
+            if let Some(slice) = slice {
+                let epoch = self.epoch_on(&slice).await;
+                if epoch < least || pending.members & member != 0 && epoch >= pending.epoch {
                     tracing::warn!(
                         array = self.name,
                         position,
@@ -45,31 +61,44 @@ impl Array {
                     );
                     found.push((position, slice));
                     is_missing = true;
+                } else {
+                    // The right drive is back, or it was never away.
+                    pending.members &= !member;
                 }
-                Some(_) => {}
+            } else {
+                is_missing = true;
             }
             missing += usize::from(is_missing);
         }
+        if pending.members == 0 {
+            pending.epoch = self.next_epoch(claim);
+        }
         if lacking == Lacking::Accept && missing > self.geo.m {
-            found.clear();
+            pending.members |= found.drain(..).fold(0, |members, (position, _)| members | 1 << position);
         }
         for (position, _) in &found {
             let member = &mut self.members.borrow_mut()[*position];
             member.remove_slice();
             member.stale = true;
         }
-        found
+        (found, pending)
     }
 
     /// Refuses to go on where stripes would be lost without the drives that are away or left out.
-    pub(crate) fn check_loss(&self, left_out: &[LeftOut]) -> Result<(), ArrayError> {
-        let (desc, members) = (self.desc.borrow(), self.members.borrow());
-        let gone: Vec<usize> = (0..members.len()).filter(|at| members[*at].reachable().is_none()).collect();
+    pub(crate) async fn check_loss(&self, left_out: &[LeftOut], redo: &Redo) -> Result<(), ArrayError> {
+        let gone: Vec<usize> = {
+            let members = self.members.borrow();
+            (0..members.len()).filter(|at| members[*at].reachable().is_none()).collect()
+        };
         let mask = gone.iter().fold(0, |mask, position| mask | 1 << position);
-        let stripes = self.table.borrow().lost_without(mask, self.geo.m);
+        let mut stripes = self.table.borrow().lost_without(mask, self.geo.m);
+        if (1..=MOST_READ).contains(&stripes) {
+            stripes -= self.lost_anyway(mask, redo).await;
+        }
         if stripes == 0 {
             return Ok(());
         }
+        let desc = self.desc.borrow();
         let name = |position: &usize| {
             let how = match left_out.iter().find(|(at, _)| at == position) {
                 Some((_, slice)) => format!("as it was in the past, at {}", slice.drive().path()),
@@ -79,6 +108,38 @@ impl Array {
         };
         let which = gone.iter().map(name).collect::<Vec<_>>().join(", ");
         Err(ArrayError::WouldLose { name: self.name.clone(), stripes, which })
+    }
+
+    /// Of the stripes that would be lost without `gone` members, those that cannot be read with them either.
+    async fn lost_anyway(&self, gone: u64, redo: &Redo) -> u64 {
+        let (mut lost, mut from) = (0, 0);
+        loop {
+            let next = self.table.borrow().find_lost_without(from, gone, self.geo.m);
+            let Some(stripe) = next else { return lost };
+            // What the log writes again may be torn on the drives.
+            lost += u64::from(!redo.contains_key(&stripe) && !self.may_be_read(stripe, gone).await);
+            from = stripe + 1;
+        }
+    }
+
+    /// Whether some of a stripe could be read if `gone` members were here, as they were last. A strip that cannot be read now may be
+    /// right; one that does not verify is not.
+    async fn may_be_read(&self, stripe: u64, gone: u64) -> bool {
+        let columns = 0..self.geo.strip_blocks;
+        let (away, here): (Vec<usize>, Vec<usize>) = {
+            let valid = self.geo.all_strips() & !self.stale_strips(stripe);
+            let positions = (0..self.geo.strips()).filter(|at| valid & 1 << at != 0);
+            positions.partition(|at| gone & 1 << at != 0)
+        };
+        let parts = self.read_parts(stripe, &here, &columns, IO).await;
+        columns.into_iter().any(|column| {
+            let may_be_right = |part: &&Result<Part, Erased>| match part {
+                Ok(_) | Err(Erased::Unreachable) => true,
+                Err(Erased::Strip) => false,
+                Err(Erased::Blocks { bad, .. }) => !bad.contains(&(column as usize)),
+            };
+            away.len() + parts.values().filter(may_be_right).count() >= self.geo.k
+        })
     }
 
     /// The owner's epoch when a drive last took its superblock.

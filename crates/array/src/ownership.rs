@@ -17,6 +17,18 @@ pub struct Claim {
     pub revision: u64,
     /// Members recorded as stale, as a bit mask.
     pub stale: u64,
+    /// Drives from the past that openings use as they are.
+    pub accepted: AcceptedLoss,
+}
+
+/// Members whose drives are from the past and are used as they are, by an administrator's word. As long as no root is of `epoch` or
+/// later that opening is not over, and a superblock of theirs of `epoch` or later says nothing of how old the drive is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AcceptedLoss {
+    /// That of the opening with the word.
+    pub epoch: Epoch,
+    /// As a bit mask.
+    pub members: u64,
 }
 
 /// A claim could not be recorded.

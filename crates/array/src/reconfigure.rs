@@ -78,7 +78,8 @@ impl Array {
         }
         let stale =
             (0..).zip(&next.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
-        let claimed = Claim { epoch: next.epoch, revision: next.revision, stale };
+        let (epoch, revision, accepted) = (next.epoch, next.revision, self.accepted.get());
+        let claimed = Claim { epoch, revision, stale, accepted };
         self.ownership.swap(self.id, claim, claimed).await.map_err(|error| self.claim_error(error))?;
         self.claim.set(claimed);
         *self.desc.borrow_mut() = next.clone();

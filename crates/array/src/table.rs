@@ -42,6 +42,11 @@ pub(crate) struct StripeTable {
     with_stale: BTreeMap<u64, u64>,
 }
 
+/// Whether no more than `most` strips are stale, and more are when those of `absent` members are gone.
+fn is_lost_without(stale: u64, absent: u64, most: usize) -> bool {
+    stale.count_ones() as usize <= most && (stale | absent).count_ones() as usize > most
+}
+
 impl StripeTable {
     pub(crate) fn new(geometry: &Geometry) -> Self {
         let strips = geometry.strips();
@@ -152,17 +157,17 @@ impl StripeTable {
             .unwrap_or(0)
     }
 
+    /// The first stripe at or after `from` that [`Self::lost_without`] counts.
+    pub(crate) fn find_lost_without(&self, from: u64, absent: u64, most: usize) -> Option<u64> {
+        self.find_written(from, |stale| is_lost_without(stale, absent, most))
+    }
+
     /// Stripes of which no more than `most` strips are stale, and more are when those of `absent` members are gone.
     pub(crate) fn lost_without(&self, absent: u64, most: usize) -> u64 {
         let (written, with_stale) = self.counts();
         let masks = self.with_stale.iter().map(|(mask, count)| (*mask, *count));
-        masks
-            .chain([(0, written - with_stale)])
-            .filter(|(mask, _)| {
-                mask.count_ones() as usize <= most && (mask | absent).count_ones() as usize > most
-            })
-            .map(|(_, count)| count)
-            .sum()
+        let all = masks.chain([(0, written - with_stale)]);
+        all.filter(|(mask, _)| is_lost_without(*mask, absent, most)).map(|(_, count)| count).sum()
     }
 
     fn change(&mut self, stripe: u64, change: impl FnOnce(&mut [u64])) {

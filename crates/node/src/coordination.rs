@@ -1,6 +1,6 @@
 //! Coordination of one node: claims in a file of the store's folder. Byte map: docs/format/README.md.
 
-use penstock_array::ownership::{Claim, ClaimError, Ownership};
+use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Ownership};
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_drive::runtime::blocking;
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,15 @@ struct Row {
     epoch: u64,
     revision: u64,
     stale_members: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    accepted_epoch: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    accepted_members: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The claim of each array.
@@ -28,7 +37,13 @@ impl Claims {
     /// The file's bytes.
     pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
         let row = |(array, claim): (&ArrayId, &Claim)| {
-            let row = Row { epoch: claim.epoch.0, revision: claim.revision, stale_members: claim.stale };
+            let row = Row {
+                epoch: claim.epoch.0,
+                revision: claim.revision,
+                stale_members: claim.stale,
+                accepted_epoch: claim.accepted.epoch.0,
+                accepted_members: claim.accepted.members,
+            };
             (array.to_string(), row)
         };
         serde_json::to_vec_pretty(&self.0.iter().map(row).collect::<BTreeMap<_, _>>())
@@ -39,10 +54,12 @@ impl Claims {
         let rows: BTreeMap<String, Row> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let claim = |(array, row): (String, Row)| {
             let id = array.parse().map_err(|error| format!("{array}: {error}"))?;
-            if (row.epoch | row.revision) >> 63 != 0 {
+            if (row.epoch | row.revision | row.accepted_epoch) >> 63 != 0 {
                 return Err(format!("{array}: a counter above 2^63"));
             }
-            let claim = Claim { epoch: Epoch(row.epoch), revision: row.revision, stale: row.stale_members };
+            let accepted = AcceptedLoss { epoch: Epoch(row.accepted_epoch), members: row.accepted_members };
+            let claim =
+                Claim { epoch: Epoch(row.epoch), revision: row.revision, stale: row.stale_members, accepted };
             Ok((ArrayId(id), claim))
         };
         rows.into_iter().map(claim).collect::<Result<_, String>>().map(Self)
@@ -168,7 +185,7 @@ mod tests {
     use penstock_drive::runtime::block_on;
 
     fn claim(revision: u64) -> Claim {
-        Claim { epoch: Epoch(1), revision, stale: 0 }
+        Claim { epoch: Epoch(1), revision, ..Claim::default() }
     }
 
     fn swap(claims: &FileOwnership, from: u64, to: u64) -> Result<(), ClaimError> {

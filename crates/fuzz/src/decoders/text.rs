@@ -1,7 +1,7 @@
 //! Files and words in text: what a folder holds, and what people write.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
-use penstock_array::ownership::Claim;
+use penstock_array::ownership::{AcceptedLoss, Claim};
 use penstock_base::text::{parse_code, parse_size};
 use penstock_base::{ArrayId, Epoch, Id128};
 use penstock_node::{Claims, StoreFile};
@@ -14,7 +14,9 @@ pub(super) const CLAIMS: Decoder = Decoder {
     most_bytes: 2048,
     seeds: || {
         let claim = |number: u8, stale| {
-            (ArrayId(Id128([number; 16])), Claim { epoch: Epoch(3), revision: u64::MAX / 2, stale })
+            let accepted = AcceptedLoss { epoch: Epoch(2), members: stale };
+            let claim = Claim { epoch: Epoch(3), revision: u64::MAX / 2, stale, accepted };
+            (ArrayId(Id128([number; 16])), claim)
         };
         [Claims::default(), Claims([claim(1, 0), claim(0xab, 5)].into())]
             .map(|claims| claims.encode().expect("claims are plain numbers"))

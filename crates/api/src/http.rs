@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use penstock_base::Newcomers;
 use penstock_fabric::local::{self, Peer};
+use penstock_fuse::MountOptions;
 use penstock_node::AdminError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -588,7 +589,8 @@ struct MountBody {
 
 async fn mount(State(api): State<Api>, Json(body): Json<MountBody>) -> Answer<Vec<String>> {
     let mount = move |instance: Rc<Instance>| async move {
-        instance.mount(&body.path, &Default::default()).await?;
+        let options = MountOptions { guarded: true, ..MountOptions::default() };
+        instance.mount(&body.path, &options).await?;
         Ok(instance.status().mounts)
     };
     api.on_worker(mount).await.map(Json)

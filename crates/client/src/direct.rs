@@ -46,7 +46,7 @@ struct File {
 struct Write {
     bytes: Range<u64>,
     contents: Contents,
-    /// Pages that were read after it.
+    /// Of its pages those that were read after it.
     fresh: RefCell<PageSet>,
 }
 
@@ -81,7 +81,7 @@ impl DirectWrites {
     pub(crate) fn note_read(&self, ino: Ino, bytes: &Range<u64>) {
         self.file(ino, |file| {
             file.read.add_coarsely(bytes.clone(), MOST_RANGES);
-            file.writes.iter().for_each(|write| write.fresh.borrow_mut().add(bytes.clone()));
+            file.writes.iter().for_each(|write| write.note_read(bytes));
         });
     }
 
@@ -112,6 +112,11 @@ impl DirectWrites {
 }
 
 impl Write {
+    fn note_read(&self, bytes: &Range<u64>) {
+        let written = pages(&self.bytes);
+        self.fresh.borrow_mut().add(bytes.start.max(written.start)..bytes.end.min(written.end));
+    }
+
     fn renew(&self, offset: u64, back: &mut [u8]) {
         let (from, until) = (self.bytes.start.max(offset), self.bytes.end.min(offset + back.len() as u64));
         if from >= until {

@@ -6,16 +6,20 @@
 //!
 //! The guard knows the connection from its beginning, and does nothing to another one that gets its number later.
 
-use penstock_drive::runtime::blocking;
+use penstock_base::Env;
+use penstock_drive::runtime::{Readiness, blocking};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
-use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use std::cell::RefCell;
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 use tokio::net::unix::pipe;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -23,26 +27,73 @@ use tokio::signal::unix::{SignalKind, signal};
 pub const GUARD: &str = "mount-guard";
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
+/// After a guard has ended, or could not be started, until there is another one.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// The guard of one mount.
-pub(crate) struct Guard(Child);
+pub(crate) struct Guard {
+    connection: u32,
+    child: RefCell<Option<Child>>,
+}
+
+/// The number of the connection of what is mounted at `path`.
+pub(crate) fn connection_of(path: &Path) -> io::Result<u32> {
+    // A question would go to who is starting.
+    let found = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
+    Ok(found.stx_dev_major << 20 | found.stx_dev_minor)
+}
+
+/// Starts this program as the guard of a connection. Call on the thread whose end is that of the mount.
+fn start(connection: u32) -> io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("penstock").args([GUARD, &connection.to_string()]).current_dir("/");
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit());
+    // A word from the terminal is for the mount.
+    command.process_group(0).spawn()
+}
 
 impl Guard {
-    /// Starts this program as the guard of what is mounted at `path`. Call on the thread whose end is that of the mount.
-    pub(crate) fn start(path: &Path) -> io::Result<Self> {
-        // A question would go to who is starting.
-        let found = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
-        let connection = found.stx_dev_major << 20 | found.stx_dev_minor;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("penstock").args([GUARD, &connection.to_string()]).current_dir("/");
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit());
-        // A word from the terminal is for the mount.
-        Ok(Self(command.process_group(0).spawn()?))
+    /// Starts one. Call on the thread whose end is that of the mount.
+    pub(crate) fn new(connection: u32) -> io::Result<Self> {
+        Ok(Self { connection, child: RefCell::new(Some(start(connection)?)) })
+    }
+
+    /// Starts another one whenever it ends. Call on the thread that called [`Self::new`].
+    pub(crate) async fn keep(&self, env: &Env) -> Infallible {
+        loop {
+            let why = match self.lost().await {
+                Ok(status) => status.to_string(),
+                Err(error) => error.to_string(),
+            };
+            tracing::warn!(
+                connection = self.connection,
+                why,
+                "the guard of a mount is gone, and another one is started"
+            );
+            env.sleep(PAUSE).await;
+            match start(self.connection) {
+                Ok(child) => *self.child.borrow_mut() = Some(child),
+                Err(error) => tracing::warn!(connection = self.connection, %error, "it cannot be started"),
+            }
+        }
+    }
+
+    /// Waits until it ends.
+    async fn lost(&self) -> io::Result<ExitStatus> {
+        let none = || io::Error::other("there is none");
+        let process = {
+            let child = self.child.borrow();
+            pidfd_open(Pid::from_child(child.as_ref().ok_or_else(none)?), PidfdFlags::empty())?
+        };
+        Readiness::new(process)?.readable().await?;
+        self.child.take().ok_or_else(none)?.wait()
     }
 
     /// Lets it go. The connection has ended.
-    pub(crate) async fn end(mut self) {
-        drop(self.0.stdin.take());
-        if let Err(error) = blocking(move || self.0.wait()).await {
+    pub(crate) async fn end(self) {
+        let Some(mut child) = self.child.take() else { return };
+        drop(child.stdin.take());
+        if let Err(error) = blocking(move || child.wait()).await {
             tracing::warn!(%error, "the guard of a mount is not waited for");
         }
     }

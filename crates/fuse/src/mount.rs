@@ -6,7 +6,7 @@
 use crate::attr::Root;
 use crate::cache::Cache;
 use crate::device::Device;
-use crate::guard::Guard;
+use crate::guard::{Guard, connection_of};
 use crate::latency::FuseLatency;
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
@@ -193,7 +193,7 @@ impl Mount {
         let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
         let (at, wanted) = (path.to_owned(), options.clone());
         // Beside the worker: what is looked up may lie in a mount that it serves, or in one that does not answer.
-        let file = penstock_drive::runtime::blocking(move || {
+        let mounted = penstock_drive::runtime::blocking(move || {
             check_mount_point(&at)?;
             let file = match rustix::process::geteuid().is_root() {
                 true => mount(&at, &wanted),
@@ -202,13 +202,14 @@ impl Mount {
             Ok::<_, MountError>(file.and_then(|file| {
                 let flags = rustix::fs::fcntl_getfl(&file)?;
                 rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
-                Ok(file)
+                Ok((file, connection_of(&at)))
             }))
         });
-        let device = file.await?.and_then(Device::new).map_err(failed)?;
+        let (file, connection) = mounted.await?.map_err(failed)?;
+        let device = Device::new(file).map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
         let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path).map_err(failed)?);
-        let guard = options.guarded.then(|| Guard::start(path)).transpose().unwrap_or_else(|error| {
+        let guard = options.guarded.then(|| Guard::new(connection?)).transpose().unwrap_or_else(|error| {
             let path = path.display();
             tracing::warn!(%path, %error, "no guard: programs may hang if this process is killed");
             None
@@ -219,11 +220,17 @@ impl Mount {
         env.spawn("mount read-ahead", Box::pin(raise_read_ahead(session.clone(), path.to_owned())));
         let looks = crate::looks::run(session.clone(), env.clone());
         let run = session.run(env.clone());
-        let client = client.clone();
+        let (client, env_of_guard) = (client.clone(), env.clone());
         let serve = async move {
-            let ended = match select(pin!(run), pin!(looks)).await {
+            let keep = async {
+                match &guard {
+                    Some(guard) => guard.keep(&env_of_guard).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let ended = match select(pin!(run), select(pin!(looks), pin!(keep))).await {
                 Either::Left((ended, _)) => ended,
-                Either::Right((never, _)) => match never {},
+                Either::Right((Either::Left((never, _)) | Either::Right((never, _)), _)) => match never {},
             };
             if let Err(error) = ended {
                 tracing::error!(%error, "the mount stopped");

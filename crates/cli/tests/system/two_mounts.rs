@@ -520,6 +520,16 @@ end(children)
     };
     programs.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
     std::thread::sleep(Duration::from_secs(3));
+    // So they do where the guard was killed before: there is another one.
+    let guard = || {
+        let threads = std::fs::read_dir(format!("/proc/{other}/task")).unwrap().flatten();
+        let children =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        children.collect::<String>().trim().parse::<u32>().ok()
+    };
+    let first = guard().expect("a guard");
+    kill("-9", first);
+    wait_until("another guard", || guard().is_some_and(|another| another != first));
     kill("-9", other);
     let is_gone = || {
         let threads = std::fs::read_dir(format!("/proc/{other}/task")).into_iter().flatten().flatten();

@@ -20,6 +20,7 @@ mod link;
 pub mod local;
 mod server;
 mod socket;
+mod speakers;
 
 pub use client::{Credential, Dial, Dialled, Remote};
 pub use frame::{FrameError, Outbox, Receiver};

@@ -3,6 +3,7 @@
 use crate::frame::{Outbox, Receiver};
 use crate::greeting::{Challenge, GREETING_BYTES, Greeting, PROOF_BYTES, Proof, Token, Welcome, nonce};
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
+use crate::speakers::{Newer, Speakers};
 use crate::{BYTES, CONNECTIONS, HANDSHAKE, NEWCOMERS, REQUESTS, WAITING, WAITING_BYTES, may_wait};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
@@ -42,6 +43,7 @@ pub struct Server {
     newcomers: RefCell<Newcomers<Rc<dyn Link>>>,
     /// Connections that were let in.
     links: RefCell<BTreeMap<u64, Rc<dyn Link>>>,
+    speakers: Rc<Speakers>,
     stopped: Cell<bool>,
     /// Connections that were not let in since that was last told, and when it was.
     refused: Cell<u64>,
@@ -52,6 +54,11 @@ pub struct Server {
 type Held = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
 
 struct Connection {
+    number: u64,
+    /// The session that was heard last over it; 0 before.
+    session: Cell<u64>,
+    /// Its client goes on over a newer one.
+    over: Rc<Notify>,
     link: Rc<dyn Link>,
     outbox: RefCell<Outbox<Held>>,
     wake: Notify,
@@ -72,6 +79,7 @@ impl Server {
             token,
             newcomers: RefCell::new(Newcomers::new(NEWCOMERS)),
             links: RefCell::default(),
+            speakers: Rc::default(),
             stopped: Cell::new(false),
             refused: Cell::default(),
             refused_told: Cell::default(),
@@ -141,6 +149,9 @@ impl Server {
             None => return Lost::Said(format!("no greeting within {} s", HANDSHAKE.as_secs())),
         }
         let connection = Rc::new(Connection {
+            number,
+            session: Cell::new(0),
+            over: Rc::default(),
             link,
             outbox: RefCell::default(),
             wake: Notify::new(),
@@ -149,14 +160,16 @@ impl Server {
             waiting: Arc::new(Semaphore::new(WAITING)),
             waiting_bytes: Arc::new(Semaphore::new(WAITING_BYTES)),
         });
-        let Connection { link, outbox, wake, .. } = &*connection;
+        let Connection { link, outbox, wake, over, .. } = &*connection;
         let why = {
             let receiving = pin!(self.receive_all(&connection));
             let sending = pin!(send(&self.env, &**link, outbox, wake, false));
-            match select(receiving, sending).await {
-                Either::Left((why, _)) | Either::Right((why, _)) => why,
+            match select(select(receiving, sending), pin!(over.notified())).await {
+                Either::Left((Either::Left((why, _)) | Either::Right((why, _)), _)) => why,
+                Either::Right(_) => over_a_newer_one(),
             }
         };
+        self.speakers.leave(connection.session.get(), number);
         if let Lost::Frame(error) = &why {
             let mut last = Frame::request(Kind::Closing, error.to_string().into_bytes(), Vec::new());
             last.header.request = error.damaged_request();
@@ -247,16 +260,39 @@ impl Server {
             let (Ok(request), Ok(bytes)) = (request, bytes) else {
                 unreachable!("the semaphores of a connection are never closed")
             };
+            let change = match frame.header.session {
+                0 => None,
+                session => {
+                    let heard = connection.session.replace(session);
+                    if heard != session {
+                        self.speakers.leave(heard, connection.number);
+                    }
+                    let from = (connection.number, &connection.over);
+                    match self.speakers.hear(session, from, frame.header.kind) {
+                        Ok(change) => change,
+                        Err(Newer) => return over_a_newer_one(),
+                    }
+                }
+            };
+            if let Some(change) = &change {
+                // With nothing taken meanwhile, so that one client that connects again and again fills no memory.
+                change.turn().await;
+            }
             let (service, connection) = (self.service.clone(), connection.clone());
             // To its end, whatever becomes of the connection.
             let task = async move {
                 let reply = service.serve(frame).await;
+                drop(change);
                 connection.outbox.borrow_mut().push(reply, Some((request, bytes)));
                 connection.wake.notify_one();
             };
             self.env.spawn("request", Box::pin(task));
         }
     }
+}
+
+fn over_a_newer_one() -> Lost {
+    Lost::Said("its client goes on over a newer connection".into())
 }
 
 /// Payload that a request brings or its reply takes.

@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Bytes on their way in one direction.
@@ -17,6 +18,10 @@ const CAPACITY: usize = 64 << 10;
 struct Pipe {
     bytes: RefCell<VecDeque<u8>>,
     closed: Cell<bool>,
+    /// What is on its way comes later, and the end of it too.
+    held: Cell<bool>,
+    /// Nobody reads any more, and the writer has not heard of it.
+    deaf: Cell<bool>,
     came: Notify,
     went: Notify,
     /// A bit of the byte that is this many bytes away is flipped.
@@ -47,6 +52,33 @@ impl SimLink {
         self.close();
     }
 
+    /// What this end sends comes to the other one when it breaks.
+    pub fn stall(&self) {
+        self.writes.held.set(true);
+    }
+
+    /// Breaks this end alone. What it has sent comes to the other one `after` that, with the end of the stream, and what the other one sends
+    /// until then goes nowhere.
+    pub fn cut_late(&self, after: Duration) {
+        let (sent, answers) = (self.writes.clone(), self.reads.clone());
+        if sent.closed.get() {
+            return;
+        }
+        sent.held.set(true);
+        answers.deaf.set(true);
+        answers.bytes.borrow_mut().clear();
+        self.close();
+        let env = self.world.env();
+        let sleep = env.sleep(after);
+        let arrive = async move {
+            sleep.await;
+            sent.held.set(false);
+            answers.deaf.set(false);
+            sent.came.notify_one();
+        };
+        env.spawn("late bytes", Box::pin(arrive));
+    }
+
     /// Flips a bit of the byte that is written `after` bytes from now.
     pub fn damage(&self, after: usize) {
         self.writes.damage_in.set(Some(after));
@@ -62,6 +94,9 @@ impl Link for SimLink {
         let pipe = &self.reads;
         let mut bytes = pipe.bytes.borrow_mut();
         let wanted = spaces.iter().map(|space| space.len()).sum::<usize>().min(bytes.len());
+        if pipe.held.get() {
+            return Err(ErrorKind::WouldBlock.into());
+        }
         if wanted == 0 {
             return if pipe.closed.get() { Ok(0) } else { Err(ErrorKind::WouldBlock.into()) };
         }
@@ -78,6 +113,9 @@ impl Link for SimLink {
 
     fn try_write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let pipe = &self.writes;
+        if pipe.deaf.get() {
+            return Ok(parts.iter().map(|part| part.len()).sum());
+        }
         if pipe.closed.get() {
             return Err(ErrorKind::BrokenPipe.into());
         }
@@ -102,7 +140,7 @@ impl Link for SimLink {
 
     fn readable(&self) -> LocalBoxFuture<'_, io::Result<()>> {
         Box::pin(async {
-            while self.reads.bytes.borrow().is_empty() && !self.reads.closed.get() {
+            while self.reads.held.get() || self.reads.bytes.borrow().is_empty() && !self.reads.closed.get() {
                 self.reads.came.notified().await;
             }
             Ok(())

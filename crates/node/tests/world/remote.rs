@@ -8,7 +8,7 @@ use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
 use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Token};
 use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
-use penstock_wire::data::{ChunkRef, encode_read, encode_write};
+use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::names::{
     HelloRequest, MakeRequest, NameRequest, RenameRequest, SetAttrRequest, XattrRequest,
 };
@@ -73,8 +73,43 @@ impl Way {
         Ok(mine)
     }
 
+    /// Breaks connections from time to time, while the result lives. At times what was sent over one comes later.
+    pub fn breaks(self: &Rc<Self>) -> Breaks {
+        let over = Rc::new(Cell::new(false));
+        let (way, env, ends) = (self.clone(), self.world.env(), over.clone());
+        let breaker = async move {
+            let below = |most| Duration::from_micros(way.world.below(most));
+            while !ends.get() {
+                env.sleep(Duration::from_millis(1) + below(20_000)).await;
+                let link = {
+                    let links = way.links.borrow();
+                    let late = links.len() - 1 - way.world.below(links.len().min(3) as u64) as usize;
+                    links[late].clone()
+                };
+                if way.world.below(4) == 0 {
+                    link.cut();
+                    continue;
+                }
+                link.stall();
+                env.sleep(below(5000)).await;
+                link.cut_late(below(100_000));
+            }
+        };
+        self.world.env().spawn("breaker", Box::pin(breaker));
+        Breaks(over)
+    }
+
     fn last(&self) -> Rc<SimLink> {
         self.links.borrow().last().unwrap().clone()
+    }
+}
+
+/// Connections break while it lives.
+pub struct Breaks(Rc<Cell<bool>>);
+
+impl Drop for Breaks {
+    fn drop(&mut self) {
+        self.0.set(true);
     }
 }
 
@@ -178,6 +213,43 @@ fn every_request_is_done_once_over_connections_that_break() {
         machine.audit().await;
         machine.stop().await;
     });
+}
+
+/// Connections break at the client's end, and what it had sent comes to the service later, when the client has sent it again over
+/// another one and gone on: a write from before then took the place of a later one that was acknowledged.
+#[test]
+fn what_comes_late_over_a_connection_that_broke_is_not_done() {
+    for seed in 0..6 {
+        on_machine(800 + seed, async |_, machine| {
+            let way = Way::new(&machine);
+            let (client, remote) = mount(&machine, &way).await;
+            let breaks = way.breaks();
+            let write = async |number: u8| {
+                let ino = make(&client, &format!("file-{number}")).await.unwrap();
+                for round in 0..250 {
+                    machine.env.sleep(Duration::from_micros(machine.world.below(4000))).await;
+                    client.write(ino, 0, &[round; 4096]).await.unwrap();
+                    if round % 8 == number {
+                        client.change_space(ino, 0, 4096, SpaceChange::Zero, true).await.unwrap();
+                        client.write(ino, 0, &[round; 4096]).await.unwrap();
+                    }
+                    assert_eq!(read(&client, ino).await[0], round, "at once");
+                }
+                ino
+            };
+            let files = futures_util::future::join_all((0..8).map(write)).await;
+            drop(breaks);
+            machine.env.sleep(Duration::from_secs(1)).await;
+            for ino in files {
+                assert_eq!(read(&client, ino).await[0], 249, "later");
+            }
+            assert!(way.links.borrow().len() > 10, "{} connections", way.links.borrow().len());
+            client.close().await.unwrap();
+            remote.close();
+            machine.audit().await;
+            machine.stop().await;
+        });
+    }
 }
 
 #[test]
@@ -685,6 +757,36 @@ fn bodies_of_requests_that_wait_are_bounded() {
         }
         machine.env.sleep(Duration::from_secs(30)).await;
         assert_eq!(endless.0.get(), penstock_fabric::WAITING_BYTES / penstock_fabric::BODY_BYTES);
+        remote.close();
+        machine.stop().await;
+    });
+}
+
+/// Writes wait in the service, for a host that is full for example, and their client, whose requests are not taken any more, connects
+/// again and again. Each time it sent them all once more, and all waited.
+#[test]
+fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
+    on_machine(95, async |_, machine| {
+        let (way, endless) = (Way::new(&machine), Rc::new(Endless::default()));
+        let server = Server::new(&machine.env, endless.clone(), machine.node.store(), Some(token()));
+        *way.server.borrow_mut() = Some(server.clone());
+        let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+        for block in 0..20 {
+            let chunk = ChunkRef { branch: 0, ino: Ino(5), chunk: 0, block, count: 1, snapshot: 0, cut: 0 };
+            let payload = Buf::zeroed(BLOCK_BYTES);
+            let mut frame =
+                Frame::request(Kind::Write, encode_write(&chunk, &crc32c_blocks(&payload)), vec![payload]);
+            frame.header.session = 7;
+            let remote = remote.clone();
+            machine.env.spawn("call", Box::pin(async move { drop(remote.call(frame).await) }));
+        }
+        for _ in 0..10 {
+            machine.env.sleep(Duration::from_secs(5)).await;
+            assert_eq!(endless.0.get(), 20);
+            way.last().close();
+        }
+        machine.env.sleep(Duration::from_secs(5)).await;
+        assert_eq!((endless.0.get(), server.connections()), (20, 1));
         remote.close();
         machine.stop().await;
     });

@@ -3,7 +3,7 @@
 //! Histories of what several threads did through both are checked for linearizability by porcupine
 //! (`tests/linearizable`), where Go is installed.
 
-use crate::remote_mount::{OPTIONS, kill, mount_at};
+use crate::remote_mount::{OPTIONS, kill, mount_at, up_alone};
 use crate::store::{Store, can_mount, wait_until};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use std::fs::{File, OpenOptions};
@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const RECORD: usize = 32;
@@ -890,6 +890,44 @@ fn live(history: &History, mount: &Path, client: usize, rounds: usize) {
     }
 }
 
+/// What one thread does while the service is killed: all under a lock, and what it writes is durable before the lock goes.
+fn live_over_kills(history: &History, mount: &Path, client: usize, over: &AtomicBool) {
+    let open = |name: &str| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
+    let (register, lock) = (open("register"), open("lock"));
+    for round in 0.. {
+        if over.load(Relaxed) {
+            return;
+        }
+        let holds = ("lock", "flock over kills", client);
+        history.note(holds, "lock", "", || {
+            lock.lock().unwrap();
+            "ok".into()
+        });
+        let about = ("register", "under a lock over kills", client);
+        match round % 2 {
+            0 => history.note(about, "write", &format!("{client}-{round:0>5}"), || {
+                let word = format!("{client}-{round:0>5}");
+                let write = || register.write_all_at(word.as_bytes(), 0).and_then(|()| register.sync_all());
+                // A kill may have taken what was written before the sync.
+                while let Err(error) = write() {
+                    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+                }
+                String::new()
+            }),
+            _ => history.note(about, "read", "", || {
+                let mut bytes = [0; 16];
+                let got = register.read_at(&mut bytes, 0).unwrap();
+                String::from_utf8(bytes[..got].to_vec()).unwrap()
+            }),
+        };
+        history.note(holds, "unlock", "", || {
+            lock.unlock().unwrap();
+            String::new()
+        });
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 #[test]
 fn histories_over_two_mounts_are_linearizable() {
     let test = "histories_over_two_mounts_are_linearizable";
@@ -910,6 +948,15 @@ fn histories_over_two_mounts_are_linearizable() {
     for name in ["register", "renamed", "log", "lock"] {
         write_new(&mounts[0].join(name), b"");
     }
+    let file = store.home.join("history.json");
+    let check = |history: History, groups: usize| {
+        std::fs::write(&file, history.lines.into_inner().unwrap().join("\n")).unwrap();
+        let checked = go(&["run", ".", file.to_str().unwrap()]).unwrap();
+        let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+        println!("{said}");
+        assert!(checked.status.success(), "{said}{}", String::from_utf8_lossy(&checked.stderr));
+        assert_eq!(said.lines().count(), groups, "a line for each group");
+    };
     let history = History { start: Instant::now(), lines: Mutex::default() };
     std::thread::scope(|scope| {
         for client in 0..4 {
@@ -917,13 +964,7 @@ fn histories_over_two_mounts_are_linearizable() {
             scope.spawn(move || live(history, mount, client, 120));
         }
     });
-    let file = store.home.join("history.json");
-    std::fs::write(&file, history.lines.into_inner().unwrap().join("\n")).unwrap();
-    let checked = go(&["run", ".", file.to_str().unwrap()]).unwrap();
-    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
-    println!("{said}");
-    assert!(checked.status.success(), "{said}{}", String::from_utf8_lossy(&checked.stderr));
-    assert_eq!(said.lines().count(), 5, "a line for each group");
+    check(history, 5);
     // The checker finds what is wrong: a read of something else.
     let text = std::fs::read_to_string(&file).unwrap();
     let wrong = text.replacen("\"op\":\"read\",\"out\":\"", "\"op\":\"read\",\"out\":\"wrong", 1);
@@ -932,7 +973,31 @@ fn histories_over_two_mounts_are_linearizable() {
     wait_until("both sessions are there", || {
         store.json(&["status"])["sessions"].as_array().unwrap().len() == 2
     });
-    end(&store, &mounts);
+    // The mount of the instance goes with it.
+    store.ok(&["umount", mounts[0].to_str().unwrap()]);
+    mount_at(&store, &mounts[0]);
+    std::fs::write(mounts[0].join("register"), b"").unwrap();
+    File::open(mounts[0].join("register")).unwrap().sync_all().unwrap();
+    let history = History { start: Instant::now(), lines: Mutex::default() };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (history, mount, over) = (&history, &mounts[client % 2], &over);
+            scope.spawn(move || live_over_kills(history, mount, client, over));
+        }
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_secs(1));
+            store.kill();
+            up_alone(&store, &[]);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        over.store(true, Relaxed);
+    });
+    check(history, 2);
+    for mount in &mounts {
+        store.ok(&["umount", mount.to_str().unwrap()]);
+    }
+    store.ok(&["down"]);
 }
 
 /// The full form: `PENSTOCK_READS` of them, half under locks.

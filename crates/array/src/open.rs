@@ -187,6 +187,9 @@ impl Opening {
         array.check_root(&root)?;
         let (outdated, accepted_loss) = array.leave_out_outdated(&root, &claim, stale, lacking).await;
         let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
+        if carriers.is_empty() {
+            return Err(array.lacks_carriers("the log as it was last"));
+        }
         let (bad_pages, voids) = array.read_table(&root, &carriers).await?;
         array.reserved_version.set(root.versions_reserved.0);
         array.order.set(root.order);
@@ -438,11 +441,15 @@ impl Array {
         if root.epoch >= desc.root_epoch {
             return Ok(());
         }
+        Err(self.lacks_carriers("the checkpoint's root of the last start"))
+    }
+
+    /// What only carriers have that are not here as they were last.
+    fn lacks_carriers(&self, what: &str) -> ArrayError {
+        let desc = self.desc.borrow();
         let carriers = desc.carriers.iter().map(|at| desc.members[usize::from(*at)].drive.to_string());
         let which = carriers.collect::<Vec<_>>().join(", ");
-        Err(self.cannot_read(format!(
-            "the checkpoint's root of the last start, which only drives {which} have as they were last,"
-        )))
+        self.cannot_read(format!("{what}, which only drives {which} have as they were last,"))
     }
 
     fn carriers_of(&self, stale: u64) -> Vec<Slice> {

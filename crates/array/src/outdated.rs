@@ -23,12 +23,15 @@ use crate::replay::Redo;
 use crate::strip::{Erased, Part};
 use penstock_base::Epoch;
 use penstock_drive::{Class, Io, Slice};
+use std::time::Duration;
 
 /// A member that is left out, with its slice.
 pub(crate) type LeftOut = (usize, Slice);
 
 /// Stripes that an opening reads to see whether they are lost whatever comes back; where there are more it does not go on.
 const MOST_READ: u64 = 1024;
+/// No further one is read after this time.
+const LONGEST_LOOK: Duration = Duration::from_secs(60);
 const IO: Io = Io::new(Class::Meta, "open.stripe");
 
 impl Array {
@@ -41,17 +44,18 @@ impl Array {
         stale: u64,
         lacking: Lacking,
     ) -> (Vec<LeftOut>, AcceptedLoss) {
-        let mut pending =
-            Some(claim.accepted).filter(|accepted| accepted.epoch > root.epoch).unwrap_or_default();
+        let mut accepted = claim.accepted;
+        if root.epoch >= claim.epoch {
+            accepted.has_root(root.epoch);
+        }
         let (mut found, mut missing) = (Vec::new(), 0);
         for position in 0..self.geo.strips() {
-            let member = 1u64 << position;
-            let is_stale = stale & member != 0;
+            let is_stale = stale & 1 << position != 0;
             let least = root.least_epoch(position, &self.desc.borrow().members[position], is_stale);
             let (mut is_missing, slice) = (is_stale, self.member_slice(position));
             if let Some(slice) = slice {
                 let epoch = self.epoch_on(&slice).await;
-                if epoch < least || pending.members & member != 0 && epoch >= pending.epoch {
+                if epoch < least || accepted.may_be_old(position, epoch) {
                     tracing::warn!(
                         array = self.name,
                         position,
@@ -63,25 +67,24 @@ impl Array {
                     is_missing = true;
                 } else {
                     // The right drive is back, or it was never away.
-                    pending.members &= !member;
+                    accepted.is_found(position, self.next_epoch(claim));
                 }
             } else {
                 is_missing = true;
             }
             missing += usize::from(is_missing);
         }
-        if pending.members == 0 {
-            pending.epoch = self.next_epoch(claim);
-        }
-        if lacking == Lacking::Accept && missing > self.geo.m {
-            pending.members |= found.drain(..).fold(0, |members, (position, _)| members | 1 << position);
-        }
+        let used = match lacking == Lacking::Accept && missing > self.geo.m {
+            true => found.drain(..).fold(0, |used, (position, _)| used | 1 << position),
+            false => 0,
+        };
+        accepted.uses(used, self.next_epoch(claim));
         for (position, _) in &found {
             let member = &mut self.members.borrow_mut()[*position];
             member.remove_slice();
             member.stale = true;
         }
-        (found, pending)
+        (found, accepted)
     }
 
     /// Refuses to go on where stripes would be lost without the drives that are away or left out.
@@ -112,14 +115,15 @@ impl Array {
 
     /// Of the stripes that would be lost without `gone` members, those that cannot be read with them either.
     async fn lost_anyway(&self, gone: u64, redo: &Redo) -> u64 {
-        let (mut lost, mut from) = (0, 0);
-        loop {
+        let (mut lost, mut from, until) = (0, 0, self.env.now() + LONGEST_LOOK);
+        while self.env.now() < until {
             let next = self.table.borrow().find_lost_without(from, gone, self.geo.m);
-            let Some(stripe) = next else { return lost };
+            let Some(stripe) = next else { break };
             // What the log writes again may be torn on the drives.
             lost += u64::from(!redo.contains_key(&stripe) && !self.may_be_read(stripe, gone).await);
             from = stripe + 1;
         }
+        lost
     }
 
     /// Whether some of a stripe could be read if `gone` members were here, as they were last. A strip that cannot be read now may be

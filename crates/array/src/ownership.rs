@@ -5,6 +5,7 @@
 //! will keep them in etcd behind the same trait.
 
 use penstock_base::{ArrayId, Epoch, LocalBoxFuture};
+use penstock_raid::MAX_STRIPS;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
@@ -21,14 +22,93 @@ pub struct Claim {
     pub accepted: AcceptedLoss,
 }
 
-/// Members whose drives are from the past and are used as they are, by an administrator's word. As long as no root is of `epoch` or
-/// later that opening is not over, and a superblock of theirs of `epoch` or later says nothing of how old the drive is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Drives from the past that openings used as they are, by an administrator's word. What an opening that is cut leaves in their
+/// superblocks says nothing of how old they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceptedLoss {
-    /// That of the opening with the word.
-    pub epoch: Epoch,
-    /// As a bit mask.
-    pub members: u64,
+    /// By member the epochs of superblocks that may be on a drive from the past.
+    members: [Since; MAX_STRIPS],
+    /// Members that this opening uses so, as a bit mask. They count from its root on.
+    used: u64,
+}
+
+/// Openings that used a drive from the past as it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Since {
+    /// The first of them; 0 where there is none.
+    pub first: Epoch,
+    /// The first one after it that found the right drive; 0 where none did.
+    pub until: Epoch,
+}
+
+impl Default for AcceptedLoss {
+    fn default() -> Self {
+        Self { members: [Since::default(); MAX_STRIPS], used: 0 }
+    }
+}
+
+impl AcceptedLoss {
+    /// Members for which drives from the past were used, and those that this opening uses. None where there is no such member,
+    /// or the first epoch is 0.
+    pub fn new(members: impl IntoIterator<Item = (usize, Since)>, used: u64) -> Option<Self> {
+        let mut loss = Self { used, ..Self::default() };
+        for (member, since) in members {
+            *loss.members.get_mut(member).filter(|_| since.first > Epoch(0))? = since;
+        }
+        Some(loss)
+    }
+
+    /// The members.
+    pub fn members(&self) -> impl Iterator<Item = (usize, Since)> {
+        self.members.iter().copied().enumerate().filter(|(_, since)| since.first > Epoch(0))
+    }
+
+    /// Those that the opening uses, as a bit mask.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// There is a root of `epoch`: what its opening used counts, and so do the right drives that it found.
+    pub(crate) fn has_root(&mut self, epoch: Epoch) {
+        for (at, since) in self.members.iter_mut().enumerate() {
+            let is_found = since.until > Epoch(0) && since.until <= epoch;
+            if is_found || self.used & 1 << at != 0 {
+                *since = Since::default();
+            }
+        }
+        self.used = 0;
+    }
+
+    /// Whether a superblock of `epoch` may be on a drive from the past.
+    pub(crate) fn may_be_old(&self, member: usize, epoch: Epoch) -> bool {
+        let Since { first, until } = self.members[member];
+        first > Epoch(0) && epoch >= first && (until == Epoch(0) || epoch < until)
+    }
+
+    /// An opening of `epoch` finds a member's right drive.
+    pub(crate) fn is_found(&mut self, member: usize, epoch: Epoch) {
+        let since = &mut self.members[member];
+        if since.first > Epoch(0) && since.until == Epoch(0) {
+            since.until = epoch;
+        }
+    }
+
+    /// A member is made again.
+    pub(crate) fn is_made_again(&mut self, member: usize) {
+        self.members[member] = Since::default();
+        self.used &= !(1 << member);
+    }
+
+    /// An opening of `epoch` uses these members as they are, and no others.
+    pub(crate) fn uses(&mut self, members: u64, epoch: Epoch) {
+        self.used = members;
+        for (at, since) in self.members.iter_mut().enumerate() {
+            if members & 1 << at != 0 {
+                let first = if since.first > Epoch(0) { since.first } else { epoch };
+                *since = Since { first, until: Epoch(0) };
+            }
+        }
+    }
 }
 
 /// A claim could not be recorded.
@@ -36,7 +116,7 @@ pub struct AcceptedLoss {
 pub enum ClaimError {
     /// Somebody else changed it.
     #[error("the claim on record is of epoch {}, revision {}", .0.epoch, .0.revision)]
-    Changed(Claim),
+    Changed(Box<Claim>),
     /// Coordination does not answer or cannot store.
     #[error("{0}")]
     Unavailable(String),
@@ -78,7 +158,7 @@ impl Ownership for MemoryOwnership {
             let mut claims = self.claims.borrow_mut();
             let found = claims.get(&array).copied().unwrap_or_default();
             if found != expected {
-                return Err(ClaimError::Changed(found));
+                return Err(ClaimError::Changed(Box::new(found)));
             }
             claims.insert(array, next);
             Ok(())

@@ -67,12 +67,22 @@ impl Array {
         change: impl FnOnce(&mut Descriptor),
         then: impl FnOnce(),
     ) -> Result<Recorded, ArrayError> {
+        // What fails once an array has stopped says nothing of drives that the next opening could not find out, and nobody asks any more
+        // how many it can lose.
+        if self.closed.get() {
+            return Err(ArrayError::Closed);
+        }
         let mut next = self.desc.borrow().clone();
         change(&mut next);
         let claim = self.claim.get();
         next.revision = next.revision.max(claim.revision) + 1;
         if next.epoch == claim.epoch {
-            let written = self.written.get();
+            // As long as no root of this opening is durable, drives from the past are told by the epochs from before it.
+            let as_they_are = match next.root_epoch == next.epoch {
+                true => 0,
+                false => self.accepted.get().used(),
+            };
+            let written = self.written.get() & !as_they_are;
             let written = next.members.iter_mut().enumerate().filter(|(at, _)| written & 1 << at != 0);
             written.for_each(|(_, member)| member.epoch = next.epoch);
         }
@@ -153,6 +163,9 @@ impl Array {
     /// A write or flush of a member failed that was begun under `life`. Returns when the member is recorded as stale; an
     /// error `Suspended` when no further member may be lost. What an earlier life did is no fault of the present one.
     pub(crate) async fn fail_life(&self, position: usize, life: u64, why: &str) -> Result<(), ArrayError> {
+        if self.closed.get() {
+            return Err(ArrayError::Closed);
+        }
         if let Some(slice) = self.member_slice(position)
             && self.life(position) == life
         {
@@ -200,6 +213,9 @@ impl Array {
     /// Judges drives that did not take a superblock. Where none may be lost they stay: the record that counts is made,
     /// and other drives carry a copy; theirs is written when they take it.
     async fn fail_superblocks(&self, positions: Vec<usize>) {
+        if self.closed.get() {
+            return;
+        }
         let judge = async |position: usize| {
             let slice = self.member_slice(position)?;
             Some((position, self.roster.failed(slice.drive(), "superblock not written").await.err()?))
@@ -244,6 +260,9 @@ impl Array {
             // The drive that was in this place before, if it comes back, lacks all that is rebuilt from here on. Where the power is cut before
             // the slice's own superblock says so, it is made again.
             member.epoch = next.epoch;
+            let mut accepted = self.accepted.get();
+            accepted.is_made_again(position);
+            self.accepted.set(accepted);
         };
         // A slice that a start might not find recorded is not used: what it gets would be taken for the old drive's.
         let mut failed = self.record_until_known(change).await?;

@@ -1,6 +1,6 @@
 //! Coordination of one node: claims in a file of the store's folder. Byte map: docs/format/README.md.
 
-use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Ownership};
+use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Ownership, Since};
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_drive::runtime::blocking;
 use serde::{Deserialize, Serialize};
@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Row {
     epoch: u64,
     revision: u64,
     stale_members: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    accepted: BTreeMap<usize, (u64, u64)>,
     #[serde(default, skip_serializing_if = "is_zero")]
-    accepted_epoch: u64,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    accepted_members: u64,
+    accepted_used: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -41,8 +41,12 @@ impl Claims {
                 epoch: claim.epoch.0,
                 revision: claim.revision,
                 stale_members: claim.stale,
-                accepted_epoch: claim.accepted.epoch.0,
-                accepted_members: claim.accepted.members,
+                accepted: claim
+                    .accepted
+                    .members()
+                    .map(|(at, since)| (at, (since.first.0, since.until.0)))
+                    .collect(),
+                accepted_used: claim.accepted.used(),
             };
             (array.to_string(), row)
         };
@@ -54,12 +58,18 @@ impl Claims {
         let rows: BTreeMap<String, Row> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let claim = |(array, row): (String, Row)| {
             let id = array.parse().map_err(|error| format!("{array}: {error}"))?;
-            if (row.epoch | row.revision | row.accepted_epoch) >> 63 != 0 {
+            if row.accepted.values().fold(row.epoch | row.revision, |all, (first, until)| all | first | until)
+                >> 63
+                != 0
+            {
                 return Err(format!("{array}: a counter above 2^63"));
             }
-            let accepted = AcceptedLoss { epoch: Epoch(row.accepted_epoch), members: row.accepted_members };
-            let claim =
-                Claim { epoch: Epoch(row.epoch), revision: row.revision, stale: row.stale_members, accepted };
+            let since = |(first, until)| Since { first: Epoch(first), until: Epoch(until) };
+            let since = row.accepted.into_iter().map(|(member, epochs)| (member, since(epochs)));
+            let accepted = AcceptedLoss::new(since, row.accepted_used)
+                .ok_or_else(|| format!("{array}: a member that there is not, or an epoch of 0"))?;
+            let (epoch, revision, stale) = (Epoch(row.epoch), row.revision, row.stale_members);
+            let claim = Claim { epoch, revision, stale, accepted };
             Ok((ArrayId(id), claim))
         };
         rows.into_iter().map(claim).collect::<Result<_, String>>().map(Self)
@@ -145,7 +155,7 @@ impl FileOwnership {
         let mut seq = self.seq.lock().await;
         let found = self.claim(array);
         if found != expected {
-            return Err(ClaimError::Changed(found));
+            return Err(ClaimError::Changed(Box::new(found)));
         }
         let mut claims = self.claims.borrow().clone();
         claims.0.insert(array, next);
@@ -223,7 +233,7 @@ mod tests {
             let claims = FileOwnership::open(&folder.0).unwrap();
             swap(&claims, 0, 1).unwrap();
             swap(&claims, 1, 2).unwrap();
-            assert!(matches!(swap(&claims, 1, 3), Err(ClaimError::Changed(found)) if found == claim(2)));
+            assert!(matches!(swap(&claims, 1, 3), Err(ClaimError::Changed(found)) if *found == claim(2)));
         }
         assert_eq!(FileOwnership::open(&folder.0).unwrap().claim(ARRAY), claim(2));
         // The change of sequence 2 lies in place 0.

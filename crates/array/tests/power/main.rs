@@ -1,6 +1,7 @@
 //! Arrays in the simulated world: power cuts at every write site, lost drives, rot.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod any_drives;
 mod bench;
 mod campaign;
 mod carriers;
@@ -8,6 +9,7 @@ mod cuts;
 mod faults;
 mod harsh;
 mod moving;
+mod outages;
 mod outdated;
 mod replaced;
 mod room;

@@ -3,9 +3,10 @@
 use crate::bench::{Load, Machine, NOISE, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use crate::replaced::duplicate;
+use penstock_array::format::root::Root;
 use penstock_array::{ArrayError, Lacking, Note};
-use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
+use penstock_base::{BLOCK_BYTES, Epoch};
 use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, CutPlan, SimDisk, World};
 use std::collections::BTreeSet;
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// One opening of the site, without the drives that are lost.
-fn life<T>(
+pub fn life<T>(
     site: &Site,
     seed: u64,
     lost: &[usize],
@@ -538,4 +539,122 @@ fn a_stripe_that_is_lost_anyway_refuses_no_start() {
         "its other columns are there: {refused}"
     );
     damaged_beyond_redundancy(0..8).unwrap();
+}
+
+/// 4+1. Drives 1 and 2 are from the past, and a start with a word is cut after its superblocks and before its root. Then the right
+/// drive 1 is back. `away`: the old drive 2 is away at the next start, which goes on without it, and back at the one after that;
+/// otherwise it is there, and that start is cut after its root. It passed for one that was merely away.
+fn an_old_drive_after_a_word_that_was_cut(away: bool) {
+    let (k, m) = (4, 1);
+    let mut site = Site::new(spec(k, m));
+    let per = (k * 8) as u64;
+    life(&site, 1, &[], write_some_and_close).unwrap();
+    let past: Vec<_> = site.disks.iter().map(|disk| disk.duplicate()).collect();
+    let serve = async |machine: &Machine| {
+        for stripe in 6..12 {
+            write_fresh(machine, stripe, stripe * 1000).await?;
+        }
+        machine.array.close().await
+    };
+    life(&site, 2, &[], serve).unwrap();
+    let right = std::mem::replace(&mut site.disks[1], past[1].clone());
+    site.disks[2] = past[2].clone();
+    let cut_at = |site: &Site, place: &str| {
+        let world = World::new(4);
+        world.plan_cut(plan(place, 0));
+        assert!(world.run(site.open(&world, &[])).is_err(), "it is cut");
+        world.destroy();
+        site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
+    };
+    let is_refused = |site: &Site| {
+        let refused = life(site, 3, &[], async |_| Ok(())).unwrap_err();
+        assert!(matches!(refused, ArrayError::WouldLose { .. }), "{refused}");
+    };
+    let read = async |machine: &Machine| {
+        for stripe in 6..12 {
+            assert_eq!(tags(&machine.volume, stripe * per, per).await?[0], stripe * 1000);
+        }
+        machine.array.close().await
+    };
+    is_refused(&site);
+    let mut site = Site { lacking: Lacking::Accept, ..site };
+    cut_at(&site, "checkpoint.root");
+    site.lacking = Lacking::Refuse;
+    is_refused(&site);
+    site.disks[1] = right;
+    match away {
+        true => life(&site, 6, &[2], read).unwrap(),
+        false => cut_at(&site, "log.append"),
+    }
+    let rebuild = async |machine: &Machine| {
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        machine.array.close().await
+    };
+    life(&site, 7, &[], rebuild).unwrap();
+    life(&site, 8, &[3], read).unwrap();
+}
+
+#[test]
+fn an_old_drive_that_a_word_used_is_known_until_it_is_made_again() {
+    an_old_drive_after_a_word_that_was_cut(true);
+    an_old_drive_after_a_word_that_was_cut(false);
+}
+
+/// 4+1: drives 2 and 3 are from the past and a carrier is away at a start with a word, which is cut before its root. Then all right
+/// drives are back: nothing is refused and nothing is lost. The descriptor said that the old drives were of the new epoch.
+#[test]
+fn all_right_drives_are_back_after_a_word_that_was_cut() {
+    let mut site = Site::new(spec(4, 1));
+    let (load, mut found) = (Load::new(40), None);
+    let first = life(&site, 1, &[], async |machine| {
+        load.run_logged(machine).await?;
+        machine.array.close().await
+    });
+    first.unwrap();
+    let past: Vec<_> = site.disks.iter().map(|disk| disk.duplicate()).collect();
+    let second = life(&site, 2, &[], async |machine| {
+        load.settle(machine).await?;
+        let (logged, fresh) =
+            futures_util::future::join(load.run_logged(machine), load.run_fresh(machine)).await;
+        logged.and(fresh)?;
+        machine.volume.flush().await?;
+        load.settle(machine).await?;
+        found = Some((machine.array.id(), machine.array.geometry()));
+        machine.array.stop();
+        Ok(())
+    });
+    second.unwrap();
+    let (id, geo) = found.unwrap();
+    let right = site.disks.clone();
+    (2..4).for_each(|at| site.disks[at] = past[at].clone());
+    let mut opened = 0;
+    for place in ["superblock.copy0", "superblock.copy1", "checkpoint.root", "carrier.copy", "replay.redo"] {
+        for (nth, mode) in (0..24).flat_map(|nth| [(nth, CutMode::Nothing), (nth, CutMode::Everything)]) {
+            let mut copy = Site { lacking: Lacking::Accept, ..duplicate(&site, Some(id)) };
+            let world = World::new(4);
+            world.plan_cut(plan(place, nth));
+            let cut = world.run(async { copy.open(&world, &[1]).await.map(|machine| machine.array.stop()) });
+            world.destroy();
+            copy.disks.iter().for_each(|disk| disk.cut(&world, mode));
+            let roots = |disk: &SimDisk| {
+                let root =
+                    |seq| Root::decode(&disk.peek((SLICE_AT + geo.root_at(seq)) / BLOCK_BYTES as u64)).ok();
+                (0..2).filter_map(root).map(|root| root.epoch).max()
+            };
+            // With a root the word has acted.
+            if cut.is_ok() || copy.disks.iter().filter_map(|disk| roots(disk)).max() >= Some(Epoch(3)) {
+                continue;
+            }
+            (1..4).for_each(|at| copy.disks[at] = right[at].duplicate());
+            copy.lacking = Lacking::Refuse;
+            let check = life(&copy, 5, &[], async |machine| {
+                load.check(machine).await?;
+                machine.array.stop();
+                Ok(())
+            });
+            check.unwrap_or_else(|error| panic!("cut at {place} {nth} {mode:?}: {error}"));
+            opened += 1;
+        }
+    }
+    assert!(opened > 20, "{opened}");
 }

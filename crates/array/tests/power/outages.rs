@@ -1,0 +1,237 @@
+//! Drives that fail or are away together, for a moment: the array stops or waits, nothing is recorded against drives, and the next
+//! start finds all that was durable. A stopped array asked nobody any more how many drives it could lose, and recorded all of
+//! them as stale.
+
+use crate::bench::{Load, Machine, Site, spec, tags, write, write_fresh};
+use crate::carriers::write_flushed;
+use crate::outdated::life;
+use futures_util::future::join3;
+use penstock_array::ArrayError;
+use penstock_base::env::timeout;
+use penstock_drive::{Fault, Op};
+use penstock_sim::{CutMode, World};
+use std::time::Duration;
+
+const WRITES: u64 = 20;
+
+/// Writes for a while, and lives on for a minute; what becomes of it is not asked.
+async fn write_while_drives_fail(machine: &Machine) {
+    let work = async {
+        for round in 0..20 {
+            for at in 1..=WRITES {
+                write(machine, at * 3, at + 100 * round).await?;
+            }
+            machine.volume.flush().await?;
+            machine.env.sleep(Duration::from_millis(700)).await;
+        }
+        machine.array.destage_and_checkpoint().await
+    };
+    let _ = timeout(&machine.env, Duration::from_secs(600), work).await;
+    machine.env.sleep(Duration::from_secs(60)).await;
+    machine.array.stop();
+}
+
+/// An array of which drives are away since an earlier start.
+fn site_without(k: usize, m: usize, away: &[usize]) -> Site {
+    let site = Site::new(spec(k, m));
+    let store = async |machine: &Machine| {
+        write_flushed(machine, 1..=WRITES).await?;
+        machine.array.close().await
+    };
+    life(&site, 1, &[], store).unwrap();
+    if !away.is_empty() {
+        life(&site, 2, away, store).unwrap();
+    }
+    site
+}
+
+fn opens_again(site: &Site, away: &[usize], what: &str) {
+    let read = async |machine: &Machine| {
+        tags(&machine.volume, 1, 60).await?;
+        machine.array.stop();
+        Ok(())
+    };
+    life(site, 4, away, read).unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+/// Of these drives calls fail from the `nth` on, so many times.
+fn drives_fail(
+    k: usize,
+    m: usize,
+    away: &[usize],
+    failing: &[usize],
+    (op, nth, times): (Op, u64, u64),
+    fault: &Fault,
+) {
+    let site = site_without(k, m, away);
+    let work = async |machine: &Machine| {
+        for at in failing {
+            let drive = machine.drives[*at].as_ref().unwrap();
+            (nth..nth + times).for_each(|nth| drive.plant(op, nth, *fault));
+        }
+        write_while_drives_fail(machine).await;
+        Ok(())
+    };
+    life(&site, 3, away, work).unwrap();
+    opens_again(&site, away, &format!("{k}+{m} without {away:?}, {op:?} {nth} of {failing:?}: {fault:?}"));
+}
+
+#[test]
+fn a_fault_of_the_last_drive_is_recorded_against_nobody() {
+    let slow = Fault::Slow(Duration::from_secs(40));
+    for (k, m, away) in [(3, 0, &[][..]), (1, 1, &[1]), (1, 2, &[1, 2]), (4, 2, &[1, 2])] {
+        for nth in 0..30 {
+            for op in [Op::Write, Op::Flush] {
+                drives_fail(k, m, away, &[0], (op, nth, 1), &Fault::Fail);
+            }
+            drives_fail(k, m, away, &[0], (Op::Write, nth, 300), &Fault::Fail);
+            drives_fail(k, m, away, &[0], (Op::Write, nth, 10), &slow);
+        }
+    }
+}
+
+#[test]
+fn a_fault_of_all_drives_is_recorded_against_nobody() {
+    let slow = Fault::Slow(Duration::from_secs(40));
+    for (k, m) in [(1, 1), (1, 2), (4, 1), (4, 2)] {
+        let all: Vec<usize> = (0..k + m).collect();
+        for nth in 0..20 {
+            drives_fail(k, m, &[], &all, (Op::Write, nth, 300), &Fault::Fail);
+            drives_fail(k, m, &[], &all, (Op::Write, nth, 20), &slow);
+            drives_fail(k, m, &[], &all, (Op::Flush, nth, 1), &Fault::Fail);
+        }
+    }
+}
+
+/// Writes are suspended, for the last drive takes none. The array is closed, as a stop of the service does, and the process lives on for a
+/// moment.
+#[test]
+fn a_suspended_array_that_is_closed_opens_again() {
+    for (k, m, away) in [(3, 0, &[][..]), (1, 1, &[1]), (1, 2, &[1, 2])] {
+        for nth in 0..20 {
+            let site = site_without(k, m, &[]);
+            let work = async |machine: &Machine| {
+                let drive = machine.drives[0].as_ref().unwrap();
+                (nth..10_000).for_each(|nth| drive.plant(Op::Write, nth, Fault::Fail));
+                let _ =
+                    timeout(&machine.env, Duration::from_secs(30), write_flushed(machine, 1..=WRITES)).await;
+                let closed = timeout(&machine.env, Duration::from_secs(600), machine.array.close()).await;
+                assert!(closed.is_some(), "a close ends");
+                machine.env.sleep(Duration::from_secs(2)).await;
+                Ok(())
+            };
+            // The start itself may meet a fault.
+            let _ = life(&site, 3, away, work);
+            opens_again(&site, away, &format!("{k}+{m} {nth}"));
+        }
+    }
+}
+
+/// Some or all drives are away for a while, at any moment.
+async fn outage(machine: &Machine, which: &[usize], after: Duration, time: Duration) {
+    let set = |gone| which.iter().for_each(|at| machine.drives[*at].as_ref().unwrap().set_gone(gone));
+    machine.env.sleep(after).await;
+    set(true);
+    machine.env.sleep(time).await;
+    set(false);
+}
+
+#[test]
+fn an_outage_of_all_drives_is_recorded_against_nobody_at_any_moment() {
+    for (k, m) in [(4, 2), (1, 2)] {
+        for ms in (0..60).step_by(3) {
+            let (site, load) = (Site::new(spec(k, m)), Load::new(100));
+            let all: Vec<usize> = (0..k + m).collect();
+            let work = async |machine: &Machine| {
+                let outage = outage(machine, &all, Duration::from_millis(ms), Duration::from_secs(10));
+                let work = join3(load.run_logged(machine), load.run_fresh(machine), outage);
+                let _ = timeout(&machine.env, Duration::from_secs(300), work).await;
+                machine.array.stop();
+                Ok(())
+            };
+            life(&site, 7700 + ms, &[], work).unwrap();
+            let check = async |machine: &Machine| {
+                load.check(machine).await?;
+                machine.array.close().await
+            };
+            life(&site, 7701, &[], check).unwrap_or_else(|error| panic!("{k}+{m} {ms} ms: {error}"));
+        }
+    }
+}
+
+/// Outages at random, over several starts.
+fn outages_at_random(seed: u64) {
+    let dice = World::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 5);
+    let (k, m) = [(4, 1), (4, 2), (1, 1), (2, 2), (3, 0), (1, 2)][dice.below(6) as usize];
+    let (site, load) = (Site::new(spec(k, m)), Load::new(60));
+    for number in 0..4 {
+        let world = World::new(seed * 100 + number);
+        let run = world.run(async {
+            let machine = site.open(&world, &[]).await?;
+            load.settle(&machine).await?;
+            let outages = async {
+                for _ in 0..1 + dice.below(2) {
+                    let all = dice.below(2) == 0;
+                    let which: Vec<usize> = (0..k + m).filter(|_| all || dice.below(2) == 0).collect();
+                    let after = Duration::from_micros(dice.below(300_000));
+                    outage(&machine, &which, after, Duration::from_millis(dice.below(30_000))).await;
+                }
+            };
+            let work = join3(load.run_logged(&machine), load.run_fresh(&machine), outages);
+            let _ = timeout(&machine.env, Duration::from_secs(900), work).await;
+            if dice.below(2) == 0 {
+                let _ = machine.array.close().await;
+                machine.env.sleep(Duration::from_secs(2)).await;
+            }
+            machine.array.stop();
+            Ok::<_, ArrayError>(())
+        });
+        world.destroy();
+        site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::draw(&dice)));
+        run.unwrap().unwrap_or_else(|error| panic!("seed {seed} {k}+{m}, start {number}: {error}"));
+    }
+    let whole = async |machine: &Machine| {
+        load.check(machine).await?;
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        load.check(machine).await?;
+        machine.array.close().await
+    };
+    life(&site, seed, &[], whole).unwrap_or_else(|error| panic!("seed {seed} {k}+{m}: {error}"));
+}
+
+#[test]
+fn campaign_of_outages() {
+    let seeds = penstock_sim::seeds(1..80);
+    seeds.clone().for_each(outages_at_random);
+    eprintln!("seeds {seeds:?}");
+}
+
+/// A start that reads stripes to see whether they are lost anyway, beside a drive that answers nothing, ends.
+#[test]
+fn a_silent_drive_does_not_hold_a_refusal_up() {
+    let mut spec = spec(4, 1);
+    spec.strip_blocks = 1;
+    let mut site = Site::new(spec);
+    life(&site, 1, &[], async |machine| machine.array.close().await).unwrap();
+    let past = site.disks[3].duplicate();
+    let store = async |machine: &Machine| {
+        for stripe in 10..110 {
+            write_fresh(machine, stripe, stripe * 100).await?;
+        }
+        machine.array.close().await
+    };
+    life(&site, 2, &[], store).unwrap();
+    site.disks[3] = past;
+    site.prepare = Box::new(|number, drive| {
+        if number == 2 {
+            let slice = crate::bench::SLICE_AT..6 << 20;
+            (0..10_000).for_each(|_| drive.plant_within(Op::Read, 0, Fault::Silent, slice.clone()));
+        }
+    });
+    let world = World::new(3);
+    let (refused, took) =
+        world.run(async { (site.open(&world, &[4]).await.map(|_| ()), world.env().now()) }).unwrap();
+    world.destroy();
+    assert!(matches!(refused, Err(ArrayError::WouldLose { .. })), "{refused:?}");
+    assert!(took < Duration::from_secs(600), "{took:?}");
+}

@@ -3,6 +3,7 @@
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_drive::runtime::blocking;
+use penstock_fabric::Server;
 use penstock_fuse::{FuseLatency, Mount, MountOptions};
 use penstock_node::{AdminError, Event, EventKind, LatencyReport, Node, Severity, StatusReport};
 use serde::Serialize;
@@ -17,6 +18,8 @@ pub type Task = Box<dyn FnOnce(Rc<Instance>) -> LocalBoxFuture<'static, ()> + Se
 
 /// Events in one answer.
 const EVENTS_MOST: usize = 1000;
+/// How long clients of other processes may take to write back what they keep, at the end.
+const CALLED_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a stop waits for the last events to be written.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
 /// Jobs whose results are kept.
@@ -270,6 +273,17 @@ impl Instance {
         self.jobs.borrow().iter().find(|job| job.id == id).cloned()
     }
 
+    async fn call_back(&self, others: &Server) -> Result<(), String> {
+        let silent = self.node.call_everything_back(CALLED_PATIENCE, |session| others.speaks(session)).await;
+        match silent.is_empty() {
+            true => Ok(()),
+            false => {
+                let who = silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                Err(format!("{who} did not write back what it keeps within {} s", CALLED_PATIENCE.as_secs()))
+            }
+        }
+    }
+
     /// Asks the instance to stop.
     pub fn stop(&self) {
         self.stopping.notify_one();
@@ -293,14 +307,20 @@ impl Instance {
         }
     }
 
-    /// Unmounts, makes everything durable and closes the node.
-    pub async fn shut_down(&self) -> Result<(), String> {
+    /// Unmounts, has the clients of `others` make everything durable, and closes the node. They wait, and go on with the next
+    /// start. A store that cannot go on (`able` is false) asks nothing of them.
+    pub async fn shut_down(&self, others: &Server, able: bool) -> Result<(), String> {
         if let Err(error) = self.unmount(true).await {
             tracing::warn!(%error, "the mount does not come off");
         }
         let synced = self.client.close().await.map_err(|failure| failure.to_string());
+        let called = match able {
+            true => self.call_back(others).await,
+            false => Ok(()),
+        };
+        others.stop();
         let closed = self.node.close().await.map_err(|error| error.to_string());
-        let result = synced.and(closed);
+        let result = synced.and(called).and(closed);
         match &result {
             Ok(()) => self.event(Severity::Info, EventKind::Stopped, "stopped; everything is durable"),
             Err(why) => self.event(

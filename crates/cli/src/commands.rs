@@ -1,7 +1,7 @@
 //! What each command does.
 
 use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
-use crate::folder::{DEFAULT, is_free};
+use crate::folder::{DEFAULT, is_free, not_durable};
 use crate::remote::Remote;
 use crate::{bundle, events, manual, mount, show, up};
 use anyhow::{Context, Result, anyhow, bail};
@@ -101,6 +101,9 @@ fn down(dir: Option<PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCo
                 );
             }
             std::thread::sleep(Duration::from_millis(20));
+        }
+        if let Some(why) = not_durable(&dir) {
+            bail!("stopped; not everything could be made durable: {why}");
         }
     }
     print(json, &answer, |_| println!("stopped"))

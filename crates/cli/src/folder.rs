@@ -24,6 +24,8 @@ pub const ENDING: Duration = Duration::from_secs(20);
 /// What `run.json` is called while nothing runs: it keeps its space, so that a full host does not keep the store from being
 /// started.
 const SPARE: &str = "run.spare";
+/// What the last stop could not make durable.
+const NOT_DURABLE: &str = "not-durable";
 /// `run.json` has a multiple of this length, lines without anything at its end.
 const RUN_BYTES: usize = 4096;
 /// SIGKILL among the signals of a process, and the kernel's flag of one that is ending.
@@ -126,12 +128,32 @@ impl Folder {
         Ok(())
     }
 
+    /// Says for who asked for the stop why not everything is durable, if so. At the start nothing is said.
+    pub fn note_stop(&self, why: Option<&str>) {
+        let path = self.path.join(NOT_DURABLE);
+        let noted = match why {
+            Some(why) => std::fs::write(&path, why),
+            None => std::fs::remove_file(&path),
+        };
+        match noted {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "the outcome of a stop is not noted");
+            }
+            _ => {}
+        }
+    }
+
     /// The instance is gone.
     pub fn remove_run(&self) {
         if let Err(error) = std::fs::rename(self.path.join("run.json"), self.path.join(SPARE)) {
             tracing::debug!(%error, "run.json was not there");
         }
     }
+}
+
+/// What the last stop could not make durable, and why.
+pub fn not_durable(dir: &Path) -> Option<String> {
+    std::fs::read_to_string(dir.join(NOT_DURABLE)).ok()
 }
 
 /// Whether no instance holds the folder in `dir`.

@@ -112,6 +112,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     if mounted.is_ok() {
         let mounts = instance.status().mounts;
         doors.serve(env, &clients);
+        folder.note_stop(None);
         folder.write_run(&Run { pid: std::process::id(), api_url, tcp_address, mounts })?;
         greet(&instance, folder);
         tell_manager(&[
@@ -123,10 +124,9 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         // Written to a terminal that may be gone by now.
         note!("stopping");
     }
-    // Clients wait, and go on with the next start.
-    clients.stop();
-    let closed =
-        instance.shut_down().await.map_err(|why| anyhow!("not everything could be made durable: {why}"));
+    let closed = instance.shut_down(&clients, ran.is_ok()).await;
+    folder.note_stop(closed.as_ref().err().map(String::as_str));
+    let closed = closed.map_err(|why| anyhow!("not everything could be made durable: {why}"));
     folder.remove_run();
     ran.map_err(|why| anyhow!("the store cannot go on: {why}; start it again"))?;
     mounted.and(closed)?;

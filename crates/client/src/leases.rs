@@ -568,7 +568,13 @@ impl Client {
         let mut failed = None;
         match (call.settle, call.ino) {
             (true, _) => failed = self.settle_for_others(&call).await,
-            (false, 0) => self.give_up_everything(call.grant).await,
+            (false, 0) => {
+                self.give_up_everything(call.grant).await;
+                // The service may be about to stop.
+                if let Err(failure) = self.sync_names().await {
+                    tracing::debug!(%failure, "what was given up is not durable yet");
+                }
+            }
             (false, _) => self.give_up(ino, call.grant).await,
         }
         let failed = failed.into_iter().collect();
@@ -615,9 +621,7 @@ impl Client {
                 self.leases.kept.clear();
                 self.leases.changed.notify_waiters();
             }
-            if !reply.unlocked.is_empty() {
-                self.locks.note_unlocked();
-            }
+            reply.unlocked.iter().for_each(|ino| self.locks.note_unlocked(Ino(*ino)));
         }
     }
 

@@ -9,24 +9,50 @@ use penstock_base::{HashMap, Ino};
 use penstock_wire::names::{LockChange, LockReply, LockRequest};
 use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 /// The service does not know all locks yet.
 const EARLY: Duration = Duration::from_millis(50);
 /// Whoever waits for a lock asks again after this, should it not hear that one was given up.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// Of those who wait for a lock, so many ask again at a time: whoever has thousands of programs wait keeps no others from their slots.
+const ASKING: usize = 4;
+
 /// The locks of a client: of fcntl, and of flock.
-#[derive(Default)]
 pub(crate) struct Locks {
     held: RefCell<HashMap<Ino, [RangeLocks<u64>; 2]>>,
-    news: Notify,
+    /// Who waits, by file: told when a lock of it was given up.
+    waiting: RefCell<HashMap<Ino, Weak<Notify>>>,
+    asking: Semaphore,
+}
+
+impl Default for Locks {
+    fn default() -> Self {
+        let (held, waiting) = Default::default();
+        Self { held, waiting, asking: Semaphore::new(ASKING) }
+    }
 }
 
 impl Locks {
-    pub(crate) fn note_unlocked(&self) {
-        self.news.notify_waiters();
+    pub(crate) fn note_unlocked(&self, ino: Ino) {
+        if let Some(news) = self.waiting.borrow().get(&ino).and_then(Weak::upgrade) {
+            news.notify_waiters();
+        }
+    }
+
+    /// Told when a lock of a file was given up, while the result lives.
+    fn news_of(&self, ino: Ino) -> News<'_> {
+        let mut waiting = self.waiting.borrow_mut();
+        let known = waiting.get(&ino).and_then(Weak::upgrade);
+        let told = known.unwrap_or_else(|| {
+            let new = Rc::<Notify>::default();
+            waiting.insert(ino, Rc::downgrade(&new));
+            new
+        });
+        News { locks: self, ino, told }
     }
 
     fn note(&self, request: &LockRequest) {
@@ -67,6 +93,21 @@ impl Locks {
     }
 }
 
+/// One who waits for a lock of a file.
+struct News<'a> {
+    locks: &'a Locks,
+    ino: Ino,
+    told: Rc<Notify>,
+}
+
+impl Drop for News<'_> {
+    fn drop(&mut self) {
+        if Rc::strong_count(&self.told) == 1 {
+            self.locks.waiting.borrow_mut().remove(&self.ino);
+        }
+    }
+}
+
 impl Client {
     /// Sets, tests or gives up a lock. Returns what is in the way.
     pub async fn lock(&self, request: &LockRequest) -> Result<Option<LockRequest>, Failure> {
@@ -93,14 +134,28 @@ impl Client {
         interrupted: &Notify,
     ) -> Result<bool, Failure> {
         request.wait = true;
+        let news = self.locks.news_of(Ino(request.ino));
+        let mut first = true;
         loop {
-            let news = self.locks.news.notified();
-            if self.lock(&request).await?.is_none() {
-                return Ok(true);
+            let told = news.told.notified();
+            {
+                let turn = self.locks.asking.acquire();
+                let _turn = match first {
+                    true => None,
+                    false => tokio::select! {
+                        biased;
+                        () = interrupted.notified() => return Ok(false),
+                        turn = turn => turn.ok(),
+                    },
+                };
+                first = false;
+                if self.lock(&request).await?.is_none() {
+                    return Ok(true);
+                }
             }
             tokio::select! {
                 biased;
-                () = news => {}
+                () = told => {}
                 () = self.env.sleep(ASK_AGAIN) => {}
                 () = interrupted.notified() => return Ok(false),
             }

@@ -135,6 +135,11 @@ impl Server {
         self.links.borrow().len() + self.newcomers.borrow().len()
     }
 
+    /// Whether a session has a connection.
+    pub fn speaks(&self, session: u64) -> bool {
+        self.speakers.speaks(session)
+    }
+
     /// Closes all connections and takes no more.
     pub fn stop(&self) {
         self.stopped.set(true);

@@ -90,6 +90,11 @@ impl Speakers {
         }))
     }
 
+    /// Whether a connection speaks for a session.
+    pub(crate) fn speaks(&self, session: u64) -> bool {
+        self.sessions.borrow().get(&session).is_some_and(|speaker| !speaker.left.get())
+    }
+
     /// A connection speaks for a session no more.
     pub(crate) fn leave(&self, session: u64, connection: u64) {
         if let Some(speaker) = self.sessions.borrow().get(&session)

@@ -16,6 +16,8 @@ use rustix::io::Errno;
 
 /// Extended attribute that gives a program capabilities (capabilities(7)).
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+/// `O_DSYNC`, which `O_SYNC` has in it.
+const DSYNC: u32 = libc::O_DSYNC as u32;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
@@ -117,6 +119,10 @@ impl Session {
             Some(unseen) => request.store = Some(self.client.drop_old_pages(hold, unseen).await),
             None => request.hold = Some(hold),
         }
+        // The kernel asks for that itself only after writes that go through its pages.
+        if !pages && !through_pages && flags.bits() & DSYNC != 0 {
+            self.sync_through(ino, fh).await?;
+        }
         Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))
     }
 
@@ -216,13 +222,16 @@ impl Session {
 
     pub(crate) async fn fsync(&self, request: &Request) -> Result<Answer, Errno> {
         let FsyncIn { fh, .. } = request.argument()?;
-        let ino = self.ino(request);
+        self.sync_through(self.ino(request), fh).await.map(|()| Answer::Done)
+    }
+
+    async fn sync_through(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
         let seen = self.seen_losses.borrow().get(&fh).cloned();
         let result = match seen {
             Some(seen) => self.client.fsync_through(ino, &seen).await,
             None => self.client.fsync(ino).await,
         };
-        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+        result.map_err(|failure| errno(&failure))
     }
 
     /// What this client wrote before comes first: a name never outlives the data it was made for.

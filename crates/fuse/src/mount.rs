@@ -93,7 +93,8 @@ pub fn unmount_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes sure that `path` is an empty directory that nothing is mounted on; makes it if it does not exist.
+/// Makes sure that `path` can be mounted on: an empty directory, which is made if it does not exist, or what a killed process has left
+/// mounted. That stays until [`Mount::start`] takes its place, so that programs do not write below it.
 pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
     let refused = |why: String| Err(MountError::Refused(why));
     let at = path.display();
@@ -111,30 +112,42 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
             ));
         }
     }
-    let mut found = look(path);
-    // The kernel may answer from its cache for a moment after the process of a mount was killed.
-    for _ in 0..STALE_MOST {
-        if !found.as_ref().is_err_and(is_gone) {
-            break;
-        }
-        tracing::warn!(path = %at, "unmounting what a killed process left");
-        if let Err(error) = unmount_stale(path) {
-            return refused(format!(
-                "{at} is the mount of a process that was killed, and cannot be unmounted: {error}"
-            ));
-        }
-        found = look(path);
-    }
-    match found {
+    match look(path) {
         Ok(Found::Empty) => Ok(()),
         Ok(Found::Full) => {
             refused(format!("the mount point {at} is not empty: empty it or name another directory"))
         }
         Ok(Found::NoDirectory) => refused(format!("the mount point {at} is not a directory")),
+        Err(error) if is_gone(&error) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::create_dir_all(path)
             .or_else(|error| refused(format!("the mount point {at} cannot be made: {error}"))),
         Err(error) => refused(format!("the mount point {at} cannot be used: {error}")),
     }
+}
+
+/// The same, and unmounts what a killed process has left. Programs that go on may have written there by then: the mount covers that.
+fn clear_mount_point(path: &Path) -> Result<(), MountError> {
+    let at = path.display();
+    let mut unmounted = false;
+    // The kernel may answer from its cache for a moment after the process of a mount was killed.
+    for _ in 0..STALE_MOST {
+        match look(path) {
+            Err(error) if is_gone(&error) => {}
+            Ok(Found::Full) if unmounted => {
+                tracing::warn!(path = %at, "something was written here while nothing was mounted; the mount covers it");
+                return Ok(());
+            }
+            _ => break,
+        }
+        tracing::warn!(path = %at, "unmounting what a killed process left");
+        unmount_stale(path).map_err(|error| {
+            MountError::Refused(format!(
+                "{at} is the mount of a process that was killed, and cannot be unmounted: {error}"
+            ))
+        })?;
+        unmounted = true;
+    }
+    check_mount_point(path)
 }
 
 /// What stands at a mount point.
@@ -194,7 +207,7 @@ impl Mount {
         let (at, wanted) = (path.to_owned(), options.clone());
         // Beside the worker: what is looked up may lie in a mount that it serves, or in one that does not answer.
         let mounted = penstock_drive::runtime::blocking(move || {
-            check_mount_point(&at)?;
+            clear_mount_point(&at)?;
             let file = match rustix::process::geteuid().is_root() {
                 true => mount(&at, &wanted),
                 false => mount_as_user(&at, &wanted),

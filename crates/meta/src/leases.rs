@@ -23,6 +23,7 @@
 //!   of the inode's next lease.
 
 use crate::error::MetaError;
+use crate::session::SessionInfo;
 use crate::target::MetaTarget;
 use penstock_base::env::timeout;
 use penstock_base::{HashMap, Ino, Kind as Todo};
@@ -39,10 +40,12 @@ use std::time::Duration;
 
 /// Calls to settle that failed and are remembered for those who wait for them.
 const MOST_FAILED: usize = 1024;
-/// A waiting request is answered after this even without news, so that its client sees that the service lives.
 /// A request with a slot waits no longer for other clients before it is to be asked again.
 const SLOT_WAIT: Duration = Duration::from_millis(100);
+/// A waiting request is answered after this even without news, so that its client sees that the service lives.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Between two looks at who has answered.
+const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -77,6 +80,14 @@ pub(crate) struct Leases {
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
     /// Changes of size that wait for the leases of others, by inode and session.
     resizing: BTreeMap<(Ino, u64), u32>,
+    /// The service stops: whoever has given up everything gets nothing more. None before.
+    closing: Option<Closing>,
+}
+
+/// Sessions that have given up everything for a stop of the service.
+#[derive(Debug, Default)]
+struct Closing {
+    done: BTreeSet<u64>,
 }
 
 /// A change of size that waits, while it lives.
@@ -120,6 +131,20 @@ impl Leases {
         self.calls.insert(number, Call { session, ino: None, settle: false, grant, sent: false });
     }
 
+    /// Has every session give up everything, and lets none of them do anything after that.
+    fn close(&mut self) {
+        self.closing = Some(Closing::default());
+        self.alone = None;
+        self.joined.clone().into_iter().for_each(|session| self.call_everything(session));
+    }
+
+    /// A session keeps nothing that only it knows.
+    pub(crate) fn is_done(&mut self, session: u64) {
+        if let Some(closing) = &mut self.closing {
+            closing.done.insert(session);
+        }
+    }
+
     fn owes_everything(&self, wanted: impl Fn(u64) -> bool) -> bool {
         self.calls.values().any(|call| call.ino.is_none() && wanted(call.session))
     }
@@ -138,7 +163,7 @@ impl Leases {
             // It has what it had, until it answers.
             return true;
         }
-        if self.owes_everything(|_| true) {
+        if self.closing.is_some() || self.owes_everything(|_| true) {
             return false;
         }
         self.note_alone();
@@ -147,7 +172,7 @@ impl Leases {
 
     /// The last one is alone.
     fn note_alone(&mut self) {
-        if self.joined.len() == 1 && self.calls.is_empty() {
+        if self.joined.len() == 1 && self.calls.is_empty() && self.closing.is_none() {
             self.alone = self.joined.first().copied();
             self.held.clear();
         }
@@ -170,7 +195,10 @@ impl Leases {
 
     /// Grants a lease, or calls those back that are in the way.
     fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
-        if self.owes_everything(|other| other != session) || self.is_called(session, ino, 0) {
+        if self.closing.is_some()
+            || self.owes_everything(|other| other != session)
+            || self.is_called(session, ino, 0)
+        {
             return None;
         }
         let in_the_way = self.held_by_others(session, ino, |held| exclusive || held.exclusive);
@@ -270,12 +298,15 @@ impl Leases {
         match call.ino {
             _ if call.settle => {}
             Some(ino) => self.drop_held(session, ino, call.grant),
-            None => self.held.retain(|_, holders| {
-                if holders.get(&session).is_some_and(|held| held.grant <= call.grant) {
-                    holders.remove(&session);
-                }
-                !holders.is_empty()
-            }),
+            None => {
+                self.held.retain(|_, holders| {
+                    if holders.get(&session).is_some_and(|held| held.grant <= call.grant) {
+                        holders.remove(&session);
+                    }
+                    !holders.is_empty()
+                });
+                self.is_done(session);
+            }
         }
         self.note_alone();
     }
@@ -332,6 +363,29 @@ impl MetaTarget {
     /// is locked.
     pub async fn join(&self, session: u64) -> Result<(), Failure> {
         self.wait_for(session, |leases| leases.join(session).then_some(())).await
+    }
+
+    /// Has every session make durable what it keeps and do nothing more, before the service stops. Returns those that have
+    /// not done so after `patience`, or were given up meanwhile, of those that are connected, as `is_connected` says of a number.
+    pub async fn call_everything_back(
+        &self,
+        patience: Duration,
+        is_connected: impl Fn(u64) -> bool,
+    ) -> Vec<SessionInfo> {
+        let takes_part =
+            |info: &SessionInfo| self.leases.borrow().joined.contains(&info.id) && is_connected(info.id);
+        let asked: Vec<SessionInfo> = self.sessions().into_iter().filter(takes_part).collect();
+        self.leases.borrow_mut().close();
+        self.lease_news.notify_waiters();
+        let is_owing = |info: &&SessionInfo| {
+            let leases = self.leases.borrow();
+            leases.closing.as_ref().is_some_and(|closing| !closing.done.contains(&info.id))
+        };
+        let until = self.env.now() + patience;
+        while asked.iter().any(|info| is_owing(&info)) && self.env.now() < until {
+            timeout(&self.env, LOOK, self.lease_news.notified()).await;
+        }
+        asked.iter().filter(is_owing).cloned().collect()
     }
 
     /// Waits until what another session has changed of the inode that a request is about is known here. Call before

@@ -17,6 +17,8 @@ use std::collections::BTreeSet;
 
 /// Locks of one file at most, so that nobody fills memory with them.
 const MOST: usize = 1 << 16;
+/// Locks that one session may hold.
+const MOST_OF_ONE: usize = 1 << 20;
 
 /// A session and who it is within.
 type Owner = (u64, u64);
@@ -37,7 +39,11 @@ impl FileLocks {
 
 /// All locks, by inode.
 #[derive(Default)]
-pub(crate) struct Locks(HashMap<Ino, FileLocks>);
+pub(crate) struct Locks {
+    files: HashMap<Ino, FileLocks>,
+    /// How many each session holds.
+    held: HashMap<u64, usize>,
+}
 
 impl Locks {
     /// What a request comes to; and whether something was given up.
@@ -46,7 +52,8 @@ impl Locks {
         if request.first > request.last {
             return Err(Errno::INVAL);
         }
-        let file = self.0.entry(Ino(request.ino)).or_default();
+        let held = self.held.get(&session).copied().unwrap_or(0);
+        let file = self.files.entry(Ino(request.ino)).or_default();
         let table = &mut file.tables[usize::from(request.flock)];
         let wanted = RangeLock {
             owner: (session, request.owner),
@@ -55,6 +62,7 @@ impl Locks {
             exclusive: change == LockChange::Exclusive,
             pid: request.pid,
         };
+        let before = table.len();
         let mut reply = LockReply::default();
         let mut given_up = change == LockChange::Unlock;
         if change == LockChange::Unlock {
@@ -75,12 +83,17 @@ impl Locks {
                 file.waiting.insert(session);
             }
         } else if !request.test {
-            if table.len() >= MOST {
+            if table.len() >= MOST || held >= MOST_OF_ONE {
                 return Err(Errno::NOLCK);
             }
             // A shared one in the place of an exclusive one gives something up too.
             given_up = true;
             table.set(wanted);
+        }
+        // Only this session's change.
+        match (held + table.len()).saturating_sub(before) {
+            0 => _ = self.held.remove(&session),
+            held => _ = self.held.insert(session, held),
         }
         Ok((reply, given_up))
     }
@@ -88,7 +101,8 @@ impl Locks {
     /// A session ends.
     fn end(&mut self, session: u64) -> Vec<Ino> {
         let mut changed = Vec::new();
-        for (ino, file) in &mut self.0 {
+        self.held.remove(&session);
+        for (ino, file) in &mut self.files {
             let before = file.tables.each_ref().map(RangeLocks::len);
             file.tables.iter_mut().for_each(|table| table.retain(|owner| owner.0 != session));
             file.waiting.remove(&session);
@@ -96,7 +110,7 @@ impl Locks {
                 changed.push(*ino);
             }
         }
-        self.0.retain(|_, file| !file.is_idle());
+        self.files.retain(|_, file| !file.is_idle());
         changed
     }
 }
@@ -135,7 +149,7 @@ impl MetaTarget {
     }
 
     fn tell_unlocked(&self, ino: Ino) {
-        let waiting = match self.locks.borrow_mut().0.get_mut(&ino) {
+        let waiting = match self.locks.borrow_mut().files.get_mut(&ino) {
             Some(file) => std::mem::take(&mut file.waiting),
             None => return,
         };
@@ -148,8 +162,8 @@ impl MetaTarget {
 
     fn forget_idle_locks(&self, ino: Ino) {
         let mut locks = self.locks.borrow_mut();
-        if locks.0.get(&ino).is_some_and(FileLocks::is_idle) {
-            locks.0.remove(&ino);
+        if locks.files.get(&ino).is_some_and(FileLocks::is_idle) {
+            locks.files.remove(&ino);
         }
     }
 }
@@ -173,11 +187,11 @@ mod tests {
         // flock knows nothing of them.
         let flock = LockRequest { flock: true, ..request(5, LockChange::Exclusive) };
         assert_eq!(set(&mut locks, 2, &flock).conflict, None);
-        assert!(locks.0[&Ino(9)].waiting.contains(&2));
+        assert!(locks.files[&Ino(9)].waiting.contains(&2));
         assert_eq!(locks.end(1), [Ino(9)]);
         assert_eq!(set(&mut locks, 2, &request(5, LockChange::Shared)).conflict, None);
         assert_eq!(locks.end(2), [Ino(9)]);
-        assert!(locks.0.is_empty());
+        assert!(locks.files.is_empty() && locks.held.is_empty());
         let backwards = LockRequest { first: 100, ..request(1, LockChange::Shared) };
         assert_eq!(locks.change(1, &backwards), Err(Errno::INVAL));
     }

@@ -66,6 +66,9 @@ impl MetaTarget {
     }
 
     pub(crate) fn new_inode(&self, ino: Ino, dir: &Inode, request: &MakeRequest) -> Result<Inode, MetaError> {
+        if !crate::inode::has_type(request.mode) {
+            return Err(MetaError::Request(format!("mode {:o} names no type of file", request.mode)));
+        }
         let now = self.now_ns();
         let layout = Layout { chunk_blocks: self.fs.borrow().chunk_blocks, target: 0, replicas: 1 };
         let mut inode = Inode {

@@ -40,6 +40,7 @@ impl MetaTarget {
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::End => {
+                self.leases.borrow_mut().is_done(who.session);
                 self.end_session(who.session).await?;
                 // After a crash it would be there again, and all others would wait for it as for one that is silent.
                 self.kv.flush().await?;

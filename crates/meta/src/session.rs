@@ -264,7 +264,7 @@ impl MetaTarget {
         let _one = self.changing.lock().await;
         let Some(session) = self.sessions.borrow_mut().live.remove(&id) else { return Ok(()) };
         for (ino, count) in session.opens {
-            (0..count).for_each(|_| self.release_inode(ino));
+            self.release_inode_times(ino, count);
         }
         self.reap_wake.notify_one();
         self.leases.borrow_mut().leave(id);
@@ -284,14 +284,28 @@ impl MetaTarget {
         locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
         for OpenCount { ino, count } in opens {
             let (ino, count) = (Ino(*ino), u64::from(*count));
-            let known = |sessions: &Sessions| sessions.live.get(&session)?.opens.get(&ino).copied();
-            let before = known(&self.sessions.borrow()).unwrap_or(0);
-            (before..count).for_each(|_| self.open_inode(session, ino));
-            (count..before).for_each(|_| self.close_inode(session, ino));
+            self.set_opens(session, ino, count);
         }
         if *all && let Some(session) = self.sessions.borrow_mut().live.get_mut(&session) {
             session.owes_opens = false;
             self.reap_wake.notify_one();
+        }
+    }
+
+    /// Sets how often a session has an inode open, whatever was known.
+    fn set_opens(&self, session: u64, ino: Ino, count: u64) {
+        let mut sessions = self.sessions.borrow_mut();
+        let Some(session) = sessions.live.get_mut(&session) else { return };
+        let before = match count {
+            0 => session.opens.remove(&ino),
+            _ => session.opens.insert(ino, count),
+        };
+        drop(sessions);
+        let before = before.unwrap_or(0);
+        match count > before {
+            true => self.use_inode_times(ino, count - before),
+            false if count < before => self.release_inode_times(ino, before - count),
+            false => {}
         }
     }
 

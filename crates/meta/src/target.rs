@@ -271,14 +271,22 @@ impl MetaTarget {
 
     /// Notes that an inode is in use and outlives its names.
     pub fn use_inode(&self, ino: Ino) {
-        *self.in_use.borrow_mut().entry(ino).or_default() += 1;
+        self.use_inode_times(ino, 1);
+    }
+
+    pub(crate) fn use_inode_times(&self, ino: Ino, times: u64) {
+        *self.in_use.borrow_mut().entry(ino).or_default() += times;
     }
 
     /// Notes that a use ended.
     pub fn release_inode(&self, ino: Ino) {
+        self.release_inode_times(ino, 1);
+    }
+
+    pub(crate) fn release_inode_times(&self, ino: Ino, times: u64) {
         let mut in_use = self.in_use.borrow_mut();
         if let Some(count) = in_use.get_mut(&ino) {
-            *count -= 1;
+            *count -= times;
             if *count == 0 {
                 in_use.remove(&ino);
                 drop(in_use);

@@ -17,6 +17,16 @@ impl Node {
         self.meta.set_lease(lease);
     }
 
+    /// Has clients in other processes make durable what they keep, and do nothing more, before the service stops. Returns those
+    /// that have not done so after `patience` though they are connected.
+    pub async fn call_everything_back(
+        &self,
+        patience: Duration,
+        is_connected: impl Fn(u64) -> bool,
+    ) -> Vec<SessionInfo> {
+        self.meta.call_everything_back(patience, is_connected).await
+    }
+
     /// Sessions of clients, as reports.
     pub fn session_reports(&self) -> Vec<SessionReport> {
         let report = |session: SessionInfo| SessionReport {

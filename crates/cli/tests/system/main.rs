@@ -16,6 +16,7 @@ mod mixed;
 mod operations;
 mod pairs;
 mod posix;
+mod promises;
 mod real_input;
 mod remote_mount;
 mod speed;

@@ -589,6 +589,12 @@ struct MountBody {
 
 async fn mount(State(api): State<Api>, Json(body): Json<MountBody>) -> Answer<Vec<String>> {
     let mount = move |instance: Rc<Instance>| async move {
+        if !body.path.is_absolute() {
+            let path = body.path.display();
+            return Err(AdminError::Refused(format!(
+                "{path} is no absolute path, and this process is elsewhere than who asks"
+            )));
+        }
         let options = MountOptions { guarded: true, ..MountOptions::default() };
         instance.mount(&body.path, &options).await?;
         Ok(instance.status().mounts)

@@ -164,9 +164,10 @@ fn log_name(path: &Path) -> String {
 
 /// Starts the same command in the background and returns when it has mounted.
 fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Result<ExitCode> {
-    // Here too, so that what a killed process left is not taken for the new mount.
     check_mount_point(path)?;
-    if is_mounted(path) {
+    // What a killed process has left stays until the new mount takes its place.
+    let is_served = || is_mounted(path) && !is_stale(path);
+    if is_served() {
         bail!("a file system is mounted at {} already", path.display());
     }
     let log_path = match &options.log {
@@ -188,7 +189,7 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let mut child = command.spawn().context("the background process does not start")?;
     let start = Instant::now();
-    while !is_mounted(path) {
+    while !is_served() {
         if child.try_wait()?.is_some() {
             let said = std::fs::read(&log_path)?;
             eprint!("{}", String::from_utf8_lossy(said.get(log_start as usize..).unwrap_or_default()));

@@ -11,6 +11,12 @@ use penstock_wire::names::{AttrReply, EmptyReply, HelloReply, HelloRequest, Inod
 use penstock_wire::{Failure, Header, Kind, SLOTS, VERSION};
 use prost::Message;
 
+/// Bytes of what a client says of itself.
+const NAME_BYTES: usize = 256;
+const PATH_BYTES: usize = 4096;
+/// Sessions at a time. Each is a row until it ends.
+const MOST_SESSIONS: usize = 1024;
+
 impl MetaTarget {
     /// Does what a request asks. A repeat of a request that was done is answered with its stored result.
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
@@ -117,6 +123,12 @@ impl MetaTarget {
             return Err(MetaError::Request(format!(
                 "the client speaks versions {oldest} to {newest}, this is {mine}"
             )));
+        }
+        if request.client.len() > NAME_BYTES || request.mount.len() > PATH_BYTES {
+            return Err(MetaError::Request("the name of a client or of its mount is too long".into()));
+        }
+        if remote && self.sessions.borrow().numbers().count() >= MOST_SESSIONS {
+            return Err(MetaError::Request(format!("there are {MOST_SESSIONS} sessions, which is the most")));
         }
         let _one = self.changing.lock().await;
         let (session, row) = {

@@ -10,7 +10,8 @@ use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::names::{
-    HelloRequest, MakeRequest, NameRequest, RenameRequest, SetAttrRequest, XattrRequest,
+    HelloRequest, MakeRequest, NameRequest, OpenCount, PingRequest, RenameRequest, SetAttrRequest,
+    XattrRequest,
 };
 use penstock_wire::{Frame, Kind, SLOTS, Service, Transport};
 use prost::Message;
@@ -788,6 +789,39 @@ fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
         machine.env.sleep(Duration::from_secs(5)).await;
         assert_eq!((endless.0.get(), server.connections()), (20, 1));
         remote.close();
+        machine.stop().await;
+    });
+}
+
+/// A count of opens costs as much as any other, and what names no type of file makes none: an entry that no kernel takes could not be
+/// removed.
+#[test]
+fn numbers_without_sense_are_refused_or_cost_nothing() {
+    on_machine(96, async |_, machine| {
+        let session = session(&machine).await;
+        let ask = async |kind: Kind, sequence: u64, body: Vec<u8>| {
+            let mut frame = Frame::request(kind, body, Vec::new());
+            (frame.header.session, frame.header.sequence) = (session, sequence);
+            machine.node.serve(frame, true).await.into_result()
+        };
+        let root = machine.client.root().0;
+        for count in [u32::MAX, 1, u32::MAX] {
+            let ping = PingRequest { opens: vec![OpenCount { ino: root, count }], ..PingRequest::default() };
+            ask(Kind::Ping, 0, ping.encode_to_vec()).await.unwrap();
+        }
+        for (at, mode) in (0..).zip([0, 0o644, 0o170_000, 0o160_644, 0o300_644, u32::MAX]) {
+            let (dir, name) = (root, format!("odd-{at}").into());
+            let request = MakeRequest { dir, name, mode, ..MakeRequest::default() };
+            ask(Kind::Make, SLOTS + at, request.encode_to_vec()).await.unwrap_err();
+        }
+        let (dir, name, mode) = (root, "fifo".into(), 0o010_600);
+        let fifo = MakeRequest { dir, name, mode, ..MakeRequest::default() };
+        ask(Kind::Make, SLOTS + 10, fifo.encode_to_vec()).await.unwrap();
+        let (client, oldest_version, newest_version) = ("x".repeat(300), 1, 1);
+        let hello = HelloRequest { client, oldest_version, newest_version, ..HelloRequest::default() };
+        ask(Kind::Hello, 0, hello.encode_to_vec()).await.unwrap_err();
+        ask(Kind::End, 0, Vec::new()).await.unwrap();
+        machine.audit().await;
         machine.stop().await;
     });
 }

@@ -18,7 +18,7 @@ pub type Task = Box<dyn FnOnce(Rc<Instance>) -> LocalBoxFuture<'static, ()> + Se
 
 /// Events in one answer.
 const EVENTS_MOST: usize = 1000;
-/// How long clients of other processes may take to write back what they keep, at the end.
+/// Time for clients of other processes to write back what they keep, at the end.
 const CALLED_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a stop waits for the last events to be written.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(10);

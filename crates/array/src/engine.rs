@@ -127,7 +127,7 @@ pub struct Array {
     pub(crate) ownership: Rc<dyn Ownership>,
     pub(crate) roster: Rc<Roster>,
     pub(crate) claim: Cell<Claim>,
-    /// What its claims say of drives from the past.
+    /// Drives from the past, as its claims name them.
     pub(crate) accepted: Cell<AcceptedLoss>,
     /// Places of members for which a superblock was written in this epoch.
     pub(crate) written: Cell<u64>,

@@ -145,6 +145,8 @@ pub struct Opening {
     root: Root,
     lacking: Lacking,
     accepted_loss: AcceptedLoss,
+    /// Members that were gone when it was proved that nothing is lost without them, as a bit mask.
+    gone: u64,
     /// Why an administrator had to give something up.
     accepted: Option<String>,
     outdated: Vec<LeftOut>,
@@ -222,7 +224,7 @@ impl Opening {
         let mends =
             found.mends.into_iter().map(|mend| (positions[mend.carrier], mend.at, mend.bytes)).collect();
         let voids = voids.into_iter().map(|(carrier, at)| (positions[carrier], at)).collect();
-        let (array, accepted) = (Rc::new(array), None);
+        let (gone, array, accepted) = (array.gone(), Rc::new(array), None);
         Ok(Self {
             array,
             claim,
@@ -230,6 +232,7 @@ impl Opening {
             root,
             lacking,
             accepted_loss,
+            gone,
             accepted,
             outdated,
             mends,
@@ -245,7 +248,7 @@ impl Opening {
         let Self { array, claim, stale, root, outdated, .. } = self;
         // A drive may have failed since.
         check_members(&array, stale)?;
-        if self.lacking == Lacking::Refuse {
+        if self.lacking == Lacking::Refuse && array.gone() != self.gone {
             array.check_loss(&outdated, &self.redo).await?;
         }
         array.claim_ownership(claim, stale, &root, self.accepted_loss).await?;
@@ -444,7 +447,7 @@ impl Array {
         Err(self.lacks_carriers("the checkpoint's root of the last start"))
     }
 
-    /// What only carriers have that are not here as they were last.
+    /// The error where only carriers have `what` that are not here as they were last.
     fn lacks_carriers(&self, what: &str) -> ArrayError {
         let desc = self.desc.borrow();
         let carriers = desc.carriers.iter().map(|at| desc.members[usize::from(*at)].drive.to_string());

@@ -87,29 +87,33 @@ impl Array {
         (found, accepted)
     }
 
+    /// Members whose drives are away, do not take I/O, or were left out, as a bit mask.
+    pub(crate) fn gone(&self) -> u64 {
+        let members = self.members.borrow();
+        let gone = members.iter().enumerate().filter(|(_, member)| member.reachable().is_none());
+        gone.fold(0, |mask, (position, _)| mask | 1 << position)
+    }
+
     /// Refuses to go on where stripes would be lost without the drives that are away or left out.
     pub(crate) async fn check_loss(&self, left_out: &[LeftOut], redo: &Redo) -> Result<(), ArrayError> {
-        let gone: Vec<usize> = {
-            let members = self.members.borrow();
-            (0..members.len()).filter(|at| members[*at].reachable().is_none()).collect()
-        };
-        let mask = gone.iter().fold(0, |mask, position| mask | 1 << position);
-        let mut stripes = self.table.borrow().lost_without(mask, self.geo.m);
+        let gone = self.gone();
+        let mut stripes = self.table.borrow().lost_without(gone, self.geo.m);
         if (1..=MOST_READ).contains(&stripes) {
-            stripes -= self.lost_anyway(mask, redo).await;
+            stripes -= self.lost_anyway(gone, redo).await;
         }
         if stripes == 0 {
             return Ok(());
         }
         let desc = self.desc.borrow();
-        let name = |position: &usize| {
-            let how = match left_out.iter().find(|(at, _)| at == position) {
+        let name = |position: usize| {
+            let how = match left_out.iter().find(|(at, _)| *at == position) {
                 Some((_, slice)) => format!("as it was in the past, at {}", slice.drive().path()),
                 None => "not here".to_owned(),
             };
-            format!("drive {} ({how})", desc.members[*position].drive)
+            format!("drive {} ({how})", desc.members[position].drive)
         };
-        let which = gone.iter().map(name).collect::<Vec<_>>().join(", ");
+        let which =
+            (0..self.geo.strips()).filter(|at| gone & 1 << at != 0).map(name).collect::<Vec<_>>().join(", ");
         Err(ArrayError::WouldLose { name: self.name.clone(), stripes, which })
     }
 
@@ -126,7 +130,7 @@ impl Array {
         lost
     }
 
-    /// Whether some of a stripe could be read if `gone` members were here, as they were last. A strip that cannot be read now may be
+    /// True if some of a stripe could be read with the `gone` members here, as they were last. A strip that cannot be read now may be
     /// right; one that does not verify is not.
     async fn may_be_read(&self, stripe: u64, gone: u64) -> bool {
         let columns = 0..self.geo.strip_blocks;

@@ -79,7 +79,7 @@ impl AcceptedLoss {
         self.used = 0;
     }
 
-    /// Whether a superblock of `epoch` may be on a drive from the past.
+    /// True if a superblock of `epoch` may be on a drive from the past.
     pub(crate) fn may_be_old(&self, member: usize, epoch: Epoch) -> bool {
         let Since { first, until } = self.members[member];
         first > Epoch(0) && epoch >= first && (until == Epoch(0) || epoch < until)

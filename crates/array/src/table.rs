@@ -42,7 +42,7 @@ pub(crate) struct StripeTable {
     with_stale: BTreeMap<u64, u64>,
 }
 
-/// Whether no more than `most` strips are stale, and more are when those of `absent` members are gone.
+/// True if no more than `most` strips are stale, and more are when those of `absent` members are gone.
 fn is_lost_without(stale: u64, absent: u64, most: usize) -> bool {
     stale.count_ones() as usize <= most && (stale | absent).count_ones() as usize > most
 }

@@ -24,7 +24,7 @@ pub const ENDING: Duration = Duration::from_secs(20);
 /// What `run.json` is called while nothing runs: it keeps its space, so that a full host does not keep the store from being
 /// started.
 const SPARE: &str = "run.spare";
-/// What the last stop could not make durable.
+/// The word of a stop that could not make everything durable.
 const NOT_DURABLE: &str = "not-durable";
 /// `run.json` has a multiple of this length, lines without anything at its end.
 const RUN_BYTES: usize = 4096;
@@ -151,7 +151,7 @@ impl Folder {
     }
 }
 
-/// What the last stop could not make durable, and why.
+/// The reason why the last stop could not make everything durable.
 pub fn not_durable(dir: &Path) -> Option<String> {
     std::fs::read_to_string(dir.join(NOT_DURABLE)).ok()
 }

@@ -159,7 +159,7 @@ impl Client {
         if open { self.direct.opened(ino) } else { self.direct.closed(ino) }
     }
 
-    /// Whether there are direct writes of a file that the kernel may have pages from before of.
+    /// True if there are direct writes of a file that the kernel may have pages from before of.
     pub fn has_unseen_writes(&self, ino: Ino) -> bool {
         self.direct.file(ino, |file| !file.writes.is_empty()) == Some(true)
     }

@@ -191,7 +191,7 @@ impl Client {
         }
     }
 
-    /// Whether the kernel may have such pages of a file.
+    /// True if the kernel may have such pages of a file.
     pub fn is_mapped(&self, ino: Ino) -> bool {
         self.files.borrow().get(&ino).is_some_and(|state| state.borrow().mapped)
     }

@@ -24,7 +24,7 @@ const ASKING: usize = 4;
 /// The locks of a client: of fcntl, and of flock.
 pub(crate) struct Locks {
     held: RefCell<HashMap<Ino, [RangeLocks<u64>; 2]>>,
-    /// Who waits, by file: told when a lock of it was given up.
+    /// Waiters by file: told when a lock of it was given up.
     waiting: RefCell<HashMap<Ino, Weak<Notify>>>,
     asking: Semaphore,
 }

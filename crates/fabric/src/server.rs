@@ -3,13 +3,13 @@
 use crate::frame::{Outbox, Receiver};
 use crate::greeting::{Challenge, GREETING_BYTES, Greeting, PROOF_BYTES, Proof, Token, Welcome, nonce};
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
-use crate::speakers::{Newer, Speakers};
+use crate::speakers::{Change, Newer, Speakers};
 use crate::{BYTES, CONNECTIONS, HANDSHAKE, NEWCOMERS, REQUESTS, WAITING, WAITING_BYTES, may_wait};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Env, Newcomers, StoreId};
 use penstock_wire::data::decode_read;
-use penstock_wire::{Frame, Kind, Service};
+use penstock_wire::{Frame, Header, Kind, Service};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -135,7 +135,7 @@ impl Server {
         self.links.borrow().len() + self.newcomers.borrow().len()
     }
 
-    /// Whether a session has a connection.
+    /// True if a session has a connection.
     pub fn speaks(&self, session: u64) -> bool {
         self.speakers.speaks(session)
     }
@@ -243,6 +243,19 @@ impl Server {
         None
     }
 
+    /// Hears a request as one of its session. The first exchange has none.
+    fn hear(&self, connection: &Connection, header: &Header) -> Result<Option<Change>, Newer> {
+        let Header { session, kind, .. } = *header;
+        if session == 0 {
+            return Ok(None);
+        }
+        let before = connection.session.replace(session);
+        if before != session {
+            self.speakers.leave(before, connection.number);
+        }
+        self.speakers.hear(session, (connection.number, &connection.over), kind)
+    }
+
     /// Takes requests and has each done in a task of its own, while there is room for its reply.
     async fn receive_all(&self, connection: &Rc<Connection>) -> Lost {
         let mut receiver = Receiver::default();
@@ -265,20 +278,7 @@ impl Server {
             let (Ok(request), Ok(bytes)) = (request, bytes) else {
                 unreachable!("the semaphores of a connection are never closed")
             };
-            let change = match frame.header.session {
-                0 => None,
-                session => {
-                    let heard = connection.session.replace(session);
-                    if heard != session {
-                        self.speakers.leave(heard, connection.number);
-                    }
-                    let from = (connection.number, &connection.over);
-                    match self.speakers.hear(session, from, frame.header.kind) {
-                        Ok(change) => change,
-                        Err(Newer) => return over_a_newer_one(),
-                    }
-                }
-            };
+            let Ok(change) = self.hear(connection, &frame.header) else { return over_a_newer_one() };
             if let Some(change) = &change {
                 // With nothing taken meanwhile, so that one client that connects again and again fills no memory.
                 change.turn().await;

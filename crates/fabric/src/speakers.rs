@@ -90,7 +90,7 @@ impl Speakers {
         }))
     }
 
-    /// Whether a connection speaks for a session.
+    /// True if a connection speaks for a session.
     pub(crate) fn speaks(&self, session: u64) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|speaker| !speaker.left.get())
     }

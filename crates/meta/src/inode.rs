@@ -10,7 +10,7 @@ const TYPE_MASK: u32 = 0o170_000;
 /// FIFO, character device, directory, block device, regular file, symbolic link, socket.
 const TYPES: [u32; 7] = [0o010_000, 0o020_000, 0o040_000, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
 
-/// Whether a mode names a type of file, and has permission bits besides.
+/// True for a mode that names a type of file, with permission bits besides.
 pub(crate) fn has_type(mode: u32) -> bool {
     TYPES.contains(&(mode & !0o7777))
 }

@@ -44,8 +44,6 @@ const MOST_FAILED: usize = 1024;
 const SLOT_WAIT: Duration = Duration::from_millis(100);
 /// A waiting request is answered after this even without news, so that its client sees that the service lives.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Between two looks at who has answered.
-const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -80,14 +78,8 @@ pub(crate) struct Leases {
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
     /// Changes of size that wait for the leases of others, by inode and session.
     resizing: BTreeMap<(Ino, u64), u32>,
-    /// The service stops: whoever has given up everything gets nothing more. None before.
-    closing: Option<Closing>,
-}
-
-/// Sessions that have given up everything for a stop of the service.
-#[derive(Debug, Default)]
-struct Closing {
-    done: BTreeSet<u64>,
+    /// Once the service stops, the sessions that have given up everything for it, and get nothing more.
+    closing: Option<BTreeSet<u64>>,
 }
 
 /// A change of size that waits, while it lives.
@@ -133,15 +125,15 @@ impl Leases {
 
     /// Has every session give up everything, and lets none of them do anything after that.
     fn close(&mut self) {
-        self.closing = Some(Closing::default());
+        self.closing = Some(BTreeSet::new());
         self.alone = None;
         self.joined.clone().into_iter().for_each(|session| self.call_everything(session));
     }
 
     /// A session keeps nothing that only it knows.
     pub(crate) fn is_done(&mut self, session: u64) {
-        if let Some(closing) = &mut self.closing {
-            closing.done.insert(session);
+        if let Some(done) = &mut self.closing {
+            done.insert(session);
         }
     }
 
@@ -378,13 +370,14 @@ impl MetaTarget {
         self.leases.borrow_mut().close();
         self.lease_news.notify_waiters();
         let is_owing = |info: &&SessionInfo| {
-            let leases = self.leases.borrow();
-            leases.closing.as_ref().is_some_and(|closing| !closing.done.contains(&info.id))
+            self.leases.borrow().closing.as_ref().is_some_and(|done| !done.contains(&info.id))
         };
-        let until = self.env.now() + patience;
-        while asked.iter().any(|info| is_owing(&info)) && self.env.now() < until {
-            timeout(&self.env, LOOK, self.lease_news.notified()).await;
-        }
+        let answered = async {
+            while asked.iter().any(|info| is_owing(&info)) {
+                self.lease_news.notified().await;
+            }
+        };
+        timeout(&self.env, patience, answered).await;
         asked.iter().filter(is_owing).cloned().collect()
     }
 

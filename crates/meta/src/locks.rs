@@ -41,7 +41,7 @@ impl FileLocks {
 #[derive(Default)]
 pub(crate) struct Locks {
     files: HashMap<Ino, FileLocks>,
-    /// How many each session holds.
+    /// Locks that each session holds.
     held: HashMap<u64, usize>,
 }
 

@@ -58,10 +58,8 @@ impl Claims {
         let rows: BTreeMap<String, Row> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let claim = |(array, row): (String, Row)| {
             let id = array.parse().map_err(|error| format!("{array}: {error}"))?;
-            if row.accepted.values().fold(row.epoch | row.revision, |all, (first, until)| all | first | until)
-                >> 63
-                != 0
-            {
+            let accepted = row.accepted.values().flat_map(|(first, until)| [*first, *until]);
+            if accepted.chain([row.epoch, row.revision]).any(|counter| counter >> 63 != 0) {
                 return Err(format!("{array}: a counter above 2^63"));
             }
             let since = |(first, until)| Since { first: Epoch(first), until: Epoch(until) };

@@ -18,7 +18,7 @@ const CAPACITY: usize = 64 << 10;
 struct Pipe {
     bytes: RefCell<VecDeque<u8>>,
     closed: Cell<bool>,
-    /// What is on its way comes later, and the end of it too.
+    /// Bytes on their way come later, and the end of the stream too.
     held: Cell<bool>,
     /// Nobody reads any more, and the writer has not heard of it.
     deaf: Cell<bool>,
@@ -52,7 +52,7 @@ impl SimLink {
         self.close();
     }
 
-    /// What this end sends comes to the other one when it breaks.
+    /// From here on the other end gets nothing until this one breaks.
     pub fn stall(&self) {
         self.writes.held.set(true);
     }

@@ -41,7 +41,7 @@ const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (3, 
 /// States of a drive from the past that are kept.
 const KEPT: usize = 5;
 
-/// What besides drives that are away or from the past and cuts a story has.
+/// Troubles of a story besides cuts and drives that are away or from the past.
 #[derive(Clone, Copy, Default)]
 struct Also {
     /// Openings by an administrator's word that are cut.
@@ -207,7 +207,7 @@ impl Story {
         newest.max()
     }
 
-    /// What took part is right from here on, and what it took the place of is from the past.
+    /// A disk that took part is right from here on, and the one before it is from the past.
     fn took_part(&mut self, at: usize) {
         let before = std::mem::replace(&mut self.right[at], self.site.disks[at].clone());
         self.past[at].push(before);

@@ -40,7 +40,7 @@ struct Kept {
     served: u64,
 }
 
-/// What a life is to be.
+/// The plan of a life.
 struct Life<'a> {
     unlucky: &'a [usize],
     lost: &'a [usize],
@@ -64,7 +64,7 @@ struct Story {
     told: Vec<String>,
 }
 
-/// What becomes of a life.
+/// The end of a life.
 #[derive(Default)]
 struct Left {
     /// Places whose drives an opening had that ended.

@@ -1,4 +1,4 @@
-//! What is promised to a program when a call returns: writes that are synced by their own flags, and a stop of the service.
+//! Promises to a program whose call returns: writes that are synced by their own flags, and a stop of the service.
 
 use crate::remote_mount::{OPTIONS, mount_at, up_alone};
 use crate::store::{Store, can_mount, wait_until};
@@ -49,7 +49,7 @@ fn write_in_all_ways(mount: &Path) {
     }
 }
 
-/// What passes the kernel's pages by it does not sync by itself: such writes were gone with the service.
+/// The kernel syncs no write by itself that passes its pages by: such writes were gone with the service.
 #[test]
 fn writes_with_sync_flags_are_durable_when_they_return() {
     if !can_mount("writes_with_sync_flags_are_durable_when_they_return") {

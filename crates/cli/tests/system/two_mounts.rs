@@ -890,7 +890,7 @@ fn live(history: &History, mount: &Path, client: usize, rounds: usize) {
     }
 }
 
-/// What one thread does while the service is killed: all under a lock, and what it writes is durable before the lock goes.
+/// One thread's work while the service is killed: all under a lock, and what it writes is durable before the lock goes.
 fn live_over_kills(history: &History, mount: &Path, client: usize, over: &AtomicBool) {
     let open = |name: &str| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
     let (register, lock) = (open("register"), open("lock"));

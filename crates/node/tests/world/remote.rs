@@ -743,14 +743,20 @@ impl Service for Endless {
     }
 }
 
+/// A client of an endless service, its connections and the server.
+async fn with_endless(machine: &Machine) -> (Rc<Way>, Rc<Endless>, Rc<Server>, Rc<Remote>) {
+    let (way, endless) = (Way::new(machine), Rc::new(Endless::default()));
+    let server = Server::new(&machine.env, endless.clone(), machine.node.store(), Some(token()));
+    *way.server.borrow_mut() = Some(server.clone());
+    let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+    (way, endless, server, remote)
+}
+
 /// Requests that may wait for other clients are many, and each may be as long as any: one connection took all memory.
 #[test]
 fn bodies_of_requests_that_wait_are_bounded() {
     on_machine(94, async |_, machine| {
-        let (way, endless) = (Way::new(&machine), Rc::new(Endless::default()));
-        let server = Server::new(&machine.env, endless.clone(), machine.node.store(), Some(token()));
-        *way.server.borrow_mut() = Some(server);
-        let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+        let (_way, endless, _server, remote) = with_endless(&machine).await;
         for _ in 0..60 {
             let (remote, body) = (remote.clone(), vec![0; penstock_fabric::BODY_BYTES]);
             let call = async move { drop(remote.call(Frame::request(Kind::Lease, body, Vec::new())).await) };
@@ -768,10 +774,7 @@ fn bodies_of_requests_that_wait_are_bounded() {
 #[test]
 fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
     on_machine(95, async |_, machine| {
-        let (way, endless) = (Way::new(&machine), Rc::new(Endless::default()));
-        let server = Server::new(&machine.env, endless.clone(), machine.node.store(), Some(token()));
-        *way.server.borrow_mut() = Some(server.clone());
-        let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+        let (way, endless, server, remote) = with_endless(&machine).await;
         for block in 0..20 {
             let chunk = ChunkRef { branch: 0, ino: Ino(5), chunk: 0, block, count: 1, snapshot: 0, cut: 0 };
             let payload = Buf::zeroed(BLOCK_BYTES);

@@ -22,6 +22,8 @@ const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 const SETXATTR_ACL_KILL_SGID: u32 = 1;
 const NAME_BYTES: u32 = 255;
+/// The class of extended attributes that only an administrator sees.
+const TRUSTED: &[u8] = b"trusted.";
 
 impl Session {
     /// Attributes of an inode, whose size the kernel goes by from here on.
@@ -212,7 +214,8 @@ impl Session {
     pub(crate) async fn listxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
         let names = self.client.list_xattr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
-        sized(size, names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect())
+        let shown = names.into_iter().filter(|name| is_shown(name, request.header.uid));
+        sized(size, shown.flat_map(|name| name.into_iter().chain([0])).collect())
     }
 
     pub(crate) async fn removexattr(&self, request: &Request) -> Result<Answer, Errno> {
@@ -223,9 +226,19 @@ impl Session {
 
 /// Passes a name whose extended attribute is kept. The others have a meaning that this release does not give them.
 fn kept(name: &[u8]) -> Result<&[u8], Errno> {
-    let kept = [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix));
+    let of_a_class =
+        [&b"user."[..], TRUSTED, b"security."].iter().find_map(|class| name.strip_prefix(*class));
     let acl = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name);
-    if kept || acl { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+    match of_a_class {
+        Some([]) => Err(Errno::INVAL),
+        None if !acl => Err(Errno::OPNOTSUPP),
+        _ => Ok(name),
+    }
+}
+
+/// True for a name that a user's listing has. The kernel asks for a listing without a look at who gets it.
+fn is_shown(name: &[u8], uid: u32) -> bool {
+    uid == 0 || !name.starts_with(TRUSTED)
 }
 
 /// A value for a caller with room for `size` bytes; its length for one that only asks for that.
@@ -234,5 +247,30 @@ fn sized(size: u32, value: Vec<u8>) -> Result<Answer, Errno> {
         0 => Ok(Answer::of(&GetxattrOut { size: value.len() as u32, padding: 0 })),
         size if value.len() > size as usize => Err(Errno::RANGE),
         _ => Ok(Answer::Bytes(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_extended_attributes_are_passed_by_their_class() {
+        for name in [&b"user.a"[..], b"trusted.a", b"security.capability", b"system.posix_acl_access"] {
+            assert_eq!(kept(name), Ok(name));
+        }
+        for name in [&b"user."[..], b"trusted.", b"security."] {
+            assert_eq!(kept(name), Err(Errno::INVAL));
+        }
+        for name in [&b"user"[..], b"system.posix_acl_accesses", b"system.", b""] {
+            assert_eq!(kept(name), Err(Errno::OPNOTSUPP));
+        }
+    }
+
+    #[test]
+    fn trusted_names_are_listed_for_an_administrator_only() {
+        assert!(is_shown(b"trusted.overlay.opaque", 0));
+        assert!(!is_shown(b"trusted.overlay.opaque", 1000));
+        assert!(is_shown(b"user.a", 1000));
     }
 }

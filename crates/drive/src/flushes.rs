@@ -5,6 +5,8 @@
 //! - After a flush failed, or was abandoned before the drive answered, while writes were not flushed yet, every later
 //!   flush fails. The kernel and the drive report a lost write once, to whoever flushes first; a later success would say
 //!   nothing about it. A failure while nothing was unflushed has lost nothing and is forgotten.
+//! - A write that is durable by itself fails if a flush fails while it is on its way. On a file the kernel writes first and then
+//!   flushes: the flush that failed may have lost the write, and that of the write say nothing about it.
 
 use crate::DriveError;
 use std::cell::{Cell, RefCell};
@@ -24,6 +26,8 @@ pub(crate) struct Flushes {
     writes: Cell<u64>,
     /// Ended writes that the last successful flush covers.
     flushed_writes: Cell<u64>,
+    /// Flushes that failed, and writes that include one.
+    failed: Cell<u64>,
     lost: RefCell<Option<String>>,
 }
 
@@ -54,14 +58,22 @@ impl Flushes {
         InFlight(this.clone())
     }
 
+    /// The number of failures so far, to compare with a later one.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed.get()
+    }
+
     fn has_unflushed(&self) -> bool {
         self.in_flight.get() > 0 || self.writes.get() > self.flushed_writes.get()
     }
 
     /// Notes that a flush, or a write that includes one, failed.
     pub(crate) fn note_failure(&self, error: &DriveError) {
-        let ended = matches!(error, DriveError::Down(_) | DriveError::HostFull | DriveError::FlushLost(_));
-        if !ended && self.has_unflushed() {
+        if matches!(error, DriveError::Down(_) | DriveError::HostFull | DriveError::FlushLost(_)) {
+            return;
+        }
+        self.failed.set(self.failed.get() + 1);
+        if self.has_unflushed() {
             self.lost.borrow_mut().get_or_insert_with(|| error.to_string());
         }
     }

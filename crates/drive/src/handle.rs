@@ -286,14 +286,19 @@ impl DriveHandle {
     pub async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
         let len = data.len();
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
+        let failed = self.flushes.failed();
         let result = self.settle(self.latency.write.time(&self.env, self.run_write(at, data, io)).await);
-        if let Err(error) = &result
-            && io.durable
-        {
+        match result {
             // It may have been the flush within it that failed.
-            self.flushes.note_failure(error);
+            Err(error) if io.durable => {
+                self.flushes.note_failure(&error);
+                return Err(error);
+            }
+            Ok(()) if io.durable && self.flushes.failed() != failed => {
+                return Err(DriveError::FlushLost("a flush failed beside a durable write".into()));
+            }
+            result => result?,
         }
-        result?;
         self.count(|counters| {
             counters.writes += 1;
             counters.write_bytes += len as u64;

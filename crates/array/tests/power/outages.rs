@@ -5,7 +5,7 @@
 use crate::bench::{Load, Machine, Site, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use crate::outdated::life;
-use futures_util::future::join3;
+use futures_util::future::{join, join3};
 use penstock_array::ArrayError;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
@@ -86,6 +86,34 @@ fn a_fault_of_the_last_drive_is_recorded_against_nobody() {
             }
             drives_fail(k, m, away, &[0], (Op::Write, nth, 300), &Fault::Fail);
             drives_fail(k, m, away, &[0], (Op::Write, nth, 10), &slow);
+        }
+    }
+}
+
+/// One flush of the only carrier fails while records are appended, and the drive forgets what was not flushed: a record that was
+/// written before, and flushed by itself after that, was among it, and taken for durable.
+#[test]
+fn a_failed_flush_of_the_only_carrier_takes_nothing_that_was_flushed() {
+    for (k, m, away) in [(3, 0, &[][..]), (1, 1, &[1]), (4, 1, &[1]), (4, 2, &[1, 2])] {
+        for (seed, nth) in (0..12).flat_map(|seed| (0..40).step_by(3).map(move |nth| (seed, nth))) {
+            let site = Site::new(spec(k, m));
+            let load = Load::new(60);
+            life(&site, seed, &[], async |machine| machine.array.close().await).unwrap();
+            let work = async |machine: &Machine| {
+                machine.drives[0].as_ref().unwrap().plant(Op::Flush, nth, Fault::Fail);
+                let both = join(load.run_logged(machine), load.run_fresh(machine));
+                let _ = timeout(&machine.env, Duration::from_secs(300), both).await;
+                machine.array.stop();
+                Ok(())
+            };
+            // The start itself may meet the fault.
+            let _ = life(&site, 100 * seed + nth, away, work);
+            let check = async |machine: &Machine| {
+                load.check(machine).await.unwrap();
+                machine.array.close().await
+            };
+            let what = format!("{k}+{m} without {away:?}, seed {seed}, flush {nth}");
+            life(&site, seed + 1, away, check).unwrap_or_else(|error| panic!("{what}: {error}"));
         }
     }
 }

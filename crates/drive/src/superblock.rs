@@ -1,11 +1,12 @@
 //! The superblock: what a drive says about itself, kept twice. Format: docs/format/superblock.md.
 //!
 //! Invariants: copy 0 lies in the first 64 KiB of the drive and copy 1 in its last 64 KiB; both hold the same bytes
-//! after an update, copy 1 written only when copy 0 is durable, so that a power cut leaves at least one whole. The
+//! after an update. One is written only when the other is whole and durable, so that power cuts leave at least one whole. The
 //! valid copy with the higher sequence wins. Nothing is written on a drive whose superblock is not understood.
 
 use crate::handle::DriveHandle;
 use crate::{Class, Drive, DriveError, Io};
+use futures_util::future::join;
 use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, StoreId, crc32c};
 
 /// Space reserved for each copy.
@@ -243,12 +244,22 @@ pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     }
 }
 
-/// Writes both copies, each durable before the next.
+/// Writes both copies, each durable before the next, and that first which is no whole one of the latest: a power cut may have
+/// left only the other.
 pub(crate) async fn write(drive: &DriveHandle, superblock: &Superblock) -> Result<(), DriveError> {
+    // A copy may have been written by a process that ended before its flush.
+    drive.flush(IO).await?;
+    let places = places(superblock.size_bytes);
+    let seq = async |place| {
+        let found = drive.read(place, SUPERBLOCK_BYTES, IO).await.ok()?;
+        Superblock::decode(&found).ok().map(|found| found.seq)
+    };
+    let (first, last) = join(seq(places[0]), seq(places[1])).await;
+    let order = if first > last { [1, 0] } else { [0, 1] };
     let bytes = superblock.encode();
-    for (place, site) in places(superblock.size_bytes).into_iter().zip(WRITE_SITES) {
-        let io = IO.at(site);
-        drive.write(place, bytes.clone(), io).await?;
+    for copy in order {
+        let io = IO.at(WRITE_SITES[copy]);
+        drive.write(places[copy], bytes.clone(), io).await?;
         drive.flush(io).await?;
     }
     Ok(())

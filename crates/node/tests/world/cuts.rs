@@ -2,8 +2,9 @@
 
 use crate::machine::{Machine, Site};
 use crate::model::Model;
+use penstock_drive::superblock;
 use penstock_node::StartError;
-use penstock_sim::{CutPlan, World};
+use penstock_sim::{CutMode, CutPlan, SimDrive, World};
 use std::collections::BTreeMap;
 
 async fn work(site: &Site, world: &World, model: &Model, steps: u64) -> Result<Machine, String> {
@@ -120,4 +121,53 @@ fn show_power_cuts() {
         println!("client library to drives, seed {seed}, {lose} drives lost with the power:");
         cuts.iter().for_each(|(site, count)| println!("{site:20} {count:4} cuts"));
     }
+}
+
+/// Starts and closes, with the power cut where it is planned. Returns what the start said when it was not.
+fn start_once(site: &Site, seed: u64, cut: Option<CutPlan>) -> Option<Result<(), String>> {
+    let world = World::new(seed);
+    let has_cut = cut.is_some();
+    cut.into_iter().for_each(|cut| world.plan_cut(cut));
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.map_err(|error| error.to_string())?;
+        if has_cut {
+            machine.node.abandon();
+            return Ok(());
+        }
+        machine.node.close().await.map_err(|error| error.to_string())
+    });
+    world.destroy();
+    site.disks.borrow().values().for_each(|disk| disk.cut(&world, CutMode::Sectors));
+    run.ok()
+}
+
+/// The power is cut while second copies of superblocks are written, and at the next start while first copies are: the one
+/// copy that was whole was overwritten.
+#[test]
+fn two_cuts_in_starts_leave_a_whole_superblock_everywhere() {
+    let mut cut_twice = 0;
+    for (k, m) in [(4, 2), (3, 0)] {
+        let (all, of_meta) = ((k + m) as u64, (1 + m) as u64);
+        for (first, second) in
+            (0..2 * (all + of_meta)).flat_map(|first| (0..all + of_meta).map(move |second| (first, second)))
+        {
+            let site = Site::of(k, m);
+            assert_eq!(start_once(&site, 1, None), Some(Ok(())));
+            let cuts = [("superblock.copy1", first), ("superblock.copy0", second)];
+            let plans = cuts.map(|(place, nth)| CutPlan { site: place.to_owned(), nth });
+            if plans.into_iter().any(|plan| start_once(&site, first * 100 + second, Some(plan)).is_some()) {
+                continue;
+            }
+            cut_twice += 1;
+            let world = World::new(1);
+            for (path, disk) in &*site.disks.borrow() {
+                let drive = SimDrive::new(&world, disk.clone());
+                let found = world.run(async { superblock::read(&*drive).await });
+                assert!(found.unwrap().is_ok(), "{path} of {k}+{m}, cuts at {first} and {second}");
+            }
+            world.destroy();
+            assert_eq!(start_once(&site, 7, None), Some(Ok(())), "{k}+{m}, cuts at {first} and {second}");
+        }
+    }
+    assert!(cut_twice > 100, "{cut_twice}");
 }

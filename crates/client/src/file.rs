@@ -126,6 +126,11 @@ impl Client {
         if let Some(known) = self.files.borrow().get(&ino) {
             let mut known = known.borrow_mut();
             if known.stale {
+                if known.mtime_ns.is_some() && known.cut == state.cut && known.size > state.size {
+                    // Never: whoever makes it stale has made them known, or counted them as lost.
+                    tracing::error!(%ino, "writes that were not made known are lost");
+                    known.lose();
+                }
                 (known.size, known.settled_size, known.cut) = (state.size, state.size, state.cut);
                 (known.tail_clean, known.stale, known.set_id) = (false, false, state.set_id);
             }

@@ -319,6 +319,16 @@ impl Leases {
     }
 }
 
+/// Does something with all items, so many at a time. Fails with the first failure, once all are done.
+async fn in_turns<T, F>(items: Vec<T>, work: impl Fn(T) -> F) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>>,
+{
+    // Side by side: each waits for programs that may fault pages in meanwhile.
+    let results = stream::iter(items).map(work).buffer_unordered(MOST_GIVEN_UP);
+    results.fold(Ok(()), async |all: Result<(), Failure>, one| all.and(one)).await
+}
+
 impl Client {
     /// The kernel behind this client, from now on.
     pub fn set_kernel_cache(&self, cache: Option<Rc<dyn KernelCache>>) {
@@ -463,8 +473,8 @@ impl Client {
         self.files.borrow().get(&ino).is_some_and(|state| written(&state.borrow()))
     }
 
-    /// Gives a lease back, if its grant is none later than `grant`.
-    async fn give_up(&self, ino: Ino, grant: u64) {
+    /// Gives a lease back, if its grant is none later than `grant`. Fails where what was written under it is lost.
+    async fn give_up(&self, ino: Ino, grant: u64) -> Result<(), Failure> {
         loop {
             let changed = self.leases.changed.notified();
             {
@@ -473,7 +483,7 @@ impl Client {
                 if !lease.called {
                     lease.void = lease.void.max(grant);
                     if lease.exclusive.is_none() || lease.grant > grant {
-                        return;
+                        return Ok(());
                     }
                     lease.called = true;
                     break;
@@ -483,33 +493,36 @@ impl Client {
         }
         self.leases.changed.notify_waiters();
         self.drop_kernel_pages(ino).await;
-        self.settle_at_last(ino).await;
+        let settled = self.settle_at_last(ino).await;
         self.note_stale(ino);
         if let Some(lease) = self.leases.table.borrow_mut().get_mut(&ino) {
             lease.exclusive = None;
             (lease.called, lease.closed, lease.served) = (false, false, None);
         }
         self.leases.changed.notify_waiters();
+        settled
     }
 
     /// Settles a file whose lease goes. What cannot be settled by then is lost, and every descriptor hears of it.
-    async fn settle_at_last(&self, ino: Ino) {
-        for attempt in 1..=ATTEMPTS {
+    async fn settle_at_last(&self, ino: Ino) -> Result<(), Failure> {
+        let mut attempts = 1;
+        let failure = loop {
             match self.settle_quietly(ino).await {
-                Ok(()) => return,
+                Ok(()) => return Ok(()),
                 Err(failure) if self.has_ended() || self.closed.get() => {
                     tracing::debug!(%failure, %ino, "a lease ends with its session");
-                    return;
+                    return Err(failure);
                 }
-                Err(failure) if attempt == ATTEMPTS => {
-                    tracing::error!(%failure, %ino, "writes are lost: another client wants the file");
-                }
+                Err(failure) if attempts == ATTEMPTS => break failure,
                 Err(_) => self.env.sleep(PAUSE).await,
             }
-        }
+            attempts += 1;
+        };
+        tracing::error!(%failure, %ino, "writes are lost: another client wants the file");
         if let Some(state) = self.files.borrow().get(&ino) {
             state.borrow_mut().lose();
         }
+        Err(failure)
     }
 
     pub(crate) async fn until(&self, done: impl Fn(&Leases) -> bool) {
@@ -523,14 +536,15 @@ impl Client {
     }
 
     /// Settles a file for somebody who waits for that; the error is his too.
-    async fn settle_for_others(&self, call: &LeaseCall) -> Option<FailedSettle> {
-        let failure = self.settle_quietly(Ino(call.ino)).await.err()?;
-        tracing::error!(%failure, ino = call.ino, "what was written is not known to others yet");
-        Some(FailedSettle { number: call.number, errno: failure.errno.into() })
+    async fn settle_for_others(&self, ino: Ino) -> Result<(), Failure> {
+        self.settle_quietly(ino).await.inspect_err(
+            |failure| tracing::error!(%failure, %ino, "what was written is not known to others yet"),
+        )
     }
 
-    /// Somebody else comes, or the service does not know any more who has what. From here on new operations ask.
-    async fn give_up_everything(&self, grant: u64) {
+    /// Somebody else comes, or the service does not know any more who has what. From here on new operations ask. Fails where
+    /// something that was written is lost.
+    async fn give_up_everything(&self, grant: u64) -> Result<(), Failure> {
         let leases = &self.leases;
         leases.soiled.set(true);
         leases.void.set(leases.void.get().max(grant));
@@ -540,8 +554,7 @@ impl Client {
         self.until(|leases| leases.busy.get() == 0).await;
         let held: Vec<(Ino, u64)> =
             leases.table.borrow().iter().map(|(ino, lease)| (*ino, lease.grant.min(grant))).collect();
-        // Side by side: each waits for programs that may fault pages in meanwhile.
-        stream::iter(held).for_each_concurrent(MOST_GIVEN_UP, |(ino, grant)| self.give_up(ino, grant)).await;
+        let given_up = in_turns(held, |(ino, grant)| self.give_up(ino, grant)).await;
         let unleased = leases.unleased.get();
         let settle = async |ino: Ino| {
             // What the kernel reads from here on it reads with a lease. A page that it has locked for a request which waits
@@ -549,9 +562,9 @@ impl Client {
             if let Some(cache) = cache.as_ref().filter(|_| unleased) {
                 cache.drop_pages(ino, 0..u64::MAX).await;
             }
-            self.settle_at_last(ino).await;
+            self.settle_at_last(ino).await
         };
-        stream::iter(self.files_where(|_| true)).for_each_concurrent(MOST_GIVEN_UP, settle).await;
+        let settled = in_turns(self.files_where(|_| true), settle).await;
         leases.unleased.set(false);
         if let Some(names_expire) = names_expire {
             names_expire.await;
@@ -561,23 +574,25 @@ impl Client {
                 state.borrow_mut().stale = true;
             }
         }
+        given_up.and(settled)
     }
 
     async fn answer(&self, call: LeaseCall) {
         let ino = Ino(call.ino);
-        let mut failed = None;
-        match (call.settle, call.ino) {
-            (true, _) => failed = self.settle_for_others(&call).await,
+        let result = match (call.settle, call.ino) {
+            (true, _) => self.settle_for_others(ino).await,
             (false, 0) => {
-                self.give_up_everything(call.grant).await;
+                let given_up = self.give_up_everything(call.grant).await;
                 // The service may be about to stop.
-                if let Err(failure) = self.sync_names().await {
-                    tracing::debug!(%failure, "what was given up is not durable yet");
-                }
+                given_up.and(self.sync_names().await)
             }
             (false, _) => self.give_up(ino, call.grant).await,
-        }
-        let failed = failed.into_iter().collect();
+        };
+        let failed = |failure: Failure| {
+            tracing::debug!(%failure, "a call of the service is answered with an error");
+            FailedSettle { number: call.number, errno: failure.errno.into() }
+        };
+        let failed = result.err().map(failed).into_iter().collect();
         let answered = WatchRequest { answered: vec![call.number], failed, ..self.watch_request() };
         if let Err(failure) = self.ask::<WatchReply>(Kind::Watch, &answered).await {
             tracing::debug!(%failure, "a call was not answered: the session has ended");

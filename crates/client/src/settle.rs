@@ -250,6 +250,11 @@ impl Client {
         result
     }
 
+    /// Files that programs have open, or of which the kernel has pages that they change in maps.
+    pub fn open_files(&self) -> Vec<Ino> {
+        self.files_where(|state| state.opens > 0 || state.mapped)
+    }
+
     pub(crate) fn files_where(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Ino> {
         let files = self.files.borrow();
         let wanted = files.iter().filter(|(_, state)| wanted(&state.borrow()));

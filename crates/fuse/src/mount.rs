@@ -10,7 +10,7 @@ use crate::guard::{Guard, connection_of};
 use crate::latency::FuseLatency;
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join, select};
 use penstock_base::Env;
 use penstock_client::Client;
 use rustix::fs::OFlags;
@@ -54,6 +54,8 @@ pub enum MountError {
 /// A mounted file system.
 pub struct Mount {
     path: PathBuf,
+    /// Ends the session although the kernel has not let go of it.
+    end: oneshot::Sender<()>,
     /// Closed when the session has ended.
     ended: oneshot::Receiver<()>,
 }
@@ -232,22 +234,32 @@ impl Mount {
         let (ending, ended) = oneshot::channel();
         env.spawn("mount read-ahead", Box::pin(raise_read_ahead(session.clone(), path.to_owned())));
         let looks = crate::looks::run(session.clone(), env.clone());
-        let run = session.run(env.clone());
-        let (client, env_of_guard) = (client.clone(), env.clone());
+        let run = session.clone().run(env.clone());
+        let (end, to_end) = oneshot::channel();
+        let (client, env_of_mount) = (client.clone(), env.clone());
         let serve = async move {
             let keep = async {
                 match &guard {
-                    Some(guard) => guard.keep(&env_of_guard).await,
+                    Some(guard) => guard.keep(&env_of_mount).await,
                     None => std::future::pending().await,
                 }
             };
-            let ended = match select(pin!(run), select(pin!(looks), pin!(keep))).await {
-                Either::Left((ended, _)) => ended,
-                Either::Right((Either::Left((never, _)) | Either::Right((never, _)), _)) => match never {},
+            let told = async {
+                match to_end.await {
+                    Ok(()) => session.write_back(&env_of_mount).await,
+                    // Whoever might say so has gone.
+                    Err(_) => std::future::pending().await,
+                }
+            };
+            let ended = match select(select(pin!(run), pin!(told)), pin!(join(looks, keep))).await {
+                Either::Left((Either::Left((ended, _)), _)) => ended,
+                Either::Left((Either::Right(((), _)), _)) => Ok(()),
+                Either::Right(((never, _), _)) => match never {},
             };
             if let Err(error) = ended {
                 tracing::error!(%error, "the mount stopped");
             }
+            session.finish(&env_of_mount).await;
             client.set_kernel_cache(None);
             if let Some(guard) = guard {
                 guard.end().await;
@@ -256,7 +268,7 @@ impl Mount {
             drop(ending);
         };
         env.spawn("mount", Box::pin(serve));
-        Ok(Self { path: path.to_owned(), ended })
+        Ok(Self { path: path.to_owned(), end, ended })
     }
 
     /// Where it is mounted.
@@ -270,7 +282,8 @@ impl Mount {
         let _ = (&mut self.ended).await;
     }
 
-    /// Unmounts. A mount in use is refused and given back, or with `force` detached: its open files get errors. Must
+    /// Unmounts. A mount in use is refused and given back, or with `force` ended all the same: what was asked before is
+    /// answered, and from then on its open files get errors. When this returns nothing more is written through it. Must
     /// not be called on the worker: requests on their way need it.
     pub fn stop(self, force: bool) -> (io::Result<()>, Option<Self>) {
         match unmount(&self.path) {
@@ -280,9 +293,13 @@ impl Mount {
                 (Ok(()), None)
             }
             Err(_) if force => {
-                tracing::warn!(path = %self.path.display(), "the mount is in use and is detached");
-                // The session ends with the last open file, or with the process.
-                (unmount_stale(&self.path), None)
+                tracing::warn!(path = %self.path.display(), "the mount is in use and is taken away from who uses it");
+                let detached = unmount_stale(&self.path);
+                // It may have ended by itself.
+                let _ = self.end.send(());
+                // Closed without a value, always.
+                let _ = self.ended.blocking_recv();
+                (detached, None)
             }
             Err(error) => {
                 (Err(io::Error::other(format!("{} is in use: {error}", self.path.display()))), Some(self))

@@ -11,8 +11,10 @@ use crate::device::{Answer, Device, Inbox, Received, Request};
 use crate::latency::{FuseLatency, Op};
 use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::future::{Either, select};
+use futures_util::{StreamExt, stream};
+use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
-use penstock_client::{Client, Failure, Purpose};
+use penstock_client::{Client, Failure, KernelCache, Purpose};
 use penstock_drive::patience::Patience;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -25,6 +27,14 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::Notify;
+
+/// What programs have stored through maps is waited for so long when a mount is taken away from them, so many files at a time.
+const WRITE_BACK: Duration = Duration::from_secs(5);
+const WRITTEN_BACK: usize = 16;
+/// Requests that were received before a mount ended have so long.
+const LAST_ANSWERS: Duration = Duration::from_secs(10);
+/// Between two looks whether some of them wait for a lock.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Each only makes things faster, or is for access control lists; a kernel without one does without.
 const WANTED: u32 = init::ASYNC_READ
@@ -129,6 +139,30 @@ impl Session {
                 Received::Empty => self.rest(&env).await?,
                 Received::Unmounted => return Ok(()),
             }
+        }
+    }
+
+    /// Has the kernel write back what programs have stored through maps. Requests are served meanwhile.
+    pub(crate) async fn write_back(&self, env: &Env) {
+        let files = self.client.open_files();
+        let write_back = async |ino| self.cache.drop_pages(ino, 0..u64::MAX).await;
+        let all = stream::iter(files).for_each_concurrent(WRITTEN_BACK, write_back);
+        if timeout(env, WRITE_BACK, all).await.is_none() {
+            tracing::warn!("what programs stored through maps is not all written back: it takes too long");
+        }
+    }
+
+    /// Answers what was received, once nothing more is. Who waits for a lock is interrupted.
+    pub(crate) async fn finish(&self, env: &Env) {
+        let until = env.now() + LAST_ANSWERS;
+        while self.serving.get() > 0 {
+            if env.now() >= until {
+                let requests = self.serving.get();
+                tracing::warn!(requests, "requests that take too long are given up");
+                return;
+            }
+            self.waiting.borrow().values().for_each(|waiting| waiting.notify_one());
+            timeout(env, LOOK, self.served.notified()).await;
         }
     }
 

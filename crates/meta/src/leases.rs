@@ -78,8 +78,21 @@ pub(crate) struct Leases {
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
     /// Changes of size that wait for the leases of others, by inode and session.
     resizing: BTreeMap<(Ino, u64), u32>,
-    /// Once the service stops, the sessions that have given up everything for it, and get nothing more.
-    closing: Option<BTreeSet<u64>>,
+    /// Once the service stops: how far the sessions are that it has asked for everything.
+    closing: Option<BTreeMap<u64, Leaving>>,
+}
+
+/// How far a session is with giving up everything for a stop of the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// It was asked. What it read without a lease its kernel gives up only after requests that need one: it gets leases.
+    Called,
+    /// It was asked again, for the leases that it got meanwhile. It gets none.
+    CalledAgain,
+    /// It has nothing that only it knows, and gets nothing any more.
+    Done,
+    /// It could not make everything known, or durable.
+    Failed,
 }
 
 /// A change of size that waits, while it lives.
@@ -125,16 +138,39 @@ impl Leases {
 
     /// Has every session give up everything, and lets none of them do anything after that.
     fn close(&mut self) {
-        self.closing = Some(BTreeSet::new());
+        self.closing = Some(self.joined.iter().map(|session| (*session, Leaving::Called)).collect());
         self.alone = None;
         self.joined.clone().into_iter().for_each(|session| self.call_everything(session));
     }
 
-    /// A session keeps nothing that only it knows.
+    /// A session has ended by itself.
     pub(crate) fn is_done(&mut self, session: u64) {
-        if let Some(done) = &mut self.closing {
-            done.insert(session);
+        if let Some(leaving) = self.leaving(session).filter(|leaving| **leaving != Leaving::Failed) {
+            *leaving = Leaving::Done;
         }
+    }
+
+    fn leaving(&mut self, session: u64) -> Option<&mut Leaving> {
+        self.closing.as_mut()?.get_mut(&session)
+    }
+
+    /// A session has given up everything. Where it got leases meanwhile, a stop asks once more.
+    fn gave_up_everything(&mut self, session: u64) {
+        let has_leases = self.held.values().any(|holders| holders.contains_key(&session));
+        let Some(leaving) = self.leaving(session) else { return };
+        *leaving = match *leaving {
+            Leaving::Called if has_leases => Leaving::CalledAgain,
+            Leaving::Failed => Leaving::Failed,
+            _ => Leaving::Done,
+        };
+        if *leaving == Leaving::CalledAgain {
+            self.call_everything(session);
+        }
+    }
+
+    /// True if a stop of the service lets a session have leases, or there is none.
+    fn may_have_leases(&self, session: u64) -> bool {
+        self.closing.as_ref().is_none_or(|all| all.get(&session) == Some(&Leaving::Called))
     }
 
     fn owes_everything(&self, wanted: impl Fn(u64) -> bool) -> bool {
@@ -187,7 +223,7 @@ impl Leases {
 
     /// Grants a lease, or calls those back that are in the way.
     fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
-        if self.closing.is_some()
+        if !self.may_have_leases(session)
             || self.owes_everything(|other| other != session)
             || self.is_called(session, ino, 0)
         {
@@ -262,14 +298,22 @@ impl Leases {
         Some(number)
     }
 
-    /// A call to settle could not be done. Before it is answered.
+    /// A call to settle, or to give up everything, could not be done. Before it is answered.
     fn failed(&mut self, session: u64, number: u64, errno: u32) {
-        let known = self.calls.get(&number).is_some_and(|call| call.session == session && call.settle);
-        if known {
-            if self.failed.len() >= MOST_FAILED {
-                self.failed.pop_front();
+        let Some(call) = self.calls.get(&number).filter(|call| call.session == session) else { return };
+        match (call.settle, call.ino) {
+            (true, _) => {
+                if self.failed.len() >= MOST_FAILED {
+                    self.failed.pop_front();
+                }
+                self.failed.push_back((number, u16::try_from(errno).unwrap_or_default()));
             }
-            self.failed.push_back((number, u16::try_from(errno).unwrap_or_default()));
+            (false, None) => {
+                if let Some(leaving) = self.leaving(session) {
+                    *leaving = Leaving::Failed;
+                }
+            }
+            (false, Some(_)) => {}
         }
     }
 
@@ -297,7 +341,7 @@ impl Leases {
                     }
                     !holders.is_empty()
                 });
-                self.is_done(session);
+                self.gave_up_everything(session);
             }
         }
         self.note_alone();
@@ -357,8 +401,9 @@ impl MetaTarget {
         self.wait_for(session, |leases| leases.join(session).then_some(())).await
     }
 
-    /// Has every session make durable what it keeps and do nothing more, before the service stops. Returns those that have
-    /// not done so after `patience`, or were given up meanwhile, of those that are connected, as `is_connected` says of a number.
+    /// Has every session make durable what it keeps and do nothing more, before the service stops. Returns those that could
+    /// not, have not done so after `patience`, or were given up meanwhile, of those that are connected, as `is_connected` says
+    /// of a number.
     pub async fn call_everything_back(
         &self,
         patience: Duration,
@@ -369,16 +414,15 @@ impl MetaTarget {
         let asked: Vec<SessionInfo> = self.sessions().into_iter().filter(takes_part).collect();
         self.leases.borrow_mut().close();
         self.lease_news.notify_waiters();
-        let is_owing = |info: &&SessionInfo| {
-            self.leases.borrow().closing.as_ref().is_some_and(|done| !done.contains(&info.id))
-        };
+        let leaving = |info: &SessionInfo| self.leases.borrow_mut().leaving(info.id).copied();
         let answered = async {
-            while asked.iter().any(|info| is_owing(&info)) {
+            let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
+            while asked.iter().any(|info| waits.contains(&leaving(info))) {
                 self.lease_news.notified().await;
             }
         };
         timeout(&self.env, patience, answered).await;
-        asked.iter().filter(is_owing).cloned().collect()
+        asked.into_iter().filter(|info| leaving(info) != Some(Leaving::Done)).collect()
     }
 
     /// Waits until what another session has changed of the inode that a request is about is known here. Call before

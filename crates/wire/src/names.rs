@@ -388,7 +388,7 @@ pub struct WatchRequest {
     pub failed: Vec<FailedSettle>,
 }
 
-/// Why a client could not say what it changed of a file.
+/// Why a client could not say what it changed of a file, or of all of them.
 #[derive(Clone, PartialEq, Message)]
 pub struct FailedSettle {
     /// The call.

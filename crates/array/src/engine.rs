@@ -127,6 +127,8 @@ pub struct Array {
     pub(crate) ownership: Rc<dyn Ownership>,
     pub(crate) roster: Rc<Roster>,
     pub(crate) claim: Cell<Claim>,
+    /// It was taken over. Before that it records nothing.
+    pub(crate) owned: Cell<bool>,
     /// Drives from the past, as its claims name them.
     pub(crate) accepted: Cell<AcceptedLoss>,
     /// Places of members for which a superblock was written in this epoch.

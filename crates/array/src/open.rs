@@ -352,6 +352,7 @@ fn prepare(
         roster: roster.clone(),
         claim: Cell::default(),
         accepted: Cell::default(),
+        owned: Cell::default(),
         written: Cell::default(),
         reconfig: Mutex::default(),
         checkpoint: Mutex::new(CheckpointState { root: first_root(ArrayId::default()) }),
@@ -426,8 +427,11 @@ impl Array {
                 }
             })
             .await?;
+        self.owned.set(true);
         drop(_one_at_a_time);
-        self.fail_unwritten(failed).await
+        self.fail_unwritten(failed).await?;
+        // Who failed since it was looked at.
+        self.record_lost().await
     }
 
     /// Records that the roots of this epoch are durable, and who has a superblock of it.

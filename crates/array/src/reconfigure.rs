@@ -174,9 +174,13 @@ impl Array {
         self.record_lost().await
     }
 
-    /// Records every member whose drive is gone as stale. Waits while coordination cannot record.
+    /// Records every member whose drive is gone as stale. Waits while coordination cannot record. An array that is not taken over
+    /// yet does so when it is.
     pub(crate) async fn record_lost(&self) -> Result<(), ArrayError> {
         let _one_at_a_time = self.reconfig.lock().await;
+        if !self.owned.get() {
+            return Ok(());
+        }
         loop {
             let lost = self.newly_lost();
             if lost.is_empty() {

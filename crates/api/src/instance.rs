@@ -162,7 +162,14 @@ impl Instance {
         let ended = self.mount.borrow_mut().take_if(|_| self.mounts.get() == number);
         if let Some(mount) = ended {
             let instance = self.clone();
-            self.env.spawn("mount hand-over", Box::pin(async move { instance.hand_mount_over().await }));
+            let hand_over = async move {
+                let _one = instance.mounting.lock().await;
+                // The next mount goes on with the client as it is.
+                if instance.mount.borrow().is_none() {
+                    instance.hand_mount_over().await;
+                }
+            };
+            self.env.spawn("mount hand-over", Box::pin(hand_over));
             let path = mount.path().display();
             self.event(Severity::Info, EventKind::Unmounted, format!("unmounted from {path}"));
         }

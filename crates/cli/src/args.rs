@@ -67,6 +67,8 @@ pub enum Command {
     MountGuard {
         /// Number of the connection
         connection: u32,
+        /// The thread that starts it, below /proc
+        thread: PathBuf,
     },
     /// Unmount
     Umount {

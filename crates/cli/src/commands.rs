@@ -26,8 +26,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match command {
         Command::Up(options) => return up::up(options, dir),
         Command::Mount(options) => return mount::mount(options, dir, api),
-        Command::MountGuard { connection } => {
-            penstock_fuse::guard(connection).context("a mount has no guard")?;
+        Command::MountGuard { connection, thread } => {
+            penstock_fuse::guard(connection, &thread).context("a mount has no guard")?;
             return Ok(ExitCode::SUCCESS);
         }
         Command::Umount { path: Some(path) } => {

@@ -114,6 +114,8 @@ impl Client {
     pub(crate) fn note_failure(&self, failure: &Failure) {
         if failure.kind == Todo::Ended && !self.restarts.ended.replace(true) && !self.closed.get() {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
+            // For pages that it has the kernel asks nobody.
+            self.open_files().into_iter().for_each(|ino| self.drop_pages_soon(ino));
         }
     }
 

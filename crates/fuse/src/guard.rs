@@ -9,6 +9,7 @@
 use penstock_base::Env;
 use penstock_drive::runtime::{Readiness, blocking};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::cell::RefCell;
@@ -45,8 +46,9 @@ pub(crate) fn connection_of(path: &Path) -> io::Result<u32> {
 
 /// Starts this program as the guard of a connection. Call on the thread whose end is that of the mount.
 fn start(connection: u32) -> io::Result<Child> {
+    let thread = std::fs::read_link("/proc/thread-self")?;
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("penstock").args([GUARD, &connection.to_string()]).current_dir("/");
+    command.arg0("penstock").args([GUARD, &connection.to_string()]).arg(thread).current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit());
     // A word from the terminal is for the mount.
     command.process_group(0).spawn()
@@ -99,9 +101,21 @@ impl Guard {
     }
 }
 
-/// Waits until the parent's thread that started this process has ended, or the parent says that the mount has, and aborts
-/// the connection.
-pub fn guard(connection: u32) -> io::Result<()> {
+/// True once the thread that is `thread` below /proc has ended. A process whose other threads wait in the kernel keeps its
+/// first one as a zombie.
+fn has_ended(thread: &Path) -> io::Result<bool> {
+    match std::fs::read_to_string(Path::new("/proc").join(thread).join("stat")) {
+        Ok(stat) => Ok(stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X']))),
+        // The second where it ends while it is read.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits until the parent's thread that started this process, `thread` below /proc, has ended, or the parent says that the
+/// mount has, and aborts the connection.
+pub fn guard(connection: u32, thread: &Path) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut died = signal(SignalKind::user_defined1())?;
@@ -109,6 +123,10 @@ pub fn guard(connection: u32) -> io::Result<()> {
         let _ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
         rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
         let mut abort = abort_file(connection)?;
+        // Before it was asked for the signal did not come.
+        if has_ended(thread)? {
+            return abort.write_all(b"1");
+        }
         // Nothing is ever said on it: it is closed.
         let said = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
         tokio::select! {

@@ -286,25 +286,24 @@ impl Mount {
     /// answered, and from then on its open files get errors. When this returns nothing more is written through it. Must
     /// not be called on the worker: requests on their way need it.
     pub fn stop(self, force: bool) -> (io::Result<()>, Option<Self>) {
-        match unmount(&self.path) {
-            Ok(()) => {
-                // Closed without a value, always.
-                let _ = self.ended.blocking_recv();
-                (Ok(()), None)
-            }
+        let unmounted = match unmount(&self.path) {
+            Ok(()) => Ok(()),
             Err(_) if force => {
                 tracing::warn!(path = %self.path.display(), "the mount is in use and is taken away from who uses it");
-                let detached = unmount_stale(&self.path);
-                // It may have ended by itself.
-                let _ = self.end.send(());
-                // Closed without a value, always.
-                let _ = self.ended.blocking_recv();
-                (detached, None)
+                unmount_stale(&self.path)
             }
             Err(error) => {
-                (Err(io::Error::other(format!("{} is in use: {error}", self.path.display()))), Some(self))
+                let why = format!("{} is in use: {error}", self.path.display());
+                return (Err(io::Error::other(why)), Some(self));
             }
+        };
+        if force {
+            // A copy of it elsewhere, or what was open at a lazy unmount, may hold the session. It may have ended by itself.
+            let _ = self.end.send(());
         }
+        // Closed without a value, always.
+        let _ = self.ended.blocking_recv();
+        (unmounted, None)
     }
 }
 

@@ -17,6 +17,7 @@
 //! - an exclusive lease of one session and any of another on one inode never exist together;
 //! - a session that has not answered a call for an inode's lease is granted no other one on it;
 //! - nothing is granted, and nobody joins, while another session has not answered a call to give up everything;
+//! - a session is done with a stop only when it has no lease and has answered every call to give up everything;
 //! - a call names the newest grant it means, and numbers of grants rise: a grant that comes late to its client is
 //!   known to be void. They begin again with each start of the service, and mean nothing to another one;
 //! - nobody waits for an answer while it holds what the answer may need: no lock of a service, and no turn but that
@@ -156,6 +157,10 @@ impl Leases {
 
     /// A session has given up everything. Where it got leases meanwhile, a stop asks once more.
     fn gave_up_everything(&mut self, session: u64) {
+        // An older call may be answered after this one was made: only the last answer knows of all that it got.
+        if self.owes_everything(|other| other == session) {
+            return;
+        }
         let has_leases = self.held.values().any(|holders| holders.contains_key(&session));
         let Some(leaving) = self.leaving(session) else { return };
         *leaving = match *leaving {
@@ -531,5 +536,54 @@ impl MetaTarget {
         let wait = self.wait_for(session, |leases| leases.news(session, &request));
         let reply = timeout(&self.env, longest, wait).await.unwrap_or(Ok(nothing))?;
         Ok(reply.encode_to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: u64 = 1;
+    const SECOND: u64 = 2;
+
+    fn calls_of(leases: &Leases, session: u64) -> Vec<u64> {
+        let calls = leases.calls.iter().filter(|(_, call)| call.session == session && call.ino.is_none());
+        calls.map(|(number, _)| *number).collect()
+    }
+
+    /// One session was alone and is called for the sake of another, and then for a stop. What it gets until the last answer it must
+    /// give up too: an answer to the older call was taken for that, and the stop did not wait for what it had written.
+    #[test]
+    fn a_stop_waits_for_the_answers_to_all_calls() {
+        let mut leases = Leases::restored([FIRST].into_iter());
+        assert!(leases.join(FIRST));
+        assert!(!leases.join(SECOND));
+        leases.close();
+        let [for_another, for_the_stop] = calls_of(&leases, FIRST)[..] else { panic!("two calls") };
+        for number in calls_of(&leases, SECOND) {
+            leases.answered(SECOND, number);
+        }
+        assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
+        leases.try_grant(FIRST, Ino(7), true).expect("it may need one to answer");
+        leases.answered(FIRST, for_another);
+        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Called));
+        leases.answered(FIRST, for_the_stop);
+        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::CalledAgain));
+        assert_eq!(leases.try_grant(FIRST, Ino(8), true), None);
+        let [last] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
+        leases.answered(FIRST, last);
+        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Done));
+        assert_eq!(leases.try_grant(FIRST, Ino(9), true), None);
+    }
+
+    #[test]
+    fn a_stop_hears_of_what_could_not_be_made_known() {
+        let mut leases = Leases::restored([FIRST].into_iter());
+        leases.close();
+        let [call] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
+        leases.failed(FIRST, call, 5);
+        leases.answered(FIRST, call);
+        leases.is_done(FIRST);
+        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
     }
 }

@@ -142,6 +142,8 @@ impl FileOwnership {
             file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).map_err(fail)?;
             File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail)?;
         }
+        // A process that ended before its sync may have left the newest place; the next claim is written over the other one.
+        file.sync_data().map_err(fail)?;
         Ok(Self { path, file: Arc::new(file), claims: RefCell::new(claims), seq: Mutex::new(seq) })
     }
 

@@ -6,6 +6,7 @@
 use crate::remote_mount::{OPTIONS, kill, mount_at, up_alone};
 use crate::store::{Store, can_mount, wait_until};
 use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -529,8 +530,21 @@ end(children)
     };
     let first = guard().expect("a guard");
     kill("-9", first);
-    wait_until("another guard", || guard().is_some_and(|another| another != first));
-    kill("-9", other);
+    // The mount may end before the next guard has asked to hear of that.
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let next = loop {
+        match guard().filter(|another| *another != first) {
+            Some(next) => break next,
+            None => assert!(Instant::now() < give_up, "another guard"),
+        }
+    };
+    let signal = |signal: Signal, pid: u32| {
+        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
+    };
+    signal(Signal::STOP, next);
+    signal(Signal::KILL, other);
+    std::thread::sleep(Duration::from_millis(500));
+    signal(Signal::CONT, next);
     let is_gone = || {
         let threads = std::fs::read_dir(format!("/proc/{other}/task")).into_iter().flatten().flatten();
         let states = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")));

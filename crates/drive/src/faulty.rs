@@ -55,10 +55,21 @@ pub enum Fault {
     Rotten,
     /// The I/O takes this much longer.
     Slow(Duration),
+    /// The write or flush takes this much longer and then fails, also when its caller has given up.
+    SlowFail(Duration),
     /// The I/O never completes.
     Silent,
     /// The write reports that the host is full.
     HostFull,
+}
+
+impl Fault {
+    fn failing_after(self) -> Option<Duration> {
+        match self {
+            Self::SlowFail(after) => Some(after),
+            _ => None,
+        }
+    }
 }
 
 struct Planted {
@@ -75,8 +86,8 @@ pub struct FaultyDrive {
     planted: RefCell<Vec<Planted>>,
     unreadable: RefCell<Vec<Range<u64>>>,
     pace: Cell<Option<Pace>>,
-    /// Called when a flush fails: the medium forgets what was not flushed.
-    forget: Option<Box<dyn Fn()>>,
+    /// Called when a flush, or a write that includes one, fails: the medium forgets what was not flushed.
+    forget: Option<Rc<dyn Fn()>>,
     gone: Cell<bool>,
     full: Cell<bool>,
 }
@@ -96,9 +107,19 @@ impl FaultyDrive {
         }
     }
 
-    /// The same drive; `forget` is called when a flush fails, and drops what was not flushed.
+    /// The same drive; `forget` is called when a flush, or a write that includes one, fails, and drops what was not flushed.
     pub fn forgetting(self, forget: impl Fn() + 'static) -> Self {
-        Self { forget: Some(Box::new(forget)), ..self }
+        Self { forget: Some(Rc::new(forget)), ..self }
+    }
+
+    /// Fails what may have lost what was not flushed, after `delay`.
+    async fn fail_flush(&self, delay: Option<Duration>, error: DriveError) -> Result<(), DriveError> {
+        let forget = self.forget.clone();
+        let fail = async move {
+            forget.iter().for_each(|forget| forget());
+            Err(error)
+        };
+        self.late(delay, fail).await
     }
 
     /// Makes these bytes unreadable until they are written.
@@ -240,7 +261,11 @@ impl Drive for FaultyDrive {
             let written = |bytes: &Range<u64>| at <= bytes.start && bytes.end <= end;
             match fault {
                 _ if self.gone.get() => return Err(self.refuse("write", at, data.len())),
-                Some(Fault::Fail) => return Err(self.refuse("write", at, data.len())),
+                Some(Fault::Fail) if !io.durable => return Err(self.refuse("write", at, data.len())),
+                Some(Fault::Fail | Fault::SlowFail(_)) => {
+                    let delay = fault.and_then(|fault| fault.failing_after());
+                    return self.fail_flush(delay, self.refuse("write", at, data.len())).await;
+                }
                 Some(Fault::HostFull) => return Err(DriveError::HostFull),
                 _ if self.full.get() => return Err(DriveError::HostFull),
                 Some(Fault::Silent) => std::future::pending().await,
@@ -267,9 +292,9 @@ impl Drive for FaultyDrive {
     fn flush(&self, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             let fault = self.next_fault(Op::Flush, 0, 0).map(|(fault, _)| fault);
-            if self.gone.get() || fault == Some(Fault::Fail) {
-                self.forget.iter().for_each(|forget| forget());
-                return Err(self.refuse("flush", 0, 0));
+            if self.gone.get() || matches!(fault, Some(Fault::Fail | Fault::SlowFail(_))) {
+                let delay = fault.and_then(|fault| fault.failing_after());
+                return self.fail_flush(delay, self.refuse("flush", 0, 0)).await;
             }
             if fault == Some(Fault::Silent) {
                 std::future::pending().await

@@ -6,7 +6,9 @@
 //!   flush fails. The kernel and the drive report a lost write once, to whoever flushes first; a later success would say
 //!   nothing about it. A failure while nothing was unflushed has lost nothing and is forgotten.
 //! - A write that is durable by itself fails if a flush fails while it is on its way. On a file the kernel writes first and then
-//!   flushes: the flush that failed may have lost the write, and that of the write say nothing about it.
+//!   flushes: the flush that failed may have lost the write, and that of the write say nothing about it. So does a flush beside
+//!   such a write that fails.
+//! - A flush or such a write that its caller gave up counts when it fails, however late.
 
 use crate::DriveError;
 use std::cell::{Cell, RefCell};
@@ -48,6 +50,8 @@ pub(crate) struct Turn<'a> {
     _turn: MutexGuard<'a, ()>,
     number: u64,
     covered_writes: u64,
+    /// Failures before it.
+    failed: u64,
     ended: bool,
 }
 
@@ -90,7 +94,14 @@ impl Flushes {
         }
         let number = self.begun.get() + 1;
         self.begun.set(number);
-        Ok(Some(Turn { flushes: self, _turn: turn, number, covered_writes: self.writes.get(), ended: false }))
+        Ok(Some(Turn {
+            flushes: self,
+            _turn: turn,
+            number,
+            covered_writes: self.writes.get(),
+            failed: self.failed.get(),
+            ended: false,
+        }))
     }
 }
 
@@ -98,6 +109,11 @@ impl Turn<'_> {
     /// Ends the turn with the flush's result, which it returns.
     pub(crate) fn end(mut self, result: Result<(), DriveError>) -> Result<(), DriveError> {
         self.ended = true;
+        // What failed beside it may have lost what it covers.
+        let lost = self.flushes.lost.borrow().clone();
+        if let Some(why) = lost.filter(|_| result.is_ok() && self.failed != self.flushes.failed.get()) {
+            return Err(DriveError::FlushLost(why));
+        }
         match &result {
             Ok(()) => {
                 assert!(self.number > self.flushes.done.get(), "flushes end in order");
@@ -159,6 +175,15 @@ mod tests {
         flushes.note_failure(&eio());
         assert!(turn(&flushes).unwrap().unwrap().end(Err(eio())).is_err());
         assert!(turn(&flushes).unwrap().unwrap().end(Ok(())).is_ok());
+    }
+
+    #[test]
+    fn a_flush_beside_a_failure_says_so() {
+        let flushes = Rc::<Flushes>::default();
+        drop(Flushes::begin_write(&flushes));
+        let flush = turn(&flushes).unwrap().unwrap();
+        flushes.note_failure(&eio());
+        assert!(matches!(flush.end(Ok(())), Err(DriveError::FlushLost(_))));
     }
 
     #[test]

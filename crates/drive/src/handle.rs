@@ -247,12 +247,36 @@ impl DriveHandle {
             return Ok(result);
         }
         let still_there = Overdue::hold(&self.overdue, range);
+        let (flushes, durable) = (self.flushes.clone(), io.durable);
         self.env.spawn(
             "overdue write",
             Box::pin(async move {
-                // Nobody waits for its result; its end frees the range.
-                let _ = work.await;
+                // Nobody waits for its result; its end frees the range. What it may have lost is remembered.
+                if let Err(error) = work.await
+                    && durable
+                {
+                    flushes.note_failure(&error);
+                }
                 drop((still_there, unflushed));
+            }),
+        );
+        Err(DriveError::Deadline(io.deadline))
+    }
+
+    /// A flush whose failure is remembered although its caller gave up.
+    async fn run_flush(&self, io: Io) -> Result<Result<(), DriveError>, DriveError> {
+        let drive = self.online_drive()?;
+        let mut work: LocalBoxFuture<'static, _> = Box::pin(async move { drive.flush(io).await });
+        if let Some(result) = self.in_time(io, Pin::new(&mut work)).await {
+            return Ok(result);
+        }
+        let flushes = self.flushes.clone();
+        self.env.spawn(
+            "overdue flush",
+            Box::pin(async move {
+                if let Err(error) = work.await {
+                    flushes.note_failure(&error);
+                }
             }),
         );
         Err(DriveError::Deadline(io.deadline))
@@ -311,8 +335,7 @@ impl DriveHandle {
     pub async fn flush(&self, io: Io) -> Result<(), DriveError> {
         self.online_drive()?;
         let Some(turn) = self.flushes.take_turn().await? else { return Ok(()) };
-        let flush = self.run(io, |drive| async move { drive.flush(io).await });
-        turn.end(self.settle(self.latency.flush.time(&self.env, flush).await))?;
+        turn.end(self.settle(self.latency.flush.time(&self.env, self.run_flush(io)).await))?;
         self.count(|counters| counters.flushes += 1);
         Ok(())
     }

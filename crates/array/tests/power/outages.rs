@@ -95,12 +95,15 @@ fn a_fault_of_the_last_drive_is_recorded_against_nobody() {
 #[test]
 fn a_failed_flush_of_the_only_carrier_takes_nothing_that_was_flushed() {
     for (k, m, away) in [(3, 0, &[][..]), (1, 1, &[1]), (4, 1, &[1]), (4, 2, &[1, 2])] {
-        for (seed, nth) in (0..12).flat_map(|seed| (0..40).step_by(3).map(move |nth| (seed, nth))) {
+        let moments = (0..12).flat_map(|seed| (0..40).step_by(3).map(move |nth| (seed, nth)));
+        // Also behind its deadline, when nobody waits for it any more.
+        let late = Fault::SlowFail(Duration::from_secs(31));
+        for ((seed, nth), fault) in moments.flat_map(|moment| [(moment, Fault::Fail), (moment, late)]) {
             let site = Site::new(spec(k, m));
             let load = Load::new(60);
             life(&site, seed, &[], async |machine| machine.array.close().await).unwrap();
             let work = async |machine: &Machine| {
-                machine.drives[0].as_ref().unwrap().plant(Op::Flush, nth, Fault::Fail);
+                machine.drives[0].as_ref().unwrap().plant(Op::Flush, nth, fault);
                 let both = join(load.run_logged(machine), load.run_fresh(machine));
                 let _ = timeout(&machine.env, Duration::from_secs(300), both).await;
                 machine.array.stop();
@@ -112,7 +115,7 @@ fn a_failed_flush_of_the_only_carrier_takes_nothing_that_was_flushed() {
                 load.check(machine).await.unwrap();
                 machine.array.close().await
             };
-            let what = format!("{k}+{m} without {away:?}, seed {seed}, flush {nth}");
+            let what = format!("{k}+{m} without {away:?}, seed {seed}, flush {nth}: {fault:?}");
             life(&site, seed + 1, away, check).unwrap_or_else(|error| panic!("{what}: {error}"));
         }
     }

@@ -430,7 +430,7 @@ impl Array {
         self.owned.set(true);
         drop(_one_at_a_time);
         self.fail_unwritten(failed).await?;
-        // Who failed since it was looked at.
+        // Another may have failed since it was looked at.
         self.record_lost().await
     }
 

@@ -109,7 +109,7 @@ impl Turn<'_> {
     /// Ends the turn with the flush's result, which it returns.
     pub(crate) fn end(mut self, result: Result<(), DriveError>) -> Result<(), DriveError> {
         self.ended = true;
-        // What failed beside it may have lost what it covers.
+        // A write that failed beside it may have lost what it covers.
         let lost = self.flushes.lost.borrow().clone();
         if let Some(why) = lost.filter(|_| result.is_ok() && self.failed != self.flushes.failed.get()) {
             return Err(DriveError::FlushLost(why));

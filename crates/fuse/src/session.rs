@@ -28,8 +28,9 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What programs have stored through maps is waited for so long when a mount is taken away from them, so many files at a time.
+/// Time for the kernel to write back what programs stored through maps, when a mount is taken away from them.
 const WRITE_BACK: Duration = Duration::from_secs(5);
+/// Files of which it does so at a time.
 const WRITTEN_BACK: usize = 16;
 /// Requests that were received before a mount ended have so long.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);

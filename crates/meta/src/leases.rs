@@ -79,11 +79,11 @@ pub(crate) struct Leases {
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
     /// Changes of size that wait for the leases of others, by inode and session.
     resizing: BTreeMap<(Ino, u64), u32>,
-    /// Once the service stops: how far the sessions are that it has asked for everything.
+    /// Once the service stops: the sessions that it has asked for everything.
     closing: Option<BTreeMap<u64, Leaving>>,
 }
 
-/// How far a session is with giving up everything for a stop of the service.
+/// A session that gives up everything for a stop of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     /// It was asked. What it read without a lease its kernel gives up only after requests that need one: it gets leases.

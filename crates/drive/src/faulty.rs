@@ -63,15 +63,6 @@ pub enum Fault {
     HostFull,
 }
 
-impl Fault {
-    fn failing_after(self) -> Option<Duration> {
-        match self {
-            Self::SlowFail(after) => Some(after),
-            _ => None,
-        }
-    }
-}
-
 struct Planted {
     op: Op,
     countdown: u64,
@@ -112,9 +103,13 @@ impl FaultyDrive {
         Self { forget: Some(Rc::new(forget)), ..self }
     }
 
-    /// Fails what may have lost what was not flushed, after `delay`.
-    async fn fail_flush(&self, delay: Option<Duration>, error: DriveError) -> Result<(), DriveError> {
+    /// Fails a flush, or a write that includes one, when `fault` says: what was not flushed may be lost.
+    async fn fail_flush(&self, fault: Option<Fault>, error: DriveError) -> Result<(), DriveError> {
         let forget = self.forget.clone();
+        let delay = match fault {
+            Some(Fault::SlowFail(after)) => Some(after),
+            _ => None,
+        };
         let fail = async move {
             forget.iter().for_each(|forget| forget());
             Err(error)
@@ -263,8 +258,7 @@ impl Drive for FaultyDrive {
                 _ if self.gone.get() => return Err(self.refuse("write", at, data.len())),
                 Some(Fault::Fail) if !io.durable => return Err(self.refuse("write", at, data.len())),
                 Some(Fault::Fail | Fault::SlowFail(_)) => {
-                    let delay = fault.and_then(|fault| fault.failing_after());
-                    return self.fail_flush(delay, self.refuse("write", at, data.len())).await;
+                    return self.fail_flush(fault, self.refuse("write", at, data.len())).await;
                 }
                 Some(Fault::HostFull) => return Err(DriveError::HostFull),
                 _ if self.full.get() => return Err(DriveError::HostFull),
@@ -293,8 +287,7 @@ impl Drive for FaultyDrive {
         Box::pin(async move {
             let fault = self.next_fault(Op::Flush, 0, 0).map(|(fault, _)| fault);
             if self.gone.get() || matches!(fault, Some(Fault::Fail | Fault::SlowFail(_))) {
-                let delay = fault.and_then(|fault| fault.failing_after());
-                return self.fail_flush(delay, self.refuse("flush", 0, 0)).await;
+                return self.fail_flush(fault, self.refuse("flush", 0, 0)).await;
             }
             if fault == Some(Fault::Silent) {
                 std::future::pending().await

@@ -2,7 +2,6 @@
 
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
-use penstock_drive::runtime::blocking;
 use penstock_fabric::Server;
 use penstock_fuse::{FuseLatency, Mount, MountOptions};
 use penstock_node::{AdminError, Event, EventKind, LatencyReport, Node, Severity, StatusReport};
@@ -188,8 +187,7 @@ impl Instance {
         let _one = self.mounting.lock().await;
         let Some(mount) = self.mount.borrow_mut().take() else { return Ok(()) };
         let path = mount.path().display().to_string();
-        // Off the worker: requests on their way need it until the kernel lets go.
-        let (result, rest) = blocking(move || mount.stop(force)).await;
+        let (result, rest) = mount.stop(&self.env, force).await;
         match (&rest, &result) {
             (Some(_), _) => {}
             (None, Ok(())) => {

@@ -12,7 +12,7 @@ use penstock_api::{check_mount_point, is_stale, on_signals, unmount_stale};
 use penstock_base::env::timeout;
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
-use penstock_drive::runtime::{Worker, block_on, blocking};
+use penstock_drive::runtime::{Worker, block_on};
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
 use penstock_fuse::{FuseLatency, Mount, MountOptions, mount_point};
@@ -147,8 +147,7 @@ async fn serve(env: &Env, client: &Rc<Client>, path: &Path, options: &MountOptio
         _ = signals.recv() => true,
     };
     if signalled {
-        // Off the worker: requests on their way need it until the kernel lets go.
-        blocking(move || mount.stop(true).0).await?;
+        mount.stop(env, true).await.0?;
     }
     Ok(())
 }
@@ -224,7 +223,7 @@ fn open_log(path: &Path) -> Result<File> {
     Ok(log)
 }
 
-/// Whether a file system of Penstock is mounted at `path`.
+/// Whether `path` shows a file system of Penstock: what was mounted there last.
 fn is_mounted(path: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     // Spaces and the like are octal there.
@@ -233,10 +232,11 @@ fn is_mounted(path: &Path) -> bool {
         c => c.to_string(),
     };
     let path: String = path.display().to_string().chars().map(escape).collect();
-    mounts.lines().any(|line| {
+    let mut kinds = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(1);
-        words.next() == Some(&path) && words.next() == Some("fuse.penstock")
-    })
+        (words.next()? == path).then(|| words.next())?
+    });
+    kinds.next_back() == Some("fuse.penstock")
 }
 
 /// Unmounts what is mounted at `path`, by the instance or by a process of its own.

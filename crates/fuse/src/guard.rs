@@ -6,18 +6,17 @@
 //!
 //! The guard knows the connection from its beginning, and does nothing to another one that gets its number later.
 
-use penstock_base::Env;
-use penstock_drive::runtime::{Readiness, blocking};
+use penstock_base::{Env, env::timeout};
+use penstock_drive::runtime::Readiness;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::cell::RefCell;
-use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -28,8 +27,12 @@ use tokio::signal::unix::{SignalKind, signal};
 pub const GUARD: &str = "mount-guard";
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// After a guard has ended, or could not be started, until there is another one.
+/// After a guard was killed, or could not be started, until there is another one: so long at first, then ever longer.
 const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MOST: Duration = Duration::from_secs(60);
+
+/// Time for a guard that is not needed any more to end.
+const LAST_STEPS: Duration = Duration::from_secs(5);
 
 /// The guard of one mount.
 pub(crate) struct Guard {
@@ -60,10 +63,14 @@ impl Guard {
         Ok(Self { connection, child: RefCell::new(Some(start(connection)?)) })
     }
 
-    /// Starts another one whenever it ends. Call on the thread that called [`Self::new`].
-    pub(crate) async fn keep(&self, env: &Env) -> Infallible {
+    /// Starts another one whenever it is killed. Call on the thread that called [`Self::new`]. Returns when it has ended by
+    /// itself, which it does only where it cannot abort the connection.
+    pub(crate) async fn keep(&self, env: &Env) {
+        let mut pause = PAUSE;
         loop {
             let why = match self.lost().await {
+                // It has said why.
+                Ok(status) if status.signal().is_none() => return,
                 Ok(status) => status.to_string(),
                 Err(error) => error.to_string(),
             };
@@ -72,7 +79,8 @@ impl Guard {
                 why,
                 "the guard of a mount is gone, and another one is started"
             );
-            env.sleep(PAUSE).await;
+            env.sleep(pause).await;
+            pause = (2 * pause).min(PAUSE_MOST);
             match start(self.connection) {
                 Ok(child) => *self.child.borrow_mut() = Some(child),
                 Err(error) => tracing::warn!(connection = self.connection, %error, "it cannot be started"),
@@ -92,12 +100,20 @@ impl Guard {
     }
 
     /// Lets it go. The connection has ended.
-    pub(crate) async fn end(self) {
-        let Some(mut child) = self.child.take() else { return };
-        drop(child.stdin.take());
-        if let Err(error) = blocking(move || child.wait()).await {
-            tracing::warn!(%error, "the guard of a mount is not waited for");
+    pub(crate) async fn end(self, env: &Env) {
+        if let Some(child) = &mut *self.child.borrow_mut() {
+            drop(child.stdin.take());
         }
+        if timeout(env, LAST_STEPS, self.lost()).await.is_some() {
+            return;
+        }
+        tracing::warn!("the guard of a mount does not end and is killed");
+        if let Some(child) = &mut *self.child.borrow_mut()
+            && let Err(error) = child.kill()
+        {
+            tracing::warn!(%error, "it cannot be killed");
+        }
+        timeout(env, LAST_STEPS, self.lost()).await;
     }
 }
 
@@ -148,4 +164,23 @@ fn abort_file(connection: u32) -> io::Result<File> {
     rustix::mount::fsconfig_create(&control)?;
     let root = rustix::mount::fsmount(&control, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
     Ok(rustix::fs::openat(root, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_drive::runtime::{Worker, block_on};
+
+    /// One that cannot abort the connection, as that of an ordinary user where nobody has mounted what it needs, was started
+    /// again every second.
+    #[test]
+    fn a_guard_that_ends_by_itself_is_not_started_again() {
+        let env = Worker::env().unwrap();
+        let kept = async {
+            // This program takes the word for a test that it does not have.
+            let guard = Guard::new(1).unwrap();
+            timeout(&env, Duration::from_secs(60), guard.keep(&env)).await
+        };
+        assert!(block_on(kept).unwrap().is_some(), "another one was started");
+    }
 }

@@ -11,11 +11,13 @@ use crate::latency::FuseLatency;
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
 use futures_util::future::{Either, join, select};
-use penstock_base::Env;
+use penstock_base::{Env, env::timeout};
 use penstock_client::Client;
+use penstock_drive::runtime::blocking;
 use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::convert::Infallible;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -26,12 +28,18 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
-use tokio::sync::oneshot;
+use std::time::Duration;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 const DEVICE: &str = "/dev/fuse";
 const NAME: &str = "penstock";
 /// Mounts of killed processes at one place that are taken away at once.
 const STALE_MOST: usize = 8;
+
+/// Time for the session of a mount that nobody used any more to end.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+/// The same where the mount point does not show the mount any more.
+const LAST_MOMENT: Duration = Duration::from_secs(1);
 
 /// A mount does not come about.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +62,8 @@ pub enum MountError {
 /// A mounted file system.
 pub struct Mount {
     path: PathBuf,
+    /// The number of its connection, which no other mount has while its session goes on.
+    connection: u32,
     /// Ends the session although the kernel has not let go of it.
     end: oneshot::Sender<()>,
     /// Closed when the session has ended.
@@ -208,7 +218,7 @@ impl Mount {
         let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
         let (at, wanted) = (path.to_owned(), options.clone());
         // Beside the worker: what is looked up may lie in a mount that it serves, or in one that does not answer.
-        let mounted = penstock_drive::runtime::blocking(move || {
+        let mounted = blocking(move || {
             clear_mount_point(&at)?;
             let file = match rustix::process::geteuid().is_root() {
                 true => mount(&at, &wanted),
@@ -217,14 +227,14 @@ impl Mount {
             Ok::<_, MountError>(file.and_then(|file| {
                 let flags = rustix::fs::fcntl_getfl(&file)?;
                 rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
-                Ok((file, connection_of(&at)))
+                Ok((file, connection_of(&at)?))
             }))
         });
         let (file, connection) = mounted.await?.map_err(failed)?;
         let device = Device::new(file).map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
         let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path).map_err(failed)?);
-        let guard = options.guarded.then(|| Guard::new(connection?)).transpose().unwrap_or_else(|error| {
+        let guard = options.guarded.then(|| Guard::new(connection)).transpose().unwrap_or_else(|error| {
             let path = path.display();
             tracing::warn!(%path, %error, "no guard: programs may hang if this process is killed");
             None
@@ -236,13 +246,14 @@ impl Mount {
         let looks = crate::looks::run(session.clone(), env.clone());
         let run = session.clone().run(env.clone());
         let (end, to_end) = oneshot::channel();
-        let (client, env_of_mount) = (client.clone(), env.clone());
+        let (client, env_of_mount, at) = (client.clone(), env.clone(), path.display().to_string());
         let serve = async move {
             let keep = async {
-                match &guard {
-                    Some(guard) => guard.keep(&env_of_mount).await,
-                    None => std::future::pending().await,
+                if let Some(guard) = &guard {
+                    guard.keep(&env_of_mount).await;
+                    tracing::warn!(path = at, "no guard: programs may hang if this process is killed");
                 }
+                std::future::pending::<Infallible>().await
             };
             let told = async {
                 match to_end.await {
@@ -262,13 +273,13 @@ impl Mount {
             session.finish(&env_of_mount).await;
             client.set_kernel_cache(None);
             if let Some(guard) = guard {
-                guard.end().await;
+                guard.end(&env_of_mount).await;
             }
             on_end();
             drop(ending);
         };
         env.spawn("mount", Box::pin(serve));
-        Ok(Self { path: path.to_owned(), end, ended })
+        Ok(Self { path: path.to_owned(), connection, end, ended })
     }
 
     /// Where it is mounted.
@@ -282,28 +293,51 @@ impl Mount {
         let _ = (&mut self.ended).await;
     }
 
+    /// Whether its session has ended.
+    fn has_ended(&mut self) -> bool {
+        self.ended.try_recv() == Err(TryRecvError::Closed)
+    }
+
     /// Unmounts. A mount in use is refused and given back, or with `force` ended all the same: what was asked before is
-    /// answered, and from then on its open files get errors. When this returns nothing more is written through it. Must
-    /// not be called on the worker: requests on their way need it.
-    pub fn stop(self, force: bool) -> (io::Result<()>, Option<Self>) {
-        let unmounted = match unmount(&self.path) {
-            Ok(()) => Ok(()),
-            Err(_) if force => {
-                tracing::warn!(path = %self.path.display(), "the mount is in use and is taken away from who uses it");
-                unmount_stale(&self.path)
-            }
-            Err(error) => {
-                let why = format!("{} is in use: {error}", self.path.display());
-                return (Err(io::Error::other(why)), Some(self));
-            }
-        };
+    /// answered, and from then on its open files get errors. When this returns nothing more is written through it.
+    pub async fn stop(mut self, env: &Env, force: bool) -> (io::Result<()>, Option<Self>) {
+        let (path, connection) = (self.path.clone(), self.connection);
+        // Beside the worker: requests on their way need it until the kernel lets go.
+        let off = blocking(move || take_off(&path, connection, force)).await;
         if force {
             // A copy of it elsewhere, or what was open at a lazy unmount, may hold the session. It may have ended by itself.
             let _ = self.end.send(());
+            // Closed without a value, always.
+            let _ = self.ended.await;
+            let off = off.map(|was_there| {
+                if !was_there {
+                    let path = self.path.display();
+                    tracing::warn!(%path, "the mount point does not show the mount, which has ended; what it shows stays");
+                }
+            });
+            return (off, None);
         }
-        // Closed without a value, always.
-        let _ = self.ended.blocking_recv();
-        (unmounted, None)
+        let at = self.path.display().to_string();
+        let why = match off {
+            Ok(was_there) => {
+                let patience = if was_there { LAST_WORDS } else { LAST_MOMENT };
+                timeout(env, patience, self.ended()).await;
+                match was_there {
+                    true => {
+                        format!("{at} is unmounted, but a bind mount or another mount name space has it too")
+                    }
+                    false => format!(
+                        "{at} does not show this mount: another file system is mounted over it, or it was moved, or \
+                         detached while in use"
+                    ),
+                }
+            }
+            Err(error) => format!("{at} is in use: {error}"),
+        };
+        match self.has_ended() {
+            true => (Ok(()), None),
+            false => (Err(io::Error::other(why)), Some(self)),
+        }
     }
 }
 
@@ -312,7 +346,7 @@ async fn raise_read_ahead(session: Rc<Session>, path: PathBuf) {
     session.begun.notified().await;
     drop(session);
     let at = path.display().to_string();
-    let set = penstock_drive::runtime::blocking(move || set_read_ahead(&path, KIB)).await;
+    let set = blocking(move || set_read_ahead(&path, KIB)).await;
     if let Err(error) = set {
         tracing::info!(path = at, %error, "the kernel reads ahead as far as it does by itself");
     }
@@ -371,6 +405,22 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
         _ => None,
     });
     Ok(descriptor)
+}
+
+/// Unmounts the mount with this connection, if `path` shows that one, and says whether it does. With `force` also while it is in use.
+fn take_off(path: &Path, connection: u32, force: bool) -> io::Result<bool> {
+    // Somebody may have mounted over it.
+    if connection_of(path).ok() != Some(connection) {
+        return Ok(false);
+    }
+    let unmounted = unmount(path).or_else(|error| match force {
+        true => {
+            tracing::warn!(path = %path.display(), "the mount is in use and is taken away from who uses it");
+            unmount_stale(path)
+        }
+        false => Err(error),
+    });
+    unmounted.map(|()| true)
 }
 
 /// Unmounts what is not in use.

@@ -9,6 +9,7 @@ mod campaign;
 mod churn;
 mod databases;
 mod doors;
+mod ends;
 mod fs_check;
 mod fsx;
 mod kill;

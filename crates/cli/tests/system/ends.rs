@@ -1,0 +1,250 @@
+//! The end of a mount: what shows it elsewhere, what hides it, the next one, and a lease that ends first.
+
+use crate::remote_mount::{OPTIONS, mount_at, up_alone};
+use crate::store::{Store, can_mount, is_alive, shell, wait_until};
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Why a mount point does not stand for its mount alone.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    /// A bind mount shows it too.
+    Bound,
+    /// It was unmounted lazily while a file was open.
+    Lazy,
+    /// Another file system was mounted over it.
+    Over,
+}
+
+impl Kind {
+    fn make(self, mount: &Path, other: &Path) {
+        let (mount, other) = (mount.display(), other.display());
+        std::fs::create_dir_all(other.to_string()).unwrap();
+        shell(&match self {
+            Self::Bound => format!("mount --bind {mount} {other}"),
+            Self::Lazy => format!("umount -l {mount}"),
+            Self::Over => format!("mount -t tmpfs over {mount} && echo theirs > {mount}/theirs"),
+        });
+    }
+
+    fn unmake(self, mount: &Path, other: &Path) {
+        match self {
+            Self::Bound => drop(shell(&format!("umount {}", other.display()))),
+            Self::Lazy => {}
+            Self::Over => {
+                // What somebody mounted there is his.
+                assert_eq!(std::fs::read_to_string(mount.join("theirs")).unwrap(), "theirs\n");
+                shell(&format!("umount {}", mount.display()));
+            }
+        }
+    }
+}
+
+fn is_root(test: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("SKIPPED {test}: only root may mount and unmount at will");
+    }
+    is_root
+}
+
+fn signal(signal: &str, pid: u32) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+}
+
+/// A stop waited for ever for what somebody else holds, and unmounted what somebody else had mounted there.
+#[test]
+fn a_stop_ends_its_mount_and_nothing_else() {
+    let test = "a_stop_ends_its_mount_and_nothing_else";
+    if !can_mount(test) || !is_root(test) {
+        return;
+    }
+    let store = Store::new("elsewhere", &OPTIONS);
+    let other = store.home.join("other");
+    for kind in [Kind::Bound, Kind::Lazy, Kind::Over] {
+        for own in [true, false] {
+            let pid = match own {
+                true => {
+                    store.up();
+                    store.pid().unwrap()
+                }
+                false => {
+                    up_alone(&store, &[]);
+                    mount_at(&store, &store.mount)
+                }
+            };
+            let file = OpenOptions::new().create(true).append(true).open(store.mount.join("file")).unwrap();
+            std::io::Write::write_all(&mut &file, b"not synced, ").unwrap();
+            kind.make(&store.mount, &other);
+            std::io::Write::write_all(&mut &file, b"nor this; ").unwrap();
+            match own {
+                true => store.down(),
+                false => {
+                    signal("-TERM", pid);
+                    wait_until("the mount's process to end", || !is_alive(pid));
+                    store.down();
+                }
+            }
+            file.sync_all().expect_err("its mount has ended");
+            kind.unmake(&store.mount, &other);
+        }
+    }
+    store.up();
+    let found = std::fs::read_to_string(store.mount.join("file")).unwrap();
+    assert_eq!(found, "not synced, nor this; ".repeat(6));
+    store.down_in_peace();
+}
+
+/// Without force nothing is taken from who uses it: it is said why the mount goes on, and it ends with its last user.
+#[test]
+fn an_unmount_says_why_the_mount_goes_on() {
+    let test = "an_unmount_says_why_the_mount_goes_on";
+    if !can_mount(test) || !is_root(test) {
+        return;
+    }
+    let store = Store::new("goes-on-elsewhere", &OPTIONS);
+    let other = store.home.join("other");
+    store.up();
+    for (kind, says) in [
+        (Kind::Bound, "a bind mount"),
+        (Kind::Lazy, "detached while in use"),
+        (Kind::Over, "mounted over it"),
+    ] {
+        if store.json(&["status"])["mounts"].as_array().unwrap().is_empty() {
+            mount_by_rest(&store).unwrap();
+        }
+        let file = File::create(store.mount.join("file")).unwrap();
+        kind.make(&store.mount, &other);
+        let file = (kind == Kind::Lazy).then_some(file);
+        let output = store.run(&["umount", store.mount.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(says), "{kind:?}: {said}");
+        if let Some(file) = &file {
+            file.write_all_at(b"goes on", 0).unwrap();
+            file.sync_all().unwrap();
+        }
+        drop(file);
+        kind.unmake(&store.mount, &other);
+        if kind == Kind::Over {
+            store.ok(&["umount", store.mount.to_str().unwrap()]);
+        }
+        wait_until("the mount to end", || store.json(&["status"])["mounts"].as_array().unwrap().is_empty());
+    }
+    store.down_in_peace();
+}
+
+/// Has the instance mount again.
+fn mount_by_rest(store: &Store) -> Result<(), String> {
+    let body = format!("{{\"path\": \"{}\"}}", store.mount.display());
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "--max-time", "60", "-H", "Content-Type: application/json", "-w", "%{http_code}"]);
+    curl.args(["-d", &body, "--unix-socket"]).arg(store.dir.join("api.sock"));
+    let output = curl.arg("http://localhost/v1/mounts").stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if said.ends_with("200") { Ok(()) } else { Err(said) }
+}
+
+/// What a mount had taken was settled beside the next one, which lost what it had taken meanwhile.
+#[test]
+fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {
+    if !can_mount("the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled") {
+        return;
+    }
+    let store = Store::new("next", &OPTIONS);
+    store.up();
+    for round in 0..3 {
+        for number in 0..1500 {
+            std::fs::write(store.mount.join(format!("before-{round}-{number}")), [1; 20_000]).unwrap();
+        }
+        shell(&format!("umount {}", store.mount.display()));
+        wait_until("the next mount", || mount_by_rest(&store).is_ok());
+        let names: Vec<_> = (0..20).map(|number| store.mount.join(format!("new-{round}-{number}"))).collect();
+        let open = |name| OpenOptions::new().create(true).read(true).write(true).truncate(false).open(name);
+        let files: Vec<File> = names.iter().map(|name| open(name).unwrap()).collect();
+        let line = |number: u64| format!("{number:>15}\n").into_bytes();
+        for number in 0..2000 {
+            for file in &files {
+                file.write_all_at(&line(number), 16 * number).unwrap();
+            }
+        }
+        files.iter().for_each(|file| file.sync_all().unwrap());
+        let all: Vec<u8> = (0..2000).flat_map(line).collect();
+        for name in &names {
+            assert!(std::fs::read(name).unwrap() == all, "{}", name.display());
+        }
+    }
+    store.down_in_peace();
+    store.up();
+    for round in 0..3 {
+        for number in 0..1500 {
+            let found = std::fs::read(store.mount.join(format!("before-{round}-{number}"))).unwrap();
+            assert!(found == [1; 20_000], "{round}, {number}: {} bytes", found.len());
+        }
+    }
+    store.down_in_peace();
+}
+
+/// A mount that was stopped for longer than its lease served its old pages for ever.
+#[test]
+fn pages_go_with_the_lease() {
+    if !can_mount("pages_go_with_the_lease") {
+        return;
+    }
+    // In a process of its own: whatever this one starts has its open files too, and closing them waits for their mount.
+    let script = "
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+assert os.pread(fd, 1, 5000) == b'a'
+print('ready', flush=True)
+try:
+    while os.pread(fd, 1, 5000) == b'a':
+        time.sleep(.01)
+except OSError as error:
+    print(error)
+";
+    for others in [false, true] {
+        let store = Store::new(&format!("lapse-{others}"), &OPTIONS);
+        up_alone(&store, &[]);
+        let other = store.home.join("other");
+        if others {
+            mount_at(&store, &other);
+        }
+        let pid = mount_at(&store, &store.mount);
+        let path = store.mount.join("file");
+        std::fs::write(&path, [b'a'; 12_288]).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+        let mut python = Command::new("python3");
+        python.args(["-c", script]).arg(&path).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut reader = match python.spawn() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                eprintln!("SKIPPED pages_go_with_the_lease: no python3");
+                break;
+            }
+            spawned => spawned.unwrap(),
+        };
+        reader.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        signal("-STOP", pid);
+        if !others {
+            mount_at(&store, &other);
+        }
+        let theirs = OpenOptions::new().write(true).open(other.join("file")).unwrap();
+        theirs.write_all_at(&[b'b'; 12_288], 0).unwrap();
+        theirs.sync_all().unwrap();
+        drop(theirs);
+        signal("-CONT", pid);
+        // An error says so too.
+        wait_until("the read to show what was written", || reader.try_wait().unwrap().is_some());
+        assert!(reader.wait().unwrap().success());
+        // Its session is over, and it says so from then on.
+        store.ok(&["umount", store.mount.to_str().unwrap()]);
+        mount_at(&store, &store.mount);
+        assert!(std::fs::read(&path).unwrap() == [b'b'; 12_288]);
+        for mount in [&store.mount, &other] {
+            store.ok(&["umount", mount.to_str().unwrap()]);
+        }
+        store.down();
+    }
+}

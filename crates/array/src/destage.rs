@@ -11,10 +11,14 @@
 //! One bad block stops nobody else. A column that lacks too many strips cannot be destaged: the columns beside it are, and
 //! then its stripe is parked, listed as unreadable, and passed over. When the log's tail reaches the blocks of parked
 //! stripes they are logged again at the head.
+//!
+//! While a host is full an unwritten stripe is parked too, and nobody waits for its strips but who wants room in the log. A
+//! written one is held until its strips are there: some of them are, and no others agree with those.
 
 use crate::engine::{Array, PendingFresh};
 use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
+use crate::member::WhenSuspended;
 use crate::overlay::DirtyBlock;
 use crate::strip::{Part, one_life};
 use futures_util::future::join_all;
@@ -32,6 +36,8 @@ const BATCH: usize = 16;
 const IDLE: Duration = Duration::from_secs(2);
 /// How long a stripe that could not be destaged is passed over: what it lacked may be back.
 const PARKED: Duration = Duration::from_secs(60);
+/// The same while one is put off because writes are suspended.
+const PUT_OFF: Duration = Duration::from_secs(5);
 
 /// What a stripe's destage leaves to do once its strips are flushed.
 struct Written {
@@ -49,6 +55,8 @@ struct Outcome {
     written: Option<Written>,
     /// Why the array cannot go on.
     error: Option<ArrayError>,
+    /// Why it is parked until writes are not suspended any more.
+    put_off: Option<String>,
 }
 
 type Dirty = BTreeMap<(usize, u32), DirtyBlock>;
@@ -64,7 +72,8 @@ impl Array {
                 break;
             }
             let idle = self.order.get() == before;
-            if self.env.now().saturating_sub(parked_at) >= PARKED {
+            let pause = if self.put_off.borrow().is_some() { PUT_OFF } else { PARKED };
+            if self.env.now().saturating_sub(parked_at) >= pause {
                 parked_at = self.env.now();
                 self.overlay.borrow_mut().unpark_all();
             }
@@ -73,6 +82,26 @@ impl Array {
                 tracing::error!(array = self.name, %error, "destage failed; it will be tried again");
                 self.env.sleep(IDLE).await;
             }
+            // They may have been discarded.
+            if self.overlay.borrow().parked().0 == 0 {
+                self.note_put_off(None);
+            }
+        }
+    }
+
+    /// Notes whether new stripes wait until writes are not suspended any more, and why.
+    fn note_put_off(&self, why: Option<String>) {
+        let before = self.put_off.replace(why);
+        match (&before, &*self.put_off.borrow()) {
+            (None, Some(why)) => {
+                tracing::error!(
+                    array = self.name,
+                    why,
+                    "what is written first in a stripe stays in the log until this is over"
+                );
+            }
+            (Some(_), None) => tracing::info!(array = self.name, "new stripes are written again"),
+            _ => {}
         }
     }
 
@@ -134,10 +163,15 @@ impl Array {
             locks.push(self.locks.exclusive(stripe).await);
         }
         let results = join_all(stripes.iter().map(|stripe| self.destage_stripe(*stripe))).await;
-        let (mut written, mut failed) = (Vec::new(), None);
-        for Outcome { written: done, error } in results {
+        let (mut written, mut failed, mut put_off) = (Vec::new(), None, None);
+        for Outcome { written: done, error, put_off: why } in results {
             written.extend(done);
             failed = failed.or(error);
+            put_off = put_off.or(why);
+        }
+        let any_fresh = written.iter().any(|done| done.fresh);
+        if put_off.is_some() || any_fresh {
+            self.note_put_off(put_off);
         }
         if written.is_empty() {
             return failed.map_or(Ok(false), Err);
@@ -209,6 +243,10 @@ impl Array {
 
     async fn destage_stripe(&self, stripe: u64) -> Outcome {
         match self.prepare_destage(stripe).await {
+            Err(ArrayError::Suspended(why)) if !self.closed.get() => {
+                self.overlay.borrow_mut().park(stripe);
+                Outcome { put_off: Some(why), ..Outcome::default() }
+            }
             Err(error) => Outcome { error: Some(error), ..Outcome::default() },
             Ok(Err(done)) => Outcome { written: done, ..Outcome::default() },
             Ok(Ok(dirty)) => self.destage_in_place(stripe, dirty).await,
@@ -270,9 +308,9 @@ impl Array {
             if done.parked {
                 self.overlay.borrow_mut().park(stripe);
             }
-            return Outcome { written: None, error };
+            return Outcome { error, ..Outcome::default() };
         }
-        Outcome { written: Some(done), error }
+        Outcome { written: Some(done), error, put_off: None }
     }
 
     /// Logs the oldest blocks of parked stripes again, where that lets the log's tail move. Returns whether there were any.
@@ -328,7 +366,8 @@ impl Array {
         let parity = self.encode(&parts);
         parts.extend(parity);
         let version = self.new_version().await?;
-        let lives = self.write_stripe(stripe, &parts, version, IO).await?;
+        // No strip counts before the record, so the stripe need not be held until they all are there.
+        let lives = self.write_stripe(stripe, &parts, version, IO, WhenSuspended::Fail).await?;
         self.fresh.borrow_mut().insert(stripe, PendingFresh { version, lives, upto: 0, contained });
         self.count(|counts| counts.full_writes += 1);
         Ok(Written { stripe, blocks, segments: Vec::new(), fresh: true, parked: false })
@@ -518,10 +557,11 @@ impl Array {
             let run = run_length(&patch.columns[at..]);
             let data = penstock_base::buf::gather(&blocks[at..at + run]);
             let place = self.geo.block_at(stripe, u32::from(patch.columns[at]));
-            writes.push(self.write_member(position, place, data, Some(stripe), io));
+            writes.push(self.write_in_strip(stripe, position, (place, data), io, WhenSuspended::Wait));
             at += run;
         }
-        let trailer = self.write_trailer(stripe, position, &patch.crcs, patch.version, io);
+        let trailer =
+            self.write_trailer(stripe, position, &patch.crcs, patch.version, io, WhenSuspended::Wait);
         let (blocks, trailer) = futures_util::future::join(join_all(writes), trailer).await;
         let landed = blocks.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(match one_life(landed.into_iter().chain([trailer?])) {

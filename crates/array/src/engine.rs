@@ -143,6 +143,8 @@ pub struct Array {
     pub(crate) counts: Cell<Counts>,
     pub(crate) latency: ArrayLatency,
     pub(crate) suspended: RefCell<Option<String>>,
+    /// Why stripes that were never written are not destaged now.
+    pub(crate) put_off: RefCell<Option<String>>,
     /// Why it stopped by itself. Nothing takes that back but a new opening.
     pub(crate) stopped: OnceCell<String>,
     pub(crate) closed: Cell<bool>,
@@ -342,11 +344,16 @@ impl Array {
         (wanted - good.count().min(wanted)) as u64 + bad_copy
     }
 
+    /// Why writes wait, or what they leave in the log does.
+    fn why_suspended(&self) -> Option<String> {
+        self.suspended.borrow().clone().or_else(|| self.put_off.borrow().clone())
+    }
+
     fn state(&self) -> ArrayState {
         if self.stopped.get().is_some() {
             return ArrayState::Failed;
         }
-        if self.suspended.borrow().is_some() {
+        if self.why_suspended().is_some() {
             return ArrayState::Suspended;
         }
         if !self.unreadable.borrow().is_empty() {
@@ -385,7 +392,7 @@ impl Array {
             name: self.name.clone(),
             code: (self.geo.k, self.geo.m),
             state: self.state(),
-            suspended: self.suspended.borrow().clone(),
+            suspended: self.why_suspended(),
             stopped: self.stopped.get().cloned(),
             redundancy_debt_stripes: self.redundancy_debt_stripes(),
             missing_carriers: self.missing_carriers(),

@@ -8,6 +8,7 @@ use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::record::Entry;
 use crate::format::trailer::Trailer;
+use crate::member::WhenSuspended;
 use crate::notes::Note;
 use crate::strip::Part;
 use futures_util::StreamExt;
@@ -171,7 +172,17 @@ impl Array {
         std::iter::successors(next(from), |stripe| next(stripe + 1)).take(most).collect()
     }
 
+    /// Rebuilds strips, and holds no stripe while writes are suspended. Returns how many there are then.
     async fn rebuild_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
+        loop {
+            match self.try_batch(position, stripes).await {
+                Err(ArrayError::Suspended(why)) => self.suspend(why).await?,
+                done => return done,
+            }
+        }
+    }
+
+    async fn try_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
         self.wait_for_log_room().await?;
         let life = self.life(position);
         let mut locks = Vec::new();
@@ -229,7 +240,7 @@ impl Array {
         let whole = 0..self.geo.strip_blocks;
         let part = self.recover(stripe, &[position], &whole, IO.at("rebuild.read")).await?.remove(0);
         let version = self.new_version().await?;
-        match self.write_strip(stripe, position, &part, version, IO).await? {
+        match self.write_strip(stripe, position, &part, version, IO, WhenSuspended::Fail).await? {
             Some(_) => Ok(Some((version, part))),
             None => Err(ArrayError::Invalid(format!("member {position} failed while it was rebuilt"))),
         }

@@ -21,6 +21,25 @@ use std::time::Duration;
 /// How long a write waits before it tries a full host or a suspended array again.
 const RETRY: Duration = Duration::from_millis(500);
 
+/// What a write of a strip does while a host is full, or more drives fail than the array may record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WhenSuspended {
+    /// It waits, with what its caller holds.
+    Wait,
+    /// It fails with [`ArrayError::Suspended`]. For strips of which nobody reads what stands there meanwhile.
+    Fail,
+}
+
+/// What a write to a member is part of.
+enum Target<'a> {
+    /// Something that this member alone has.
+    Member,
+    /// What all carriers have.
+    Carrier(&'a Mending),
+    /// A strip.
+    Strip(u64, WhenSuspended),
+}
+
 /// One member.
 #[derive(Default)]
 pub(crate) struct Member {
@@ -103,10 +122,21 @@ impl Array {
         position: usize,
         at: u64,
         data: Buf,
-        stripe: Option<u64>,
         io: Io,
     ) -> Result<Option<u64>, ArrayError> {
-        self.write_at(position, at, data, stripe, None, io).await
+        self.write_at(position, at, data, Target::Member, io).await
+    }
+
+    /// Writes a part of the strip that a member has of `stripe`.
+    pub(crate) async fn write_in_strip(
+        &self,
+        stripe: u64,
+        position: usize,
+        (at, data): (u64, Buf),
+        io: Io,
+        when: WhenSuspended,
+    ) -> Result<Option<u64>, ArrayError> {
+        self.write_at(position, at, data, Target::Strip(stripe, when), io).await
     }
 
     /// Writes what carriers hold. It does so again and again where the array can lose no carrier, and between these attempts
@@ -118,7 +148,7 @@ impl Array {
         data: &Buf,
         io: Io,
     ) -> Result<Option<u64>, ArrayError> {
-        self.write_at(position, at, data.clone(), None, Some(&self.mending), io).await
+        self.write_at(position, at, data.clone(), Target::Carrier(&self.mending), io).await
     }
 
     async fn write_at(
@@ -126,14 +156,13 @@ impl Array {
         position: usize,
         at: u64,
         data: Buf,
-        stripe: Option<u64>,
-        carried: Option<&Mending>,
+        target: Target<'_>,
         io: Io,
     ) -> Result<Option<u64>, ArrayError> {
         loop {
-            let attempt = match carried {
-                Some(mending) => Some(mending.begin_write(at..at + data.len() as u64).await),
-                None => None,
+            let attempt = match target {
+                Target::Carrier(mending) => Some(mending.begin_write(at..at + data.len() as u64).await),
+                Target::Member | Target::Strip(..) => None,
             };
             let (slice, life) = match &self.members.borrow()[position] {
                 member if member.stale && member.reachable().is_none() => return Ok(None),
@@ -142,9 +171,13 @@ impl Array {
             };
             let written = slice.write(at, data.clone(), io).await;
             drop(attempt);
+            let suspend = async |why: String| match target {
+                Target::Strip(_, WhenSuspended::Fail) => Err(ArrayError::Suspended(why)),
+                _ => self.suspend(why).await,
+            };
             let failure = match written {
                 Ok(()) if self.life(position) == life => {
-                    if let Some(stripe) = stripe {
+                    if let Target::Strip(stripe, _) = target {
                         self.members.borrow_mut()[position].note_write(stripe);
                     }
                     self.resume();
@@ -152,14 +185,14 @@ impl Array {
                 }
                 Ok(()) => "the drive failed meanwhile".to_owned(),
                 Err(DriveError::HostFull) => {
-                    self.suspend("host full".to_owned()).await?;
+                    suspend("host full".to_owned()).await?;
                     continue;
                 }
                 Err(error) => error.to_string(),
             };
             match self.fail_life(position, life, &failure).await {
                 Ok(()) => return Ok(None),
-                Err(ArrayError::Suspended(why)) => self.suspend(why).await?,
+                Err(ArrayError::Suspended(why)) => suspend(why).await?,
                 Err(error) => return Err(error),
             }
         }

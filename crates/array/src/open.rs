@@ -255,11 +255,11 @@ impl Opening {
         // The chain must be whole on every carrier before anything rests on it.
         if !self.mends.is_empty() || !self.voids.is_empty() {
             for (position, at, bytes) in self.mends {
-                array.write_member(position, at, bytes, None, IO.at("replay.mend")).await?;
+                array.write_member(position, at, bytes, IO.at("replay.mend")).await?;
             }
             for (position, at) in self.voids {
                 let zeros = Buf::zeroed(BLOCK_BYTES);
-                array.write_member(position, at, zeros, None, IO.at("replay.void")).await?;
+                array.write_member(position, at, zeros, IO.at("replay.void")).await?;
             }
             array.flush_carriers().await?;
         }
@@ -364,6 +364,7 @@ fn prepare(
         counts: Cell::default(),
         latency: ArrayLatency::default(),
         suspended: RefCell::default(),
+        put_off: RefCell::default(),
         stopped: OnceCell::new(),
         closed: Cell::new(false),
         destage_wake: Notify::new(),

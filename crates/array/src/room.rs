@@ -11,7 +11,7 @@
 //! Blocks of parked stripes cannot be destaged now, and are counted like the others: what their stripes lack may be back
 //! at any time. They are logged again at the head, a quarter of the used segments at a time, for which the reserve has
 //! room. What it would take to destage them may be a quarter of the log; beyond that writes are refused instead of waiting
-//! for what does not come. Discards may use half of the reserve: they are what gives damaged stripes up.
+//! for what does not come; while a host is full they wait. Discards may use half of the reserve: they are what gives damaged stripes up.
 
 use crate::engine::Array;
 use crate::error::ArrayError;
@@ -68,7 +68,8 @@ impl Array {
             }
             let parked = self.overlay.borrow().parked();
             let owed_bytes = self.destage_cost(parked) * BLOCK_BYTES as u64;
-            if reserve == DATA_RESERVE && owed_bytes * 4 > self.geo.log_bytes() {
+            let may_end = self.put_off.borrow().is_some();
+            if reserve == DATA_RESERVE && !may_end && owed_bytes * 4 > self.geo.log_bytes() {
                 return Err(ArrayError::TooDamaged { name: self.name.clone(), blocks: parked.0 });
             }
             self.log_short.set(true);

@@ -9,6 +9,7 @@
 use crate::engine::{Array, Counts};
 use crate::error::ArrayError;
 use crate::maintain::JobProgress;
+use crate::member::WhenSuspended;
 use crate::strip::{Erased, Part, parts_to_keep};
 use penstock_base::{BLOCK_BYTES, HashMap};
 use penstock_drive::{Class, Io};
@@ -136,8 +137,17 @@ impl Array {
         report.parity_defects = found.parity_defects + now.parity_defects - before.parity_defects;
     }
 
-    /// Verifies one stripe and repairs it.
+    /// Verifies one stripe and repairs it. Does not hold it while writes are suspended.
     pub(crate) async fn scrub_stripe(&self, stripe: u64) -> Result<(), ArrayError> {
+        loop {
+            match self.try_stripe(stripe).await {
+                Err(ArrayError::Suspended(why)) => self.suspend(why).await?,
+                done => return done,
+            }
+        }
+    }
+
+    async fn try_stripe(&self, stripe: u64) -> Result<(), ArrayError> {
         let _lock = self.locks.exclusive(stripe).await;
         if self.is_unwritten(stripe) {
             return Ok(());
@@ -184,7 +194,7 @@ impl Array {
         let repaired = match erased {
             Erased::Unreachable | Erased::Strip => {
                 let version = self.expected_version(stripe, position);
-                match self.write_strip(stripe, position, part, version, IO).await? {
+                match self.write_strip(stripe, position, part, version, IO, WhenSuspended::Fail).await? {
                     Some(_) => u64::from(self.geo.strip_blocks) + 1,
                     None => 0,
                 }
@@ -196,10 +206,10 @@ impl Array {
                 let mut repaired = 0;
                 for column in bad {
                     let bytes = column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES;
-                    let at = self.geo.block_at(stripe, *column as u32);
-                    let block = part.data.slice(bytes);
-                    repaired +=
-                        u64::from(self.write_member(position, at, block, Some(stripe), IO).await?.is_some());
+                    let block = (self.geo.block_at(stripe, *column as u32), part.data.slice(bytes));
+                    let landed =
+                        self.write_in_strip(stripe, position, block, IO, WhenSuspended::Fail).await?;
+                    repaired += u64::from(landed.is_some());
                 }
                 repaired
             }

@@ -7,6 +7,7 @@
 use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::trailer::Trailer;
+use crate::member::WhenSuspended;
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, HashMap, StripeIndex, Version, crc32c};
 use penstock_drive::{Io, Slice};
@@ -413,11 +414,12 @@ impl Array {
         part: &Part,
         version: Version,
         io: Io,
+        when: WhenSuspended,
     ) -> Result<Option<u64>, ArrayError> {
         assert_eq!(part.data.len(), self.geo.strip_bytes(), "a whole strip is written");
-        let data =
-            self.write_member(position, self.geo.strip_at(stripe), part.data.clone(), Some(stripe), io);
-        let trailer = self.write_trailer(stripe, position, &part.crcs, version, io);
+        let data = (self.geo.strip_at(stripe), part.data.clone());
+        let data = self.write_in_strip(stripe, position, data, io, when);
+        let trailer = self.write_trailer(stripe, position, &part.crcs, version, io, when);
         let (data, trailer) = futures_util::future::join(data, trailer).await;
         Ok(one_life([data?, trailer?]))
     }
@@ -429,6 +431,7 @@ impl Array {
         crcs: &[u32],
         version: Version,
         io: Io,
+        when: WhenSuspended,
     ) -> Result<Option<u64>, ArrayError> {
         let trailer = Trailer {
             array: self.id,
@@ -442,8 +445,8 @@ impl Array {
             "destage.strip" => "destage.trailer",
             other => other,
         };
-        let at = self.geo.trailer_at(stripe);
-        let landed = self.write_member(position, at, trailer.encode(), Some(stripe), io.at(site)).await?;
+        let block = (self.geo.trailer_at(stripe), trailer.encode());
+        let landed = self.write_in_strip(stripe, position, block, io.at(site), when).await?;
         if landed.is_some() {
             self.trailers.borrow_mut().put(stripe, position, version, Rc::new(trailer.crcs));
         }
@@ -472,9 +475,10 @@ impl Array {
         parts: &[Part],
         version: Version,
         io: Io,
+        when: WhenSuspended,
     ) -> Result<Vec<Option<u64>>, ArrayError> {
         let writes =
-            parts.iter().enumerate().map(|(at, part)| self.write_strip(stripe, at, part, version, io));
+            parts.iter().enumerate().map(|(at, part)| self.write_strip(stripe, at, part, version, io, when));
         join_all(writes).await.into_iter().collect()
     }
 }

@@ -11,6 +11,7 @@
 use crate::engine::{Array, PendingFresh};
 use crate::error::ArrayError;
 use crate::format::record::Entry;
+use crate::member::WhenSuspended;
 use crate::overlay::DirtyBlock;
 use crate::strip::{Erased, Part};
 use futures_util::future::join_all;
@@ -237,7 +238,7 @@ impl Array {
             .collect();
         let parity = self.encode(&parts);
         parts.extend(parity);
-        let lives = self.write_stripe(stripe, &parts, version, io).await?;
+        let lives = self.write_stripe(stripe, &parts, version, io, WhenSuspended::Wait).await?;
         self.fresh.borrow_mut().insert(stripe, PendingFresh { version, lives, upto, contained: Vec::new() });
         self.count(|counts| counts.fresh_stripes += 1);
         Ok(())

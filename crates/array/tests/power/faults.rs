@@ -1,8 +1,10 @@
 //! Lost drives, failing writes and rot while the array works.
 
-use crate::bench::{IO, Load, SLICE_AT, Site, buf_of, spec, tags};
-use penstock_array::CreateSpec;
-use penstock_base::BLOCK_BYTES;
+use crate::bench::{IO, Load, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
+use crate::carriers::write_flushed;
+use crate::outdated::life;
+use penstock_array::{ArrayState, CreateSpec, Discard};
+use penstock_base::{BLOCK_BYTES, env::timeout};
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
 use std::time::Duration;
@@ -239,6 +241,102 @@ fn a_full_host_suspends_writes_and_loses_nothing() {
     run.unwrap().unwrap();
 }
 
+/// A stripe that was never written was held until a full host had room again, with all that was read of it.
+#[test]
+fn reads_go_on_while_a_host_is_full() {
+    let site = Site::new(spec(4, 2));
+    life(&site, 1001, &[], async |machine| {
+        write_flushed(machine, 1..=20).await?;
+        let full = machine.drives[4].as_ref().unwrap();
+        full.set_full(true);
+        machine.env.sleep(Duration::from_secs(30)).await;
+        let report = machine.array.report();
+        assert_eq!((report.state, report.suspended.as_deref()), (ArrayState::Suspended, Some("host full")));
+        let read = timeout(&machine.env, Duration::from_secs(5), tags(&machine.volume, 1, 20)).await;
+        assert_eq!(read.expect("a read waits for the host")?, Vec::from_iter(1..=20));
+        // Nor does a discard wait, which takes back what waits for the host.
+        let discard = machine.volume.discard(0, 1, Discard::OnDrives);
+        timeout(&machine.env, Duration::from_secs(60), discard)
+            .await
+            .expect("a discard waits for the host")?;
+        machine.env.sleep(Duration::from_secs(10)).await;
+        assert_eq!(machine.array.report().suspended, None);
+        write_flushed(machine, 21..=40).await?;
+        machine.env.sleep(Duration::from_secs(30)).await;
+        assert_eq!(machine.array.report().suspended.as_deref(), Some("host full"));
+        full.set_full(false);
+        machine.env.sleep(Duration::from_secs(30)).await;
+        assert_eq!(machine.array.report().suspended, None);
+        assert!(machine.array.counts().destaged_stripes > 0);
+        assert_eq!(tags(&machine.volume, 21, 20).await?, Vec::from_iter(21..=40));
+        machine.array.close().await
+    })
+    .unwrap();
+}
+
+/// Written through the log while a host is full, more than the log has room for: it waits, and all of it is there afterwards.
+#[test]
+fn a_log_full_of_new_stripes_waits_for_a_full_host() {
+    let site = Site::new(spec(4, 2));
+    life(&site, 1002, &[], async |machine| {
+        let full = machine.drives[4].as_ref().unwrap();
+        full.set_full(true);
+        let blocks = machine.volume.blocks();
+        let write_all = async {
+            for block in 0..blocks {
+                write(machine, block, block + 1).await?;
+            }
+            machine.volume.flush().await
+        };
+        let later = async {
+            machine.env.sleep(Duration::from_secs(600)).await;
+            assert_eq!(machine.array.report().suspended.as_deref(), Some("host full"));
+            full.set_full(false);
+        };
+        let (written, ()) = futures_util::future::join(write_all, later).await;
+        written?;
+        assert_eq!(tags(&machine.volume, 0, blocks).await?, Vec::from_iter(1..=blocks));
+        machine.array.close().await
+    })
+    .unwrap();
+}
+
+/// A stripe in which a strip is made again on a full host was held until that had room again.
+#[test]
+fn reads_go_on_while_a_drive_is_made_again_on_a_full_host() {
+    let site = Site::new(spec(4, 2));
+    life(&site, 1003, &[], async |machine| {
+        for stripe in 0..4 {
+            write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
+        }
+        machine.volume.flush().await
+    })
+    .unwrap();
+    let count = 4 * life(&site, 1004, &[2], async |machine| {
+        for stripe in 4..8 {
+            write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
+        }
+        machine.array.close().await?;
+        Ok(machine.volume.stripe_blocks())
+    })
+    .unwrap();
+    let world = World::new(1005);
+    site.disks[2].set_full(true);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        machine.env.sleep(Duration::from_secs(30)).await;
+        let report = machine.array.report();
+        assert_eq!(report.suspended.as_deref(), Some("host full"));
+        let read = timeout(&machine.env, Duration::from_secs(5), tags(&machine.volume, count, count)).await;
+        assert_eq!(read.expect("a read waits for the host")?[0], 5000);
+        site.disks[2].set_full(false);
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        assert_eq!(machine.array.report().suspended, None);
+        machine.array.close().await
+    });
+    run.unwrap().unwrap();
+}
+
 #[test]
 fn three_drives_failing_at_once_suspend_the_array_and_latch_none_too_many() {
     let site = Site::new(spec(4, 2));
@@ -251,7 +349,7 @@ fn three_drives_failing_at_once_suspend_the_array_and_latch_none_too_many() {
         }
         let later = async {
             machine.env.sleep(Duration::from_secs(30)).await;
-            assert_eq!(machine.array.report().state, penstock_array::ArrayState::Suspended);
+            assert_eq!(machine.array.report().state, ArrayState::Suspended);
             for number in 3..6 {
                 machine.drives[number].as_ref().unwrap().set_gone(false);
             }

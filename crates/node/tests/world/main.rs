@@ -7,6 +7,7 @@ mod damaged;
 mod direct;
 mod faults;
 mod files;
+mod full;
 mod load;
 mod machine;
 mod mischief;

@@ -19,6 +19,8 @@ pub enum Op {
     Read,
     /// Writes.
     Write,
+    /// Writes that are durable by themselves.
+    DurableWrite,
     /// Flushes.
     Flush,
     /// Discards.
@@ -57,6 +59,8 @@ pub enum Fault {
     Slow(Duration),
     /// The write or flush takes this much longer and then fails, also when its caller has given up.
     SlowFail(Duration),
+    /// The flush, or the write that includes one, fails now, and is told this much later, also when its caller has given up.
+    FailToldLate(Duration),
     /// The I/O never completes.
     Silent,
     /// The write reports that the host is full.
@@ -105,9 +109,13 @@ impl FaultyDrive {
 
     /// Fails a flush, or a write that includes one, when `fault` says: what was not flushed may be lost.
     async fn fail_flush(&self, fault: Option<Fault>, error: DriveError) -> Result<(), DriveError> {
-        let forget = self.forget.clone();
+        let mut forget = self.forget.clone();
         let delay = match fault {
             Some(Fault::SlowFail(after)) => Some(after),
+            Some(Fault::FailToldLate(after)) => {
+                forget.take().iter().for_each(|forget| forget());
+                Some(after)
+            }
             _ => None,
         };
         let fail = async move {
@@ -251,13 +259,16 @@ impl Drive for FaultyDrive {
 
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            let (fault, within) = self.next_fault(Op::Write, at, data.len()).unzip();
+            let durable = io.durable.then(|| self.next_fault(Op::DurableWrite, at, data.len())).flatten();
+            let (fault, within) = durable.or_else(|| self.next_fault(Op::Write, at, data.len())).unzip();
             let end = at + data.len() as u64;
             let written = |bytes: &Range<u64>| at <= bytes.start && bytes.end <= end;
             match fault {
                 _ if self.gone.get() => return Err(self.refuse("write", at, data.len())),
-                Some(Fault::Fail) if !io.durable => return Err(self.refuse("write", at, data.len())),
-                Some(Fault::Fail | Fault::SlowFail(_)) => {
+                Some(Fault::Fail | Fault::FailToldLate(_)) if !io.durable => {
+                    return Err(self.refuse("write", at, data.len()));
+                }
+                Some(Fault::Fail | Fault::SlowFail(_) | Fault::FailToldLate(_)) => {
                     return self.fail_flush(fault, self.refuse("write", at, data.len())).await;
                 }
                 Some(Fault::HostFull) => return Err(DriveError::HostFull),
@@ -286,7 +297,8 @@ impl Drive for FaultyDrive {
     fn flush(&self, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             let fault = self.next_fault(Op::Flush, 0, 0).map(|(fault, _)| fault);
-            if self.gone.get() || matches!(fault, Some(Fault::Fail | Fault::SlowFail(_))) {
+            let fails = matches!(fault, Some(Fault::Fail | Fault::SlowFail(_) | Fault::FailToldLate(_)));
+            if self.gone.get() || fails {
                 return self.fail_flush(fault, self.refuse("flush", 0, 0)).await;
             }
             if fault == Some(Fault::Silent) {

@@ -9,11 +9,14 @@
 //!   flushes: the flush that failed may have lost the write, and that of the write say nothing about it. So does a flush beside
 //!   such a write that fails.
 //! - A flush or such a write that its caller gave up counts when it fails, however late.
+//! - A drive may fail some time before it tells. A flush or such a write succeeds only when the drive has answered all those that it was
+//!   asked for before, so that none is taken for durable which one of them has lost.
 
 use crate::DriveError;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, Notify};
 
 /// The state of a drive's flushes.
 #[derive(Default)]
@@ -31,6 +34,37 @@ pub(crate) struct Flushes {
     /// Flushes that failed, and writes that include one.
     failed: Cell<u64>,
     lost: RefCell<Option<String>>,
+    /// How many of both the drive was asked for, and the numbers of those that it has not answered.
+    asked: Cell<u64>,
+    unanswered: RefCell<BTreeSet<u64>>,
+    answered: Notify,
+}
+
+/// A flush, or a write that includes one, until the drive has answered.
+pub(crate) struct Asked {
+    flushes: Rc<Flushes>,
+    number: u64,
+}
+
+impl Asked {
+    /// The drive has answered so. Returns when that is known to hold.
+    pub(crate) async fn answered(self, result: Result<(), DriveError>) -> Result<(), DriveError> {
+        if let Err(error) = &result {
+            self.flushes.note_failure(error);
+            return result;
+        }
+        let flushes = self.flushes.clone();
+        drop(self);
+        flushes.wait_for_answers().await;
+        result
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.flushes.unanswered.borrow_mut().remove(&self.number);
+        self.flushes.answered.notify_waiters();
+    }
 }
 
 /// A write that needs a flush, until it has ended.
@@ -60,6 +94,26 @@ impl Flushes {
     pub(crate) fn begin_write(this: &Rc<Self>) -> InFlight {
         this.in_flight.set(this.in_flight.get() + 1);
         InFlight(this.clone())
+    }
+
+    /// Counts a flush, or a write that includes one, as asked for.
+    pub(crate) fn ask(this: &Rc<Self>) -> Asked {
+        let number = this.asked.get();
+        this.asked.set(number + 1);
+        this.unanswered.borrow_mut().insert(number);
+        Asked { flushes: this.clone(), number }
+    }
+
+    /// Waits until the drive has answered what it was asked for before this call.
+    async fn wait_for_answers(&self) {
+        let end = self.asked.get();
+        loop {
+            let answered = self.answered.notified();
+            if self.unanswered.borrow().first().is_none_or(|first| *first >= end) {
+                return;
+            }
+            answered.await;
+        }
     }
 
     /// The number of failures so far, to compare with a later one.
@@ -184,6 +238,22 @@ mod tests {
         let flush = turn(&flushes).unwrap().unwrap();
         flushes.note_failure(&eio());
         assert!(matches!(flush.end(Ok(())), Err(DriveError::FlushLost(_))));
+    }
+
+    /// A flush that began after the drive had failed ended before that was told, and was believed.
+    #[test]
+    fn a_flush_waits_for_older_answers_and_for_no_younger_ones() {
+        let flushes = Rc::<Flushes>::default();
+        drop(Flushes::begin_write(&flushes));
+        let older = Flushes::ask(&flushes);
+        let flush = turn(&flushes).unwrap().unwrap();
+        let asked = Flushes::ask(&flushes);
+        let mut answered = Box::pin(asked.answered(Ok(())));
+        assert!(answered.as_mut().now_or_never().is_none());
+        let _younger = Flushes::ask(&flushes);
+        assert!(older.answered(Err(eio())).now_or_never().unwrap().is_err());
+        let result = answered.now_or_never().expect("it waits for what was asked later");
+        assert!(matches!(flush.end(result), Err(DriveError::FlushLost(_))));
     }
 
     #[test]

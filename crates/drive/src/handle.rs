@@ -242,43 +242,45 @@ impl DriveHandle {
             self.in_time(io, free).await.ok_or(DriveError::Deadline(io.deadline))?;
             self.online_drive()?;
         }
-        let mut work: LocalBoxFuture<'static, _> = Box::pin(async move { drive.write(at, data, io).await });
-        if let Some(result) = self.in_time(io, Pin::new(&mut work)).await {
-            return Ok(result);
-        }
-        let still_there = Overdue::hold(&self.overdue, range);
-        let (flushes, durable) = (self.flushes.clone(), io.durable);
-        self.env.spawn(
-            "overdue write",
-            Box::pin(async move {
-                // Nobody waits for its result; its end frees the range. What it may have lost is remembered.
-                if let Err(error) = work.await
-                    && durable
-                {
-                    flushes.note_failure(&error);
-                }
-                drop((still_there, unflushed));
-            }),
-        );
-        Err(DriveError::Deadline(io.deadline))
+        let asked = io.durable.then(|| Flushes::ask(&self.flushes));
+        let work = async move {
+            let result = drive.write(at, data, io).await;
+            match asked {
+                Some(asked) => asked.answered(result).await,
+                None => result,
+            }
+        };
+        // Its end frees the range.
+        let hold = || (Overdue::hold(&self.overdue, range), unflushed);
+        self.run_to_end("overdue write", io, Box::pin(work), hold).await
     }
 
-    /// A flush whose failure is remembered although its caller gave up.
+    /// A flush that its caller may give up; the drive does not.
     async fn run_flush(&self, io: Io) -> Result<Result<(), DriveError>, DriveError> {
         let drive = self.online_drive()?;
-        let mut work: LocalBoxFuture<'static, _> = Box::pin(async move { drive.flush(io).await });
+        let asked = Flushes::ask(&self.flushes);
+        let work = async move { asked.answered(drive.flush(io).await).await };
+        self.run_to_end("overdue flush", io, Box::pin(work), || ()).await
+    }
+
+    /// Does `work`. When its deadline is over it goes on, with what `hold` gives, and nobody waits for its result: what it may lose is
+    /// remembered where the drive answers.
+    async fn run_to_end<T: 'static>(
+        &self,
+        name: &'static str,
+        io: Io,
+        mut work: LocalBoxFuture<'static, Result<(), DriveError>>,
+        hold: impl FnOnce() -> T,
+    ) -> Result<Result<(), DriveError>, DriveError> {
         if let Some(result) = self.in_time(io, Pin::new(&mut work)).await {
             return Ok(result);
         }
-        let flushes = self.flushes.clone();
-        self.env.spawn(
-            "overdue flush",
-            Box::pin(async move {
-                if let Err(error) = work.await {
-                    flushes.note_failure(&error);
-                }
-            }),
-        );
+        let held = hold();
+        let rest = async move {
+            let _ = work.await;
+            drop(held);
+        };
+        self.env.spawn(name, Box::pin(rest));
         Err(DriveError::Deadline(io.deadline))
     }
 

@@ -80,6 +80,11 @@ impl Fate {
         self.dice.below(one_in) == 0
     }
 
+    /// From a microsecond to beyond every deadline, each doubling as likely as the next.
+    fn long_or_short(&self) -> Duration {
+        Duration::from_micros(1 << self.dice.below(27))
+    }
+
     fn some_unlucky(&self, one_in: u64) -> Vec<usize> {
         self.unlucky.iter().copied().filter(|_| self.chance(one_in)).collect()
     }
@@ -90,7 +95,7 @@ impl Fate {
             let Some(drive) = &machine.drives[number] else { continue };
             for _ in 0..1 + self.dice.below(3) {
                 let nth = self.dice.below(if self.chance(2) { 20 } else { 300 });
-                let (op, fault) = match self.dice.below(12) {
+                let (op, fault) = match self.dice.below(15) {
                     0 => (Op::Write, Fault::Fail),
                     1 => (Op::Flush, Fault::Fail),
                     2 => (Op::Write, Fault::Torn { sectors: 1 + self.dice.below(12) as usize }),
@@ -103,6 +108,9 @@ impl Fate {
                     8 => (Op::Write, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
                     9 => (Op::Write, Fault::Silent),
                     10 => (Op::Flush, Fault::Silent),
+                    11 => (Op::Flush, Fault::FailToldLate(self.long_or_short())),
+                    12 => (Op::DurableWrite, Fault::FailToldLate(self.long_or_short())),
+                    13 => (Op::DurableWrite, Fault::SlowFail(self.long_or_short())),
                     _ => (Op::Flush, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
                 };
                 self.silent |= matches!(

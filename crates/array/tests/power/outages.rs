@@ -5,6 +5,7 @@
 use crate::bench::{Load, Machine, Site, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use crate::outdated::life;
+use crate::replaced::duplicate;
 use futures_util::future::{join, join3};
 use penstock_array::ArrayError;
 use penstock_base::env::timeout;
@@ -98,12 +99,20 @@ fn a_failed_flush_of_the_only_carrier_takes_nothing_that_was_flushed() {
         let moments = (0..12).flat_map(|seed| (0..40).step_by(3).map(move |nth| (seed, nth)));
         // Also behind its deadline, when nobody waits for it any more.
         let late = Fault::SlowFail(Duration::from_secs(31));
-        for ((seed, nth), fault) in moments.flat_map(|moment| [(moment, Fault::Fail), (moment, late)]) {
+        // And some time before anybody hears of it, as from a thread of the kernel.
+        let told_late = Fault::FailToldLate(Duration::from_micros(800));
+        let faults = [
+            (Op::Flush, Fault::Fail),
+            (Op::Flush, late),
+            (Op::Flush, told_late),
+            (Op::DurableWrite, told_late),
+        ];
+        for ((seed, nth), (op, fault)) in moments.flat_map(|moment| faults.map(|fault| (moment, fault))) {
             let site = Site::new(spec(k, m));
             let load = Load::new(60);
             life(&site, seed, &[], async |machine| machine.array.close().await).unwrap();
             let work = async |machine: &Machine| {
-                machine.drives[0].as_ref().unwrap().plant(Op::Flush, nth, fault);
+                machine.drives[0].as_ref().unwrap().plant(op, nth, fault);
                 let both = join(load.run_logged(machine), load.run_fresh(machine));
                 let _ = timeout(&machine.env, Duration::from_secs(300), both).await;
                 machine.array.stop();
@@ -115,8 +124,52 @@ fn a_failed_flush_of_the_only_carrier_takes_nothing_that_was_flushed() {
                 load.check(machine).await.unwrap();
                 machine.array.close().await
             };
-            let what = format!("{k}+{m} without {away:?}, seed {seed}, flush {nth}: {fault:?}");
+            let what = format!("{k}+{m} without {away:?}, seed {seed}, {op:?} {nth}: {fault:?}");
             life(&site, seed + 1, away, check).unwrap_or_else(|error| panic!("{what}: {error}"));
+        }
+    }
+}
+
+/// Nothing is missing. A flush within a write fails, and what was flushed beside it before that is told was taken for durable. The drive is
+/// brought up to date at the next start; then another one goes.
+#[test]
+fn a_drive_that_tells_its_failure_late_is_made_whole() {
+    for (k, m) in [(4, 1), (1, 1)] {
+        for (seed, nth) in (0..12).flat_map(|seed| (0..16).map(move |nth| (seed, nth))) {
+            let site = Site::new(spec(k, m));
+            let load = Load::new(60);
+            life(&site, seed, &[], async |machine| machine.array.close().await).unwrap();
+            let work = async |machine: &Machine| {
+                let op = if seed % 2 == 0 { Op::DurableWrite } else { Op::Flush };
+                let told_late = Fault::FailToldLate(Duration::from_micros(150 * (1 + seed)));
+                machine.drives[0].as_ref().unwrap().plant(op, nth, told_late);
+                let superblocks = async {
+                    // Another array of the drive records something now and then.
+                    for _ in 0..30 {
+                        machine.env.sleep(Duration::from_micros(machine.world.below(3000))).await;
+                        let _ = machine.handles[0].as_ref().unwrap().update_superblock(|_| ()).await;
+                    }
+                };
+                let all = join3(load.run_logged(machine), load.run_fresh(machine), superblocks);
+                let _ = timeout(&machine.env, Duration::from_secs(300), all).await;
+                machine.array.stop();
+                Ok(())
+            };
+            life(&site, 100 * seed + nth, &[], work).unwrap();
+            let mend = async |machine: &Machine| {
+                machine.array.wait_rebuilt().await;
+                machine.array.close().await
+            };
+            life(&site, seed + 1, &[], mend).unwrap();
+            for lost in 1..k + m {
+                let check = async |machine: &Machine| {
+                    load.check(machine).await.unwrap();
+                    machine.array.close().await
+                };
+                let what = format!("{k}+{m} without {lost}, seed {seed}, {nth}");
+                life(&duplicate(&site, None), seed + 2, &[lost], check)
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+            }
         }
     }
 }

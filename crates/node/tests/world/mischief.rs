@@ -82,6 +82,11 @@ impl Mischief {
         self.dice.below(one_in) == 0
     }
 
+    /// From a microsecond to beyond every deadline, each doubling as likely as the next.
+    fn long_or_short(&self) -> Duration {
+        Duration::from_micros(1 << self.dice.below(27))
+    }
+
     fn did(&mut self, what: &'static str) {
         *self.done.entry(what).or_default() += 1;
     }
@@ -125,8 +130,8 @@ impl Mischief {
         let sectors = 1 + self.dice.below(12) as usize;
         let blocks = 1 + self.dice.below(200);
         let drawn = match (whole, self.lies) {
-            (true, true) => self.dice.below(13),
-            (true, false) => 5 + self.dice.below(8),
+            (true, true) => self.dice.below(16),
+            (true, false) => 5 + self.dice.below(11),
             (false, _) => self.dice.below(5),
         };
         let (op, fault) = match drawn {
@@ -141,6 +146,9 @@ impl Mischief {
             8 => (Op::Read, Fault::Silent),
             9 => (Op::Write, Fault::Silent),
             10 => (Op::Flush, Fault::Silent),
+            12 => (Op::Flush, Fault::FailToldLate(self.long_or_short())),
+            13 => (Op::DurableWrite, Fault::FailToldLate(self.long_or_short())),
+            14 => (Op::DurableWrite, Fault::SlowFail(self.long_or_short())),
             // Some later than their deadline: they land after their caller gave up.
             11 => (Op::Write, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
             _ => (Op::Flush, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),

@@ -125,7 +125,7 @@ impl Geometry {
 
     /// Segments with which a log full of data can still be destaged. To destage one segment of single blocks takes,
     /// for each block, itself, its parity and its trailers again; a quarter of the log is kept free for that.
-    fn fewest_segments(spec: &CreateSpec) -> u64 {
+    pub fn fewest_segments(spec: &CreateSpec) -> u64 {
         let patched = 1 + spec.m as u64;
         let trailer_blocks = (patched * u64::from(spec.strip_blocks) * 4).div_ceil(BLOCK);
         4 * (patched + trailer_blocks + 1)

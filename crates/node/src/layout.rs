@@ -7,9 +7,9 @@
 
 use crate::assemble::StartError;
 use crate::backing::Backing;
-use penstock_array::{CreateSpec, MAX_PARITY, create};
+use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
 use penstock_base::env::random_id;
-use penstock_base::{DriveId, Env, StoreId};
+use penstock_base::{BLOCK_BYTES, DriveId, Env, StoreId};
 use penstock_drive::superblock::{self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock};
 use penstock_drive::{DriveHandle, Slice};
 use std::ops::Range;
@@ -20,6 +20,9 @@ pub const MIN_DRIVE_BYTES: u64 = 256 << 20;
 const STRIP_BLOCKS: u32 = 64;
 /// A stripe holds 1 MiB of data where the strip allows it.
 const STRIPE_BLOCKS: usize = 256;
+
+/// A log has so many segments, or as many as it must have.
+const SEGMENTS: u64 = 32;
 
 /// How a store is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,27 +51,30 @@ impl StoreSpec {
                 MIN_DRIVE_BYTES >> 20
             )));
         }
-        let log_bytes = (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20);
-        let segment_bytes = (log_bytes / 32) as u32 / 4096 * 4096;
         let strip_blocks = match STRIPE_BLOCKS.is_multiple_of(k) && STRIPE_BLOCKS / k <= 256 {
             true => (STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize) as u32,
             false => STRIP_BLOCKS,
         };
-        let array = |name: &str, k, m, strip_blocks| CreateSpec {
+        let array = |name: &str, k, strip_blocks| CreateSpec {
             name: name.to_owned(),
             k,
             m,
             strip_blocks,
-            log_bytes,
-            segment_bytes,
+            log_bytes: (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20),
+            segment_bytes: 0,
         };
         let meta_slice_bytes = (drive_bytes / 8).max(96 << 20) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
-        Ok(Self {
-            data: array("data", k, m, strip_blocks),
-            meta: array("meta", 1, m, STRIP_BLOCKS),
+        let mut spec = Self {
+            data: array("data", k, strip_blocks),
+            meta: array("meta", 1, STRIP_BLOCKS),
             drive_bytes,
             meta_slice_bytes,
-        })
+        };
+        let slices = [spec.meta_slice(), spec.data_slice()].map(|slice| slice.end - slice.start);
+        for (array, slice_bytes) in [&mut spec.meta, &mut spec.data].into_iter().zip(slices) {
+            fit_log(array, slice_bytes)?;
+        }
+        Ok(spec)
     }
 
     /// Number of drives.
@@ -82,6 +88,18 @@ impl StoreSpec {
 
     fn data_slice(&self) -> Range<u64> {
         self.meta_slice().end..superblock::slices_end(self.drive_bytes)
+    }
+}
+
+/// Cuts the log into segments. Wide codes take a longer one than others on small drives, up to a quarter of the slice.
+fn fit_log(array: &mut CreateSpec, slice_bytes: u64) -> Result<(), ArrayError> {
+    let segments = Geometry::fewest_segments(array).max(SEGMENTS);
+    loop {
+        array.segment_bytes = (array.log_bytes / segments) as u32 / BLOCK_BYTES as u32 * BLOCK_BYTES as u32;
+        match Geometry::fit(array, slice_bytes) {
+            Err(_) if 8 * array.log_bytes <= slice_bytes => array.log_bytes *= 2,
+            fitted => return fitted.map(drop),
+        }
     }
 }
 
@@ -136,7 +154,7 @@ pub async fn create_store(
         [(&spec.meta, &meta_drives, spec.meta_slice()), (&spec.data, &data_drives, spec.data_slice())]
     {
         let slices: Vec<Slice> = drives.iter().map(|drive| cut(&handles[*drive], &range)).collect();
-        let reserved = penstock_array::Geometry::fit(array_spec, slices[0].len())?.reserved();
+        let reserved = Geometry::fit(array_spec, slices[0].len())?.reserved();
         for slice in &slices {
             let start = slice.offset();
             backing
@@ -170,4 +188,21 @@ pub async fn create_store(
         drive.update_superblock(put).await.map_err(|error| StartError::Refused(error.to_string()))?;
     }
     Ok(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With more than five strips of parity no store could be made, although up to eight are promised.
+    #[test]
+    fn a_store_of_every_code_can_be_made() {
+        for drive_bytes in [MIN_DRIVE_BYTES, 1 << 30, 1 << 40] {
+            for (k, m) in (0..=MAX_PARITY).flat_map(|m| (1..=64 - m).map(move |k| (k, m))) {
+                let spec = StoreSpec::new(k, m, drive_bytes);
+                let mib = drive_bytes >> 20;
+                spec.unwrap_or_else(|error| panic!("{k}+{m} on drives of {mib} MiB: {error}"));
+            }
+        }
+    }
 }

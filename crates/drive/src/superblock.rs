@@ -244,17 +244,27 @@ pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     }
 }
 
+/// What a copy holds, the one that is missed least first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    Bad,
+    /// It may be the only whole one.
+    Unread,
+    /// A superblock with this sequence number.
+    Whole(u64),
+}
+
 /// Writes both copies, each durable before the next, and that first which is no whole one of the latest: a power cut may have
 /// left only the other.
 pub(crate) async fn write(drive: &DriveHandle, superblock: &Superblock) -> Result<(), DriveError> {
     // A copy may have been written by a process that ended before its flush.
     drive.flush(IO).await?;
     let places = places(superblock.size_bytes);
-    let seq = async |place| {
-        let found = drive.read(place, SUPERBLOCK_BYTES, IO).await.ok()?;
-        Superblock::decode(&found).ok().map(|found| found.seq)
+    let standing = async |place| match drive.read(place, SUPERBLOCK_BYTES, IO).await {
+        Ok(found) => Superblock::decode(&found).map_or(Standing::Bad, |found| Standing::Whole(found.seq)),
+        Err(_) => Standing::Unread,
     };
-    let (first, last) = join(seq(places[0]), seq(places[1])).await;
+    let (first, last) = join(standing(places[0]), standing(places[1])).await;
     let order = if first > last { [1, 0] } else { [0, 1] };
     let bytes = superblock.encode();
     for copy in order {

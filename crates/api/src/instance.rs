@@ -284,7 +284,10 @@ impl Instance {
             true => Ok(()),
             false => {
                 let who = silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                Err(format!("{who} did not write back what it keeps within {} s", CALLED_PATIENCE.as_secs()))
+                Err(format!(
+                    "{who} did not write back what it keeps, in at most {} s",
+                    CALLED_PATIENCE.as_secs()
+                ))
             }
         }
     }

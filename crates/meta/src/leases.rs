@@ -92,7 +92,7 @@ enum Leaving {
     CalledAgain,
     /// It has nothing that only it knows, and gets nothing any more.
     Done,
-    /// It could not make everything known, or durable.
+    /// It could not make everything known, or durable, or has ended before it said that it did.
     Failed,
 }
 
@@ -144,7 +144,7 @@ impl Leases {
         self.joined.clone().into_iter().for_each(|session| self.call_everything(session));
     }
 
-    /// A session has ended by itself.
+    /// A session has said that it keeps nothing any more.
     pub(crate) fn is_done(&mut self, session: u64) {
         if let Some(leaving) = self.leaving(session).filter(|leaving| **leaving != Leaving::Failed) {
             *leaving = Leaving::Done;
@@ -223,6 +223,10 @@ impl Leases {
             !holders.is_empty()
         });
         self.calls.retain(|_, call| call.session != session);
+        // It was ended without a word: nobody answers for it any more.
+        if let Some(leaving @ (Leaving::Called | Leaving::CalledAgain)) = self.leaving(session) {
+            *leaving = Leaving::Failed;
+        }
         self.note_alone();
     }
 
@@ -522,6 +526,7 @@ impl MetaTarget {
             request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
             request.answered.iter().for_each(|number| leases.answered(session, *number));
             if request.leaves {
+                leases.is_done(session);
                 leases.leave(session);
             }
         }
@@ -585,5 +590,127 @@ mod tests {
         leases.answered(FIRST, call);
         leases.is_done(FIRST);
         assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
+    }
+
+    /// The stop waited to its end for an answer of nobody.
+    #[test]
+    fn a_stop_waits_for_no_session_that_has_ended() {
+        let mut leases = Leases::restored([FIRST, SECOND].into_iter());
+        leases.close();
+        leases.leave(FIRST);
+        leases.is_done(SECOND);
+        leases.leave(SECOND);
+        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
+        assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
+    }
+
+    /// A client and the service while that stops.
+    struct Stop {
+        leases: Leases,
+        /// It has changed something since it last gave up everything.
+        keeps: bool,
+        /// Calls that have come to it, and answers that are on their way.
+        heard: BTreeSet<u64>,
+        answers: Vec<u64>,
+        inodes: u64,
+    }
+
+    /// What may happen next.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Grant,
+        Hear,
+        AnswerArrives,
+        LastAnswerArrives,
+        OtherJoins,
+        Close,
+    }
+
+    impl Stop {
+        /// Returns false where that cannot happen now.
+        fn take(&mut self, step: Step) -> bool {
+            match step {
+                Step::Grant => {
+                    self.inodes += 1;
+                    let granted = self.leases.try_grant(FIRST, Ino(self.inodes), true).is_some();
+                    self.keeps |= granted;
+                    granted
+                }
+                Step::Hear => {
+                    let next =
+                        calls_of(&self.leases, FIRST).into_iter().find(|call| !self.heard.contains(call));
+                    let Some(call) = next else { return false };
+                    self.heard.insert(call);
+                    self.answers.push(call);
+                    self.keeps = false;
+                    true
+                }
+                Step::AnswerArrives if !self.answers.is_empty() => {
+                    let answer = self.answers.remove(0);
+                    self.leases.answered(FIRST, answer);
+                    true
+                }
+                // Over another connection.
+                Step::LastAnswerArrives if self.answers.len() > 1 => {
+                    let answer = self.answers.pop().expect("there are two");
+                    self.leases.answered(FIRST, answer);
+                    true
+                }
+                Step::OtherJoins if !self.leases.joined.contains(&SECOND) => {
+                    self.leases.join(SECOND);
+                    true
+                }
+                Step::Close if self.leases.closing.is_none() => {
+                    self.leases.close();
+                    let others = calls_of(&self.leases, SECOND);
+                    others.into_iter().for_each(|call| self.leases.answered(SECOND, call));
+                    true
+                }
+                _ => false,
+            }
+        }
+    }
+
+    /// Whatever the order: a client that a stop takes for done keeps nothing and gets nothing, and one that has answered all that it
+    /// heard is not waited for.
+    #[test]
+    fn a_stop_is_done_with_a_client_that_keeps_nothing_in_every_order() {
+        const STEPS: [Step; 6] = [
+            Step::Grant,
+            Step::Hear,
+            Step::AnswerArrives,
+            Step::LastAnswerArrives,
+            Step::OtherJoins,
+            Step::Close,
+        ];
+        let (mut orders, mut done) = (0, 0);
+        let mut left: Vec<Vec<Step>> = vec![Vec::new()];
+        while let Some(order) = left.pop() {
+            let mut stop = Stop {
+                leases: Leases::restored([FIRST].into_iter()),
+                // It was alone, and asked for nothing that it changed.
+                keeps: true,
+                heard: BTreeSet::new(),
+                answers: Vec::new(),
+                inodes: 0,
+            };
+            if !order.iter().all(|step| stop.take(*step)) {
+                continue;
+            }
+            orders += 1;
+            if order.len() < 9 {
+                left.extend(STEPS.map(|step| [&order[..], &[step]].concat()));
+            }
+            if stop.leases.leaving(FIRST).copied() == Some(Leaving::Done) {
+                done += 1;
+                assert!(!stop.keeps, "{order:?}");
+                assert_eq!(stop.leases.try_grant(FIRST, Ino(0), true), None, "{order:?}");
+            }
+            // It goes on until it has heard and answered everything.
+            while stop.take(Step::Hear) || stop.take(Step::AnswerArrives) {}
+            let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
+            assert!(!waits.contains(&stop.leases.leaving(FIRST).copied()), "{order:?} leaves it waiting");
+        }
+        assert!(orders > 1000 && done > 100, "{orders} orders, {done} of them done");
     }
 }

@@ -55,8 +55,6 @@ struct Outcome {
     written: Option<Written>,
     /// Why the array cannot go on.
     error: Option<ArrayError>,
-    /// Why it is parked until writes are not suspended any more.
-    put_off: Option<String>,
 }
 
 type Dirty = BTreeMap<(usize, u32), DirtyBlock>;
@@ -72,7 +70,7 @@ impl Array {
                 break;
             }
             let idle = self.order.get() == before;
-            let pause = if self.put_off.borrow().is_some() { PUT_OFF } else { PARKED };
+            let pause = if self.put_off.borrow().is_empty() { PARKED } else { PUT_OFF };
             if self.env.now().saturating_sub(parked_at) >= pause {
                 parked_at = self.env.now();
                 self.overlay.borrow_mut().unpark_all();
@@ -83,25 +81,32 @@ impl Array {
                 self.env.sleep(IDLE).await;
             }
             // They may have been discarded.
-            if self.overlay.borrow().parked().0 == 0 {
-                self.note_put_off(None);
-            }
+            self.keep_put_off(|stripe| self.overlay.borrow().has_stripe(stripe));
         }
     }
 
-    /// Notes whether new stripes wait until writes are not suspended any more, and why.
-    fn note_put_off(&self, why: Option<String>) {
-        let before = self.put_off.replace(why);
-        match (&before, &*self.put_off.borrow()) {
-            (None, Some(why)) => {
-                tracing::error!(
-                    array = self.name,
-                    why,
-                    "what is written first in a stripe stays in the log until this is over"
-                );
-            }
-            (Some(_), None) => tracing::info!(array = self.name, "new stripes are written again"),
-            _ => {}
+    /// Parks a stripe until writes are not suspended any more.
+    fn put_off(&self, stripe: u64, why: String) {
+        self.overlay.borrow_mut().park(stripe);
+        let mut put_off = self.put_off.borrow_mut();
+        if put_off.is_empty() {
+            let array = &self.name;
+            tracing::error!(
+                array,
+                why,
+                "what is written first in a stripe stays in the log until this is over"
+            );
+        }
+        put_off.insert(stripe, why);
+    }
+
+    /// Forgets stripes that were put off but for these.
+    fn keep_put_off(&self, keep: impl Fn(u64) -> bool) {
+        let mut put_off = self.put_off.borrow_mut();
+        let any = !put_off.is_empty();
+        put_off.retain(|stripe, _| keep(*stripe));
+        if any && put_off.is_empty() {
+            tracing::info!(array = self.name, "new stripes are written again");
         }
     }
 
@@ -163,15 +168,10 @@ impl Array {
             locks.push(self.locks.exclusive(stripe).await);
         }
         let results = join_all(stripes.iter().map(|stripe| self.destage_stripe(*stripe))).await;
-        let (mut written, mut failed, mut put_off) = (Vec::new(), None, None);
-        for Outcome { written: done, error, put_off: why } in results {
+        let (mut written, mut failed) = (Vec::new(), None);
+        for Outcome { written: done, error } in results {
             written.extend(done);
             failed = failed.or(error);
-            put_off = put_off.or(why);
-        }
-        let any_fresh = written.iter().any(|done| done.fresh);
-        if put_off.is_some() || any_fresh {
-            self.note_put_off(put_off);
         }
         if written.is_empty() {
             return failed.map_or(Ok(false), Err);
@@ -223,6 +223,9 @@ impl Array {
     }
 
     fn finish(&self, done: Written) {
+        if done.fresh {
+            self.keep_put_off(|stripe| stripe != done.stripe);
+        }
         let mut overlay = self.overlay.borrow_mut();
         for (block, dirty) in &done.blocks {
             // A newer write of the block keeps the older one's segment until it is durable itself.
@@ -244,8 +247,8 @@ impl Array {
     async fn destage_stripe(&self, stripe: u64) -> Outcome {
         match self.prepare_destage(stripe).await {
             Err(ArrayError::Suspended(why)) if !self.closed.get() => {
-                self.overlay.borrow_mut().park(stripe);
-                Outcome { put_off: Some(why), ..Outcome::default() }
+                self.put_off(stripe, why);
+                Outcome::default()
             }
             Err(error) => Outcome { error: Some(error), ..Outcome::default() },
             Ok(Err(done)) => Outcome { written: done, ..Outcome::default() },
@@ -308,9 +311,9 @@ impl Array {
             if done.parked {
                 self.overlay.borrow_mut().park(stripe);
             }
-            return Outcome { error, ..Outcome::default() };
+            return Outcome { written: None, error };
         }
-        Outcome { written: Some(done), error, put_off: None }
+        Outcome { written: Some(done), error }
     }
 
     /// Logs the oldest blocks of parked stripes again, where that lets the log's tail move. Returns whether there were any.

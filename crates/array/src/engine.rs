@@ -143,8 +143,8 @@ pub struct Array {
     pub(crate) counts: Cell<Counts>,
     pub(crate) latency: ArrayLatency,
     pub(crate) suspended: RefCell<Option<String>>,
-    /// Why stripes that were never written are not destaged now.
-    pub(crate) put_off: RefCell<Option<String>>,
+    /// Stripes that were never written and cannot be now, with the reason.
+    pub(crate) put_off: RefCell<BTreeMap<u64, String>>,
     /// Why it stopped by itself. Nothing takes that back but a new opening.
     pub(crate) stopped: OnceCell<String>,
     pub(crate) closed: Cell<bool>,
@@ -346,7 +346,7 @@ impl Array {
 
     /// Why writes wait, or what they leave in the log does.
     fn why_suspended(&self) -> Option<String> {
-        self.suspended.borrow().clone().or_else(|| self.put_off.borrow().clone())
+        self.suspended.borrow().clone().or_else(|| self.put_off.borrow().values().next().cloned())
     }
 
     fn state(&self) -> ArrayState {

@@ -68,7 +68,7 @@ impl Array {
             }
             let parked = self.overlay.borrow().parked();
             let owed_bytes = self.destage_cost(parked) * BLOCK_BYTES as u64;
-            let may_end = self.put_off.borrow().is_some();
+            let may_end = !self.put_off.borrow().is_empty();
             if reserve == DATA_RESERVE && !may_end && owed_bytes * 4 > self.geo.log_bytes() {
                 return Err(ArrayError::TooDamaged { name: self.name.clone(), blocks: parked.0 });
             }

@@ -38,6 +38,8 @@ const IDLE: Duration = Duration::from_secs(2);
 const PARKED: Duration = Duration::from_secs(60);
 /// The same while one is put off because writes are suspended.
 const PUT_OFF: Duration = Duration::from_secs(5);
+/// After each round while one is put off.
+const REST: Duration = Duration::from_millis(500);
 
 /// What a stripe's destage leaves to do once its strips are flushed.
 struct Written {
@@ -82,6 +84,10 @@ impl Array {
             }
             // They may have been discarded.
             self.keep_put_off(|stripe| self.overlay.borrow().has_stripe(stripe));
+            if !self.put_off.borrow().is_empty() {
+                // Each checkpoint wakes those who wait for room, and they wake this task.
+                self.env.sleep(REST).await;
+            }
         }
     }
 

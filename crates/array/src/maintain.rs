@@ -16,6 +16,7 @@ use futures_util::future::{join_all, select};
 use futures_util::stream::FuturesUnordered;
 use penstock_base::{BLOCK_BYTES, Version, crc32c};
 use penstock_drive::{Class, Io};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -60,6 +61,9 @@ impl Array {
                 Ok(false) => self.env.sleep(RETRY).await,
                 Err(ArrayError::Closed) => break,
                 Err(error) => {
+                    if let ArrayError::Suspended(why) = &error {
+                        self.note_suspended(why);
+                    }
                     tracing::warn!(array = self.name, position, %error, "rebuild interrupted; it will go on");
                     self.env.sleep(RETRY).await;
                 }
@@ -172,17 +176,8 @@ impl Array {
         std::iter::successors(next(from), |stripe| next(stripe + 1)).take(most).collect()
     }
 
-    /// Rebuilds strips, and holds no stripe while writes are suspended. Returns how many there are then.
+    /// Rebuilds strips, and holds no stripe while writes are suspended. Returns how many of them are there.
     async fn rebuild_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
-        loop {
-            match self.try_batch(position, stripes).await {
-                Err(ArrayError::Suspended(why)) => self.suspend(why).await?,
-                done => return done,
-            }
-        }
-    }
-
-    async fn try_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
         self.wait_for_log_room().await?;
         let life = self.life(position);
         let mut locks = Vec::new();
@@ -199,12 +194,14 @@ impl Array {
         });
         let verified = join_all(verify).await;
         let mut records = Vec::new();
-        let mut done = 0;
+        let (mut done, mut failed) = (0, None);
         for ((stripe, written), verified) in stripes.iter().zip(written).zip(verified) {
             match written {
                 Ok(Some((version, _))) if verified => {
                     if self.life(position) != life {
-                        return Err(ArrayError::Invalid(format!("member {position} was replaced")));
+                        failed =
+                            failed.or(Some(ArrayError::Invalid(format!("member {position} was replaced"))));
+                        continue;
                     }
                     let entry = Entry::Strips { stripe: *stripe, set: 0, clear: 1 << position, version };
                     records.push(self.log.queue_control(entry, Vec::new()));
@@ -218,13 +215,14 @@ impl Array {
                     self.unreadable.borrow_mut().insert(*stripe);
                     tracing::error!(array = self.name, stripe, %error, "a stripe cannot be rebuilt");
                 }
-                Err(error) => return Err(error),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
+        // Until a record counts nobody may write its strip again: it says which version is there.
         for record in records {
             record.await.map_err(|_| ArrayError::Closed)?;
         }
-        Ok(done)
+        failed.map_or(Ok(done), Err)
     }
 
     async fn rebuild_strip(
@@ -267,6 +265,8 @@ impl Array {
     /// Repairs stripes in which a read found something wrong.
     pub(crate) async fn repair_task(self: Rc<Self>) {
         let mut metadata_at = self.env.now();
+        // Stripes that wait until writes are not suspended any more.
+        let mut later = BTreeSet::new();
         while !self.closed.get() {
             // Metadata that cannot be mended yet keeps no stripe from being repaired.
             if self.metadata_bad.get() && self.env.now() >= metadata_at {
@@ -276,6 +276,11 @@ impl Array {
                 metadata_at = self.env.now() + RETRY;
             }
             let next = self.repair_queue.borrow_mut().pop_first();
+            if next.is_none() && !later.is_empty() {
+                self.env.sleep(RETRY).await;
+                self.repair_queue.borrow_mut().append(&mut later);
+                continue;
+            }
             let Some(stripe) = next else {
                 let woken = std::pin::pin!(self.repair_wake.notified());
                 match self.metadata_bad.get() {
@@ -286,6 +291,10 @@ impl Array {
             };
             match self.scrub_stripe(stripe).await {
                 Ok(_) | Err(ArrayError::Closed) => {}
+                Err(ArrayError::Suspended(why)) => {
+                    self.note_suspended(&why);
+                    later.insert(stripe);
+                }
                 Err(error) => {
                     tracing::error!(array = self.name, stripe, %error, "a stripe could not be repaired")
                 }

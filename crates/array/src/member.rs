@@ -203,12 +203,17 @@ impl Array {
         if self.closed.get() {
             return Err(ArrayError::Suspended(why));
         }
-        if self.suspended.borrow().as_ref() != Some(&why) {
-            tracing::error!(array = self.name, why, "writes are suspended until this is over");
-        }
-        *self.suspended.borrow_mut() = Some(why);
+        self.note_suspended(&why);
         self.env.sleep(RETRY).await;
         Ok(())
+    }
+
+    /// Says why writes wait, until one lands.
+    pub(crate) fn note_suspended(&self, why: &str) {
+        if self.suspended.borrow().as_deref() != Some(why) {
+            tracing::error!(array = self.name, why, "writes are suspended until this is over");
+        }
+        *self.suspended.borrow_mut() = Some(why.to_owned());
     }
 
     pub(crate) fn resume(&self) {

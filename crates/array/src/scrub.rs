@@ -110,6 +110,14 @@ impl Array {
                     job.failed_stripes += 1;
                     progress.borrow_mut().report.unreadable.push(stripe);
                 }
+                // The same stripe again, unless it is to stop.
+                Err(ArrayError::Suspended(why)) => {
+                    self.suspend(why).await?;
+                    match self.scrub_stop.get() {
+                        true => return Ok(false),
+                        false => continue,
+                    }
+                }
                 Err(error) => return Err(error),
             }
             job.done_stripes += 1;
@@ -137,17 +145,8 @@ impl Array {
         report.parity_defects = found.parity_defects + now.parity_defects - before.parity_defects;
     }
 
-    /// Verifies one stripe and repairs it. Does not hold it while writes are suspended.
+    /// Verifies one stripe and repairs it. Fails while writes are suspended, and does not hold it then.
     pub(crate) async fn scrub_stripe(&self, stripe: u64) -> Result<(), ArrayError> {
-        loop {
-            match self.try_stripe(stripe).await {
-                Err(ArrayError::Suspended(why)) => self.suspend(why).await?,
-                done => return done,
-            }
-        }
-    }
-
-    async fn try_stripe(&self, stripe: u64) -> Result<(), ArrayError> {
         let _lock = self.locks.exclusive(stripe).await;
         if self.is_unwritten(stripe) {
             return Ok(());

@@ -7,6 +7,7 @@ mod campaign;
 mod carriers;
 mod cuts;
 mod faults;
+mod full;
 mod harsh;
 mod moving;
 mod outages;

@@ -1,0 +1,205 @@
+//! Hosts that are full for some strips: who waits, who goes on, and what is on the drives.
+
+use crate::bench::{Machine, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
+use crate::outdated::life;
+use penstock_array::{ArrayError, ArrayState, Discard};
+use penstock_base::{BLOCK_BYTES, env::timeout};
+use penstock_drive::{Fault, Op};
+use std::time::Duration;
+
+async fn write_stripe(machine: &Machine, stripe: u64, tag: u64) -> Result<(), ArrayError> {
+    let per = machine.volume.stripe_blocks();
+    let (data, crcs) = buf_of(&(tag..tag + per).collect::<Vec<_>>());
+    machine.volume.write(stripe * per, &data, &crcs).await
+}
+
+async fn write_new(machine: &Machine, stripes: std::ops::Range<u64>) -> Result<(), ArrayError> {
+    for stripe in stripes {
+        write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
+    }
+    machine.volume.flush().await
+}
+
+/// A batch of a rebuild was let go while the record of one of its strips was on its way, and that strip written again in another version.
+/// The record said that the first one is there: the array was whole, and lost data with m drives.
+#[test]
+fn a_rebuilt_strip_is_recorded_as_it_is_on_the_drive() {
+    for slow in [Duration::ZERO, Duration::from_millis(1500)] {
+        let mut site = Site::new(spec(4, 2));
+        let first = async |machine: &Machine| {
+            write_new(machine, 0..4).await?;
+            machine.array.close().await?;
+            Ok(machine.array.geometry())
+        };
+        let geometry = life(&site, 1, &[], first).unwrap();
+        let without = async |machine: &Machine| {
+            write_new(machine, 4..8).await?;
+            machine.array.close().await
+        };
+        life(&site, 2, &[5], without).unwrap();
+        site.prepare = Box::new(move |number, drive| {
+            let log = SLICE_AT..SLICE_AT + geometry.reserved().end;
+            for _ in 0..if number < 3 && !slow.is_zero() { 300 } else { 0 } {
+                drive.plant_within(Op::Write, 0, Fault::Slow(slow), log.clone());
+            }
+        });
+        // One strip of the batch has space, the next has none.
+        site.disks[5].set_full(true);
+        let let_go = async |machine: &Machine| {
+            machine.env.sleep(Duration::from_secs(20)).await;
+            site.disks[5].allocate(SLICE_AT + geometry.block_at(4, 0)..SLICE_AT + geometry.block_at(5, 0));
+            for _ in 0..60_000 {
+                machine.env.sleep(Duration::from_millis(1)).await;
+                if machine.array.report().members[5].stale_strips == 3 {
+                    break;
+                }
+            }
+            machine.array.stop();
+            Ok(())
+        };
+        life(&site, 3, &[], let_go).unwrap();
+        site.prepare = Box::new(|_, _| ());
+        site.disks[5].set_full(false);
+        let whole = async |machine: &Machine| {
+            assert_eq!(machine.array.wait_rebuilt().await, 0);
+            let report = machine.array.report();
+            assert_eq!((report.state, report.missing_carriers), (ArrayState::Ok, 0));
+            machine.array.close().await
+        };
+        life(&site, 4, &[], whole).unwrap();
+        let read = async |machine: &Machine| {
+            let per = machine.volume.stripe_blocks();
+            for stripe in 0..8 {
+                assert_eq!(tags(&machine.volume, stripe * per, per).await?[0], 1000 * (stripe + 1));
+            }
+            Ok(())
+        };
+        life(&site, 5, &[3, 4], read).unwrap();
+    }
+}
+
+/// Some stripes have space on the host, others have none: writes were refused as if the others were damaged.
+#[test]
+fn a_host_that_is_full_for_some_stripes_refuses_no_write() {
+    let site = Site::new(spec(4, 2));
+    life(&site, 13_001, &[], async |machine| {
+        write_new(machine, 0..8).await?;
+        site.disks[4].set_full(true);
+        let work = async {
+            for round in 0..400u64 {
+                // What has space is written, discarded in the table and written again, as the key-value store does.
+                if round % 4 == 0 {
+                    machine.volume.discard(round % 8, 1, Discard::InTable).await?;
+                    write_stripe(machine, round % 8, 1000 * (round + 100)).await?;
+                }
+                let per = machine.volume.stripe_blocks();
+                let others = machine.volume.blocks() / per - 8;
+                let block = (8 + round % others) * per + round / others;
+                write(machine, block, round + 1).await?;
+                machine.volume.flush().await?;
+                machine.env.sleep(Duration::from_millis(300)).await;
+            }
+            Ok::<_, ArrayError>(())
+        };
+        if let Some(ended) = timeout(&machine.env, Duration::from_secs(1200), work).await {
+            ended?;
+        }
+        assert_eq!(machine.array.report().suspended.as_deref(), Some("host full"));
+        site.disks[4].set_full(false);
+        machine.env.sleep(Duration::from_secs(100)).await;
+        assert_eq!(machine.array.report().suspended, None);
+        machine.array.close().await
+    })
+    .unwrap();
+}
+
+/// Who waited for room in the log and who wrote checkpoints woke each other without a pause: gigabytes went to each carrier.
+#[test]
+fn waiting_for_a_full_host_writes_little() {
+    let site = Site::new(spec(4, 2));
+    life(&site, 13_002, &[], async |machine| {
+        site.disks[4].set_full(true);
+        let blocks = machine.volume.blocks();
+        let write_all = async {
+            for block in 0..blocks {
+                write(machine, block * 37 % blocks, block + 1).await?;
+            }
+            machine.volume.flush().await
+        };
+        let later = async {
+            let written = || machine.handles.iter().flatten().map(|drive| drive.counters().write_bytes).max();
+            machine.env.sleep(Duration::from_secs(60)).await;
+            let before = written();
+            machine.env.sleep(Duration::from_secs(60)).await;
+            assert!(written() < before.map(|bytes| bytes + (100 << 20)), "{before:?} {:?}", written());
+            site.disks[4].set_full(false);
+        };
+        let (written, ()) = futures_util::future::join(write_all, later).await;
+        written?;
+        machine.array.close().await
+    })
+    .unwrap();
+}
+
+/// Two members are to be made again, and the host of one is full: the other waited for it.
+#[test]
+fn a_full_host_keeps_no_other_member_from_being_rebuilt() {
+    for full in [1usize, 3] {
+        let site = Site::new(spec(4, 2));
+        life(&site, 1, &[], async |machine| write_new(machine, 0..4).await).unwrap();
+        let without = async |machine: &Machine| {
+            write_new(machine, 4..12).await?;
+            machine.array.close().await
+        };
+        life(&site, 2, &[1, 3], without).unwrap();
+        site.disks[full].set_full(true);
+        let rebuild = async |machine: &Machine| {
+            machine.env.sleep(Duration::from_secs(600)).await;
+            let lacking: Vec<u64> =
+                machine.array.report().members.iter().map(|member| member.stale_strips).collect();
+            assert!(lacking[full] > 0 && lacking[4 - full] == 0, "{lacking:?}");
+            site.disks[full].set_full(false);
+            assert_eq!(machine.array.wait_rebuilt().await, 0);
+            Ok(())
+        };
+        life(&site, 3, &[], rebuild).unwrap();
+    }
+}
+
+/// A strip that could not be repaired on a full host kept those of other drives from being repaired, and a scrub from being stopped.
+#[test]
+fn a_full_host_keeps_no_other_strip_from_being_repaired() {
+    let site = Site::new(spec(4, 2));
+    let first = async |machine: &Machine| {
+        write_new(machine, 0..8).await?;
+        machine.array.close().await
+    };
+    life(&site, 1, &[], first).unwrap();
+    life(&site, 2, &[], async |machine| {
+        for (stripe, position) in [(0, 3), (5, 2)] {
+            let block = (SLICE_AT + machine.array.geometry().block_at(stripe, 0)) / BLOCK_BYTES as u64;
+            site.disks[position].corrupt(block, &[0x5a; BLOCK_BYTES]);
+        }
+        // As on a host that copies what is written: no write finds room.
+        machine.drives[3].as_ref().unwrap().set_full(true);
+        tags(&machine.volume, 0, 8 * machine.volume.stripe_blocks()).await?;
+        machine.env.sleep(Duration::from_secs(60)).await;
+        let repaired = |at: usize| machine.handles[at].as_ref().unwrap().counters().repaired_blocks;
+        assert_eq!((repaired(3), repaired(2)), (0, 1));
+        let stop = async {
+            machine.env.sleep(Duration::from_secs(5)).await;
+            machine.array.stop_scrub();
+        };
+        let progress = Default::default();
+        let scrub = machine.array.scrub_from(&progress, penstock_array::Pace::Full);
+        let both = futures_util::future::join(scrub, stop);
+        let (scrubbed, ()) =
+            timeout(&machine.env, Duration::from_secs(60), both).await.expect("it is stopped");
+        assert_eq!(scrubbed?, None);
+        machine.drives[3].as_ref().unwrap().set_full(false);
+        machine.env.sleep(Duration::from_secs(30)).await;
+        assert_eq!((repaired(3), repaired(2)), (1, 1));
+        Ok(())
+    })
+    .unwrap();
+}

@@ -176,6 +176,9 @@ impl Instance {
 
     /// Makes durable what was written through a mount that has ended, and lets another client mount.
     async fn hand_mount_over(&self) {
+        if let Err(error) = self.client.close_all().await {
+            tracing::error!(%error, "locks or open files of the mount that has ended are still there");
+        }
         if let Err(error) = self.client.leave().await {
             tracing::error!(%error, "what was written through the mount is not durable yet");
         }

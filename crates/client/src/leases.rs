@@ -652,6 +652,27 @@ impl Client {
         }
     }
 
+    /// Gives up all locks and closes all files. Call when the kernel that had them has gone: of a connection that was aborted it says
+    /// nothing of them.
+    pub async fn close_all(&self) -> Result<(), Failure> {
+        for lock in self.locks.all() {
+            self.unlock_all(Ino(lock.ino), lock.owner, lock.flock).await?;
+        }
+        let files = self.files.borrow().clone();
+        for (ino, state) in files {
+            let opens = {
+                let mut state = state.borrow_mut();
+                (state.writers, state.mapped) = (0, false);
+                state.opens
+            };
+            drop(state);
+            for _ in 0..opens {
+                self.release(ino).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Keeps nothing any more: the next to come need not wait for this client.
     pub async fn leave(&self) -> Result<(), Failure> {
         self.sync_all().await?;

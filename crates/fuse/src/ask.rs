@@ -7,6 +7,7 @@
 //! also cuts its pages, when it gets them, and zeros what was written behind it meanwhile.
 #![allow(unsafe_code)]
 
+use crate::guard::connection_at;
 use penstock_base::Env;
 use penstock_base::env::timeout;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
@@ -21,6 +22,8 @@ use tokio::sync::Semaphore;
 /// Between two looks; and for who may not look, until the kernel should know.
 const PAUSE: Duration = Duration::from_micros(50);
 const SHOULD_KNOW: Duration = Duration::from_millis(2);
+/// The same where the mount cannot be looked at by its path.
+const UNSEEN: Duration = Duration::from_millis(50);
 /// Longer than any notice takes, but where all threads that send some wait.
 const MOST_LOOKED: Duration = Duration::from_secs(2);
 /// Threads that look at a time.
@@ -32,15 +35,26 @@ const INO64_GEN: i32 = 0x81;
 pub(crate) struct Asker {
     env: Env,
     mount: PathBuf,
+    /// The number of its connection.
+    connection: u32,
     turns: Semaphore,
     /// This process may not open by handle.
     refused: Cell<bool>,
+    /// The last look did not find the mount, which was said.
+    unseen: Cell<bool>,
 }
 
 impl Asker {
-    pub(crate) fn new(env: &Env, mount: &Path) -> Self {
+    pub(crate) fn new(env: &Env, mount: &Path, connection: u32) -> Self {
         let turns = Semaphore::new(MOST_LOOKING);
-        Self { env: env.clone(), mount: mount.to_owned(), turns, refused: Cell::new(false) }
+        Self {
+            env: env.clone(),
+            mount: mount.to_owned(),
+            connection,
+            turns,
+            refused: Cell::new(false),
+            unseen: Cell::new(false),
+        }
     }
 
     /// Waits until the kernel knows that a file has so many bytes, which a notice tells it, or should know it. `nodeid` is its number
@@ -50,7 +64,7 @@ impl Asker {
             return self.env.sleep(SHOULD_KNOW).await;
         }
         match timeout(&self.env, MOST_LOOKED, self.look_until(nodeid, size)).await {
-            Some(Ok(())) => {}
+            Some(Ok(())) => self.unseen.set(false),
             Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 self.refused.set(true);
                 tracing::info!(
@@ -58,7 +72,14 @@ impl Asker {
                 );
             }
             Some(Err(error)) => {
-                tracing::warn!(%error, nodeid, "the size that the kernel knows of a mapped file cannot be looked at");
+                if !self.unseen.replace(true) {
+                    tracing::warn!(
+                    %error,
+                    nodeid,
+                    "the mount cannot be looked at by its path: what a program stores through a map in what another mount added may be lost"
+                    );
+                }
+                self.env.sleep(UNSEEN).await;
             }
             None => {
                 tracing::warn!(nodeid, size, "the kernel does not take the size of a mapped file");
@@ -68,9 +89,12 @@ impl Asker {
 
     async fn look_until(&self, nodeid: u64, size: u64) -> io::Result<()> {
         let _turn = self.turns.acquire().await;
-        let mount = self.mount.clone();
+        let (mount, connection) = (self.mount.clone(), self.connection);
         let opened = penstock_drive::runtime::blocking(move || {
             let root = rustix::fs::open(&mount, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            if connection_at(&root, c"", AtFlags::EMPTY_PATH)? != connection {
+                return Err(io::Error::other("its mount point shows another file system"));
+            }
             open_by_handle(&root, nodeid)
         });
         let file = Arc::new(opened.await?);

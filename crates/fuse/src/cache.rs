@@ -65,7 +65,13 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// `device` is the mount's descriptor, or a copy of it.
-    pub(crate) fn new(env: &Env, root: Root, device: File, mount: &Path) -> io::Result<Self> {
+    pub(crate) fn new(
+        env: &Env,
+        root: Root,
+        device: File,
+        mount: &Path,
+        connection: u32,
+    ) -> io::Result<Self> {
         Ok(Self {
             env: env.clone(),
             root,
@@ -77,7 +83,7 @@ impl Cache {
             size_notice: Arc::new(SizeNotice::new()?),
             telling: Rc::default(),
             looks: Looks::default(),
-            asker: Asker::new(env, mount),
+            asker: Asker::new(env, mount, connection),
         })
     }
 

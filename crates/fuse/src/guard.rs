@@ -11,6 +11,7 @@ use penstock_drive::runtime::Readiness;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+use rustix::path::Arg;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::cell::RefCell;
 use std::fs::File;
@@ -42,8 +43,13 @@ pub(crate) struct Guard {
 
 /// The number of the connection of what is mounted at `path`.
 pub(crate) fn connection_of(path: &Path) -> io::Result<u32> {
+    connection_at(rustix::fs::CWD, path, AtFlags::empty())
+}
+
+/// The same of a path below a directory.
+pub(crate) fn connection_at(dir: impl AsFd, path: impl Arg, flags: AtFlags) -> io::Result<u32> {
     // A question would go to who is starting.
-    let found = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
+    let found = rustix::fs::statx(dir, path, flags | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok(found.stx_dev_major << 20 | found.stx_dev_minor)
 }
 

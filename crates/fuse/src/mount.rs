@@ -233,7 +233,7 @@ impl Mount {
         let (file, connection) = mounted.await?.map_err(failed)?;
         let device = Device::new(file).map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
-        let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path).map_err(failed)?);
+        let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path, connection).map_err(failed)?);
         let guard = options.guarded.then(|| Guard::new(connection)).transpose().unwrap_or_else(|error| {
             let path = path.display();
             tracing::warn!(%path, %error, "no guard: programs may hang if this process is killed");

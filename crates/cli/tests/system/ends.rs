@@ -187,6 +187,61 @@ fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {
     store.down_in_peace();
 }
 
+/// Of a connection that was aborted the kernel says nothing: locks and files that were open on the instance's own mount stayed until it
+/// was started again.
+#[test]
+fn locks_and_open_files_go_with_a_mount_that_is_aborted() {
+    let test = "locks_and_open_files_go_with_a_mount_that_is_aborted";
+    if !can_mount(test) || !is_root(test) {
+        return;
+    }
+    let script = "
+import fcntl, os, sys
+def make(name):
+    return os.open(os.path.join(sys.argv[1], name), os.O_CREAT | os.O_RDWR)
+bytes, whole, removed = make('bytes'), make('whole'), make('removed')
+fcntl.lockf(bytes, fcntl.LOCK_EX)
+fcntl.flock(whole, fcntl.LOCK_EX)
+os.write(removed, b'x' * (20 << 20))
+os.fsync(removed)
+os.unlink(os.path.join(sys.argv[1], 'removed'))
+print('ready', flush=True)
+sys.stdin.read()
+";
+    let store = Store::new("aborted", &OPTIONS);
+    store.up();
+    let other = store.home.join("other");
+    mount_at(&store, &other);
+    let free_bytes = store.free_bytes();
+    let mut python = Command::new("python3");
+    python.args(["-c", script]).arg(&store.mount).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = match python.spawn() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            eprintln!("SKIPPED {test}: no python3");
+            return;
+        }
+        spawned => spawned.unwrap(),
+    };
+    holder.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    // It aborts the connection, and says that the mount is in use.
+    let aborted = Command::new("umount").arg("-f").arg(&store.mount).output().unwrap();
+    assert!(!aborted.status.success(), "{aborted:?}");
+    drop(holder.stdin.take());
+    wait_until("the holder to end", || holder.try_wait().unwrap().is_some());
+    let lock = |how: &str, name: &str| {
+        let script =
+            format!("import fcntl, sys; fcntl.{how}(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)");
+        let mut python = Command::new("python3");
+        python.args(["-c", &script]).arg(other.join(name)).stderr(Stdio::null());
+        python.status().unwrap().success()
+    };
+    wait_until("the lock of bytes", || lock("lockf", "bytes"));
+    wait_until("the lock of a file", || lock("flock", "whole"));
+    wait_until("the space of the removed file", || store.free_bytes() + (10 << 20) > free_bytes);
+    store.ok(&["umount", other.to_str().unwrap()]);
+    store.down();
+}
+
 /// A mount that was stopped for longer than its lease served its old pages for ever.
 #[test]
 fn pages_go_with_the_lease() {

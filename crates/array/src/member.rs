@@ -21,7 +21,7 @@ use std::time::Duration;
 /// How long a write waits before it tries a full host or a suspended array again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What a write of a strip does while a host is full, or more drives fail than the array may record.
+/// The way of a strip's write while a host is full, or more drives fail than the array may record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WhenSuspended {
     /// It waits, with what its caller holds.
@@ -30,11 +30,11 @@ pub(crate) enum WhenSuspended {
     Fail,
 }
 
-/// What a write to a member is part of.
+/// The structure that a write to a member belongs to.
 enum Target<'a> {
     /// Something that this member alone has.
     Member,
-    /// What all carriers have.
+    /// A part of the log or the metadata: all carriers have it.
     Carrier(&'a Mending),
     /// A strip.
     Strip(u64, WhenSuspended),

@@ -223,7 +223,7 @@ fn open_log(path: &Path) -> Result<File> {
     Ok(log)
 }
 
-/// Whether `path` shows a file system of Penstock: what was mounted there last.
+/// True if `path` shows a file system of Penstock: what was mounted there last.
 fn is_mounted(path: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     // Spaces and the like are octal there.

@@ -34,7 +34,7 @@ pub(crate) struct Flushes {
     /// Flushes that failed, and writes that include one.
     failed: Cell<u64>,
     lost: RefCell<Option<String>>,
-    /// How many of both the drive was asked for, and the numbers of those that it has not answered.
+    /// The number of both that the drive was asked for, and the numbers of those that it has not answered.
     asked: Cell<u64>,
     unanswered: RefCell<BTreeSet<u64>>,
     answered: Notify,

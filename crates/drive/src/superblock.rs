@@ -244,7 +244,7 @@ pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     }
 }
 
-/// What a copy holds, the one that is missed least first.
+/// The state of a copy, the one that is missed least first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Standing {
     Bad,

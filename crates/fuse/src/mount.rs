@@ -293,7 +293,7 @@ impl Mount {
         let _ = (&mut self.ended).await;
     }
 
-    /// Whether its session has ended.
+    /// True once its session has ended.
     fn has_ended(&mut self) -> bool {
         self.ended.try_recv() == Err(TryRecvError::Closed)
     }

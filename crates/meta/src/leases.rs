@@ -615,7 +615,7 @@ mod tests {
         inodes: u64,
     }
 
-    /// What may happen next.
+    /// An event that may come next.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Grant,

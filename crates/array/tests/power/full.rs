@@ -87,7 +87,7 @@ fn a_host_that_is_full_for_some_stripes_refuses_no_write() {
         site.disks[4].set_full(true);
         let work = async {
             for round in 0..400u64 {
-                // What has space is written, discarded in the table and written again, as the key-value store does.
+                // A stripe that has space is written, discarded in the table and written again, as the key-value store does.
                 if round % 4 == 0 {
                     machine.volume.discard(round % 8, 1, Discard::InTable).await?;
                     write_stripe(machine, round % 8, 1000 * (round + 100)).await?;
@@ -113,7 +113,7 @@ fn a_host_that_is_full_for_some_stripes_refuses_no_write() {
     .unwrap();
 }
 
-/// Who waited for room in the log and who wrote checkpoints woke each other without a pause: gigabytes went to each carrier.
+/// Writers that waited for room in the log and the task that wrote checkpoints woke each other without a pause: gigabytes went to each carrier.
 #[test]
 fn waiting_for_a_full_host_writes_little() {
     let site = Site::new(spec(4, 2));

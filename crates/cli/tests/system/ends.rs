@@ -1,7 +1,7 @@
 //! The end of a mount: what shows it elsewhere, what hides it, the next one, and a lease that ends first.
 
 use crate::remote_mount::{OPTIONS, mount_at, up_alone};
-use crate::store::{Store, can_mount, is_alive, shell, wait_until};
+use crate::store::{Store, can_mount, is_alive, is_root, shell, signal, wait_until};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ impl Kind {
             Self::Bound => drop(shell(&format!("umount {}", other.display()))),
             Self::Lazy => {}
             Self::Over => {
-                // What somebody mounted there is his.
+                // Another file system there is not ours to take.
                 assert_eq!(std::fs::read_to_string(mount.join("theirs")).unwrap(), "theirs\n");
                 shell(&format!("umount {}", mount.display()));
             }
@@ -43,23 +43,19 @@ impl Kind {
     }
 }
 
-fn is_root(test: &str) -> bool {
-    let is_root = rustix::process::geteuid().is_root();
+fn may_mount_at_will(test: &str) -> bool {
+    let is_root = is_root();
     if !is_root {
         eprintln!("SKIPPED {test}: only root may mount and unmount at will");
     }
     is_root
 }
 
-fn signal(signal: &str, pid: u32) {
-    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
-}
-
 /// A stop waited for ever for what somebody else holds, and unmounted what somebody else had mounted there.
 #[test]
 fn a_stop_ends_its_mount_and_nothing_else() {
     let test = "a_stop_ends_its_mount_and_nothing_else";
-    if !can_mount(test) || !is_root(test) {
+    if !can_mount(test) || !may_mount_at_will(test) {
         return;
     }
     let store = Store::new("elsewhere", &OPTIONS);
@@ -102,7 +98,7 @@ fn a_stop_ends_its_mount_and_nothing_else() {
 #[test]
 fn an_unmount_says_why_the_mount_goes_on() {
     let test = "an_unmount_says_why_the_mount_goes_on";
-    if !can_mount(test) || !is_root(test) {
+    if !can_mount(test) || !may_mount_at_will(test) {
         return;
     }
     let store = Store::new("goes-on-elsewhere", &OPTIONS);
@@ -114,7 +110,7 @@ fn an_unmount_says_why_the_mount_goes_on() {
         (Kind::Over, "mounted over it"),
     ] {
         if store.json(&["status"])["mounts"].as_array().unwrap().is_empty() {
-            mount_by_rest(&store).unwrap();
+            store.mount_by_rest(&store.mount).unwrap();
         }
         let file = File::create(store.mount.join("file")).unwrap();
         kind.make(&store.mount, &other);
@@ -136,18 +132,7 @@ fn an_unmount_says_why_the_mount_goes_on() {
     store.down_in_peace();
 }
 
-/// Has the instance mount again.
-fn mount_by_rest(store: &Store) -> Result<(), String> {
-    let body = format!("{{\"path\": \"{}\"}}", store.mount.display());
-    let mut curl = Command::new("curl");
-    curl.args(["-sS", "--max-time", "60", "-H", "Content-Type: application/json", "-w", "%{http_code}"]);
-    curl.args(["-d", &body, "--unix-socket"]).arg(store.dir.join("api.sock"));
-    let output = curl.arg("http://localhost/v1/mounts").stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if said.ends_with("200") { Ok(()) } else { Err(said) }
-}
-
-/// What a mount had taken was settled beside the next one, which lost what it had taken meanwhile.
+/// The writes of a mount were settled beside the next one, which lost those that it had taken meanwhile.
 #[test]
 fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {
     if !can_mount("the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled") {
@@ -160,7 +145,7 @@ fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {
             std::fs::write(store.mount.join(format!("before-{round}-{number}")), [1; 20_000]).unwrap();
         }
         shell(&format!("umount {}", store.mount.display()));
-        wait_until("the next mount", || mount_by_rest(&store).is_ok());
+        wait_until("the next mount", || store.mount_by_rest(&store.mount).is_ok());
         let names: Vec<_> = (0..20).map(|number| store.mount.join(format!("new-{round}-{number}"))).collect();
         let open = |name| OpenOptions::new().create(true).read(true).write(true).truncate(false).open(name);
         let files: Vec<File> = names.iter().map(|name| open(name).unwrap()).collect();
@@ -192,7 +177,7 @@ fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {
 #[test]
 fn locks_and_open_files_go_with_a_mount_that_is_aborted() {
     let test = "locks_and_open_files_go_with_a_mount_that_is_aborted";
-    if !can_mount(test) || !is_root(test) {
+    if !can_mount(test) || !may_mount_at_will(test) {
         return;
     }
     let script = "

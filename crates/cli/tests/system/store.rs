@@ -12,16 +12,15 @@ const LIVENESS: Duration = Duration::from_secs(120);
 /// Whether this machine can mount; says SKIPPED when it cannot.
 pub fn can_mount(test: &str) -> bool {
     let fuse = Path::new("/dev/fuse").exists();
-    let helper = rustix_is_root() || Path::new("/usr/bin/fusermount3").exists();
+    let helper = is_root() || Path::new("/usr/bin/fusermount3").exists();
     if !fuse || !helper {
         eprintln!("SKIPPED {test}: no /dev/fuse, or no fusermount3 for an ordinary user");
     }
     fuse && helper
 }
 
-fn rustix_is_root() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    status.lines().any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"))
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }
 
 pub struct Store {
@@ -131,6 +130,26 @@ impl Store {
         wait_until("the store is whole", || self.json(&["status"])["health"] == "ok");
     }
 
+    /// Has the instance mount at a path, by its REST API.
+    pub fn mount_by_rest(&self, path: &Path) -> Result<(), String> {
+        let body = format!("{{\"path\": \"{}\"}}", path.display());
+        let mut curl = Command::new("curl");
+        curl.args([
+            "-sS",
+            "--fail-with-body",
+            "--max-time",
+            "60",
+            "-H",
+            "Content-Type: application/json",
+            "-d",
+            &body,
+        ]);
+        curl.arg("--unix-socket").arg(self.dir.join("api.sock")).arg("http://localhost/v1/mounts");
+        let output = curl.stdin(Stdio::null()).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&said).into_owned()) }
+    }
+
     pub fn free_bytes(&self) -> u64 {
         self.json(&["status"])["free_bytes"].as_u64().unwrap()
     }
@@ -182,6 +201,10 @@ impl Drop for Store {
         }
         let _ = std::fs::remove_dir_all(&self.home);
     }
+}
+
+pub fn signal(signal: &str, pid: u32) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
 }
 
 pub fn is_alive(pid: u32) -> bool {

@@ -428,12 +428,7 @@ fn an_instance_mounts_inside_another_mount() {
     let (store, mounts, _) = two("inside");
     store.ok(&["umount", mounts[0].to_str().unwrap()]);
     let inside = mounts[1].join("inside");
-    let body = format!("{{\"path\": \"{}\"}}", inside.display());
-    let mut curl = Command::new("curl");
-    curl.args(["-sS", "--fail", "--max-time", "30", "-H", "Content-Type: application/json", "-d", &body]);
-    curl.arg("--unix-socket").arg(store.dir.join("api.sock")).arg("http://localhost/v1/mounts");
-    let output = curl.stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    store.mount_by_rest(&inside).unwrap();
     write_new(&inside.join("file"), &[1; 5000]);
     assert_eq!(std::fs::read(mounts[1].join("file")).unwrap(), [1; 5000]);
     wait_until("it to be unmounted", || store.run(&["umount", inside.to_str().unwrap()]).status.success());

@@ -1,6 +1,6 @@
 //! The running instance, on the worker.
 
-use penstock_base::{Env, LocalBoxFuture};
+use penstock_base::{Env, LocalBoxFuture, env::timeout};
 use penstock_client::Client;
 use penstock_fabric::Server;
 use penstock_fuse::{FuseLatency, Mount, MountOptions};
@@ -19,6 +19,10 @@ pub type Task = Box<dyn FnOnce(Rc<Instance>) -> LocalBoxFuture<'static, ()> + Se
 const EVENTS_MOST: usize = 1000;
 /// Time for clients of other processes to write back what they keep, at the end.
 const CALLED_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a stop waits in all while writes are suspended.
+const STUCK_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a stop waits for who is mounting or unmounting: the mount point may not answer.
+const MOUNTING_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a stop waits for the last events to be written.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
 /// Jobs whose results are kept.
@@ -188,6 +192,10 @@ impl Instance {
     /// Unmounts. With `force`, a mount in use is detached and its open files get errors.
     pub async fn unmount(&self, force: bool) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
+        self.take_mount_off(force).await
+    }
+
+    async fn take_mount_off(&self, force: bool) -> Result<(), AdminError> {
         let Some(mount) = self.mount.borrow_mut().take() else { return Ok(()) };
         let path = mount.path().display().to_string();
         let (result, rest) = mount.stop(&self.env, force).await;
@@ -321,17 +329,31 @@ impl Instance {
     /// Unmounts, has the clients of `others` make everything durable, and closes the node. They wait, and go on with the next
     /// start. A store that cannot go on (`able` is false) asks nothing of them.
     pub async fn shut_down(&self, others: &Server, able: bool) -> Result<(), String> {
-        if let Err(error) = self.unmount(true).await {
-            tracing::warn!(%error, "the mount does not come off");
-        }
-        let synced = self.client.close().await.map_err(|failure| failure.to_string());
-        let called = match able {
-            true => self.call_back(others).await,
-            false => Ok(()),
+        let work = async {
+            let one = timeout(&self.env, MOUNTING_PATIENCE, self.mounting.lock()).await;
+            if one.is_none() {
+                tracing::warn!("the stop goes on although somebody is still mounting or unmounting");
+            }
+            if let Err(error) = self.take_mount_off(true).await {
+                tracing::warn!(%error, "the mount does not come off");
+            }
+            let synced = self.client.close().await.map_err(|failure| failure.to_string());
+            let called = match able {
+                true => self.call_back(others).await,
+                false => Ok(()),
+            };
+            others.stop();
+            let closed = self.node.close().await.map_err(|error| error.to_string());
+            synced.and(called).and(closed)
         };
-        others.stop();
-        let closed = self.node.close().await.map_err(|error| error.to_string());
-        let result = synced.and(called).and(closed);
+        let result = tokio::select! {
+            result = work => result,
+            why = self.node.stuck(STUCK_PATIENCE) => {
+                others.stop();
+                self.node.abandon();
+                Err(format!("{why}; what was synced is safe"))
+            }
+        };
         match &result {
             Ok(()) => self.event(Severity::Info, EventKind::Stopped, "stopped; everything is durable"),
             Err(why) => self.event(

@@ -345,7 +345,7 @@ impl Array {
     }
 
     /// Why writes wait, or what they leave in the log does.
-    fn why_suspended(&self) -> Option<String> {
+    pub fn suspended(&self) -> Option<String> {
         self.suspended.borrow().clone().or_else(|| self.put_off.borrow().values().next().cloned())
     }
 
@@ -353,7 +353,7 @@ impl Array {
         if self.stopped.get().is_some() {
             return ArrayState::Failed;
         }
-        if self.why_suspended().is_some() {
+        if self.suspended().is_some() {
             return ArrayState::Suspended;
         }
         if !self.unreadable.borrow().is_empty() {
@@ -392,7 +392,7 @@ impl Array {
             name: self.name.clone(),
             code: (self.geo.k, self.geo.m),
             state: self.state(),
-            suspended: self.why_suspended(),
+            suspended: self.suspended(),
             stopped: self.stopped.get().cloned(),
             redundancy_debt_stripes: self.redundancy_debt_stripes(),
             missing_carriers: self.missing_carriers(),

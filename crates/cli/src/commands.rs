@@ -1,7 +1,7 @@
 //! What each command does.
 
 use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
-use crate::folder::{DEFAULT, is_free, not_durable};
+use crate::folder::{DEFAULT, Stop, is_free, last_stop};
 use crate::remote::Remote;
 use crate::{bundle, events, manual, mount, show, up};
 use anyhow::{Context, Result, anyhow, bail};
@@ -102,8 +102,10 @@ fn down(dir: Option<PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCo
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        if let Some(why) = not_durable(&dir) {
-            bail!("stopped; not everything could be made durable: {why}");
+        match last_stop(&dir) {
+            Some(Stop::Durable) => {}
+            Some(Stop::NotDurable(why)) => bail!("stopped; not everything could be made durable: {why}"),
+            None => bail!("it ended without a word of what is durable, as one that is killed; see its log"),
         }
     }
     print(json, &answer, |_| println!("stopped"))

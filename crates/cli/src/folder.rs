@@ -24,10 +24,10 @@ pub const ENDING: Duration = Duration::from_secs(20);
 /// What `run.json` is called while nothing runs: it keeps its space, so that a full host does not keep the store from being
 /// started.
 const SPARE: &str = "run.spare";
-/// The word of a stop that could not make everything durable.
-const NOT_DURABLE: &str = "not-durable";
 /// `run.json` has a multiple of this length, lines without anything at its end.
 const RUN_BYTES: usize = 4096;
+/// Bytes of the reason why a stop failed, so that `run.json` does not grow by it.
+const REASON_BYTES: usize = 1000;
 /// SIGKILL among the signals of a process, and the kernel's flag of one that is ending.
 const SIGKILL: u64 = 1 << 8;
 const PF_EXITING: u64 = 4;
@@ -47,6 +47,18 @@ pub struct Run {
     /// Clients of other processes over TCP, where it was asked for.
     pub tcp_address: Option<String>,
     pub mounts: Vec<String>,
+    /// How its stop ended. None of one that runs, or ended without a stop.
+    #[serde(default)]
+    pub stop: Option<Stop>,
+}
+
+/// How the stop of an instance ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    Durable,
+    /// Not everything is, for this reason.
+    NotDurable(String),
 }
 
 /// A locked folder.
@@ -119,31 +131,29 @@ impl Folder {
         if !spare.exists() && named.exists() {
             std::fs::rename(&named, &spare)?;
         }
-        let mut bytes = serde_json::to_vec_pretty(run)?;
-        bytes.resize(bytes.len().next_multiple_of(RUN_BYTES), b'\n');
-        let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&spare)?;
-        file.write_all(&bytes)?;
-        file.set_len(bytes.len() as u64)?;
+        run.write(&spare)?;
         std::fs::rename(spare, named)?;
         Ok(())
     }
 
-    /// Says for who asked for the stop why not everything is durable, if so. At the start nothing is said.
-    pub fn note_stop(&self, why: Option<&str>) {
-        let path = self.path.join(NOT_DURABLE);
-        let noted = match why {
-            Some(why) => std::fs::write(&path, why),
-            None => std::fs::remove_file(&path),
-        };
-        match noted {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "the outcome of a stop is not noted");
-            }
-            _ => {}
+    /// The instance is gone, or will be in a moment. Says for who asked for its stop how that ended.
+    pub fn end_run(&self, stop: Result<(), &str>) {
+        let named = self.path.join("run.json");
+        if !named.exists() {
+            return;
         }
+        let stop = match stop {
+            Ok(()) => Stop::Durable,
+            Err(why) => Stop::NotDurable(why[..why.floor_char_boundary(REASON_BYTES)].to_owned()),
+        };
+        let said = Run::read(&named).and_then(|run| Run { stop: Some(stop), ..run }.write(&named));
+        if let Err(error) = said {
+            tracing::warn!(%error, "how the stop ended is not noted");
+        }
+        self.remove_run();
     }
 
-    /// The instance is gone.
+    /// Nothing runs.
     pub fn remove_run(&self) {
         if let Err(error) = std::fs::rename(self.path.join("run.json"), self.path.join(SPARE)) {
             tracing::debug!(%error, "run.json was not there");
@@ -151,9 +161,9 @@ impl Folder {
     }
 }
 
-/// The reason why the last stop could not make everything durable.
-pub fn not_durable(dir: &Path) -> Option<String> {
-    std::fs::read_to_string(dir.join(NOT_DURABLE)).ok()
+/// How the stop of the last instance ended. None where it ended without one.
+pub fn last_stop(dir: &Path) -> Option<Stop> {
+    Run::read(&dir.join(SPARE)).ok()?.stop
 }
 
 /// Whether no instance holds the folder in `dir`.
@@ -163,6 +173,20 @@ pub fn is_free(dir: &Path) -> bool {
 }
 
 impl Run {
+    fn read(path: &Path) -> Result<Self> {
+        Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+    }
+
+    /// Writes over what stands at `path`, in place and padded, so that a full host does not refuse it.
+    fn write(&self, path: &Path) -> Result<()> {
+        let mut bytes = serde_json::to_vec_pretty(self)?;
+        bytes.resize(bytes.len().next_multiple_of(RUN_BYTES), b'\n');
+        let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        file.write_all(&bytes)?;
+        file.set_len(bytes.len() as u64)?;
+        Ok(())
+    }
+
     /// Reads `run.json` in `dir`.
     pub fn load(dir: &Path) -> Result<Self> {
         let bytes = match std::fs::read(dir.join("run.json")) {

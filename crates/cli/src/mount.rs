@@ -15,7 +15,7 @@ use penstock_client::Client;
 use penstock_drive::runtime::{Worker, block_on};
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
-use penstock_fuse::{FuseLatency, Mount, MountOptions, mount_point};
+use penstock_fuse::{FuseLatency, Mount, MountOptions, kind_at, mount_point};
 use penstock_node::StatusReport;
 use rustix::fs::OFlags;
 use serde_json::json;
@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// The one file system of an instance.
 const FS: &str = "main";
+/// Its kind in the table of mounts.
+const KIND: &str = "fuse.penstock";
 /// How long `--detach` waits until it is mounted, and `umount` until its process has ended its session.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A log that is longer begins anew with the next mount.
@@ -223,20 +225,9 @@ fn open_log(path: &Path) -> Result<File> {
     Ok(log)
 }
 
-/// True if `path` shows a file system of Penstock: what was mounted there last.
+/// True if `path` shows a file system of Penstock.
 fn is_mounted(path: &Path) -> bool {
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    // Spaces and the like are octal there.
-    let escape = |c: char| match c {
-        ' ' | '\t' | '\n' | '\\' => format!("\\{:03o}", c as u32),
-        c => c.to_string(),
-    };
-    let path: String = path.display().to_string().chars().map(escape).collect();
-    let mut kinds = mounts.lines().filter_map(|line| {
-        let mut words = line.split(' ').skip(1);
-        (words.next()? == path).then(|| words.next())?
-    });
-    kinds.next_back() == Some("fuse.penstock")
+    kind_at(path).is_ok_and(|kind| kind.as_deref() == Some(KIND))
 }
 
 /// Unmounts what is mounted at `path`, by the instance or by a process of its own.
@@ -251,12 +242,14 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         rest.delete::<Vec<String>>("/v1/mounts")?;
         return done(json, &named);
     }
+    match kind_at(&path).with_context(|| format!("{named} cannot be looked at"))?.as_deref() {
+        Some(KIND) => {}
+        Some(other) => bail!("{named} shows a file system of kind {other}, not of Penstock: it stays"),
+        None => bail!("no file system of Penstock is mounted at {named}"),
+    }
     if is_stale(&path) {
         unmount_stale(&path)?;
         return done(json, &named);
-    }
-    if !is_mounted(&path) {
-        bail!("no file system of Penstock is mounted at {named}");
     }
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
     // Its process makes everything durable and ends its session.

@@ -112,8 +112,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     if mounted.is_ok() {
         let mounts = instance.status().mounts;
         doors.serve(env, &clients);
-        folder.note_stop(None);
-        folder.write_run(&Run { pid: std::process::id(), api_url, tcp_address, mounts })?;
+        folder.write_run(&Run { pid: std::process::id(), api_url, tcp_address, mounts, stop: None })?;
         greet(&instance, folder);
         tell_manager(&[
             NotifyState::Ready,
@@ -125,9 +124,8 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         note!("stopping");
     }
     let closed = instance.shut_down(&clients, ran.is_ok()).await;
-    folder.note_stop(closed.as_ref().err().map(String::as_str));
+    folder.end_run(closed.as_ref().map(|_| ()).map_err(String::as_str));
     let closed = closed.map_err(|why| anyhow!("not everything could be made durable: {why}"));
-    folder.remove_run();
     ran.map_err(|why| anyhow!("the store cannot go on: {why}; start it again"))?;
     mounted.and(closed)?;
     note!("stopped; everything is durable");

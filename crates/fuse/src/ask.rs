@@ -8,9 +8,11 @@
 #![allow(unsafe_code)]
 
 use crate::guard::connection_at;
+use crate::mounts::places_of;
 use penstock_base::Env;
 use penstock_base::env::timeout;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -22,7 +24,7 @@ use tokio::sync::Semaphore;
 /// Between two looks; and for who may not look, until the kernel should know.
 const PAUSE: Duration = Duration::from_micros(50);
 const SHOULD_KNOW: Duration = Duration::from_millis(2);
-/// The same where the mount cannot be looked at by its path.
+/// The same where no path leads to the mount.
 const UNSEEN: Duration = Duration::from_millis(50);
 /// Longer than any notice takes, but where all threads that send some wait.
 const MOST_LOOKED: Duration = Duration::from_secs(2);
@@ -76,7 +78,7 @@ impl Asker {
                     tracing::warn!(
                     %error,
                     nodeid,
-                    "the mount cannot be looked at by its path: what a program stores through a map in what another mount added may be lost"
+                    "no path leads to the mount: what a program stores through a map in what another mount added may be lost"
                     );
                 }
                 self.env.sleep(UNSEEN).await;
@@ -91,11 +93,12 @@ impl Asker {
         let _turn = self.turns.acquire().await;
         let (mount, connection) = (self.mount.clone(), self.connection);
         let opened = penstock_drive::runtime::blocking(move || {
-            let root = rustix::fs::open(&mount, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-            if connection_at(&root, c"", AtFlags::EMPTY_PATH)? != connection {
-                return Err(io::Error::other("its mount point shows another file system"));
-            }
-            open_by_handle(&root, nodeid)
+            // It may have been moved, or a folder above it has another name now.
+            let root = match open_root(&mount, connection)? {
+                Some(root) => Some(root),
+                None => places_of(connection)?.iter().find_map(|place| open_root(place, connection).ok()?),
+            };
+            open_by_handle(&root.ok_or_else(|| io::Error::other("no path leads to it"))?, nodeid)
         });
         let file = Arc::new(opened.await?);
         loop {
@@ -118,6 +121,15 @@ struct Handle {
     high: u32,
     low: u32,
     generation: u32,
+}
+
+/// The root of the mount with this connection, if `place` shows that one.
+fn open_root(place: &Path, connection: u32) -> io::Result<Option<OwnedFd>> {
+    let root = match rustix::fs::open(place, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        found => found?,
+    };
+    Ok((connection_at(&root, c"", AtFlags::EMPTY_PATH)? == connection).then_some(root))
 }
 
 fn open_by_handle(root: &OwnedFd, nodeid: u64) -> io::Result<OwnedFd> {

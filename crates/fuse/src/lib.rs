@@ -19,6 +19,7 @@ mod listing;
 mod locks;
 mod looks;
 mod mount;
+mod mounts;
 mod names;
 mod null;
 mod read_ahead;
@@ -29,7 +30,8 @@ mod size_notice;
 pub use guard::{GUARD, guard};
 pub use latency::{FuseLatency, Op};
 pub use mount::{
-    Mount, MountError, MountOptions, check_mount_point, is_stale, mount_point, unmount, unmount_stale,
+    Mount, MountError, MountOptions, check_mount_point, is_stale, kind_at, mount_point, unmount,
+    unmount_stale,
 };
 pub use null::mount_null;
 pub use read_ahead::set_read_ahead;

@@ -8,6 +8,7 @@ use crate::cache::Cache;
 use crate::device::Device;
 use crate::guard::{Guard, connection_of};
 use crate::latency::FuseLatency;
+use crate::mounts;
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
 use futures_util::future::{Either, join, select};
@@ -36,6 +37,8 @@ const NAME: &str = "penstock";
 /// Mounts of killed processes at one place that are taken away at once.
 const STALE_MOST: usize = 8;
 
+/// Time to look at a mount point and to unmount it. It may lie below a mount that does not answer.
+const TAKE_OFF: Duration = Duration::from_secs(10);
 /// Time for the session of a mount that nobody used any more to end.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// The same where the mount point does not show the mount any more.
@@ -90,6 +93,11 @@ pub fn mount_point(path: &Path) -> io::Result<PathBuf> {
 /// Whether a mount point is the remains of a process that was killed.
 pub fn is_stale(path: &Path) -> bool {
     look(path).is_err_and(|error| is_gone(&error))
+}
+
+/// The kind of the file system that `path` shows, as findmnt(8) names it. None where nothing is mounted there.
+pub fn kind_at(path: &Path) -> io::Result<Option<String>> {
+    Ok(mounts::shown_at(path)?.map(|shown| shown.kind))
 }
 
 /// Unmounts the remains of a process that was killed.
@@ -303,7 +311,11 @@ impl Mount {
     pub async fn stop(mut self, env: &Env, force: bool) -> (io::Result<()>, Option<Self>) {
         let (path, connection) = (self.path.clone(), self.connection);
         // Beside the worker: requests on their way need it until the kernel lets go.
-        let off = blocking(move || take_off(&path, connection, force)).await;
+        let off = timeout(env, TAKE_OFF, blocking(move || take_off(&path, connection, force))).await;
+        let off = off.unwrap_or_else(|| {
+            let why = format!("its mount point does not answer within {} s", TAKE_OFF.as_secs());
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        });
         if force {
             // A copy of it elsewhere, or what was open at a lazy unmount, may hold the session. It may have ended by itself.
             let _ = self.end.send(());
@@ -331,6 +343,9 @@ impl Mount {
                          detached while in use"
                     ),
                 }
+            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                format!("{at} is not unmounted: {error}")
             }
             Err(error) => format!("{at} is in use: {error}"),
         };

@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Between two looks of a stop.
+const STUCK_LOOK: Duration = Duration::from_millis(500);
 /// How often drives and arrays are looked at.
 const WATCH: Duration = Duration::from_millis(500);
 /// Repairs within this time are one event.
@@ -243,6 +245,26 @@ impl Node {
         loop {
             self.failed.notified().await;
             if let Some(why) = self.failure() {
+                return why;
+            }
+        }
+    }
+
+    /// Returns when writes of some array have waited for `patience` in all since this was called, and says why.
+    pub async fn stuck(&self, patience: Duration) -> String {
+        let mut waited = Duration::ZERO;
+        loop {
+            self.env.sleep(STUCK_LOOK).await;
+            let suspended = |array: &Rc<Array>| {
+                Some(format!("writes of array {} wait: {}", array.name(), array.suspended()?))
+            };
+            let Some(why) = self.arrays.iter().find_map(suspended) else { continue };
+            if waited.is_zero() {
+                let most = patience.as_secs();
+                tracing::warn!(why, "the stop waits for that, {most} s at most");
+            }
+            waited += STUCK_LOOK;
+            if waited >= patience {
                 return why;
             }
         }

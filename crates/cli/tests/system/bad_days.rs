@@ -279,24 +279,9 @@ fn a_full_array_says_enospc_and_deletes_work() {
 
 #[test]
 fn a_full_host_suspends_and_goes_on() {
-    if !can_mount("a_full_host_suspends_and_goes_on") {
-        return;
-    }
-    let store = Store::new("host-full", &SMALL);
-    let small = store.home.join("small");
-    std::fs::create_dir(&small).unwrap();
-    let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=330m", "none"])
-        .arg(&small)
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED a_full_host_suspends_and_goes_on: a tmpfs of its own needs root");
-        return;
-    }
-    let _unmount = Unmount(small.clone());
-    std::os::unix::fs::symlink(&small, &store.dir).unwrap();
+    let Some((store, small)) = on_a_host_of("330m", "a_full_host_suspends_and_goes_on") else { return };
     store.up();
-    let ballast = small.join("ballast");
+    let ballast = small.0.join("ballast");
     let mount = store.mount.display().to_string();
     shell(&format!("dd if=/dev/zero of={} bs=1M count=400 2>/dev/null || true", ballast.display()));
     let writer = std::process::Command::new("bash")
@@ -318,27 +303,48 @@ fn a_full_host_suspends_and_goes_on() {
     store.down();
 }
 
+/// It waited for room for ever, and said nothing.
+#[test]
+fn a_stop_on_a_full_host_ends_and_says_why() {
+    let Some((store, small)) = on_a_host_of("330m", "a_stop_on_a_full_host_ends_and_says_why") else {
+        return;
+    };
+    store.up();
+    let kept = vec![7; 3 << 20];
+    std::fs::write(store.mount.join("kept"), &kept).unwrap();
+    std::fs::File::open(store.mount.join("kept")).unwrap().sync_all().unwrap();
+    let ballast = small.0.join("ballast");
+    shell(&format!("dd if=/dev/zero of={} bs=1M count=400 2>/dev/null || true", ballast.display()));
+    let mut writer = std::process::Command::new("dd")
+        .args(["if=/dev/urandom", "bs=1M", "count=100", "conv=fsync"])
+        .arg(format!("of={}/waits", store.mount.display()))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("the array is suspended", || {
+        store.json(&["status"])["reasons"].to_string().contains("host full")
+    });
+    let output = store.run(&["down"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("host full"), "{said}");
+    assert!(!store.dir.join("run.json").exists(), "it has stopped");
+    assert!(!writer.wait().unwrap().success());
+    std::fs::remove_file(&ballast).unwrap();
+    store.up();
+    assert!(std::fs::read(store.mount.join("kept")).unwrap() == kept);
+    store.audit();
+    store.down();
+}
+
 /// An instance that was killed on a host with 1 MiB left comes up again, serves what is there, and lets others mount.
 #[test]
 fn a_store_starts_on_a_host_that_is_almost_full() {
-    if !can_mount("a_store_starts_on_a_host_that_is_almost_full") {
-        return;
-    }
-    let store = Store::new("start-full", &SMALL);
-    let small = store.home.join("small");
-    std::fs::create_dir(&small).unwrap();
-    let tmpfs = ["-t", "tmpfs", "-o", "size=400m", "none"];
-    let mounted = std::process::Command::new("mount").args(tmpfs).arg(&small).status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED a_store_starts_on_a_host_that_is_almost_full: a tmpfs of its own needs root");
-        return;
-    }
-    let _unmount = Unmount(small.clone());
-    std::os::unix::fs::symlink(&small, &store.dir).unwrap();
+    let test = "a_store_starts_on_a_host_that_is_almost_full";
+    let Some((store, small)) = on_a_host_of("400m", test) else { return };
     store.up();
     std::fs::write(store.mount.join("file"), vec![7; 3 << 20]).unwrap();
     std::fs::File::open(store.mount.join("file")).unwrap().sync_all().unwrap();
-    let ballast = small.join("ballast");
+    let ballast = small.0.join("ballast");
     let ballast_at = ballast.display();
     shell(&format!(
         "dd if=/dev/zero of={ballast_at} bs=1M 2>/dev/null || true; truncate -s -1M {ballast_at}"
@@ -411,6 +417,24 @@ fn a_user_without_rights_stops_nobody_and_keeps_no_privileges() {
     }
     store.audit();
     store.down();
+}
+
+/// A store whose folder lies on a small file system of its own.
+fn on_a_host_of(size: &str, test: &str) -> Option<(Store, Unmount)> {
+    if !can_mount(test) {
+        return None;
+    }
+    let store = Store::new(test, &SMALL);
+    let small = store.home.join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(&small);
+    if !mount.status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED {test}: a tmpfs of its own needs root");
+        return None;
+    }
+    std::os::unix::fs::symlink(&small, &store.dir).unwrap();
+    Some((store, Unmount(small)))
 }
 
 struct Unmount(std::path::PathBuf);

@@ -132,6 +132,63 @@ fn an_unmount_says_why_the_mount_goes_on() {
     store.down_in_peace();
 }
 
+/// What somebody has moved over a mount was taken off in its place.
+#[test]
+fn an_unmount_takes_nothing_off_that_was_moved_over_a_mount() {
+    let test = "an_unmount_takes_nothing_off_that_was_moved_over_a_mount";
+    if !can_mount(test) || !may_mount_at_will(test) {
+        return;
+    }
+    let store = Store::new("moved-over", &OPTIONS);
+    up_alone(&store, &[]);
+    let area = store.home.join("area");
+    let (ours, theirs) = (area.join("with space"), area.join("theirs"));
+    let at = area.display();
+    shell(&format!("mkdir {at} && mount -t tmpfs area {at} && mount --make-private {at}"));
+    shell(&format!("cd {at} && mkdir theirs && mount -t tmpfs theirs theirs && echo precious > theirs/data"));
+    let pid = mount_at(&store, &ours);
+    shell(&format!("mount --move {} '{}'", theirs.display(), ours.display()));
+    let output = store.run(&["umount", ours.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("of kind tmpfs"), "{said}");
+    assert_eq!(std::fs::read_to_string(ours.join("data")).unwrap(), "precious\n");
+    shell(&format!("umount '{}'", ours.display()));
+    store.ok(&["umount", ours.to_str().unwrap()]);
+    wait_until("the mount's process to end", || !is_alive(pid));
+    shell(&format!("umount {at}"));
+    store.down_in_peace();
+}
+
+/// Below a mount that does not answer it was looked for without end.
+#[test]
+fn a_stop_waits_for_no_mount_that_its_own_lies_in() {
+    let test = "a_stop_waits_for_no_mount_that_its_own_lies_in";
+    if !can_mount(test) || !may_mount_at_will(test) {
+        return;
+    }
+    let store = Store::new("lies-in", &OPTIONS);
+    let outer_store = Store::new("outer", &OPTIONS);
+    up_alone(&outer_store, &[]);
+    let outer = mount_at(&outer_store, &outer_store.mount);
+    let inner = outer_store.mount.join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    up_alone(&store, &[]);
+    store.mount_by_rest(&inner).unwrap();
+    std::fs::write(inner.join("file"), "written").unwrap();
+    signal("-STOP", outer);
+    // What the kernel keeps of the folder above it would do for a look.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    store.down();
+    signal("-CONT", outer);
+    // Its lease has ended, and what is mounted in it cannot be reached.
+    shell(&format!("umount -l {}", outer_store.mount.display()));
+    store.up();
+    assert_eq!(std::fs::read_to_string(store.mount.join("file")).unwrap(), "written");
+    store.down_in_peace();
+    wait_until("the mount's process to end", || !is_alive(outer));
+    outer_store.down();
+}
+
 /// The writes of a mount were settled beside the next one, which lost those that it had taken meanwhile.
 #[test]
 fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {

@@ -1,0 +1,110 @@
+//! The mounts of this name space, as /proc/self/mountinfo lists them (proc_pid_mountinfo(5)).
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MountEntry {
+    id: u64,
+    /// The number of its file system's device, which is that of its connection where it is FUSE.
+    pub(crate) connection: u32,
+    /// The folder of its file system that it shows.
+    root: Vec<u8>,
+    /// Its mount point. Another mount may cover it.
+    pub(crate) place: PathBuf,
+    pub(crate) kind: String,
+}
+
+impl MountEntry {
+    /// None where a line is not as the kernel writes it.
+    fn read(line: &[u8]) -> Option<Self> {
+        let mut words = line.split(|byte| *byte == b' ');
+        let mut next = || std::str::from_utf8(words.next()?).ok();
+        let id = next()?.parse().ok()?;
+        next()?;
+        let (major, minor) = next()?.split_once(':')?;
+        let connection = major.parse::<u32>().ok()? << 20 | minor.parse::<u32>().ok()?;
+        let root = unescape(words.next()?);
+        let place = OsString::from_vec(unescape(words.next()?)).into();
+        // Its options, and fields whose number differs.
+        words.find(|word| *word == b"-")?;
+        let kind = String::from_utf8(unescape(words.next()?)).ok()?;
+        Some(Self { id, connection, root, place, kind })
+    }
+}
+
+/// Spaces and the like are octal there.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((first, behind)) = rest.split_first() {
+        let digits = behind.get(..3).filter(|digits| digits.iter().all(|digit| (b'0'..b'8').contains(digit)));
+        match digits {
+            Some(digits) if *first == b'\\' => {
+                bytes.push(digits.iter().fold(0u8, |value, digit| value << 3 | (digit - b'0')));
+                rest = &behind[3..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = behind;
+            }
+        }
+    }
+    bytes
+}
+
+fn table() -> io::Result<Vec<MountEntry>> {
+    let lines = std::fs::read(TABLE)?;
+    Ok(lines.split(|byte| *byte == b'\n').filter_map(MountEntry::read).collect())
+}
+
+/// The mount that `path` shows. None where that is no mount point.
+pub(crate) fn shown_at(path: &Path) -> io::Result<Option<MountEntry>> {
+    // A question would go to the process of a mount, which may be gone.
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
+    if !StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID) {
+        return Err(io::Error::other("the kernel does not tell mounts apart: it is older than 5.8"));
+    }
+    let is_it = |entry: &MountEntry| {
+        entry.id == found.stx_mnt_id && entry.place.as_os_str().as_bytes() == path.as_os_str().as_bytes()
+    };
+    Ok(table()?.into_iter().find(is_it))
+}
+
+/// Mount points that may show the whole file system of a connection.
+pub(crate) fn places_of(connection: u32) -> io::Result<Vec<PathBuf>> {
+    let is_one = |entry: &MountEntry| entry.connection == connection && entry.root == b"/";
+    Ok(table()?.into_iter().filter(is_one).map(|entry| entry.place).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_as_the_kernel_writes_it() {
+        let line =
+            br"36 35 0:53 / /mnt/with\040space\134 rw,noatime master:1 shared:2 - fuse.penstock a\040b rw";
+        let entry = MountEntry::read(line).unwrap();
+        assert_eq!((entry.id, entry.connection), (36, 53));
+        assert_eq!((entry.place.to_str(), &*entry.root), (Some(r"/mnt/with space\"), &b"/"[..]));
+        assert_eq!(entry.kind, "fuse.penstock");
+        for cut in [&b""[..], b"36 35", b"36 35 053 / /mnt rw - ext4 a rw", b"36 35 0:53 / /mnt rw ext4"] {
+            assert_eq!(MountEntry::read(cut), None, "{:?}", String::from_utf8_lossy(cut));
+        }
+        assert_eq!(unescape(br"a\04\9\1234"), b"a\\04\\9S4");
+    }
+
+    #[test]
+    fn a_path_shows_the_mount_on_it() {
+        let shown = shown_at(Path::new("/proc")).unwrap().expect("/proc is a mount point");
+        assert_eq!((&*shown.kind, shown.place.as_path()), ("proc", Path::new("/proc")));
+        assert_eq!(shown_at(Path::new("/proc/self/fd")).unwrap(), None);
+    }
+}

@@ -40,15 +40,17 @@ pub(crate) struct Flushes {
     answered: Notify,
 }
 
-/// A flush, or a write that includes one, until the drive has answered.
+/// A flush, or a write that includes one, until the drive has answered. Dropping it without [`Asked::answered`] counts as a failure.
 pub(crate) struct Asked {
     flushes: Rc<Flushes>,
     number: u64,
+    answered: bool,
 }
 
 impl Asked {
     /// The drive has answered so. Returns when that is known to hold.
-    pub(crate) async fn answered(self, result: Result<(), DriveError>) -> Result<(), DriveError> {
+    pub(crate) async fn answered(mut self, result: Result<(), DriveError>) -> Result<(), DriveError> {
+        self.answered = true;
         if let Err(error) = &result {
             self.flushes.note_failure(error);
             return result;
@@ -62,9 +64,17 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
+        if !self.answered {
+            self.flushes.note_failure(&abandoned());
+        }
         self.flushes.unanswered.borrow_mut().remove(&self.number);
         self.flushes.answered.notify_waiters();
     }
+}
+
+fn abandoned() -> DriveError {
+    let why = "it was abandoned before the drive answered".to_owned();
+    DriveError::Io { op: "flush", at: 0, len: 0, why }
 }
 
 /// A write that needs a flush, until it has ended.
@@ -101,7 +111,7 @@ impl Flushes {
         let number = this.asked.get();
         this.asked.set(number + 1);
         this.unanswered.borrow_mut().insert(number);
-        Asked { flushes: this.clone(), number }
+        Asked { flushes: this.clone(), number, answered: false }
     }
 
     /// Waits until the drive has answered what it was asked for before this call.
@@ -183,8 +193,7 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            let why = "it was abandoned before the drive answered".to_owned();
-            self.flushes.note_failure(&DriveError::Io { op: "flush", at: 0, len: 0, why });
+            self.flushes.note_failure(&abandoned());
         }
     }
 }
@@ -218,6 +227,14 @@ mod tests {
         let flushes = Rc::<Flushes>::default();
         drop(Flushes::begin_write(&flushes));
         drop(turn(&flushes));
+        assert!(turn(&flushes).is_err());
+    }
+
+    #[test]
+    fn an_abandoned_call_that_includes_a_flush_is_a_failed_one() {
+        let flushes = Rc::<Flushes>::default();
+        drop(Flushes::begin_write(&flushes));
+        drop(Flushes::ask(&flushes));
         assert!(turn(&flushes).is_err());
     }
 

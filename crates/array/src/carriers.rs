@@ -307,8 +307,7 @@ impl Array {
             }
             Ok(Made::Unreadable) => {
                 // A record that cannot be read leaves the log when all of it is in the strips.
-                self.metadata_bad.set(true);
-                self.repair_wake.notify_one();
+                self.set_metadata_bad(true);
                 again_later();
             }
             // The old set still serves.
@@ -467,8 +466,7 @@ impl Array {
         };
         let unwritten = self.record_then(change, then).await?.failed;
         // The copy is not verified yet: a rotten source block must not count as a copy.
-        self.metadata_bad.set(true);
-        self.repair_wake.notify_one();
+        self.set_metadata_bad(true);
         Ok(unwritten)
     }
 }

@@ -153,6 +153,10 @@ impl Array {
                 break;
             }
         }
+        // What is parked does not keep the tail where it is: who stops, and starts again, begins another segment each time.
+        if self.log_parked_again() {
+            self.log.flush().await?;
+        }
         drop(_one);
         self.write_checkpoint().await
     }

@@ -473,8 +473,10 @@ impl Array {
     /// suspended is stopped as it is, and that is an error: what was flushed is in the log.
     pub async fn close(self: &Rc<Self>) -> Result<(), ArrayError> {
         let work = async {
-            // The next opening needs no record from before: a bad block there is no harm.
-            self.begin_another_segment().await?;
+            // The next opening needs no record from before: a bad block there is no harm. Worth a segment, but none of the reserve.
+            if self.has_reserve() {
+                self.begin_another_segment().await?;
+            }
             self.destage_and_checkpoint().await?;
             self.write_checkpoint().await
         };
@@ -492,7 +494,8 @@ impl Array {
         let mut since = None;
         loop {
             self.env.sleep(CLOSE_PATIENCE / 20).await;
-            let why = self.suspended.borrow().clone();
+            let full = || self.log.is_full().then(|| "the log is full".to_owned());
+            let why = self.suspended.borrow().clone().or_else(full);
             let now = self.env.now();
             match (why, since) {
                 (None, _) => since = None,

@@ -199,6 +199,11 @@ impl Log {
         self.segments.borrow().len() as u64
     }
 
+    /// Whether the next segment has to wait for room.
+    pub(crate) fn is_full(&self) -> bool {
+        self.used_segments() >= self.geo.segments
+    }
+
     pub(crate) fn used_percent(&self) -> u64 {
         self.used_segments() * 100 / self.geo.segments
     }
@@ -554,13 +559,13 @@ impl Array {
     }
 
     async fn begin_segment(&self, first_seq: LogSeq, io: Io) -> Result<(), ArrayError> {
-        while self.log.used_segments() >= self.geo.segments {
+        while self.log.is_full() {
             if self.closed.get() {
                 return Err(ArrayError::Closed);
             }
             // What is only held until a checkpoint is free after one; destage may be waiting for this very append.
             self.write_checkpoint().await?;
-            if self.log.used_segments() >= self.geo.segments {
+            if self.log.is_full() {
                 self.destage_wake.notify_one();
                 self.log.space.notified().await;
             }

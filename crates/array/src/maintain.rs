@@ -16,7 +16,7 @@ use futures_util::future::{join_all, select};
 use futures_util::stream::FuturesUnordered;
 use penstock_base::{BLOCK_BYTES, Version, crc32c};
 use penstock_drive::{Class, Io};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -50,13 +50,15 @@ impl Array {
     pub(crate) async fn resync_task(self: Rc<Self>) {
         // Behind the one that was tried last, so that a stripe which cannot be made keeps no other member waiting.
         let mut from = 0;
+        // By member, behind the stripes that a full host had no room for: they keep no other stripe waiting.
+        let mut behind = BTreeMap::new();
         while !self.closed.get() {
             let Some(position) = self.member_to_mend(from) else {
                 self.resync_wake.notified().await;
                 continue;
             };
             from = position + 1;
-            match self.rebuild_member(position).await {
+            match self.rebuild_member(position, behind.entry(position).or_default()).await {
                 Ok(true) => {}
                 Ok(false) => self.env.sleep(RETRY).await,
                 Err(ArrayError::Closed) => break,
@@ -82,8 +84,8 @@ impl Array {
         in_turn.find(|position| members[*position].reachable().is_some() && wanted(position))
     }
 
-    /// Rebuilds one member. Returns whether it is whole now.
-    async fn rebuild_member(&self, position: usize) -> Result<bool, ArrayError> {
+    /// Rebuilds one member, from a stripe on that it moves. Returns whether it is whole now.
+    async fn rebuild_member(&self, position: usize, from: &mut u64) -> Result<bool, ArrayError> {
         let (bit, life) = (1u64 << position, self.life(position));
         let total = self.table.borrow().count_stale(bit);
         let mut progress =
@@ -91,7 +93,7 @@ impl Array {
         *self.rebuild.borrow_mut() = Some(progress);
         let whole = total > 0 && total == self.table.borrow().counts().0;
         self.note(Note::RebuildBegun { position, stripes: total, whole });
-        let result = self.rebuild_stale(position, &mut progress).await;
+        let result = self.rebuild_stale(position, from, &mut progress).await;
         *self.rebuild.borrow_mut() = None;
         // Stripes written meanwhile may have missed it again.
         let complete = matches!(result, Ok(true)) && self.table.borrow().count_stale(bit) == 0;
@@ -111,10 +113,16 @@ impl Array {
         Ok(complete)
     }
 
-    /// Rebuilds every strip of a member that is stale. Returns whether none failed.
-    async fn rebuild_stale(&self, position: usize, progress: &mut JobProgress) -> Result<bool, ArrayError> {
+    /// Rebuilds every strip of a member that is stale, from a stripe on. Returns whether none failed. Where writes are suspended the next
+    /// round begins behind those that were tried.
+    async fn rebuild_stale(
+        &self,
+        position: usize,
+        begin: &mut u64,
+        progress: &mut JobProgress,
+    ) -> Result<bool, ArrayError> {
         let bit = 1u64 << position;
-        let mut from = 0;
+        let mut from = std::mem::take(begin);
         let (mut served, mut disturbed) = (self.latency.served(), None);
         // Each to its end, whatever becomes of the others: they hold locks of stripes.
         let mut running = FuturesUnordered::new();
@@ -145,6 +153,9 @@ impl Array {
                     self.flush(IO.at("rebuild.flush")).await?;
                     from = 0;
                     continue;
+                }
+                if matches!(result, Err(ArrayError::Suspended(_))) {
+                    *begin = from;
                 }
                 return result.map(|whole| whole && progress.failed_stripes == 0);
             };
@@ -178,7 +189,7 @@ impl Array {
 
     /// Rebuilds strips, and holds no stripe while writes are suspended. Returns how many of them are there.
     async fn rebuild_batch(&self, position: usize, stripes: &[u64]) -> Result<u64, ArrayError> {
-        self.wait_for_log_room().await?;
+        self.wait_for_rebuild_room().await?;
         let life = self.life(position);
         let mut locks = Vec::new();
         for stripe in stripes {

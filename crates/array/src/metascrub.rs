@@ -61,9 +61,15 @@ impl Array {
             found = self.look_at_metadata().await?;
         }
         if self.desc.borrow().carriers_epoch == carriers_epoch {
-            self.metadata_bad.set(!found.is_whole());
+            self.set_metadata_bad(!found.is_whole());
         }
         Ok(())
+    }
+
+    /// Notes whether a copy of metadata is bad, which the repair task mends.
+    pub(crate) fn set_metadata_bad(&self, bad: bool) {
+        self.metadata_bad.set(bad);
+        self.repair_wake.notify_one();
     }
 
     async fn look_at_metadata(&self) -> Result<Found, ArrayError> {

@@ -220,7 +220,7 @@ impl Opening {
         array.next_version.set(array.reserved_version.get());
         let bad = bad_pages + found.bad_copies;
         array.count(|counts| counts.checksum_errors += bad);
-        array.metadata_bad.set(bad > 0);
+        array.set_metadata_bad(bad > 0);
         let mends =
             found.mends.into_iter().map(|mend| (positions[mend.carrier], mend.at, mend.bytes)).collect();
         let voids = voids.into_iter().map(|(carrier, at)| (positions[carrier], at)).collect();

@@ -22,6 +22,16 @@ const PATCH_BYTES: u64 = 40;
 /// Data leaves one part in so many of the log free.
 const DATA_RESERVE: u64 = 4;
 
+/// What room is wanted for.
+#[derive(Clone, Copy, PartialEq)]
+enum For {
+    Data,
+    /// An entry that frees space.
+    Discard,
+    /// Some bytes that free none.
+    Rebuild,
+}
+
 impl Array {
     /// Blocks of log that destaging `blocks` dirty blocks in `columns` columns takes at most.
     pub(crate) fn destage_cost(&self, (blocks, columns): (u64, u64)) -> u64 {
@@ -50,26 +60,43 @@ impl Array {
 
     /// Waits until the log has room for more data.
     pub(crate) async fn wait_for_log_room(&self) -> Result<(), ArrayError> {
-        self.wait_for_room(DATA_RESERVE).await
+        self.wait_for_room(For::Data).await
     }
 
     /// Waits until the log has room for an entry that frees space.
     pub(crate) async fn wait_for_discard_room(&self) -> Result<(), ArrayError> {
-        self.wait_for_room(2 * DATA_RESERVE).await
+        self.wait_for_room(For::Discard).await
     }
 
-    async fn wait_for_room(&self, reserve: u64) -> Result<(), ArrayError> {
+    /// Waits until the log has room for the record of a rebuilt strip.
+    pub(crate) async fn wait_for_rebuild_room(&self) -> Result<(), ArrayError> {
+        self.wait_for_room(For::Rebuild).await
+    }
+
+    /// Whether the part of the log that data leaves free is.
+    pub(crate) fn has_reserve(&self) -> bool {
+        self.log.used_segments() + self.geo.segments / DATA_RESERVE <= self.geo.segments
+    }
+
+    async fn wait_for_room(&self, what: For) -> Result<(), ArrayError> {
         loop {
             if self.closed.get() {
                 return Err(ArrayError::Closed);
             }
-            if self.has_log_room(reserve) {
+            let has_room = match what {
+                For::Data => self.has_log_room(DATA_RESERVE),
+                For::Discard => self.has_log_room(2 * DATA_RESERVE),
+                // What is put off needs room for its destage, which may be long in coming. A few bytes need not wait for that.
+                For::Rebuild if !self.put_off.borrow().is_empty() => self.has_reserve(),
+                For::Rebuild => self.has_log_room(DATA_RESERVE),
+            };
+            if has_room {
                 return Ok(());
             }
             let parked = self.overlay.borrow().parked();
             let owed_bytes = self.destage_cost(parked) * BLOCK_BYTES as u64;
             let may_end = !self.put_off.borrow().is_empty();
-            if reserve == DATA_RESERVE && !may_end && owed_bytes * 4 > self.geo.log_bytes() {
+            if what != For::Discard && !may_end && owed_bytes * 4 > self.geo.log_bytes() {
                 return Err(ArrayError::TooDamaged { name: self.name.clone(), blocks: parked.0 });
             }
             self.log_short.set(true);

@@ -1,8 +1,8 @@
 //! Hosts that are full for some strips: who waits, who goes on, and what is on the drives.
 
-use crate::bench::{Machine, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
+use crate::bench::{Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
 use crate::outdated::life;
-use penstock_array::{ArrayError, ArrayState, Discard};
+use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard};
 use penstock_base::{BLOCK_BYTES, env::timeout};
 use penstock_drive::{Fault, Op};
 use std::time::Duration;
@@ -199,6 +199,144 @@ fn a_full_host_keeps_no_other_strip_from_being_repaired() {
         machine.drives[3].as_ref().unwrap().set_full(false);
         machine.env.sleep(Duration::from_secs(30)).await;
         assert_eq!((repaired(3), repaired(2)), (1, 1));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Writes until there is no room, each block into another stripe or `blocks` of them together. Returns where they begin.
+async fn fill(machine: &Machine, blocks: u64) -> Result<Vec<u64>, ArrayError> {
+    let all = machine.volume.blocks();
+    let place = |at: u64| if blocks == 1 { at * 37 % all } else { at * blocks };
+    let mut written = Vec::new();
+    let write_all = async {
+        for at in (0..all / blocks).map(place) {
+            let (data, crcs) = buf_of(&(at + 1..at + 1 + blocks).collect::<Vec<_>>());
+            machine.volume.write(at, &data, &crcs).await?;
+            machine.volume.flush().await?;
+            written.push(at);
+        }
+        Ok::<_, ArrayError>(())
+    };
+    if let Some(ended) = timeout(&machine.env, Duration::from_secs(30), write_all).await {
+        ended?;
+    }
+    Ok(written)
+}
+
+/// Each stop began a segment of the log that nothing gave back, until a stop, or each later start, waited for room for ever.
+#[test]
+fn stops_on_a_full_host_do_not_fill_the_log() {
+    for (k, m, full, blocks) in [(4, 2, 4, 1), (3, 0, 2, 1), (8, 1, 7, 16)] {
+        let site = Site::new(spec(k, m));
+        site.disks[full].set_full(true);
+        let filled = life(&site, 1, &[], async |machine| {
+            let written = fill(machine, blocks).await?;
+            machine.array.close().await?;
+            Ok(written)
+        });
+        let written = filled.unwrap();
+        for stop in 0..50 {
+            life(&site, 100 + stop, &[], async |machine| {
+                let used = machine.array.report().log_used_percent;
+                assert!(used <= 75, "{k}+{m}: {used} % after {stop} stops");
+                let closed = timeout(&machine.env, Duration::from_secs(600), machine.array.close()).await;
+                closed.unwrap_or_else(|| panic!("{k}+{m}: stop {stop} does not end"))
+            })
+            .unwrap();
+        }
+        life(&site, 200, &[], async |machine| {
+            machine.env.sleep(Duration::from_secs(60)).await;
+            site.disks[full].set_full(false);
+            machine.env.sleep(Duration::from_secs(100)).await;
+            for at in &written {
+                assert_eq!(tags(&machine.volume, *at, 1).await?, [at + 1]);
+            }
+            write(machine, 5, 6).await?;
+            machine.volume.flush().await?;
+            machine.array.close().await
+        })
+        .unwrap();
+    }
+}
+
+fn stale_strips(machine: &Machine) -> Vec<u64> {
+    machine.array.report().members.iter().map(|member| member.stale_strips).collect()
+}
+
+/// What another member's host had no room for filled the log, for which the rebuild waited.
+#[test]
+fn a_rebuild_waits_for_no_other_members_host() {
+    let site = Site::new(spec(4, 2));
+    let first = async |machine: &Machine| {
+        write_new(machine, 0..4).await?;
+        machine.array.close().await
+    };
+    life(&site, 1, &[], first).unwrap();
+    let without = async |machine: &Machine| {
+        write_new(machine, 4..8).await?;
+        machine.array.close().await
+    };
+    life(&site, 2, &[5], without).unwrap();
+    site.disks[4].set_full(true);
+    life(&site, 3, &[5], async |machine| fill(machine, 1).await.map(drop)).unwrap();
+    let rebuild = async |machine: &Machine| {
+        machine.env.sleep(Duration::from_secs(1200)).await;
+        assert_eq!(stale_strips(machine)[5], 0);
+        Ok(())
+    };
+    life(&site, 4, &[], rebuild).unwrap();
+}
+
+/// Stripes that are new, for which its host has no room, kept those behind them from being rebuilt that have their space.
+#[test]
+fn a_rebuild_passes_over_what_its_host_has_no_room_for() {
+    let site = Site::new(CreateSpec { strip_blocks: 4, ..spec(4, 2) });
+    let (new, old) = (0..20u64, 20..28u64);
+    let first = async |machine: &Machine| {
+        write_new(machine, old.clone()).await?;
+        machine.array.close().await
+    };
+    life(&site, 1, &[], first).unwrap();
+    let without = async |machine: &Machine| {
+        write_new(machine, new.clone()).await?;
+        for stripe in old.clone() {
+            write(machine, stripe * machine.volume.stripe_blocks(), stripe).await?;
+        }
+        machine.volume.flush().await?;
+        machine.array.close().await
+    };
+    life(&site, 2, &[5], without).unwrap();
+    site.disks[5].set_full(true);
+    let rebuild = async |machine: &Machine| {
+        assert_eq!(stale_strips(machine)[5], 28);
+        machine.env.sleep(Duration::from_secs(1200)).await;
+        assert_eq!(stale_strips(machine)[5], 20);
+        site.disks[5].set_full(false);
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        Ok(())
+    };
+    life(&site, 3, &[], rebuild).unwrap();
+}
+
+/// A scrub found a copy of the log bad whose carrier took nothing for a moment, and nobody looked at it again.
+#[test]
+fn what_a_scrub_could_not_mend_is_mended_later() {
+    let site = Site::new(spec(4, 2));
+    life(&site, 1, &[], async |machine| {
+        for block in 0..8 {
+            write(machine, block, block + 1).await?;
+        }
+        machine.volume.flush().await?;
+        let at = SLICE_AT + machine.array.geometry().segment_at(1);
+        site.disks[1].corrupt(at / BLOCK_BYTES as u64 + 2, &NOISE);
+        let drive = machine.drives[1].as_ref().unwrap();
+        drive.set_full(true);
+        machine.array.scrub().await?;
+        drive.set_full(false);
+        let waited = timeout(&machine.env, Duration::from_secs(600), machine.array.wait_rebuilt()).await;
+        let report = machine.array.report();
+        assert!(waited.is_some(), "{:?}, {} carriers are missing", report.state, report.missing_carriers);
         Ok(())
     })
     .unwrap();

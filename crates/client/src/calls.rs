@@ -89,14 +89,30 @@ impl Client {
         let mut frame = Frame::request(kind, body, payload);
         frame.header.session = self.session;
         frame.header.sequence = sequence;
+        let sent = self.env.now();
         let reply = self.latency.of(kind).time(&self.env, self.transport.call(frame)).await?;
         self.note_generation(reply.header.generation);
         let result = reply.into_result();
-        if let Err(failure) = &result {
-            self.note_failure(failure);
+        match &result {
+            Ok(_) => self.leases.clock.answered(sent),
+            Err(failure) => self.note_failure(failure),
+        }
+        if !is_about_the_session(kind) {
+            self.in_lease().await?;
         }
         result
     }
+
+    /// Waits while this client may not go by what it was granted. Fails when its session has ended.
+    pub(crate) async fn in_lease(&self) -> Result<(), Failure> {
+        self.leases.clock.running(|| self.has_ended() || self.closed.get()).await;
+        self.check_lives()
+    }
+}
+
+/// True for a request whose answer says nothing of files.
+fn is_about_the_session(kind: Kind) -> bool {
+    matches!(kind, Kind::Hello | Kind::Ping | Kind::Watch | Kind::End)
 }
 
 fn decode<R: Message + Default>(body: &[u8]) -> Result<R, Failure> {

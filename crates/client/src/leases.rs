@@ -22,6 +22,7 @@
 //!   where that is an older one.
 
 use crate::file::FileState;
+use crate::lease_clock::LeaseClock;
 use crate::page_set::PageSet;
 use crate::pages::Waiting;
 use crate::session::Client;
@@ -58,6 +59,9 @@ pub trait KernelCache {
     fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
     /// Completes when no name and no attribute that was given out before this call is used without asking.
     fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
+    /// Drops the pages of a file of this size that programs see, while nobody answers requests: those that requests have locked stay,
+    /// and are not waited for.
+    fn hide_pages(&self, ino: Ino, size: u64) -> LocalBoxFuture<'_, ()>;
 }
 
 #[derive(Default)]
@@ -140,6 +144,7 @@ pub enum Purpose {
 /// All leases of a client.
 #[derive(Default)]
 pub(crate) struct Leases {
+    pub(crate) clock: LeaseClock,
     alone: Cell<bool>,
     /// Times that it became alone.
     times_alone: Cell<u64>,
@@ -281,17 +286,21 @@ impl Drop for Asking<'_> {
 
 impl Leases {
     pub(crate) fn is_alone(&self) -> bool {
-        self.alone.get()
+        self.alone.get() && self.clock.runs()
     }
 
     /// Whether nobody else may change a file.
     pub(crate) fn is_exclusive(&self, ino: Ino) -> bool {
-        self.alone.get() || self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(true))
+        self.clock.runs() && (self.alone.get() || self.has_lease(ino, true))
     }
 
     /// Whether the state of a file is this client's to know.
     pub(crate) fn covers(&self, ino: Ino) -> bool {
-        self.alone.get() || self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(false))
+        self.clock.runs() && (self.alone.get() || self.has_lease(ino, false))
+    }
+
+    fn has_lease(&self, ino: Ino, exclusive: bool) -> bool {
+        self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(exclusive))
     }
 
     /// The kernel behind the client, if it is a mount.
@@ -340,6 +349,11 @@ impl Client {
         self.leases.is_alone()
     }
 
+    /// How long the kernel may keep names and attributes that it is given now, if nobody else uses the file system.
+    pub fn left_of_lease(&self) -> Duration {
+        self.leases.clock.left()
+    }
+
     /// The time alone that this is, if nobody else uses the file system.
     pub fn owns_all(&self) -> Option<Ownership> {
         let (start, time) = (self.restarts.generation()?, self.leases.times_alone.get());
@@ -350,7 +364,8 @@ impl Client {
     pub fn owns(&self, ino: Ino) -> Option<Ownership> {
         let of_lease = || {
             let table = self.leases.table.borrow();
-            let lease = table.get(&ino).filter(|lease| lease.covers(true) && !lease.called)?;
+            let runs = self.leases.clock.runs();
+            let lease = table.get(&ino).filter(|lease| runs && lease.covers(true) && !lease.called)?;
             let (start, grant) = (self.restarts.generation()?, lease.grant);
             Some(Ownership::Lease { start, grant })
         };
@@ -364,6 +379,9 @@ impl Client {
 
     /// Whether the kernel may keep the pages that it has of a file that it is opening.
     pub fn keeps_pages(&self, ino: Ino) -> bool {
+        if !self.leases.clock.runs() {
+            return false;
+        }
         if self.leases.alone.get() {
             if !self.leases.soiled.get() || self.leases.kept.contains(&ino) {
                 return true;
@@ -396,6 +414,7 @@ impl Client {
         let waiting = Rc::new(waiting);
         let mut waits = None;
         loop {
+            self.in_lease().await?;
             let changed = self.leases.changed.notified();
             if self.leases.alone.get() {
                 self.leases.busy.set(self.leases.busy.get() + 1);

@@ -20,6 +20,7 @@ mod calls;
 mod copy;
 mod direct;
 mod file;
+mod lease_clock;
 mod leases;
 mod locks;
 mod names;

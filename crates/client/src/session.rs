@@ -103,6 +103,7 @@ impl Client {
             client: name.to_owned(),
             mount: mount.to_owned(),
         };
+        let sent = env.now();
         let reply: HelloReply = client.ask(penstock_wire::Kind::Hello, &hello).await?;
         client.session = reply.session;
         client.root = Ino(reply.root);
@@ -111,7 +112,9 @@ impl Client {
         env.spawn("client watch", Box::pin(client.clone().watch_task()));
         if reply.lease_ms > 0 {
             let lease = Duration::from_millis(reply.lease_ms.into());
+            client.leases.clock.begin(env, lease, sent);
             env.spawn("client lease", Box::pin(client.clone().lease_task(lease)));
+            env.spawn("client lapse", Box::pin(client.clone().lapse_task()));
         }
         Ok(client)
     }

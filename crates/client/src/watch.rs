@@ -7,6 +7,7 @@
 
 use crate::file::FileState;
 use crate::session::Client;
+use futures_util::{StreamExt, stream};
 use penstock_base::{Ino, Kind as Todo};
 use penstock_wire::names::{EmptyReply, OpenCount, PingRequest};
 use penstock_wire::{Failure, Kind};
@@ -21,6 +22,8 @@ const ESTALE: u16 = 116;
 const REMEMBERED: usize = 16;
 /// Open inodes in one ping.
 const RECLAIMED_AT_ONCE: usize = 4096;
+/// Files at a time whose pages are dropped when a lease has run out.
+const HIDDEN: usize = 16;
 /// Pings in a lease.
 const PINGS: u32 = 3;
 
@@ -114,6 +117,7 @@ impl Client {
     pub(crate) fn note_failure(&self, failure: &Failure) {
         if failure.kind == Todo::Ended && !self.restarts.ended.replace(true) && !self.closed.get() {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
+            self.leases.clock.end();
             // For pages that it has the kernel asks nobody.
             self.open_files().into_iter().for_each(|ino| self.drop_pages_soon(ino));
         }
@@ -186,10 +190,40 @@ impl Client {
     /// Tells the service that this client lives.
     pub(crate) async fn lease_task(self: Rc<Self>, lease: Duration) {
         while !self.closed.get() && !self.has_ended() {
+            let due = self.env.now() + lease / PINGS;
             if let Err(failure) = self.ping().await {
                 tracing::debug!(%failure, "the service was not told that this client lives");
+                self.env.sleep(lease / PINGS).await;
             }
-            self.env.sleep(lease / PINGS).await;
+            // An answer that came late is as old as its question.
+            self.env.sleep(due.saturating_sub(self.env.now())).await;
+        }
+    }
+
+    /// Has the kernel drop what it keeps of files when the service has not answered for so long that others may change them.
+    pub(crate) async fn lapse_task(self: Rc<Self>) {
+        let clock = &self.leases.clock;
+        let is_over = || self.closed.get() || self.has_ended();
+        loop {
+            clock.run_out(is_over).await;
+            if is_over() {
+                return;
+            }
+            tracing::warn!(
+                "the service does not answer: programs wait until it does, for others may change what this mount has"
+            );
+            if let Some(cache) = self.leases.kernel_cache() {
+                let hide = async |ino: Ino| {
+                    let size = self.files.borrow().get(&ino).map_or(0, |state| state.borrow().size);
+                    cache.hide_pages(ino, size).await;
+                };
+                stream::iter(self.open_files()).for_each_concurrent(HIDDEN, hide).await;
+            }
+            clock.running(is_over).await;
+            if is_over() {
+                return;
+            }
+            tracing::info!("the service answers again");
         }
     }
 

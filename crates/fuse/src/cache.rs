@@ -12,13 +12,15 @@ use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
 use crate::ask::Asker;
 use crate::attr::{Root, VALID};
 use crate::known::KnownSizes;
+use crate::locked::{Locked, halves};
 use crate::looks::Looks;
 use crate::reads::Reads;
 use crate::size_notice::SizeNotice;
+use penstock_base::env::timeout;
 use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::{KernelCache, Store};
 use rustix::io::Errno;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -26,7 +28,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use zerocopy::IntoBytes;
 
 /// The kernel counts in ticks, and may be one late.
@@ -36,6 +38,9 @@ const CROSSING: Duration = Duration::from_secs(1);
 /// Notices at a time. Each takes a thread while a page that it is about is locked, and the pool that they come from serves
 /// drives too; where all its threads are taken, the worker would wait for one, which waits for the worker.
 const MOST_SENT: usize = 64;
+/// Time for a notice that need not wait for anybody, and how many that do wait are left behind: each has one of the turns above.
+const TRY: Duration = Duration::from_millis(300);
+const MOST_LEFT: usize = 32;
 /// Inodes whose notices are remembered before those that are long over are forgotten.
 const MOST_NOTICED: usize = 1024;
 
@@ -54,6 +59,9 @@ pub(crate) struct Cache {
     noticed: RefCell<HashMap<Ino, Noticed>>,
     pub(crate) reads: Rc<Reads>,
     sending: Rc<Semaphore>,
+    pub(crate) locked: Rc<Locked>,
+    /// Notices that wait and that nobody waits for.
+    left: Rc<Cell<usize>>,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
     size_notice: Arc<SizeNotice>,
@@ -79,6 +87,8 @@ impl Cache {
             noticed: RefCell::default(),
             reads: Rc::default(),
             sending: Rc::new(Semaphore::new(MOST_SENT)),
+            locked: Rc::default(),
+            left: Rc::default(),
             sizes: KnownSizes::default(),
             size_notice: Arc::new(SizeNotice::new()?),
             telling: Rc::default(),
@@ -155,6 +165,59 @@ impl Cache {
         if let Err(error) = told {
             tracing::error!(%error, %ino, "the kernel does not let go of attributes: they may be old");
         }
+    }
+
+    /// Sends a notice to drop pages, to its end. Complete when the kernel has taken it.
+    fn send_drop(&self, ino: Ino, bytes: Range<u64>) -> oneshot::Receiver<()> {
+        let (device, nodeid, sending) = (self.device.clone(), self.root.outer(ino.0), self.sending.clone());
+        let (done, taken) = oneshot::channel();
+        let left = self.left.clone();
+        let send = async move {
+            let _turn = sending.acquire().await;
+            let drop = move || notify_inval_inode(&device, nodeid, &Drops::Pages(bytes));
+            if let Err(error) = penstock_drive::runtime::blocking(drop).await {
+                tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
+            }
+            if done.send(()).is_err() {
+                left.set(left.get() - 1);
+            }
+        };
+        self.env.spawn("drop pages", Box::pin(send));
+        taken
+    }
+
+    /// Drops pages around those that requests have locked. Where a notice waits all the same, as for a page that a program has changed and
+    /// that is being written back, what lies before and behind that page is dropped. Returns whether no notice waits.
+    async fn drop_around(&self, ino: Ino, size: u64) -> bool {
+        let whole = 0..u64::MAX;
+        let mut parts = self.locked.around(ino, &whole);
+        let mut all = parts.first() == Some(&whole);
+        while !parts.is_empty() {
+            let until = self.env.now() + TRY;
+            let sent: Vec<_> =
+                parts.into_iter().map(|part| (self.send_drop(ino, part.clone()), part)).collect();
+            parts = Vec::new();
+            for (mut taken, part) in sent {
+                if timeout(&self.env, until.saturating_sub(self.env.now()), &mut taken).await.is_some() {
+                    continue;
+                }
+                all = false;
+                if taken.try_recv().is_ok() {
+                    continue;
+                }
+                self.left.set(self.left.get() + 1);
+                drop(taken);
+                match halves(&part, size) {
+                    Some(halves) if self.left.get() < MOST_LEFT => {
+                        parts.extend(halves.iter().flat_map(|half| self.locked.around(ino, half)));
+                    }
+                    _ => {
+                        tracing::warn!(%ino, ?part, "pages are being written back, and may be seen as they were")
+                    }
+                }
+            }
+        }
+        all
     }
 
     /// Waits until no size of a file is on its way to the kernel.
@@ -262,6 +325,23 @@ impl KernelCache for Cache {
                 Err(error) => {
                     tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
                 }
+            }
+        })
+    }
+
+    fn hide_pages(&self, ino: Ino, size: u64) -> LocalBoxFuture<'_, ()> {
+        let mark = self.reads.mark();
+        let known = self.sizes.drop_begins(ino);
+        self.looks.is_due(ino);
+        self.note(ino, true);
+        Box::pin(async move {
+            let all = self.drop_around(ino, size).await;
+            self.note(ino, false);
+            if known {
+                self.sizes.drop_ends(ino, !all);
+            }
+            if all {
+                self.reads.dropped(ino, mark);
             }
         })
     }

@@ -38,6 +38,7 @@ impl Session {
             self.client.note_mapped(ino, true);
         }
         let bytes = offset..offset.saturating_add(size.into());
+        let _locked = pages.then(|| self.cache.locked.begins(ino, bytes.clone()));
         let hold = match pages {
             true => self.client.hold_to_fill(ino, bytes.clone()).await,
             false => self.client.hold(ino, Purpose::Read).await,
@@ -77,6 +78,10 @@ impl Session {
         let ino = self.ino(request);
         let fail = |failure| errno(&failure);
         let pages = write_flags & WRITE_CACHE != 0;
+        let flags = OFlags::from_bits_retain(flags);
+        let through_pages = self.writers.borrow().contains(&fh) && !flags.contains(OFlags::DIRECT);
+        let bytes = offset..offset.saturating_add(len as u64);
+        let _locked = (pages || through_pages).then(|| self.cache.locked.begins(ino, bytes));
         let purpose = if pages { Purpose::Page } else { Purpose::Write };
         let hold = self.client.hold(ino, purpose).await.map_err(fail)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
@@ -85,8 +90,6 @@ impl Session {
         if !pages {
             self.drop_capability(ino).await.map_err(fail)?;
         }
-        let flags = OFlags::from_bits_retain(flags);
-        let through_pages = self.writers.borrow().contains(&fh) && !flags.contains(OFlags::DIRECT);
         let mut unseen = None;
         if pages {
             self.client.write_page_held(ino, offset, data, len).await.map_err(fail)?;

@@ -16,6 +16,7 @@ mod guard;
 mod known;
 mod latency;
 mod listing;
+mod locked;
 mod locks;
 mod looks;
 mod mount;

@@ -279,7 +279,7 @@ impl Session {
 
     /// How long the kernel may keep a name or attributes.
     pub(crate) fn valid(&self) -> Duration {
-        if self.client.is_alone() { VALID } else { Duration::ZERO }
+        if self.client.is_alone() { VALID.min(self.client.left_of_lease()) } else { Duration::ZERO }
     }
 
     /// The inode that a request is about.

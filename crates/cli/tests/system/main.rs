@@ -13,6 +13,7 @@ mod ends;
 mod fs_check;
 mod fsx;
 mod kill;
+mod lapse;
 mod mixed;
 mod operations;
 mod pairs;

@@ -147,6 +147,10 @@ impl KernelCache for Kernel {
         })
     }
 
+    fn hide_pages(&self, ino: Ino, _size: u64) -> LocalBoxFuture<'_, ()> {
+        self.drop_pages(ino, 0..u64::MAX)
+    }
+
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }

@@ -103,6 +103,10 @@ impl KernelCache for Mapped {
         })
     }
 
+    fn hide_pages(&self, ino: Ino, _size: u64) -> LocalBoxFuture<'_, ()> {
+        self.drop_pages(ino, 0..u64::MAX)
+    }
+
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }
@@ -187,6 +191,10 @@ impl KernelCache for Slow {
             };
             poll_fn(done).await;
         })
+    }
+
+    fn hide_pages(&self, ino: Ino, _size: u64) -> LocalBoxFuture<'_, ()> {
+        self.drop_pages(ino, 0..u64::MAX)
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {

@@ -8,6 +8,7 @@ mod direct;
 mod faults;
 mod files;
 mod full;
+mod lapse;
 mod load;
 mod machine;
 mod mischief;

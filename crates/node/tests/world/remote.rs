@@ -100,7 +100,7 @@ impl Way {
         Breaks(over)
     }
 
-    fn last(&self) -> Rc<SimLink> {
+    pub fn last(&self) -> Rc<SimLink> {
         self.links.borrow().last().unwrap().clone()
     }
 }
@@ -120,7 +120,7 @@ impl Dial for Way {
     }
 }
 
-async fn mount(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>) {
+pub async fn mount(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>) {
     let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
     let client = Client::connect_to_mount(&machine.env, remote.clone(), "the test", "/mnt").await.unwrap();
     (client, remote)

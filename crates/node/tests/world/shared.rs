@@ -58,9 +58,9 @@ pub(crate) async fn open(client: &Client, name: &str) -> Ino {
 }
 
 /// What a kernel would keep: whole files, until it is told to drop pages of them.
-struct Pages {
+pub struct Pages {
     world: World,
-    files: RefCell<BTreeMap<Ino, Vec<u8>>>,
+    pub files: RefCell<BTreeMap<Ino, Vec<u8>>>,
     /// A size is being changed: no page is dropped.
     resizing: Cell<bool>,
     resized: Notify,
@@ -80,13 +80,17 @@ impl KernelCache for Pages {
         })
     }
 
+    fn hide_pages(&self, ino: Ino, _size: u64) -> penstock_base::LocalBoxFuture<'_, ()> {
+        self.drop_pages(ino, 0..u64::MAX)
+    }
+
     fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {
         self.world.env().sleep(Duration::from_secs(1))
     }
 }
 
 impl Pages {
-    fn of(client: &Client, world: &World) -> Rc<Self> {
+    pub fn of(client: &Client, world: &World) -> Rc<Self> {
         let (resizing, resized) = (Cell::new(false), Notify::new());
         let pages = Rc::new(Self { world: world.clone(), files: RefCell::default(), resizing, resized });
         client.set_kernel_cache(Some(pages.clone()));
@@ -676,6 +680,10 @@ impl KernelCache for Locked {
                 }
             }
         })
+    }
+
+    fn hide_pages(&self, ino: Ino, _size: u64) -> penstock_base::LocalBoxFuture<'_, ()> {
+        self.drop_pages(ino, 0..u64::MAX)
     }
 
     fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {

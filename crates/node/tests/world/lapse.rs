@@ -1,0 +1,92 @@
+//! A client that does not reach its service for about as long as its lease, and lives.
+
+use crate::model::make_file;
+use crate::remote::{Way, mount, on_machine};
+use crate::shared::Pages;
+use penstock_base::Ino;
+use penstock_client::{Client, Failure, Purpose};
+use std::cell::Cell;
+use std::time::Duration;
+
+const ESTALE: u16 = 116;
+/// Longer than any wait for a lease.
+const END: Duration = Duration::from_secs(200);
+
+/// Reads the register as a program does: from pages where there are some.
+async fn read(client: &Client, pages: &Pages, ino: Ino) -> Result<u64, Failure> {
+    let kept = pages.files.borrow().get(&ino).cloned();
+    let bytes = match kept {
+        Some(kept) => kept,
+        None => {
+            let hold = client.hold(ino, Purpose::Read).await?;
+            let parts = client.read_held(ino, 0, 8).await?;
+            let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
+            pages.files.borrow_mut().insert(ino, bytes.clone());
+            hold.serves(0..8);
+            bytes
+        }
+    };
+    Ok(bytes.try_into().map_or(0, u64::from_le_bytes))
+}
+
+/// It went by its leases, and its kernel by its pages, for as long as it heard nothing, while others changed the file.
+#[test]
+fn a_client_that_is_cut_off_tells_nothing_old() {
+    let (lost, kept) = (Cell::new(0), Cell::new(0));
+    for seed in 700..740 {
+        on_machine(seed, async |_, machine| {
+            let way = Way::new(&machine);
+            let (client, remote) = mount(&machine, &way).await;
+            let (world, env, lease) = (&machine.world, &machine.env, penstock_meta::LEASE);
+            let pages = Pages::of(&client, world);
+            let ino = make_file(&machine, "register").await.unwrap();
+            machine.client.write(ino, 0, &0u64.to_le_bytes()).await.unwrap();
+            machine.client.fsync(ino).await.unwrap();
+            client.open(ino).await.unwrap();
+            let acknowledged = Cell::new(0u64);
+            let writer = async {
+                while env.now() < END {
+                    env.sleep(Duration::from_millis(world.below(3000))).await;
+                    let value = acknowledged.get() + 1;
+                    machine.client.write(ino, 0, &value.to_le_bytes()).await.unwrap();
+                    machine.client.write(ino, 7 + value, b"!").await.unwrap();
+                    acknowledged.set(value);
+                }
+            };
+            let reader = async {
+                while env.now() < END {
+                    env.sleep(Duration::from_micros(world.below(200_000))).await;
+                    let before = acknowledged.get();
+                    let found = match world.below(2) {
+                        0 => read(&client, &pages, ino).await,
+                        _ => client.get_attr(ino).await.map(|attr| attr.size - 8),
+                    };
+                    match found {
+                        Ok(found) => assert!(found >= before, "seed {seed}: {found} after {before}"),
+                        Err(failure) => {
+                            assert_eq!(failure.errno, ESTALE, "{failure}");
+                            return lost.set(lost.get() + 1);
+                        }
+                    }
+                }
+                kept.set(kept.get() + 1);
+            };
+            let line = async {
+                env.sleep(Duration::from_millis(world.below(60_000))).await;
+                let server = way.server.borrow_mut().take();
+                way.last().stall();
+                env.sleep(lease / 2 + Duration::from_millis(world.below(lease.as_millis() as u64))).await;
+                *way.server.borrow_mut() = server;
+                match world.below(2) {
+                    0 => way.last().cut(),
+                    _ => way.last().cut_late(Duration::from_millis(world.below(3000))),
+                }
+            };
+            futures_util::future::join3(writer, reader, line).await;
+            client.set_kernel_cache(None);
+            remote.close();
+            machine.stop().await;
+        });
+    }
+    assert!(lost.get() > 5 && kept.get() > 5, "{} sessions ended, {} went on", lost.get(), kept.get());
+}

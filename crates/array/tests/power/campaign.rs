@@ -11,7 +11,7 @@ use crate::bench::{Load, Machine, SLICE_AT, Site, buf_of, plan, spec, tags};
 use penstock_array::{ArrayError, CreateSpec, Discard, Geometry};
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
-use penstock_drive::{Fault, Op, Pace};
+use penstock_drive::{Fault, FaultyDrive, Op, Pace};
 use penstock_sim::{CutMode, SimDisk, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -26,6 +26,17 @@ const CODES: [(usize, usize, u32, u32); 6] = [
     (2, 1, 5, 64 << 10),
     (3, 0, 8, 64 << 10),
     (8, 3, 4, 128 << 10),
+];
+/// The same of codes with many strips of redundancy.
+const WIDE: [(usize, usize, u32, u32); 8] = [
+    (1, 8, 8, 160 << 10),
+    (2, 8, 4, 160 << 10),
+    (8, 8, 2, 256 << 10),
+    (3, 5, 8, 160 << 10),
+    (4, 6, 4, 160 << 10),
+    (1, 4, 8, 160 << 10),
+    (2, 7, 4, 160 << 10),
+    (1, 5, 8, 160 << 10),
 ];
 /// Sites where the power is cut, besides at any time.
 const SITES: [&str; 18] = [
@@ -67,6 +78,37 @@ struct Fate {
     geo: Option<Geometry>,
     /// All drives as each life left them; none where no drive comes back as it was.
     past: Option<Vec<Vec<Rc<SimDisk>>>>,
+    /// Hosts are full for a while.
+    full_hosts: bool,
+}
+
+/// Decides what was added later, so that what a seed did before it does still.
+fn more_dice(seed: u64) -> World {
+    World::new(seed.wrapping_mul(0xd6e8_feb8_6659_fd93))
+}
+
+fn wide_spec_of(dice: &World) -> CreateSpec {
+    let (k, m, strip_blocks, segment_bytes) = WIDE[dice.below(WIDE.len() as u64) as usize];
+    let spec = CreateSpec { strip_blocks, segment_bytes, ..spec(k, m) };
+    let segments = Geometry::fewest_segments(&spec) + dice.below(4);
+    CreateSpec { log_bytes: segments * u64::from(segment_bytes), ..spec }
+}
+
+/// Hosts that are full for a while, again and again: for what has no space yet, or as those that copy for every write.
+async fn fill_hosts(world: World, disks: Vec<Rc<SimDisk>>, drives: Vec<Rc<FaultyDrive>>) {
+    let env = world.env();
+    for _ in 0..1 + world.below(6) {
+        env.sleep(Duration::from_micros(1 << world.below(22))).await;
+        let disks: Vec<_> = disks.iter().filter(|_| world.below(3) == 0).collect();
+        let drives: Vec<_> = drives.iter().filter(|_| world.below(6) == 0).collect();
+        let set = |full| {
+            disks.iter().for_each(|disk| disk.set_full(full));
+            drives.iter().for_each(|drive| drive.set_full(full));
+        };
+        set(true);
+        env.sleep(Duration::from_micros(1 << world.below(26))).await;
+        set(false);
+    }
 }
 
 fn spec_of(dice: &World) -> CreateSpec {
@@ -206,6 +248,11 @@ impl Fate {
         if self.chance(2) {
             self.replace_missing(site, &machine, lost).await?;
         }
+        if self.full_hosts {
+            let drives = machine.drives.iter().flatten().cloned().collect();
+            let fill = fill_hosts(world.clone(), site.disks.clone(), drives);
+            machine.env.spawn("full hosts", Box::pin(fill));
+        }
         let scrub = async {
             if world.below(3) == 0 {
                 machine.env.sleep(Duration::from_millis(world.below(3000))).await;
@@ -260,8 +307,10 @@ impl Fate {
             Err(_) => name,
             Ok(None) => panic!("seed {seed} life {life}: it hangs"),
             Ok(Some(Ok(()))) => "the end",
+            Ok(Some(Err(ArrayError::Suspended(_)))) if self.full_hosts => "a full host",
             Ok(Some(Err(error))) => panic!("seed {seed} life {life}: {error}"),
         };
+        site.disks.iter().for_each(|disk| disk.set_full(false));
         *self.cuts.entry(cut_at).or_default() += 1;
         site.cut(&world);
         site.prepare = Box::new(|_, _| ());
@@ -339,7 +388,9 @@ impl Fate {
 
 fn run_seed(seed: u64, brings_back: bool) -> Fate {
     let dice = World::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let spec = spec_of(&dice);
+    let (spec, more) = (spec_of(&dice), more_dice(seed));
+    let spec = if brings_back && more.below(5) == 0 { wide_spec_of(&more) } else { spec };
+    let full_hosts = brings_back && more.below(3) == 0;
     let mut unlucky: Vec<usize> = Vec::new();
     for _ in 0..dice.below(spec.m as u64 + 1) {
         let number = dice.below((spec.k + spec.m) as u64) as usize;
@@ -353,8 +404,19 @@ fn run_seed(seed: u64, brings_back: bool) -> Fate {
     let mut site = Site::new(spec);
     let cuts = BTreeMap::new();
     let past = brings_back.then(Vec::new);
-    let mut fate =
-        Fate { dice, seed, m, unlucky, silent: false, replaced: 0, cuts, lives: 0, geo: None, past };
+    let mut fate = Fate {
+        dice,
+        seed,
+        m,
+        unlucky,
+        silent: false,
+        replaced: 0,
+        cuts,
+        lives: 0,
+        geo: None,
+        past,
+        full_hosts,
+    };
     for _ in 0..lives {
         fate.run_life(&mut site, &load);
     }

@@ -48,6 +48,7 @@ impl SimLink {
     pub fn cut(&self) {
         for pipe in [&self.reads, &self.writes] {
             pipe.bytes.borrow_mut().clear();
+            pipe.held.set(false);
         }
         self.close();
     }
@@ -55,6 +56,12 @@ impl SimLink {
     /// From here on the other end gets nothing until this one breaks.
     pub fn stall(&self) {
         self.writes.held.set(true);
+    }
+
+    /// The same, and this one gets nothing from the other.
+    pub fn silence(&self) {
+        self.stall();
+        self.reads.held.set(true);
     }
 
     /// Breaks this end alone. What it has sent comes to the other one `after` that, with the end of the stream, and what the other one sends
@@ -66,6 +73,7 @@ impl SimLink {
         }
         sent.held.set(true);
         answers.deaf.set(true);
+        answers.held.set(false);
         answers.bytes.borrow_mut().clear();
         self.close();
         let env = self.world.env();

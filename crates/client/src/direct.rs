@@ -77,6 +77,11 @@ impl DirectWrites {
         self.files.borrow_mut().remove(&ino);
     }
 
+    /// No file is open for writing any more.
+    pub(crate) fn close_all(&self) {
+        self.files.borrow_mut().clear();
+    }
+
     /// The kernel reads these bytes into pages.
     pub(crate) fn note_read(&self, ino: Ino, bytes: &Range<u64>) {
         self.file(ino, |file| {

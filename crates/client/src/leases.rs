@@ -677,6 +677,7 @@ impl Client {
         for lock in self.locks.all() {
             self.unlock_all(Ino(lock.ino), lock.owner, lock.flock).await?;
         }
+        self.direct.close_all();
         let files = self.files.borrow().clone();
         for (ino, state) in files {
             let opens = {

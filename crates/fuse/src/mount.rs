@@ -16,7 +16,7 @@ use penstock_base::{Env, env::timeout};
 use penstock_client::Client;
 use penstock_drive::runtime::blocking;
 use rustix::fs::OFlags;
-use rustix::mount::MountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -102,7 +102,8 @@ pub fn kind_at(path: &Path) -> io::Result<Option<String>> {
 
 /// Unmounts the remains of a process that was killed.
 pub fn unmount_stale(path: &Path) -> io::Result<()> {
-    let lazily = rustix::mount::UnmountFlags::DETACH;
+    // The path is the mount point itself: who makes a link of it leads elsewhere.
+    let lazily = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     if rustix::mount::unmount(path, lazily).is_ok() {
         return Ok(());
     }
@@ -440,7 +441,7 @@ fn take_off(path: &Path, connection: u32, force: bool) -> io::Result<bool> {
 
 /// Unmounts what is not in use.
 pub fn unmount(path: &Path) -> io::Result<()> {
-    match rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()) {
+    match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Err(rustix::io::Errno::PERM) => {
             let output = Command::new("fusermount3").arg("-u").arg(path).output()?;
             match output.status.success() {

@@ -27,6 +27,8 @@ const ALONE: (usize, usize) = (4, 4);
 const BESIDE: (usize, usize) = (2, 1);
 /// Nobody else is there when nobody was served for so long.
 const CALM: Duration = Duration::from_millis(100);
+/// The longest pause for others: what took longer has waited itself, as for a full host.
+pub(crate) const MOST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -169,7 +171,7 @@ impl Array {
             }
             if beside && running.is_empty() && result.is_ok() {
                 // Somebody waits for the same drives: they get them for as long.
-                self.env.sleep(took).await;
+                self.env.sleep(took.min(MOST_PAUSE)).await;
             }
         }
     }

@@ -73,6 +73,10 @@ impl Overlay {
         (self.parked_blocks, self.parked_columns)
     }
 
+    pub(crate) fn is_parked(&self, stripe: u64) -> bool {
+        self.parked.contains(&stripe)
+    }
+
     /// Passes a stripe over from now on.
     pub(crate) fn park(&mut self, stripe: u64) {
         if let Some(entry) = self.stripes.get(&stripe)

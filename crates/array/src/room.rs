@@ -12,6 +12,8 @@
 //! at any time. They are logged again at the head, a quarter of the used segments at a time, for which the reserve has
 //! room. What it would take to destage them may be a quarter of the log; beyond that writes are refused instead of waiting
 //! for what does not come; while a host is full they wait. Discards may use half of the reserve: they are what gives damaged stripes up.
+//! Their records, and those of rebuilt strips, wait for no room for stripes that are put off: these need little more than a record when
+//! they can be written. Up to where the reserve begins, so that what is parked can be logged again in it.
 
 use crate::engine::Array;
 use crate::error::ArrayError;
@@ -42,20 +44,46 @@ impl Array {
 
     /// Whether more fits with one part in `reserve` of the log kept free.
     fn has_log_room(&self, reserve: u64) -> bool {
+        self.has_room_beside(self.overlay.borrow().counts(), 0, self.geo.segments / reserve)
+    }
+
+    /// The same where what is put off for a full host is not counted, but for its record when it is written: room for its destage in
+    /// place may be long in coming. What is parked for another reason takes the reserve, if it needs more.
+    fn has_room_but_for_put_off(&self) -> bool {
+        let (overlay, put_off) = (self.overlay.borrow(), self.put_off.borrow());
+        let (mut to_destage, mut parked) = (overlay.to_destage(), overlay.parked());
+        for stripe in put_off.keys() {
+            let (blocks, columns) = overlay.counts_of(*stripe);
+            let of = if overlay.is_parked(*stripe) { &mut parked } else { &mut to_destage };
+            *of = (of.0 - blocks, of.1 - columns);
+        }
+        let reserve = (self.geo.segments / DATA_RESERVE).max(self.segments_of(self.destage_cost(parked)));
+        self.has_room_beside(to_destage, put_off.len() as u64, reserve)
+    }
+
+    /// Segments that so many blocks of the longest entries take.
+    fn segments_of(&self, blocks: u64) -> u64 {
+        blocks.div_ceil(self.blocks_of_segment() - self.geo.longest_entry_blocks() as u64)
+    }
+
+    fn blocks_of_segment(&self) -> u64 {
+        u64::from(self.geo.segment_bytes) / BLOCK_BYTES as u64 - 1
+    }
+
+    /// Whether more fits beside what it takes to destage so many dirty blocks and columns in place, and so many stripes that are new, with
+    /// a reserve of segments.
+    fn has_room_beside(&self, dirty: (u64, u64), new: u64, reserve: u64) -> bool {
         let geo = &self.geo;
         let (queued, items) = self.log.queued_data();
         if queued > (geo.max_payload_blocks() * 8) as u64 {
             return false;
         }
-        let dirty = self.overlay.borrow().counts();
         // Each record of fresh stripes is a few dozen bytes.
-        let fresh = (self.fresh.borrow().len() as u64).div_ceil(32);
-        let segment = u64::from(geo.segment_bytes) / BLOCK_BYTES as u64 - 1;
-        let longest = geo.longest_entry_blocks() as u64;
+        let fresh = (self.fresh.borrow().len() as u64 + new).div_ceil(32);
         let owed = self.destage_cost(dirty) + self.destaging.get() + fresh;
         // Two data records fit in a segment.
-        let wanted = owed.div_ceil(segment - longest) + (2 * (queued + items)).div_ceil(segment);
-        self.log.used_segments() + wanted + geo.segments / reserve <= geo.segments
+        let wanted = self.segments_of(owed) + (2 * (queued + items)).div_ceil(self.blocks_of_segment());
+        self.log.used_segments() + wanted + reserve <= geo.segments
     }
 
     /// Waits until the log has room for more data.
@@ -85,10 +113,8 @@ impl Array {
             }
             let has_room = match what {
                 For::Data => self.has_log_room(DATA_RESERVE),
-                For::Discard => self.has_log_room(2 * DATA_RESERVE),
-                // What is put off needs room for its destage, which may be long in coming. A few bytes need not wait for that.
-                For::Rebuild if !self.put_off.borrow().is_empty() => self.has_reserve(),
-                For::Rebuild => self.has_log_room(DATA_RESERVE),
+                For::Discard => self.has_log_room(2 * DATA_RESERVE) || self.has_room_but_for_put_off(),
+                For::Rebuild => self.has_room_but_for_put_off(),
             };
             if has_room {
                 return Ok(());
@@ -96,7 +122,7 @@ impl Array {
             let parked = self.overlay.borrow().parked();
             let owed_bytes = self.destage_cost(parked) * BLOCK_BYTES as u64;
             let may_end = !self.put_off.borrow().is_empty();
-            if what != For::Discard && !may_end && owed_bytes * 4 > self.geo.log_bytes() {
+            if what == For::Data && !may_end && owed_bytes * 4 > self.geo.log_bytes() {
                 return Err(ArrayError::TooDamaged { name: self.name.clone(), blocks: parked.0 });
             }
             self.log_short.set(true);

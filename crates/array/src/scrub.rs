@@ -8,7 +8,7 @@
 
 use crate::engine::{Array, Counts};
 use crate::error::ArrayError;
-use crate::maintain::JobProgress;
+use crate::maintain::{JobProgress, MOST_PAUSE};
 use crate::member::WhenSuspended;
 use crate::strip::{Erased, Part, parts_to_keep};
 use penstock_base::{BLOCK_BYTES, HashMap};
@@ -132,7 +132,8 @@ impl Array {
                 return Ok(false);
             }
             if pace == Pace::Gentle {
-                self.env.sleep(self.env.now().saturating_sub(began)).await;
+                let took = self.env.now().saturating_sub(began);
+                self.env.sleep(took.min(MOST_PAUSE)).await;
             }
         }
     }

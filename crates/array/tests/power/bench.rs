@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 pub const IO: Io = Io::new(Class::Client, "test");
-const DISK_BYTES: u64 = 20 << 20;
+pub const DISK_BYTES: u64 = 32 << 20;
 pub const SLICE_AT: u64 = 1 << 20;
 
 /// What is done to a drive, by its number, before the array is opened.

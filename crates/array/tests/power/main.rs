@@ -12,6 +12,7 @@ mod harsh;
 mod moving;
 mod outages;
 mod outdated;
+mod pinned;
 mod replaced;
 mod room;
 mod seldom;

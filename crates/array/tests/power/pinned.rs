@@ -1,0 +1,220 @@
+//! A log whose tail is kept by what cannot be destaged: what else goes on, and whether it is emptied when it can be.
+
+use crate::bench::{DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
+use crate::outdated::life;
+use penstock_array::{ArrayError, CreateSpec, Discard, Pace};
+use penstock_base::{BLOCK_BYTES, env::timeout};
+use penstock_sim::SimDisk;
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(1200);
+
+async fn write_new(machine: &Machine, stripes: std::ops::Range<u64>) -> Result<(), ArrayError> {
+    for stripe in stripes {
+        write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
+    }
+    machine.volume.flush().await
+}
+
+fn stale_strips(machine: &Machine, position: usize) -> u64 {
+    machine.array.report().members[position].stale_strips
+}
+
+async fn goes_on(machine: &Machine) -> Result<(), ArrayError> {
+    let work = async {
+        write(machine, 5, 6).await?;
+        machine.volume.flush().await
+    };
+    timeout(&machine.env, LONG, work).await.expect("a write ends")
+}
+
+/// The records of rebuilt strips took the room that the destage of what was in the log needed: with room on the host again the log was
+/// full for ever.
+#[test]
+fn a_rebuild_leaves_room_for_the_destage() {
+    for (k, m, put_off) in [(4, 4, true), (4, 4, false), (6, 6, true), (4, 2, true), (8, 3, true)] {
+        let segments = 28 + 4 * (m as u64).saturating_sub(4);
+        let (full, new) = (k + m - 2, k + m - 1);
+        let site = Site::new(CreateSpec { strip_blocks: 1, log_bytes: segments * (128 << 10), ..spec(k, m) });
+        let stripes = 3000;
+        let first = async |machine: &Machine| {
+            write_new(machine, 0..stripes).await?;
+            machine.array.close().await
+        };
+        life(&site, 1, &[], first).unwrap();
+        let beside = async |machine: &Machine| {
+            let per = machine.volume.stripe_blocks();
+            // As on a host that copies what is written: no write finds room.
+            let host = machine.drives[full].as_ref().unwrap();
+            host.set_full(true);
+            if put_off {
+                write(machine, (stripes + 2) * per, 1).await?;
+                machine.volume.flush().await?;
+                machine.env.sleep(Duration::from_secs(20)).await;
+            }
+            let fill = async {
+                for stripe in (stripes - 400..stripes).rev() {
+                    write(machine, stripe * per, stripe).await?;
+                    if stripe % 12 == 0 {
+                        machine.volume.flush().await?;
+                    }
+                }
+                Ok::<_, ArrayError>(())
+            };
+            timeout(&machine.env, Duration::from_secs(60), fill).await.unwrap_or(Ok(()))?;
+            machine.replace(&SimDisk::new(DISK_BYTES), new, 9).await?;
+            for _ in 0..12_000 {
+                tags(&machine.volume, 0, 1).await?;
+                machine.env.sleep(Duration::from_millis(20)).await;
+            }
+            host.set_full(false);
+            goes_on(machine).await?;
+            timeout(&machine.env, LONG, machine.array.wait_rebuilt()).await.expect("it is rebuilt");
+            machine.array.close().await
+        };
+        life(&site, 2, &[new], beside).unwrap();
+    }
+}
+
+/// What was written into damaged stripes filled its part of the log, and no healthy stripe was rebuilt.
+#[test]
+fn damaged_stripes_keep_no_other_from_being_rebuilt() {
+    for most in [20, u64::MAX] {
+        let site = Site::new(spec(4, 1));
+        let first = async |machine: &Machine| {
+            write_new(machine, 0..120).await?;
+            machine.array.close().await
+        };
+        life(&site, 1, &[], first).unwrap();
+        let beside = async |machine: &Machine| {
+            let (geo, per) = (machine.array.geometry(), machine.volume.stripe_blocks());
+            for stripe in 0..40 {
+                for column in 0..geo.strip_blocks {
+                    let at = SLICE_AT + geo.block_at(stripe, column);
+                    site.disks[1].corrupt(at / BLOCK_BYTES as u64, &NOISE);
+                }
+            }
+            let mut taken = Vec::new();
+            let fill = async {
+                for number in 0..most.min(40 * u64::from(geo.strip_blocks)) {
+                    let block = number % 40 * per + number / 40;
+                    match write(machine, block, 7).await {
+                        Ok(()) => taken.push(block),
+                        Err(ArrayError::TooDamaged { .. }) => return Ok(()),
+                        Err(error) => return Err(error),
+                    }
+                    machine.volume.flush().await?;
+                }
+                Ok(())
+            };
+            timeout(&machine.env, LONG, fill).await.expect("writes end")?;
+            machine.replace(&SimDisk::new(DISK_BYTES), 4, 9).await?;
+            machine.env.sleep(LONG).await;
+            assert_eq!(stale_strips(machine, 4), 40, "the others are whole");
+            // What is damaged is given up.
+            for stripe in 0..40 {
+                machine.volume.discard(stripe, 1, Discard::OnDrives).await?;
+            }
+            goes_on(machine).await?;
+            machine.array.close().await
+        };
+        life(&site, 2, &[4], beside).unwrap();
+    }
+}
+
+/// A batch that had waited for a full host, or for who waited for one, let others have the drives for as long.
+#[test]
+fn a_rebuild_and_a_scrub_pause_no_longer_than_they_work() {
+    let site = Site::new(CreateSpec { strip_blocks: 1, ..spec(4, 2) });
+    let first = async |machine: &Machine| {
+        write_new(machine, 0..400).await?;
+        machine.array.close().await
+    };
+    life(&site, 1, &[], first).unwrap();
+    let rebuild = async |machine: &Machine| {
+        let per = machine.volume.stripe_blocks();
+        let host = machine.drives[4].as_ref().unwrap();
+        host.set_full(true);
+        // A written stripe is held, and the first batch waits for it.
+        write(machine, 0, 7).await?;
+        machine.volume.flush().await?;
+        machine.env.sleep(Duration::from_secs(20)).await;
+        machine.replace(&SimDisk::new(DISK_BYTES), 5, 9).await?;
+        for _ in 0..20 {
+            tags(&machine.volume, per, 1).await?;
+            machine.env.sleep(Duration::from_millis(20)).await;
+        }
+        machine.env.sleep(LONG).await;
+        host.set_full(false);
+        machine.env.sleep(Duration::from_secs(60)).await;
+        assert_eq!(stale_strips(machine, 5), 0);
+        // So with a scrub that is asked to stop while it pauses.
+        host.set_full(true);
+        write(machine, 3 * per, 7).await?;
+        machine.volume.flush().await?;
+        machine.env.sleep(Duration::from_secs(20)).await;
+        let progress = Default::default();
+        let scrub = machine.array.scrub_from(&progress, Pace::Gentle);
+        let stop = async {
+            machine.env.sleep(LONG).await;
+            host.set_full(false);
+            machine.env.sleep(Duration::from_secs(1)).await;
+            machine.array.stop_scrub();
+            machine.env.now()
+        };
+        let ended = async { (scrub.await, machine.env.now()) };
+        let ((scrubbed, ended), asked) = futures_util::future::join(ended, stop).await;
+        scrubbed?;
+        assert!(ended < asked + Duration::from_secs(30), "{:?} after it was asked to stop", ended - asked);
+        Ok(())
+    };
+    life(&site, 2, &[5], rebuild).unwrap();
+}
+
+/// Each discard has a record, and they waited for room that comes when there is room on the host: files are removed to make some.
+#[test]
+fn discards_go_on_while_a_host_is_full() {
+    for (k, m, blocks) in [(4, 2, 12), (4, 2, 1), (3, 1, 12), (8, 2, 14), (3, 0, 14), (8, 1, 16)] {
+        let site = Site::new(spec(k, m));
+        let full = if m == 0 { k - 1 } else { k + m - 2 };
+        let old = 400;
+        let first = async |machine: &Machine| {
+            write_new(machine, 0..old).await?;
+            machine.array.close().await
+        };
+        life(&site, 1, &[], first).unwrap();
+        site.disks[full].set_full(true);
+        let fill = async |machine: &Machine| {
+            let first = old * machine.volume.stripe_blocks();
+            let fill = async {
+                for number in 0..(machine.volume.blocks() - first) / blocks {
+                    let at = first + number * blocks;
+                    let (data, crcs) = buf_of(&(at + 1..at + 1 + blocks).collect::<Vec<_>>());
+                    machine.volume.write(at, &data, &crcs).await?;
+                    machine.volume.flush().await?;
+                }
+                Ok::<_, ArrayError>(())
+            };
+            timeout(&machine.env, Duration::from_secs(30), fill).await.unwrap_or(Ok(()))?;
+            machine.array.close().await
+        };
+        life(&site, 2, &[], fill).unwrap();
+        let discard = async |machine: &Machine| {
+            let mut done = 0;
+            let all = async {
+                for stripe in 0..old {
+                    machine.volume.discard(stripe, 1, Discard::OnDrives).await?;
+                    done += 1;
+                }
+                Ok::<_, ArrayError>(())
+            };
+            let ended = timeout(&machine.env, 3 * LONG, all).await;
+            let used = machine.array.report().log_used_percent;
+            ended.unwrap_or_else(|| panic!("{k}+{m}: {done} are done, and the log is {used} % used"))?;
+            site.disks[full].set_full(false);
+            goes_on(machine).await?;
+            machine.array.close().await
+        };
+        life(&site, 3, &[], discard).unwrap();
+    }
+}

@@ -59,9 +59,9 @@ pub trait KernelCache {
     fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
     /// Completes when no name and no attribute that was given out before this call is used without asking.
     fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
-    /// Drops the pages of a file of this size that programs see, while nobody answers requests: those that requests have locked stay,
-    /// and are not waited for.
-    fn hide_pages(&self, ino: Ino, size: u64) -> LocalBoxFuture<'_, ()>;
+    /// Drops the pages of files of these sizes that programs see, while nobody answers requests: those that requests have locked stay,
+    /// and are not waited for. Where that does not succeed within this time, nothing is served through the mount any more.
+    fn hide_pages(&self, files: Vec<(Ino, u64)>, within: Duration) -> LocalBoxFuture<'_, ()>;
 }
 
 #[derive(Default)]
@@ -347,6 +347,18 @@ impl Client {
     /// Whether nobody else uses the file system, so that the kernel may keep names and attributes for a moment.
     pub fn is_alone(&self) -> bool {
         self.leases.is_alone()
+    }
+
+    /// Waits until this client may not go by what it was granted: the service does not answer, and others may change the files.
+    pub async fn lapsed(&self) {
+        self.leases.clock.not_running().await;
+    }
+
+    /// Writes of a file that were acknowledged are gone.
+    pub fn note_lost(&self, ino: Ino) {
+        if let Some(state) = self.files.borrow().get(&ino) {
+            state.borrow_mut().lose();
+        }
     }
 
     /// How long the kernel may keep names and attributes that it is given now, if nobody else uses the file system.

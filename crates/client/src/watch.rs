@@ -7,7 +7,6 @@
 
 use crate::file::FileState;
 use crate::session::Client;
-use futures_util::{StreamExt, stream};
 use penstock_base::{Ino, Kind as Todo};
 use penstock_wire::names::{EmptyReply, OpenCount, PingRequest};
 use penstock_wire::{Failure, Kind};
@@ -22,10 +21,8 @@ const ESTALE: u16 = 116;
 const REMEMBERED: usize = 16;
 /// Open inodes in one ping.
 const RECLAIMED_AT_ONCE: usize = 4096;
-/// Files at a time whose pages are dropped when a lease has run out.
-const HIDDEN: usize = 16;
 /// Pings in a lease.
-const PINGS: u32 = 3;
+const PINGS: u32 = 4;
 
 /// What is known of the service's restarts.
 #[derive(Default)]
@@ -205,7 +202,7 @@ impl Client {
         let clock = &self.leases.clock;
         let is_over = || self.closed.get() || self.has_ended();
         loop {
-            clock.run_out(is_over).await;
+            let (until, within) = clock.run_out(is_over).await;
             if is_over() {
                 return;
             }
@@ -213,17 +210,19 @@ impl Client {
                 "the service does not answer: programs wait until it does, for others may change what this mount has"
             );
             if let Some(cache) = self.leases.kernel_cache() {
-                let hide = async |ino: Ino| {
-                    let size = self.files.borrow().get(&ino).map_or(0, |state| state.borrow().size);
-                    cache.hide_pages(ino, size).await;
-                };
-                stream::iter(self.open_files()).for_each_concurrent(HIDDEN, hide).await;
+                let size = |ino: &Ino| self.files.borrow().get(ino).map_or(0, |state| state.borrow().size);
+                let files = self.open_files().into_iter().map(|ino| (ino, size(&ino))).collect();
+                cache.hide_pages(files, within).await;
+            }
+            if clock.ran_since(until) {
+                // Pages that came into the kernel meanwhile are there still if it has run out again.
+                continue;
             }
             clock.running(is_over).await;
             if is_over() {
                 return;
             }
-            tracing::info!("the service answers again");
+            tracing::warn!("the service answers again");
         }
     }
 

@@ -11,16 +11,18 @@
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
 use crate::ask::Asker;
 use crate::attr::{Root, VALID};
+use crate::deferred::Deferred;
+use crate::guard::abort;
+use crate::hide::{Part, hide};
 use crate::known::KnownSizes;
-use crate::locked::{Locked, halves};
+use crate::locked::Locked;
 use crate::looks::Looks;
 use crate::reads::Reads;
 use crate::size_notice::SizeNotice;
-use penstock_base::env::timeout;
 use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::{KernelCache, Store};
 use rustix::io::Errno;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -28,7 +30,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, Semaphore};
 use zerocopy::IntoBytes;
 
 /// The kernel counts in ticks, and may be one late.
@@ -38,9 +40,6 @@ const CROSSING: Duration = Duration::from_secs(1);
 /// Notices at a time. Each takes a thread while a page that it is about is locked, and the pool that they come from serves
 /// drives too; where all its threads are taken, the worker would wait for one, which waits for the worker.
 const MOST_SENT: usize = 64;
-/// Time for a notice that need not wait for anybody, and how many that do wait are left behind: each has one of the turns above.
-const TRY: Duration = Duration::from_millis(300);
-const MOST_LEFT: usize = 32;
 /// Inodes whose notices are remembered before those that are long over are forgotten.
 const MOST_NOTICED: usize = 1024;
 
@@ -60,8 +59,8 @@ pub(crate) struct Cache {
     pub(crate) reads: Rc<Reads>,
     sending: Rc<Semaphore>,
     pub(crate) locked: Rc<Locked>,
-    /// Notices that wait and that nobody waits for.
-    left: Rc<Cell<usize>>,
+    pub(crate) deferred: Rc<Deferred>,
+    connection: u32,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
     size_notice: Arc<SizeNotice>,
@@ -88,7 +87,8 @@ impl Cache {
             reads: Rc::default(),
             sending: Rc::new(Semaphore::new(MOST_SENT)),
             locked: Rc::default(),
-            left: Rc::default(),
+            deferred: Rc::default(),
+            connection,
             sizes: KnownSizes::default(),
             size_notice: Arc::new(SizeNotice::new()?),
             telling: Rc::default(),
@@ -167,59 +167,6 @@ impl Cache {
         }
     }
 
-    /// Sends a notice to drop pages, to its end. Complete when the kernel has taken it.
-    fn send_drop(&self, ino: Ino, bytes: Range<u64>) -> oneshot::Receiver<()> {
-        let (device, nodeid, sending) = (self.device.clone(), self.root.outer(ino.0), self.sending.clone());
-        let (done, taken) = oneshot::channel();
-        let left = self.left.clone();
-        let send = async move {
-            let _turn = sending.acquire().await;
-            let drop = move || notify_inval_inode(&device, nodeid, &Drops::Pages(bytes));
-            if let Err(error) = penstock_drive::runtime::blocking(drop).await {
-                tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
-            }
-            if done.send(()).is_err() {
-                left.set(left.get() - 1);
-            }
-        };
-        self.env.spawn("drop pages", Box::pin(send));
-        taken
-    }
-
-    /// Drops pages around those that requests have locked. Where a notice waits all the same, as for a page that a program has changed and
-    /// that is being written back, what lies before and behind that page is dropped. Returns whether no notice waits.
-    async fn drop_around(&self, ino: Ino, size: u64) -> bool {
-        let whole = 0..u64::MAX;
-        let mut parts = self.locked.around(ino, &whole);
-        let mut all = parts.first() == Some(&whole);
-        while !parts.is_empty() {
-            let until = self.env.now() + TRY;
-            let sent: Vec<_> =
-                parts.into_iter().map(|part| (self.send_drop(ino, part.clone()), part)).collect();
-            parts = Vec::new();
-            for (mut taken, part) in sent {
-                if timeout(&self.env, until.saturating_sub(self.env.now()), &mut taken).await.is_some() {
-                    continue;
-                }
-                all = false;
-                if taken.try_recv().is_ok() {
-                    continue;
-                }
-                self.left.set(self.left.get() + 1);
-                drop(taken);
-                match halves(&part, size) {
-                    Some(halves) if self.left.get() < MOST_LEFT => {
-                        parts.extend(halves.iter().flat_map(|half| self.locked.around(ino, half)));
-                    }
-                    _ => {
-                        tracing::warn!(%ino, ?part, "pages are being written back, and may be seen as they were")
-                    }
-                }
-            }
-        }
-        all
-    }
-
     /// Waits until no size of a file is on its way to the kernel.
     pub(crate) fn none_told(&self, ino: Ino) -> LocalBoxFuture<'static, ()> {
         let telling = self.telling.clone();
@@ -277,6 +224,11 @@ enum Drops {
     Nothing,
 }
 
+/// Has the kernel drop pages of an inode. Waits for those that are locked.
+pub(crate) fn drop_pages_now(device: &File, nodeid: u64, bytes: Range<u64>) -> io::Result<()> {
+    notify_inval_inode(device, nodeid, &Drops::Pages(bytes))
+}
+
 fn notify_inval_inode(device: &File, nodeid: u64, what: &Drops) -> io::Result<()> {
     let (off, len) = match what {
         // A length of zero is to the end.
@@ -329,20 +281,40 @@ impl KernelCache for Cache {
         })
     }
 
-    fn hide_pages(&self, ino: Ino, size: u64) -> LocalBoxFuture<'_, ()> {
+    fn hide_pages(&self, files: Vec<(Ino, u64)>, within: Duration) -> LocalBoxFuture<'_, ()> {
         let mark = self.reads.mark();
-        let known = self.sizes.drop_begins(ino);
-        self.looks.is_due(ino);
-        self.note(ino, true);
-        Box::pin(async move {
-            let all = self.drop_around(ino, size).await;
-            self.note(ino, false);
-            if known {
-                self.sizes.drop_ends(ino, !all);
+        let whole = 0..u64::MAX;
+        let mut parts = Vec::new();
+        let mut known = Vec::new();
+        for (ino, size) in &files {
+            if self.sizes.drop_begins(*ino) {
+                known.push(*ino);
             }
-            if all {
+            self.looks.is_due(*ino);
+            self.note(*ino, true);
+            let nodeid = self.root.outer(ino.0);
+            let free = self.locked.around(*ino, &whole).into_iter();
+            parts.extend(free.map(|bytes| Part { nodeid, bytes, size: *size }));
+        }
+        Box::pin(async move {
+            let (device, connection) = (self.device.clone(), self.connection);
+            let hidden =
+                penstock_drive::runtime::blocking(move || {
+                    hide(&device, parts, within).or_else(|why| {
+                        abort(connection).map(|()| tracing::error!(
+                    %why, "the mount ends: it may not show its pages any more, and cannot drop them"
+                ))
+                    })
+                });
+            if let Err(error) = hidden.await {
+                tracing::error!(%error, "pages may be seen that are old, and the mount cannot be ended");
+            }
+            for (ino, _) in files {
+                self.note(ino, false);
                 self.reads.dropped(ino, mark);
             }
+            // What the kernel knows of sizes it is told again.
+            known.into_iter().for_each(|ino| self.sizes.drop_ends(ino, false));
         })
     }
 

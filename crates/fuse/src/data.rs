@@ -7,12 +7,14 @@ use crate::abi::{
 use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::session::Session;
-use penstock_base::Ino;
+use futures_util::future::{Either, select};
+use penstock_base::{BufMut, Ino};
 use penstock_client::{KernelCache, MOST_COPIED, Purpose};
 use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
+use std::pin::pin;
 
 /// Extended attribute that gives a program capabilities (capabilities(7)).
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
@@ -77,23 +79,20 @@ impl Session {
         let (data, len) = request.data.take().ok_or(Errno::IO)?;
         let ino = self.ino(request);
         let fail = |failure| errno(&failure);
-        let pages = write_flags & WRITE_CACHE != 0;
+        if write_flags & WRITE_CACHE != 0 {
+            return self.write_page(request, offset, (data, len), write_flags).await;
+        }
         let flags = OFlags::from_bits_retain(flags);
         let through_pages = self.writers.borrow().contains(&fh) && !flags.contains(OFlags::DIRECT);
         let bytes = offset..offset.saturating_add(len as u64);
-        let _locked = (pages || through_pages).then(|| self.cache.locked.begins(ino, bytes));
-        let purpose = if pages { Purpose::Page } else { Purpose::Write };
-        let hold = self.client.hold(ino, purpose).await.map_err(fail)?;
+        let _locked = through_pages.then(|| self.cache.locked.begins(ino, bytes));
+        let hold = self.client.hold(ino, Purpose::Write).await.map_err(fail)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
             self.drop_set_id(ino).await.map_err(fail)?;
         }
-        if !pages {
-            self.drop_capability(ino).await.map_err(fail)?;
-        }
+        self.drop_capability(ino).await.map_err(fail)?;
         let mut unseen = None;
-        if pages {
-            self.client.write_page_held(ino, offset, data, len).await.map_err(fail)?;
-        } else if flags.contains(OFlags::APPEND) {
+        if flags.contains(OFlags::APPEND) {
             let (at, written) = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
             // Bytes that go through pages have these locked until the reply, and are seen in them.
             unseen = written.filter(|_| !through_pages);
@@ -113,20 +112,57 @@ impl Session {
         } else {
             unseen = self.client.write_direct_held(ino, offset, data, len).await.map_err(fail)?;
         }
-        if !pages {
-            // A page that was written in part is not one that is read from, and one that is written back was there before.
-            let page = penstock_base::BLOCK_BYTES as u64;
-            hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
-        }
+        // A page that was written in part is not one that is read from.
+        let page = penstock_base::BLOCK_BYTES as u64;
+        hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
         match unseen {
             Some(unseen) => request.store = Some(self.client.drop_old_pages(hold, unseen).await),
             None => request.hold = Some(hold),
         }
         // The kernel asks for that itself only after writes that go through its pages.
-        if !pages && !through_pages && flags.bits() & DSYNC != 0 {
+        if !through_pages && flags.bits() & DSYNC != 0 {
             self.sync_through(ino, fh).await?;
         }
         Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))
+    }
+
+    /// Writes a page that the kernel writes back, which was there before. When the lease runs out first it is answered at once.
+    async fn write_page(
+        &self,
+        request: &mut Request,
+        offset: u64,
+        (data, len): (BufMut, usize),
+        write_flags: u32,
+    ) -> Result<Answer, Errno> {
+        let ino = self.ino(request);
+        let written = || Answer::of(&WriteOut { size: len as u32, padding: 0 });
+        let mut work = pin!(async {
+            let hold = self.client.hold(ino, Purpose::Page).await?;
+            if write_flags & WRITE_KILL_SUIDGID != 0 {
+                self.drop_set_id(ino).await?;
+            }
+            self.client.write_page_held(ino, offset, data, len).await?;
+            Ok::<_, Failure>(hold)
+        });
+        let done = match select(work.as_mut(), pin!(self.client.lapsed())).await {
+            Either::Left((done, _)) => done,
+            Either::Right(_) => {
+                let deferred = self.cache.deferred.take(ino, offset..offset.saturating_add(len as u64));
+                if deferred.is_some() {
+                    request.answer_early(written());
+                }
+                let done = work.await;
+                if let (Err(failure), Some(_)) = (&done, deferred) {
+                    if !self.client.has_ended() {
+                        tracing::error!(%failure, %ino, "a page that was written back while the service did not answer is lost");
+                    }
+                    self.client.note_lost(ino);
+                }
+                done
+            }
+        };
+        request.hold = Some(done.map_err(|failure| errno(&failure))?);
+        Ok(written())
     }
 
     pub(crate) async fn fallocate(&self, request: &Request) -> Result<Answer, Errno> {
@@ -153,6 +189,7 @@ impl Session {
             return Err(Errno::INVAL);
         }
         let to = (self.root.inner(nodeid_out), off_out);
+        self.cache.deferred.none(to.0, 0..u64::MAX).await;
         self.drop_privileges(request, to.0).await.map_err(|failure| errno(&failure))?;
         let bytes = off_out..off_out.saturating_add(len.min(MOST_COPIED));
         let page = penstock_base::BLOCK_BYTES as u64;

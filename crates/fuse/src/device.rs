@@ -184,7 +184,12 @@ impl Request {
         names.nth(index).and_then(|name| name.strip_suffix(&[0])).ok_or(Errno::IO)
     }
 
-    /// Answers it.
+    /// Answers it before it is done.
+    pub(crate) fn answer_early(&mut self, answer: Answer) {
+        self.reply.send(&Ok(answer));
+    }
+
+    /// Answers it, if that was not done before.
     pub(crate) fn answer(mut self, result: Result<Answer, Errno>) {
         self.reply.send(&result);
     }

@@ -159,6 +159,11 @@ pub fn guard(connection: u32, thread: &Path) -> io::Result<()> {
     })
 }
 
+/// Ends a connection: who waits in the kernel for its process gets errors.
+pub(crate) fn abort(connection: u32) -> io::Result<()> {
+    abort_file(connection)?.write_all(b"1")
+}
+
 /// The file by which a connection is aborted. Where nobody has mounted that file system, root does it for himself.
 fn abort_file(connection: u32) -> io::Result<File> {
     let name = format!("{connection}/abort");

@@ -3,7 +3,9 @@
 //! The worker that owns the client reads the device itself, so that no request changes threads. Requests in flight
 //! are bounded by the kernel ([`MAX_BACKGROUND`](crate::MAX_BACKGROUND) and one for each waiting thread).
 
-use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, fopen, init, op};
+use crate::abi::{
+    InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, WRITE_CACHE, WriteIn, fopen, init, op,
+};
 use crate::attr::{Root, VALID};
 use crate::cache::Cache;
 use crate::capabilities::Capabilities;
@@ -287,7 +289,23 @@ impl Session {
         self.root.inner(request.header.nodeid)
     }
 
+    /// Waits until a request may be served beside pages that are to be written yet.
+    async fn let_in(&self, request: &Request) {
+        let ino = self.ino(request);
+        match request.header.opcode {
+            op::RELEASE | op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::DESTROY => {}
+            op::WRITE => {
+                let write = request.argument::<WriteIn>().ok();
+                let page = write.filter(|write| write.write_flags & WRITE_CACHE != 0);
+                let of = |write: WriteIn| write.offset..write.offset.saturating_add(write.size.into());
+                self.cache.deferred.none(ino, page.map_or(0..u64::MAX, of)).await;
+            }
+            _ => self.cache.deferred.none(ino, 0..u64::MAX).await,
+        }
+    }
+
     async fn dispatch(&self, request: &mut Request) -> Result<Answer, Errno> {
+        self.let_in(request).await;
         match request.header.opcode {
             op::LOOKUP => self.lookup(request).await,
             op::GETATTR => self.getattr(request).await,

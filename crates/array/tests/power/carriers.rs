@@ -1,6 +1,6 @@
 //! Carriers of the log with bad sectors, without answers, and made anew: each sequence that a review found broke an array.
 
-use crate::bench::{Machine, SLICE_AT, Site, plan, spec, tags, write};
+use crate::bench::{DISK_BYTES, Machine, SLICE_AT, Site, plan, spec, tags, write};
 use penstock_array::ArrayError;
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
@@ -57,7 +57,7 @@ fn whole_again(how: How, clean: bool) {
     spec.segment_bytes = 160 << 10;
     let mut site = Site::new(spec);
     let world = World::new(10_000);
-    let new = SimDisk::new(7 << 20);
+    let new = SimDisk::new(DISK_BYTES);
     const BAD: u64 = 4;
     let carrier = usize::from(how == How::OneLostOneUnreadable);
     let done = world.run(async {
@@ -357,7 +357,7 @@ fn blip(blip: Duration, scrub: bool) {
     spec.segment_bytes = 160 << 10;
     let mut site = Site::new(spec);
     let world = World::new(10_700);
-    let new = SimDisk::new(7 << 20);
+    let new = SimDisk::new(DISK_BYTES);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=5).await?;
@@ -473,7 +473,7 @@ fn carriers_under_random_failures() {
         let beyond = std::cell::Cell::new(false);
         for life in 0..3u64 {
             let world = World::new(20_000 + seed * 10 + life);
-            let news: Vec<_> = (0..6).map(|_| SimDisk::new(7 << 20)).collect();
+            let news: Vec<_> = (0..6).map(|_| SimDisk::new(DISK_BYTES)).collect();
             let used = std::cell::RefCell::new(vec![false; 6]);
             if world.below(2) == 0 {
                 let sites = [

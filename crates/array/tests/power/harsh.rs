@@ -1,7 +1,7 @@
 //! Drives that are unevenly slow, answer after their caller gave up, forget at a failed flush, cannot be read while the
 //! array opens, or are damaged beyond what the code survives.
 
-use crate::bench::{Load, NOISE, SLICE_AT, Site, spec, tags, write, write_fresh};
+use crate::bench::{DISK_BYTES, Load, NOISE, SLICE_AT, Site, spec, tags, write, write_fresh};
 use penstock_array::ownership::Ownership;
 use penstock_array::{ArrayError, ArrayState, Discard};
 use penstock_base::BLOCK_BYTES;
@@ -300,7 +300,7 @@ fn too_many_bad_stripes_are_an_error_and_no_standstill() {
 fn a_late_error_of_the_old_drive_is_no_fault_of_its_replacement() {
     let site = Site::new(spec(4, 2));
     let world = World::new(7005);
-    let new = penstock_sim::SimDisk::new(7 << 20);
+    let new = penstock_sim::SimDisk::new(DISK_BYTES);
     run(&world, async {
         let machine = site.open(&world, &[]).await?;
         let geo = machine.array.geometry();

@@ -1,7 +1,7 @@
 //! Drives that anything may happen to, m at a time: away, as they were before, replaced, failing, silent, slow, with power cuts. They
 //! are others whenever the array says that it is whole, and then any m may be lost.
 
-use crate::bench::{Load, Machine, Site, plan, spec};
+use crate::bench::{DISK_BYTES, Load, Machine, Site, plan, spec};
 use crate::replaced::duplicate;
 use penstock_array::ArrayError;
 use penstock_base::ArrayId;
@@ -91,7 +91,7 @@ impl Story {
     ) -> Result<(), ArrayError> {
         for at in unlucky {
             if state(machine, *at) == "missing" && self.chance(one_in) {
-                let disk = SimDisk::new(7 << 20);
+                let disk = SimDisk::new(DISK_BYTES);
                 self.new_drives.set(self.new_drives.get() + 1);
                 left.new.borrow_mut().push((*at, disk.clone()));
                 machine.replace(&disk, *at, 50 + self.new_drives.get()).await?;

@@ -1,6 +1,6 @@
 //! Drives that come back as they were, several at a time, and replacements beside drives that take no superblock.
 
-use crate::bench::{Load, Machine, NOISE, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
+use crate::bench::{DISK_BYTES, Load, Machine, NOISE, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use crate::replaced::duplicate;
 use penstock_array::format::root::Root;
@@ -91,7 +91,7 @@ fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
     for (k, m) in [(1, 1), (4, 1)] {
         let site = Site::new(spec(k, m));
         let world = World::new(80_000);
-        let new = SimDisk::new(7 << 20);
+        let new = SimDisk::new(DISK_BYTES);
         let run = world.run(async {
             let machine = site.open(&world, &[]).await?;
             write_flushed(&machine, 1..=5).await?;

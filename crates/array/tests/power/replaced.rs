@@ -1,7 +1,7 @@
 //! Carriers of the log that are copied while they change: cuts, faults and full hosts meanwhile, and every set of drives that
 //! may be missing afterwards.
 
-use crate::bench::{Load, Machine, SLICE_AT, Site, plan, spec, tags, write};
+use crate::bench::{DISK_BYTES, Load, Machine, SLICE_AT, Site, plan, spec, tags, write};
 use crate::carriers::{read_back, write_flushed, write_twice};
 use penstock_array::ownership::{MemoryOwnership, Ownership};
 use penstock_array::{ArrayError, CreateSpec};
@@ -43,7 +43,7 @@ fn bad_spare_place(
     (spec.strip_blocks, spec.segment_bytes, spec.log_bytes) = (1, 64 << 10, 24 << 16);
     let mut site = Site::new(spec);
     let world = World::new(30_000);
-    let new = SimDisk::new(7 << 20);
+    let new = SimDisk::new(DISK_BYTES);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=7).await?;
@@ -117,7 +117,7 @@ fn a_bad_sector_in_the_spare_place_of_the_root() {
 fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
     let mut site = Site::new(spec(4, 1));
     let world = World::new(31_000);
-    let new = SimDisk::new(7 << 20);
+    let new = SimDisk::new(DISK_BYTES);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=20).await?;
@@ -212,7 +212,7 @@ fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, boo
     let mut site = Site::new(how.spec.clone());
     let world = World::new(seed);
     let load = Load::new(how.rounds);
-    let news: Vec<_> = (0..k + m).map(|_| SimDisk::new(7 << 20)).collect();
+    let news: Vec<_> = (0..k + m).map(|_| SimDisk::new(DISK_BYTES)).collect();
     let used = RefCell::new(vec![false; k + m]);
     let id = Cell::new(None);
     // The carriers as they were when all were there after the failure, and members that are stale.
@@ -604,7 +604,7 @@ fn every_block_of_the_last_carrier() {
         (spec.strip_blocks, spec.segment_bytes, spec.log_bytes) = (1, 128 << 10, 24 << 17);
         let site = Site::new(spec);
         let world = World::new(37_000);
-        let new = SimDisk::new(7 << 20);
+        let new = SimDisk::new(DISK_BYTES);
         let done = world.run(async {
             let machine = site.open(&world, &[]).await?;
             let geo = machine.array.geometry();
@@ -722,7 +722,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
                         }
                         let at = unlucky[dice.below(unlucky.len() as u64) as usize];
                         if machine.array.report().members[at].state == "missing" {
-                            let disk = SimDisk::new(7 << 20);
+                            let disk = SimDisk::new(DISK_BYTES);
                             let old = news.borrow().get(&at).cloned().unwrap_or(site.disks[at].clone());
                             old.cut(&world, CutMode::Everything);
                             news.borrow_mut().insert(at, disk.clone());

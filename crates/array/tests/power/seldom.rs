@@ -1,6 +1,6 @@
 //! Seldom sequences that a review found: each broke the array, or a promise, when it was written.
 
-use crate::bench::{IO, NOISE, SLICE_AT, Site, buf_of, plan, spec, tags, write, write_fresh};
+use crate::bench::{DISK_BYTES, IO, NOISE, SLICE_AT, Site, buf_of, plan, spec, tags, write, write_fresh};
 use penstock_array::ownership::{Claim, Ownership};
 use penstock_array::{ArrayError, Discard};
 use penstock_base::BLOCK_BYTES;
@@ -209,7 +209,7 @@ fn a_write_that_outlives_a_flush_is_not_covered_by_it() {
 fn a_replacement_that_is_not_recorded_is_not_used() {
     let site = Site::new(spec(4, 2));
     let world = World::new(9300);
-    let new = penstock_sim::SimDisk::new(7 << 20);
+    let new = penstock_sim::SimDisk::new(DISK_BYTES);
     world
         .run(async {
             let machine = site.open(&world, &[]).await?;
@@ -343,7 +343,7 @@ fn coordination_may_be_away_while_carriers_are_mended() {
 fn one_bad_stripe_keeps_no_other_member_from_being_rebuilt() {
     let site = Site::new(spec(4, 2));
     let world = World::new(9600);
-    let news: Vec<_> = (0..2).map(|_| penstock_sim::SimDisk::new(7 << 20)).collect();
+    let news: Vec<_> = (0..2).map(|_| penstock_sim::SimDisk::new(DISK_BYTES)).collect();
     let left = world
         .run(async {
             let machine = site.open(&world, &[]).await?;

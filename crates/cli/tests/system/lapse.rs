@@ -122,6 +122,62 @@ impl Drop for Mapped {
     }
 }
 
+const DIRTY: usize = 100;
+
+/// A program that has mapped files and stores into one page of each.
+struct Storing(Child, BufReader<ChildStdout>);
+
+impl Storing {
+    fn new(folder: &Path) -> Self {
+        let script = "
+import mmap, os, sys
+maps = []
+for number in range(int(sys.argv[2])):
+    f = os.open(f'{sys.argv[1]}/stored{number}', os.O_CREAT | os.O_RDWR)
+    os.ftruncate(f, 3 * 4096)
+    os.fsync(f)
+    maps.append(mmap.mmap(f, 3 * 4096))
+    maps[-1][4096:4100] = b'none'
+    maps[-1].flush()
+print('ready', flush=True)
+sys.stdin.readline()
+for m in maps:
+    m[4096:4100] = b'this'
+print('stored', flush=True)
+sys.stdin.readline()
+for m in maps:
+    m.flush()
+print('flushed', flush=True)
+sys.stdin.readline()
+";
+        let mut python = Command::new("python3");
+        python.args(["-c", script]).arg(folder).arg(DIRTY.to_string());
+        let mut child = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut storing = Self(child, output);
+        storing.said("ready");
+        storing
+    }
+
+    fn said(&mut self, word: &str) {
+        let mut line = String::new();
+        self.1.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), word);
+    }
+
+    fn go_on(&mut self, word: &str) {
+        self.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.said(word);
+    }
+}
+
+impl Drop for Storing {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
 fn mount_over(line: &Path, path: &Path) -> u32 {
     let output =
         Store::program().arg("--dir").arg(line).arg("mount").arg(path).arg("--detach").output().unwrap();
@@ -206,6 +262,69 @@ fn a_mount_goes_on_when_its_service_was_away_for_long() {
     assert_eq!(mapped.saw(), Some(b'w'));
     drop((mapped, file));
     store.ok(&["umount", store.mount.to_str().unwrap()]);
+    wait_until("its process to end", || !is_alive(pid));
+    store.down();
+}
+
+/// Pages that wait to be written back, which nobody answers, kept the kernel from dropping those of other files.
+#[test]
+fn pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off() {
+    if !can_mount("pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off") {
+        return;
+    }
+    let store = Store::new("dirty-cut-off", &OPTIONS);
+    up_alone(&store, &[]);
+    let folder = store.home.join("line");
+    let line = Line::new(&folder, &store.dir);
+    let (cut_off, other) = (store.home.join("cut-off"), store.home.join("other"));
+    let pid = mount_over(&folder, &cut_off);
+    let mut storing = Storing::new(&cut_off);
+    std::fs::write(cut_off.join("file"), vec![b'o'; FILE_BYTES]).unwrap();
+    mount_at(&store, &other);
+    let mut mapped = Mapped::new(&cut_off.join("file"));
+    assert_eq!(mapped.saw(), Some(b'o'));
+    storing.go_on("stored");
+    line.set(false);
+    let new = OpenOptions::new().write(true).open(other.join("file")).unwrap();
+    new.write_all_at(&vec![b'n'; FILE_BYTES], 0).unwrap();
+    new.sync_all().unwrap();
+    mapped.look();
+    std::thread::sleep(Duration::from_secs(1));
+    line.set(true);
+    assert_eq!(mapped.saw(), None, "what it saw in its map is old");
+    drop((mapped, storing, new));
+    let at = cut_off.display();
+    shell(&format!("umount {at} || umount -l {at}"));
+    wait_until("its process to end", || !is_alive(pid));
+    store.ok(&["umount", other.to_str().unwrap()]);
+    store.down();
+}
+
+/// What is taken for written while the service is away is written when it is back.
+#[test]
+fn pages_written_back_while_the_service_is_away_are_kept() {
+    if !can_mount("pages_written_back_while_the_service_is_away_are_kept") {
+        return;
+    }
+    let store = Store::new("dirty-away", &OPTIONS);
+    up_alone(&store, &[]);
+    let pid = mount_at(&store, &store.mount);
+    let mut storing = Storing::new(&store.mount);
+    storing.go_on("stored");
+    store.kill();
+    std::thread::sleep(LAPSE);
+    up_alone(&store, &[]);
+    storing.go_on("flushed");
+    let other = store.home.join("other");
+    mount_at(&store, &other);
+    for number in 0..DIRTY {
+        let found = std::fs::read(other.join(format!("stored{number}"))).unwrap();
+        assert_eq!((found.len(), &found[4096..4100]), (3 * 4096, &b"this"[..]), "{number}");
+    }
+    drop(storing);
+    for mount in [&store.mount, &other] {
+        store.ok(&["umount", mount.to_str().unwrap()]);
+    }
     wait_until("its process to end", || !is_alive(pid));
     store.down();
 }

@@ -147,8 +147,12 @@ impl KernelCache for Kernel {
         })
     }
 
-    fn hide_pages(&self, ino: Ino, _size: u64) -> LocalBoxFuture<'_, ()> {
-        self.drop_pages(ino, 0..u64::MAX)
+    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            for (ino, _) in files {
+                self.drop_pages(ino, 0..u64::MAX).await;
+            }
+        })
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {

@@ -80,8 +80,12 @@ impl KernelCache for Pages {
         })
     }
 
-    fn hide_pages(&self, ino: Ino, _size: u64) -> penstock_base::LocalBoxFuture<'_, ()> {
-        self.drop_pages(ino, 0..u64::MAX)
+    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> penstock_base::LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            for (ino, _) in files {
+                self.drop_pages(ino, 0..u64::MAX).await;
+            }
+        })
     }
 
     fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {
@@ -682,8 +686,12 @@ impl KernelCache for Locked {
         })
     }
 
-    fn hide_pages(&self, ino: Ino, _size: u64) -> penstock_base::LocalBoxFuture<'_, ()> {
-        self.drop_pages(ino, 0..u64::MAX)
+    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> penstock_base::LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            for (ino, _) in files {
+                self.drop_pages(ino, 0..u64::MAX).await;
+            }
+        })
     }
 
     fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {

@@ -1,0 +1,149 @@
+//! Dropping all pages of files when nobody answers requests.
+//!
+//! A notice to drop pages waits for each page that is locked for a request, and none of these is answered. So each notice has a thread
+//! of its own while it waits: what lies before and behind the page that it waits for is dropped by others. What is left are single
+//! pages that are locked.
+// Threads that the kernel may keep, and its time: nothing here is simulated.
+#![allow(clippy::disallowed_methods)]
+
+use crate::cache::drop_pages_now;
+use crate::locked::halves;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Threads that wait for nothing, and all of them.
+const FREE: usize = 16;
+const MOST: usize = 512;
+const STACK_BYTES: usize = 64 << 10;
+/// A notice that takes longer waits for a page.
+const WAITS: Duration = Duration::from_millis(20);
+/// Between two looks at which do.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Pages of a file that are to be dropped.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) nodeid: u64,
+    pub(crate) bytes: Range<u64>,
+    /// Of the file.
+    pub(crate) size: u64,
+}
+
+#[derive(Default)]
+struct Queue {
+    parts: VecDeque<(u64, Part)>,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Work {
+    queue: Mutex<Queue>,
+    more: Condvar,
+}
+
+impl Work {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // Nothing that panics happens under it.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<(u64, Part)> {
+        let wait = |queue: &mut Queue| queue.parts.is_empty() && !queue.closed;
+        let mut queue = self.more.wait_while(self.queue(), wait).unwrap_or_else(PoisonError::into_inner);
+        if queue.closed { None } else { queue.parts.pop_front() }
+    }
+
+    /// Whoever waits for the kernel ends when it lets go.
+    fn close(&self) {
+        self.queue().closed = true;
+        self.more.notify_all();
+    }
+}
+
+enum Said {
+    Begun(u64),
+    Done(u64, io::Result<()>),
+}
+
+fn add_thread(work: &Arc<Work>, device: &Arc<File>, say: &Sender<Said>) -> io::Result<()> {
+    let (work, device, say) = (work.clone(), device.clone(), say.clone());
+    let run = move || {
+        while let Some((number, part)) = work.next() {
+            // Who asked may be gone by then.
+            let _ = say.send(Said::Begun(number));
+            let result = drop_pages_now(&device, part.nodeid, part.bytes);
+            let _ = say.send(Said::Done(number, result));
+        }
+    };
+    std::thread::Builder::new().name("hide pages".into()).stack_size(STACK_BYTES).spawn(run).map(drop)
+}
+
+/// Drops parts of files within a time. Returns when nothing of them is left but single pages that are locked, or fails.
+pub(crate) fn hide(device: &Arc<File>, parts: Vec<Part>, within: Duration) -> io::Result<()> {
+    let work = Arc::new(Work::default());
+    let result = hide_by(&work, device, parts, within);
+    work.close();
+    result
+}
+
+fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + within;
+    let (say, said) = channel();
+    let mut threads = 0;
+    let mut add = || {
+        threads += 1;
+        match threads > MOST {
+            true => Err(io::Error::other(format!("{MOST} notices wait for pages that are locked"))),
+            false => add_thread(work, device, &say),
+        }
+    };
+    (0..FREE).try_for_each(|_| add())?;
+    let mut last = 0;
+    // Parts that are not done and not known to wait, and since when their notice is under way.
+    let mut open: BTreeMap<u64, (Part, Option<Instant>)> = BTreeMap::new();
+    let mut todo = parts;
+    loop {
+        for part in todo.drain(..) {
+            last += 1;
+            open.insert(last, (part.clone(), None));
+            work.queue().parts.push_back((last, part));
+            work.more.notify_one();
+        }
+        if open.is_empty() {
+            return Ok(());
+        }
+        match said.recv_timeout(LOOK) {
+            Ok(Said::Begun(number)) => {
+                if let Some((_, since)) = open.get_mut(&number) {
+                    *since = Some(Instant::now());
+                }
+                // The next words may be there already.
+                continue;
+            }
+            Ok(Said::Done(number, result)) => {
+                result?;
+                open.remove(&number);
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => unreachable!("this end says something too"),
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::other("the kernel is too slow"));
+        }
+        let waits = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() > WAITS);
+        let waiting: Vec<u64> =
+            open.iter().filter(|(_, (_, since))| waits(since)).map(|(number, _)| *number).collect();
+        for number in waiting {
+            let Some((part, _)) = open.remove(&number) else { continue };
+            add()?;
+            let halves = halves(&part.bytes, part.size).into_iter().flatten();
+            todo.extend(halves.map(|bytes| Part { bytes, ..part.clone() }));
+        }
+    }
+}

@@ -82,8 +82,8 @@ impl Array {
                 tracing::error!(array = self.name, %error, "destage failed; it will be tried again");
                 self.env.sleep(IDLE).await;
             }
-            // They may have been discarded.
-            self.keep_put_off(|stripe| self.overlay.borrow().has_stripe(stripe));
+            // They may have been discarded, and written whole past the log.
+            self.keep_put_off(|stripe| self.overlay.borrow().has_stripe(stripe) && self.is_unwritten(stripe));
             if !self.put_off.borrow().is_empty() {
                 // Each checkpoint wakes those who wait for room, and they wake this task.
                 self.env.sleep(REST).await;

@@ -52,7 +52,8 @@ impl Array {
     fn has_room_but_for_put_off(&self) -> bool {
         let (overlay, put_off) = (self.overlay.borrow(), self.put_off.borrow());
         let (mut to_destage, mut parked) = (overlay.to_destage(), overlay.parked());
-        for stripe in put_off.keys() {
+        // One that was discarded and written whole since is destaged in place.
+        for stripe in put_off.keys().filter(|stripe| self.is_unwritten(**stripe)) {
             let (blocks, columns) = overlay.counts_of(*stripe);
             let of = if overlay.is_parked(*stripe) { &mut parked } else { &mut to_destage };
             *of = (of.0 - blocks, of.1 - columns);

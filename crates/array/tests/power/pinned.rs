@@ -218,3 +218,107 @@ fn discards_go_on_while_a_host_is_full() {
         life(&site, 3, &[], discard).unwrap();
     }
 }
+
+/// What was put off, given up and written whole past the log is destaged in place, and its room was given to discards as if it were new.
+/// Returns whether the wait let it come to that.
+fn put_off_and_rewritten((k, m): (usize, usize), wait: Duration) -> bool {
+    let site = Site::new(CreateSpec { strip_blocks: 32, log_bytes: 112 * (128 << 10), ..spec(k, m) });
+    let old = 90;
+    let first = async |machine: &Machine| {
+        write_new(machine, 0..old).await?;
+        machine.array.close().await
+    };
+    life(&site, 1, &[], first).unwrap();
+    let mut written = Vec::new();
+    let beside = async |machine: &Machine| {
+        let (env, per) = (&machine.env, machine.volume.stripe_blocks());
+        let put_off = old + 2..old + 16;
+        let host = machine.drives[k + m - 2].as_ref().unwrap();
+        host.set_full(true);
+        for stripe in put_off.clone() {
+            write(machine, stripe * per, 1).await?;
+        }
+        machine.volume.flush().await?;
+        while machine.array.report().suspended.is_none() {
+            env.sleep(Duration::from_millis(10)).await;
+        }
+        env.sleep(wait).await;
+        // Written ones hold the destage.
+        for stripe in 0..17 {
+            write(machine, stripe * per, 7).await?;
+        }
+        machine.volume.flush().await?;
+        env.sleep(Duration::from_secs(20)).await;
+        let give_up = async {
+            for stripe in put_off.clone() {
+                machine.volume.discard(stripe, 1, Discard::InTable).await?;
+            }
+            Ok::<_, ArrayError>(())
+        };
+        let Some(given_up) = timeout(env, Duration::from_secs(20), give_up).await else {
+            machine.array.stop();
+            return Ok(false);
+        };
+        given_up?;
+        // There is room for a moment.
+        let whole = async {
+            let all = put_off.clone().map(|stripe| write_fresh(machine, stripe, 1000 * (stripe + 1)));
+            let results = futures_util::future::join_all(all).await;
+            host.set_full(true);
+            results.into_iter().collect::<Result<Vec<_>, _>>()
+        };
+        let room = async {
+            env.sleep(Duration::from_secs(10)).await;
+            host.set_full(false);
+        };
+        futures_util::future::join(whole, room).await.0?;
+        machine.volume.flush().await?;
+        env.sleep(Duration::from_secs(20)).await;
+        let fill = async {
+            for column in 0..32 {
+                for stripe in put_off.clone() {
+                    let block = stripe * per + column;
+                    write(machine, block, 77_000 + block).await?;
+                    written.push(block);
+                    if written.len().is_multiple_of(12) {
+                        machine.volume.flush().await?;
+                    }
+                }
+            }
+            Ok::<_, ArrayError>(())
+        };
+        timeout(env, Duration::from_secs(60), fill).await.unwrap_or(Ok(()))?;
+        let discards = async {
+            for number in 0..6000 {
+                machine.volume.discard(30 + number % 50, 1, Discard::InTable).await?;
+            }
+            Ok::<_, ArrayError>(())
+        };
+        timeout(env, Duration::from_secs(900), discards).await.unwrap_or(Ok(()))?;
+        host.set_full(false);
+        let end = async {
+            write(machine, 85 * per, 6).await?;
+            machine.volume.flush().await
+        };
+        timeout(env, LONG, end).await.unwrap_or_else(|| {
+            panic!(
+                "{k}+{m}: no write ends, {} % of the log are used",
+                machine.array.report().log_used_percent
+            )
+        })?;
+        for block in &written {
+            assert_eq!(tags(&machine.volume, *block, 1).await?, [77_000 + block]);
+        }
+        machine.array.close().await?;
+        Ok(true)
+    };
+    life(&site, 2, &[], beside).unwrap()
+}
+
+#[test]
+fn what_was_put_off_and_written_whole_keeps_its_room() {
+    for code in [(4, 4), (8, 3)] {
+        let mut waits = (0..12).map(|number| Duration::from_millis(500 * number));
+        assert!(waits.any(|wait| put_off_and_rewritten(code, wait)), "no wait fits");
+    }
+}

@@ -262,11 +262,12 @@ impl KernelCache for Cache {
         self.note(ino, true);
         Box::pin(async move {
             let turn = self.sending.acquire().await;
-            let told = penstock_drive::runtime::blocking(move || {
-                notify_inval_inode(&device, nodeid, &Drops::Pages(bytes))
-            })
-            .await;
+            let pages = bytes.clone();
+            let told =
+                penstock_drive::runtime::blocking(move || drop_pages_now(&device, nodeid, pages)).await;
             drop(turn);
+            // The kernel has none of these any more, and the client has not yet.
+            self.deferred.none(ino, bytes).await;
             self.note(ino, false);
             if known {
                 self.sizes.drop_ends(ino, told.is_err());

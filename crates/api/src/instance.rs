@@ -19,9 +19,9 @@ pub type Task = Box<dyn FnOnce(Rc<Instance>) -> LocalBoxFuture<'static, ()> + Se
 const EVENTS_MOST: usize = 1000;
 /// Time for clients of other processes to write back what they keep, at the end.
 const CALLED_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a stop waits in all while writes are suspended.
+/// Time in all that a stop waits while writes are suspended.
 const STUCK_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a stop waits for who is mounting or unmounting: the mount point may not answer.
+/// The same for who is mounting or unmounting: the mount point may not answer.
 const MOUNTING_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a stop waits for the last events to be written.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(10);

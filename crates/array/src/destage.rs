@@ -153,7 +153,7 @@ impl Array {
                 break;
             }
         }
-        // What is parked does not keep the tail where it is: who stops, and starts again, begins another segment each time.
+        // Parked blocks do not keep the tail where it is: who stops, and starts again, begins another segment each time.
         if self.log_parked_again() {
             self.log.flush().await?;
         }

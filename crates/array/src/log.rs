@@ -199,7 +199,7 @@ impl Log {
         self.segments.borrow().len() as u64
     }
 
-    /// Whether the next segment has to wait for room.
+    /// True if the next segment has to wait for room.
     pub(crate) fn is_full(&self) -> bool {
         self.used_segments() >= self.geo.segments
     }

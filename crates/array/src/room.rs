@@ -24,7 +24,7 @@ const PATCH_BYTES: u64 = 40;
 /// Data leaves one part in so many of the log free.
 const DATA_RESERVE: u64 = 4;
 
-/// What room is wanted for.
+/// The purpose of room.
 #[derive(Clone, Copy, PartialEq)]
 enum For {
     Data,
@@ -71,7 +71,7 @@ impl Array {
         u64::from(self.geo.segment_bytes) / BLOCK_BYTES as u64 - 1
     }
 
-    /// Whether more fits beside what it takes to destage so many dirty blocks and columns in place, and so many stripes that are new, with
+    /// True if more fits beside what it takes to destage so many dirty blocks and columns in place, and so many stripes that are new, with
     /// a reserve of segments.
     fn has_room_beside(&self, dirty: (u64, u64), new: u64, reserve: u64) -> bool {
         let geo = &self.geo;
@@ -102,7 +102,7 @@ impl Array {
         self.wait_for_room(For::Rebuild).await
     }
 
-    /// Whether the part of the log that data leaves free is.
+    /// True while the part of the log is free that data leaves.
     pub(crate) fn has_reserve(&self) -> bool {
         self.log.used_segments() + self.geo.segments / DATA_RESERVE <= self.geo.segments
     }

@@ -47,12 +47,12 @@ pub struct Run {
     /// Clients of other processes over TCP, where it was asked for.
     pub tcp_address: Option<String>,
     pub mounts: Vec<String>,
-    /// How its stop ended. None of one that runs, or ended without a stop.
+    /// The end of its stop. None of one that runs, or ended without a stop.
     #[serde(default)]
     pub stop: Option<Stop>,
 }
 
-/// How the stop of an instance ended.
+/// The end of the stop of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
@@ -161,7 +161,7 @@ impl Folder {
     }
 }
 
-/// How the stop of the last instance ended. None where it ended without one.
+/// The end of the last instance's stop. None where it ended without one.
 pub fn last_stop(dir: &Path) -> Option<Stop> {
     Run::read(&dir.join(SPARE)).ok()?.stop
 }

@@ -15,7 +15,7 @@ use penstock_client::Client;
 use penstock_drive::runtime::{Worker, block_on};
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
-use penstock_fuse::{FuseLatency, Mount, MountOptions, kind_at, mount_point};
+use penstock_fuse::{FuseLatency, KIND, Mount, MountOptions, kind_at, mount_point};
 use penstock_node::StatusReport;
 use rustix::fs::OFlags;
 use serde_json::json;
@@ -29,8 +29,6 @@ use std::time::{Duration, Instant};
 
 /// The one file system of an instance.
 const FS: &str = "main";
-/// Its kind in the table of mounts.
-const KIND: &str = "fuse.penstock";
 /// How long `--detach` waits until it is mounted, and `umount` until its process has ended its session.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A log that is longer begins anew with the next mount.

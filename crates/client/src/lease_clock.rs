@@ -56,7 +56,7 @@ impl LeaseClock {
         self.changed.notify_waiters();
     }
 
-    /// What is left of it.
+    /// The rest of it.
     pub(crate) fn left(&self) -> Duration {
         self.lease.get().map_or(Duration::MAX, |lease| lease.until.get().saturating_sub(lease.env.now()))
     }
@@ -87,7 +87,7 @@ impl LeaseClock {
         (lease.until.get(), lease.length / HIDING)
     }
 
-    /// Whether it ran again since it ran out at `until`.
+    /// True if it ran again since it ran out at `until`.
     pub(crate) fn ran_since(&self, until: Duration) -> bool {
         self.lease.get().is_some_and(|lease| lease.until.get() != until)
     }

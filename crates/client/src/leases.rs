@@ -361,7 +361,7 @@ impl Client {
         }
     }
 
-    /// How long the kernel may keep names and attributes that it is given now, if nobody else uses the file system.
+    /// Time for which the kernel may keep names and attributes that it is given now, if nobody else uses the file system.
     pub fn left_of_lease(&self) -> Duration {
         self.leases.clock.left()
     }

@@ -4,15 +4,14 @@
 //! - Once latched, a drive is never read or written again under this handle; a replacement is a new handle. The caller
 //!   decides when to latch: see `Roster` in the array crate, which asks every array of the drive.
 //! - A call that changes the drive is over when the drive says so. A write or discard whose caller gave up keeps its range
-//!   ([`crate::overdue`]): a later write to the range waits until the first call has ended.
+//!   ([`HeldRanges`]): a later write to the range waits until the first call has ended.
 //! - A failed flush is remembered ([`crate::flushes`]): every later flush of this handle fails, whoever asks.
 
 use crate::flushes::Flushes;
-use crate::overdue::Overdue;
 use crate::superblock::{self, Superblock};
 use crate::{Drive, DriveError, Io};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Histogram, LocalBoxFuture};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, HeldRanges, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -99,7 +98,9 @@ pub struct DriveHandle {
     counters: Cell<Counters>,
     latency: DriveLatency,
     flushes: Rc<Flushes>,
-    overdue: Rc<Overdue>,
+    /// Ranges of writes and discards that their callers gave up and that the drive may still do. A caller gives up only after a deadline, and then
+    /// latches the drive or writes the same range again, which waits here.
+    overdue: Rc<HeldRanges<()>>,
     superblock: tokio::sync::Mutex<Superblock>,
 }
 
@@ -237,8 +238,8 @@ impl DriveHandle {
         let drive = self.online_drive()?;
         let unflushed = (!io.durable).then(|| Flushes::begin_write(&self.flushes));
         let range = at..at + data.len() as u64;
-        if self.overdue.overlaps(&range) {
-            let free = pin!(self.overdue.wait_for(&range));
+        if self.overdue.overlaps(&(), &range) {
+            let free = pin!(self.overdue.wait_for(&(), &range));
             self.in_time(io, free).await.ok_or(DriveError::Deadline(io.deadline))?;
             self.online_drive()?;
         }
@@ -251,7 +252,7 @@ impl DriveHandle {
             }
         };
         // Its end frees the range.
-        let hold = || (Overdue::hold(&self.overdue, range), unflushed);
+        let hold = || (HeldRanges::hold(&self.overdue, (), range), unflushed);
         self.run_to_end("overdue write", io, Box::pin(work), hold).await
     }
 
@@ -346,7 +347,7 @@ impl DriveHandle {
     pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
         let drive = self.online_drive()?;
         let (done, ended) = oneshot::channel();
-        let range = Overdue::hold(&self.overdue, at..at + len);
+        let range = HeldRanges::hold(&self.overdue, (), at..at + len);
         self.env.spawn(
             "discard",
             Box::pin(async move {

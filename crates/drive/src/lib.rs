@@ -14,7 +14,6 @@ mod file;
 mod flushes;
 mod handle;
 mod memory;
-mod overdue;
 pub mod patience;
 pub mod runtime;
 pub mod superblock;

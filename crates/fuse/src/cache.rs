@@ -58,8 +58,8 @@ pub(crate) struct Cache {
     noticed: RefCell<HashMap<Ino, Noticed>>,
     pub(crate) reads: Rc<Reads>,
     sending: Rc<Semaphore>,
-    pub(crate) locked: Rc<Locked>,
-    pub(crate) deferred: Rc<Deferred>,
+    pub(crate) locked: Locked,
+    pub(crate) deferred: Deferred,
     connection: u32,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
@@ -86,8 +86,8 @@ impl Cache {
             noticed: RefCell::default(),
             reads: Rc::default(),
             sending: Rc::new(Semaphore::new(MOST_SENT)),
-            locked: Rc::default(),
-            deferred: Rc::default(),
+            locked: Locked::default(),
+            deferred: Deferred::default(),
             connection,
             sizes: KnownSizes::default(),
             size_notice: Arc::new(SizeNotice::new()?),
@@ -299,14 +299,11 @@ impl KernelCache for Cache {
         }
         Box::pin(async move {
             let (device, connection) = (self.device.clone(), self.connection);
-            let hidden =
-                penstock_drive::runtime::blocking(move || {
-                    hide(&device, parts, within).or_else(|why| {
-                        abort(connection).map(|()| tracing::error!(
-                    %why, "the mount ends: it may not show its pages any more, and cannot drop them"
-                ))
-                    })
-                });
+            let hidden = penstock_drive::runtime::blocking(move || {
+                let Err(why) = hide(&device, parts, within) else { return Ok(()) };
+                tracing::error!(%why, "the mount ends: it may not show its pages any more, and cannot drop them");
+                abort(connection)
+            });
             if let Err(error) = hidden.await {
                 tracing::error!(%error, "pages may be seen that are old, and the mount cannot be ended");
             }
@@ -314,7 +311,7 @@ impl KernelCache for Cache {
                 self.note(ino, false);
                 self.reads.dropped(ino, mark);
             }
-            // What the kernel knows of sizes it is told again.
+            // Sizes that it knew it is told again.
             known.into_iter().for_each(|ino| self.sizes.drop_ends(ino, false));
         })
     }

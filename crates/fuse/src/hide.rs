@@ -58,7 +58,7 @@ impl Work {
         if queue.closed { None } else { queue.parts.pop_front() }
     }
 
-    /// Whoever waits for the kernel ends when it lets go.
+    /// A thread that waits for the kernel ends when it lets go.
     fn close(&self) {
         self.queue().closed = true;
         self.more.notify_all();
@@ -74,7 +74,7 @@ fn add_thread(work: &Arc<Work>, device: &Arc<File>, say: &Sender<Said>) -> io::R
     let (work, device, say) = (work.clone(), device.clone(), say.clone());
     let run = move || {
         while let Some((number, part)) = work.next() {
-            // Who asked may be gone by then.
+            // The asker may be gone by then.
             let _ = say.send(Said::Begun(number));
             let result = drop_pages_now(&device, part.nodeid, part.bytes);
             let _ = say.send(Said::Done(number, result));

@@ -33,7 +33,7 @@ mod size_notice;
 pub use guard::{GUARD, guard};
 pub use latency::{FuseLatency, Op};
 pub use mount::{
-    Mount, MountError, MountOptions, check_mount_point, is_stale, kind_at, mount_point, unmount,
+    KIND, Mount, MountError, MountOptions, check_mount_point, is_stale, kind_at, mount_point, unmount,
     unmount_stale,
 };
 pub use null::mount_null;

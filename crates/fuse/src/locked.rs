@@ -3,8 +3,7 @@
 //! A notice to drop pages waits for each of them in turn. Where nobody answers, what lies between them is dropped by notices of
 //! its own.
 
-use penstock_base::{HashMap, Ino};
-use std::cell::{Cell, RefCell};
+use penstock_base::{HeldRange, HeldRanges, Ino};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -12,38 +11,20 @@ const PAGE: u64 = 4096;
 
 /// The requests of one mount that have pages locked.
 #[derive(Default)]
-pub(crate) struct Locked {
-    last: Cell<u64>,
-    requests: RefCell<HashMap<u64, (Ino, Range<u64>)>>,
-}
-
-/// One of them, while it lives.
-pub(crate) struct LockedPages(Rc<Locked>, u64);
-
-impl Drop for LockedPages {
-    fn drop(&mut self) {
-        self.0.requests.borrow_mut().remove(&self.1);
-    }
-}
+pub(crate) struct Locked(Rc<HeldRanges<Ino>>);
 
 impl Locked {
-    /// A request about these bytes begins.
-    pub(crate) fn begins(self: &Rc<Self>, ino: Ino, bytes: Range<u64>) -> LockedPages {
-        let number = self.last.get() + 1;
-        self.last.set(number);
-        self.requests.borrow_mut().insert(number, (ino, bytes));
-        LockedPages(self.clone(), number)
+    /// A request about these bytes begins. It has ended when the result is dropped.
+    pub(crate) fn begins(&self, ino: Ino, bytes: Range<u64>) -> HeldRange<Ino> {
+        HeldRanges::hold(&self.0, ino, bytes)
     }
 
     /// The parts of some whole pages that no request has locked.
     pub(crate) fn around(&self, ino: Ino, bytes: &Range<u64>) -> Vec<Range<u64>> {
-        let requests = self.requests.borrow();
-        let of_it = requests.values().filter(|(of, _)| *of == ino);
-        let mut locked: Vec<Range<u64>> = of_it
-            .map(|(_, bytes)| {
-                bytes.start / PAGE * PAGE..bytes.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
-            })
-            .collect();
+        let pages = |bytes: Range<u64>| {
+            bytes.start / PAGE * PAGE..bytes.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+        };
+        let mut locked: Vec<Range<u64>> = self.0.of(&ino).into_iter().map(pages).collect();
         locked.sort_unstable_by_key(|bytes| bytes.start);
         let (mut free, mut from) = (Vec::new(), bytes.start);
         for part in locked {
@@ -74,7 +55,7 @@ mod tests {
 
     #[test]
     fn what_lies_between_locked_pages_is_found() {
-        let locked = Rc::<Locked>::default();
+        let locked = Locked::default();
         let (ino, all) = (Ino(7), 0..u64::MAX);
         let around = |bytes: &Range<u64>| -> Vec<(u64, u64)> {
             locked.around(ino, bytes).into_iter().map(|part| (part.start, part.end)).collect()

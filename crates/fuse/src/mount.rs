@@ -34,6 +34,8 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 
 const DEVICE: &str = "/dev/fuse";
 const NAME: &str = "penstock";
+/// The kind of its mounts, as findmnt(8) names it.
+pub const KIND: &str = "fuse.penstock";
 /// Mounts of killed processes at one place that are taken away at once.
 const STALE_MOST: usize = 8;
 
@@ -382,7 +384,7 @@ fn mount(path: &Path, wanted: &MountOptions) -> io::Result<File> {
     let options = CString::new(options)?;
     let read_only = if wanted.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME | read_only;
-    rustix::mount::mount(&*wanted.source, path, format!("fuse.{NAME}"), flags, &*options)?;
+    rustix::mount::mount(&*wanted.source, path, KIND, flags, &*options)?;
     Ok(file)
 }
 

@@ -1,0 +1,103 @@
+//! Ranges of bytes that are held for a while, each of one thing: a drive, or one of many files.
+//!
+//! Invariant: a range is there from the call that holds it until what that returns is dropped.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+use tokio::sync::Notify;
+
+/// Ranges of things that `K` names.
+#[derive(Debug)]
+pub struct HeldRanges<K> {
+    ranges: RefCell<BTreeMap<u64, (K, Range<u64>)>>,
+    next: Cell<u64>,
+    /// A range may reach to the end of what 64 bits count.
+    bytes: Cell<u128>,
+    ended: Notify,
+}
+
+/// Holds a range until it is dropped.
+#[derive(Debug)]
+pub struct HeldRange<K> {
+    all: Rc<HeldRanges<K>>,
+    number: u64,
+}
+
+impl<K> Default for HeldRanges<K> {
+    fn default() -> Self {
+        let (ranges, next, bytes, ended) = Default::default();
+        Self { ranges, next, bytes, ended }
+    }
+}
+
+impl<K: PartialEq> HeldRanges<K> {
+    /// Holds a range of `key`.
+    pub fn hold(this: &Rc<Self>, key: K, range: Range<u64>) -> HeldRange<K> {
+        let number = this.next.get();
+        this.next.set(number + 1);
+        this.bytes.set(this.bytes.get() + u128::from(range.end - range.start));
+        this.ranges.borrow_mut().insert(number, (key, range));
+        HeldRange { all: this.clone(), number }
+    }
+
+    /// Bytes of all held ranges, those that overlap counted apart.
+    pub fn bytes(&self) -> u128 {
+        self.bytes.get()
+    }
+
+    /// The held ranges of `key`, in the order in which they were taken.
+    pub fn of(&self, key: &K) -> Vec<Range<u64>> {
+        let ranges = self.ranges.borrow();
+        ranges.values().filter(|(of, _)| of == key).map(|(_, range)| range.clone()).collect()
+    }
+
+    /// True if a held range of `key` overlaps `range`.
+    pub fn overlaps(&self, key: &K, range: &Range<u64>) -> bool {
+        let overlap = |held: &Range<u64>| held.start < range.end && range.start < held.end;
+        self.ranges.borrow().values().any(|(of, held)| of == key && overlap(held))
+    }
+
+    /// Waits until no held range of `key` overlaps `range`.
+    pub async fn wait_for(&self, key: &K, range: &Range<u64>) {
+        loop {
+            let ended = self.ended.notified();
+            if !self.overlaps(key, range) {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl<K> Drop for HeldRange<K> {
+    fn drop(&mut self) {
+        if let Some((_, range)) = self.all.ranges.borrow_mut().remove(&self.number) {
+            self.all.bytes.set(self.all.bytes.get() - u128::from(range.end - range.start));
+        }
+        self.all.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[test]
+    fn a_range_is_free_when_all_writes_of_it_have_ended() {
+        let overdue = Rc::<HeldRanges<()>>::default();
+        let first = HeldRanges::hold(&overdue, (), 0..8192);
+        let second = HeldRanges::hold(&overdue, (), 4096..12288);
+        assert!(overdue.overlaps(&(), &(8192..12288)) && !overdue.overlaps(&(), &(12288..16384)));
+        let free = 4096..8192;
+        let mut wait = Box::pin(overdue.wait_for(&(), &free));
+        assert!(wait.as_mut().now_or_never().is_none());
+        drop(first);
+        assert!(wait.as_mut().now_or_never().is_none());
+        drop(second);
+        assert!(wait.as_mut().now_or_never().is_some());
+        assert_eq!(overdue.bytes(), 0);
+    }
+}

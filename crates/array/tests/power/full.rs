@@ -13,7 +13,7 @@ async fn write_stripe(machine: &Machine, stripe: u64, tag: u64) -> Result<(), Ar
     machine.volume.write(stripe * per, &data, &crcs).await
 }
 
-async fn write_new(machine: &Machine, stripes: std::ops::Range<u64>) -> Result<(), ArrayError> {
+pub async fn write_new(machine: &Machine, stripes: std::ops::Range<u64>) -> Result<(), ArrayError> {
     for stripe in stripes {
         write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
     }
@@ -155,8 +155,7 @@ fn a_full_host_keeps_no_other_member_from_being_rebuilt() {
         site.disks[full].set_full(true);
         let rebuild = async |machine: &Machine| {
             machine.env.sleep(Duration::from_secs(600)).await;
-            let lacking: Vec<u64> =
-                machine.array.report().members.iter().map(|member| member.stale_strips).collect();
+            let lacking = stale_strips(machine);
             assert!(lacking[full] > 0 && lacking[4 - full] == 0, "{lacking:?}");
             site.disks[full].set_full(false);
             assert_eq!(machine.array.wait_rebuilt().await, 0);
@@ -260,11 +259,11 @@ fn stops_on_a_full_host_do_not_fill_the_log() {
     }
 }
 
-fn stale_strips(machine: &Machine) -> Vec<u64> {
+pub fn stale_strips(machine: &Machine) -> Vec<u64> {
     machine.array.report().members.iter().map(|member| member.stale_strips).collect()
 }
 
-/// What another member's host had no room for filled the log, for which the rebuild waited.
+/// Data that another member's host had no room for filled the log, for which the rebuild waited.
 #[test]
 fn a_rebuild_waits_for_no_other_members_host() {
     let site = Site::new(spec(4, 2));

@@ -1,6 +1,7 @@
 //! A log whose tail is kept by what cannot be destaged: what else goes on, and whether it is emptied when it can be.
 
 use crate::bench::{DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
+use crate::full::{stale_strips, write_new};
 use crate::outdated::life;
 use penstock_array::{ArrayError, CreateSpec, Discard, Pace};
 use penstock_base::{BLOCK_BYTES, env::timeout};
@@ -8,17 +9,6 @@ use penstock_sim::SimDisk;
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(1200);
-
-async fn write_new(machine: &Machine, stripes: std::ops::Range<u64>) -> Result<(), ArrayError> {
-    for stripe in stripes {
-        write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
-    }
-    machine.volume.flush().await
-}
-
-fn stale_strips(machine: &Machine, position: usize) -> u64 {
-    machine.array.report().members[position].stale_strips
-}
 
 async fn goes_on(machine: &Machine) -> Result<(), ArrayError> {
     let work = async {
@@ -76,7 +66,7 @@ fn a_rebuild_leaves_room_for_the_destage() {
     }
 }
 
-/// What was written into damaged stripes filled its part of the log, and no healthy stripe was rebuilt.
+/// Writes into damaged stripes filled their part of the log, and no healthy stripe was rebuilt.
 #[test]
 fn damaged_stripes_keep_no_other_from_being_rebuilt() {
     for most in [20, u64::MAX] {
@@ -110,8 +100,8 @@ fn damaged_stripes_keep_no_other_from_being_rebuilt() {
             timeout(&machine.env, LONG, fill).await.expect("writes end")?;
             machine.replace(&SimDisk::new(DISK_BYTES), 4, 9).await?;
             machine.env.sleep(LONG).await;
-            assert_eq!(stale_strips(machine, 4), 40, "the others are whole");
-            // What is damaged is given up.
+            assert_eq!(stale_strips(machine)[4], 40, "the others are whole");
+            // The damaged ones are given up.
             for stripe in 0..40 {
                 machine.volume.discard(stripe, 1, Discard::OnDrives).await?;
             }
@@ -147,7 +137,7 @@ fn a_rebuild_and_a_scrub_pause_no_longer_than_they_work() {
         machine.env.sleep(LONG).await;
         host.set_full(false);
         machine.env.sleep(Duration::from_secs(60)).await;
-        assert_eq!(stale_strips(machine, 5), 0);
+        assert_eq!(stale_strips(machine)[5], 0);
         // So with a scrub that is asked to stop while it pauses.
         host.set_full(true);
         write(machine, 3 * per, 7).await?;
@@ -219,7 +209,7 @@ fn discards_go_on_while_a_host_is_full() {
     }
 }
 
-/// What was put off, given up and written whole past the log is destaged in place, and its room was given to discards as if it were new.
+/// A stripe that was put off, given up and written whole past the log is destaged in place, and its room was given to discards as if it were new.
 /// Returns whether the wait let it come to that.
 fn put_off_and_rewritten((k, m): (usize, usize), wait: Duration) -> bool {
     let site = Site::new(CreateSpec { strip_blocks: 32, log_bytes: 112 * (128 << 10), ..spec(k, m) });

@@ -1,9 +1,9 @@
 //! The end of a mount: what shows it elsewhere, what hides it, the next one, and a lease that ends first.
 
+use crate::python::Python;
 use crate::remote_mount::{OPTIONS, mount_at, up_alone};
 use crate::store::{Store, can_mount, is_alive, is_root, shell, signal, wait_until};
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -132,7 +132,7 @@ fn an_unmount_says_why_the_mount_goes_on() {
     store.down_in_peace();
 }
 
-/// What somebody has moved over a mount was taken off in its place.
+/// A file system that somebody has moved over a mount was taken off in its place.
 #[test]
 fn an_unmount_takes_nothing_off_that_was_moved_over_a_mount() {
     let test = "an_unmount_takes_nothing_off_that_was_moved_over_a_mount";
@@ -176,7 +176,7 @@ fn a_stop_waits_for_no_mount_that_its_own_lies_in() {
     store.mount_by_rest(&inner).unwrap();
     std::fs::write(inner.join("file"), "written").unwrap();
     signal("-STOP", outer);
-    // What the kernel keeps of the folder above it would do for a look.
+    // The kernel may look into the folder above by what it keeps of it.
     std::thread::sleep(std::time::Duration::from_secs(2));
     store.down();
     signal("-CONT", outer);
@@ -255,21 +255,13 @@ sys.stdin.read()
     let other = store.home.join("other");
     mount_at(&store, &other);
     let free_bytes = store.free_bytes();
-    let mut python = Command::new("python3");
-    python.args(["-c", script]).arg(&store.mount).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut holder = match python.spawn() {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("SKIPPED {test}: no python3");
-            return;
-        }
-        spawned => spawned.unwrap(),
-    };
-    holder.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let Some(mut holder) = Python::start(test, script, &[&store.mount]) else { return };
+    holder.says("ready");
     // It aborts the connection, and says that the mount is in use.
     let aborted = Command::new("umount").arg("-f").arg(&store.mount).output().unwrap();
     assert!(!aborted.status.success(), "{aborted:?}");
-    drop(holder.stdin.take());
-    wait_until("the holder to end", || holder.try_wait().unwrap().is_some());
+    holder.close_input();
+    wait_until("the holder to end", || holder.ended().is_some());
     let lock = |how: &str, name: &str| {
         let script =
             format!("import fcntl, sys; fcntl.{how}(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)");
@@ -313,16 +305,8 @@ except OSError as error:
         let path = store.mount.join("file");
         std::fs::write(&path, [b'a'; 12_288]).unwrap();
         File::open(&path).unwrap().sync_all().unwrap();
-        let mut python = Command::new("python3");
-        python.args(["-c", script]).arg(&path).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut reader = match python.spawn() {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                eprintln!("SKIPPED pages_go_with_the_lease: no python3");
-                break;
-            }
-            spawned => spawned.unwrap(),
-        };
-        reader.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        let Some(mut reader) = Python::start("pages_go_with_the_lease", script, &[&path]) else { break };
+        reader.says("ready");
         signal("-STOP", pid);
         if !others {
             mount_at(&store, &other);
@@ -333,8 +317,8 @@ except OSError as error:
         drop(theirs);
         signal("-CONT", pid);
         // An error says so too.
-        wait_until("the read to show what was written", || reader.try_wait().unwrap().is_some());
-        assert!(reader.wait().unwrap().success());
+        wait_until("the read to show what was written", || reader.ended().is_some());
+        assert!(reader.ended().is_some_and(|status| status.success()));
         // Its session is over, and it says so from then on.
         store.ok(&["umount", store.mount.to_str().unwrap()]);
         mount_at(&store, &store.mount);

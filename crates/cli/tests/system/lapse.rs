@@ -1,14 +1,14 @@
 //! A mount that does not reach its service for longer than its lease, and lives.
 
-use crate::remote_mount::{OPTIONS, mount_at, up_alone};
+use crate::python::Python;
+use crate::remote_mount::{OPTIONS, mount_at, mounted, up_alone};
 use crate::store::{Store, can_mount, is_alive, shell, wait_until};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const LAPSE: Duration = Duration::from_secs(5);
 
 /// Stands between a mount and its service, and forwards what they say.
 struct Line {
-    /// Whether it forwards.
+    /// True while it forwards.
     open: Arc<(Mutex<bool>, Condvar)>,
 }
 
@@ -72,64 +72,24 @@ fn read_soon(file: &File) -> Receiver<std::io::Result<u8>> {
     let (done, result) = channel();
     std::thread::spawn(move || {
         let mut byte = [0];
-        // Who waited for it may have failed.
+        // The test may have failed while it waited.
         let _ = done.send(file.read_exact_at(&mut byte, FILE_BYTES as u64 / 2).map(|()| byte[0]));
     });
     result
 }
 
-/// A program that has mapped a file and looks into it when it is told to.
-struct Mapped(Child, BufReader<ChildStdout>);
-
-impl Mapped {
-    fn new(path: &Path) -> Self {
-        let script = "
+/// Says a byte of a map, again each time that it is told to.
+const LOOKS: &str = "
 import mmap, os, sys
 f = os.open(sys.argv[1], os.O_RDONLY)
 m = mmap.mmap(f, 0, mmap.MAP_SHARED, mmap.PROT_READ)
 while True:
-    print(m[len(m) // 2], flush=True)
+    print(chr(m[len(m) // 2]), flush=True)
     sys.stdin.readline()
 ";
-        let mut python = Command::new("python3");
-        python
-            .args(["-c", script])
-            .arg(path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        let mut child = python.spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self(child, output)
-    }
-
-    fn look(&mut self) {
-        self.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    }
-
-    /// What it saw next; none if it was killed by a signal.
-    fn saw(&mut self) -> Option<u8> {
-        let mut line = String::new();
-        self.1.read_line(&mut line).unwrap();
-        line.trim().parse().ok()
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = (self.0.kill(), self.0.wait());
-    }
-}
-
-const DIRTY: usize = 100;
-
-/// A program that has mapped files and stores into one page of each.
-struct Storing(Child, BufReader<ChildStdout>);
-
-impl Storing {
-    fn new(folder: &Path) -> Self {
-        let script = "
+const STORED: usize = 100;
+/// Stores into one page each of [`STORED`] files through maps, and syncs them, when it is told to.
+const STORES: &str = "
 import mmap, os, sys
 maps = []
 for number in range(int(sys.argv[2])):
@@ -150,42 +110,58 @@ for m in maps:
 print('flushed', flush=True)
 sys.stdin.readline()
 ";
-        let mut python = Command::new("python3");
-        python.args(["-c", script]).arg(folder).arg(DIRTY.to_string());
-        let mut child = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut storing = Self(child, output);
-        storing.said("ready");
-        storing
-    }
 
-    fn said(&mut self, word: &str) {
-        let mut line = String::new();
-        self.1.read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), word);
-    }
-
-    fn go_on(&mut self, word: &str) {
-        self.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-        self.said(word);
-    }
+fn start_storing(test: &str, folder: &Path) -> Option<Python> {
+    let mut storing = Python::start(test, STORES, &[folder.as_os_str(), STORED.to_string().as_ref()])?;
+    storing.says("ready");
+    Some(storing)
 }
 
-impl Drop for Storing {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = (self.0.kill(), self.0.wait());
-    }
+/// A store with a mount that goes over a line, and with another one beside it.
+struct CutOff {
+    store: Store,
+    line: Line,
+    mount: PathBuf,
+    other: PathBuf,
+    pid: u32,
 }
 
-fn mount_over(line: &Path, path: &Path) -> u32 {
-    let output =
-        Store::program().arg("--dir").arg(line).arg("mount").arg(path).arg("--detach").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let words: Vec<&str> = said.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-    let at = words.iter().position(|word| *word == "process").unwrap();
-    words[at + 1].parse().unwrap()
+impl CutOff {
+    fn new(name: &str) -> Self {
+        let store = Store::new(name, &OPTIONS);
+        up_alone(&store, &[]);
+        let folder = store.home.join("line");
+        let line = Line::new(&folder, &store.dir);
+        let (mount, other) = (store.home.join("cut-off"), store.home.join("other"));
+        let mut command = Store::program();
+        let output =
+            command.arg("--dir").arg(&folder).arg("mount").arg(&mount).arg("--detach").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let pid = mounted(&String::from_utf8_lossy(&output.stdout));
+        std::fs::write(mount.join("file"), vec![b'o'; FILE_BYTES]).unwrap();
+        Self { store, line, mount, other, pid }
+    }
+
+    /// From here on it is not alone.
+    fn mount_other(&self) {
+        mount_at(&self.store, &self.other);
+    }
+
+    /// Changes the file while the line is cut.
+    fn change_beside(&self) {
+        let new = OpenOptions::new().write(true).open(self.other.join("file")).unwrap();
+        new.write_all_at(&vec![b'n'; FILE_BYTES], 0).unwrap();
+        new.sync_all().unwrap();
+    }
+
+    /// Call with nothing open in the mount that was cut off.
+    fn end(self) {
+        let at = self.mount.display();
+        shell(&format!("umount {at} || umount -l {at}"));
+        wait_until("its process to end", || !is_alive(self.pid));
+        self.store.ok(&["umount", self.other.to_str().unwrap()]);
+        self.store.down();
+    }
 }
 
 /// It showed its pages for ever, after another mount had changed the file, and said nothing.
@@ -194,41 +170,32 @@ fn a_mount_that_is_cut_off_shows_nothing_old() {
     if !can_mount("a_mount_that_is_cut_off_shows_nothing_old") {
         return;
     }
-    let store = Store::new("cut-off", &OPTIONS);
-    up_alone(&store, &[]);
-    let folder = store.home.join("line");
-    let line = Line::new(&folder, &store.dir);
-    let (cut_off, other) = (store.home.join("cut-off"), store.home.join("other"));
-    let pid = mount_over(&folder, &cut_off);
-    std::fs::write(cut_off.join("file"), vec![b'o'; FILE_BYTES]).unwrap();
-    mount_at(&store, &other);
-    let file = File::open(cut_off.join("file")).unwrap();
+    let cut_off = CutOff::new("cut-off");
+    cut_off.mount_other();
+    let file = File::open(cut_off.mount.join("file")).unwrap();
     let mut contents = Vec::new();
     (&file).read_to_end(&mut contents).unwrap();
-    let mut mapped = Mapped::new(&cut_off.join("file"));
-    assert_eq!((contents.len(), mapped.saw()), (FILE_BYTES, Some(b'o')));
+    assert_eq!(contents.len(), FILE_BYTES);
+    let mapped =
+        Python::start("a_mount_that_is_cut_off_shows_nothing_old", LOOKS, &[cut_off.mount.join("file")]);
+    let Some(mut mapped) = mapped else { return };
+    mapped.says("o");
     // One that is away from the pages of the file when the line is cut.
-    std::fs::write(other.join("unread"), vec![b'o'; FILE_BYTES]).unwrap();
-    let unread = File::open(cut_off.join("unread")).unwrap();
-    line.set(false);
+    std::fs::write(cut_off.other.join("unread"), vec![b'o'; FILE_BYTES]).unwrap();
+    let unread = File::open(cut_off.mount.join("unread")).unwrap();
+    cut_off.line.set(false);
     let waits = read_soon(&unread);
-    let new = OpenOptions::new().write(true).open(other.join("file")).unwrap();
-    new.write_all_at(&vec![b'n'; FILE_BYTES], 0).unwrap();
-    new.sync_all().unwrap();
-    mapped.look();
+    cut_off.change_beside();
+    mapped.tell();
     let late = read_soon(&file);
     std::thread::sleep(LAPSE);
     assert!(waits.try_recv().is_err() && late.try_recv().is_err(), "it is answered without the service");
-    line.set(true);
+    cut_off.line.set(true);
     late.recv_timeout(Duration::from_secs(60)).unwrap().expect_err("its session has ended");
     waits.recv_timeout(Duration::from_secs(60)).unwrap().expect_err("its session has ended");
-    assert_eq!(mapped.saw(), None, "what it saw in its map is old");
-    drop((mapped, file, unread, new));
-    let at = cut_off.display();
-    shell(&format!("umount {at} || umount -l {at}"));
-    wait_until("its process to end", || !is_alive(pid));
-    store.ok(&["umount", other.to_str().unwrap()]);
-    store.down();
+    assert_eq!(mapped.line(), "", "what it saw in its map is old");
+    drop((mapped, file, unread));
+    cut_off.end();
 }
 
 /// Nobody else changes anything while the service is away, for however long: what waited goes on.
@@ -244,22 +211,23 @@ fn a_mount_goes_on_when_its_service_was_away_for_long() {
     std::fs::write(&path, vec![b'o'; FILE_BYTES]).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     file.sync_all().unwrap();
-    let mut mapped = Mapped::new(&path);
-    assert_eq!(mapped.saw(), Some(b'o'));
+    let mapped = Python::start("a_mount_goes_on_when_its_service_was_away_for_long", LOOKS, &[&path]);
+    let Some(mut mapped) = mapped else { return };
+    mapped.says("o");
     assert_eq!(read_soon(&file).recv_timeout(Duration::from_secs(60)).unwrap().unwrap(), b'o');
     store.kill();
     std::thread::sleep(LAPSE);
-    mapped.look();
+    mapped.tell();
     let late = read_soon(&file);
     std::thread::sleep(Duration::from_secs(1));
     assert!(late.try_recv().is_err(), "it is answered without the service");
     up_alone(&store, &[]);
     assert_eq!(late.recv_timeout(Duration::from_secs(60)).unwrap().unwrap(), b'o');
-    assert_eq!(mapped.saw(), Some(b'o'));
+    mapped.says("o");
     file.write_all_at(b"w", FILE_BYTES as u64 / 2).unwrap();
     file.sync_all().unwrap();
-    mapped.look();
-    assert_eq!(mapped.saw(), Some(b'w'));
+    mapped.tell();
+    mapped.says("w");
     drop((mapped, file));
     store.ok(&["umount", store.mount.to_str().unwrap()]);
     wait_until("its process to end", || !is_alive(pid));
@@ -272,35 +240,25 @@ fn pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off() {
     if !can_mount("pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off") {
         return;
     }
-    let store = Store::new("dirty-cut-off", &OPTIONS);
-    up_alone(&store, &[]);
-    let folder = store.home.join("line");
-    let line = Line::new(&folder, &store.dir);
-    let (cut_off, other) = (store.home.join("cut-off"), store.home.join("other"));
-    let pid = mount_over(&folder, &cut_off);
-    let mut storing = Storing::new(&cut_off);
-    std::fs::write(cut_off.join("file"), vec![b'o'; FILE_BYTES]).unwrap();
-    mount_at(&store, &other);
-    let mut mapped = Mapped::new(&cut_off.join("file"));
-    assert_eq!(mapped.saw(), Some(b'o'));
-    storing.go_on("stored");
-    line.set(false);
-    let new = OpenOptions::new().write(true).open(other.join("file")).unwrap();
-    new.write_all_at(&vec![b'n'; FILE_BYTES], 0).unwrap();
-    new.sync_all().unwrap();
-    mapped.look();
+    let test = "pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off";
+    let cut_off = CutOff::new("dirty-cut-off");
+    let Some(mut storing) = start_storing(test, &cut_off.mount) else { return };
+    cut_off.mount_other();
+    let Some(mut mapped) = Python::start(test, LOOKS, &[cut_off.mount.join("file")]) else { return };
+    mapped.says("o");
+    storing.tell();
+    storing.says("stored");
+    cut_off.line.set(false);
+    cut_off.change_beside();
+    mapped.tell();
     std::thread::sleep(Duration::from_secs(1));
-    line.set(true);
-    assert_eq!(mapped.saw(), None, "what it saw in its map is old");
-    drop((mapped, storing, new));
-    let at = cut_off.display();
-    shell(&format!("umount {at} || umount -l {at}"));
-    wait_until("its process to end", || !is_alive(pid));
-    store.ok(&["umount", other.to_str().unwrap()]);
-    store.down();
+    cut_off.line.set(true);
+    assert_eq!(mapped.line(), "", "what it saw in its map is old");
+    drop((mapped, storing));
+    cut_off.end();
 }
 
-/// What is taken for written while the service is away is written when it is back.
+/// Pages that are taken for written while the service is away are written when it is back.
 #[test]
 fn pages_written_back_while_the_service_is_away_are_kept() {
     if !can_mount("pages_written_back_while_the_service_is_away_are_kept") {
@@ -309,15 +267,18 @@ fn pages_written_back_while_the_service_is_away_are_kept() {
     let store = Store::new("dirty-away", &OPTIONS);
     up_alone(&store, &[]);
     let pid = mount_at(&store, &store.mount);
-    let mut storing = Storing::new(&store.mount);
-    storing.go_on("stored");
+    let test = "pages_written_back_while_the_service_is_away_are_kept";
+    let Some(mut storing) = start_storing(test, &store.mount) else { return };
+    storing.tell();
+    storing.says("stored");
     store.kill();
     std::thread::sleep(LAPSE);
     up_alone(&store, &[]);
-    storing.go_on("flushed");
+    storing.tell();
+    storing.says("flushed");
     let other = store.home.join("other");
     mount_at(&store, &other);
-    for number in 0..DIRTY {
+    for number in 0..STORED {
         let found = std::fs::read(other.join(format!("stored{number}"))).unwrap();
         assert_eq!((found.len(), &found[4096..4100]), (3 * 4096, &b"this"[..]), "{number}");
     }

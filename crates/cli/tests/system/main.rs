@@ -19,6 +19,7 @@ mod operations;
 mod pairs;
 mod posix;
 mod promises;
+mod python;
 mod real_input;
 mod remote_mount;
 mod speed;

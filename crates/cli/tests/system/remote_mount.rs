@@ -22,7 +22,11 @@ fn mount(store: &Store) -> u32 {
 }
 
 pub fn mount_at(store: &Store, path: &Path) -> u32 {
-    let said = store.ok(&["mount", path.to_str().unwrap(), "--detach"]);
+    mounted(&store.ok(&["mount", path.to_str().unwrap(), "--detach"]))
+}
+
+/// The id of the process that a mount in the background named.
+pub fn mounted(said: &str) -> u32 {
     let words: Vec<&str> = said.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let at = words.iter().position(|word| *word == "process").unwrap();
     words[at + 1].parse().unwrap()

@@ -3,6 +3,7 @@
 //! Histories of what several threads did through both are checked for linearizability by porcupine
 //! (`tests/linearizable`), where Go is installed.
 
+use crate::python::Python;
 use crate::remote_mount::{OPTIONS, kill, mount_at, up_alone};
 use crate::store::{Store, can_mount, wait_until};
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -503,18 +504,12 @@ print('ready', flush=True)
 sys.stdin.read()
 end(children)
 ";
-    let mut python = Command::new("python3");
-    python.args(["-c", &format!("{STORES}{script}")]).args(&mounts);
-    let spawned = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut programs = match spawned {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("SKIPPED programs_end_when_their_mount_is_killed: no python3");
-            store.down();
-            return;
-        }
-        spawned => spawned.unwrap(),
+    let test = "programs_end_when_their_mount_is_killed";
+    let Some(mut programs) = Python::start(test, &format!("{STORES}{script}"), &mounts) else {
+        store.down();
+        return;
     };
-    programs.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    programs.says("ready");
     std::thread::sleep(Duration::from_secs(3));
     // So they do where the guard was killed before: there is another one.
     let guard = || {
@@ -546,8 +541,8 @@ end(children)
         states.flatten().all(|stat| stat.rsplit(')').next().unwrap_or_default().starts_with(" Z"))
     };
     wait_until("the killed mount's threads to end", is_gone);
-    drop(programs.stdin.take());
-    wait_until("its programs to end", || programs.try_wait().unwrap().is_some());
+    programs.close_input();
+    wait_until("its programs to end", || programs.ended().is_some());
     mount_at(&store, &mounts[1]);
     assert_eq!(std::fs::metadata(mounts[1].join("file0")).unwrap().len(), 65_536);
     end(&store, &mounts);

@@ -1,7 +1,7 @@
 //! Direct writes beside programs that store into pages of the same file, on one mount and with a second one.
 
 use crate::remote::{Way, make, on_machine};
-use crate::shared::{end, open, several};
+use crate::shared::{drop_all, end, open, several};
 use penstock_base::{Env, Ino, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose, stage};
 use penstock_wire::data::SpaceChange;
@@ -148,11 +148,7 @@ impl KernelCache for Kernel {
     }
 
     fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async move {
-            for (ino, _) in files {
-                self.drop_pages(ino, 0..u64::MAX).await;
-            }
-        })
+        Box::pin(drop_all(self, files))
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {

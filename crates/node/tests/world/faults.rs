@@ -1,7 +1,7 @@
 //! Programs that fault pages in as fast as they can, while other clients want the file.
 
 use crate::remote::{Way, make, on_machine};
-use crate::shared::{end, open, several};
+use crate::shared::{drop_all, end, open, several};
 use penstock_base::{Env, Ino, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose};
 use std::cell::{Cell, RefCell};
@@ -104,11 +104,7 @@ impl KernelCache for Mapped {
     }
 
     fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async move {
-            for (ino, _) in files {
-                self.drop_pages(ino, 0..u64::MAX).await;
-            }
-        })
+        Box::pin(drop_all(self, files))
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
@@ -198,11 +194,7 @@ impl KernelCache for Slow {
     }
 
     fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async move {
-            for (ino, _) in files {
-                self.drop_pages(ino, 0..u64::MAX).await;
-            }
-        })
+        Box::pin(drop_all(self, files))
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {

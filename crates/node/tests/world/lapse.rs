@@ -4,7 +4,7 @@ use crate::model::make_file;
 use crate::remote::{Way, mount, on_machine};
 use crate::shared::Pages;
 use penstock_base::Ino;
-use penstock_client::{Client, Failure, Purpose};
+use penstock_client::{Client, Failure};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -12,20 +12,8 @@ const ESTALE: u16 = 116;
 /// Longer than any wait for a lease.
 const END: Duration = Duration::from_secs(200);
 
-/// Reads the register as a program does: from pages where there are some.
 async fn read(client: &Client, pages: &Pages, ino: Ino) -> Result<u64, Failure> {
-    let kept = pages.files.borrow().get(&ino).cloned();
-    let bytes = match kept {
-        Some(kept) => kept,
-        None => {
-            let hold = client.hold(ino, Purpose::Read).await?;
-            let parts = client.read_held(ino, 0, 8).await?;
-            let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
-            pages.files.borrow_mut().insert(ino, bytes.clone());
-            hold.serves(0..8);
-            bytes
-        }
-    };
+    let bytes = pages.try_read(client, ino, 8).await?;
     Ok(bytes.try_into().map_or(0, u64::from_le_bytes))
 }
 

@@ -60,10 +60,17 @@ pub(crate) async fn open(client: &Client, name: &str) -> Ino {
 /// What a kernel would keep: whole files, until it is told to drop pages of them.
 pub struct Pages {
     world: World,
-    pub files: RefCell<BTreeMap<Ino, Vec<u8>>>,
+    files: RefCell<BTreeMap<Ino, Vec<u8>>>,
     /// A size is being changed: no page is dropped.
     resizing: Cell<bool>,
     resized: Notify,
+}
+
+/// Drops all pages of files, where nobody has one locked for long.
+pub async fn drop_all(cache: &impl KernelCache, files: Vec<(Ino, u64)>) {
+    for (ino, _) in files {
+        cache.drop_pages(ino, 0..u64::MAX).await;
+    }
 }
 
 impl KernelCache for Pages {
@@ -81,11 +88,7 @@ impl KernelCache for Pages {
     }
 
     fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> penstock_base::LocalBoxFuture<'_, ()> {
-        Box::pin(async move {
-            for (ino, _) in files {
-                self.drop_pages(ino, 0..u64::MAX).await;
-            }
-        })
+        Box::pin(drop_all(self, files))
     }
 
     fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {
@@ -102,16 +105,20 @@ impl Pages {
     }
 
     /// Reads as a program does: from pages where there are some.
-    async fn read(&self, client: &Client, ino: Ino, len: u64) -> Vec<u8> {
+    pub async fn try_read(&self, client: &Client, ino: Ino, len: u64) -> Result<Vec<u8>, Failure> {
         if let Some(kept) = self.files.borrow().get(&ino) {
-            return kept.clone();
+            return Ok(kept.clone());
         }
-        let hold = client.hold(ino, Purpose::Read).await.unwrap();
-        let parts = client.read_held(ino, 0, len).await.unwrap();
+        let hold = client.hold(ino, Purpose::Read).await?;
+        let parts = client.read_held(ino, 0, len).await?;
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
         self.files.borrow_mut().insert(ino, bytes.clone());
         hold.serves(0..len);
-        bytes
+        Ok(bytes)
+    }
+
+    async fn read(&self, client: &Client, ino: Ino, len: u64) -> Vec<u8> {
+        self.try_read(client, ino, len).await.unwrap()
     }
 
     async fn resize(&self, client: &Client, ino: Ino, size: u64) {
@@ -687,11 +694,7 @@ impl KernelCache for Locked {
     }
 
     fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> penstock_base::LocalBoxFuture<'_, ()> {
-        Box::pin(async move {
-            for (ino, _) in files {
-                self.drop_pages(ino, 0..u64::MAX).await;
-            }
-        })
+        Box::pin(drop_all(self, files))
     }
 
     fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {

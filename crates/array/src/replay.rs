@@ -292,7 +292,7 @@ impl Array {
                 rest = others;
                 match entry {
                     Entry::Data { stripe, order, block, crcs } => {
-                        self.order.set(self.order.get().max(*order));
+                        self.never_again(*order);
                         if void.get(stripe).is_none_or(|upto| order > upto) {
                             self.fold_data(*stripe, *block, *order, crcs, payload, record.segment);
                         }
@@ -348,11 +348,19 @@ impl Array {
 
     fn fold_contained(&self, stripe: u64, contained: &[(u32, u64)]) {
         for (block, order) in contained {
+            self.never_again(*order);
             self.fold_remove(|overlay| overlay.remove(stripe, *block, *order).into_iter().collect());
         }
     }
 
+    /// An order that a record names is never given again. Its entry may be lost or no longer in the log, but what the record
+    /// voids by that order must not be what is written after this opening.
+    fn never_again(&self, order: u64) {
+        self.order.set(self.order.get().max(order));
+    }
+
     fn fold_void(&self, stripe: u64, upto: u64, void: &mut HashMap<u64, u64>) {
+        self.never_again(upto);
         let entry = void.entry(stripe).or_default();
         *entry = upto.max(*entry);
         self.fold_remove(|overlay| overlay.remove_upto(stripe, upto));

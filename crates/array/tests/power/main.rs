@@ -10,6 +10,7 @@ mod faults;
 mod full;
 mod harsh;
 mod moving;
+mod orders;
 mod outages;
 mod outdated;
 mod pinned;

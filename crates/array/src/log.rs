@@ -487,6 +487,7 @@ impl Array {
     /// Applies a durable entry to the stripe table.
     pub(crate) fn apply(&self, entry: &Entry, segment: u64) {
         let mut table = self.table.borrow_mut();
+        let mut lacking = 0;
         self.log.hold(segment);
         match entry {
             Entry::Data { .. } => unreachable!("data entries do not change the table"),
@@ -495,12 +496,12 @@ impl Array {
                 let pending = self.fresh.borrow_mut().remove(stripe);
                 let later = pending.map_or(0, |pending| pending.stale(&self.members.borrow()));
                 table.set_fresh(*stripe, *version, *stale | later);
+                lacking = *stale | later;
             }
             Entry::Destage { stripe, stale, patches, .. } => {
                 let versions: Vec<_> = patches.iter().map(|p| (usize::from(p.position), p.version)).collect();
                 table.set_versions(*stripe, *stale, &versions);
-                // Held until its strips are flushed.
-                return;
+                lacking = *stale;
             }
             Entry::Discard { stripe, count, .. } => {
                 (*stripe..stripe + count).for_each(|stripe| {
@@ -512,6 +513,7 @@ impl Array {
             Entry::Versions { reserved } => self.reserved_version.set(reserved.0),
             Entry::Strips { stripe, set, clear, version } => {
                 table.set_stale(*stripe, *set);
+                lacking = *set;
                 table.set_valid(*stripe, *clear, *version);
             }
             Entry::MemberReset { member } => {
@@ -521,7 +523,14 @@ impl Array {
                 self.fresh.borrow_mut().values_mut().for_each(|pending| pending.lives[member] = None);
             }
         }
-        self.log.release_at_checkpoint(segment);
+        if lacking != 0 {
+            // Their members may be whole otherwise, and nothing else looks at them.
+            self.resync_wake.notify_one();
+        }
+        // That of a destage is held until its strips are flushed.
+        if !matches!(entry, Entry::Destage { .. }) {
+            self.log.release_at_checkpoint(segment);
+        }
     }
 
     async fn append_record(&self, items: &[Item], io: Io) -> Result<(), ArrayError> {

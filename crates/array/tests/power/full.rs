@@ -1,10 +1,11 @@
 //! Hosts that are full for some strips: who waits, who goes on, and what is on the drives.
 
-use crate::bench::{Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
+use crate::bench::{DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
 use crate::outdated::life;
 use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard};
 use penstock_base::{BLOCK_BYTES, env::timeout};
 use penstock_drive::{Fault, Op};
+use penstock_sim::SimDisk;
 use std::time::Duration;
 
 async fn write_stripe(machine: &Machine, stripe: u64, tag: u64) -> Result<(), ArrayError> {
@@ -339,4 +340,35 @@ fn what_a_scrub_could_not_mend_is_mended_later() {
         Ok(())
     })
     .unwrap();
+}
+
+/// A stripe waits for a full host with its strips; its record, which says that the member which was replaced meanwhile lacks one, comes when that
+/// member is taken for whole.
+#[test]
+fn a_strip_that_is_missed_while_its_member_is_made_whole_is_made_too() {
+    let site = Site::new(spec(4, 2));
+    let work = async |machine: &Machine| {
+        write_fresh(machine, 1, 300).await?;
+        machine.volume.flush().await?;
+        machine.array.fail_member(5, "it is gone").await?;
+        let host = machine.drives[4].as_ref().unwrap();
+        host.set_full(true);
+        let replace = async {
+            machine.env.sleep(Duration::from_secs(2)).await;
+            machine.replace(&SimDisk::new(DISK_BYTES), 5, 9).await?;
+            machine.env.sleep(Duration::from_secs(20)).await;
+            let report = machine.array.report();
+            assert_eq!((report.members[5].state, report.members[5].stale_strips), ("active", 0));
+            host.set_full(false);
+            Ok::<_, ArrayError>(())
+        };
+        let (written, replaced) = futures_util::future::join(write_fresh(machine, 0, 500), replace).await;
+        written.and(replaced)?;
+        machine.volume.flush().await?;
+        machine.env.sleep(Duration::from_secs(3000)).await;
+        let report = machine.array.report();
+        assert_eq!((report.members[5].stale_strips, report.state), (0, ArrayState::Ok));
+        Ok(())
+    };
+    life(&site, 1, &[], work).unwrap();
 }

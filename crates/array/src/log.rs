@@ -567,12 +567,23 @@ impl Array {
         Ok(())
     }
 
+    /// Makes the data durable that is appended, while no control entry is.
+    async fn flush_appended(&self) -> Result<(), ArrayError> {
+        let upto = self.log.head.borrow().seq;
+        self.latency.log_flush.time(&self.env, self.flush_carriers()).await?;
+        *self.log.durable.borrow_mut() = upto;
+        self.log.mark_durable();
+        Ok(())
+    }
+
     async fn begin_segment(&self, first_seq: LogSeq, io: Io) -> Result<(), ArrayError> {
         while self.log.is_full() {
             if self.closed.get() {
                 return Err(ArrayError::Closed);
             }
-            // What is only held until a checkpoint is free after one; destage may be waiting for this very append.
+            // What is only held until newer writes are durable, or until a checkpoint, is free after one; destage may be waiting for
+            // this very append.
+            self.flush_appended().await?;
             self.write_checkpoint().await?;
             if self.log.is_full() {
                 self.destage_wake.notify_one();

@@ -16,6 +16,8 @@ use tokio::sync::Notify;
 /// One part in so many of the lease is used. In the next the kernel drops its pages.
 const USED: u32 = 2;
 const HIDING: u32 = 4;
+/// A sleep does not count the time in which the machine is suspended, so the clock is looked at again after this.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 struct Lease {
     env: Env,
@@ -81,7 +83,7 @@ impl LeaseClock {
     pub(crate) async fn run_out(&self, is_over: impl Fn() -> bool) -> (Duration, Duration) {
         let Some(lease) = self.lease.get() else { return std::future::pending().await };
         while self.runs() && !is_over() {
-            lease.env.sleep(self.left()).await;
+            lease.env.sleep(self.left().min(LONGEST_SLEEP)).await;
         }
         self.ran_out.notify_waiters();
         (lease.until.get(), lease.length / HIDING)

@@ -12,7 +12,8 @@
 //! then its stripe is parked, listed as unreadable, and passed over. When the log's tail reaches the blocks of parked
 //! stripes they are logged again at the head.
 //!
-//! While a host is full an unwritten stripe is parked too, and nobody waits for its strips but who wants room in the log. A
+//! While a host is full an unwritten stripe is put off: parked, and tried again behind all others; its blocks are logged again
+//! whether it is parked at the time or not. Nobody waits for its strips but who wants room in the log. A
 //! written one is held until its strips are there: some of them are, and no others agree with those.
 
 use crate::engine::{Array, PendingFresh};
@@ -93,7 +94,7 @@ impl Array {
 
     /// Parks a stripe until writes are not suspended any more.
     fn put_off(&self, stripe: u64, why: String) {
-        self.overlay.borrow_mut().park(stripe);
+        self.overlay.borrow_mut().park_behind(stripe, self.next_order());
         let mut put_off = self.put_off.borrow_mut();
         if put_off.is_empty() {
             let array = &self.name;
@@ -126,7 +127,7 @@ impl Array {
                 break;
             }
             let (tail, destaged) = (self.log.first_segment(), self.destage_batch().await?);
-            let moved = pressed && self.log_parked_again() || destaged;
+            let moved = pressed && self.log_waiting_again() || destaged;
             if !destaged {
                 // What newer writes replaced is free once those are durable.
                 self.log.flush().await?;
@@ -154,7 +155,7 @@ impl Array {
             }
         }
         // Parked blocks do not keep the tail where it is: who stops, and starts again, begins another segment each time.
-        if self.log_parked_again() {
+        if self.log_waiting_again() {
             self.log.flush().await?;
         }
         drop(_one);
@@ -326,12 +327,18 @@ impl Array {
         Outcome { written: Some(done), error }
     }
 
-    /// Logs the oldest blocks of parked stripes again, where that lets the log's tail move. Returns whether there were any.
-    fn log_parked_again(&self) -> bool {
-        let Some(behind) = self.log.behind_oldest(self.overlay.borrow().parked().0) else {
+    /// Logs the oldest blocks again of stripes that are parked or put off, where that lets the log's tail move. Returns true if there
+    /// were any.
+    fn log_waiting_again(&self) -> bool {
+        let overlay = self.overlay.borrow();
+        let waiting: BTreeSet<u64> =
+            overlay.parked_stripes().iter().chain(self.put_off.borrow().keys()).copied().collect();
+        let blocks = waiting.iter().map(|stripe| overlay.counts_of(*stripe).0).sum();
+        let Some(behind) = self.log.behind_oldest(blocks) else {
             return false;
         };
-        let old = self.overlay.borrow().parked_before(behind);
+        let old = overlay.logged_before(&waiting, behind);
+        drop(overlay);
         for (stripe, block, dirty) in &old {
             let order = self.next_order();
             let replaced = self.overlay.borrow_mut().log_again(*stripe, *block, order);

@@ -24,7 +24,7 @@ pub(crate) struct DirtyBlock {
 pub(crate) struct Overlay {
     strip_blocks: u32,
     stripes: HashMap<u64, DirtyStripe>,
-    /// Dirty stripes by their [`DirtyStripe::since`], to destage the oldest first.
+    /// Dirty stripes that are not parked, by their [`DirtyStripe::turn`].
     oldest: BTreeMap<u64, u64>,
     blocks: u64,
     columns: u64,
@@ -36,8 +36,9 @@ pub(crate) struct Overlay {
 
 #[derive(Default)]
 struct DirtyStripe {
-    /// A lower bound of the orders of its blocks; no two stripes have the same.
-    since: u64,
+    /// The stripe with the lowest is destaged first: the order of its oldest block, or a later one, drawn when the stripe was put
+    /// off. No two stripes have the same.
+    turn: u64,
     blocks: BTreeMap<u32, DirtyBlock>,
     /// Dirty blocks in each column that has some.
     columns: BTreeMap<u32, u32>,
@@ -84,7 +85,16 @@ impl Overlay {
         {
             self.parked_blocks += entry.blocks.len() as u64;
             self.parked_columns += entry.columns.len() as u64;
-            self.oldest.remove(&entry.since);
+            self.oldest.remove(&entry.turn);
+        }
+    }
+
+    /// Parks a stripe, and lets all others go first when it is tried again. `turn` is a new order.
+    pub(crate) fn park_behind(&mut self, stripe: u64, turn: u64) {
+        self.park(stripe);
+        if let Some(entry) = self.stripes.get_mut(&stripe) {
+            assert!(turn > entry.turn, "a new order is above all others");
+            entry.turn = turn;
         }
     }
 
@@ -94,7 +104,7 @@ impl Overlay {
             let entry = &self.stripes[&stripe];
             self.parked_blocks -= entry.blocks.len() as u64;
             self.parked_columns -= entry.columns.len() as u64;
-            self.oldest.insert(entry.since, stripe);
+            self.oldest.insert(entry.turn, stripe);
         }
     }
 
@@ -106,19 +116,29 @@ impl Overlay {
         assert_eq!((self.parked_blocks, self.parked_columns), (0, 0), "what is not parked is not counted so");
     }
 
-    /// Blocks of parked stripes whose entries lie in segments below `segment`: (stripe, block, the block).
-    pub(crate) fn parked_before(&self, segment: u64) -> Vec<(u64, u32, DirtyBlock)> {
-        let blocks = self.parked.iter().flat_map(|stripe| {
-            self.stripes[stripe].blocks.iter().map(move |(block, dirty)| (*stripe, *block, dirty))
+    /// The parked stripes.
+    pub(crate) fn parked_stripes(&self) -> &BTreeSet<u64> {
+        &self.parked
+    }
+
+    /// Blocks of these stripes whose entries lie in segments below `segment`: (stripe, block, the block).
+    pub(crate) fn logged_before(
+        &self,
+        stripes: &BTreeSet<u64>,
+        segment: u64,
+    ) -> Vec<(u64, u32, DirtyBlock)> {
+        let dirty = stripes.iter().filter_map(|stripe| Some((*stripe, self.stripes.get(stripe)?)));
+        let blocks = dirty.flat_map(|(stripe, entry)| {
+            entry.blocks.iter().map(move |(block, dirty)| (stripe, *block, dirty))
         });
         let old = blocks.filter(|(_, _, dirty)| dirty.segment.is_some_and(|at| at < segment));
         old.map(|(stripe, block, dirty)| (stripe, block, dirty.clone())).collect()
     }
 
-    /// Gives a parked block another place in the log. Returns the segment of the entry that it replaces.
+    /// Gives a dirty block another place in the log. Returns the segment of the entry that it replaces.
     pub(crate) fn log_again(&mut self, stripe: u64, block: u32, order: u64) -> Option<u64> {
-        let entry = self.stripes.get_mut(&stripe).expect("a parked stripe has blocks");
-        let dirty = entry.blocks.get_mut(&block).expect("a parked block is there");
+        let entry = self.stripes.get_mut(&stripe).expect("the stripe has dirty blocks");
+        let dirty = entry.blocks.get_mut(&block).expect("the block is dirty");
         dirty.order = order;
         dirty.segment.take()
     }
@@ -141,7 +161,7 @@ impl Overlay {
         self.unpark(stripe);
         let entry = self.stripes.entry(stripe).or_default();
         if entry.blocks.is_empty() {
-            entry.since = dirty.order;
+            entry.turn = dirty.order;
             self.oldest.insert(dirty.order, stripe);
         }
         let before = entry.blocks.insert(block, dirty);
@@ -199,11 +219,11 @@ impl Overlay {
                 self.columns -= 1;
             }
         }
-        self.oldest.remove(&entry.since);
+        self.oldest.remove(&entry.turn);
         match entry.blocks.values().map(|dirty| dirty.order).min() {
-            Some(since) => {
-                entry.since = since;
-                self.oldest.insert(since, stripe);
+            Some(turn) => {
+                entry.turn = turn;
+                self.oldest.insert(turn, stripe);
             }
             None => {
                 self.stripes.remove(&stripe);
@@ -269,13 +289,29 @@ mod tests {
     }
 
     #[test]
-    fn a_parked_block_that_is_logged_again_moves_its_segment() {
+    fn a_stripe_that_is_put_off_has_its_turn_behind_the_others() {
+        let mut overlay = overlay();
+        overlay.park_behind(7, 10);
+        overlay.park_behind(8, 11);
+        overlay.unpark_all();
+        assert_eq!(overlay.oldest_stripes(9), [9, 7, 8]);
+        // A later write does not bring it forward.
+        overlay.insert(7, 1, dirty(12));
+        assert_eq!(overlay.oldest_stripes(9), [9, 7, 8]);
+        assert_eq!(overlay.remove_upto(7, 100).len(), 3);
+        assert_eq!(overlay.oldest_stripes(9), [9, 8]);
+    }
+
+    #[test]
+    fn a_block_that_is_logged_again_moves_its_segment() {
         let mut overlay = overlay();
         overlay.park(7);
-        let old: Vec<u32> = overlay.parked_before(2).into_iter().map(|(_, block, _)| block).collect();
+        let stripes = BTreeSet::from([7, 1000]);
+        let old: Vec<u32> =
+            overlay.logged_before(&stripes, 2).into_iter().map(|(_, block, _)| block).collect();
         assert_eq!(old, [0]);
         assert_eq!(overlay.log_again(7, 0, 20), Some(1));
-        assert!(overlay.appended(7, 0, 20, 30) && overlay.parked_before(30).len() == 1);
+        assert!(overlay.appended(7, 0, 20, 30) && overlay.logged_before(&stripes, 30).len() == 1);
         assert_eq!(overlay.to_destage(), (2, 2));
         overlay.unpark_all();
         assert_eq!(overlay.remove_upto(7, 20).len(), 2);

@@ -312,3 +312,37 @@ fn what_was_put_off_and_written_whole_keeps_its_room() {
         assert!(waits.any(|wait| put_off_and_rewritten(code, wait)), "no wait fits");
     }
 }
+
+/// With more stripes put off than are tried before all are tried again, those that were not tried kept the log's tail, and discards waited as
+/// long as the host was full.
+#[test]
+fn many_stripes_that_are_put_off_keep_no_discard_waiting() {
+    let site = Site::new(CreateSpec { log_bytes: 8 << 20, ..spec(4, 2) });
+    let work = async |machine: &Machine| {
+        let per = machine.volume.stripe_blocks();
+        let last = machine.volume.blocks() / per - 1;
+        write_fresh(machine, last, 1 << 40).await?;
+        machine.volume.flush().await?;
+        let host = machine.drives[5].as_ref().unwrap();
+        host.set_full(true);
+        for stripe in 0..200 {
+            write(machine, stripe * per, 1 + stripe).await?;
+            machine.volume.flush().await?;
+        }
+        for number in 0..4000 {
+            let discard = machine.volume.discard(last - 1, 1, Discard::InTable);
+            let done = timeout(&machine.env, LONG, discard).await;
+            let report = machine.array.report();
+            done.unwrap_or_else(|| panic!("discard {number}, log {} %", report.log_used_percent))?;
+            machine.env.sleep(Duration::from_millis(30)).await;
+        }
+        host.set_full(false);
+        machine.env.sleep(Duration::from_secs(60)).await;
+        assert_eq!(machine.array.report().dirty_blocks, 0);
+        for stripe in 0..200 {
+            assert_eq!(tags(&machine.volume, stripe * per, 1).await?, [1 + stripe]);
+        }
+        Ok(())
+    };
+    life(&site, 1, &[], work).unwrap();
+}

@@ -122,11 +122,7 @@ impl Overlay {
     }
 
     /// Blocks of these stripes whose entries lie in segments below `segment`: (stripe, block, the block).
-    pub(crate) fn logged_before(
-        &self,
-        stripes: &BTreeSet<u64>,
-        segment: u64,
-    ) -> Vec<(u64, u32, DirtyBlock)> {
+    pub(crate) fn logged_before(&self, stripes: &BTreeSet<u64>, segment: u64) -> Vec<(u64, u32, DirtyBlock)> {
         let dirty = stripes.iter().filter_map(|stripe| Some((*stripe, self.stripes.get(stripe)?)));
         let blocks = dirty.flat_map(|(stripe, entry)| {
             entry.blocks.iter().map(move |(block, dirty)| (stripe, *block, dirty))

@@ -55,15 +55,29 @@ impl<K: PartialEq> HeldRanges<K> {
 
     /// True if a held range of `key` overlaps `range`.
     pub fn overlaps(&self, key: &K, range: &Range<u64>) -> bool {
+        self.overlap_before(u64::MAX, key, range)
+    }
+
+    fn overlap_before(&self, mark: u64, key: &K, range: &Range<u64>) -> bool {
         let overlap = |held: &Range<u64>| held.start < range.end && range.start < held.end;
-        self.ranges.borrow().values().any(|(of, held)| of == key && overlap(held))
+        self.ranges.borrow().range(..mark).any(|(_, (of, held))| of == key && overlap(held))
+    }
+
+    /// A mark for [`HeldRanges::wait_for_earlier`].
+    pub fn mark(&self) -> u64 {
+        self.next.get()
     }
 
     /// Waits until no held range of `key` overlaps `range`.
     pub async fn wait_for(&self, key: &K, range: &Range<u64>) {
+        self.wait_for_earlier(u64::MAX, key, range).await;
+    }
+
+    /// The same for ranges that were taken before the mark.
+    pub async fn wait_for_earlier(&self, mark: u64, key: &K, range: &Range<u64>) {
         loop {
             let ended = self.ended.notified();
-            if !self.overlaps(key, range) {
+            if !self.overlap_before(mark, key, range) {
                 return;
             }
             ended.await;
@@ -96,7 +110,12 @@ mod tests {
         assert!(wait.as_mut().now_or_never().is_none());
         drop(first);
         assert!(wait.as_mut().now_or_never().is_none());
+        let mark = overdue.mark();
+        let third = HeldRanges::hold(&overdue, (), 4096..8192);
         drop(second);
+        assert!(wait.as_mut().now_or_never().is_none());
+        assert!(overdue.wait_for_earlier(mark, &(), &free).now_or_never().is_some());
+        drop(third);
         assert!(wait.as_mut().now_or_never().is_some());
         assert_eq!(overdue.bytes(), 0);
     }

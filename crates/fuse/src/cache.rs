@@ -13,7 +13,7 @@ use crate::ask::Asker;
 use crate::attr::{Root, VALID};
 use crate::deferred::Deferred;
 use crate::guard::abort;
-use crate::hide::{Part, hide};
+use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
 use crate::locked::Locked;
 use crate::looks::Looks;
@@ -167,6 +167,25 @@ impl Cache {
         }
     }
 
+    /// Has the kernel drop parts of files. A page may be left that no program sees: one that a request has locked.
+    async fn hide_parts(&self, parts: Vec<Part>, within: Duration) -> io::Result<()> {
+        let device = self.device.clone();
+        let mut left = penstock_drive::runtime::blocking(move || hide(&device, parts, within)).await?;
+        if left.retain(|part| self.may_be_seen(part)) {
+            // They may be written back in time, or requests come that have them locked.
+            left = penstock_drive::runtime::blocking(move || Left::wait(left)).await?;
+        }
+        match left.retain(|part| self.may_be_seen(part)) {
+            true => Err(io::Error::other("pages are left that no request is known to have locked")),
+            false => Ok(()),
+        }
+    }
+
+    fn may_be_seen(&self, page: &Part) -> bool {
+        let ino = self.root.inner(page.nodeid);
+        !self.locked.may_lock(ino, &page.bytes) || self.deferred.refuses(ino, &page.bytes)
+    }
+
     /// Waits until no size of a file is on its way to the kernel.
     pub(crate) fn none_told(&self, ino: Ino) -> LocalBoxFuture<'static, ()> {
         let telling = self.telling.clone();
@@ -284,7 +303,6 @@ impl KernelCache for Cache {
 
     fn hide_pages(&self, files: Vec<(Ino, u64)>, within: Duration) -> LocalBoxFuture<'_, ()> {
         let mark = self.reads.mark();
-        let whole = 0..u64::MAX;
         let mut parts = Vec::new();
         let mut known = Vec::new();
         for (ino, size) in &files {
@@ -294,18 +312,16 @@ impl KernelCache for Cache {
             self.looks.is_due(*ino);
             self.note(*ino, true);
             let nodeid = self.root.outer(ino.0);
-            let free = self.locked.around(*ino, &whole).into_iter();
-            parts.extend(free.map(|bytes| Part { nodeid, bytes, size: *size }));
+            let seen = self.locked.seen(*ino).into_iter();
+            parts.extend(seen.map(|bytes| Part { nodeid, bytes, size: *size }));
         }
         Box::pin(async move {
-            let (device, connection) = (self.device.clone(), self.connection);
-            let hidden = penstock_drive::runtime::blocking(move || {
-                let Err(why) = hide(&device, parts, within) else { return Ok(()) };
+            if let Err(why) = self.hide_parts(parts, within).await {
                 tracing::error!(%why, "the mount ends: it may not show its pages any more, and cannot drop them");
-                abort(connection)
-            });
-            if let Err(error) = hidden.await {
-                tracing::error!(%error, "pages may be seen that are old, and the mount cannot be ended");
+                let connection = self.connection;
+                if let Err(error) = penstock_drive::runtime::blocking(move || abort(connection)).await {
+                    tracing::error!(%error, "pages may be seen that are old, and the mount cannot be ended");
+                }
             }
             for (ino, _) in files {
                 self.note(ino, false);

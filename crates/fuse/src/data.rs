@@ -2,13 +2,14 @@
 
 use crate::abi::{
     CopyFileRangeIn, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, READ_LOCKOWNER, ReadIn, WRITE_CACHE,
-    WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+    WRITE_KILL_SUIDGID, WriteIn, WriteOut, op,
 };
 use crate::attr::errno;
+use crate::deferred::Deferral;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use futures_util::future::{Either, select};
-use penstock_base::{BufMut, Ino};
+use penstock_base::{BufMut, HeldRange, Ino};
 use penstock_client::{KernelCache, MOST_COPIED, Purpose};
 use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
@@ -40,7 +41,6 @@ impl Session {
             self.client.note_mapped(ino, true);
         }
         let bytes = offset..offset.saturating_add(size.into());
-        let _locked = pages.then(|| self.cache.locked.begins(ino, bytes.clone()));
         let hold = match pages {
             true => self.client.hold_to_fill(ino, bytes.clone()).await,
             false => self.client.hold(ino, Purpose::Read).await,
@@ -83,9 +83,7 @@ impl Session {
             return self.write_page(request, offset, (data, len), write_flags).await;
         }
         let flags = OFlags::from_bits_retain(flags);
-        let through_pages = self.writers.borrow().contains(&fh) && !flags.contains(OFlags::DIRECT);
-        let bytes = offset..offset.saturating_add(len as u64);
-        let _locked = through_pages.then(|| self.cache.locked.begins(ino, bytes));
+        let through_pages = self.writes_through_pages(fh, flags);
         let hold = self.client.hold(ino, Purpose::Write).await.map_err(fail)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
             self.drop_set_id(ino).await.map_err(fail)?;
@@ -94,7 +92,7 @@ impl Session {
         let mut unseen = None;
         if flags.contains(OFlags::APPEND) {
             let (at, written) = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
-            // Bytes that go through pages have these locked until the reply, and are seen in them.
+            // Bytes that go through pages are seen in them.
             unseen = written.filter(|_| !through_pages);
             if at != offset {
                 // It goes by the offset that it sent.
@@ -126,6 +124,31 @@ impl Session {
         Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))
     }
 
+    fn writes_through_pages(&self, fh: u64, flags: OFlags) -> bool {
+        self.writers.borrow().contains(&fh) && !flags.contains(OFlags::DIRECT)
+    }
+
+    /// Notes the pages that a request has locked, or may have, until the result is dropped: from its arrival on, whatever it waits for.
+    pub(crate) fn note_locked(&self, request: &Request) -> Option<HeldRange<Ino>> {
+        let ino = self.ino(request);
+        match request.header.opcode {
+            op::READ => {
+                let ReadIn { offset, size, read_flags, .. } = request.argument().ok()?;
+                let pages = read_flags & READ_LOCKOWNER == 0;
+                let bytes = offset..offset.saturating_add(size.into());
+                pages.then(|| self.cache.locked.read_begins(ino, bytes))
+            }
+            op::WRITE => {
+                let WriteIn { fh, offset, size, write_flags, flags, .. } = request.argument().ok()?;
+                let pages = write_flags & WRITE_CACHE == 0
+                    && self.writes_through_pages(fh, OFlags::from_bits_retain(flags));
+                let bytes = offset..offset.saturating_add(size.into());
+                pages.then(|| self.cache.locked.write_begins(ino, bytes))
+            }
+            _ => None,
+        }
+    }
+
     /// Writes a page that the kernel writes back, which was there before. When the lease runs out first it is answered at once.
     async fn write_page(
         &self,
@@ -136,7 +159,10 @@ impl Session {
     ) -> Result<Answer, Errno> {
         let ino = self.ino(request);
         let written = || Answer::of(&WriteOut { size: len as u32, padding: 0 });
+        let bytes = offset..offset.saturating_add(len as u64);
+        let mark = self.cache.deferred.mark();
         let mut work = pin!(async {
+            self.cache.deferred.earlier(mark, ino, bytes.clone()).await;
             let hold = self.client.hold(ino, Purpose::Page).await?;
             if write_flags & WRITE_KILL_SUIDGID != 0 {
                 self.drop_set_id(ino).await?;
@@ -147,12 +173,12 @@ impl Session {
         let done = match select(work.as_mut(), pin!(self.client.lapsed())).await {
             Either::Left((done, _)) => done,
             Either::Right(_) => {
-                let deferred = self.cache.deferred.take(ino, offset..offset.saturating_add(len as u64));
-                if deferred.is_some() {
+                let deferral = self.cache.deferred.take(ino, bytes.clone());
+                if matches!(deferral, Deferral::Taken(_)) {
                     request.answer_early(written());
                 }
                 let done = work.await;
-                if let (Err(failure), Some(_)) = (&done, deferred) {
+                if let (Err(failure), Deferral::Taken(_)) = (&done, deferral) {
                     if !self.client.has_ended() {
                         tracing::error!(%failure, %ino, "a page that was written back while the service did not answer is lost");
                     }

@@ -3,28 +3,57 @@
 //! The kernel drops no page that it is writing back. So that it can drop all pages when the lease has run out, it is told that they are
 //! written, and they are as soon as the service answers. What is lost by then every descriptor of the file hears of.
 //!
-//! Invariant: no other request for a file is served while it has such pages, but those for other pages that are written back.
+//! Invariants:
+//! - no other request for a file is served while it has such pages, but those for pages that are written back;
+//! - a page that is written back again is written after what was taken of it before.
 
 use penstock_base::{HeldRange, HeldRanges, Ino};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes of one mount. Beyond that the kernel waits.
+/// Bytes of one mount. Beyond that a write-back is refused: its pages stay, and programs see them.
 const MOST_BYTES: u64 = 64 << 20;
 
 #[derive(Default)]
-pub(crate) struct Deferred(Rc<HeldRanges<Ino>>);
+pub(crate) struct Deferred {
+    taken: Rc<HeldRanges<Ino>>,
+    refused: Rc<HeldRanges<Ino>>,
+}
+
+/// The part of a write-back that is done after the kernel has stopped waiting for it, or would have. It ends when this is dropped.
+pub(crate) enum Deferral {
+    Taken(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<Ino>),
+    Refused(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<Ino>),
+}
 
 impl Deferred {
-    /// Takes these bytes for written, if there is room for that. They are when the result is dropped.
-    pub(crate) fn take(&self, ino: Ino, bytes: Range<u64>) -> Option<HeldRange<Ino>> {
-        let has_room = self.0.bytes() + u128::from(bytes.end - bytes.start) <= u128::from(MOST_BYTES);
-        has_room.then(|| HeldRanges::hold(&self.0, ino, bytes))
+    /// Takes these bytes for written, if there is room for that.
+    pub(crate) fn take(&self, ino: Ino, bytes: Range<u64>) -> Deferral {
+        let has_room = self.taken.bytes() + u128::from(bytes.end - bytes.start) <= u128::from(MOST_BYTES);
+        match has_room {
+            true => Deferral::Taken(HeldRanges::hold(&self.taken, ino, bytes)),
+            false => Deferral::Refused(HeldRanges::hold(&self.refused, ino, bytes)),
+        }
+    }
+
+    /// A mark for [`Deferred::earlier`].
+    pub(crate) fn mark(&self) -> u64 {
+        self.taken.mark()
+    }
+
+    /// Waits until none of these bytes of a file is to be written yet that was taken before the mark.
+    pub(crate) async fn earlier(&self, mark: u64, ino: Ino, bytes: Range<u64>) {
+        self.taken.wait_for_earlier(mark, &ino, &bytes).await;
     }
 
     /// Waits until none of these bytes of a file is to be written yet.
     pub(crate) async fn none(&self, ino: Ino, bytes: Range<u64>) {
-        self.0.wait_for(&ino, &bytes).await;
+        self.taken.wait_for(&ino, &bytes).await;
+    }
+
+    /// True if a write-back of some of these bytes was refused and is not done.
+    pub(crate) fn refuses(&self, ino: Ino, bytes: &Range<u64>) -> bool {
+        self.refused.overlaps(&ino, bytes)
     }
 }
 
@@ -36,15 +65,39 @@ mod tests {
     #[test]
     fn who_asks_for_deferred_pages_waits_for_them() {
         let (deferred, ino) = (Deferred::default(), Ino(7));
-        let first = deferred.take(ino, 0..4096).unwrap();
-        let second = deferred.take(ino, 8192..12_288).unwrap();
+        let first = deferred.take(ino, 0..4096);
+        let second = deferred.take(ino, 8192..12_288);
         let waits = |ino, bytes| deferred.none(ino, bytes).now_or_never().is_none();
         assert!(waits(ino, 0..u64::MAX) && waits(ino, 4000..5000) && !waits(ino, 4096..8192));
         assert!(!waits(Ino(8), 0..u64::MAX));
-        assert!(deferred.take(Ino(8), 0..MOST_BYTES).is_none());
         drop(first);
         assert!(waits(ino, 0..u64::MAX) && !waits(ino, 0..4096));
         drop(second);
-        assert!(!waits(ino, 0..u64::MAX) && deferred.take(ino, 0..MOST_BYTES).is_some());
+        assert!(!waits(ino, 0..u64::MAX));
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_refused_until_it_is_done() {
+        let (deferred, ino) = (Deferred::default(), Ino(7));
+        let first = deferred.take(ino, 0..4096);
+        let refused = deferred.take(Ino(8), 0..MOST_BYTES);
+        assert!(matches!((&first, &refused), (Deferral::Taken(_), Deferral::Refused(_))));
+        assert!(deferred.refuses(Ino(8), &(4096..8192)) && !deferred.refuses(ino, &(0..4096)));
+        assert!(deferred.none(Ino(8), 0..u64::MAX).now_or_never().is_some());
+        drop((first, refused));
+        assert!(!deferred.refuses(Ino(8), &(4096..8192)));
+        assert!(matches!(deferred.take(ino, 0..MOST_BYTES), Deferral::Taken(_)));
+    }
+
+    #[test]
+    fn a_page_that_is_written_back_again_comes_after_what_was_taken_of_it() {
+        let (deferred, ino) = (Deferred::default(), Ino(7));
+        let first = deferred.take(ino, 0..4096);
+        let mark = deferred.mark();
+        let _again = deferred.take(ino, 0..4096);
+        let waits = || deferred.earlier(mark, ino, 0..4096).now_or_never().is_none();
+        assert!(waits());
+        drop(first);
+        assert!(!waits());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A notice to drop pages waits for each page that is locked for a request, and none of these is answered. So each notice has a thread
 //! of its own while it waits: what lies before and behind the page that it waits for is dropped by others. What is left are single
-//! pages that are locked.
+//! pages that are locked, or written back. Programs see those that are written back, so whoever has this done must know better of
+//! each page that is left.
 // Threads that the kernel may keep, and its time: nothing here is simulated.
 #![allow(clippy::disallowed_methods)]
 
@@ -12,13 +13,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Threads that wait for nothing, and all of them.
+/// Threads that wait for nothing, and all of them: a folio of 1 MiB that is locked takes 512.
 const FREE: usize = 16;
-const MOST: usize = 512;
+const MOST: usize = 1024;
 const STACK_BYTES: usize = 64 << 10;
 /// A notice that takes longer waits for a page.
 const WAITS: Duration = Duration::from_millis(20);
@@ -83,17 +84,49 @@ fn add_thread(work: &Arc<Work>, device: &Arc<File>, say: &Sender<Said>) -> io::R
     std::thread::Builder::new().name("hide pages".into()).stack_size(STACK_BYTES).spawn(run).map(drop)
 }
 
-/// Drops parts of files within a time. Returns when nothing of them is left but single pages that are locked, or fails.
-pub(crate) fn hide(device: &Arc<File>, parts: Vec<Part>, within: Duration) -> io::Result<()> {
+/// Single pages whose notices are under way.
+pub(crate) struct Left {
+    parts: BTreeMap<u64, Part>,
+    said: Receiver<Said>,
+    deadline: Instant,
+}
+
+impl Left {
+    /// Forgets those for which `keep` does not hold. Returns true if some are left.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Part) -> bool) -> bool {
+        self.parts.retain(|_, part| keep(part));
+        !self.parts.is_empty()
+    }
+
+    /// Waits for their notices, until the time is over.
+    pub(crate) fn wait(mut self) -> io::Result<Self> {
+        while !self.parts.is_empty() {
+            let rest = self.deadline.saturating_duration_since(Instant::now());
+            match self.said.recv_timeout(rest) {
+                Ok(Said::Done(number, result)) => {
+                    result?;
+                    self.parts.remove(&number);
+                }
+                Ok(Said::Begun(_)) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Drops parts of files within a time. Returns when only single pages are left whose notices wait, or fails.
+pub(crate) fn hide(device: &Arc<File>, parts: Vec<Part>, within: Duration) -> io::Result<Left> {
     let work = Arc::new(Work::default());
     let result = hide_by(&work, device, parts, within);
     work.close();
     result
 }
 
-fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Duration) -> io::Result<()> {
+fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Duration) -> io::Result<Left> {
     let deadline = Instant::now() + within;
     let (say, said) = channel();
+    let mut left = BTreeMap::new();
     let mut threads = 0;
     let mut add = || {
         threads += 1;
@@ -115,7 +148,7 @@ fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Durat
             work.more.notify_one();
         }
         if open.is_empty() {
-            return Ok(());
+            return Ok(Left { parts: left, said, deadline });
         }
         match said.recv_timeout(LOOK) {
             Ok(Said::Begun(number)) => {
@@ -128,6 +161,7 @@ fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Durat
             Ok(Said::Done(number, result)) => {
                 result?;
                 open.remove(&number);
+                left.remove(&number);
                 continue;
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -142,8 +176,10 @@ fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Durat
         for number in waiting {
             let Some((part, _)) = open.remove(&number) else { continue };
             add()?;
-            let halves = halves(&part.bytes, part.size).into_iter().flatten();
-            todo.extend(halves.map(|bytes| Part { bytes, ..part.clone() }));
+            match halves(&part.bytes, part.size) {
+                Some(halves) => todo.extend(halves.map(|bytes| Part { bytes, ..part.clone() })),
+                None => drop(left.insert(number, part)),
+            }
         }
     }
 }

@@ -1,6 +1,10 @@
-//! Pages that the kernel has locked for requests which are not answered.
+//! Pages that requests which are not answered have locked, or may have.
 //!
-//! A notice to drop pages waits for each of them in turn. Where nobody answers, what lies between them is dropped by notices of
+//! A READ into pages has all of them locked, and no program sees them before it is answered. A WRITE through pages has at most the
+//! last folio locked that it reaches, where it fills that in part; the others programs see (`fuse_fill_write_pages` in
+//! fs/fuse/file.c).
+//!
+//! A notice to drop pages waits for each locked page in turn. Where nobody answers, what lies between them is dropped by notices of
 //! its own.
 
 use penstock_base::{HeldRange, HeldRanges, Ino};
@@ -9,32 +13,48 @@ use std::rc::Rc;
 
 const PAGE: u64 = 4096;
 
-/// The requests of one mount that have pages locked.
+/// The requests of one mount for pages.
 #[derive(Default)]
-pub(crate) struct Locked(Rc<HeldRanges<Ino>>);
+pub(crate) struct Locked {
+    reads: Rc<HeldRanges<Ino>>,
+    writes: Rc<HeldRanges<Ino>>,
+}
 
 impl Locked {
-    /// A request about these bytes begins. It has ended when the result is dropped.
-    pub(crate) fn begins(&self, ino: Ino, bytes: Range<u64>) -> HeldRange<Ino> {
-        HeldRanges::hold(&self.0, ino, bytes)
+    /// A READ of these bytes into pages begins. It has ended when the result is dropped.
+    pub(crate) fn read_begins(&self, ino: Ino, bytes: Range<u64>) -> HeldRange<Ino> {
+        HeldRanges::hold(&self.reads, ino, bytes)
     }
 
-    /// The parts of some whole pages that no request has locked.
-    pub(crate) fn around(&self, ino: Ino, bytes: &Range<u64>) -> Vec<Range<u64>> {
-        let pages = |bytes: Range<u64>| {
-            bytes.start / PAGE * PAGE..bytes.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
-        };
-        let mut locked: Vec<Range<u64>> = self.0.of(&ino).into_iter().map(pages).collect();
-        locked.sort_unstable_by_key(|bytes| bytes.start);
-        let (mut free, mut from) = (Vec::new(), bytes.start);
-        for part in locked {
-            free.push(from..part.start.min(bytes.end));
-            from = from.max(part.end);
-        }
-        free.push(from..bytes.end);
-        free.retain(|part| !part.is_empty());
-        free
+    /// A WRITE of these bytes through pages begins. It has ended when the result is dropped.
+    pub(crate) fn write_begins(&self, ino: Ino, bytes: Range<u64>) -> HeldRange<Ino> {
+        HeldRanges::hold(&self.writes, ino, bytes)
     }
+
+    /// The pages of a file that programs may see: all but those of READs, those of each WRITE apart from others.
+    pub(crate) fn seen(&self, ino: Ino) -> Vec<Range<u64>> {
+        let reads: Vec<Range<u64>> = self.reads.of(&ino).into_iter().map(whole_pages).collect();
+        let writes: Vec<Range<u64>> = self.writes.of(&ino).into_iter().map(whole_pages).collect();
+        let mut cuts = vec![0, u64::MAX];
+        cuts.extend(reads.iter().chain(&writes).flat_map(|bytes| [bytes.start, bytes.end]));
+        cuts.sort_unstable();
+        cuts.dedup();
+        let parts = cuts.windows(2).map(|ends| ends[0]..ends[1]);
+        parts.filter(|part| !reads.iter().any(|read| overlap(read, part))).collect()
+    }
+
+    /// True if a request may have one of these pages locked.
+    pub(crate) fn may_lock(&self, ino: Ino, pages: &Range<u64>) -> bool {
+        self.reads.overlaps(&ino, pages) || self.writes.overlaps(&ino, pages)
+    }
+}
+
+fn whole_pages(bytes: Range<u64>) -> Range<u64> {
+    bytes.start / PAGE * PAGE..bytes.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
 }
 
 /// Halves of a range of pages whose first changes lie below `size`, where it can be halved: the pages behind, of which there should be
@@ -54,23 +74,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_between_locked_pages_is_found() {
+    fn all_pages_are_seen_but_those_of_reads() {
         let locked = Locked::default();
-        let (ino, all) = (Ino(7), 0..u64::MAX);
-        let around = |bytes: &Range<u64>| -> Vec<(u64, u64)> {
-            locked.around(ino, bytes).into_iter().map(|part| (part.start, part.end)).collect()
+        let ino = Ino(7);
+        let seen = || -> Vec<(u64, u64)> {
+            locked.seen(ino).into_iter().map(|part| (part.start, part.end)).collect()
         };
-        assert_eq!(around(&all), [(0, u64::MAX)]);
-        let first = locked.begins(ino, 4096..8192);
-        let _part = locked.begins(ino, 20_000..20_001);
-        let _same = locked.begins(ino, 5000..6000);
-        let _other = locked.begins(Ino(8), 0..1 << 20);
-        assert_eq!(around(&all), [(0, 4096), (8192, 16_384), (20_480, u64::MAX)]);
-        assert_eq!(around(&(8192..12_288)), [(8192, 12_288)]);
-        assert_eq!(around(&(4096..12_288)), [(8192, 12_288)]);
+        assert_eq!(seen(), [(0, u64::MAX)]);
+        let first = locked.read_begins(ino, 4096..8192);
+        let _part = locked.read_begins(ino, 20_000..20_001);
+        let same = locked.read_begins(ino, 5000..6000);
+        let _other = locked.read_begins(Ino(8), 0..1 << 20);
+        assert_eq!(seen(), [(0, 4096), (8192, 16_384), (20_480, u64::MAX)]);
         drop(first);
-        let _to_the_end = locked.begins(ino, 4096..u64::MAX);
-        assert_eq!(around(&all), [(0, 4096)]);
+        assert_eq!(seen(), [(0, 4096), (8192, 16_384), (20_480, u64::MAX)]);
+        drop(same);
+        assert_eq!(seen(), [(0, 16_384), (20_480, u64::MAX)]);
+        let _to_the_end = locked.read_begins(ino, 4096..u64::MAX);
+        assert_eq!(seen(), [(0, 4096)]);
+    }
+
+    #[test]
+    fn pages_of_a_write_are_seen_and_may_be_locked() {
+        let locked = Locked::default();
+        let (ino, page) = (Ino(7), 8192..12_288);
+        let write = locked.write_begins(ino, 5000..10_000);
+        let seen: Vec<(u64, u64)> = locked.seen(ino).into_iter().map(|part| (part.start, part.end)).collect();
+        assert_eq!(seen, [(0, 4096), (4096, 12_288), (12_288, u64::MAX)]);
+        assert!(locked.may_lock(ino, &page) && !locked.may_lock(ino, &(12_288..16_384)));
+        assert!(!locked.may_lock(Ino(8), &page));
+        drop(write);
+        assert!(!locked.may_lock(ino, &page));
     }
 
     #[test]

@@ -294,17 +294,14 @@ impl Session {
         let ino = self.ino(request);
         match request.header.opcode {
             op::RELEASE | op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::DESTROY => {}
-            op::WRITE => {
-                let write = request.argument::<WriteIn>().ok();
-                let page = write.filter(|write| write.write_flags & WRITE_CACHE != 0);
-                let of = |write: WriteIn| write.offset..write.offset.saturating_add(write.size.into());
-                self.cache.deferred.none(ino, page.map_or(0..u64::MAX, of)).await;
-            }
+            // It waits for its own pages.
+            op::WRITE if is_write_back(request) => {}
             _ => self.cache.deferred.none(ino, 0..u64::MAX).await,
         }
     }
 
     async fn dispatch(&self, request: &mut Request) -> Result<Answer, Errno> {
+        let _locked = self.note_locked(request);
         self.let_in(request).await;
         match request.header.opcode {
             op::LOOKUP => self.lookup(request).await,
@@ -348,6 +345,11 @@ impl Session {
             _ => Err(Errno::NOSYS),
         }
     }
+}
+
+/// True if the kernel writes a page back.
+fn is_write_back(request: &Request) -> bool {
+    request.argument::<WriteIn>().is_ok_and(|write| write.write_flags & WRITE_CACHE != 0)
 }
 
 async fn serve(session: Rc<Session>, env: Env, mut request: Request) {

@@ -87,6 +87,24 @@ while True:
     print(chr(m[len(m) // 2]), flush=True)
     sys.stdin.readline()
 ";
+/// The same with a read.
+const READS: &str = "
+import os, sys
+f = os.open(sys.argv[1], os.O_RDONLY)
+while True:
+    print(chr(os.pread(f, 1, os.fstat(f).st_size // 2)[0]), flush=True)
+    sys.stdin.readline()
+";
+/// Writes the whole file again and again when it is told to.
+const WRITES: &str = "
+import os, sys
+f = os.open(sys.argv[1], os.O_WRONLY)
+data = b'w' * os.fstat(f).st_size
+print('ready', flush=True)
+sys.stdin.readline()
+while True:
+    os.pwrite(f, data, 0)
+";
 const STORED: usize = 100;
 /// Stores into one page each of [`STORED`] files through maps, and syncs them, when it is told to.
 const STORES: &str = "
@@ -195,6 +213,37 @@ fn a_mount_that_is_cut_off_shows_nothing_old() {
     waits.recv_timeout(Duration::from_secs(60)).unwrap().expect_err("its session has ended");
     assert_eq!(mapped.line(), "", "what it saw in its map is old");
     drop((mapped, file, unread));
+    cut_off.end();
+}
+
+/// The kernel shows pages that a write has filled before the write is answered. They were left in it, as if they were locked.
+#[test]
+fn a_write_in_flight_keeps_no_pages_in_a_mount_that_is_cut_off() {
+    let test = "a_write_in_flight_keeps_no_pages_in_a_mount_that_is_cut_off";
+    if !can_mount(test) {
+        return;
+    }
+    let cut_off = CutOff::new("writing-cut-off");
+    let path = cut_off.mount.join("file");
+    let start = |script| Python::start(test, script, &[&path]);
+    // Opened while the mount is alone, so all go through pages.
+    let Some(mut writing) = start(WRITES) else { return };
+    writing.says("ready");
+    let mut readers: Vec<Python> = [LOOKS, READS].into_iter().map(|script| start(script).unwrap()).collect();
+    readers.iter_mut().for_each(|reader| reader.says("o"));
+    cut_off.mount_other();
+    std::fs::metadata(cut_off.other.join("file")).unwrap();
+    writing.tell();
+    std::thread::sleep(Duration::from_millis(500));
+    cut_off.line.set(false);
+    cut_off.change_beside();
+    readers.iter_mut().for_each(Python::tell);
+    std::thread::sleep(Duration::from_secs(1));
+    cut_off.line.set(true);
+    for reader in &mut readers {
+        assert_eq!(reader.line(), "", "what it saw is old");
+    }
+    drop((writing, readers));
     cut_off.end();
 }
 

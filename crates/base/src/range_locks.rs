@@ -18,6 +18,14 @@ pub struct RangeLock<O> {
     pub exclusive: bool,
     /// The process that asked for it, for people and F_GETLK.
     pub pid: u32,
+    /// The user it counts for.
+    pub uid: u32,
+}
+
+impl<O: PartialEq> RangeLock<O> {
+    fn is_cut_by(&self, owner: &O, first: u64, last: u64) -> bool {
+        self.owner == *owner && self.first <= last && first <= self.last
+    }
 }
 
 /// The locks of one file.
@@ -50,11 +58,13 @@ impl<O: Clone + PartialEq> RangeLocks<O> {
 
     /// Gives up what an owner holds in a range.
     pub fn clear(&mut self, owner: &O, first: u64, last: u64) {
-        for held in std::mem::take(&mut self.0) {
-            if held.owner != *owner || held.last < first || last < held.first {
-                self.0.push(held);
+        let mut at = 0;
+        while at < self.0.len() {
+            if !self.0[at].is_cut_by(owner, first, last) {
+                at += 1;
                 continue;
             }
+            let held = self.0.swap_remove(at);
             if held.first < first {
                 self.0.push(RangeLock { last: first - 1, ..held.clone() });
             }
@@ -62,6 +72,13 @@ impl<O: Clone + PartialEq> RangeLocks<O> {
                 self.0.push(RangeLock { first: last + 1, ..held });
             }
         }
+    }
+
+    /// What [`RangeLocks::clear`] of the same range does to the number of locks: for each that it would change, its user and by how many
+    /// there are more then.
+    pub fn growth(&self, owner: &O, first: u64, last: u64) -> impl Iterator<Item = (u32, isize)> {
+        let cut = self.0.iter().filter(move |held| held.is_cut_by(owner, first, last));
+        cut.map(move |held| (held.uid, isize::from(held.first < first) + isize::from(last < held.last) - 1))
     }
 
     /// Gives up what some owners hold.
@@ -90,7 +107,7 @@ mod tests {
     use super::*;
 
     fn lock(owner: u8, first: u64, last: u64, exclusive: bool) -> RangeLock<u8> {
-        RangeLock { owner, first, last, exclusive, pid: 0 }
+        RangeLock { owner, first, last, exclusive, pid: 0, uid: 0 }
     }
 
     #[test]
@@ -122,8 +139,11 @@ mod tests {
             let (owner, first) = (random(3) as u8, random(8));
             let last = first + random(8 - first);
             let range = first as usize..=last as usize;
+            let grown =
+                locks.len() as isize + locks.growth(&owner, first, last).map(|(_, by)| by).sum::<isize>();
             if random(3) == 0 {
                 locks.clear(&owner, first, last);
+                assert_eq!(locks.len() as isize, grown);
                 bytes[usize::from(owner)][range].fill(None);
                 continue;
             }

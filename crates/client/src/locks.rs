@@ -1,7 +1,8 @@
 //! Advisory locks, which the service keeps for all clients.
 //!
 //! This client remembers its own, to say them again when the service was started again. What it gives up it forgets
-//! before it says so, what it gets it notes after it was told: so it never says again what it has not.
+//! before it says so, what it gets it notes after it was told: so it never says again what it has not. None is given up while they
+//! are said again: that could overtake the word that it is held, and nobody would ever give it up.
 
 use crate::session::Client;
 use penstock_base::range_locks::{RangeLock, RangeLocks};
@@ -11,7 +12,7 @@ use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, RwLock, RwLockWriteGuard, Semaphore};
 
 /// The service does not know all locks yet.
 const EARLY: Duration = Duration::from_millis(50);
@@ -27,12 +28,14 @@ pub(crate) struct Locks {
     /// Waiters by file: told when a lock of it was given up.
     waiting: RefCell<HashMap<Ino, Weak<Notify>>>,
     asking: Semaphore,
+    /// Held shared by each request that changes a lock, and exclusively while all are said again.
+    changing: RwLock<()>,
 }
 
 impl Default for Locks {
     fn default() -> Self {
-        let (held, waiting) = Default::default();
-        Self { held, waiting, asking: Semaphore::new(ASKING) }
+        let (held, waiting, changing) = Default::default();
+        Self { held, waiting, asking: Semaphore::new(ASKING), changing }
     }
 }
 
@@ -59,16 +62,36 @@ impl Locks {
         let mut held = self.held.borrow_mut();
         let tables = held.entry(Ino(request.ino)).or_default();
         let table = &mut tables[usize::from(request.flock)];
-        let LockRequest { owner, first, last, pid, .. } = *request;
+        let LockRequest { owner, first, last, pid, uid, .. } = *request;
         match request.change() {
             LockChange::Unlock => table.clear(&owner, first, last),
             change => {
-                table.set(RangeLock { owner, first, last, exclusive: change == LockChange::Exclusive, pid });
+                let exclusive = change == LockChange::Exclusive;
+                table.set(RangeLock { owner, first, last, exclusive, pid, uid });
             }
         }
         if tables.iter().all(RangeLocks::is_empty) {
             held.remove(&Ino(request.ino));
         }
+    }
+
+    /// Forgets what is given up. Returns the locks that it is a part of, as they were.
+    fn give_up(&self, request: &LockRequest) -> Vec<LockRequest> {
+        let LockRequest { owner, first, last, .. } = *request;
+        let ino = Ino(request.ino);
+        let cut = |lock: &&RangeLock<u64>| lock.owner == owner && lock.first <= last && first <= lock.last;
+        let held = self.held.borrow();
+        let table = held.get(&ino).map(|tables| &tables[usize::from(request.flock)]);
+        let before = table.into_iter().flat_map(|table| table.iter().filter(cut));
+        let before = before.map(|lock| said_again(ino, lock, request.flock)).collect();
+        drop(held);
+        self.note(request);
+        before
+    }
+
+    /// None changes while the result lives. Waits for the answers to requests that change one.
+    pub(crate) async fn still(&self) -> RwLockWriteGuard<'_, ()> {
+        self.changing.write().await
     }
 
     /// All of them, as they are said again.
@@ -77,19 +100,25 @@ impl Locks {
         let mut all = Vec::new();
         for (ino, tables) in &*held {
             for (table, flock) in tables.iter().zip([false, true]) {
-                all.extend(table.iter().map(|lock| LockRequest {
-                    ino: ino.0,
-                    owner: lock.owner,
-                    first: lock.first,
-                    last: lock.last,
-                    change: LockChange::holding(lock.exclusive).into(),
-                    pid: lock.pid,
-                    flock,
-                    ..LockRequest::default()
-                }));
+                all.extend(table.iter().map(|lock| said_again(*ino, lock, flock)));
             }
         }
         all
+    }
+}
+
+/// The request that sets a lock which is held.
+fn said_again(ino: Ino, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
+    LockRequest {
+        ino: ino.0,
+        owner: lock.owner,
+        first: lock.first,
+        last: lock.last,
+        change: LockChange::holding(lock.exclusive).into(),
+        pid: lock.pid,
+        uid: lock.uid,
+        flock,
+        ..LockRequest::default()
     }
 }
 
@@ -111,16 +140,22 @@ impl Drop for News<'_> {
 impl Client {
     /// Sets, tests or gives up a lock. Returns what is in the way.
     pub async fn lock(&self, request: &LockRequest) -> Result<Option<LockRequest>, Failure> {
-        if request.change() == LockChange::Unlock {
-            self.locks.note(request);
-        }
+        let unlocks = request.change() == LockChange::Unlock;
         loop {
-            let reply: LockReply = self.once(Kind::Lock, request).await?;
+            let changing = self.locks.changing.read().await;
+            let before = if unlocks { self.locks.give_up(request) } else { Vec::new() };
+            let reply: Result<LockReply, Failure> = self.once(Kind::Lock, request).await;
+            if reply.is_err() {
+                // There is no room for what would be left of them: it holds them still.
+                before.iter().for_each(|lock| self.locks.note(lock));
+            }
+            let reply = reply?;
             if reply.early {
+                drop(changing);
                 self.env.sleep(EARLY).await;
                 continue;
             }
-            if reply.conflict.is_none() && !request.test && request.change() != LockChange::Unlock {
+            if reply.conflict.is_none() && !request.test && !unlocks {
                 self.locks.note(request);
             }
             return Ok(reply.conflict);

@@ -167,6 +167,7 @@ impl Client {
             let ping = PingRequest { opens: part.to_vec(), ..PingRequest::default() };
             let _: EmptyReply = self.ask(Kind::Ping, &ping).await?;
         }
+        let _nobody_locks = self.locks.still().await;
         for part in self.locks.all().chunks(RECLAIMED_AT_ONCE) {
             let ping = PingRequest { locks: part.to_vec(), ..PingRequest::default() };
             let _: EmptyReply = self.ask(Kind::Ping, &ping).await?;

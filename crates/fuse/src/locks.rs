@@ -36,6 +36,7 @@ impl Session {
             last: if lock.end >= END { u64::MAX } else { lock.end },
             change: change.into(),
             pid: lock.pid,
+            uid: request.header.uid,
             flock: lock.lk_flags & LK_FLOCK != 0,
             ..LockRequest::default()
         })

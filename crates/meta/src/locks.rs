@@ -15,10 +15,14 @@ use prost::Message;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 
-/// Locks of one file at most, so that nobody fills memory with them.
+/// Locks of one file, so that nobody fills memory with them, and of one user in it, so that nobody keeps others from locking. Root may have
+/// all.
 const MOST: usize = 1 << 16;
-/// Locks that one session may hold.
-const MOST_OF_ONE: usize = 1 << 20;
+const MOST_OF_USER_IN_FILE: usize = 1 << 14;
+/// Locks of one user in a session, and of all users in it together. They do not count for root.
+const MOST_OF_USER: usize = 1 << 17;
+const MOST_OF_SESSION: usize = 1 << 20;
+const ROOT: u32 = 0;
 
 /// A session and who it is within.
 type Owner = (u64, u64);
@@ -41,19 +45,67 @@ impl FileLocks {
 #[derive(Default)]
 pub(crate) struct Locks {
     files: HashMap<Ino, FileLocks>,
-    /// Locks that each session holds.
-    held: HashMap<u64, usize>,
+    /// Locks of each user in each session that has some.
+    held: HashMap<(u64, u32), usize>,
 }
 
+/// By how many locks each user has more after a change; some users more than once.
+type Growth = Vec<(u32, isize)>;
+
 impl Locks {
-    /// What a request comes to; and whether something was given up.
-    fn change(&mut self, session: u64, request: &LockRequest) -> Result<(LockReply, bool), Errno> {
+    /// Fails where a change leaves more locks than there may be. To give up a part of a lock may leave two.
+    fn check_bounds(&self, session: u64, table: &RangeLocks<Owner>, growth: &Growth) -> Result<(), Errno> {
+        let total: isize = growth.iter().map(|(_, by)| by).sum();
+        if total > 0 && table.len().saturating_add_signed(total) > MOST {
+            return Err(Errno::NOLCK);
+        }
+        for uid in growth.iter().map(|(uid, _)| *uid).filter(|uid| *uid != ROOT) {
+            let by: isize = growth.iter().filter(|(of, _)| *of == uid).map(|(_, by)| by).sum();
+            if by <= 0 {
+                continue;
+            }
+            let grown = |locks: usize| locks.saturating_add_signed(by);
+            let in_file = table.iter().filter(|lock| lock.uid == uid).count();
+            let of_user = self.held.get(&(session, uid)).copied().unwrap_or(0);
+            let of_users = self.held.iter().filter(|((of, uid), _)| *of == session && *uid != ROOT);
+            let of_session = of_users.map(|(_, locks)| locks).sum();
+            if grown(in_file) > MOST_OF_USER_IN_FILE
+                || grown(of_user) > MOST_OF_USER
+                || grown(of_session) > MOST_OF_SESSION
+            {
+                return Err(Errno::NOLCK);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a request comes to; and whether something was given up. What was granted before a restart is `granted` again, however many
+    /// locks there are.
+    fn change(
+        &mut self,
+        session: u64,
+        request: &LockRequest,
+        granted: bool,
+    ) -> Result<(LockReply, bool), Errno> {
         let change = LockChange::try_from(request.change).map_err(|_| Errno::INVAL)?;
         if request.first > request.last {
             return Err(Errno::INVAL);
         }
-        let held = self.held.get(&session).copied().unwrap_or(0);
-        let file = self.files.entry(Ino(request.ino)).or_default();
+        let mut file = self.files.remove(&Ino(request.ino)).unwrap_or_default();
+        let result = self.change_in(&mut file, session, request, (change, granted));
+        if !file.is_idle() {
+            self.files.insert(Ino(request.ino), file);
+        }
+        result
+    }
+
+    fn change_in(
+        &mut self,
+        file: &mut FileLocks,
+        session: u64,
+        request: &LockRequest,
+        (change, granted): (LockChange, bool),
+    ) -> Result<(LockReply, bool), Errno> {
         let table = &mut file.tables[usize::from(request.flock)];
         let wanted = RangeLock {
             owner: (session, request.owner),
@@ -61,11 +113,13 @@ impl Locks {
             last: request.last,
             exclusive: change == LockChange::Exclusive,
             pid: request.pid,
+            uid: request.uid,
         };
-        let before = table.len();
         let mut reply = LockReply::default();
         let mut given_up = change == LockChange::Unlock;
+        let mut growth: Growth = table.growth(&wanted.owner, wanted.first, wanted.last).collect();
         if change == LockChange::Unlock {
+            self.check_bounds(session, table, &growth)?;
             table.clear(&wanted.owner, wanted.first, wanted.last);
         } else if let Some(held) = table.conflict(&wanted) {
             reply.conflict = Some(LockRequest {
@@ -82,18 +136,24 @@ impl Locks {
             if request.wait && !request.test {
                 file.waiting.insert(session);
             }
-        } else if !request.test {
-            if table.len() >= MOST || held >= MOST_OF_ONE {
-                return Err(Errno::NOLCK);
+            return Ok((reply, given_up));
+        } else if request.test {
+            return Ok((reply, given_up));
+        } else {
+            growth.push((wanted.uid, 1));
+            if !granted {
+                self.check_bounds(session, table, &growth)?;
             }
             // A shared one in the place of an exclusive one gives something up too.
             given_up = true;
             table.set(wanted);
         }
-        // Only this session's change.
-        match (held + table.len()).saturating_sub(before) {
-            0 => _ = self.held.remove(&session),
-            held => _ = self.held.insert(session, held),
+        for (uid, by) in growth {
+            let held = self.held.entry((session, uid)).or_default();
+            *held = held.checked_add_signed(by).expect("only what was counted goes");
+            if *held == 0 {
+                self.held.remove(&(session, uid));
+            }
         }
         Ok((reply, given_up))
     }
@@ -101,7 +161,7 @@ impl Locks {
     /// A session ends.
     fn end(&mut self, session: u64) -> Vec<Ino> {
         let mut changed = Vec::new();
-        self.held.remove(&session);
+        self.held.retain(|(of, _), _| *of != session);
         for (ino, file) in &mut self.files {
             let before = file.tables.each_ref().map(RangeLocks::len);
             file.tables.iter_mut().for_each(|table| table.retain(|owner| owner.0 != session));
@@ -122,17 +182,16 @@ impl MetaTarget {
             return Ok(LockReply { early: true, ..LockReply::default() }.encode_to_vec());
         }
         let ino = Ino(request.ino);
-        let (reply, given_up) = self.locks.borrow_mut().change(session, request)?;
+        let (reply, given_up) = self.locks.borrow_mut().change(session, request, false)?;
         if given_up {
             self.tell_unlocked(ino);
         }
-        self.forget_idle_locks(ino);
         Ok(reply.encode_to_vec())
     }
 
     /// Takes back a lock that a session held before a restart.
     pub(crate) fn reclaim_lock(&self, session: u64, request: &LockRequest) {
-        let result = self.locks.borrow_mut().change(session, request);
+        let result = self.locks.borrow_mut().change(session, request, true);
         if !matches!(&result, Ok((LockReply { conflict: None, .. }, _))) {
             tracing::error!(
                 session,
@@ -149,21 +208,17 @@ impl MetaTarget {
     }
 
     fn tell_unlocked(&self, ino: Ino) {
-        let waiting = match self.locks.borrow_mut().files.get_mut(&ino) {
-            Some(file) => std::mem::take(&mut file.waiting),
-            None => return,
-        };
+        let mut locks = self.locks.borrow_mut();
+        let Some(file) = locks.files.get_mut(&ino) else { return };
+        let waiting = std::mem::take(&mut file.waiting);
+        if file.is_idle() {
+            locks.files.remove(&ino);
+        }
+        drop(locks);
         if !waiting.is_empty() {
             let mut leases = self.leases.borrow_mut();
             waiting.into_iter().for_each(|session| leases.note_unlocked(session, ino));
             self.lease_news.notify_waiters();
-        }
-    }
-
-    fn forget_idle_locks(&self, ino: Ino) {
-        let mut locks = self.locks.borrow_mut();
-        if locks.files.get(&ino).is_some_and(FileLocks::is_idle) {
-            locks.files.remove(&ino);
         }
     }
 }
@@ -179,8 +234,9 @@ mod tests {
     #[test]
     fn sessions_are_told_apart_and_told_of_each_other() {
         let mut locks = Locks::default();
-        let set =
-            |locks: &mut Locks, session, request: &LockRequest| locks.change(session, request).unwrap().0;
+        let set = |locks: &mut Locks, session, request: &LockRequest| {
+            locks.change(session, request, false).unwrap().0
+        };
         assert_eq!(set(&mut locks, 1, &request(5, LockChange::Exclusive)).conflict, None);
         let conflict = set(&mut locks, 2, &request(5, LockChange::Shared)).conflict.unwrap();
         assert_eq!((conflict.first, conflict.last, conflict.change()), (0, 99, LockChange::Exclusive));
@@ -193,6 +249,62 @@ mod tests {
         assert_eq!(locks.end(2), [Ino(9)]);
         assert!(locks.files.is_empty() && locks.held.is_empty());
         let backwards = LockRequest { first: 100, ..request(1, LockChange::Shared) };
-        assert_eq!(locks.change(1, &backwards), Err(Errno::INVAL));
+        assert_eq!(locks.change(1, &backwards, false), Err(Errno::INVAL));
+    }
+
+    fn byte(ino: u64, uid: u32, byte: u64, change: LockChange) -> LockRequest {
+        let (first, last) = (2 * byte, 2 * byte);
+        LockRequest {
+            ino,
+            uid,
+            owner: uid.into(),
+            first,
+            last,
+            change: change.into(),
+            ..LockRequest::default()
+        }
+    }
+
+    /// A user split one shared lock of a file until nobody else could lock any of it, and what was locked did not come back after a restart.
+    #[test]
+    fn giving_up_parts_of_a_lock_is_bounded_by_user() {
+        let mut locks = Locks::default();
+        let whole = LockRequest { last: 1 << 40, ..byte(9, 1000, 0, LockChange::Shared) };
+        assert!(locks.change(1, &whole, false).is_ok());
+        let mut given_up = 0;
+        while locks.change(1, &byte(9, 1000, 1 + given_up, LockChange::Unlock), false).is_ok() {
+            given_up += 1;
+        }
+        assert_eq!(given_up, MOST_OF_USER_IN_FILE as u64 - 1);
+        let exclusive = byte(9, 0, 1, LockChange::Exclusive);
+        assert_eq!(locks.change(2, &exclusive, false).unwrap().0.conflict, None);
+        let other = byte(9, 1001, 2, LockChange::Exclusive);
+        assert_eq!(locks.change(1, &other, false).unwrap().0.conflict, None);
+        // All of it can be given up.
+        let all = LockRequest { change: LockChange::Unlock.into(), ..whole };
+        assert!(locks.change(1, &all, false).is_ok());
+        assert_eq!(locks.files[&Ino(9)].tables[0].len(), 2);
+        assert_eq!(locks.held.get(&(1, 1000)), None);
+    }
+
+    /// One user took all locks of a mount, and root and everybody else got none.
+    #[test]
+    fn a_user_takes_no_locks_from_others() {
+        let mut locks = Locks::default();
+        let files = (MOST_OF_USER / MOST_OF_USER_IN_FILE) as u64;
+        for ino in 0..files {
+            for at in 0..MOST_OF_USER_IN_FILE as u64 {
+                assert!(locks.change(1, &byte(ino, 1000, at, LockChange::Shared), false).is_ok());
+            }
+        }
+        let more = byte(files, 1000, 0, LockChange::Shared);
+        assert_eq!(locks.change(1, &more, false), Err(Errno::NOLCK));
+        assert!(!locks.files.contains_key(&Ino(files)), "what is refused leaves nothing");
+        for uid in [0, 1001] {
+            assert!(locks.change(1, &byte(files, uid, 0, LockChange::Shared), false).is_ok());
+        }
+        // What was granted before a restart comes back.
+        assert!(locks.change(1, &more, true).is_ok());
+        assert_eq!(locks.held[&(1, 1000)], MOST_OF_USER + 1);
     }
 }

@@ -281,7 +281,10 @@ impl MetaTarget {
     /// What a session has open and locked, as its client knows it after a restart. With `reclaimed` nothing is missing.
     pub(crate) fn reclaim(&self, session: u64, ping: &PingRequest) {
         let PingRequest { opens, reclaimed: all, locks } = ping;
-        locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
+        let owes = self.sessions.borrow().live.get(&session).is_some_and(|session| session.owes_opens);
+        if owes {
+            locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
+        }
         for OpenCount { ino, count } in opens {
             let (ino, count) = (Ino(*ino), u64::from(*count));
             self.set_opens(session, ino, count);

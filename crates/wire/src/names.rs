@@ -438,6 +438,9 @@ pub struct LockRequest {
     /// The client will ask again when it hears that something was given up.
     #[prost(bool, tag = "9")]
     pub wait: bool,
+    /// The user it counts for.
+    #[prost(uint32, tag = "10")]
+    pub uid: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]

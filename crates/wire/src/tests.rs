@@ -132,9 +132,13 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         flock: true,
         test: true,
         wait: true,
+        uid: 1000,
     };
-    golden(&lock, "080710081801200928023005380140014801");
-    golden(&LockReply { conflict: Some(lock), early: true }, "0a120807100818012009280230053801400148011001");
+    golden(&lock, "08071008180120092802300538014001480150e807");
+    golden(
+        &LockReply { conflict: Some(lock), early: true },
+        "0a1508071008180120092802300538014001480150e8071001",
+    );
     golden(
         &LeaseRequest { ino: 7, exclusive: true, first: 0, last: u64::MAX },
         "0807100120ffffffffffffffffff01",

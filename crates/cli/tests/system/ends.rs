@@ -329,3 +329,50 @@ except OSError as error:
         store.down();
     }
 }
+
+/// Locks that programs give up while their mount says all of them again: the service heard first that one is given up and then that it is held,
+/// and kept it for ever.
+#[test]
+fn locks_that_are_given_up_over_a_restart_stay_so() {
+    let test = "locks_that_are_given_up_over_a_restart_stay_so";
+    if !can_mount(test) {
+        return;
+    }
+    // So many are said in several messages.
+    const GIVES_UP: &str = "
+import fcntl, random, sys, time
+files = [open(f'{sys.argv[1]}/locked{number}', 'w+') for number in range(40)]
+for f in files:
+    for byte in range(400):
+        fcntl.lockf(f, fcntl.LOCK_SH, 1, 2 * byte)
+print('locked', flush=True)
+sys.stdin.readline()
+all = [(f, byte) for f in files for byte in range(400)]
+random.shuffle(all)
+for f, byte in all:
+    fcntl.lockf(f, fcntl.LOCK_UN, 1, 2 * byte)
+    time.sleep(0.0001)
+print('given up', flush=True)
+";
+    const TAKES: &str = "
+import fcntl, sys
+for number in range(40):
+    f = open(f'{sys.argv[1]}/locked{number}', 'r+')
+    fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print('free', flush=True)
+";
+    let store = Store::new("given-up", &OPTIONS);
+    up_alone(&store, &[]);
+    mount_at(&store, &store.mount);
+    for _ in 0..2 {
+        let Some(mut holds) = Python::start(test, GIVES_UP, &[&store.mount]) else { break };
+        holds.says("locked");
+        store.kill();
+        holds.tell();
+        up_alone(&store, &[]);
+        holds.says("given up");
+        Python::start(test, TAKES, &[&store.mount]).unwrap().says("free");
+    }
+    store.ok(&["umount", store.mount.to_str().unwrap()]);
+    store.down();
+}

@@ -63,9 +63,7 @@ impl Target {
         loop {
             let run = first_run(&chunk.borrow());
             let Some((first, blocks)) = run else { break };
-            self.place_run(chunk, first, &blocks).await?;
-            let placed = self.placed(key, chunk, first, blocks.len());
-            assert_eq!(placed, blocks.len() as u64, "the chunk is locked since they were found there");
+            self.place_run(key, chunk, first, &blocks).await?;
         }
         Ok(())
     }
@@ -144,8 +142,10 @@ impl Target {
         Ok(true)
     }
 
+    /// Places a run of blocks, in parts. Those before one that fails do not wait any more.
     async fn place_run(
         &self,
+        key: ChunkKey,
         chunk: &RefCell<Chunk>,
         first: u32,
         blocks: &[DirtyBlock],
@@ -175,6 +175,8 @@ impl Target {
                     self.give_back(back);
                 }
             }
+            let placed = self.placed(key, chunk, at, count);
+            assert_eq!(placed, count as u64, "the chunk is locked since they were found there");
             done += count;
         }
         Ok(())

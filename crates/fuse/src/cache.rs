@@ -8,6 +8,7 @@
 //! fs/fuse/inode.c), so a read would end at an older size. Such a request cannot be told from others, so around a notice
 //! the size goes to the kernel by a notice of its own ([`crate::size_notice`]) before the attributes do.
 
+use crate::MAX_BACKGROUND;
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
 use crate::ask::Asker;
 use crate::attr::{Root, VALID};
@@ -22,7 +23,7 @@ use crate::size_notice::SizeNotice;
 use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::{KernelCache, Store};
 use rustix::io::Errno;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -60,6 +61,8 @@ pub(crate) struct Cache {
     sending: Rc<Semaphore>,
     pub(crate) locked: Locked,
     pub(crate) deferred: Deferred,
+    /// Requests that were received and not answered.
+    pub(crate) serving: Cell<usize>,
     connection: u32,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
@@ -88,6 +91,7 @@ impl Cache {
             sending: Rc::new(Semaphore::new(MOST_SENT)),
             locked: Locked::default(),
             deferred: Deferred::default(),
+            serving: Cell::new(0),
             connection,
             sizes: KnownSizes::default(),
             size_notice: Arc::new(SizeNotice::new()?),
@@ -183,7 +187,8 @@ impl Cache {
 
     fn may_be_seen(&self, page: &Part) -> bool {
         let ino = self.root.inner(page.nodeid);
-        !self.locked.may_lock(ino, &page.bytes) || self.deferred.refuses(ino, &page.bytes)
+        let held_back = self.serving.get() >= usize::from(MAX_BACKGROUND);
+        !self.locked.is_locked(ino, &page.bytes, held_back) || self.deferred.refuses(ino, &page.bytes)
     }
 
     /// Waits until no size of a file is on its way to the kernel.

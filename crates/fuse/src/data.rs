@@ -143,7 +143,7 @@ impl Session {
                 let pages = write_flags & WRITE_CACHE == 0
                     && self.writes_through_pages(fh, OFlags::from_bits_retain(flags));
                 let bytes = offset..offset.saturating_add(size.into());
-                pages.then(|| self.cache.locked.write_begins(ino, bytes))
+                pages.then(|| self.cache.locked.write_begins(ino, bytes)).flatten()
             }
             _ => None,
         }

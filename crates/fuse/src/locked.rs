@@ -2,7 +2,11 @@
 //!
 //! A READ into pages has all of them locked, and no program sees them before it is answered. A WRITE through pages has at most the
 //! last folio locked that it reaches, where it fills that in part; the others programs see (`fuse_fill_write_pages` in
-//! fs/fuse/file.c).
+//! fs/fuse/file.c). That is its last page, or all of it where it begins within a page: then it ends with its first folio, unless programs
+//! saw that before.
+//!
+//! Where so many requests wait that the kernel holds others back, a page may be left because its write-back is among them, which the mount
+//! never hears of. Then no WRITE says why a page is left.
 //!
 //! A notice to drop pages waits for each locked page in turn. Where nobody answers, what lies between them is dropped by notices of
 //! its own.
@@ -26,12 +30,17 @@ impl Locked {
         HeldRanges::hold(&self.reads, ino, bytes)
     }
 
-    /// A WRITE of these bytes through pages begins. It has ended when the result is dropped.
-    pub(crate) fn write_begins(&self, ino: Ino, bytes: Range<u64>) -> HeldRange<Ino> {
-        HeldRanges::hold(&self.writes, ino, bytes)
+    /// A WRITE of these bytes through pages begins. It has ended when the result is dropped. None if it has no page locked.
+    pub(crate) fn write_begins(&self, ino: Ino, bytes: Range<u64>) -> Option<HeldRange<Ino>> {
+        let first = match (bytes.start.is_multiple_of(PAGE), bytes.end.is_multiple_of(PAGE)) {
+            (false, _) => bytes.start,
+            (true, false) => bytes.end / PAGE * PAGE,
+            (true, true) => return None,
+        };
+        Some(HeldRanges::hold(&self.writes, ino, first..bytes.end))
     }
 
-    /// The pages of a file that programs may see: all but those of READs, those of each WRITE apart from others.
+    /// The pages of a file that programs may see: all but those of READs, those that a WRITE may have locked apart from others.
     pub(crate) fn seen(&self, ino: Ino) -> Vec<Range<u64>> {
         let reads: Vec<Range<u64>> = self.reads.of(&ino).into_iter().map(whole_pages).collect();
         let writes: Vec<Range<u64>> = self.writes.of(&ino).into_iter().map(whole_pages).collect();
@@ -43,9 +52,9 @@ impl Locked {
         parts.filter(|part| !reads.iter().any(|read| overlap(read, part))).collect()
     }
 
-    /// True if a request may have one of these pages locked.
-    pub(crate) fn may_lock(&self, ino: Ino, pages: &Range<u64>) -> bool {
-        self.reads.overlaps(&ino, pages) || self.writes.overlaps(&ino, pages)
+    /// True if one of these pages is left because a request has it locked. `held_back` says that the kernel may hold requests back.
+    pub(crate) fn is_locked(&self, ino: Ino, pages: &Range<u64>, held_back: bool) -> bool {
+        self.reads.overlaps(&ino, pages) || !held_back && self.writes.overlaps(&ino, pages)
     }
 }
 
@@ -95,16 +104,24 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_write_are_seen_and_may_be_locked() {
+    fn a_write_has_at_most_what_it_fills_in_part() {
         let locked = Locked::default();
-        let (ino, page) = (Ino(7), 8192..12_288);
-        let write = locked.write_begins(ino, 5000..10_000);
+        let (ino, page) = (Ino(7), |number: u64| number * 4096..(number + 1) * 4096);
+        assert!(locked.write_begins(ino, 4096..12_288).is_none());
+        // Pages 1 and 2 are filled whole.
+        let end = locked.write_begins(ino, 4096..13_000);
         let seen: Vec<(u64, u64)> = locked.seen(ino).into_iter().map(|part| (part.start, part.end)).collect();
-        assert_eq!(seen, [(0, 4096), (4096, 12_288), (12_288, u64::MAX)]);
-        assert!(locked.may_lock(ino, &page) && !locked.may_lock(ino, &(12_288..16_384)));
-        assert!(!locked.may_lock(Ino(8), &page));
-        drop(write);
-        assert!(!locked.may_lock(ino, &page));
+        assert_eq!(seen, [(0, 12_288), (12_288, 16_384), (16_384, u64::MAX)]);
+        let of = |number| locked.is_locked(ino, &page(number), false);
+        assert_eq!([0, 1, 2, 3, 4].map(of), [false, false, false, true, false]);
+        assert!(!locked.is_locked(ino, &page(3), true) && !locked.is_locked(Ino(8), &page(3), false));
+        drop(end);
+        assert!(!of(3));
+        // A folio of several pages that it fills but for the beginning.
+        let _begin = locked.write_begins(ino, 5000..12_288);
+        assert_eq!([0, 1, 2, 3].map(of), [false, true, true, false]);
+        let _read = locked.read_begins(ino, page(0));
+        assert!(locked.is_locked(ino, &page(0), true));
     }
 
     #[test]

@@ -79,8 +79,6 @@ pub(crate) struct Session {
     /// Requests that wait for a lock.
     pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
     latency: Rc<FuseLatency>,
-    /// Requests that were received and not answered.
-    serving: Cell<usize>,
     /// The last of them was answered, and the next may come soon.
     served: Notify,
     patience: Patience,
@@ -110,7 +108,6 @@ impl Session {
             capabilities: Capabilities::default(),
             waiting: RefCell::default(),
             latency,
-            serving: Cell::new(0),
             served: Notify::new(),
             patience: Patience::default(),
             begun: Notify::new(),
@@ -127,7 +124,7 @@ impl Session {
                     match request.header.opcode {
                         op::INIT => self.init(*request),
                         _ => {
-                            self.serving.set(self.serving.get() + 1);
+                            self.cache.serving.set(self.cache.serving.get() + 1);
                             let mut work = Box::pin(serve(self.clone(), env.clone(), *request));
                             // Most are done at once. A task is made for what waits.
                             if poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await.is_pending()
@@ -158,9 +155,9 @@ impl Session {
     /// Answers what was received, once nothing more is. Who waits for a lock is interrupted.
     pub(crate) async fn finish(&self, env: &Env) {
         let until = env.now() + LAST_ANSWERS;
-        while self.serving.get() > 0 {
+        while self.cache.serving.get() > 0 {
             if env.now() >= until {
-                let requests = self.serving.get();
+                let requests = self.cache.serving.get();
                 tracing::warn!(requests, "requests that take too long are given up");
                 return;
             }
@@ -171,7 +168,7 @@ impl Session {
 
     /// Waits for a request, or for a moment in which one may be there.
     async fn rest(&self, env: &Env) -> io::Result<()> {
-        if self.serving.get() == 0 && self.patience.looks_on(env.now()) {
+        if self.cache.serving.get() == 0 && self.patience.looks_on(env.now()) {
             yield_now().await;
             return Ok(());
         }
@@ -362,8 +359,8 @@ async fn serve(session: Rc<Session>, env: Env, mut request: Request) {
         Some(op) => session.latency.of(op).time(&env, work).await,
         None => work.await,
     }
-    session.serving.set(session.serving.get() - 1);
-    if session.serving.get() == 0 && session.patience.is_due() {
+    session.cache.serving.set(session.cache.serving.get() - 1);
+    if session.cache.serving.get() == 0 && session.patience.is_due() {
         session.served.notify_one();
     }
 }

@@ -105,6 +105,26 @@ sys.stdin.readline()
 while True:
     os.pwrite(f, data, 0)
 ";
+/// Does so too, then reads ahead as much as the kernel sends at a time, and stores into a page that a write has filled.
+const WRITES_AND_STORES: &str = "
+import mmap, os, sys, threading
+f = os.open(sys.argv[1], os.O_RDWR)
+m = mmap.mmap(f, 0)
+big = os.open(sys.argv[1] + '-big', os.O_RDONLY)
+data = b'w' * len(m)
+print('ready', flush=True)
+sys.stdin.readline()
+def write():
+    while True:
+        os.pwrite(f, data, 0)
+threading.Thread(target=write, daemon=True).start()
+sys.stdin.readline()
+for number in range(1024):
+    os.posix_fadvise(big, 2 * number * 1048576, 4096, os.POSIX_FADV_WILLNEED)
+m[len(m) // 2] = ord('m')
+print('stored', flush=True)
+sys.stdin.readline()
+";
 const STORED: usize = 100;
 /// Stores into one page each of [`STORED`] files through maps, and syncs them, when it is told to.
 const STORES: &str = "
@@ -244,6 +264,37 @@ fn a_write_in_flight_keeps_no_pages_in_a_mount_that_is_cut_off() {
         assert_eq!(reader.line(), "", "what it saw is old");
     }
     drop((writing, readers));
+    cut_off.end();
+}
+
+/// The kernel held the write-back of a page back behind other requests, and a write that had filled it seemed to have it locked.
+#[test]
+fn a_write_back_that_never_reaches_a_mount_keeps_no_page_in_it() {
+    let test = "a_write_back_that_never_reaches_a_mount_keeps_no_page_in_it";
+    if !can_mount(test) {
+        return;
+    }
+    let cut_off = CutOff::new("held-back");
+    let path = cut_off.mount.join("file");
+    File::create(cut_off.mount.join("file-big")).unwrap().set_len(4 << 30).unwrap();
+    let Some(mut writing) = Python::start(test, WRITES_AND_STORES, &[&path]) else { return };
+    writing.says("ready");
+    let mut reader = Python::start(test, READS, &[&path]).unwrap();
+    reader.says("o");
+    cut_off.mount_other();
+    std::fs::metadata(cut_off.other.join("file")).unwrap();
+    writing.tell();
+    std::thread::sleep(Duration::from_millis(500));
+    cut_off.line.set(false);
+    std::thread::sleep(Duration::from_millis(100));
+    writing.tell();
+    writing.says("stored");
+    cut_off.change_beside();
+    reader.tell();
+    std::thread::sleep(Duration::from_secs(1));
+    cut_off.line.set(true);
+    assert_eq!(reader.line(), "", "what it saw is old");
+    drop((writing, reader));
     cut_off.end();
 }
 

@@ -91,8 +91,9 @@ while True:
 const READS: &str = "
 import os, sys
 f = os.open(sys.argv[1], os.O_RDONLY)
+middle = os.fstat(f).st_size // 2
 while True:
-    print(chr(os.pread(f, 1, os.fstat(f).st_size // 2)[0]), flush=True)
+    print(chr(os.pread(f, 1, middle)[0]), flush=True)
     sys.stdin.readline()
 ";
 /// Writes the whole file again and again when it is told to.

@@ -114,8 +114,10 @@ impl Target {
         let allocated: Vec<Run> =
             changes.iter().flat_map(|change| change.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.freed.iter().copied()).collect();
-        if allocated.is_empty() && !freed.is_empty() {
-            writes.reclaims();
+        // A hole makes one extent into two, and so does a write to the middle of what is reserved: very many of them are rows
+        // without end.
+        if allocated.is_empty() {
+            writes.changes_what_is_there();
         }
         for change in &changes {
             match change.map.is_empty() {

@@ -75,7 +75,7 @@ impl Target {
             }
             changes.extend(Chunk::take_changes(chunk, *key));
         }
-        writes.reclaims();
+        writes.changes_what_is_there();
         if let Err(error) = self.commit_rows(changes, writes).await {
             // Nothing of it is left: neither is the file shorter nor are its later writes refused.
             for ((_, chunk), before) in chunks.iter().zip(before) {

@@ -20,7 +20,8 @@
 
 use crate::engine::RedbKv;
 use crate::journal::Journal;
-use crate::{Kv, KvError, Row, Usage, WriteSet};
+use crate::pieces::row_bytes;
+use crate::{Kv, KvError, Reserve, Row, Usage, WriteSet};
 use penstock_base::env::random_id;
 use penstock_base::{Env, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
@@ -45,6 +46,9 @@ const PAGE_BYTES: u64 = 4096;
 /// finds no page has failed for good.
 const LONGEST_SHARE: u64 = 2;
 const LONGEST_BYTES: u64 = crate::ROWS_AT_ONCE as u64 * (PAGES_OF_A_ROW + 3) * PAGE_BYTES;
+/// What adds nothing new may bring rows beyond the budget by this share of it. They take three times what they count for at
+/// most, so that 27 of 32 parts of the volume are in use then (`budget` in [`crate::engine`]).
+const PART_OF_BUDGET: u64 = 8;
 /// A commit moves at the latest after this.
 const REST: Duration = Duration::from_millis(250);
 
@@ -100,7 +104,7 @@ impl Pending {
             let value = self.find(&key).expect("a key is unrecorded only while its row is in memory").clone();
             (key, value)
         };
-        WriteSet { changes: keys.into_iter().map(value).collect(), reclaims: false }
+        WriteSet { changes: keys.into_iter().map(value).collect(), reserve: Reserve::Nothing }
     }
 }
 
@@ -247,7 +251,7 @@ impl AheadKv {
             self.journal.mark()
         };
         let changes = self.pending.borrow().moving.rows.clone().into_iter().collect();
-        let commit = self.engine.commit(WriteSet { changes, reclaims: false }, mark);
+        let commit = self.engine.commit(WriteSet { changes, reserve: Reserve::Nothing }, mark);
         let result = self.latency.commit.time(&self.env, commit).await;
         match &result {
             Ok(()) => {
@@ -270,19 +274,39 @@ impl AheadKv {
         }
     }
 
+    /// Bytes that the rows which a transaction changes count for behind it, and before it.
+    async fn newest_bytes(&self, writes: &WriteSet) -> Result<(u64, u64), KvError> {
+        let newest = writes.newest();
+        let keys: Vec<Vec<u8>> = newest.keys().map(|key| key.to_vec()).collect();
+        let before = self.try_get_many(keys).await?;
+        let bytes = |key: &[u8], len: Option<usize>| len.map_or(0, |len| row_bytes(key, len));
+        let new = newest.iter().map(|(key, value)| bytes(key, value.map(<[u8]>::len))).sum();
+        let old = newest.keys().zip(&before);
+        let old = old.map(|(key, value)| bytes(key, value.as_ref().map(Vec::len))).sum();
+        Ok((new, old))
+    }
+
     async fn try_commit(&self, writes: WriteSet) -> Result<(), KvError> {
         let bytes = writes.bytes();
         self.check_length(writes.changes.len() as u64, bytes)?;
         loop {
             self.check()?;
             let Usage { used_bytes, budget_bytes, .. } = self.usage();
-            if !writes.reclaims && used_bytes + bytes > budget_bytes {
-                if self.pending.borrow().is_empty() {
+            let most_bytes = match writes.reserve {
+                Reserve::Nothing => budget_bytes,
+                Reserve::Part => budget_bytes + budget_bytes / PART_OF_BUDGET,
+                Reserve::All => u64::MAX,
+            };
+            if used_bytes + bytes > most_bytes {
+                // Rows are counted as new; the engine knows which replace others.
+                if !self.pending.borrow().is_empty() {
+                    self.move_open().await?;
+                    continue;
+                }
+                let (new, old) = self.newest_bytes(&writes).await?;
+                if new > old && used_bytes + (new - old) > most_bytes {
                     return Err(KvError::NoSpace { used_bytes, budget_bytes });
                 }
-                // Rows in memory are counted as new; the engine knows which replace others.
-                self.move_open().await?;
-                continue;
             }
             if !self.pending.borrow().open.is_beyond(self.most_bytes + 1, self.most_rows()) {
                 break;

@@ -25,15 +25,25 @@ pub use lane::Mode;
 pub use scan::{Pages, Range, for_each};
 
 use penstock_base::{Kind, LocalBoxFuture};
+use std::collections::BTreeMap;
 
 /// A row.
 pub type Row = (Vec<u8>, Vec<u8>);
+
+/// How much of what a store keeps beyond its budget a transaction may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Reserve {
+    #[default]
+    Nothing,
+    Part,
+    All,
+}
 
 /// A transaction: rows to put and keys to delete, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteSet {
     changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
-    reclaims: bool,
+    reserve: Reserve,
 }
 
 impl WriteSet {
@@ -54,16 +64,24 @@ impl WriteSet {
         self
     }
 
-    /// Says that the transaction gives space back, so that it may use the reserve.
+    /// Says that the transaction gives space back, so that it may use the reserve. Nothing bounds it: what it adds must be
+    /// bounded by its kind.
     pub fn reclaims(&mut self) -> &mut Self {
-        self.reclaims = true;
+        self.reserve = Reserve::All;
+        self
+    }
+
+    /// Says that the transaction adds nothing new: it changes what there is, or gives back what is kept elsewhere, and its rows
+    /// may get longer for that. It may use a part of the reserve.
+    pub fn changes_what_is_there(&mut self) -> &mut Self {
+        self.reserve = self.reserve.max(Reserve::Part);
         self
     }
 
     /// Adds the changes of another transaction behind these.
     pub fn append(&mut self, other: Self) -> &mut Self {
         self.changes.extend(other.changes);
-        self.reclaims |= other.reclaims;
+        self.reserve = self.reserve.max(other.reserve);
         self
     }
 
@@ -75,6 +93,11 @@ impl WriteSet {
     /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
+    }
+
+    /// The last change of each key.
+    fn newest(&self) -> BTreeMap<&[u8], Option<&[u8]>> {
+        self.changes().collect()
     }
 
     fn bytes(&self) -> u64 {
@@ -90,11 +113,11 @@ pub const ROWS_AT_ONCE: usize = 256;
 
 /// Commits changes of rows that need not change together, in transactions that every store takes.
 pub async fn commit_apart(kv: &dyn Kv, writes: WriteSet) -> Result<(), KvError> {
-    let WriteSet { changes, reclaims } = writes;
+    let WriteSet { changes, reserve } = writes;
     let mut left = changes.into_iter().peekable();
     while left.peek().is_some() {
         let changes = left.by_ref().take(ROWS_AT_ONCE).collect();
-        kv.commit(WriteSet { changes, reclaims }).await?;
+        kv.commit(WriteSet { changes, reserve }).await?;
     }
     Ok(())
 }

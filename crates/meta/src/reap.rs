@@ -85,7 +85,9 @@ impl MetaTarget {
         }
         // By the chunks that exist: its size says nothing of how many these are.
         for stop in self.target.cut_steps(0, ino, 0, STEP_CHUNKS).await? {
-            self.target.cut(0, ino, stop..u64::MAX, Behind::Dropped, u64::MAX, WriteSet::new()).await?;
+            let mut writes = WriteSet::new();
+            writes.reclaims();
+            self.target.cut(0, ino, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
         }
         let _one = self.changing.lock().await;
         // Looked at again: a repair may have given it a name while this waited.
@@ -106,7 +108,7 @@ impl MetaTarget {
             gone?;
         }
         let mut writes = WriteSet::new();
-        writes.delete(removed_key(ino));
+        writes.reclaims().delete(removed_key(ino));
         self.delete_inode(ino, &mut writes);
         self.transactions.set(self.transactions.get() + 1);
         let result = self.target.cut(0, ino, 0..u64::MAX, Behind::Dropped, u64::MAX, writes).await;

@@ -49,6 +49,8 @@ impl MetaTarget {
             cleared.filter(|cleared| cleared.cut == inode.cut).map_or(u64::MAX, |cleared| cleared.from);
         let now = self.now_ns();
         let mut writes = WriteSet::new();
+        // With it begins what an fsync makes durable of contents that have their place.
+        writes.changes_what_is_there();
         if request.drop_set_id {
             inode.drop_set_id();
         }

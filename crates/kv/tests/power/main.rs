@@ -343,6 +343,47 @@ fn a_store_that_is_filled_and_thinned_out_goes_on() {
     }
 }
 
+/// Rows that get longer while space elsewhere is given back, as the map of a file does that is punched: a full store takes them up
+/// to a bound, and what is removed beyond that. The engine broke, and did not open again.
+#[test]
+fn rows_that_get_longer_break_no_full_store() {
+    let (site, world) = (Site::of(48 << 20), World::new(952));
+    let key = |number: u64| number.to_be_bytes().to_vec();
+    let run = world.run(async {
+        let kv = open(&site, &world, &[]).await;
+        let rows =
+            Thinned { key, value: 40, together: 100, period: 2, keep: 1, least: u64::MAX }.fill(&kv).await;
+        let budget = kv.usage().budget_bytes;
+        let mut refused = 0;
+        for number in 0..rows {
+            let mut writes = WriteSet::new();
+            writes.put(key(number), vec![2; 2700]).changes_what_is_there();
+            match kv.commit(writes).await {
+                Ok(()) => assert_eq!(refused, 0, "row {number} after one that was refused"),
+                Err(KvError::NoSpace { .. }) => refused += 1,
+                Err(error) => panic!("row {number}: {error}, {:?}", kv.usage()),
+            }
+        }
+        let used = kv.usage().used_bytes;
+        assert!(
+            refused > 0 && used > budget && used <= budget * 9 / 8,
+            "{used} of {budget}, {refused} refused"
+        );
+        kv.flush().await.unwrap();
+        for number in 0..100 {
+            let mut writes = WriteSet::new();
+            writes.delete(key(number)).put(key(number + 1000), vec![3; 40]).reclaims();
+            kv.commit(writes).await.unwrap();
+        }
+        kv.flush().await.unwrap();
+    });
+    run.unwrap();
+    site.cut(&world);
+    let world = World::new(953);
+    world.run(async { drop(open(&site, &world, &[]).await) }).unwrap();
+    world.destroy();
+}
+
 /// What is longer than the journal goes to the engine when it is flushed, and what follows to the journal again.
 #[test]
 fn transactions_of_all_lengths_survive_a_cut() {

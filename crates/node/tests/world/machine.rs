@@ -80,7 +80,11 @@ impl Backing for SimBacking {
     }
 
     fn look(&self, path: &str) -> Result<Found, String> {
-        Ok(if self.disks.borrow().contains_key(path) { Found::File } else { Found::Nothing })
+        Ok(match self.disks.borrow().get(path) {
+            None => Found::Nothing,
+            Some(disk) if disk.order() == 0 => Found::EmptyFile,
+            Some(_) => Found::File,
+        })
     }
 
     fn create(&self, path: &str, size_bytes: u64) -> Result<(), String> {
@@ -98,8 +102,8 @@ pub fn path(number: usize) -> String {
     format!("disk{number}")
 }
 
-/// A store of as much data, whatever its code.
-fn spec(k: usize, m: usize) -> StoreSpec {
+/// A store whose data slices have so many bytes together.
+fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
     let array = |name: &str, k, m| CreateSpec {
         name: name.to_owned(),
         k,
@@ -111,7 +115,7 @@ fn spec(k: usize, m: usize) -> StoreSpec {
     StoreSpec {
         data: array("data", k, m),
         meta: array("meta", 1, m),
-        drive_bytes: META_BYTES + (DISK_BYTES - META_BYTES) * 4 / k as u64 / (1 << 20) * (1 << 20),
+        drive_bytes: META_BYTES + data_bytes / k as u64 / (1 << 20) * (1 << 20),
         meta_slice_bytes: META_BYTES,
     }
 }
@@ -122,7 +126,12 @@ impl Site {
         Self::of(4, 2)
     }
 
+    /// A store of as much data, whatever its code.
     pub fn of(k: usize, m: usize) -> Self {
+        Self::with_data(k, m, (DISK_BYTES - META_BYTES) * 4)
+    }
+
+    pub fn with_data(k: usize, m: usize, data_bytes: u64) -> Self {
         let world = World::new(3);
         let env = world.env();
         let backing = SimBacking {
@@ -131,7 +140,7 @@ impl Site {
             plans: Rc::default(),
             opened: Rc::default(),
         };
-        let spec = spec(k, m);
+        let spec = spec(k, m, data_bytes);
         let paths: Vec<String> = (0..k + m).map(path).collect();
         world.run(create_store(&env, &backing, &spec, &paths)).unwrap().unwrap();
         world.destroy();

@@ -7,6 +7,7 @@ use penstock_client::SetAttrRequest;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange::{self, Punch, Reserve, Zero};
 use penstock_wire::names::XattrRequest;
+use std::time::Duration;
 
 const ENXIO: u16 = 6;
 const EFBIG: u16 = 27;
@@ -271,10 +272,81 @@ fn files_of_many_rows_are_synced_and_removed_in_steps() {
         assert!(full > MANY * 100);
         client.unlink(client.root(), b"sparse", false).await.unwrap();
         client.release(ino).await.unwrap();
-        let long_enough = std::time::Duration::from_secs(10);
+        let long_enough = Duration::from_secs(10);
         machine.env.sleep(long_enough).await;
         client.sync().await.unwrap();
         // Results that the session keeps are rows too.
         assert!(rows() < full / 4, "{full} bytes of rows before, {} after", rows());
     });
+}
+
+/// A store that is full of names takes what is written to places that are there. Each hole makes the row of its chunk longer:
+/// punching brings the rows no further beyond their budget than what is kept for that; then fsync says so, and what is removed
+/// gives room again.
+#[test]
+fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
+    let site = Site::with_data(4, 2, 640 << 20);
+    let world = World::new(68);
+    let run = world.run(async {
+        const CHUNKS: u64 = 400;
+        let machine = site.start(&world, &[]).await.unwrap();
+        let client = machine.client.clone();
+        let database = make_file(&machine, "database").await.unwrap();
+        client.write(database, 0, &pattern(&world, 1 << 20)).await.unwrap();
+        change(&machine, database, 1 << 20, 1 << 20, Reserve).await;
+        client.fsync(database).await.unwrap();
+        let ino = make_file(&machine, "holes").await.unwrap();
+        for chunk in 0..CHUNKS {
+            change(&machine, ino, chunk << 20, 1 << 20, Reserve).await;
+        }
+        client.fsync(ino).await.unwrap();
+        let mut names = 0;
+        let full = loop {
+            match make_file(&machine, &format!("{names}{}", "x".repeat(200))).await {
+                Ok(ino) => client.release(ino).await.unwrap(),
+                Err(failure) => break failure,
+            }
+            names += 1;
+        };
+        assert_eq!(full.kind, Kind::NoSpace, "{full}");
+        let space = || machine.node.fs_report();
+        let (mut refused, budget) = (0, space().meta_budget_bytes);
+        let mut overwrites = [5, 40_000, (1 << 20) + 5 * BLOCK, 100_000, (1 << 20) + 10 * BLOCK].into_iter();
+        for chunk in 0..CHUNKS {
+            for block in (0..256).step_by(2) {
+                change(&machine, ino, (chunk << 20) + block * BLOCK, BLOCK, Punch).await;
+            }
+            match client.fsync(ino).await {
+                Ok(()) => {}
+                Err(failure) if failure.kind == Kind::NoSpace => refused += 1,
+                Err(failure) => panic!("{failure}"),
+            }
+            // What is not with the engine yet counts in full.
+            machine.env.sleep(Duration::from_secs(1)).await;
+            assert!(space().meta_used_bytes <= budget * 9 / 8, "{:?}", space());
+            if space().meta_used_bytes > budget
+                && let Some(offset) = overwrites.next()
+            {
+                client.write(database, offset, &pattern(&world, 9000)).await.unwrap();
+                client.fsync(database).await.unwrap_or_else(|failure| panic!("at {offset}: {failure}"));
+            }
+        }
+        assert!(refused > 0 && overwrites.next().is_none(), "{refused} refused, {:?}", space());
+        // What is removed gives room to what waited; the bound holds for no removal.
+        let free = free_bytes(&machine);
+        for number in 0..names {
+            client
+                .unlink(client.root(), format!("{number}{}", "x".repeat(200)).as_bytes(), false)
+                .await
+                .unwrap();
+        }
+        client.fsync(ino).await.unwrap();
+        assert!(free_bytes(&machine) > free, "{:?}", space());
+        client.unlink(client.root(), b"holes", false).await.unwrap();
+        client.release(ino).await.unwrap();
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
 }

@@ -154,8 +154,10 @@ impl Client {
         tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
     }
 
-    /// Says what is open, after a restart of the service.
+    /// Says what is open and locked, after a restart of the service. If that is started once more meanwhile, its next start takes
+    /// none of it, and all is owed again.
     async fn reclaim(&self) -> Result<(), Failure> {
+        let start = self.restarts.generation().unwrap_or_default();
         let _nobody_opens = self.opening.write().await;
         let opens = |(ino, state): (&Ino, &Rc<RefCell<FileState>>)| {
             let count = u32::try_from(state.borrow().opens).unwrap_or(u32::MAX);
@@ -164,16 +166,16 @@ impl Client {
         let mut opens: Vec<OpenCount> = self.files.borrow().iter().filter_map(opens).collect();
         opens.sort_unstable_by_key(|open| open.ino);
         for part in opens.chunks(RECLAIMED_AT_ONCE) {
-            let ping = PingRequest { opens: part.to_vec(), ..PingRequest::default() };
+            let ping = PingRequest { opens: part.to_vec(), start, ..PingRequest::default() };
             let _: EmptyReply = self.ask(Kind::Ping, &ping).await?;
         }
         let _nobody_locks = self.locks.still().await;
         for part in self.locks.all().chunks(RECLAIMED_AT_ONCE) {
-            let ping = PingRequest { locks: part.to_vec(), ..PingRequest::default() };
+            let ping = PingRequest { locks: part.to_vec(), start, ..PingRequest::default() };
             let _: EmptyReply = self.ask(Kind::Ping, &ping).await?;
         }
-        let _: EmptyReply =
-            self.ask(Kind::Ping, &PingRequest { reclaimed: true, ..PingRequest::default() }).await?;
+        let all = PingRequest { reclaimed: true, start, ..PingRequest::default() };
+        let _: EmptyReply = self.ask(Kind::Ping, &all).await?;
         Ok(())
     }
 

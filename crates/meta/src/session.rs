@@ -278,9 +278,13 @@ impl MetaTarget {
         self.commit(Request::default(), std::mem::take(writes.reclaims()), Vec::new(), &[]).await
     }
 
-    /// What a session has open and locked, as its client knows it after a restart. With `reclaimed` nothing is missing.
+    /// What a session has open and locked, as its client knows it after a restart. With `reclaimed` nothing is missing: of what
+    /// was told to this start, for a client says it in parts, and each is asked again until somebody answers.
     pub(crate) fn reclaim(&self, session: u64, ping: &PingRequest) {
-        let PingRequest { opens, reclaimed: all, locks } = ping;
+        let PingRequest { opens, reclaimed: all, locks, start } = ping;
+        if *start != self.target.config().generation {
+            return;
+        }
         let owes = self.sessions.borrow().live.get(&session).is_some_and(|session| session.owes_opens);
         if owes {
             locks.iter().for_each(|lock| self.reclaim_lock(session, lock));

@@ -312,6 +312,9 @@ pub struct PingRequest {
     /// After a restart of the service: the locks that the client holds.
     #[prost(message, repeated, tag = "3")]
     pub locks: Vec<LockRequest>,
+    /// The start of the service that is told this; another one knows nothing of what went before and leaves it alone.
+    #[prost(uint64, tag = "4")]
+    pub start: u64,
 }
 
 /// A lease that is given back, or asked for.

@@ -121,7 +121,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         "080110021a04686f737422022f6d",
     );
     let opens = vec![OpenCount { ino: 7, count: 2 }];
-    golden(&PingRequest { opens, reclaimed: true, ..PingRequest::default() }, "0a04080710021001");
+    golden(&PingRequest { opens, reclaimed: true, locks: Vec::new(), start: 9 }, "0a040807100210012009");
     let lock = LockRequest {
         ino: 7,
         owner: 8,

@@ -89,6 +89,7 @@ fn seeds() -> Vec<Vec<u8>> {
             opens: vec![OpenCount { ino: 7, count: 2 }],
             reclaimed: true,
             locks: vec![lock.clone()],
+            start: 9,
         }
         .encode_to_vec(),
         WatchRequest {

@@ -10,8 +10,8 @@ use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::names::{
-    HelloRequest, MakeRequest, NameRequest, OpenCount, PingRequest, RenameRequest, SetAttrRequest,
-    XattrRequest,
+    HelloRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenCount, PingRequest,
+    RenameRequest, SetAttrRequest, XattrRequest,
 };
 use penstock_wire::{Frame, Kind, SLOTS, Service, Transport};
 use prost::Message;
@@ -796,6 +796,63 @@ fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
     });
 }
 
+/// A client that says what it has after a restart says it in parts, and each part is asked again until somebody answers. The service was
+/// started once more in the middle: the last part told the next start that nothing is missing, and what the client had locked
+/// went to others.
+#[test]
+fn a_start_believes_nothing_that_was_said_to_another() {
+    on_machine(97, async |site, machine| {
+        let way = Way::new(&machine);
+        let [holder, other] = [session(&machine).await, session(&machine).await];
+        let file = make(&machine.client, "file").await.unwrap();
+        machine.client.sync_all().await.unwrap();
+        let ask = async |machine: &Machine, session: u64, kind: Kind, body: Vec<u8>| {
+            let mut frame = Frame::request(kind, body, Vec::new());
+            frame.header.session = session;
+            let reply = machine.node.serve(frame, true).await;
+            let start = reply.header.generation;
+            (start, reply.into_result().unwrap().0)
+        };
+        let exclusive = LockChange::Exclusive.into();
+        let lock = LockRequest {
+            ino: file.0,
+            owner: 1,
+            last: u64::MAX,
+            change: exclusive,
+            ..LockRequest::default()
+        };
+        let try_lock = async |machine: &Machine, session: u64| {
+            let (start, reply) = ask(machine, session, Kind::Lock, lock.encode_to_vec()).await;
+            (start, LockReply::decode(&reply[..]).unwrap())
+        };
+        let (mut start, reply) = try_lock(&machine, holder).await;
+        assert_eq!(reply, LockReply::default(), "it is granted");
+        let mut machine = machine;
+        for _ in 0..2 {
+            let before = start;
+            machine = restart(site, machine, &way, Duration::ZERO).await;
+            let old = PingRequest { reclaimed: true, start: before, ..PingRequest::default() };
+            for session in [holder, other] {
+                ask(&machine, session, Kind::Ping, old.encode_to_vec()).await;
+            }
+            let (now, reply) = try_lock(&machine, other).await;
+            assert!(now != before && reply.early, "it waits for the locks that the holder has: {reply:?}");
+            start = now;
+        }
+        let locks = vec![lock.clone()];
+        let all = PingRequest { locks, reclaimed: true, start, ..PingRequest::default() };
+        ask(&machine, holder, Kind::Ping, all.encode_to_vec()).await;
+        let none = PingRequest { reclaimed: true, start, ..PingRequest::default() };
+        ask(&machine, other, Kind::Ping, none.encode_to_vec()).await;
+        let (_, reply) = try_lock(&machine, other).await;
+        assert!(!reply.early && reply.conflict.is_some(), "{reply:?}");
+        for session in [holder, other] {
+            ask(&machine, session, Kind::End, Vec::new()).await;
+        }
+        machine.stop().await;
+    });
+}
+
 /// A count of opens costs as much as any other, and what names no type of file makes none: an entry that no kernel takes could not be
 /// removed.
 #[test]
@@ -808,8 +865,15 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
             machine.node.serve(frame, true).await.into_result()
         };
         let root = machine.client.root().0;
+        let start = machine
+            .node
+            .serve(Frame::request(Kind::Ping, Vec::new(), Vec::new()), true)
+            .await
+            .header
+            .generation;
         for count in [u32::MAX, 1, u32::MAX] {
-            let ping = PingRequest { opens: vec![OpenCount { ino: root, count }], ..PingRequest::default() };
+            let opens = vec![OpenCount { ino: root, count }];
+            let ping = PingRequest { opens, start, ..PingRequest::default() };
             ask(Kind::Ping, 0, ping.encode_to_vec()).await.unwrap();
         }
         for (at, mode) in (0..).zip([0, 0o644, 0o170_000, 0o160_644, 0o300_644, u32::MAX]) {

@@ -89,18 +89,26 @@ impl Client {
         let mut frame = Frame::request(kind, body, payload);
         frame.header.session = self.session;
         frame.header.sequence = sequence;
-        let sent = self.env.now();
-        let reply = self.latency.of(kind).time(&self.env, self.transport.call(frame)).await?;
-        self.note_generation(reply.header.generation);
-        let result = reply.into_result();
-        match &result {
-            Ok(_) => self.leases.clock.answered(sent),
-            Err(failure) => self.note_failure(failure),
+        loop {
+            let sent = self.env.now();
+            let called = self.transport.call(frame.clone());
+            let reply = self.latency.of(kind).time(&self.env, called).await?;
+            let start = reply.header.generation;
+            self.note_generation(start);
+            let result = reply.into_result();
+            match &result {
+                Ok(_) => self.leases.clock.answered(sent),
+                Err(failure) => self.note_failure(failure),
+            }
+            if !is_about_the_session(kind) {
+                self.in_lease().await?;
+            }
+            // It may have waited over a restart. What an earlier start granted or counted is nothing to the present one: such a
+            // reply is as good as lost.
+            if start == 0 || self.restarts.generation() == Some(start) {
+                return result;
+            }
         }
-        if !is_about_the_session(kind) {
-            self.in_lease().await?;
-        }
-        result
     }
 
     /// Waits while this client may not go by what it was granted. Fails when its session has ended.

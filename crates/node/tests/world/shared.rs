@@ -3,13 +3,13 @@
 use crate::machine::{Machine, Site};
 use crate::remote::{Way, make, on_machine, read, restart};
 use futures_util::future::join_all;
-use penstock_base::Ino;
+use penstock_base::{Ino, LocalBoxFuture};
 use penstock_client::{Client, Failure, KernelCache, Purpose, stage};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
 use penstock_wire::names::{LockChange, LockRequest, RenameRequest, SetAttrRequest, WatchRequest};
-use penstock_wire::{Frame, Kind};
+use penstock_wire::{Frame, Kind, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -1019,5 +1019,93 @@ fn what_a_write_takes_is_taken_again_over_a_restart() {
         let _ = client.fsync(ino).await;
         client.release(ino).await.unwrap();
         end(machine, clients, remotes).await;
+    });
+}
+
+/// The way to a service on which the replies to some requests come late.
+struct Late {
+    remote: Rc<Remote>,
+    kind: Kind,
+    held: Cell<bool>,
+    let_go: Notify,
+}
+
+impl Transport for Late {
+    fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
+        Box::pin(async move {
+            let kind = request.header.kind;
+            let reply = self.remote.call(request).await;
+            if kind == self.kind && self.held.get() {
+                self.let_go.notified().await;
+            }
+            reply
+        })
+    }
+}
+
+/// A reply waited at its client while the service was started again, as behind a lease that had run out. The lease in it was taken for one of
+/// the new start, which knew nothing of it and asked for it back from nobody.
+#[test]
+fn what_another_start_granted_is_nothing_to_the_next() {
+    on_machine(98, async |site, machine| {
+        let way = Way::new(&machine);
+        let (writer, remote) = join(&machine, &way).await;
+        let late = Rc::new(Late {
+            remote: Remote::connect(&machine.env, way.clone()).await.unwrap(),
+            kind: Kind::Lease,
+            held: Cell::new(false),
+            let_go: Notify::new(),
+        });
+        let client = Client::connect(&machine.env, late.clone(), "late").await.unwrap();
+        let ino = make(&writer, "file").await.unwrap();
+        open(&client, "file").await;
+        let mut size = 0;
+        let append = async |size: u64| {
+            writer.write(ino, size, b"!").await.unwrap();
+            // Also what was lost is told once.
+            drop(writer.fsync(ino).await);
+        };
+        // The numbers of grants are far from their beginning.
+        for _ in 0..10 {
+            append(size).await;
+            size += 1;
+            assert_eq!(read(&client, ino).await.len() as u64, size);
+        }
+        append(size).await;
+        size += 1;
+        late.held.set(true);
+        let (asking, done) = (client.clone(), Rc::new(Cell::new(false)));
+        let ends = done.clone();
+        machine.env.spawn(
+            "ask",
+            Box::pin(async move {
+                drop(asking.read(ino, 0, 100).await);
+                ends.set(true);
+            }),
+        );
+        machine.env.sleep(Duration::from_secs(1)).await;
+        assert!(!done.get(), "its lease is on the way");
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        machine.env.sleep(penstock_meta::LEASE / 2).await;
+        late.held.set(false);
+        late.let_go.notify_waiters();
+        while !done.get() {
+            machine.env.sleep(Duration::from_millis(1)).await;
+        }
+        for _ in 0..8 {
+            append(size).await;
+            size += 1;
+            assert_eq!(read(&client, ino).await.len() as u64, size, "nothing old is read");
+        }
+        client.release(ino).await.unwrap();
+        writer.release(ino).await.unwrap();
+        drop(client.sync().await);
+        drop(writer.sync().await);
+        for client in [&client, &writer] {
+            client.close().await.unwrap();
+        }
+        [&remote, &late.remote].iter().for_each(|remote| remote.close());
+        machine.audit().await;
+        machine.stop().await;
     });
 }

@@ -469,8 +469,9 @@ async fn drive_replace(
     body: Option<Json<ReplaceBody>>,
 ) -> Answer<penstock_node::DriveReport> {
     let path = body.and_then(|Json(body)| body.path);
-    let replace =
-        move |instance: Rc<Instance>| async move { instance.replace_drive(&id, path.as_deref()).await };
+    let replace = move |instance: Rc<Instance>| async move {
+        instance.node().replace_drive(&id, path.as_deref()).await
+    };
     api.on_worker(replace).await.map(Json)
 }
 

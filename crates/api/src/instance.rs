@@ -219,17 +219,6 @@ impl Instance {
         result.map_err(|error| AdminError::Refused(format!("{error}")))
     }
 
-    /// Replaces a drive and notes where the new one is.
-    pub(crate) async fn replace_drive(
-        &self,
-        id: &str,
-        path: Option<&str>,
-    ) -> Result<penstock_node::DriveReport, AdminError> {
-        let report = self.node.replace_drive(id, path).await?;
-        penstock_node::StoreFile::of(&self.node).save(&self.dir).map_err(AdminError::Refused)?;
-        Ok(report)
-    }
-
     /// Checks the file system, with everything that the mount wrote before; with `repair`, mends it. The kernel keeps
     /// names and attributes of a mount, which a repair may change behind it, so there must be none.
     pub(crate) async fn check_fs(&self, repair: bool) -> Result<penstock_node::FsCheckReport, AdminError> {

@@ -54,6 +54,17 @@ pub enum ArrayError {
         /// The drives.
         which: String,
     },
+    /// The drives that are here know only the drive that was in a place before the one that counts, or what was on it before that was
+    /// made again.
+    #[error(
+        "array {name}: member {position} was replaced or made again, and the drives that are here are from before that; nothing was changed: bring back the drive that is in its place now, or another one of the array as it was last"
+    )]
+    Replaced {
+        /// Name of the array.
+        name: String,
+        /// The member.
+        position: usize,
+    },
     /// A structure that must be there cannot be read from any carrier.
     #[error("array {name}: {what} is damaged on all carriers; nothing was changed")]
     Damaged {
@@ -128,6 +139,7 @@ impl ArrayError {
             | Self::Decode(_) => Kind::Corrupt,
             Self::TooManyMissing { .. }
             | Self::WouldLose { .. }
+            | Self::Replaced { .. }
             | Self::CannotRead { .. }
             | Self::Suspended(_)
             | Self::Ownership { .. } => Kind::Retry,

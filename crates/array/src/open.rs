@@ -11,7 +11,7 @@ use crate::carriers::Mending;
 use crate::checkpoint::CheckpointState;
 use crate::engine::{Array, ArrayLatency};
 use crate::error::ArrayError;
-use crate::format::descriptor::{Descriptor, MemberEntry};
+use crate::format::descriptor::{Descriptor, FIRST_GENERATION, MemberEntry};
 use crate::format::root::Root;
 use crate::format::table_page::TablePage;
 use crate::geometry::{CreateSpec, Geometry};
@@ -75,7 +75,7 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         drive: slice.drive().id(),
         offset: slice.offset(),
         len: slice.len(),
-        generation: 1,
+        generation: FIRST_GENERATION,
         stale: false,
         epoch: Epoch(0),
     });
@@ -388,6 +388,12 @@ impl Array {
     async fn recorded(&self) -> Result<(Claim, u64), ArrayError> {
         let claim = self.ownership.current(self.id).await.map_err(|error| self.unclaimed(&error))?;
         let desc = self.desc.borrow();
+        let valid = claim.generations.replaced().filter(|(at, _)| claim.stale & 1 << at == 0);
+        for (at, generation) in valid {
+            if desc.members.get(at).is_some_and(|member| member.generation < generation) {
+                return Err(ArrayError::Replaced { name: self.name.clone(), position: at });
+            }
+        }
         if claim.revision >= desc.revision {
             return Ok((claim, claim.stale));
         }

@@ -4,6 +4,7 @@
 //! cannot acknowledge a write that misses a member. One node keeps claims in a file of its folder; several nodes
 //! will keep them in etcd behind the same trait.
 
+use crate::format::descriptor::{FIRST_GENERATION, MemberEntry};
 use penstock_base::{ArrayId, Epoch, LocalBoxFuture};
 use penstock_raid::MAX_STRIPS;
 use std::cell::RefCell;
@@ -20,6 +21,43 @@ pub struct Claim {
     pub stale: u64,
     /// Drives from the past that openings use as they are.
     pub accepted: AcceptedLoss,
+    /// Of which drive in each place the others speak.
+    pub generations: Generations,
+}
+
+/// How often the drive in each place was replaced. A place that is not stale is so with the drive of this generation: the one
+/// that it replaced has the same place in its own superblock, and nothing of what was written since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Generations([u64; MAX_STRIPS]);
+
+impl Default for Generations {
+    fn default() -> Self {
+        Self([FIRST_GENERATION; MAX_STRIPS])
+    }
+}
+
+impl Generations {
+    /// Those of places whose first drive was replaced. None where there is no such place, or no drive was replaced there.
+    pub fn new(replaced: impl IntoIterator<Item = (usize, u64)>) -> Option<Self> {
+        let mut generations = Self::default();
+        for (member, generation) in replaced {
+            *generations.0.get_mut(member).filter(|_| generation > FIRST_GENERATION)? = generation;
+        }
+        Some(generations)
+    }
+
+    /// Places whose first drive was replaced.
+    pub fn replaced(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.0.iter().copied().enumerate().filter(|(_, generation)| *generation > FIRST_GENERATION)
+    }
+
+    pub(crate) fn of(members: &[MemberEntry]) -> Self {
+        let mut generations = Self::default();
+        for (place, member) in generations.0.iter_mut().zip(members) {
+            *place = member.generation.max(FIRST_GENERATION);
+        }
+        generations
+    }
 }
 
 /// Drives from the past that openings used as they are, by an administrator's word. What an opening that is cut leaves in their
@@ -137,7 +175,7 @@ pub trait Ownership {
 }
 
 /// Claims in memory that outlive a simulated machine.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct MemoryOwnership {
     claims: RefCell<BTreeMap<ArrayId, Claim>>,
 }

@@ -8,7 +8,7 @@ use crate::engine::Array;
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
-use crate::ownership::{Claim, ClaimError};
+use crate::ownership::{Claim, ClaimError, Generations};
 use futures_util::future::join_all;
 use penstock_drive::superblock::{ArrayEntry, SliceEntry, Superblock};
 use penstock_drive::{DriveError, DriveHandle, Slice};
@@ -89,7 +89,8 @@ impl Array {
         let stale =
             (0..).zip(&next.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
         let (epoch, revision, accepted) = (next.epoch, next.revision, self.accepted.get());
-        let claimed = Claim { epoch, revision, stale, accepted };
+        let generations = Generations::of(&next.members);
+        let claimed = Claim { epoch, revision, stale, accepted, generations };
         self.ownership.swap(self.id, claim, claimed).await.map_err(|error| self.claim_error(error))?;
         self.claim.set(claimed);
         *self.desc.borrow_mut() = next.clone();

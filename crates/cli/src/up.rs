@@ -282,6 +282,8 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let found = StoreFile::of(&node);
     refuse_other_parameters(&found, options)?;
     found.save(&folder.path).map_err(|why| anyhow!(why))?;
+    let dir = folder.path.clone();
+    node.keep_places(move |node| StoreFile::of(node).save(&dir));
     Ok(node)
 }
 

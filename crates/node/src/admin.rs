@@ -102,6 +102,11 @@ impl Node {
             None => self.new_drive(&old, path).await?,
         };
         self.put_in_place(&old, &new).await?;
+        // Until it is written again, the file names the old drive beside the new one.
+        if let Err(why) = self.note_places() {
+            let text = format!("the places of the drives were not noted: {why}");
+            self.events.add(Severity::Warning, EventKind::DriveReplaced, drive_object(new.id()), text);
+        }
         let text = format!("replaced by drive {} at {}", new.id(), new.path());
         self.events.add(Severity::Info, EventKind::DriveReplaced, drive_object(old.id()), text);
         Ok(self.drive_report(&new))
@@ -224,30 +229,35 @@ impl Node {
             let of = |drive: DriveId| Some((array.position_of(drive)?, array.slice_of(drive)?));
             of(old.id()).or_else(|| of(new.id()).filter(|(position, _)| !array.is_in_place(*position)))
         };
-        for array in &self.arrays {
-            if let Some((_, (offset, _))) = place(array) {
+        self.replaced.borrow_mut().insert(new.id());
+        self.replacing.borrow_mut().insert(old.id(), new.clone());
+        let is_known = self.drives.borrow().iter().any(|drive| drive.id() == new.id());
+        if !is_known {
+            self.drives.borrow_mut().push(new.clone());
+        }
+        let replace = async {
+            // One that the next start does not find must not be the only one that has something.
+            if !is_known {
+                self.note_places().map_err(AdminError::Refused)?;
+            }
+            for (array, (_, (offset, _))) in
+                self.arrays.iter().filter_map(|array| Some((array, place(array)?)))
+            {
                 let reserved = array.geometry().reserved();
                 let bytes = offset + reserved.start..offset + reserved.end;
                 self.backing.allocate(new.path(), bytes).map_err(AdminError::Refused)?;
             }
-        }
-        self.replaced.borrow_mut().insert(new.id());
-        self.replacing.borrow_mut().insert(old.id(), new.clone());
-        if self.drives.borrow().iter().all(|drive| drive.id() != new.id()) {
-            self.drives.borrow_mut().push(new.clone());
-        }
-        let mut result = Ok(());
-        for array in &self.arrays {
-            let Some((position, (offset, len))) = place(array) else { continue };
-            result = array.replace_member(position, new, Slice::new(new.clone(), offset, len)).await;
-            if result.is_err() {
-                break;
+            for array in &self.arrays {
+                let Some((position, (offset, len))) = place(array) else { continue };
+                array.replace_member(position, new, Slice::new(new.clone(), offset, len)).await?;
             }
-        }
+            Ok(())
+        };
+        let result: Result<(), AdminError> = replace.await;
         let is_done = !self.arrays.iter().any(|array| place(array).is_some());
         if !is_done && self.arrays.iter().any(|array| array.position_of(new.id()).is_some()) {
             // It is asked for again.
-            return Ok(result?);
+            return result;
         }
         let mut drives = self.drives.borrow_mut();
         drives.retain(|drive| drive.id() != new.id());
@@ -256,7 +266,18 @@ impl Node {
             *listed.expect("it was found there") = new.clone();
         }
         self.replacing.borrow_mut().remove(&old.id());
-        Ok(result?)
+        result
+    }
+
+    /// Has the places of the drives noted by `keep` whenever a drive takes the place of another: before it gets anything, and
+    /// again when it has all.
+    pub fn keep_places(&self, keep: impl Fn(&Self) -> Result<(), String> + 'static) {
+        *self.keep_places.borrow_mut() = Some(Rc::new(keep));
+    }
+
+    fn note_places(&self) -> Result<(), String> {
+        let keep = self.keep_places.borrow().clone();
+        keep.map_or(Ok(()), |keep| keep(self))
     }
 
     /// The file system.

@@ -52,6 +52,9 @@ pub enum StartError {
 /// How long a drive may take to say what it is.
 const ANSWER: Duration = Duration::from_secs(30);
 
+/// What notes durably where the drives of a node are; the error says why it could not.
+pub(crate) type KeepPlaces = Rc<dyn Fn(&Node) -> Result<(), String>>;
+
 /// All roles of one machine.
 pub struct Node {
     pub(crate) env: Env,
@@ -76,6 +79,8 @@ pub struct Node {
     pub(crate) latency: ServiceLatency,
     pub(crate) slow: RefCell<SlowDrives>,
     pub(crate) started_ns: i64,
+    /// Notes where the drives are, for the next start.
+    pub(crate) keep_places: RefCell<Option<KeepPlaces>>,
     /// Held shared by each request, and exclusively by a repair.
     pub(crate) serving: RwLock<()>,
     pub(crate) damage: RefCell<crate::fsck::Damage>,
@@ -226,6 +231,7 @@ impl Node {
             latency: ServiceLatency::default(),
             slow: RefCell::default(),
             started_ns,
+            keep_places: RefCell::default(),
             serving,
             damage,
             closing: Cell::new(false),

@@ -1,6 +1,6 @@
 //! Coordination of one node: claims in a file of the store's folder. Byte map: docs/format/README.md.
 
-use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Ownership, Since};
+use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_drive::runtime::blocking;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,8 @@ struct Row {
     accepted: BTreeMap<usize, (u64, u64)>,
     #[serde(default, skip_serializing_if = "is_zero")]
     accepted_used: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    generations: BTreeMap<usize, u64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -47,6 +49,7 @@ impl Claims {
                     .map(|(at, since)| (at, (since.first.0, since.until.0)))
                     .collect(),
                 accepted_used: claim.accepted.used(),
+                generations: claim.generations.replaced().collect(),
             };
             (array.to_string(), row)
         };
@@ -59,15 +62,20 @@ impl Claims {
         let claim = |(array, row): (String, Row)| {
             let id = array.parse().map_err(|error| format!("{array}: {error}"))?;
             let accepted = row.accepted.values().flat_map(|(first, until)| [*first, *until]);
-            if accepted.chain([row.epoch, row.revision]).any(|counter| counter >> 63 != 0) {
+            let generations = row.generations.values().copied();
+            if accepted.chain(generations).chain([row.epoch, row.revision]).any(|counter| counter >> 63 != 0)
+            {
                 return Err(format!("{array}: a counter above 2^63"));
             }
             let since = |(first, until)| Since { first: Epoch(first), until: Epoch(until) };
             let since = row.accepted.into_iter().map(|(member, epochs)| (member, since(epochs)));
             let accepted = AcceptedLoss::new(since, row.accepted_used)
                 .ok_or_else(|| format!("{array}: a member that there is not, or an epoch of 0"))?;
+            let generations = Generations::new(row.generations).ok_or_else(|| {
+                format!("{array}: a member that there is not, or a drive that replaced none")
+            })?;
             let (epoch, revision, stale) = (Epoch(row.epoch), row.revision, row.stale_members);
-            let claim = Claim { epoch, revision, stale, accepted };
+            let claim = Claim { epoch, revision, stale, accepted, generations };
             Ok((ArrayId(id), claim))
         };
         rows.into_iter().map(claim).collect::<Result<_, String>>().map(Self)

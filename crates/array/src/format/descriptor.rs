@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 
 const FORMAT: u16 = 2;
 
+/// Of the drives that an array is made of.
+pub(crate) const FIRST_GENERATION: u64 = 1;
+
 /// One member of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberEntry {

@@ -259,7 +259,10 @@ fn wrong_drives_then_the_right_ones(seed: u64) -> bool {
     let refused = match one_life(&site, 6, None, &[m], false).expect("nobody cuts it") {
         Ok(()) => false,
         Err(
-            ArrayError::WouldLose { .. } | ArrayError::TooManyMissing { .. } | ArrayError::CannotRead { .. },
+            ArrayError::WouldLose { .. }
+            | ArrayError::TooManyMissing { .. }
+            | ArrayError::CannotRead { .. }
+            | ArrayError::Replaced { .. },
         ) => true,
         Err(error) => panic!("seed {seed}: {error}"),
     };

@@ -39,7 +39,11 @@ fn events_tell_the_story_over_restarts_and_kills() {
     let (id, path) = store.drives()[1].clone();
     store.ok(&["drive", "fail", &id]);
     wait_until("the failure is an event", || kinds(&events(&store, 0)).contains(&"health"));
-    store.ok(&["drive", "replace", &id, "--yes"]);
+    let elsewhere = store.dir.join("elsewhere");
+    store.ok(&["drive", "replace", &id, elsewhere.to_str().unwrap(), "--yes"]);
+    let noted = std::fs::read_to_string(store.dir.join("store.json")).unwrap();
+    let new = store.drives().into_iter().find(|(_, path)| path.as_path() == elsewhere).unwrap();
+    assert!(noted.contains(&new.0) && !noted.contains(&id), "{noted}");
     store.ok(&["array", "rebuild", "--wait"]);
     store.ok(&["array", "scrub", "data", "--wait"]);
     wait_until("the store is whole", || {

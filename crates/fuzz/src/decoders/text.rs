@@ -1,7 +1,7 @@
 //! Files and words in text: what a folder holds, and what people write.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
-use penstock_array::ownership::{AcceptedLoss, Claim, Since};
+use penstock_array::ownership::{AcceptedLoss, Claim, Generations, Since};
 use penstock_base::text::{parse_code, parse_size};
 use penstock_base::{ArrayId, Epoch, Id128};
 use penstock_node::{Claims, StoreFile};
@@ -17,7 +17,9 @@ pub(super) const CLAIMS: Decoder = Decoder {
             let since = |first, until| Since { first: Epoch(first), until: Epoch(until) };
             let accepted = AcceptedLoss::new([(3, since(2, 0)), (63, since(1, 2))], stale + 1)
                 .expect("members that there are");
-            let claim = Claim { epoch: Epoch(3), revision: u64::MAX / 2, stale, accepted };
+            let generations =
+                Generations::new([(2, 2), (63, u64::MAX / 2)]).expect("drives that replaced others");
+            let claim = Claim { epoch: Epoch(3), revision: u64::MAX / 2, stale, accepted, generations };
             (ArrayId(Id128([number; 16])), claim)
         };
         [Claims::default(), Claims([claim(1, 0), claim(0xab, 5)].into())]

@@ -6,6 +6,7 @@ use penstock_base::{DriveId, Ino};
 use penstock_drive::{Fault, Op};
 use penstock_node::EventKind;
 use penstock_sim::World;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -355,4 +356,99 @@ fn of_two_copies_of_a_drive_the_one_that_served_last_is_used() {
     for (k, m, without) in [(1, 1, false), (1, 1, true), (4, 2, true)] {
         both_copies_are_there(k, m, without);
     }
+}
+
+/// The copy of a site in which only some of the disks are there.
+fn with_only(site: &Site, there: &[&String]) -> Site {
+    let copy = Site { ownership: Rc::new((*site.ownership).clone()), ..site.duplicate() };
+    copy.disks.borrow_mut().retain(|path, _| there.contains(&path));
+    copy
+}
+
+/// Disks are replaced one after the other, and then any of those that the store has and had are found. Where coordination said that
+/// a place is whole, the disk was taken that had been there before: what was written since was gone, and nobody was told.
+#[test]
+fn whatever_disks_are_found_after_replacements_a_store_starts_with_all_or_not_at_all() {
+    for (k, m, replacements) in [(1, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2)] {
+        let (site, world) = (Site::of(k, m), World::new(94));
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            write_durably(&machine, "before", 100_000).await;
+            for number in 0..replacements {
+                let path = format!("disk{number}");
+                let old = machine.node.drives().into_iter().find(|drive| drive.path() == path).unwrap();
+                let id = old.id().to_string();
+                machine.node.fail_drive(&id).await.unwrap();
+                write_durably(&machine, &format!("without{number}"), 50_000).await;
+                machine.node.replace_drive(&id, Some(&format!("new{number}"))).await.unwrap();
+                health_when_rebuilt(&machine).await;
+            }
+            write_durably(&machine, "after", 100_000).await;
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+        let paths: Vec<String> = site.disks.borrow().keys().cloned().collect();
+        let now =
+            |path: &&String| path.starts_with("new") || path[4..].parse::<usize>().unwrap() >= replacements;
+        let (mut started, mut refused) = (0, 0);
+        for chosen in 1u32..1 << paths.len() {
+            let there: Vec<&String> = paths
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| chosen & 1 << at != 0)
+                .map(|(_, path)| path)
+                .collect();
+            let world = World::new(95);
+            let some = with_only(&site, &there);
+            let run = world.run(async {
+                let machine = some.start(&world, &[]).await.map_err(|error| error.to_string())?;
+                let found = machine.client.lookup(machine.client.root(), b"after").await;
+                let ino = Ino(found.unwrap_or_else(|failure| panic!("{k}+{m} of {there:?}: {failure}")).ino);
+                let bytes = machine.client.read(ino, 0, 100_000).await.unwrap();
+                assert!(penstock_base::buf::gather(&bytes).iter().all(|byte| *byte == 7), "{there:?}");
+                Ok::<_, String>(())
+            });
+            let outcome = run.unwrap();
+            world.destroy();
+            match &outcome {
+                Ok(()) => started += 1,
+                Err(_) => refused += 1,
+            }
+            let enough = there.iter().filter(|path| now(path)).count() >= k;
+            assert_eq!(
+                outcome.is_ok(),
+                enough,
+                "{k}+{m} with {replacements} replaced, of {there:?}: {outcome:?}"
+            );
+        }
+        println!("{k}+{m}: {started} starts, {refused} refused");
+    }
+}
+
+/// Where the new drive is must be known to the next start before the drive has anything that no other has.
+#[test]
+fn nothing_changes_for_a_replacement_whose_place_cannot_be_noted() {
+    crate::machine::on_machine(96, async |machine| {
+        let old = fail_first_drive(machine).await;
+        let noted: Rc<RefCell<Vec<bool>>> = Rc::default();
+        let (full, notes) = (Rc::new(Cell::new(true)), noted.clone());
+        let is_full = full.clone();
+        machine.node.keep_places(move |node| {
+            if is_full.get() {
+                return Err("no space left on the host".to_owned());
+            }
+            let new = node.drives().into_iter().find(|drive| drive.path() == "new").expect("it is noted");
+            notes.borrow_mut().push(node.arrays().iter().any(|array| array.position_of(new.id()).is_some()));
+            Ok(())
+        });
+        let refused = machine.node.replace_drive(&old.to_string(), Some("new")).await.unwrap_err();
+        assert!(refused.to_string().contains("no space left on the host"), "{refused}");
+        assert!(machine.node.arrays().iter().all(|array| array.position_of(old).is_some()));
+        assert!(machine.node.drives().iter().all(|drive| drive.path() != "new"));
+        full.set(false);
+        machine.node.replace_drive(&old.to_string(), Some("new")).await.unwrap();
+        assert_eq!(*noted.borrow(), [false, true], "noted before it has anything, and at the end");
+        assert_eq!(health_when_rebuilt(machine).await, "ok");
+    });
 }

@@ -1,13 +1,13 @@
 //! What an administrator does: look, fail and replace drives, rebuild, scrub, check.
 
-use crate::assemble::Node;
+use crate::assemble::{ANSWER, Node};
 use crate::backing::Found;
 use crate::event_files::{EventFiles, Kept};
 use crate::events::{Event, EventKind, Events, Severity};
 use crate::report::{ArrayReport, DriveReport, FsReport, JobReport, MemberReport, StatusReport};
 use crate::watch::drive_object;
 use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
-use penstock_base::env::random_id;
+use penstock_base::env::{random_id, timeout};
 use penstock_base::{BLOCK_BYTES, DriveId};
 use penstock_drive::superblock::{self, Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
@@ -195,7 +195,10 @@ impl Node {
         };
         // A file at the place where this store had the drive is that drive, however damaged.
         let is_its_file = found == Found::File && path == old.path();
-        match superblock::read(&*drive).await {
+        let Some(read) = timeout(&self.env, ANSWER, superblock::read(&*drive)).await else {
+            return refuse(format!("{path}: no answer within {ANSWER:?}"));
+        };
+        match read {
             Err(SuperblockError::Blank) if found == Found::Device => Ok(()),
             Ok(known) if known.store == self.store => {
                 let in_use = |drive: &Rc<DriveHandle>| drive.id() == known.drive && drive.is_online();

@@ -50,7 +50,7 @@ pub enum StartError {
 }
 
 /// How long a drive may take to say what it is.
-const ANSWER: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 
 /// What notes durably where the drives of a node are; the error says why it could not.
 pub(crate) type KeepPlaces = Rc<dyn Fn(&Node) -> Result<(), String>>;

@@ -5,12 +5,14 @@
 //! A power cut while a store is made leaves drives without superblocks, which nothing takes for a store: arrays are
 //! written first, superblocks last.
 
-use crate::assemble::StartError;
+use crate::assemble::{ANSWER, StartError};
 use crate::backing::Backing;
 use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
-use penstock_base::env::random_id;
+use penstock_base::env::{random_id, timeout};
 use penstock_base::{BLOCK_BYTES, DriveId, Env, StoreId};
-use penstock_drive::superblock::{self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock};
+use penstock_drive::superblock::{
+    self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError,
+};
 use penstock_drive::{DriveHandle, Slice};
 use std::ops::Range;
 use std::rc::Rc;
@@ -126,9 +128,14 @@ pub async fn create_store(
     }
     for path in paths {
         if let Ok(drive) = backing.open(path)
-            && !matches!(superblock::read(&*drive).await, Err(superblock::SuperblockError::Blank))
+            && !matches!(
+                timeout(env, ANSWER, superblock::read(&*drive)).await,
+                Some(Err(SuperblockError::Blank))
+            )
         {
-            return Err(StartError::Refused(format!("{path} exists and is not blank; nothing was changed")));
+            return Err(StartError::Refused(format!(
+                "{path} exists and is not blank, or does not answer; nothing was changed"
+            )));
         }
     }
     let mut handles = Vec::new();

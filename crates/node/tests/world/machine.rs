@@ -82,7 +82,7 @@ impl Backing for SimBacking {
     fn look(&self, path: &str) -> Result<Found, String> {
         Ok(match self.disks.borrow().get(path) {
             None => Found::Nothing,
-            Some(disk) if disk.order() == 0 => Found::EmptyFile,
+            Some(disk) if disk.used_blocks().is_empty() => Found::EmptyFile,
             Some(_) => Found::File,
         })
     }

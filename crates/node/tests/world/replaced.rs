@@ -452,3 +452,27 @@ fn nothing_changes_for_a_replacement_whose_place_cannot_be_noted() {
         assert_eq!(health_when_rebuilt(machine).await, "ok");
     });
 }
+
+/// A drive that does not answer was waited for without an end, and nobody could fail or replace any other.
+#[test]
+fn a_drive_that_does_not_answer_is_no_replacement() {
+    let (site, world) = (Site::new(), World::new(99));
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let old = fail_first_drive(&machine).await.to_string();
+        let disk = penstock_sim::SimDisk::new(site.disk_bytes());
+        disk.corrupt(0, &[1; 4096]);
+        site.disks.borrow_mut().insert("silent".to_owned(), disk);
+        let silent = |nth| Planned { op: Op::Read, nth, fault: Fault::Silent, within: 0..1 << 20 };
+        site.plans.borrow_mut().insert("silent".to_owned(), (0..8).map(silent).collect());
+        let replace = machine.node.replace_drive(&old, Some("silent"));
+        let refused = penstock_base::env::timeout(&machine.env, Duration::from_secs(60), replace).await;
+        let refused = refused.expect("it ends").unwrap_err().to_string();
+        assert!(refused.contains("no answer"), "{refused}");
+        machine.node.replace_drive(&old, Some("new")).await.unwrap();
+        assert_eq!(health_when_rebuilt(&machine).await, "ok");
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}

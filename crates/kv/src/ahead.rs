@@ -21,7 +21,7 @@
 use crate::engine::RedbKv;
 use crate::journal::Journal;
 use crate::pieces::row_bytes;
-use crate::{Kv, KvError, Reserve, Row, Usage, WriteSet};
+use crate::{Kv, KvError, Part, Reserve, Row, Usage, WriteSet};
 use penstock_base::env::random_id;
 use penstock_base::{Env, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
@@ -380,13 +380,19 @@ impl AheadKv {
         Ok(values.into_iter().map(fill).collect())
     }
 
-    async fn try_scan(&self, mut from: Vec<u8>, until: Vec<u8>, limit: usize) -> Result<Vec<Row>, KvError> {
+    async fn try_scan(
+        &self,
+        part: Part,
+        mut from: Vec<u8>,
+        until: Vec<u8>,
+        limit: usize,
+    ) -> Result<Vec<Row>, KvError> {
         self.check()?;
         let _moment = self.still.read().await;
         let mut changed = self.pending.borrow().range(&from, &until);
         let mut rows = Vec::new();
         loop {
-            let stored = self.engine.scan(from, until.clone(), limit).await?;
+            let stored = self.engine.scan(part, from, until.clone(), limit).await?;
             let last = stored.len() < limit;
             let end = stored.last().map(|(key, _)| key.clone());
             let mut stored = stored.into_iter().peekable();
@@ -433,7 +439,19 @@ impl Kv for AheadKv {
         until: Vec<u8>,
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>> {
-        Box::pin(self.try_scan(from, until, limit))
+        Box::pin(self.try_scan(Part::Rows, from, until, limit))
+    }
+
+    fn keys(
+        &self,
+        from: Vec<u8>,
+        until: Vec<u8>,
+        limit: usize,
+    ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
+        Box::pin(async move {
+            let rows = self.try_scan(Part::Keys, from, until, limit).await?;
+            Ok(rows.into_iter().map(|(key, _)| key).collect())
+        })
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

@@ -30,6 +30,13 @@ use std::collections::BTreeMap;
 /// A row.
 pub type Row = (Vec<u8>, Vec<u8>);
 
+/// What a scan reads of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Keys,
+    Rows,
+}
+
 /// How much of what a store keeps beyond its budget a transaction may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Reserve {
@@ -192,6 +199,14 @@ pub trait Kv {
         until: Vec<u8>,
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>>;
+
+    /// The keys of up to `limit` rows with `from <= key < until`, in order. Values that are long against a page are not read.
+    fn keys(
+        &self,
+        from: Vec<u8>,
+        until: Vec<u8>,
+        limit: usize,
+    ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>>;
 
     /// Applies a transaction whole. Later reads see it; it is durable after a later flush.
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>>;

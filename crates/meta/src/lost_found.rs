@@ -109,7 +109,7 @@ impl MetaTarget {
         let mut writes = WriteSet::new();
         let dir = self.lost_found(&mut writes).await?;
         let (from, until) = xattr_range(dir.ino);
-        if value.len() > XATTR_MAX || self.kv.scan(from, until, KEPT_ROWS).await?.len() >= KEPT_ROWS {
+        if value.len() > XATTR_MAX || self.kv.keys(from, until, KEPT_ROWS).await?.len() >= KEPT_ROWS {
             return Ok(false);
         }
         let name = match key.len() {

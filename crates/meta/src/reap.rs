@@ -96,11 +96,10 @@ impl MetaTarget {
         }
         if !self.without_xattrs.contains(&ino) {
             let mut attributes = WriteSet::new();
-            for_each(&*self.kv, xattr_range(ino), |key, _| {
-                attributes.delete(key.to_vec());
-                Ok::<_, MetaError>(())
-            })
-            .await?;
+            let (from, until) = xattr_range(ino);
+            for key in self.kv.keys(from, until, usize::MAX).await? {
+                attributes.delete(key);
+            }
             let _open = self.gate.read().await;
             self.transactions.set(self.transactions.get() + 1);
             let gone = commit_apart(&*self.kv, std::mem::take(attributes.reclaims())).await;

@@ -33,8 +33,8 @@ impl MetaTarget {
             return Ok(NamesReply::default().encode_to_vec());
         }
         let (from, until) = xattr_range(Ino(request.ino));
-        let rows = self.kv.scan(from, until, MOST).await?;
-        let names = rows.iter().map(|(key, _)| xattr_name(key).to_vec()).collect();
+        let keys = self.kv.keys(from, until, MOST).await?;
+        let names = keys.iter().map(|key| xattr_name(key).to_vec()).collect();
         Ok(NamesReply { names }.encode_to_vec())
     }
 
@@ -43,6 +43,9 @@ impl MetaTarget {
         let _one = self.changing.lock().await;
         if request.name.is_empty() || request.name.len() > NAME_MAX {
             return Err(Errno::RANGE.into());
+        }
+        if request.name.contains(&0) {
+            return Err(Errno::INVAL.into());
         }
         if request.value.len() > XATTR_MAX {
             return Err(Errno::TOOBIG.into());
@@ -58,7 +61,7 @@ impl MetaTarget {
         }
         if !exists {
             let (from, until) = xattr_range(inode.ino);
-            if self.kv.scan(from, until, MOST).await?.len() >= MOST {
+            if self.kv.keys(from, until, MOST).await?.len() >= MOST {
                 return Err(Errno::NOSPC.into());
             }
         }

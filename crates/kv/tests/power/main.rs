@@ -384,6 +384,33 @@ fn rows_that_get_longer_break_no_full_store() {
     world.destroy();
 }
 
+/// Keys alone are those of a scan, with what is not with the engine yet.
+#[test]
+fn keys_are_those_of_the_rows() {
+    let (site, world) = (Site::new(), World::new(954));
+    let run = world.run(async {
+        let kv = open(&site, &world, &[]).await;
+        for round in 0..3u8 {
+            let mut writes = WriteSet::new();
+            for number in (round..60).step_by(3) {
+                writes.put(vec![number], vec![number; 1 + 200 * usize::from(number)]);
+            }
+            writes.delete(vec![round * 4]);
+            kv.commit(writes).await.unwrap();
+            if round == 1 {
+                world.env().sleep(std::time::Duration::from_secs(1)).await;
+            }
+            for (from, until, limit) in [(0, 255, 1000), (5, 30, 1000), (0, 255, 7), (7, 7, 3)] {
+                let rows = kv.scan(vec![from], vec![until], limit).await.unwrap();
+                let keys: Vec<Vec<u8>> = rows.into_iter().map(|(key, _)| key).collect();
+                assert_eq!(kv.keys(vec![from], vec![until], limit).await.unwrap(), keys, "round {round}");
+            }
+        }
+    });
+    run.unwrap();
+    world.destroy();
+}
+
 /// What is longer than the journal goes to the engine when it is flushed, and what follows to the journal again.
 #[test]
 fn transactions_of_all_lengths_survive_a_cut() {

@@ -884,6 +884,10 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         let (dir, name, mode) = (root, "fifo".into(), 0o010_600);
         let fifo = MakeRequest { dir, name, mode, ..MakeRequest::default() };
         ask(Kind::Make, SLOTS + 10, fifo.encode_to_vec()).await.unwrap();
+        // Not a name either, and no later check would take its row for one.
+        let odd =
+            XattrRequest { ino: root, name: b"user.\0".to_vec(), value: vec![1], ..XattrRequest::default() };
+        ask(Kind::SetXattr, SLOTS + 11, odd.encode_to_vec()).await.unwrap_err();
         let (client, oldest_version, newest_version) = ("x".repeat(300), 1, 1);
         let hello = HelloRequest { client, oldest_version, newest_version, ..HelloRequest::default() };
         ask(Kind::Hello, 0, hello.encode_to_vec()).await.unwrap_err();

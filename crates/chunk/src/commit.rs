@@ -115,8 +115,9 @@ impl Target {
             changes.iter().flat_map(|change| change.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.freed.iter().copied()).collect();
         // A hole makes one extent into two, and so does a write to the middle of what is reserved: very many of them are rows
-        // without end.
-        if allocated.is_empty() {
+        // without end. A chunk that is written to other places than it had takes no more of them.
+        let blocks = |runs: &[Run]| runs.iter().map(|(_, count)| count).sum::<u64>();
+        if blocks(&allocated) <= blocks(&freed) {
             writes.changes_what_is_there();
         }
         for change in &changes {

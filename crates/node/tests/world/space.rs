@@ -293,7 +293,7 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
         let client = machine.client.clone();
         let database = make_file(&machine, "database").await.unwrap();
         client.write(database, 0, &pattern(&world, 1 << 20)).await.unwrap();
-        change(&machine, database, 1 << 20, 1 << 20, Reserve).await;
+        change(&machine, database, 1 << 20, 2 << 20, Reserve).await;
         client.fsync(database).await.unwrap();
         let ino = make_file(&machine, "holes").await.unwrap();
         for chunk in 0..CHUNKS {
@@ -329,6 +329,11 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
             {
                 client.write(database, offset, &pattern(&world, 9000)).await.unwrap();
                 client.fsync(database).await.unwrap_or_else(|failure| panic!("at {offset}: {failure}"));
+                // A whole chunk is written to another place.
+                for chunk in [0, 2] {
+                    client.write(database, chunk << 20, &pattern(&world, 1 << 20)).await.unwrap();
+                    client.fsync(database).await.unwrap_or_else(|failure| panic!("chunk {chunk}: {failure}"));
+                }
             }
         }
         assert!(refused > 0 && overwrites.next().is_none(), "{refused} refused, {:?}", space());

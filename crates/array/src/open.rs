@@ -186,7 +186,7 @@ impl Opening {
         let (claim, stale) = array.recorded().await?;
         check_members(&array, stale)?;
         let root = array.read_root(&array.carriers_of(stale)).await?;
-        array.check_root(&root)?;
+        array.check_root(&root, &claim)?;
         let (outdated, accepted_loss) = array.leave_out_outdated(&root, &claim, stale, lacking).await;
         let (positions, carriers) = (array.trusted_carriers(stale), array.carriers_of(stale));
         if carriers.is_empty() {
@@ -449,10 +449,10 @@ impl Array {
         self.fail_unwritten(failed).await
     }
 
-    /// Refuses a root of an earlier start than one whose root is on every carrier: those that are here are from the past.
-    fn check_root(&self, root: &Root) -> Result<(), ArrayError> {
-        let desc = self.desc.borrow();
-        if root.epoch >= desc.root_epoch {
+    /// Refuses a root of an earlier start than one whose root is on every carrier: those that are here are from the past. Where
+    /// all drives are, only coordination tells.
+    fn check_root(&self, root: &Root, claim: &Claim) -> Result<(), ArrayError> {
+        if root.epoch >= self.desc.borrow().root_epoch.max(claim.root_epoch) {
             return Ok(());
         }
         Err(self.lacks_carriers("the checkpoint's root of the last start"))

@@ -23,6 +23,8 @@ pub struct Claim {
     pub accepted: AcceptedLoss,
     /// Of which drive in each place the others speak.
     pub generations: Generations,
+    /// The newest start whose root is durable on every carrier.
+    pub root_epoch: Epoch,
 }
 
 /// How often the drive in each place was replaced. A place that is not stale is so with the drive of this generation: the one

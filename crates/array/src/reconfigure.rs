@@ -90,7 +90,8 @@ impl Array {
             (0..).zip(&next.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
         let (epoch, revision, accepted) = (next.epoch, next.revision, self.accepted.get());
         let generations = Generations::of(&next.members);
-        let claimed = Claim { epoch, revision, stale, accepted, generations };
+        let root_epoch = next.root_epoch;
+        let claimed = Claim { epoch, revision, stale, accepted, generations, root_epoch };
         self.ownership.swap(self.id, claim, claimed).await.map_err(|error| self.claim_error(error))?;
         self.claim.set(claimed);
         *self.desc.borrow_mut() = next.clone();

@@ -24,6 +24,8 @@ struct Row {
     accepted_used: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     generations: BTreeMap<usize, u64>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    root_epoch: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -50,6 +52,7 @@ impl Claims {
                     .collect(),
                 accepted_used: claim.accepted.used(),
                 generations: claim.generations.replaced().collect(),
+                root_epoch: claim.root_epoch.0,
             };
             (array.to_string(), row)
         };
@@ -63,7 +66,10 @@ impl Claims {
             let id = array.parse().map_err(|error| format!("{array}: {error}"))?;
             let accepted = row.accepted.values().flat_map(|(first, until)| [*first, *until]);
             let generations = row.generations.values().copied();
-            if accepted.chain(generations).chain([row.epoch, row.revision]).any(|counter| counter >> 63 != 0)
+            if accepted
+                .chain(generations)
+                .chain([row.epoch, row.revision, row.root_epoch])
+                .any(|counter| counter >> 63 != 0)
             {
                 return Err(format!("{array}: a counter above 2^63"));
             }
@@ -75,7 +81,8 @@ impl Claims {
                 format!("{array}: a member that there is not, or a drive that replaced none")
             })?;
             let (epoch, revision, stale) = (Epoch(row.epoch), row.revision, row.stale_members);
-            let claim = Claim { epoch, revision, stale, accepted, generations };
+            let root_epoch = Epoch(row.root_epoch);
+            let claim = Claim { epoch, revision, stale, accepted, generations, root_epoch };
             Ok((ArrayId(id), claim))
         };
         rows.into_iter().map(claim).collect::<Result<_, String>>().map(Self)

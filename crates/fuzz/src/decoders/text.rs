@@ -19,7 +19,14 @@ pub(super) const CLAIMS: Decoder = Decoder {
                 .expect("members that there are");
             let generations =
                 Generations::new([(2, 2), (63, u64::MAX / 2)]).expect("drives that replaced others");
-            let claim = Claim { epoch: Epoch(3), revision: u64::MAX / 2, stale, accepted, generations };
+            let claim = Claim {
+                epoch: Epoch(3),
+                revision: u64::MAX / 2,
+                stale,
+                accepted,
+                generations,
+                root_epoch: Epoch(2),
+            };
             (ArrayId(Id128([number; 16])), claim)
         };
         [Claims::default(), Claims([claim(1, 0), claim(0xab, 5)].into())]

@@ -476,3 +476,49 @@ fn a_drive_that_does_not_answer_is_no_replacement() {
     run.unwrap();
     world.destroy();
 }
+
+/// As many drives as it takes to start are as they were at an earlier stop, and none of the others is there. They were taken: what was
+/// synced since was not there, and when the right drives came back they were made again from the old ones.
+#[test]
+fn drives_that_are_all_from_the_past_start_nothing() {
+    for (k, m) in [(1, 1), (1, 2), (2, 1), (4, 2)] {
+        let site = Site::of(k, m);
+        let one_life = |seed, name: &str| {
+            let world = World::new(seed);
+            let run = world.run(async {
+                let machine = site.start(&world, &[]).await.unwrap();
+                write_durably(&machine, name, 100_000).await;
+                machine.stop().await;
+            });
+            run.unwrap();
+            world.destroy();
+        };
+        one_life(100, "before");
+        let past: Vec<_> =
+            (m..k + m).map(|at| site.disks.borrow()[&format!("disk{at}")].duplicate()).collect();
+        one_life(101, "after");
+        let right: Vec<_> = (m..k + m)
+            .zip(past)
+            .map(|(at, old)| site.disks.borrow_mut().insert(format!("disk{at}"), old).expect("it was there"))
+            .collect();
+        let world = World::new(102);
+        let away: Vec<usize> = (0..m).collect();
+        let run =
+            world.run(async { site.start(&world, &away).await.map(drop).map_err(|error| error.to_string()) });
+        let refused = run.unwrap().unwrap_err();
+        assert!(refused.contains("the checkpoint's root of the last start"), "{k}+{m}: {refused}");
+        world.destroy();
+        for (at, disk) in (m..k + m).zip(right) {
+            site.disks.borrow_mut().insert(format!("disk{at}"), disk);
+        }
+        let world = World::new(103);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            machine.client.lookup(machine.client.root(), b"after").await.unwrap();
+            machine.audit().await;
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}

@@ -397,9 +397,7 @@ impl Array {
         if claim.revision >= desc.revision {
             return Ok((claim, claim.stale));
         }
-        let stale =
-            (0..).zip(&desc.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
-        Ok((claim, stale))
+        Ok((claim, desc.stale()))
     }
 
     fn unclaimed(&self, error: &ClaimError) -> ArrayError {

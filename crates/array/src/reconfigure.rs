@@ -86,12 +86,14 @@ impl Array {
             let written = next.members.iter_mut().enumerate().filter(|(at, _)| written & 1 << at != 0);
             written.for_each(|(_, member)| member.epoch = next.epoch);
         }
-        let stale =
-            (0..).zip(&next.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum();
-        let (epoch, revision, accepted) = (next.epoch, next.revision, self.accepted.get());
-        let generations = Generations::of(&next.members);
-        let root_epoch = next.root_epoch;
-        let claimed = Claim { epoch, revision, stale, accepted, generations, root_epoch };
+        let claimed = Claim {
+            epoch: next.epoch,
+            revision: next.revision,
+            stale: next.stale(),
+            accepted: self.accepted.get(),
+            generations: Generations::of(&next.members),
+            root_epoch: next.root_epoch,
+        };
         self.ownership.swap(self.id, claim, claimed).await.map_err(|error| self.claim_error(error))?;
         self.claim.set(claimed);
         *self.desc.borrow_mut() = next.clone();

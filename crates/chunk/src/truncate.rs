@@ -6,7 +6,7 @@ use crate::chunk::Chunk;
 use crate::rows::{ChunkKey, map_range};
 use crate::target::Target;
 use penstock_base::Ino;
-use penstock_kv::{WriteSet, for_each};
+use penstock_kv::{WriteSet, for_each_key};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -131,7 +131,7 @@ impl Target {
         if indices.end < u64::MAX {
             until = map_range(branch, ino, indices.end).0;
         }
-        for_each(&*self.kv, (from, until), |key, _| {
+        for_each_key(&*self.kv, (from, until), |key| {
             keys.insert(ChunkKey::decode(key)?.0);
             Ok::<_, ChunkError>(())
         })

@@ -21,7 +21,7 @@
 use crate::engine::RedbKv;
 use crate::journal::Journal;
 use crate::pieces::row_bytes;
-use crate::{Kv, KvError, Part, Reserve, Row, Usage, WriteSet};
+use crate::{Columns, Kv, KvError, Reserve, Row, Usage, WriteSet};
 use penstock_base::env::random_id;
 use penstock_base::{Env, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
@@ -382,7 +382,7 @@ impl AheadKv {
 
     async fn try_scan(
         &self,
-        part: Part,
+        columns: Columns,
         mut from: Vec<u8>,
         until: Vec<u8>,
         limit: usize,
@@ -392,7 +392,7 @@ impl AheadKv {
         let mut changed = self.pending.borrow().range(&from, &until);
         let mut rows = Vec::new();
         loop {
-            let stored = self.engine.scan(part, from, until.clone(), limit).await?;
+            let stored = self.engine.scan(columns, from, until.clone(), limit).await?;
             let last = stored.len() < limit;
             let end = stored.last().map(|(key, _)| key.clone());
             let mut stored = stored.into_iter().peekable();
@@ -439,7 +439,7 @@ impl Kv for AheadKv {
         until: Vec<u8>,
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>> {
-        Box::pin(self.try_scan(Part::Rows, from, until, limit))
+        Box::pin(self.try_scan(Columns::KeysAndValues, from, until, limit))
     }
 
     fn keys(
@@ -449,7 +449,7 @@ impl Kv for AheadKv {
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
         Box::pin(async move {
-            let rows = self.try_scan(Part::Keys, from, until, limit).await?;
+            let rows = self.try_scan(Columns::Keys, from, until, limit).await?;
             Ok(rows.into_iter().map(|(key, _)| key).collect())
         })
     }

@@ -3,7 +3,7 @@
 use crate::journal::Mark;
 use crate::lane::{Job, Lanes, Mode, Outcome};
 use crate::volume::VolumeFile;
-use crate::{KvError, Part, Row, WriteSet};
+use crate::{Columns, KvError, Row, WriteSet};
 use penstock_array::Volume;
 use penstock_base::Env;
 use std::cell::{Cell, OnceCell};
@@ -113,13 +113,13 @@ impl RedbKv {
     /// Up to `limit` rows with `from <= key < until`, in order of the keys; with no values if only keys are asked for.
     pub(crate) async fn scan(
         &self,
-        part: Part,
+        columns: Columns,
         from: Vec<u8>,
         until: Vec<u8>,
         limit: usize,
     ) -> Result<Vec<Row>, KvError> {
         self.check()?;
-        match self.watch(self.lanes.read(Job::Scan(part, from, until, limit)).await)? {
+        match self.watch(self.lanes.read(Job::Scan(columns, from, until, limit)).await)? {
             Outcome::Rows(rows) => Ok(rows),
             other => Err(KvError::Engine(format!("unexpected {other:?}"))),
         }

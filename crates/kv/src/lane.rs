@@ -10,7 +10,7 @@ use crate::backend::{Answer, Ask, Backend, FromLane};
 use crate::journal::Mark;
 use crate::pieces;
 use crate::volume::VolumeFile;
-use crate::{KvError, Part, Row, WriteSet};
+use crate::{Columns, KvError, Row, WriteSet};
 use penstock_base::Env;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::cell::RefCell;
@@ -41,7 +41,7 @@ pub enum Mode {
 pub(crate) enum Job {
     Open,
     Get(Vec<Vec<u8>>),
-    Scan(Part, Vec<u8>, Vec<u8>, usize),
+    Scan(Columns, Vec<u8>, Vec<u8>, usize),
     /// A transaction, with the journal's mark; durable once the volume is flushed after it.
     Commit(WriteSet, Mark),
 }
@@ -229,15 +229,15 @@ fn run_job(
             };
             Ok(Outcome::Values(keys.iter().map(get).collect::<Result<_, KvError>>()?))
         }
-        Job::Scan(part, from, until, limit) => {
+        Job::Scan(columns, from, until, limit) => {
             let (table, long) = tables(database)?;
             let range = table.range(&from[..]..&until[..]).map_err(engine)?;
             let mut rows = Vec::new();
             for row in range.take(limit) {
                 let (key, head) = row.map_err(engine)?;
-                let value = match part {
-                    Part::Keys => Vec::new(),
-                    Part::Rows => pieces::value(&long, key.value(), head.value())?,
+                let value = match columns {
+                    Columns::Keys => Vec::new(),
+                    Columns::KeysAndValues => pieces::value(&long, key.value(), head.value())?,
                 };
                 rows.push((key.value().to_vec(), value));
             }

@@ -22,7 +22,7 @@ mod volume;
 pub use ahead::{AheadKv, KvLatency};
 pub use engine::RedbKv;
 pub use lane::Mode;
-pub use scan::{Pages, Range, for_each};
+pub use scan::{Pages, Range, for_each, for_each_key};
 
 use penstock_base::{Kind, LocalBoxFuture};
 use std::collections::BTreeMap;
@@ -32,9 +32,9 @@ pub type Row = (Vec<u8>, Vec<u8>);
 
 /// What a scan reads of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Columns {
     Keys,
-    Rows,
+    KeysAndValues,
 }
 
 /// How much of what a store keeps beyond its budget a transaction may use.

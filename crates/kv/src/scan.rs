@@ -1,4 +1,4 @@
-//! Reading a range of rows page by page: the one loop over [`Kv::scan`].
+//! Reading a range of rows page by page: the loops over [`Kv::scan`] and [`Kv::keys`].
 //!
 //! Rows that change while a range is read are seen in their old or their new form. Whoever needs one moment keeps
 //! others from changing them meanwhile.
@@ -27,11 +27,23 @@ impl<'a> Pages<'a> {
     pub async fn next(&mut self) -> Result<Vec<Row>, KvError> {
         let (from, until) = &self.rest;
         let rows = self.kv.scan(from.clone(), until.clone(), PAGE_ROWS).await?;
-        if let Some((last, _)) = rows.last() {
+        self.go_behind(rows.last().map(|(key, _)| key));
+        Ok(rows)
+    }
+
+    /// The keys of the next rows, in order; none at the end.
+    async fn next_keys(&mut self) -> Result<Vec<Vec<u8>>, KvError> {
+        let (from, until) = &self.rest;
+        let keys = self.kv.keys(from.clone(), until.clone(), PAGE_ROWS).await?;
+        self.go_behind(keys.last());
+        Ok(keys)
+    }
+
+    fn go_behind(&mut self, last: Option<&Vec<u8>>) {
+        if let Some(last) = last {
             // The smallest key behind the last one.
             self.rest.0 = [&last[..], &[0]].concat();
         }
-        Ok(rows)
     }
 }
 
@@ -48,5 +60,21 @@ pub async fn for_each<E: From<KvError>>(
             return Ok(());
         }
         rows.iter().try_for_each(|(key, value)| visit(key, value))?;
+    }
+}
+
+/// Shows every key of `range` to `visit`, in order, until one is refused. Values that are long against a page are not read.
+pub async fn for_each_key<E: From<KvError>>(
+    kv: &dyn Kv,
+    range: Range,
+    mut visit: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut pages = Pages::new(kv, range);
+    loop {
+        let keys = pages.next_keys().await?;
+        if keys.is_empty() {
+            return Ok(());
+        }
+        keys.iter().try_for_each(|key| visit(key))?;
     }
 }

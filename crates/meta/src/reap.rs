@@ -9,7 +9,7 @@ use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
 use crate::target::MetaTarget;
 use penstock_base::Ino;
 use penstock_chunk::Behind;
-use penstock_kv::{ROWS_AT_ONCE, WriteSet, commit_apart, for_each};
+use penstock_kv::{ROWS_AT_ONCE, WriteSet, commit_apart, for_each_key};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(2);
 impl MetaTarget {
     /// Queues what the last start left.
     pub(crate) async fn queue_removed(&self) -> Result<(), MetaError> {
-        for_each(&*self.kv, all_removed(), |key, _| {
+        for_each_key(&*self.kv, all_removed(), |key| {
             self.reap_queue.borrow_mut().extend(removed_ino(key).map(|ino| (Duration::ZERO, ino)));
             Ok(())
         })
@@ -96,10 +96,11 @@ impl MetaTarget {
         }
         if !self.without_xattrs.contains(&ino) {
             let mut attributes = WriteSet::new();
-            let (from, until) = xattr_range(ino);
-            for key in self.kv.keys(from, until, usize::MAX).await? {
-                attributes.delete(key);
-            }
+            for_each_key(&*self.kv, xattr_range(ino), |key| {
+                attributes.delete(key.to_vec());
+                Ok::<_, MetaError>(())
+            })
+            .await?;
             let _open = self.gate.read().await;
             self.transactions.set(self.transactions.get() + 1);
             let gone = commit_apart(&*self.kv, std::mem::take(attributes.reclaims())).await;

@@ -1,15 +1,15 @@
 //! What an administrator does: look, fail and replace drives, rebuild, scrub, check.
 
-use crate::assemble::{ANSWER, Node};
-use crate::backing::Found;
+use crate::assemble::Node;
+use crate::backing::{ANSWER, Found, read_superblock};
 use crate::event_files::{EventFiles, Kept};
 use crate::events::{Event, EventKind, Events, Severity};
 use crate::report::{ArrayReport, DriveReport, FsReport, JobReport, MemberReport, StatusReport};
 use crate::watch::drive_object;
 use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
-use penstock_base::env::{random_id, timeout};
+use penstock_base::env::random_id;
 use penstock_base::{BLOCK_BYTES, DriveId};
-use penstock_drive::superblock::{self, Superblock, SuperblockError, slices_end};
+use penstock_drive::superblock::{Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
 use std::path::Path;
 use std::rc::Rc;
@@ -195,7 +195,7 @@ impl Node {
         };
         // A file at the place where this store had the drive is that drive, however damaged.
         let is_its_file = found == Found::File && path == old.path();
-        let Some(read) = timeout(&self.env, ANSWER, superblock::read(&*drive)).await else {
+        let Some(read) = read_superblock(&self.env, &*drive).await else {
             return refuse(format!("{path}: no answer within {ANSWER:?}"));
         };
         match read {
@@ -243,9 +243,8 @@ impl Node {
             if !is_known {
                 self.note_places().map_err(AdminError::Refused)?;
             }
-            for (array, (_, (offset, _))) in
-                self.arrays.iter().filter_map(|array| Some((array, place(array)?)))
-            {
+            for array in &self.arrays {
+                let Some((_, (offset, _))) = place(array) else { continue };
                 let reserved = array.geometry().reserved();
                 let bytes = offset + reserved.start..offset + reserved.end;
                 self.backing.allocate(new.path(), bytes).map_err(AdminError::Refused)?;

@@ -3,7 +3,7 @@
 //! A drive that is missing, damaged, foreign or from a later release is named and left alone; the store starts
 //! whenever every array has enough members.
 
-use crate::backing::Backing;
+use crate::backing::{ANSWER, Backing, read_superblock};
 use crate::events::{EventKind, Events, Severity};
 use crate::fullness::Warnings;
 use crate::latency::{ServiceLatency, SlowDrives};
@@ -12,10 +12,9 @@ use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, Lacking, Opening, Roster, Volume};
-use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DriveId, Env, StoreId};
 use penstock_chunk::{Target, TargetConfig};
-use penstock_drive::superblock::{self, Superblock, SuperblockError};
+use penstock_drive::superblock::{Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
@@ -23,7 +22,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::time::Duration;
 use tokio::sync::{Notify, RwLock};
 
 /// A store does not start.
@@ -48,9 +46,6 @@ pub enum StartError {
     #[error(transparent)]
     Meta(#[from] penstock_meta::MetaError),
 }
-
-/// How long a drive may take to say what it is.
-pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 
 /// What notes durably where the drives of a node are; the error says why it could not.
 pub(crate) type KeepPlaces = Rc<dyn Fn(&Node) -> Result<(), String>>;
@@ -103,7 +98,7 @@ pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> 
         async move {
             let found = match opened {
                 Err(why) => Err(why),
-                Ok(drive) => match timeout(env, ANSWER, superblock::read(&*drive)).await {
+                Ok(drive) => match read_superblock(env, &*drive).await {
                     None => Err(format!("{path}: no answer within {ANSWER:?}")),
                     Some(Ok(superblock)) => Ok((drive, superblock)),
                     Some(Err(error @ SuperblockError::Shrunk { .. })) => {

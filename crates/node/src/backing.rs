@@ -1,10 +1,14 @@
 //! Where drives come from: files and devices of this machine, or the simulated world.
 
+use penstock_base::Env;
+use penstock_base::env::timeout;
+use penstock_drive::superblock::{self, Superblock, SuperblockError};
 use penstock_drive::{Drive, FileDrive};
 use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// What stands at the path of a drive to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,17 @@ pub trait Backing {
 
     /// Allocates a range in full, so that later writes to it cannot find the host full.
     fn allocate(&self, path: &str, range: Range<u64>) -> Result<(), String>;
+}
+
+/// How long a drive may take to say what it is.
+pub(crate) const ANSWER: Duration = Duration::from_secs(30);
+
+/// What a drive says it is. None where it does not answer within [`ANSWER`].
+pub(crate) async fn read_superblock(
+    env: &Env,
+    drive: &dyn Drive,
+) -> Option<Result<Superblock, SuperblockError>> {
+    timeout(env, ANSWER, superblock::read(drive)).await
 }
 
 /// Files and block devices.

@@ -5,10 +5,10 @@
 //! A power cut while a store is made leaves drives without superblocks, which nothing takes for a store: arrays are
 //! written first, superblocks last.
 
-use crate::assemble::{ANSWER, StartError};
-use crate::backing::Backing;
+use crate::assemble::StartError;
+use crate::backing::{Backing, read_superblock};
 use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
-use penstock_base::env::{random_id, timeout};
+use penstock_base::env::random_id;
 use penstock_base::{BLOCK_BYTES, DriveId, Env, StoreId};
 use penstock_drive::superblock::{
     self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError,
@@ -128,10 +128,7 @@ pub async fn create_store(
     }
     for path in paths {
         if let Ok(drive) = backing.open(path)
-            && !matches!(
-                timeout(env, ANSWER, superblock::read(&*drive)).await,
-                Some(Err(SuperblockError::Blank))
-            )
+            && !matches!(read_superblock(env, &*drive).await, Some(Err(SuperblockError::Blank)))
         {
             return Err(StartError::Refused(format!(
                 "{path} exists and is not blank, or does not answer; nothing was changed"

@@ -59,6 +59,11 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
+    /// Members that are stale, as a bit mask.
+    pub(crate) fn stale(&self) -> u64 {
+        (0..).zip(&self.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum()
+    }
+
     /// The descriptor's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();

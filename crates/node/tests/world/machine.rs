@@ -207,14 +207,14 @@ impl Site {
         }
     }
 
-    /// A copy of the site whose disks can be damaged.
+    /// A copy of the site, with what coordination knows, whose disks can be damaged.
     pub fn duplicate(&self) -> Self {
         let disks: BTreeMap<_, _> =
             self.disks.borrow().iter().map(|(path, disk)| (path.clone(), disk.duplicate())).collect();
         Self {
             disks: Rc::new(RefCell::new(disks)),
             plans: Rc::default(),
-            ownership: Rc::default(),
+            ownership: Rc::new((*self.ownership).clone()),
             spec: self.spec.clone(),
         }
     }

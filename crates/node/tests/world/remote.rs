@@ -442,14 +442,20 @@ async fn session(machine: &Machine) -> u64 {
     penstock_wire::names::HelloReply::decode(&reply[..]).unwrap().session
 }
 
+/// A request of a session, as its client sends it.
+pub(crate) fn request_of(session: u64, sequence: u64, kind: Kind, body: Vec<u8>) -> Frame {
+    let mut frame = Frame::request(kind, body, Vec::new());
+    (frame.header.session, frame.header.sequence) = (session, sequence);
+    frame
+}
+
 #[test]
 fn a_repeat_is_answered_and_not_done_again() {
     on_machine(82, async |_, machine| {
         let session = session(&machine).await;
         let root = machine.client.root().0;
         let request = |kind: Kind, sequence: u64, body: Vec<u8>| {
-            let mut frame = Frame::request(kind, body, Vec::new());
-            (frame.header.session, frame.header.sequence) = (session, sequence);
+            let frame = request_of(session, sequence, kind, body);
             async { machine.node.serve(frame, true).await.into_result().map(|(body, _)| body) }
         };
         let name =
@@ -807,9 +813,7 @@ fn a_start_believes_nothing_that_was_said_to_another() {
         let file = make(&machine.client, "file").await.unwrap();
         machine.client.sync_all().await.unwrap();
         let ask = async |machine: &Machine, session: u64, kind: Kind, body: Vec<u8>| {
-            let mut frame = Frame::request(kind, body, Vec::new());
-            frame.header.session = session;
-            let reply = machine.node.serve(frame, true).await;
+            let reply = machine.node.serve(request_of(session, 0, kind, body), true).await;
             let start = reply.header.generation;
             (start, reply.into_result().unwrap().0)
         };
@@ -860,17 +864,11 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
     on_machine(96, async |_, machine| {
         let session = session(&machine).await;
         let ask = async |kind: Kind, sequence: u64, body: Vec<u8>| {
-            let mut frame = Frame::request(kind, body, Vec::new());
-            (frame.header.session, frame.header.sequence) = (session, sequence);
-            machine.node.serve(frame, true).await.into_result()
+            machine.node.serve(request_of(session, sequence, kind, body), true).await.into_result()
         };
         let root = machine.client.root().0;
-        let start = machine
-            .node
-            .serve(Frame::request(Kind::Ping, Vec::new(), Vec::new()), true)
-            .await
-            .header
-            .generation;
+        let ping = request_of(session, 0, Kind::Ping, Vec::new());
+        let start = machine.node.serve(ping, true).await.header.generation;
         for count in [u32::MAX, 1, u32::MAX] {
             let opens = vec![OpenCount { ino: root, count }];
             let ping = PingRequest { opens, start, ..PingRequest::default() };

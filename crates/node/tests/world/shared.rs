@@ -1,7 +1,7 @@
 //! Several clients of one file system: each sees what the others did, whatever comes between.
 
 use crate::machine::{Machine, Site};
-use crate::remote::{Way, make, on_machine, read, restart};
+use crate::remote::{Way, make, on_machine, read, request_of, restart};
 use futures_util::future::join_all;
 use penstock_base::{Ino, LocalBoxFuture};
 use penstock_client::{Client, Failure, KernelCache, Purpose, stage};
@@ -645,9 +645,8 @@ fn numbers_at_their_limits_are_answered() {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 2).await;
         let watch = WatchRequest { seen: u64::MAX, answered: vec![u64::MAX], ..WatchRequest::default() };
-        let mut frame = Frame::request(Kind::Watch, watch.encode_to_vec(), Vec::new());
-        frame.header.session = clients[1].session();
-        let reply = machine.node.serve(frame, true).await;
+        let request = request_of(clients[1].session(), 0, Kind::Watch, watch.encode_to_vec());
+        let reply = machine.node.serve(request, true).await;
         assert!(reply.into_result().is_ok());
         end(machine, clients, remotes).await;
     });

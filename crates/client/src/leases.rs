@@ -60,8 +60,14 @@ pub trait KernelCache {
     /// Completes when no name and no attribute that was given out before this call is used without asking.
     fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
     /// Drops the pages of files of these sizes that programs see, while nobody answers requests: those that requests have locked stay,
-    /// and are not waited for. Where that does not succeed within this time, nothing is served through the mount any more.
-    fn hide_pages(&self, files: Vec<(Ino, u64)>, within: Duration) -> LocalBoxFuture<'_, ()>;
+    /// and are not waited for. Where that does not succeed within this time and the lapse `lasts` by then, nothing is served through
+    /// the mount any more.
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        within: Duration,
+        lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()>;
 }
 
 #[derive(Default)]

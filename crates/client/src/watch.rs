@@ -215,7 +215,7 @@ impl Client {
             if let Some(cache) = self.leases.kernel_cache() {
                 let size = |ino: &Ino| self.files.borrow().get(ino).map_or(0, |state| state.borrow().size);
                 let files = self.open_files().into_iter().map(|ino| (ino, size(&ino))).collect();
-                cache.hide_pages(files, within).await;
+                cache.hide_pages(files, within, &|| !clock.ran_since(until)).await;
             }
             if clock.ran_since(until) {
                 // Pages that came into the kernel meanwhile are there still if it has run out again.

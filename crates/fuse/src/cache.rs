@@ -306,7 +306,12 @@ impl KernelCache for Cache {
         })
     }
 
-    fn hide_pages(&self, files: Vec<(Ino, u64)>, within: Duration) -> LocalBoxFuture<'_, ()> {
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        within: Duration,
+        lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
         let mark = self.reads.mark();
         let mut parts = Vec::new();
         let mut known = Vec::new();
@@ -321,7 +326,11 @@ impl KernelCache for Cache {
             parts.extend(seen.map(|bytes| Part { nodeid, bytes, size: *size }));
         }
         Box::pin(async move {
-            if let Err(why) = self.hide_parts(parts, within).await {
+            let hidden = self.hide_parts(parts, within).await;
+            let failed = hidden.is_err();
+            if let Err(why) = hidden
+                && lasts()
+            {
                 tracing::error!(%why, "the mount ends: it may not show its pages any more, and cannot drop them");
                 let connection = self.connection;
                 if let Err(error) = penstock_drive::runtime::blocking(move || abort(connection)).await {
@@ -330,10 +339,12 @@ impl KernelCache for Cache {
             }
             for (ino, _) in files {
                 self.note(ino, false);
-                self.reads.dropped(ino, mark);
+                if !failed {
+                    self.reads.dropped(ino, mark);
+                }
             }
             // Sizes that it knew it is told again.
-            known.into_iter().for_each(|ino| self.sizes.drop_ends(ino, false));
+            known.into_iter().for_each(|ino| self.sizes.drop_ends(ino, failed));
         })
     }
 

@@ -147,7 +147,12 @@ impl KernelCache for Kernel {
         })
     }
 
-    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> LocalBoxFuture<'_, ()> {
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
         Box::pin(drop_all(self, files))
     }
 

@@ -4,7 +4,7 @@ use crate::remote::{Way, make, on_machine};
 use crate::shared::{drop_all, end, open, several};
 use penstock_base::{Env, Ino, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
@@ -103,7 +103,12 @@ impl KernelCache for Mapped {
         })
     }
 
-    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> LocalBoxFuture<'_, ()> {
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
         Box::pin(drop_all(self, files))
     }
 
@@ -193,7 +198,12 @@ impl KernelCache for Slow {
         })
     }
 
-    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> LocalBoxFuture<'_, ()> {
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
         Box::pin(drop_all(self, files))
     }
 
@@ -242,6 +252,64 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
         clients[1].set_kernel_cache(None);
         clients[1].release(ino).await.unwrap();
         clients[2].release(other).await.unwrap();
+        end(machine, clients, remotes).await;
+    });
+}
+
+/// A kernel that does not drop its pages within the time it is given.
+#[derive(Default)]
+struct Stubborn {
+    env: OnceCell<Env>,
+    /// Whether the lapse lasted when that was over, each time.
+    lasted: RefCell<Vec<bool>>,
+}
+
+impl KernelCache for Stubborn {
+    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn hide_pages<'a>(
+        &'a self,
+        _files: Vec<(Ino, u64)>,
+        within: Duration,
+        lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
+        Box::pin(async move {
+            self.env.get().unwrap().sleep(within).await;
+            self.lasted.borrow_mut().push(lasts());
+        })
+    }
+
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// The service answers again while a kernel cannot drop its pages, or does not. Only then the mount has to end.
+#[test]
+fn a_lapse_that_is_over_ends_no_mount() {
+    on_machine(341, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let ino = make(&clients[1], "file").await.unwrap();
+        let kernel = Rc::new(Stubborn::default());
+        kernel.env.set(machine.env.clone()).ok().unwrap();
+        clients[1].set_kernel_cache(Some(kernel.clone()));
+        let lease = penstock_meta::LEASE;
+        // Half of the lease is used, the next quarter is for the kernel.
+        for (away, lasted) in [(lease * 5 / 8, false), (lease * 7 / 8, true)] {
+            clients[1].get_attr(ino).await.unwrap();
+            let server = way.server.borrow_mut().take();
+            way.links.borrow().iter().for_each(|link| link.cut());
+            machine.env.sleep(away).await;
+            *way.server.borrow_mut() = server;
+            machine.env.sleep(lease).await;
+            assert_eq!(kernel.lasted.take(), [lasted], "away for {away:?}");
+        }
+        clients[1].get_attr(ino).await.unwrap();
+        clients[1].set_kernel_cache(None);
+        clients[1].release(ino).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }

@@ -74,7 +74,7 @@ pub async fn drop_all(cache: &impl KernelCache, files: Vec<(Ino, u64)>) {
 }
 
 impl KernelCache for Pages {
-    fn drop_pages(&self, ino: Ino, _bytes: Range<u64>) -> penstock_base::LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             self.world.env().sleep(Duration::from_micros(self.world.below(300))).await;
             while self.resizing.get() {
@@ -87,11 +87,16 @@ impl KernelCache for Pages {
         })
     }
 
-    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> penstock_base::LocalBoxFuture<'_, ()> {
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
         Box::pin(drop_all(self, files))
     }
 
-    fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         self.world.env().sleep(Duration::from_secs(1))
     }
 }
@@ -681,7 +686,7 @@ struct Locked {
 }
 
 impl KernelCache for Locked {
-    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> penstock_base::LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             while !self.taken.get() {
                 let news = self.news.notified();
@@ -692,11 +697,16 @@ impl KernelCache for Locked {
         })
     }
 
-    fn hide_pages(&self, files: Vec<(Ino, u64)>, _within: Duration) -> penstock_base::LocalBoxFuture<'_, ()> {
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
         Box::pin(drop_all(self, files))
     }
 
-    fn names_expire(&self) -> penstock_base::LocalBoxFuture<'_, ()> {
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }
 }

@@ -53,6 +53,8 @@ pub(crate) struct Mending {
     left: RefCell<Option<BTreeSet<u64>>>,
     /// Held by every attempt to write on carriers.
     writing: RwLock<()>,
+    /// A new one counts, and superblocks that name it may not be written.
+    recording: Cell<bool>,
     /// Members that count or may count, and did not take their superblock.
     owed: RefCell<BTreeSet<usize>>,
 }
@@ -61,6 +63,11 @@ impl Mending {
     /// True while it was asked for and is not done.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.get()
+    }
+
+    /// True while superblocks are written that name a new carrier.
+    pub(crate) fn is_recorded_now(&self) -> bool {
+        self.recording.get()
     }
 
     fn is_done(&self) {
@@ -464,7 +471,13 @@ impl Array {
             next.carriers = carriers.iter().map(|at| *at as u16).collect();
             next.carriers_epoch += 1;
         };
-        let unwritten = self.record_then(change, then).await?.failed;
+        let then = || {
+            self.mending.recording.set(true);
+            then();
+        };
+        let recorded = self.record_then(change, then).await;
+        self.mending.recording.set(false);
+        let unwritten = recorded?.failed;
         // The copy is not verified yet: a rotten source block must not count as a copy.
         self.set_metadata_bad(true);
         Ok(unwritten)

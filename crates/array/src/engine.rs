@@ -331,7 +331,7 @@ impl Array {
         if absent { written } else { with_stale }
     }
 
-    /// Copies of log and checkpoints that are missing.
+    /// Copies of log and checkpoints that are missing. One is, while superblocks that name it may not be written.
     pub fn missing_carriers(&self) -> u64 {
         let members = self.members.borrow();
         let desc = self.desc.borrow();
@@ -341,7 +341,8 @@ impl Array {
         });
         let wanted = self.geo.carriers();
         let bad_copy = u64::from(self.metadata_bad.get());
-        (wanted - good.count().min(wanted)) as u64 + bad_copy
+        let missing = (wanted - good.count().min(wanted)) as u64;
+        missing + bad_copy + u64::from(self.mending.is_recorded_now())
     }
 
     /// Why writes wait, or what they leave in the log does.

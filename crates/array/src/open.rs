@@ -425,6 +425,8 @@ impl Array {
         let failed = self
             .record(|next| {
                 next.epoch = self.next_epoch(&found);
+                // Where no superblock that is here says so any more.
+                next.root_epoch = next.root_epoch.max(found.root_epoch);
                 for (position, member) in next.members.iter_mut().enumerate() {
                     let is_stale = stale & 1 << position != 0;
                     member.epoch = root.least_epoch(position, member, is_stale);

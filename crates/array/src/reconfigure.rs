@@ -94,6 +94,7 @@ impl Array {
             generations: Generations::of(&next.members),
             root_epoch: next.root_epoch,
         };
+        assert!(claimed.root_epoch >= claim.root_epoch, "a claim goes forwards");
         self.ownership.swap(self.id, claim, claimed).await.map_err(|error| self.claim_error(error))?;
         self.claim.set(claimed);
         *self.desc.borrow_mut() = next.clone();

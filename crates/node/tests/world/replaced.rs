@@ -530,3 +530,29 @@ fn drives_that_are_all_from_the_past_start_nothing() {
         world.destroy();
     }
 }
+
+/// After a replacement the power goes when the store says for the first time that it is well, and as many of the other drives are lost
+/// as it survives: it said so while the superblocks that name the new copy of the log were written.
+#[test]
+fn a_store_that_says_it_is_well_survives_losses_at_once() {
+    for (k, m) in [(1, 2), (2, 1), (4, 2)] {
+        for seed in 900..902 {
+            let (site, world) = (Site::of(k, m), World::new(seed));
+            let run = world.run(async {
+                let machine = site.start(&world, &[]).await.unwrap();
+                write_durably(&machine, "file", 100_000).await;
+                let id = fail_first_drive(&machine).await.to_string();
+                machine.node.replace_drive(&id, Some("new")).await.unwrap();
+                let lacks = || machine.node.arrays().iter().any(|array| array.missing_carriers() > 0);
+                while lacks() || machine.node.status().health != "ok" {
+                    machine.env.sleep(Duration::from_micros(10)).await;
+                }
+                world.cut();
+                machine.env.sleep(Duration::from_secs(1)).await;
+            });
+            assert!(run.is_err());
+            site.cut(&world);
+            read_without_others(&site, m, "file", 100_000).unwrap_or_else(|why| panic!("{k}+{m}: {why}"));
+        }
+    }
+}

@@ -612,8 +612,7 @@ async fn unmount(State(api): State<Api>) -> Answer<Vec<String>> {
 }
 
 async fn job(State(api): State<Api>, UrlPath(id): UrlPath<u64>) -> Answer<Job> {
-    api.look(move |instance| instance.job(id).ok_or_else(|| AdminError::NotFound(format!("no job {id}"))))
-        .await
+    api.look(move |instance| instance.job(id)).await
 }
 
 async fn down(State(api): State<Api>) -> Answer<Value> {

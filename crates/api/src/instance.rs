@@ -67,6 +67,7 @@ pub struct Instance {
     api_url: Option<String>,
     tcp_address: Option<String>,
     jobs: RefCell<Vec<Job>>,
+    /// Numbers begin elsewhere at each start, so that one of an earlier start names no job. They are below 2^51: JSON's are exact up to 2^53.
     next_job: Cell<u64>,
     stopping: Notify,
 }
@@ -93,7 +94,7 @@ impl Instance {
             api_url,
             tcp_address,
             jobs: RefCell::default(),
-            next_job: Cell::new(1),
+            next_job: Cell::new((env.random() >> 33) << 20 | 1),
             stopping: Notify::new(),
         })
     }
@@ -274,8 +275,13 @@ impl Instance {
     }
 
     /// A job by its number.
-    pub(crate) fn job(&self, id: u64) -> Option<Job> {
-        self.jobs.borrow().iter().find(|job| job.id == id).cloned()
+    pub(crate) fn job(&self, id: u64) -> Result<Job, AdminError> {
+        let job = self.jobs.borrow().iter().find(|job| job.id == id).cloned();
+        job.ok_or_else(|| {
+            AdminError::NotFound(format!(
+                "no job {id}: a job ends with the start of the instance that began it, and of those that ended few are kept"
+            ))
+        })
     }
 
     async fn call_back(&self, others: &Server) -> Result<(), String> {

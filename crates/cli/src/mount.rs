@@ -275,8 +275,9 @@ pub fn umount_only(rest: &Rest, json: bool) -> Result<ExitCode> {
     if let Some(other) = others {
         bail!("it is mounted by {}: name the place, `penstock umount {}`", other.client, other.mount);
     }
+    let Some(mounted) = status.mounts.first() else { bail!("it is not mounted") };
     rest.delete::<Vec<String>>("/v1/mounts")?;
-    done(json, status.mounts.first().map_or("", String::as_str))
+    done(json, mounted)
 }
 
 fn done(json: bool, path: &str) -> Result<ExitCode> {

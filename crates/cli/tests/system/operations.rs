@@ -1,9 +1,11 @@
 //! What an administrator sees: events over restarts and kills, and what the other commands say of them.
 
+use crate::remote_mount::{OPTIONS, up_alone};
 use crate::store::{Store, can_mount, shell, wait_until};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
 
@@ -309,4 +311,40 @@ fn mount_finds_the_helper() {
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && err.is_empty(), "{err}");
     assert_eq!(output.stdout, b"x\n", "nothing is said but by cat");
+}
+
+/// The number of a job that a start of the service had began again at 1: a command that waited took another job's result for its own.
+#[test]
+fn a_job_is_known_only_to_the_start_that_began_it() {
+    let store = Store::new("jobs", &OPTIONS);
+    up_alone(&store, &[]);
+    let ask = |method: &str, path: &str| -> Value {
+        let mut curl = Command::new("curl");
+        curl.args([
+            "-sS",
+            "--max-time",
+            "60",
+            "-X",
+            method,
+            "-H",
+            "Content-Type: application/json",
+            "-d",
+            "{}",
+        ]);
+        curl.arg("--unix-socket").arg(store.dir.join("api.sock")).arg(format!("http://localhost{path}"));
+        serde_json::from_slice(&curl.output().unwrap().stdout).unwrap()
+    };
+    let scrub = || ask("POST", "/v1/arrays/all/scrub")["job"].as_u64().unwrap();
+    let job = |number: u64| ask("GET", &format!("/v1/jobs/{number}"));
+    let first = scrub();
+    assert_eq!((job(first)["id"].as_u64(), scrub()), (Some(first), first + 1));
+    store.kill();
+    up_alone(&store, &[]);
+    let second = scrub();
+    assert_eq!(job(second)["id"].as_u64(), Some(second));
+    assert!(job(first).to_string().contains("ends with the start"), "{}", job(first));
+    let umount = store.run(&["umount"]);
+    let said = String::from_utf8_lossy(&umount.stderr);
+    assert!(!umount.status.success() && said.contains("not mounted"), "{said}");
+    store.down();
 }

@@ -37,5 +37,7 @@ pub use status::Kind;
 
 /// The unit of checksums and of allocation.
 pub const BLOCK_BYTES: usize = 4096;
+/// Bytes of the longest file: offsets of the kernel are 63 bits.
+pub const MAX_FILE_BYTES: u64 = 1 << 62;
 /// The smallest part of a drive that a power cut leaves whole.
 pub const SECTOR_BYTES: usize = 512;

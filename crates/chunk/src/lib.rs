@@ -34,7 +34,7 @@ pub use rows::{ChunkKey, Extent, all_maps, decode_map, encode_map, map_range};
 pub use space::SpaceUsage;
 pub use target::{Target, TargetConfig, TargetCounts};
 pub use truncate::Behind;
-pub use verify::{Owned, TargetCheck};
+pub use verify::{Owned, TargetCheck, chunks_of_a_file};
 
 use penstock_array::ArrayError;
 use penstock_base::Kind;

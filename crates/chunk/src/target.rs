@@ -9,7 +9,9 @@ use crate::rows::{ChunkKey, Extent, all_groups, decode_group, decode_group_key, 
 use crate::space::{Run, Space, SpaceUsage};
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks, Noted, ZERO_BLOCK_CRC};
+use penstock_base::{
+    BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks, MAX_FILE_BYTES, Noted, ZERO_BLOCK_CRC,
+};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, for_each};
 use std::cell::{Cell, RefCell};
@@ -199,11 +201,15 @@ impl Target {
         }
     }
 
-    fn check_blocks(&self, first: u32, count: usize) -> Result<(), ChunkError> {
-        let end = u64::from(first) + count as u64;
-        match end <= u64::from(self.config.chunk_blocks) && count > 0 {
+    fn check_blocks(&self, key: ChunkKey, first: u32, count: usize) -> Result<(), ChunkError> {
+        let (end, chunk_blocks) = (u64::from(first) + count as u64, u64::from(self.config.chunk_blocks));
+        let end_in_file = key.index.saturating_mul(chunk_blocks).saturating_add(end);
+        let is_in_a_file = end_in_file <= MAX_FILE_BYTES / BLOCK_BYTES as u64;
+        match end <= chunk_blocks && count > 0 && is_in_a_file {
             true => Ok(()),
-            false => Err(ChunkError::Invalid(format!("blocks {first}+{count} are not in a chunk"))),
+            false => {
+                Err(ChunkError::Invalid(format!("blocks {first}+{count} are not in chunk {}", key.index)))
+            }
         }
     }
 
@@ -235,7 +241,7 @@ impl Target {
         crcs: &[u32],
         cut: u64,
     ) -> Result<(), ChunkError> {
-        self.check_blocks(first, crcs.len())?;
+        self.check_blocks(key, first, crcs.len())?;
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
@@ -299,7 +305,7 @@ impl Target {
 
     /// Reads blocks of a chunk. What was never written reads as zeros.
     pub async fn read(&self, key: ChunkKey, first: u32, count: u32) -> Result<Blocks, ChunkError> {
-        self.check_blocks(first, count as usize)?;
+        self.check_blocks(key, first, count as usize)?;
         let _lock = self.chunk_locks.shared(key).await;
         let chunk = self.chunk(key).await?;
         self.count(|counts| counts.read_blocks += u64::from(count));

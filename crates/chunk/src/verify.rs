@@ -7,12 +7,14 @@ use crate::ChunkError;
 use crate::rows::{ChunkKey, Extent, all_groups, all_maps, decode_group, decode_group_key, decode_map};
 use crate::space::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::target::Target;
-use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind, Findings, Ino, hex};
+use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind, Findings, Ino, MAX_FILE_BYTES, hex};
 use penstock_kv::for_each;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Offsets in a file are below this.
-const OFFSET_LIMIT: u64 = 1 << 62;
+/// Chunks of the longest file.
+pub fn chunks_of_a_file(chunk_blocks: u32) -> u64 {
+    MAX_FILE_BYTES.div_ceil(u64::from(chunk_blocks) * BLOCK_BYTES as u64)
+}
 
 /// What an inode owns on a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +98,7 @@ impl Survey {
         };
         self.check.chunks += 1;
         let first_block = chunk.index.saturating_mul(u64::from(self.chunk_blocks));
-        let far = chunk.index >= OFFSET_LIMIT / BLOCK_BYTES as u64 / u64::from(self.chunk_blocks);
+        let far = chunk.index >= chunks_of_a_file(self.chunk_blocks);
         let owner = self.check.owners.entry(chunk.ino).or_default();
         owner.chunks += 1;
         owner.far_chunks += u64::from(far);

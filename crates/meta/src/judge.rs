@@ -15,13 +15,11 @@ use crate::rows::{
 use crate::session::read_result;
 use crate::target::MetaTarget;
 use crate::{ROOT, XATTR_MAX};
-use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind as Kind, Findings, Ino, hex};
+use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind as Kind, Findings, Ino, MAX_FILE_BYTES, hex};
 use penstock_chunk::{Owned, TargetCheck};
 use penstock_kv::{Range, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sizes are below this.
-pub(crate) const SIZE_LIMIT: u64 = 1 << 62;
 /// Type bits of a directory.
 pub(crate) const DIRECTORY: u32 = 0o040_000;
 /// Mends of one kind that are kept; a repair judges again after it has done them.
@@ -348,7 +346,7 @@ impl Judgement {
 
     fn judge_data(&mut self, ino: Ino, trace: &Trace, row: &Brief, chunk_blocks: u32) {
         let (wanted, size) = match row.kind {
-            FileKind::Regular => (2, row.size.min(SIZE_LIMIT)),
+            FileKind::Regular => (2, row.size.min(MAX_FILE_BYTES)),
             FileKind::Symlink => (1, row.inline_bytes),
             FileKind::Directory | FileKind::Special => (0, row.size),
         };
@@ -359,7 +357,7 @@ impl Judgement {
         } else if row.size != size {
             let text = format!("inode {ino} says a size of {}, which cannot be", row.size);
             let size = match row.kind {
-                FileKind::Regular => owned.end_block.saturating_mul(BLOCK_BYTES as u64).min(SIZE_LIMIT),
+                FileKind::Regular => owned.end_block.saturating_mul(BLOCK_BYTES as u64).min(MAX_FILE_BYTES),
                 _ => size,
             };
             self.wrong(Kind::WrongSize, ino, text, Mend::Inode(ino, Field::Size(size)));

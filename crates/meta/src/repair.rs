@@ -11,12 +11,12 @@
 use crate::check::{CheckProgress, MetaCheck};
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode};
-use crate::judge::{DIRECTORY, Field, Judgement, Mend, SIZE_LIMIT, row_of};
+use crate::judge::{DIRECTORY, Field, Judgement, Mend, row_of};
 use crate::rows::{FsRow, fs_key, removed_key};
 use crate::target::MetaTarget;
 use crate::{LINK_MAX, ROOT};
-use penstock_base::{BLOCK_BYTES, FindingKind as Kind, Ino};
-use penstock_chunk::ChunkKey;
+use penstock_base::{BLOCK_BYTES, FindingKind as Kind, Ino, MAX_FILE_BYTES};
+use penstock_chunk::{ChunkKey, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -177,7 +177,7 @@ impl MetaTarget {
     async fn new_file(&self, size: u64, mut writes: WriteSet, ino: Ino) -> Result<(), MetaError> {
         let root = self.stored_inode(ROOT).await?;
         let mut inode = self.blank_inode(ino, REGULAR | 0o600, (root.uid, root.gid));
-        inode.size = size.min(SIZE_LIMIT);
+        inode.size = size.min(MAX_FILE_BYTES);
         writes.reclaims();
         self.reconnect(inode, writes).await
     }
@@ -225,7 +225,7 @@ impl MetaTarget {
         match inode.is_dir() {
             true => inode.entries = trace.children,
             false => {
-                inode.size = trace.owned.end_block.saturating_mul(BLOCK_BYTES as u64).min(SIZE_LIMIT);
+                inode.size = trace.owned.end_block.saturating_mul(BLOCK_BYTES as u64).min(MAX_FILE_BYTES);
                 inode.nlink = if queued && links == 0 { 0 } else { links.max(1) };
             }
         }
@@ -237,7 +237,7 @@ impl MetaTarget {
 
     /// Chunks that cannot be where they are get a file of their own.
     async fn move_chunks(&self, ino: Ino, far: bool) -> Result<(), MetaError> {
-        let first = if far { SIZE_LIMIT / self.chunk_bytes() } else { 0 };
+        let first = if far { chunks_of_a_file(self.target.config().chunk_blocks) } else { 0 };
         loop {
             let rows = self.target.rows_of(ino, first, BATCH).await?;
             if rows.is_empty() {

@@ -7,15 +7,13 @@ use crate::reap::STEP_CHUNKS;
 use crate::rows::inode_key;
 use crate::session::Sessions;
 use crate::target::{MetaTarget, Request};
-use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError};
 use penstock_kv::WriteSet;
 use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
 use prost::Message;
 use rustix::io::Errno;
 
-/// Largest file: offsets of the kernel are 63 bits.
-const MAX_SIZE: u64 = 1 << 62;
 /// Bytes of rows that an inode with its name takes, for statfs.
 const INODE_BYTES: u64 = 512;
 
@@ -71,7 +69,7 @@ impl MetaTarget {
         let mut cut_to = None;
         if let Some(size) = request.size.filter(|_| !overtaken) {
             match inode.kind() {
-                FileKind::Regular if size > MAX_SIZE => return Err(Errno::FBIG.into()),
+                FileKind::Regular if size > MAX_FILE_BYTES => return Err(Errno::FBIG.into()),
                 FileKind::Regular => {}
                 FileKind::Directory => return Err(Errno::ISDIR.into()),
                 _ => return Err(Errno::INVAL.into()),
@@ -112,7 +110,7 @@ impl MetaTarget {
     ) -> Result<Option<Cleared>, MetaError> {
         let block = BLOCK_BYTES as u64;
         let before = self.inode(ino).await?;
-        if before.kind() != FileKind::Regular || size > MAX_SIZE {
+        if before.kind() != FileKind::Regular || size > MAX_FILE_BYTES {
             return Ok(None);
         }
         let behind = Behind::of(size, before.size);

@@ -1,9 +1,9 @@
 //! Bodies of the data path: fixed, little-endian, may grow at the end.
 
-use penstock_base::{Dec, DecodeError, Enc, Ino};
+use penstock_base::{BLOCK_BYTES, Dec, DecodeError, Enc, Ino, MAX_FILE_BYTES};
 
-/// Largest index of a chunk: files end at 2^62 bytes, and a chunk has a block at least.
-const LAST_CHUNK: u64 = 1 << 50;
+/// Blocks of the longest file. A chunk has one at least, so no index of a chunk is above this.
+const MOST_BLOCKS: u64 = MAX_FILE_BYTES / BLOCK_BYTES as u64;
 
 /// Which blocks of which chunk, and what the sender knows of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl ChunkRef {
         if found.branch != 0 {
             return Err(dec.unknown("branch", found.branch));
         }
-        if found.chunk > LAST_CHUNK {
+        if found.chunk > MOST_BLOCKS {
             return Err(dec.bad("a chunk beyond the largest file"));
         }
         if found.snapshot != 0 {
@@ -151,7 +151,7 @@ pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
     if flags > 1 {
         return Err(dec.unknown("flags", flags.into()));
     }
-    if from > until || until > LAST_CHUNK {
+    if from > until || until > MOST_BLOCKS {
         return Err(dec.bad("blocks that no file has"));
     }
     Ok(SeekRef { branch, ino, hole: flags == 1, from, until })
@@ -219,7 +219,7 @@ pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
         2 => SpaceChange::Punch,
         other => return Err(dec.unknown("change", other.into())),
     };
-    if from > until || until > LAST_CHUNK {
+    if from > until || until > MOST_BLOCKS {
         return Err(dec.bad("blocks that no file has"));
     }
     Ok(SpaceRef { branch, ino, change, from, until, cut })

@@ -5,7 +5,7 @@ use crate::leases::Purpose;
 use crate::session::Client;
 use crate::watch::lost;
 use futures_util::future::join_all;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, MAX_FILE_BYTES, crc32c_blocks};
 use penstock_wire::data::{
     ChunkRef, SeekRef, decode_found, decode_reply, encode_read, encode_seek, encode_write,
 };
@@ -572,7 +572,7 @@ impl Client {
 
 /// Where `len` bytes at `offset` end, if a file can be that long.
 pub(crate) fn end_of(offset: u64, len: u64) -> Result<u64, Failure> {
-    offset.checked_add(len).filter(|end| *end <= 1 << 62).ok_or(Failure {
+    offset.checked_add(len).filter(|end| *end <= MAX_FILE_BYTES).ok_or(Failure {
         kind: Todo::Invalid,
         errno: EFBIG,
         message: "file too large".into(),

@@ -88,22 +88,7 @@ impl Client {
             return self.newest(mark, self.change_inode(Kind::SetAttr, ino, &request).await?).await;
         };
         let _turn = self.turns.exclusive(ino).await;
-        let mut attempt = 1;
-        let result = loop {
-            // Under a lease that is on its way back others may change the size as well.
-            let shared = !self.leases.is_exclusive(ino);
-            if shared {
-                self.note_stale(ino);
-            }
-            let result = self.resize(request.clone(), size).await;
-            if shared {
-                self.note_stale(ino);
-            }
-            match result {
-                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => attempt += 1,
-                result => break result,
-            }
-        };
+        let result = self.resize(request, size).await;
         self.forget_idle(ino);
         result
     }
@@ -111,7 +96,24 @@ impl Client {
     /// Gives a file another size, with whatever else the request says. The caller holds the file's lock.
     pub(crate) async fn resize(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
         request.size = Some(size);
-        self.under_one_start(async || self.resize_once(request.clone(), size).await).await
+        let ino = Ino(request.ino);
+        let mut attempt = 1;
+        loop {
+            // Under a lease that is on its way back others may change the size as well.
+            let shared = !self.leases.is_exclusive(ino);
+            if shared {
+                self.note_stale(ino);
+            }
+            let result = self.under_one_start(async || self.resize_once(request.clone(), size).await).await;
+            if shared {
+                self.note_stale(ino);
+            }
+            match result {
+                // By another, or by a part of this change that a start of the service did before it ended.
+                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => attempt += 1,
+                result => return result,
+            }
+        }
     }
 
     async fn resize_once(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
@@ -124,7 +126,11 @@ impl Client {
             self.data(Kind::Commit, penstock_wire::data::encode_commit(0, ino, true), Vec::new()).await?;
         }
         // The service must know the size that is to change: a cut is judged by it.
-        self.settle_quietly(ino).await?;
+        let settled = match self.settle_quietly(ino).await {
+            // A full store takes none of what waits. The cut asks for nothing, and part of what waits may go with it.
+            Err(failure) if failure.kind == Todo::NoSpace && size < state.settled_size => false,
+            other => other.map(|()| true)?,
+        };
         request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
         request.known_cut = Some(file.borrow().cut);
         let reply: Result<AttrReply, Failure> = self.change_inode(Kind::SetAttr, ino, &request).await;
@@ -140,7 +146,7 @@ impl Client {
         state.settled_size = attr.size;
         state.cut = attr.cut;
         state.writes += 1;
-        state.mtime_ns = None;
+        state.mtime_ns = state.mtime_ns.filter(|_| !settled);
         state.tail_clean = true;
         // The kernel hears of this size.
         state.lost_end = 0;

@@ -1,10 +1,10 @@
 //! Space of files: reserved ahead, zeroed, given back.
 
 use crate::direct::Contents;
-use crate::file::{BLOCK, end_of, stage};
+use crate::file::{BLOCK, CUTS_MOST, end_of, stage};
 use crate::leases::Purpose;
 use crate::session::Client;
-use penstock_base::Ino;
+use penstock_base::{Ino, Kind as Todo};
 use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
 use penstock_wire::names::SetAttrRequest;
 use penstock_wire::{Failure, Kind};
@@ -23,14 +23,22 @@ impl Client {
     ) -> Result<(), Failure> {
         let end = end_of(offset, len)?;
         if len == 0 {
-            return Err(Failure::new(penstock_base::Kind::Invalid, "a range without bytes"));
+            return Err(Failure::new(Todo::Invalid, "a range without bytes"));
         }
         let hold = self.hold(ino, Purpose::Write).await?;
         let turn = self.turns.exclusive(ino).await;
+        let mut attempt = 1;
         let size = loop {
             let (file, generation) = (self.file(ino).await?, self.restarts.generation());
             let size = file.borrow().size;
-            self.change_within(ino, offset..end, change, size).await?;
+            match self.change_within(ino, offset..end, change, size).await {
+                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => {
+                    file.borrow_mut().stale = true;
+                    attempt += 1;
+                    continue;
+                }
+                result => result?,
+            }
             let mut state = file.borrow_mut();
             // Acknowledged by one start of the service, or done again.
             if generation == self.restarts.generation() && !state.stale {

@@ -886,6 +886,11 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         let odd =
             XattrRequest { ino: root, name: b"user.\0".to_vec(), value: vec![1], ..XattrRequest::default() };
         ask(Kind::SetXattr, SLOTS + 11, odd.encode_to_vec()).await.unwrap_err();
+        // The longest file is 2^62 bytes, in chunks of 1 MiB.
+        for (chunk, is_in_a_file) in [((1 << 42) - 1, true), (1 << 42, false), (1 << 50, false)] {
+            let at = ChunkRef { branch: 0, ino: Ino(root), chunk, block: 0, count: 1, snapshot: 0, cut: 0 };
+            assert_eq!(ask(Kind::Read, 0, encode_read(&at)).await.is_ok(), is_in_a_file, "chunk {chunk}");
+        }
         let (client, oldest_version, newest_version) = ("x".repeat(300), 1, 1);
         let hello = HelloRequest { client, oldest_version, newest_version, ..HelloRequest::default() };
         ask(Kind::Hello, 0, hello.encode_to_vec()).await.unwrap_err();

@@ -424,6 +424,37 @@ async fn restart_during(
     (machine, result, met)
 }
 
+/// What a client knows of a file that it has alone can be old all the same: a change of size is done in steps, and where a start of the
+/// service that ended did some of them the change is made again. fallocate failed then.
+#[test]
+fn space_of_a_file_is_changed_though_a_part_of_that_was_done_before() {
+    on_machine(118, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let client = &clients[1];
+        let ino = make(client, "file").await.unwrap();
+        client.write(ino, 0, &[1; 5000]).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        let steps = |sequence, size| {
+            let step = SetAttrRequest { known_cut: None, ..size_of(ino, size) };
+            machine
+                .node
+                .serve(request_of(client.session(), sequence, Kind::SetAttr, step.encode_to_vec()), true)
+        };
+        for (at, change) in (0..).zip([SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Reserve]) {
+            let size = client.get_attr(ino).await.unwrap().size;
+            steps(1000 + at, size).await.into_result().unwrap();
+            client.change_space(ino, 0, size + 1000, change, false).await.unwrap();
+            assert_eq!(client.get_attr(ino).await.unwrap().size, size + 1000);
+        }
+        steps(1010, client.get_attr(ino).await.unwrap().size).await.into_result().unwrap();
+        client.change_space(ino, 0, 4096, SpaceChange::Punch, true).await.unwrap();
+        assert_eq!(read(client, ino).await, [0; 8000]);
+        client.release(ino).await.unwrap();
+        end(machine, clients, remotes).await;
+    });
+}
+
 /// A change of a file that takes several requests, over a restart of the service between two of them: it is there, or an fsync
 /// says that it is not. The first part was lost and the rest acknowledged, and the fsync said nothing.
 #[test]

@@ -280,6 +280,61 @@ fn files_of_many_rows_are_synced_and_removed_in_steps() {
     });
 }
 
+fn long_name(number: u64) -> String {
+    format!("{number}{}", "x".repeat(200))
+}
+
+/// Makes files until there is no room for the row of one more. Returns how many.
+async fn fill_with_names(machine: &Machine) -> u64 {
+    let mut names = 0;
+    loop {
+        match make_file(machine, &long_name(names)).await {
+            Ok(ino) => machine.client.release(ino).await.unwrap(),
+            Err(failure) => {
+                assert_eq!(failure.kind, Kind::NoSpace, "{failure}");
+                return names;
+            }
+        }
+        names += 1;
+    }
+}
+
+/// On a store full of names a file is made shorter that has writes for whose rows there is no room.
+#[test]
+fn a_store_full_of_names_lets_files_be_made_shorter() {
+    on_machine(69, async |machine| {
+        let client = machine.client.clone();
+        let log = make_file(machine, "log").await.unwrap();
+        let contents = vec![3; 1 << 20];
+        client.write(log, 0, &contents).await.unwrap();
+        client.fsync(log).await.unwrap();
+        let names = fill_with_names(machine).await;
+        for size in [1_000_000u64, 4096, 100, 0] {
+            client.write(log, 0, &vec![4; size as usize]).await.unwrap();
+            // The row of a chunk is shorter than that of a name.
+            let mut chunks = 5..1000;
+            let full = loop {
+                client.write(log, chunks.next().unwrap() << 20, &[1; 4096]).await.unwrap();
+                if let Err(failure) = client.fsync(log).await {
+                    break failure;
+                }
+            };
+            assert_eq!(full.kind, Kind::NoSpace, "{full}");
+            let request = SetAttrRequest { ino: log.0, size: Some(size), ..SetAttrRequest::default() };
+            assert_eq!(client.set_attr(request).await.unwrap().size, size);
+            let found = penstock_base::buf::gather(&client.read(log, 0, 1 << 21).await.unwrap());
+            assert_eq!(found[..], vec![4; size as usize]);
+            client.fsync(log).await.unwrap();
+        }
+        for number in 0..names {
+            client.unlink(client.root(), long_name(number).as_bytes(), false).await.unwrap();
+        }
+        client.write(log, 5 << 20, &contents).await.unwrap();
+        client.fsync(log).await.unwrap();
+        client.release(log).await.unwrap();
+    });
+}
+
 /// A store that is full of names takes what is written to places that are there. Each hole makes the row of its chunk longer:
 /// punching brings the rows no further beyond their budget than what is kept for that; then fsync says so, and what is removed
 /// gives room again.
@@ -300,15 +355,7 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
             change(&machine, ino, chunk << 20, 1 << 20, Reserve).await;
         }
         client.fsync(ino).await.unwrap();
-        let mut names = 0;
-        let full = loop {
-            match make_file(&machine, &format!("{names}{}", "x".repeat(200))).await {
-                Ok(ino) => client.release(ino).await.unwrap(),
-                Err(failure) => break failure,
-            }
-            names += 1;
-        };
-        assert_eq!(full.kind, Kind::NoSpace, "{full}");
+        let names = fill_with_names(&machine).await;
         let space = || machine.node.fs_report();
         let (mut refused, budget) = (0, space().meta_budget_bytes);
         let mut overwrites = [5, 40_000, (1 << 20) + 5 * BLOCK, 100_000, (1 << 20) + 10 * BLOCK].into_iter();
@@ -340,10 +387,7 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
         // What is removed gives room to what waited; the bound holds for no removal.
         let free = free_bytes(&machine);
         for number in 0..names {
-            client
-                .unlink(client.root(), format!("{number}{}", "x".repeat(200)).as_bytes(), false)
-                .await
-                .unwrap();
+            client.unlink(client.root(), long_name(number).as_bytes(), false).await.unwrap();
         }
         client.fsync(ino).await.unwrap();
         assert!(free_bytes(&machine) > free, "{:?}", space());

@@ -146,7 +146,8 @@ impl Client {
         state.settled_size = attr.size;
         state.cut = attr.cut;
         state.writes += 1;
-        state.mtime_ns = state.mtime_ns.filter(|_| !settled);
+        // What is left is settled with this time, not with an earlier one.
+        state.mtime_ns = request.mtime_ns.filter(|_| !settled);
         state.tail_clean = true;
         // The kernel hears of this size.
         state.lost_end = 0;

@@ -321,10 +321,13 @@ fn a_store_full_of_names_lets_files_be_made_shorter() {
             };
             assert_eq!(full.kind, Kind::NoSpace, "{full}");
             let request = SetAttrRequest { ino: log.0, size: Some(size), ..SetAttrRequest::default() };
-            assert_eq!(client.set_attr(request).await.unwrap().size, size);
+            machine.env.sleep(Duration::from_millis(1)).await;
+            let attr = client.set_attr(request).await.unwrap();
+            assert_eq!(attr.size, size);
             let found = penstock_base::buf::gather(&client.read(log, 0, 1 << 21).await.unwrap());
             assert_eq!(found[..], vec![4; size as usize]);
             client.fsync(log).await.unwrap();
+            assert!(client.get_attr(log).await.unwrap().mtime_ns >= attr.mtime_ns, "cut to {size}");
         }
         for number in 0..names {
             client.unlink(client.root(), long_name(number).as_bytes(), false).await.unwrap();

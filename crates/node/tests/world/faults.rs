@@ -4,7 +4,7 @@ use crate::remote::{Way, make, on_machine};
 use crate::shared::{drop_all, end, open, several};
 use penstock_base::{Env, Ino, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose};
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
@@ -257,9 +257,8 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
 }
 
 /// A kernel that does not drop its pages within the time it is given.
-#[derive(Default)]
 struct Stubborn {
-    env: OnceCell<Env>,
+    env: Env,
     /// Whether the lapse lasted when that was over, each time.
     lasted: RefCell<Vec<bool>>,
 }
@@ -276,7 +275,7 @@ impl KernelCache for Stubborn {
         lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
         Box::pin(async move {
-            self.env.get().unwrap().sleep(within).await;
+            self.env.sleep(within).await;
             self.lasted.borrow_mut().push(lasts());
         })
     }
@@ -293,8 +292,7 @@ fn a_lapse_that_is_over_ends_no_mount() {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 2).await;
         let ino = make(&clients[1], "file").await.unwrap();
-        let kernel = Rc::new(Stubborn::default());
-        kernel.env.set(machine.env.clone()).ok().unwrap();
+        let kernel = Rc::new(Stubborn { env: machine.env.clone(), lasted: RefCell::default() });
         clients[1].set_kernel_cache(Some(kernel.clone()));
         let lease = penstock_meta::LEASE;
         // Half of the lease is used, the next quarter is for the kernel.

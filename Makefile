@@ -1,10 +1,10 @@
-# The three commands that README.md names. Everything else is `cargo xtask`.
+# The three commands that README.md names. Everything else is in `cargo xtask`.
 
 .DEFAULT_GOAL := help
 .PHONY: help up test ci
 
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
-# A fresh rustup is found in shells opened before it was installed.
+# Finds a newly installed rustup in shells that were opened before the installation.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
@@ -12,7 +12,7 @@ help:
 	@echo 'make test   run every check and test; the last line says how many passed, failed and were skipped'
 	@echo 'make ci     formatting, lints, licences and tidiness only'
 
-# `exec`, so that no shell stands between Ctrl-C and the program.
+# `exec` replaces the shell, so that no shell stands between Ctrl-C and the program.
 up:
 	@scripts/prerequisites.sh up
 	cargo build --release --locked -p penstock-cli

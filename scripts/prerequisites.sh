@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
-# Sees to it that this machine has what `make up` or `make test` needs.
+# Checks that this machine has what `make up` or `make test` needs, and installs what is missing.
 #
 #   scripts/prerequisites.sh up|test
 #
-# What is missing is installed with apt-get when this runs as root. Otherwise one command that
-# installs it is printed, and the exit status is 1 if the work cannot go on without it.
-# Packages that only some tests use do not stop the rest: those tests print SKIPPED.
+# As root, this installs missing packages with apt-get. Otherwise it prints one command that installs them.
+# The exit status is 1 if the work cannot go on without them. Packages that only some tests use do not stop
+# the rest: those tests print SKIPPED.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf 'prerequisites: %s\n' "$*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# Debian keeps some tools outside an ordinary user's search path.
+# Debian keeps some tools outside the search path of an ordinary user.
 export PATH="$PATH:/usr/sbin:/sbin"
 
 required=()
 optional=()
 
-# Fills `required` and `optional` with the packages whose programs are missing.
-# $1: up or test.
+# Sets `required` and `optional` to the packages whose programs are missing. $1: up or test.
 look() {
     required=()
     optional=()
@@ -35,12 +34,12 @@ look() {
         have sqlite3 || optional+=(sqlite3)
     fi
     if ! have cargo; then
-        # Debian 13 and Ubuntu 24.04 carry rustup; before them it has its own installer.
+        # Debian 13 and Ubuntu 24.04 have a package of rustup. Earlier releases need its own installer.
         if have apt-cache && apt-cache policy rustup | grep -q 'Candidate: [0-9]'; then required+=(rustup); fi
     fi
 }
 
-# All missing packages on one line.
+# Prints all missing packages on one line.
 missing() {
     local all=("${required[@]}" "${optional[@]}")
     echo "${all[*]}"
@@ -48,7 +47,7 @@ missing() {
 
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 "$@" </dev/null; }
 
-# apt-get with one more try: mirrors fail for a moment more often than for good.
+# Runs apt-get and retries once after 5 s: most failures of mirrors are temporary.
 apt_twice() {
     apt "$@" && return 0
     say "apt-get $1 failed; trying once more"
@@ -56,7 +55,7 @@ apt_twice() {
     apt "$@"
 }
 
-# $1: up or test.
+# Installs the missing packages. $1: up or test.
 install_missing() {
     if ! have apt-get; then
         [ -z "$(missing)" ] || say "this system has no apt-get; install these (Debian's names) by its own means: $(missing)"
@@ -64,11 +63,11 @@ install_missing() {
     fi
     say "reading the package lists"
     apt_twice update || say "apt-get update failed; going on with the package lists that are here"
-    # New lists may know packages that the old ones, or none, did not.
+    # The new lists may contain packages that the old ones, or none, did not.
     look "$1"
     [ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || return 0
     say "installing with apt-get: $(missing)"
-    # What apt-get prints matters only when it fails.
+    # The output of apt-get matters only if it fails.
     local log
     log=$(mktemp)
     if ! apt_twice install -y --no-install-recommends "${required[@]}" "${optional[@]}" >"$log" 2>&1; then
@@ -79,7 +78,8 @@ install_missing() {
     rm -f "$log"
 }
 
-# $1: up or test. The compiler that rust-toolchain.toml names, fetched by rustup where it is missing.
+# Checks for the compiler that rust-toolchain.toml names, and installs it with rustup if it is missing. For
+# tests, also checks for rustfmt and clippy. $1: up or test.
 look_at_rust() {
     local channel
     channel=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' rust-toolchain.toml)
@@ -120,7 +120,7 @@ main() {
     esac
     look "$1"
     local count=$((${#required[@]} + ${#optional[@]}))
-    # Fresh package lists may know a rustup.
+    # New package lists may contain rustup.
     if [ "$(id -u)" = 0 ] && ! have cargo; then count=1; fi
     if [ "$count" -gt 0 ]; then
         if [ "$(id -u)" = 0 ]; then

@@ -1,10 +1,9 @@
-//! `cargo xtask campaign`: tests that are too long for every run, as many items as are asked for, with the results in
-//! a file.
+//! `cargo xtask campaign`: runs tests that are too long for `make test` and records the results in a file.
 //!
-//! A campaign is a test that runs the items of `PENSTOCK_SEEDS=A..B` one after the other and prints `campaign begin N`
-//! and `campaign end N FIGURES` for each. What it promises stands at its head; here is only who runs it and what is
-//! kept. An item that passed with this commit is not run again; one that failed ends its process, and the next process
-//! goes on behind it.
+//! A campaign is a test that runs the items of `PENSTOCK_SEEDS=A..B` one after the other and prints
+//! `campaign begin N` and `campaign end N FIGURES` for each. The head of the test describes what it verifies.
+//! This module runs the test and keeps the results. An item that passed at this commit is not run again. An
+//! item that fails ends its process, and the next process continues with the item after it.
 
 mod results;
 
@@ -22,53 +21,54 @@ use self::results::{Results, Verdict};
 use crate::workspace::{cargo, root, target_dir};
 use crate::{posix, process, tools};
 
-/// Kills of one process after the other on one store: an item of `kills`.
+/// The number of kills in an item of `kills`, one after the other on one store.
 const KILLS_OF_ITEM: u64 = 10;
-/// Pairs of six drives.
+/// The number of pairs of six drives.
 const PAIRS: u64 = 15;
-/// Lines of a failed item that are kept.
+/// The number of output lines of a failed item that are kept.
 const KEPT_LINES: usize = 60;
 
 #[derive(Subcommand)]
 pub(crate) enum Which {
-    /// Power cuts with every fault of a drive, in the simulated world, a life story for each seed
+    /// Power cuts with every fault of a drive, in the simulated world; a seed is a machine's life story
     Cuts {
         #[arg(long, value_parser = range, value_name = "A..B", default_value = "0..10000")]
         seeds: Range<u64>,
     },
     /// kill -9 of the real process under load
     Kills {
-        /// Kills; rounded up to whole stores of ten
+        /// Number of kills, rounded up to a multiple of ten: each store takes ten
         #[arg(long, default_value_t = 200)]
         count: u64,
     },
-    /// Every pair of drives lost, on the real process
+    /// Loss and rebuild of every pair of drives, on the real process
     Pairs,
-    /// A long life at 90 % full
+    /// A long life of a store at 90 % full
     Churn {
         #[arg(long, default_value_t = 3600)]
         seconds: u64,
     },
     /// fsx on a mount while drives fail and are rebuilt
     Fsx {
-        /// Over four seeds
+        /// Number of operations, divided among four seeds
         #[arg(long, default_value_t = 100_000)]
         operations: u64,
     },
 }
 
-/// A test that runs items.
+/// A test that runs items, and the settings that it needs.
 struct Campaign {
     name: &'static str,
     package: &'static str,
     binary: &'static str,
     test: &'static str,
     items: Range<u64>,
-    /// Items of one process.
+    /// The highest number of items that one process runs.
     batch: u64,
-    /// An item that takes longer hangs.
+    /// Time limit in seconds. A process gets this time for each of its items. The item that is running when
+    /// it is over counts as hung.
     item_limit_s: u64,
-    /// What else decides the result; kept with it.
+    /// Other settings that determine the result. Recorded with it.
     with: String,
     env: Vec<(&'static str, String)>,
 }
@@ -141,7 +141,7 @@ fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Runs what has not passed yet with this commit.
+/// Runs the items that have not passed at this commit.
 pub(crate) fn run(which: &Which, file: Option<PathBuf>, jobs: usize) -> Result<()> {
     let campaign = which.campaign()?;
     let commit = commit()?;
@@ -185,18 +185,18 @@ pub(crate) fn run(which: &Which, file: Option<PathBuf>, jobs: usize) -> Result<(
     Ok(())
 }
 
-/// The commit, and `dirty` when the tree is not it.
+/// Returns the abbreviated commit, with `-dirty` appended if the tree has changes.
 fn commit() -> Result<String> {
     let output = Command::new("git")
         .current_dir(root())
         .args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
         .output()
         .context("git does not run")?;
-    ensure!(output.status.success(), "git knows no commit here: results would say nothing");
+    ensure!(output.status.success(), "git finds no commit here to record the results for");
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// Builds the test and puts it where a later build does not replace it.
+/// Builds the test and copies its program, so that a later build does not replace it.
 fn build(campaign: &Campaign) -> Result<PathBuf> {
     let mut command = cargo();
     command.args(["test", "--locked", "--no-run", "-p", campaign.package, "--test", campaign.binary]);
@@ -216,7 +216,7 @@ fn build(campaign: &Campaign) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Runs of neighbours, each for one process.
+/// Groups consecutive items into ranges of at most `most` items, each for one process.
 fn batches(items: &[u64], most: u64) -> VecDeque<Range<u64>> {
     let mut batches: VecDeque<Range<u64>> = VecDeque::new();
     for item in items {
@@ -251,7 +251,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs items until they are done or one fails. Returns the item to go on with.
+    /// Runs items until all are done or one fails. Returns the item to continue with.
     fn run_process(&self, items: Range<u64>, results: &Mutex<Results>) -> Result<u64> {
         let limit_s = self.campaign.item_limit_s * (items.end - items.start);
         let mut command = Command::new("timeout");
@@ -291,14 +291,14 @@ impl Runner<'_> {
     }
 }
 
-/// What the output of a test says of its items.
+/// Parses the output of a campaign's test.
 struct Watch {
-    /// The item that runs.
+    /// The item that is running.
     running: Option<u64>,
     /// The first item that has not ended.
     next: u64,
     begun: Instant,
-    /// The last lines.
+    /// The last lines of output, at most `KEPT_LINES`, since the item began.
     lines: VecDeque<String>,
     shows: bool,
 }
@@ -308,9 +308,9 @@ impl Watch {
         Self { running: None, next, begun: Instant::now(), lines: VecDeque::new(), shows }
     }
 
-    /// Takes a line; gives an item that ended with its figures.
+    /// Parses a line. Returns an item that has ended, with its figures.
     fn feed(&mut self, line: &str) -> Option<(u64, serde_json::Value)> {
-        // The harness may have begun the line with the name of the test.
+        // The harness may have printed the name of the test at the beginning of the line.
         let said = line.find("campaign ").map(|at| line[at + 9..].split(' ').collect::<Vec<_>>());
         match said.as_deref() {
             Some(["begin", item]) => {

@@ -1,4 +1,4 @@
-//! The checks that look at the code without running it, each by name.
+//! Runs the checks that inspect the code without running it, each by name.
 
 use std::time::Instant;
 
@@ -7,14 +7,14 @@ use anyhow::{Result, bail, ensure};
 use crate::workspace::cargo;
 use crate::{licences, tidy};
 
-/// A check: its name, and what does it.
+/// A check: its name and the function that runs it.
 pub(crate) type Check = (&'static str, fn() -> Result<()>);
 
-/// Cheap ones first, so that a slip is seen at once.
+/// Cheap checks come first, so that a simple mistake shows early.
 pub(crate) const CHECKS: [Check; 4] =
     [("fmt", fmt), ("tidy", tidy::check), ("licences", licences::check), ("clippy", clippy)];
 
-/// Runs one check and prints how it went.
+/// Runs one check and prints its result and duration. Returns true if it passed.
 pub(crate) fn passes(name: &str, check: fn() -> Result<()>) -> bool {
     println!("check {name}");
     let started = Instant::now();
@@ -27,7 +27,7 @@ pub(crate) fn passes(name: &str, check: fn() -> Result<()>) -> bool {
     outcome.is_ok()
 }
 
-/// Runs every check, also after one has failed.
+/// Runs every check, even after one has failed. The error names the failed checks.
 pub(crate) fn ci() -> Result<()> {
     let failed: Vec<&str> =
         CHECKS.into_iter().filter(|(name, check)| !passes(name, *check)).map(|(name, _)| name).collect();

@@ -1,4 +1,4 @@
-//! Whether every package that is built for Linux may be used under the project's licence.
+//! Checks that the licence of every package in a Linux build is on the list of allowed licences.
 
 mod spdx;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::workspace::cargo;
 
-/// Licences that ask for a notice at most. Copyleft, also of single files (MPL-2.0), is not among them.
+/// Licences that require at most a notice. Copyleft is not among them, not even for single files (MPL-2.0).
 const ALLOWED: [&str; 12] = [
     "0BSD",
     "Apache-2.0",
@@ -23,9 +23,9 @@ const ALLOWED: [&str; 12] = [
     "Zlib",
 ];
 
-/// Reads the licence of every package in the lock file that a Linux build takes.
+/// Checks the licence of every package in the lock file that a Linux build uses. The error lists the others.
 pub(crate) fn check() -> Result<()> {
-    // Without a platform cargo would fetch what only other systems need.
+    // Without a platform cargo would also fetch packages that only other systems need.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let output = cargo()
         .args(["metadata", "--locked", "--format-version=1", "--filter-platform", &platform])

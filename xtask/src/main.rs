@@ -1,9 +1,9 @@
-//! Every script of the project as one program, so that they are typed, tested and run alike everywhere.
+//! Every script of the project as one program, so that all are typed, tested and run in the same way.
 //!
-//! `cargo xtask ci` checks, `cargo xtask test` checks and tests, `cargo xtask show` runs the full form of an
-//! acceptance line. Owns nothing that ships.
+//! `cargo xtask ci` runs the checks, `cargo xtask test` the checks and the tests, and `cargo xtask show` the
+//! full form of an acceptance line. Nothing in this program is shipped.
 #![forbid(unsafe_code)]
-// It drives real processes by the real clock and is no part of a simulation.
+// xtask drives real processes by the real clock and is not part of a simulation.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod campaign;
@@ -32,13 +32,13 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Formatting, lints, licences and tidiness
+    /// Run the formatting, lint, licence and tidiness checks
     Ci,
-    /// Sizes, module headers, unsafe rules and links; errors as file:line
+    /// Check sizes, module headers, unsafe rules and links; errors are printed as file:line
     Tidy,
-    /// Every check and every test; the last line counts them
+    /// Run every check and every test; the last line contains the counts
     Test {
-        /// Leave out clippy and the examples in documentation
+        /// Leave out clippy and the tests in documentation
         #[arg(long)]
         fast: bool,
         /// Kill the run after this many seconds
@@ -47,41 +47,41 @@ enum Command {
     },
     /// Run the full form of an acceptance line, such as 01.1; without a line, list them
     Show { line: Option<String> },
-    /// Tests too long for every run, by seeds or rounds; what passed with this commit is not run again
+    /// Run tests too long for every run, by seeds or rounds; items that passed at this commit are skipped
     Campaign {
         #[command(subcommand)]
         which: campaign::Which,
-        /// Where results are appended [default: campaign/results.jsonl in the target folder]
+        /// File that results are appended to [default: campaign/results.jsonl in the target folder]
         #[arg(long, global = true, value_name = "FILE")]
         results: Option<std::path::PathBuf>,
-        /// Processes at a time
+        /// Number of processes at the same time
         #[arg(long, global = true, default_value_t = 1, value_name = "N")]
         jobs: usize,
     },
-    /// The same work on Penstock and its peers, interleaved: tables and JSON (`-- --help` lists the options)
+    /// Compare Penstock and its peers on the same workloads: tables and JSON (`-- --help` lists options)
     Peers {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<std::ffi::OsString>,
     },
-    /// Processor time of Penstock for each byte and operation, by layer (`-- --help` lists the options)
+    /// Measure Penstock's processor time per byte and operation, by layer (`-- --help` lists options)
     Layers {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<std::ffi::OsString>,
     },
-    /// The rebuild of a drive beside what the drives allow, and readers beside it (`-- --help` lists the options)
+    /// Measure the rebuild of a drive, and reads during it, against plain copies (`-- --help` lists options)
     Rebuild {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<std::ffi::OsString>,
     },
-    /// pjdfstest on a mount of a store of its own; as root
+    /// Run pjdfstest on a mount of a store of its own; needs root
     Posix {
         /// Also run fsx: N operations over several seeds
         #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "100000")]
         fsx: Option<u64>,
-        /// Only the cases of pjdfstest whose name contains one of these
+        /// Run only the cases of pjdfstest whose name contains one of these
         cases: Vec<String>,
     },
-    /// Install what some tests need (a Python with pyarrow) into the target folder; prints its path
+    /// Install what some tests need (Python with pyarrow, NVRTC) into the target folder; prints its path
     Tools,
 }
 
@@ -101,8 +101,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The alternate form holds the whole chain of causes. A run that printed its own verdict sends
-            // an empty message, so that the verdict stays the last line.
+            // The alternate form contains the whole chain of causes. A run that printed its own verdict
+            // returns an error without text, so that the verdict stays the last line.
             let message = format!("{error:#}");
             if !message.is_empty() {
                 eprintln!("error: {message}");

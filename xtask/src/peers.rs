@@ -1,6 +1,6 @@
-//! `cargo xtask peers`, `layers`, `rebuild`: builds what is measured as users get it, and becomes what measures.
+//! `cargo xtask peers`, `layers` and `rebuild`: builds the programs for a measurement and runs it.
 //!
-//! Nothing of the measuring is here: lines, peers and options are in bench/peers.
+//! The measurement itself, with its workloads, peers and options, is in bench/peers.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -11,14 +11,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::{cargo, target_dir};
 
-/// The comparison. Returns only when something fails before it begins, like the others.
+/// Runs the comparison with peers. Like the others it replaces this process and returns only errors.
 pub(crate) fn run(arguments: &[OsString]) -> Result<()> {
     let release = release(&["-p", "penstock-cli", "-p", "penstock-peers"])?;
     let mut peers = Command::new(release.join("peers"));
     become_it(peers.arg("--program").arg(release.join("penstock")).arg("--disk").arg(target_dir()), arguments)
 }
 
-/// Processor time by layer: the program has frame pointers too, and lies in a folder of its own.
+/// Measures processor time by layer. The program has frame pointers, so it has a folder of its own.
 pub(crate) fn layers(arguments: &[OsString]) -> Result<()> {
     let release = release(&["-p", "penstock-peers"])?;
     let target = target_dir().join("layers");
@@ -28,7 +28,7 @@ pub(crate) fn layers(arguments: &[OsString]) -> Result<()> {
     measure(&release, "layers", &target.join("release"), arguments)
 }
 
-/// The rebuild of a drive.
+/// Measures the rebuild of a drive.
 pub(crate) fn rebuild(arguments: &[OsString]) -> Result<()> {
     let release = release(&["-p", "penstock-cli", "-p", "penstock-peers"])?;
     measure(&release, "rebuild", &release, arguments)
@@ -39,18 +39,19 @@ fn measure(release: &Path, what: &str, program: &Path, arguments: &[OsString]) -
     become_it(peers.arg(what).arg("--program").arg(program.join("penstock")), arguments)
 }
 
-/// Builds packages; gives the folder of their programs.
+/// Builds packages in release mode and returns the folder of their programs.
 fn release(packages: &[&str]) -> Result<PathBuf> {
     succeed(cargo().args(["build", "--release", "--locked"]).args(packages))?;
     Ok(target_dir().join("release"))
 }
 
 fn succeed(build: &mut Command) -> Result<()> {
-    ensure!(build.status()?.success(), "it does not build");
+    ensure!(build.status()?.success(), "the build failed");
     Ok(())
 }
 
-/// In place of this process, so that Ctrl-C meets one that cleans up, and the shell waits for it.
+/// Replaces this process with the command, so that Ctrl-C reaches a process that cleans up, and the shell
+/// waits for it.
 fn become_it(command: &mut Command, arguments: &[OsString]) -> Result<()> {
-    Err(command.args(arguments).exec()).context("what measures does not start")
+    Err(command.args(arguments).exec()).context("the measuring program does not start")
 }

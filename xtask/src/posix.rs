@@ -1,7 +1,7 @@
-//! `cargo xtask posix`: pjdfstest, and fsx, on a mount of the real program.
+//! `cargo xtask posix`: runs pjdfstest, and optionally fsx, on a mount of the real program.
 //!
-//! Makes a store in a temporary folder, mounts it, runs the suites, and removes what it made. pjdfstest runs as root
-//! and changes to two ordinary users, so the folder is one that everybody can reach.
+//! Makes a store in a temporary folder, mounts it, runs the suites, and removes what it made. pjdfstest runs
+//! as root and switches to two ordinary users, so every user can enter the folder.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,13 +13,13 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::workspace::{cargo, target_dir};
 use crate::{process, tools};
 
-/// Cases that may be skipped: those that remount read-only, and the one that wants a file system without a limit of
-/// links.
+/// The highest number of cases that may be skipped: 13 remount read-only, and one needs a limit on links,
+/// which the C library does not know for a FUSE mount.
 const MOST_SKIPPED: u64 = 14;
-/// fsx starts again with each: a run has one sequence of operations for one seed.
+/// The number of runs of fsx, with seeds from 1 on. A seed determines one sequence of operations.
 pub(crate) const SEEDS: u64 = 4;
 
-/// A store with its mount; both go when it is dropped.
+/// A store with its mount. Both are removed when it is dropped.
 struct Mounted {
     program: PathBuf,
     home: PathBuf,
@@ -28,7 +28,7 @@ struct Mounted {
 impl Mounted {
     fn start() -> Result<Self> {
         let built = cargo().args(["build", "--locked", "-p", "penstock-cli"]).status()?;
-        ensure!(built.success(), "it does not build");
+        ensure!(built.success(), "the build failed");
         let home = std::env::temp_dir().join(format!("penstock-posix-{}", std::process::id()));
         fs::create_dir_all(home.join("other")).context("cannot make a temporary folder")?;
         fs::set_permissions(&home, Permissions::from_mode(0o755))?;
@@ -48,7 +48,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A store that does not stop is killed, and its mount taken away; what fails here is seen in the folder.
+        // A store that does not stop is killed, and its mount is detached. Errors are ignored: they show as a
+        // folder that remains.
         let _ = Command::new(&self.program).arg("down").arg(self.home.join("store")).status();
         process::kill_all();
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -72,7 +73,7 @@ pub(crate) fn run(fsx: Option<u64>, cases: &[String]) -> Result<()> {
     }
 }
 
-/// Users other than root with the names of their groups. pjdfstest takes exactly two.
+/// Returns two users other than root with the names of their groups. pjdfstest takes exactly two.
 fn users() -> Result<Vec<(String, String)>> {
     let (passwd, groups) = (fs::read_to_string("/etc/passwd")?, fs::read_to_string("/etc/group")?);
     let field = |line: &str, at: usize| line.split(':').nth(at).unwrap_or_default().to_owned();
@@ -95,7 +96,7 @@ fn configuration() -> Result<String> {
     ))
 }
 
-/// Prints what did not pass, with its reason.
+/// Prints the cases that did not pass, with their reasons. Fails if a case failed or too many were skipped.
 fn run_suite(suite: &Path, configuration: &str, mounted: &Mounted, cases: &[String]) -> Result<()> {
     let file = mounted.home.join("pjdfstest.toml");
     fs::write(&file, configuration)?;
@@ -120,14 +121,15 @@ fn run_suite(suite: &Path, configuration: &str, mounted: &Mounted, cases: &[Stri
     Ok(())
 }
 
-/// The number before a word of pjdfstest's last line.
+/// Returns the number before a word in pjdfstest's last line.
 fn count(summary: &str, word: &str) -> Result<u64> {
     let mut parts = summary.trim_start_matches("Summary: ").split(", ");
     let found = parts.find_map(|part| part.strip_suffix(word)?.trim().parse().ok());
     found.with_context(|| format!("pjdfstest does not say how many {word}: {summary}"))
 }
 
-/// Every operation that the mount has; those on mappings and plain reads and writes ten times as often.
+/// Lists every operation that the mount supports. Reads, writes, mapped access, allocation, punched holes and
+/// copies come ten times as often as the others.
 pub(crate) fn fsx_configuration() -> String {
     let rare = ["close_open", "invalidate", "truncate", "fsync", "fdatasync", "sendfile", "posix_fadvise"];
     let often = ["read", "write", "mapread", "mapwrite", "posix_fallocate", "punch_hole", "copy_file_range"];

@@ -1,8 +1,8 @@
-//! Runs programs whose output people watch, and ends everything they started.
+//! Runs programs, passes on their output line by line, and kills every process that they started.
 //!
-//! Each program started here carries a mark in its environment, which its descendants inherit, also those
-//! that left the process group. So a run that hangs is ended as a whole, while Ctrl-C still reaches every
-//! program of the terminal's group.
+//! Each program started here has a mark in its environment. Its descendants inherit the mark, including those
+//! that left the process group. So a run that hangs is killed completely, and Ctrl-C still reaches every
+//! program in the terminal's process group.
 
 use std::io::{BufRead, BufReader, PipeReader};
 use std::process::{Command, ExitStatus, Stdio};
@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 
 const MARK: &str = "PENSTOCK_XTASK_RUN";
 
-/// How long output may be held open by descendants of a program that has ended.
+/// Time after the end of a program during which output that its descendants hold open is still read.
 const GRACE: Duration = Duration::from_secs(2);
 
 static RUN: LazyLock<String> = LazyLock::new(|| {
@@ -24,19 +24,19 @@ static RUN: LazyLock<String> = LazyLock::new(|| {
     format!("{}-{}", std::process::id(), since.as_nanos())
 });
 
-/// Marks a program as part of this run.
+/// Marks a program as part of this run, so that [`kill_all`] finds it and its descendants.
 pub(crate) fn mark(command: &mut Command) -> &mut Command {
     command.env(MARK, RUN.as_str())
 }
 
-/// Marked processes that are alive: process id and command line.
+/// Returns the marked processes that are alive: process id and command line.
 pub(crate) fn alive() -> Vec<(u32, String)> {
     let mark = format!("{MARK}={}", RUN.as_str());
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let mut found = Vec::new();
     for entry in entries.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // a process of another user, or one that is ending, has nothing to read
+        // The environment of another user's process, or of one that is ending, cannot be read.
         let Ok(environment) = std::fs::read(entry.path().join("environ")) else { continue };
         if environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()) {
             let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -46,34 +46,34 @@ pub(crate) fn alive() -> Vec<(u32, String)> {
     found
 }
 
-/// Kills every marked process; gives those it found.
+/// Kills every marked process and returns those that it found.
 pub(crate) fn kill_all() -> Vec<(u32, String)> {
     let found = alive();
     if !found.is_empty() {
-        // the shell's own kill: a small system has no other
+        // The kill that is built into the shell: a small system has no separate program.
         let mut shell = Command::new("sh");
         shell.args(["-c", "kill -KILL \"$@\" 2>/dev/null", "kill"]);
         shell.args(found.iter().map(|(pid, _)| pid.to_string()));
-        // a process that ended by itself meanwhile is no failure
+        // A process that ended by itself meanwhile is not an error.
         let _ = shell.status();
     }
     found
 }
 
-/// Ends the run when its time is over, and whatever it starts after that.
+/// Kills every marked process once the time limit has passed, including those started after that.
 pub(crate) struct Watchdog {
     fired: Arc<AtomicBool>,
 }
 
 impl Watchdog {
-    /// Starts to count.
+    /// Starts the timer.
     pub(crate) fn start(limit: Duration) -> Watchdog {
         let fired = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&fired);
         thread::spawn(move || {
             thread::sleep(limit);
             flag.store(true, Ordering::SeqCst);
-            // A dying build may start one more program: this goes on until the process ends.
+            // A build that is being killed may start one more program, so this never stops.
             loop {
                 kill_all();
                 thread::sleep(Duration::from_millis(200));
@@ -82,22 +82,22 @@ impl Watchdog {
         Watchdog { fired }
     }
 
-    /// Whether the time was over.
+    /// True if the time limit has passed.
     pub(crate) fn fired(&self) -> bool {
         self.fired.load(Ordering::SeqCst)
     }
 }
 
-/// Runs a program and hands on each line of its output and error output, in the order they were written.
+/// Runs a program and passes on each line of its output and error output, in the order of writing.
 ///
-/// Descendants that outlive it and hold its output open are not waited for.
+/// Descendants that outlive the program and hold its output open are waited for at most `GRACE`.
 pub(crate) fn stream(command: &mut Command, on_line: &mut dyn FnMut(&str)) -> Result<ExitStatus> {
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let error_writer = writer.try_clone().context("cannot duplicate a pipe")?;
     mark(command).stdin(Stdio::null()).stdout(writer).stderr(error_writer);
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
-    // The command still holds the writing ends: without this the pipe would never end.
+    // The command still holds the writing ends: without this the reader would not reach the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
     let lines = read_lines(reader);
@@ -148,7 +148,7 @@ mod tests {
         (status, lines)
     }
 
-    /// One test, as what kills all marked processes would kill those of another.
+    /// One test instead of two: `kill_all` would kill the processes of a test that runs beside it.
     #[test]
     fn output_comes_in_order_and_what_lives_on_is_killed() {
         let (status, lines) = shell("echo a; echo b >&2; echo c; printf d; exit 3");

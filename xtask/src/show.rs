@@ -1,6 +1,6 @@
-//! `cargo xtask show LINE`: the full form of an acceptance line, on real input and at full length.
+//! `cargo xtask show LINE`: runs the full form of an acceptance line, on real input and at full length.
 //!
-//! The tests run a short form of each; the full form is the same test code with `PENSTOCK_SHOW=full`.
+//! `make test` runs a short form of each line. The full form is the same test code with `PENSTOCK_SHOW=full`.
 
 use anyhow::{Result, bail, ensure};
 
@@ -11,9 +11,9 @@ use crate::workspace::cargo;
 struct Line {
     id: &'static str,
     what: &'static str,
-    /// Package, test binary and the ignored test in it; no binary: all tests of the package.
+    /// Package, test binary and the ignored test in it. Without a binary, all tests of the package run.
     runs: &'static [(&'static str, Option<(&'static str, &'static str)>)],
-    /// Built as users get it: where speed is what is shown.
+    /// True for a release build, where speed is shown.
     release: bool,
 }
 
@@ -82,7 +82,7 @@ impl Line {
     }
 }
 
-/// Runs one line, or lists them all.
+/// Runs one acceptance line, or lists all of them without an id.
 pub(crate) fn run(id: Option<&str>) -> Result<()> {
     let Some(id) = id else {
         println!("{}", known());

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: tools, checks and tests, counted together.
+//! `cargo xtask test`: installs tools, runs the checks and tests, and counts them together.
 //!
-//! A check counts as one test. A test that printed a line `SKIPPED name: why` and returned counts as skipped,
-//! as does an ignored one. The last line of the output holds the three counts and nothing else.
+//! A check counts as one test. A test that printed a line `SKIPPED name: why` and passed counts as skipped,
+//! as does an ignored test. The last line of the output contains the three counts and nothing else.
 
 mod tally;
 
@@ -15,7 +15,7 @@ use crate::process::{self, Watchdog};
 use crate::workspace::cargo;
 use crate::{checks, tools};
 
-/// Runs everything; an error without text when something failed, as the counts are the last word.
+/// Runs everything. If something failed, the error has no text, so that the counts stay the last line.
 pub(crate) fn run(fast: bool, limit: Duration) -> Result<()> {
     let watchdog = Watchdog::start(limit);
     let mut tally = Tally::default();
@@ -36,7 +36,7 @@ pub(crate) fn run(fast: bool, limit: Duration) -> Result<()> {
             command.args(["--lib", "--bins", "--tests"]);
         }
         let colour = if std::io::stdout().is_terminal() { "always" } else { "never" };
-        // Output of passed tests is asked for because SKIPPED lines are in it; the tally drops the rest.
+        // The output of passed tests contains the SKIPPED lines. The tally drops the rest of it.
         command.args(["--color", colour, "--", "--show-output", "--color", colour]);
         if let Some(python) = &python {
             command.env("PENSTOCK_PYTHON", python);

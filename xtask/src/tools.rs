@@ -1,9 +1,10 @@
-//! Programs that some tests need and no package of ours builds, kept in the target folder.
+//! Installs the programs that some tests need and that this workspace does not build.
 //!
-//! A Python environment with pyarrow is for tests that read and write Parquet through the mount. They find its
-//! interpreter in `PENSTOCK_PYTHON`, or at `tools/venv/bin/python` in the target folder; where it is missing they
-//! print SKIPPED. The compiler of CUDA kernels (NVRTC), a library that needs no GPU, is in the same environment. Programs
-//! from crates.io are for `cargo xtask posix`.
+//! All of them are in the target folder. A Python environment with pyarrow serves the tests that read and
+//! write Parquet through the mount. They find its interpreter through `PENSTOCK_PYTHON`, or at
+//! `tools/venv/bin/python` in the target folder; if it is missing they print SKIPPED. The same environment
+//! contains the compiler of CUDA kernels (NVRTC), a library that needs no GPU. Programs from crates.io serve
+//! `cargo xtask posix` and the `fsx` campaign.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,16 +14,16 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{process, workspace};
 
-/// The pinned release first; on a Python too new for it, what the index has.
+/// pip tries the pinned release first. If that fails, as on a Python too new for it, any release from 21 on.
 const REQUIREMENTS: [&str; 2] = ["pyarrow==21.0.0", "pyarrow>=21"];
 
-/// The release whose output is `crates/gpu/kernels/code.ptx`. Tests that want it print SKIPPED without it.
+/// The release whose output is `crates/gpu/kernels/code.ptx`. Tests that need it print SKIPPED without it.
 const CUDA_COMPILER: &str = "nvidia-cuda-nvrtc-cu11==11.8.89";
 
-/// Written last: an environment without it is unfinished.
+/// File with the list of requirements. It is written last: an environment without it is incomplete.
 const STAMP: &str = "penstock-stamp";
 
-/// The interpreter, or a warning and nothing.
+/// Returns the path of the interpreter. Prints a warning and returns `None` if it cannot be installed.
 pub(crate) fn python_or_warn() -> Option<PathBuf> {
     match install() {
         Ok(venv) => Some(venv.join("bin/python")),
@@ -33,7 +34,7 @@ pub(crate) fn python_or_warn() -> Option<PathBuf> {
     }
 }
 
-/// The folder of the tools, and its lock: a second run waits for it and finds the work done.
+/// Returns the folder of the tools and its lock. A second run waits for the lock, then finds the tools.
 fn folder() -> Result<(PathBuf, File)> {
     let tools = workspace::target_dir().join("tools");
     fs::create_dir_all(&tools).with_context(|| format!("cannot create {}", tools.display()))?;
@@ -42,10 +43,10 @@ fn folder() -> Result<(PathBuf, File)> {
     Ok((tools, lock))
 }
 
-/// Installs one release of a program from crates.io unless it is there; gives its path.
+/// Installs one release of a program from crates.io if it is missing, and returns its path.
 pub(crate) fn program(name: &str, version: &str) -> Result<PathBuf> {
     let (tools, _lock) = folder()?;
-    // A folder for each release: what is in it is whole, because cargo puts the program there last.
+    // Each release has its own folder. A program that exists there is complete: cargo puts it there last.
     let root = tools.join(format!("{name}-{version}"));
     let program = root.join("bin").join(name);
     if !program.exists() {
@@ -57,7 +58,7 @@ pub(crate) fn program(name: &str, version: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Makes the environment unless it is there; gives its folder.
+/// Makes the Python environment if it is missing or out of date, and returns its folder.
 pub(crate) fn install() -> Result<PathBuf> {
     let (tools, _lock) = folder()?;
     let venv = tools.join("venv");
@@ -88,20 +89,20 @@ pub(crate) fn install() -> Result<PathBuf> {
 
 fn install_package(venv: &Path, requirement: &str) -> Result<()> {
     let mut pip = Command::new(venv.join("bin/python"));
-    // A source build of Arrow takes an hour and a compiler: only ready packages.
+    // Only binary packages: building Arrow from source takes an hour and needs a compiler.
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
     pip.args(["--only-binary", ":all:", "--retries", "2", requirement]);
     run(&mut pip)
 }
 
-/// Also tells an environment whose Python was removed or replaced.
+/// Returns true if pyarrow can be imported. Also detects an environment whose Python was removed or replaced.
 fn imports(venv: &Path) -> bool {
     let mut python = Command::new(venv.join("bin/python"));
     python.args(["-c", "import pyarrow.parquet"]);
     process::mark(&mut python).output().is_ok_and(|output| output.status.success())
 }
 
-/// Runs a program; its last lines of output are the error.
+/// Runs a program. The error contains its exit status and the last three lines of its output.
 fn run(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = process::mark(command).output().with_context(|| format!("cannot start {name}"))?;

@@ -1,4 +1,4 @@
-//! Where the workspace is and how to call cargo in it.
+//! Finds the workspace, its target folder and its files, and calls cargo in it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,23 +11,24 @@ pub(crate) fn root() -> &'static Path {
     xtask.parent().unwrap_or(xtask)
 }
 
-/// The folder cargo builds into.
+/// The folder that cargo builds into: `CARGO_TARGET_DIR`, or `target` in the workspace.
 pub(crate) fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
-        // cargo takes a relative one from where it was started; here that is always the root
+        // cargo resolves a relative path from the folder it is started in, here always the root.
         Some(dir) => root().join(dir),
         None => root().join("target"),
     }
 }
 
-/// A call of the cargo that runs this program.
+/// Returns a command that runs the same cargo as this program, in the root of the workspace.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     crate::process::mark(&mut command).current_dir(root());
     command
 }
 
-/// Files that git knows or would add, relative to the root, sorted; what is deleted in the tree is left out.
+/// Returns the files that git tracks or would add, relative to the root and sorted. Files that are deleted in
+/// the working tree are left out.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let output = Command::new("git")
         .current_dir(root())
@@ -38,7 +39,7 @@ pub(crate) fn files() -> Result<Vec<PathBuf>> {
             let listing = String::from_utf8(output.stdout).context("a file name is not UTF-8")?;
             listing.split_terminator('\0').map(PathBuf::from).collect()
         }
-        // an unpacked archive, or a machine without git
+        // An unpacked archive, or a machine without git.
         _ => walk(root())?,
     };
     files.retain(|file| root().join(file).is_file());
@@ -67,7 +68,7 @@ fn walk(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads a file of the workspace; bytes that are not UTF-8 are replaced.
+/// Reads a file of the workspace. Bytes that are not valid UTF-8 are replaced.
 pub(crate) fn read(file: &Path) -> Result<String> {
     let bytes =
         std::fs::read(root().join(file)).with_context(|| format!("cannot read {}", file.display()))?;

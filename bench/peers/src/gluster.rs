@@ -1,10 +1,12 @@
-//! GlusterFS from Debian's packages: one volume, disperse 6 with redundancy 2, six bricks, FUSE client. Defaults
-//! everywhere.
+//! Installs and starts GlusterFS from Debian's packages as a peer.
 //!
-//! The daemon, its bricks and the client live in a network namespace of their own, since bricks insist on the
-//! daemon's standard port, and an address is taken only when it is not 127.0.0.1. So nothing else on the machine is
-//! met, and all its processes are known: those in that namespace. Logs and sockets of daemon and bricks go to a
-//! tmpfs over their usual places, in a mount namespace that ends with them.
+//! One volume, disperse 6 with redundancy 2, on six bricks, with the FUSE client. All settings are defaults.
+//!
+//! The daemon, its bricks and the client run in a network namespace of their own, because bricks insist on
+//! the daemon's standard port. The namespace has an address of its own, because GlusterFS does not accept
+//! 127.0.0.1. So the peer affects nothing else on the machine, and all its processes are known: those in that
+//! namespace. Logs and sockets of daemon and bricks go to a tmpfs over their usual folders, in a mount
+//! namespace that ends with them.
 
 use crate::guard::{Guard, network_of};
 use crate::lines::PeerId;
@@ -17,11 +19,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const PACKAGES: [&str; 3] = ["glusterfs-server", "glusterfs-client", "iproute2"];
-/// From the range for benchmarks between networks (RFC 2544): it exists in the namespace only.
+/// From the range for benchmarks between networks (RFC 2544). It exists in the namespace only.
 const ADDRESS: &str = "198.18.0.1";
 const VOLUME: &str = "peers";
 
-/// Starts it with its bricks in `home`. Errors say why it cannot run here.
+/// Starts GlusterFS with its bricks in `home`. The error says why it cannot run here.
 pub(crate) fn start(home: &Path, amount: Amount) -> Result<Peer> {
     install()?;
     let mut held = Held::default();
@@ -37,7 +39,7 @@ pub(crate) fn start(home: &Path, amount: Amount) -> Result<Peer> {
     create.push("force".into());
     gluster(&dir, &create.iter().map(String::as_str).collect::<Vec<_>>())?;
     gluster(&dir, &["volume", "start", VOLUME])?;
-    // Joins the daemon's network, not its mounts: the mount is for this process.
+    // The client joins the daemon's network, but not its mounts: this process uses the mount.
     let mut client = Command::new("nsenter");
     client.args(["-t", &daemon.to_string(), "-n", "glusterfs"]);
     client.args([&format!("--volfile-server={ADDRESS}"), &format!("--volfile-id={VOLUME}")]);
@@ -55,7 +57,7 @@ pub(crate) fn start(home: &Path, amount: Amount) -> Result<Peer> {
     })
 }
 
-/// Installs what is missing, where this is Debian or like it.
+/// Installs missing packages with apt-get, on Debian and systems like it.
 fn install() -> Result<()> {
     let is_there = |program: &str| {
         std::env::split_paths("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -81,7 +83,7 @@ fn install() -> Result<()> {
     }
 }
 
-/// Starts the daemon in namespaces of its own; gives its process and its network.
+/// Starts the daemon in namespaces of its own. Returns its process id and its network namespace's inode.
 fn daemon(dir: &Path, held: &mut Held) -> Result<(u32, u64)> {
     let home = dir.display();
     let options = [
@@ -130,7 +132,7 @@ fn daemon(dir: &Path, held: &mut Held) -> Result<(u32, u64)> {
     Ok((child.id(), network))
 }
 
-/// Runs a command of its command line.
+/// Runs a `gluster` command and returns its output.
 fn gluster(dir: &Path, words: &[&str]) -> Result<String> {
     let mut command = Command::new("gluster");
     command.arg(format!("--glusterd-sock={}", dir.join("socket").display()));
@@ -147,7 +149,7 @@ fn wait(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// The errors at the end of logs, on one line.
+/// Returns the last error of each log, on one line.
 fn last_lines(logs: &[std::path::PathBuf]) -> String {
     let of = |log: &std::path::PathBuf| {
         let text = std::fs::read_to_string(log).unwrap_or_default();
@@ -161,7 +163,7 @@ fn last_lines(logs: &[std::path::PathBuf]) -> String {
     format!("its log says: {}", logs.iter().map(of).collect::<Vec<_>>().join("; "))
 }
 
-/// Runs a program that must work; gives its output.
+/// Runs a program and returns its output. A non-zero exit status is an error.
 fn succeed(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output =

@@ -1,8 +1,8 @@
-//! What must be undone, however the run ends: processes, mounts and folders.
+//! Undoes everything that a run made, however it ends: ends processes, unmounts, removes folders.
 //!
-//! Each [`Guard`] undoes one thing when it is dropped. All that are held stand in one list, so that Ctrl-C, the end
-//! of the time allowed and an error undo them too, latest first, and the process then ends. The list stays locked
-//! while that happens: who wants to start something more waits for the end.
+//! Each [`Guard`] undoes one thing when it is dropped, also after an error. One list contains all live
+//! guards, so that Ctrl-C and the time limit undo them too, latest first. The process then ends. The list
+//! stays locked meanwhile, so a thread that wants to start something more waits for the end.
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpid};
@@ -12,9 +12,9 @@ use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long a process may take to end in order before it is killed.
+/// Time for a process to end after SIGTERM before it is killed.
 const ORDERLY: Duration = Duration::from_secs(5);
-/// How long the kernel may take to end a killed one.
+/// Time for the kernel to end a killed process.
 const ENDING: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ static HELD: Mutex<BTreeMap<u64, Undo>> = Mutex::new(BTreeMap::new());
 pub(crate) struct Guard(u64);
 
 impl Guard {
-    /// A folder, removed with everything in it.
+    /// Makes a folder, which is removed with everything in it.
     pub(crate) fn folder(path: &Path) -> Result<Self> {
         Self::around(|| {
             std::fs::create_dir_all(path).with_context(|| format!("{} cannot be made", path.display()))?;
@@ -43,12 +43,12 @@ impl Guard {
         .map(|((), guard)| guard)
     }
 
-    /// What is or will be mounted at a path.
+    /// Guards a path: dropping the guard unmounts the file system that is mounted there.
     pub(crate) fn mount(path: &Path) -> Result<Self> {
         Self::around(|| Ok(((), Undo::Mount(path.to_owned())))).map(|((), guard)| guard)
     }
 
-    /// Starts a program in a process group of its own, so that Ctrl-C ends it through its guard only.
+    /// Starts a program in a process group of its own, so that Ctrl-C ends it only through its guard.
     pub(crate) fn process(command: &mut Command) -> Result<(Child, Self)> {
         use std::os::unix::process::CommandExt;
         Self::around(|| {
@@ -60,7 +60,7 @@ impl Guard {
         })
     }
 
-    /// Every process in the network namespace with this inode.
+    /// Guards a network namespace, given by its inode: dropping the guard ends every process in it.
     pub(crate) fn network(inode: u64) -> Result<Self> {
         Self::around(|| Ok(((), Undo::Network(inode)))).map(|((), guard)| guard)
     }
@@ -83,7 +83,7 @@ impl Drop for Guard {
     }
 }
 
-/// Undoes everything that is still held and ends the process.
+/// Undoes everything in the list and ends the process.
 pub(crate) fn abandon(why: &str) -> ! {
     let mut held = HELD.lock().expect("no holder panics");
     eprintln!("{why}: cleaning up");
@@ -93,10 +93,9 @@ pub(crate) fn abandon(why: &str) -> ! {
     std::process::exit(1);
 }
 
-/// Watches for Ctrl-C, SIGTERM and the end of the time allowed, on threads of its own, and adopts processes that
-/// leave their parents.
+/// Watches for Ctrl-C, SIGTERM and the time limit, on threads of its own, and adopts orphaned processes.
 pub(crate) fn watch(limit: Duration) -> Result<()> {
-    // Any process id turns it on.
+    // Any process id enables it.
     set_child_subreaper(Some(Pid::INIT))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (interrupt, terminate) = runtime.block_on(async {
@@ -135,14 +134,14 @@ impl Undo {
     }
 }
 
-/// Ends processes: in order, then by force.
+/// Ends processes with SIGTERM, then with SIGKILL.
 fn end(alive: impl Fn() -> Vec<u32>) {
     let mut left = alive();
     let all = left.clone();
     for (signal, bound) in [(Signal::TERM, ORDERLY), (Signal::KILL, ENDING)] {
         for id in &left {
             if let Some(pid) = Pid::from_raw(*id as i32) {
-                // It may have ended by itself.
+                // The process may have ended by itself.
                 let _ = kill_process(pid, signal);
             }
         }
@@ -152,7 +151,7 @@ fn end(alive: impl Fn() -> Vec<u32>) {
             left = alive();
         }
     }
-    // Children of this process, adopted ones too, are kept as dead ones until they are asked for.
+    // Children of this process, including adopted ones, remain as zombies until they are waited for.
     for id in all {
         let _ = Pid::from_raw(id as i32).map(|pid| waitpid(Some(pid), WaitOptions::NOHANG));
     }
@@ -166,7 +165,7 @@ fn unmount(path: &Path) {
     let start = Instant::now();
     loop {
         match unmount(path, UnmountFlags::empty()) {
-            // Nothing is mounted there, or no longer.
+            // Nothing is mounted there, or nothing any more.
             Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return,
             Err(_) if start.elapsed() < Duration::from_secs(2) => {
                 std::thread::sleep(Duration::from_millis(50));
@@ -179,20 +178,20 @@ fn unmount(path: &Path) {
     }
 }
 
-/// Whether a process runs: one that has ended and waits for its parent does not.
+/// True if a process runs. A zombie does not.
 pub(crate) fn is_alive(id: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     state.is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
 }
 
-/// The network namespace of a process, by its inode.
+/// Returns the inode of a process's network namespace, or `None` if there is no such process.
 pub(crate) fn network_of(id: u32) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(format!("/proc/{id}/ns/net")).ok().map(|found| found.ino())
 }
 
-/// Processes that are alive in a network namespace.
+/// Returns the ids of the processes that are alive in a network namespace.
 pub(crate) fn in_network(inode: u64) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());

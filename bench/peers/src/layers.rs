@@ -1,9 +1,10 @@
-//! `cargo xtask layers`: the processor time of Penstock for each byte or operation, by layer.
+//! `cargo xtask layers`: measures the processor time of Penstock per byte or operation, by layer.
 //!
-//! A store with drives in memory does some lines of the comparison while perf looks, about every millisecond on each processor, at
-//! the calls that are open. Each sample is given twice: to the layer whose code ran, and to the layer on whose
-//! behalf it ran, which is the same but for the kernel, the allocator and the C library. What the samples add up to
-//! stands beside what /proc says of the process, and what no rule knows has a row of its own.
+//! A store with drives in memory runs some workloads of the comparison. About every millisecond perf samples
+//! the calls that are open on each processor. Each sample is attributed twice: to the layer whose code ran,
+//! and to the layer on whose behalf it ran. The two differ only for the kernel, the allocator and the C
+//! library. The sum of the samples is shown beside the time of the process in /proc. Samples that no rule
+//! attributes have a row of their own.
 
 mod layer;
 mod perf;
@@ -26,48 +27,48 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Lines without `--only`.
+/// Workloads that run without `--only`.
 const ORDINARY: [&str; 7] = ["write", "read", "randread", "randread16", "randwrite", "randwrite16", REBUILD];
-/// The line that is none of the comparison.
+/// The workload that is not part of the comparison.
 const REBUILD: &str = "rebuild";
 const FULL: Amount =
     Amount { file_mib: 1024, ops: 40_000, files: 8_000, syncs: 8_000, limit: Duration::from_secs(4) };
 const DRIVE_MIB: u64 = 1024;
-/// The tmpfs; what the drives do not use of it is not there.
+/// Size of the tmpfs in MiB. Memory that the drives do not use is not allocated.
 const MEMORY_MIB: u64 = 8 * 1024;
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How often each line runs
+    /// Number of times that each workload runs
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
-    /// These lines of the comparison, and `rebuild`
+    /// Run these workloads: those of the comparison, and `rebuild`
     #[arg(long, value_name = "LINE", value_delimiter = ',', default_values = ORDINARY)]
     only: Vec<String>,
-    /// Little work in one round: does everything run?
+    /// One round with little work, to check that everything runs
     #[arg(long)]
     quick: bool,
-    /// Also list this many functions of each line, the dearest first
+    /// Also list this many functions of each workload, the most expensive first
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     top: usize,
-    /// Write the figures here too
+    /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The penstock program, with line tables and frame pointers
+    /// Path of the penstock program, with line tables and frame pointers
     #[arg(long, value_name = "FILE", default_value = "target/layers/release/penstock")]
     program: PathBuf,
 }
 
-/// What is looked at.
+/// A workload that is sampled.
 #[derive(Clone, Copy)]
 struct Subject {
     id: &'static str,
     label: &'static str,
-    /// Of the figures, and how many units of the work make one of it, with seconds made its own.
+    /// Unit of the figures. A figure is seconds * `scale` / units of work.
     unit: &'static str,
     scale: f64,
-    /// None: drives are failed, replaced and rebuilt, one after the other.
+    /// `None` for the rebuild: drives are failed, replaced and rebuilt, one after the other.
     work: Option<Work>,
 }
 
@@ -94,31 +95,31 @@ impl Subject {
     }
 }
 
-/// The store that is looked at.
+/// The store that is sampled, and the line tables of its program.
 struct Bed {
     peer: Peer,
     drives: Drives,
-    /// For the files of perf.
+    /// The folder for perf's files.
     folder: PathBuf,
     program: Program,
 }
 
-/// Seconds by layer.
+/// Processor time in seconds, by layer.
 type Seconds = BTreeMap<Layer, f64>;
 
-/// One line once.
+/// One run of a workload with perf. Times are in seconds.
 #[derive(Default)]
 struct Round {
     units: f64,
-    /// What /proc says of the process.
+    /// Processor time of the process as in /proc.
     process: f64,
-    /// The same in a run at which nobody looked, for each unit.
+    /// The same per unit of work, in a run without perf.
     unlooked: f64,
-    /// By the layer whose code ran.
+    /// Time by the layer whose code ran.
     own: Seconds,
-    /// By the layer on whose behalf it ran.
+    /// Time by the layer on whose behalf it ran.
     behalf: Seconds,
-    /// The kernel's part of the caller's time.
+    /// The kernel's part of the time of this process, which makes the calls.
     caller: f64,
     functions: BTreeMap<(Layer, String), f64>,
 }
@@ -166,12 +167,12 @@ impl Bed {
         Ok(())
     }
 
-    /// Does a line; gives what was done, and the processor time of the process.
+    /// Runs a workload. Returns the units of work done, and the processor time of the store in seconds.
     fn work(&self, subject: Subject) -> Result<(f64, f64)> {
         let before = self.peer.processes.cpu_seconds();
         let mut units = 0.0;
         match subject.work {
-            // A read is short: it is done more than once, so that there are samples enough.
+            // One read of the file is short, so three are done to get enough samples.
             Some(Work::ReadDirect) => {
                 for _ in 0..3 {
                     units += self.peer.folder.run(Work::ReadDirect)?.units;
@@ -224,12 +225,12 @@ impl Round {
     }
 }
 
-/// The layer whose code ran, the layer on whose behalf, and what tells where.
+/// Returns the layer whose code ran, the layer on whose behalf it ran, and the name of the place.
 fn attribute(sample: &Sample, program: &mut Program) -> (Layer, Layer, String) {
     let kernel = sample.frames.iter().take_while(|frame| frame.is_kernel()).count();
     let (inside, outside) = sample.frames.split_at(kernel);
     let is_ours = |frame: &perf::Frame| frame.object.ends_with("/penstock");
-    // A caller's place is behind its call, which may be the last thing of its line.
+    // The address of a caller is behind its call, which may be the last instruction of its source line.
     let mut places =
         outside.iter().enumerate().filter(|(_, frame)| is_ours(frame)).map(|(index, frame)| {
             program.at(if kernel == 0 && index == 0 { frame.at } else { frame.at - 1 })
@@ -254,7 +255,8 @@ fn attribute(sample: &Sample, program: &mut Program) -> (Layer, Layer, String) {
         }
         Some(frame) if frame.object.starts_with('/') || frame.object == "[vdso]" => {
             let own = layer::of_libc(symbol);
-            // The C library keeps no chain of its calls; only what it does without calls of its own can be followed.
+            // The C library keeps no frame pointers. Its caller is found only if the function makes no calls
+            // of its own.
             (own, caller.unwrap_or(own), format!("{symbol} for {by}"))
         }
         _ => (Layer::Unknown, Layer::Unknown, symbol.to_owned()),

@@ -1,16 +1,16 @@
-//! The lines of the comparison: what is done, by whom, and what is aimed at.
+//! The workloads of the comparison: the work, the peers that run it, and the aims.
 
 use penstock_bench::files::{Amount, Work};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Who is compared.
+/// A file system, or a build of Penstock, that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PeerId {
-    /// 4+2 on drives in memory.
+    /// Penstock 4+2 on drives in memory.
     Penstock,
-    /// 4+2 on bricks in the same memory.
+    /// GlusterFS 4+2 on bricks in the same memory.
     GlusterFs,
     /// The FUSE file system that does nothing.
     Nothing,
@@ -20,15 +20,15 @@ pub(crate) enum PeerId {
     Disk,
     /// Penstock with its drives in a folder on the same disk.
     PenstockOnDisk,
-    /// The build that `--before` names, where [`PeerId::Penstock`] is.
+    /// [`PeerId::Penstock`] of the build that `--before` names.
     Before,
-    /// The same, where [`PeerId::Degraded`] is.
+    /// [`PeerId::Degraded`] of that build.
     BeforeDegraded,
-    /// The same, where [`PeerId::PenstockOnDisk`] is.
+    /// [`PeerId::PenstockOnDisk`] of that build.
     BeforeOnDisk,
 }
 
-/// Peers that are Penstock, each with the build before it.
+/// Peers that are Penstock: the one of this build, and the same of the build before.
 pub(crate) const BUILDS: [(PeerId, PeerId); 3] = [
     (PeerId::Penstock, PeerId::Before),
     (PeerId::Degraded, PeerId::BeforeDegraded),
@@ -36,7 +36,7 @@ pub(crate) const BUILDS: [(PeerId, PeerId); 3] = [
 ];
 
 impl PeerId {
-    /// The peer of today's build that runs the same lines.
+    /// Returns the peer of this build that runs the same workloads.
     pub(crate) fn today(self) -> Self {
         BUILDS.into_iter().find(|(_, before)| *before == self).map_or(self, |(today, _)| today)
     }
@@ -47,7 +47,7 @@ impl PeerId {
     }
 }
 
-/// Names and what a row of the table says of them.
+/// All peers with their names in the tables, in order.
 pub(crate) const PEERS: [(PeerId, &str); 9] = [
     (PeerId::Penstock, "Penstock"),
     (PeerId::GlusterFs, "GlusterFS"),
@@ -65,33 +65,33 @@ const READ: &[PeerId] = &[PeerId::Penstock, PeerId::GlusterFs, PeerId::Nothing, 
 const SYNC: &[PeerId] =
     &[PeerId::Penstock, PeerId::GlusterFs, PeerId::Nothing, PeerId::Disk, PeerId::PenstockOnDisk];
 
-/// How the caches of the mount are before a line.
+/// State of the mount's caches before a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caches {
-    /// As the line before left them.
+    /// As the workload before left them.
     Left,
     /// Dropped.
     Cold,
-    /// Filled by the same work.
+    /// Filled by a `stat` of every file.
     Warm,
 }
 
-/// One line.
+/// One workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Line {
-    /// What `--only` calls it.
+    /// The name for `--only`.
     pub(crate) id: &'static str,
     pub(crate) label: &'static str,
     pub(crate) work: Work,
     pub(crate) caches: Caches,
-    /// How far the kernel reads ahead, where it is raised.
+    /// Read-ahead of the kernel in KiB, if it is raised for this workload.
     pub(crate) read_ahead_kib: Option<u64>,
     pub(crate) peers: &'static [PeerId],
-    /// What is aimed at: at least this share of a peer, and of which of ours.
+    /// The aims for this workload; empty if there are none.
     pub(crate) aims: &'static [Aim],
 }
 
-/// `of` reaches at least `ratio` times `against`.
+/// An aim: the figure of `of` is at least `ratio` times that of `against`.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Aim {
     pub(crate) of: PeerId,
@@ -127,12 +127,12 @@ impl Line {
         Self { caches, ..self }
     }
 
-    /// True for a peer that runs it.
+    /// True if the peer runs this workload.
     pub(crate) fn is_for(&self, peer: PeerId) -> bool {
         self.peers.contains(&peer.today())
     }
 
-    /// Unit, and how many units of the work make one of it.
+    /// Returns the unit of the figures, and the number of units of work (bytes or operations) in one of it.
     pub(crate) fn unit(&self) -> (&'static str, f64) {
         match self.work {
             Work::WriteDirect | Work::ReadDirect | Work::ReadBuffered => ("MB/s", 1e6),
@@ -141,7 +141,7 @@ impl Line {
     }
 }
 
-/// All lines, in the order in which they run: a line may use what the one before left.
+/// All workloads, in the order in which they run. A workload may use the files that the one before left.
 pub(crate) const LINES: [Line; 14] = [
     Line::new(
         "write",
@@ -184,13 +184,13 @@ pub(crate) const LINES: [Line; 14] = [
     Line::new("fsync16", "4 KiB write and fsync, 16 jobs", Work::WriteSync(16), &[gluster(8.0), disk(1.0)]),
 ];
 
-/// How much each line does.
+/// The amount of work of each workload.
 pub(crate) const FULL: Amount =
     Amount { file_mib: 256, ops: 20_000, files: 4_000, syncs: 4_000, limit: Duration::from_millis(2_500) };
 pub(crate) const QUICK: Amount =
     Amount { file_mib: 32, ops: 500, files: 200, syncs: 100, limit: Duration::from_millis(500) };
 
-/// Figures of JuiceFS as they were recorded elsewhere, in the units of the lines. They are not measured here.
+/// Figures of JuiceFS that were recorded elsewhere and not measured here, in the units of the workloads.
 pub(crate) const JUICEFS: [(&str, f64); 7] = [
     ("write", 335.0),
     ("read", 2_048.0),

@@ -1,11 +1,11 @@
-//! The same work on Penstock and on the file systems it is compared with, interleaved, with medians.
+//! Runs the same workloads on Penstock and on the file systems it is compared with, interleaved.
 //!
-//! `cargo xtask peers` builds and runs it. It sets the peers up, runs the lines in rounds, prints tables and JSON, and
-//! undoes everything: drives and bricks lie on a tmpfs that it mounts itself, or in a folder that it removes. What is
-//! done to files is `penstock_bench::files`; what is aimed at is in `lines.rs`. The subcommands `layers` and
-//! `rebuild` look at Penstock alone.
+//! `cargo xtask peers` builds and runs it. It starts the peers, runs the workloads in rounds, prints medians
+//! as tables and JSON, and undoes everything: drives and bricks are on a tmpfs that it mounts itself, or in a
+//! folder that it removes. The work on files is in `penstock_bench::files`, and the aims are in `lines.rs`.
+//! The subcommands `layers` and `rebuild` measure Penstock alone.
 #![forbid(unsafe_code)]
-// It drives real processes by the real clock and is no part of a simulation.
+// It drives real processes by the real clock and is not part of a simulation.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod gluster;
@@ -30,9 +30,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Drives on which the lines run.
+/// Size of each drive in MiB, for all workloads but `files`.
 const DRIVE_MIB: u64 = 1024;
-/// A run that takes longer hangs.
+/// A run that takes longer counts as hung and is ended.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 const LIMIT_MANY: Duration = Duration::from_secs(2 * 60 * 60);
 
@@ -42,40 +42,40 @@ const LIMIT_MANY: Duration = Duration::from_secs(2 * 60 * 60);
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// How often each peer does each line
+    /// Number of times that each peer runs each workload
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
-    /// Only these lines; `files` runs alone and only when it is named
+    /// Run only these workloads; `files` runs alone and only if it is named
     #[arg(long, value_name = "LINE", value_delimiter = ',')]
     only: Vec<String>,
-    /// Little work in one round: does everything run?
+    /// One round with little work, to check that everything runs
     #[arg(long)]
     quick: bool,
-    /// Write the figures here too
+    /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Files of the line `files` in one tree; a tenth as many follow in one directory
+    /// Number of files that the workload `files` makes in one tree; a tenth as many follow in one directory
     #[arg(long, default_value_t = 1_000_000)]
     count: usize,
-    /// The penstock program
+    /// Path of the penstock program
     #[arg(long, value_name = "FILE", default_value = "target/release/penstock")]
     program: PathBuf,
     /// Compare with this build of the program instead of with other file systems
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
-    /// A folder on a real disk, for the lines that wait for one
+    /// A folder on a real disk, for the workloads that sync
     #[arg(long, value_name = "DIR", default_value = "target")]
     disk: PathBuf,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// What the peer that does nothing runs
+    /// Serve the file system that does nothing, as one of the peers
     #[command(hide = true)]
     Nothing { mount: PathBuf },
-    /// The processor time of Penstock by layer
+    /// Measure the processor time of Penstock by layer
     Layers(layers::Options),
-    /// The rebuild of a drive, and readers beside it
+    /// Measure the rebuild of a drive, and reads during it
     Rebuild(rebuild::Options),
 }
 
@@ -100,14 +100,14 @@ fn run(args: &Args) -> Result<()> {
     setup::ensure_can_mount()?;
     let program = setup::program(&args.program)?;
     let many = args.only.iter().any(|id| id == "files");
-    ensure!(!many || args.only.len() == 1, "the line files runs alone");
+    ensure!(!many || args.only.len() == 1, "the workload files runs alone");
     let lines = if many { Vec::new() } else { report::chosen(&args.only).map_err(anyhow::Error::msg)? };
     guard::watch(if many { LIMIT_MANY } else { LIMIT })?;
     let mut held = Held::default();
     let memory_mib = match (many, &args.before) {
         (true, _) => many::drive_mib(args.count),
         (false, None) => 4096 - 64,
-        // A fourth store instead of bricks.
+        // Two stores of the other build take the place of the bricks.
         (false, Some(_)) => 6 * 1024,
     };
     let memory = setup::memory(&mut held, memory_mib)?;
@@ -123,20 +123,20 @@ fn run(args: &Args) -> Result<()> {
     compare(args, &lines, &Start { program, before, memory, disk, amount })
 }
 
-/// What it takes to start the peers.
+/// Everything that is needed to start the peers.
 struct Start {
     program: PathBuf,
-    /// The build to compare with.
+    /// The build to compare with, if there is one.
     before: Option<PathBuf>,
-    /// On a tmpfs.
+    /// A folder on a tmpfs.
     memory: PathBuf,
-    /// On the disk.
+    /// A folder on the disk.
     disk: PathBuf,
     amount: Amount,
 }
 
 impl Start {
-    /// True for a peer that is compared: other file systems, or the build before.
+    /// True if the peer takes part: with `before` all peers that are Penstock, otherwise all of this build.
     fn wants(&self, id: PeerId) -> bool {
         match self.before {
             None => id == id.today(),
@@ -206,7 +206,7 @@ fn compare(args: &Args, lines: &[Line], start: &Start) -> Result<()> {
     println!("{}", outcome.text());
     setup::write_json(args.json.as_deref(), &outcome)?;
     if outcome.skipped.iter().any(|(peer, _)| peer.is_ours()) {
-        bail!("Penstock did not run all of its lines");
+        bail!("Penstock did not run all of its workloads");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! The line `files`: very many files in one tree, then a tenth as many in one directory.
+//! The workload `files`: very many files in one tree, then a tenth as many in one directory.
 //!
-//! It shows what does not show in seconds: whether creation slows down as the tree grows, what the process keeps in
-//! memory, and how long a start after a crash takes. Files are empty, so that names and inodes are what is counted.
+//! It shows effects that take longer than seconds: a creation rate that falls as the tree grows, the memory
+//! of the process, and the time of a start after a crash. Files are empty: only names and inodes count.
 
 use crate::peer::Store;
 use crate::proc::memory_kib;
@@ -10,19 +10,19 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Files in a directory of the tree.
+/// The number of files in a directory of the tree.
 const PER_DIRECTORY: usize = 1000;
 const PARTS: usize = 10;
 
-/// What was found.
+/// The results of the workload.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
     tree: Growth,
     one_directory: Growth,
-    /// Of the killed process, before it was killed, and of the one started after it.
+    /// Resident memory of the killed process before the kill, and of the process started after it.
     resident_kib: u64,
     resident_after_start_kib: u64,
-    /// From the start of the program until the mount answers, after kill -9.
+    /// Time from the start of the program after kill -9 until the mount answers.
     start_seconds: f64,
 }
 
@@ -34,12 +34,13 @@ struct Growth {
     resident_kib: u64,
 }
 
-/// MiB that each drive needs for so many files: metadata takes an eighth of three drives, and rows at most half of it.
+/// Returns the MiB that each drive needs for so many files, at least 1024. Metadata takes an eighth of three
+/// drives, and rows at most half of it.
 pub(crate) fn drive_mib(count: usize) -> u64 {
     (count as u64 * 11 / 10 * 8 / 1024).max(1024)
 }
 
-/// Runs it on a store in `home`.
+/// Runs the workload on a new store in `home`.
 pub(crate) fn run(program: &Path, home: &Path, count: usize) -> Result<Outcome> {
     ensure!(count >= PARTS * PARTS, "--count is at least {}", PARTS * PARTS);
     let mut store = Store::start(program, home, "many", drive_mib(count))?;

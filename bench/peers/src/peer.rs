@@ -1,4 +1,4 @@
-//! A file system that is compared, running: where its folder is and which processes do its work.
+//! A running peer of the comparison: its folder, and the processes that do its work.
 
 use crate::guard::Guard;
 use crate::lines::PeerId;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a peer may take to start.
+/// Time limit for the start of a peer.
 pub(crate) const READY: Duration = Duration::from_secs(60);
 
-/// Guards, undone latest first.
+/// Guards, undone in reverse order when they are dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Held(Vec<Guard>);
 
@@ -29,21 +29,21 @@ impl Drop for Held {
     }
 }
 
-/// One of them.
+/// A file system that is compared, running.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     pub(crate) version: String,
     pub(crate) folder: Folder,
-    /// Whether its folder is a mount of its own, whose caches can be dropped.
+    /// True if the folder is a mount of its own, whose caches can be dropped.
     pub(crate) is_mount: bool,
     pub(crate) processes: Processes,
-    /// Undone when the peer is dropped.
+    /// Guards of the peer, undone when it is dropped.
     pub(crate) _held: Held,
 }
 
 impl Peer {
-    /// Drops what the kernel keeps of it.
+    /// Drops the kernel's caches of the peer's mount. Fails if the peer has no mount of its own.
     pub(crate) fn drop_caches(&self) -> Result<()> {
         match self.is_mount {
             true => drop_caches(self.folder.path()),
@@ -51,14 +51,14 @@ impl Peer {
         }
     }
 
-    /// Makes what was written durable and waits until the peer is idle.
+    /// Makes written data durable and waits until the peer is idle.
     pub(crate) fn settle(&self) {
-        // Not every file system has an fsync of directories: the one that does nothing refuses it.
+        // Not every file system supports fsync of a folder: the one that does nothing rejects it.
         let _ = std::fs::File::open(self.folder.path()).and_then(|folder| folder.sync_all());
         self.processes.settle();
     }
 
-    /// The FUSE file system that does nothing, in a process of its own so that its processor time is known.
+    /// Starts the FUSE file system that does nothing, in its own process so that its processor time is known.
     pub(crate) fn nothing(home: &Path, amount: Amount) -> Result<Self> {
         let mut held = Held::default();
         let mount = home.join("nothing");
@@ -83,7 +83,7 @@ impl Peer {
         })
     }
 
-    /// A folder on the disk's own file system.
+    /// Makes a folder on the disk's own file system.
     pub(crate) fn disk(home: &Path, amount: Amount) -> Result<Self> {
         let path = home.join("own");
         std::fs::create_dir_all(&path)?;
@@ -98,7 +98,7 @@ impl Peer {
     }
 }
 
-/// What the process of [`Peer::nothing`] does, until it is ended.
+/// Serves the file system of [`Peer::nothing`] until the process is ended.
 pub(crate) fn serve_nothing(mount: &Path) -> Result<()> {
     let session = penstock_fuse::mount_null(mount)?;
     println!("mounted");
@@ -106,7 +106,7 @@ pub(crate) fn serve_nothing(mount: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A store of Penstock, running the real program.
+/// A store of Penstock that the real program runs.
 #[derive(Debug)]
 pub(crate) struct Store {
     program: PathBuf,
@@ -118,7 +118,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Makes a store 4+2 in `home` and mounts it.
+    /// Makes a store 4+2 in `home`, starts it and mounts it.
     pub(crate) fn start(program: &Path, home: &Path, name: &str, drive_mib: u64) -> Result<Self> {
         let mut store = Self {
             program: program.to_owned(),
@@ -133,7 +133,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Starts it; what ran before is gone.
+    /// Starts the program and waits until it serves. An earlier process must have ended.
     fn up(&mut self) -> Result<()> {
         std::fs::create_dir_all(&self.mount)?;
         let log = std::fs::File::create(self.dir.join("log"))?;
@@ -168,11 +168,11 @@ impl Store {
         }
     }
 
-    /// Kills it as a crash would, and starts it again. Gives the seconds from the start until it serves.
+    /// Kills the process as a crash would, and starts it again. Returns the seconds until the mount answers.
     pub(crate) fn crash_and_start(&mut self) -> Result<f64> {
         let pid = rustix::process::Pid::from_raw(self.process as i32).context("it runs")?;
         rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
-        // The guards of the process and of its mount: the process is gone and the mount is stale.
+        // Drops the guards of the process and of its mount: the process has ended and the mount is stale.
         drop((self.held.0.pop(), self.held.0.pop()));
         let start = Instant::now();
         self.up()?;
@@ -180,7 +180,7 @@ impl Store {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Runs an administrative command; gives its JSON.
+    /// Runs an administrative command and returns its JSON.
     fn command(&self, words: &[&str]) -> Result<serde_json::Value> {
         let output =
             Command::new(&self.program).arg("--dir").arg(&self.dir).args(words).arg("--json").output()?;
@@ -190,7 +190,7 @@ impl Store {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Fails two drives that hold data in every stripe, which is the worst pair to read without.
+    /// Fails two drives that hold data in every stripe, which is the worst pair for reads.
     pub(crate) fn lose_two_drives(&self) -> Result<()> {
         let drives = self.command(&["drive", "list"])?;
         for index in [1, 2] {
@@ -199,7 +199,7 @@ impl Store {
         }
         let health = self.command(&["status"])?["health"].clone();
         if health == "ok" {
-            bail!("two drives were failed and the store says that it is whole");
+            bail!("two drives were failed, but the store reports its health as ok");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What /proc and /sys say: processor time, memory, the machine.
+//! Reads processor time, memory, the machine and its mounts from /proc, and drops the caches of a mount.
 
 use crate::guard::{in_network, is_alive};
 use anyhow::{Context, Result};
@@ -6,14 +6,14 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Processes that do a peer's work.
+/// The processes that do the work of a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Processes {
-    /// The kernel does it.
+    /// The kernel does the work.
     None,
-    /// One process.
+    /// One process, by its id.
     One(u32),
-    /// All of a network namespace.
+    /// All processes in a network namespace, by the namespace's inode.
     Network(u64),
 }
 
@@ -26,12 +26,12 @@ impl Processes {
         }
     }
 
-    /// Processor time that they have used so far, user and system, all threads.
+    /// Processor time in seconds that the processes have used so far, user and system, all threads.
     pub(crate) fn cpu_seconds(self) -> f64 {
         self.ids().into_iter().filter_map(cpu_seconds).sum()
     }
 
-    /// Whether all that there were still run.
+    /// True if the process is alive, or at least one process of the namespace.
     pub(crate) fn are_alive(self) -> bool {
         match self {
             Self::None => true,
@@ -40,7 +40,7 @@ impl Processes {
         }
     }
 
-    /// Waits until they have nothing to do, for a bounded time: work behind a reply must not fall into the next line.
+    /// Waits until the processes are idle, at most 2 s: late work must not fall into the next workload.
     pub(crate) fn settle(self) {
         const STEP: Duration = Duration::from_millis(100);
         let start = Instant::now();
@@ -58,13 +58,13 @@ impl Processes {
 
 fn cpu_seconds(id: u32) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The fields behind the name, which is in brackets; utime and stime are fields 14 and 15 of all.
+    // The fields after the name, which is in brackets. Of all fields, utime and stime are 14 and 15.
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
     let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// A line of /proc/PID/status in KiB, as VmRSS.
+/// Returns the value of a line of /proc/PID/status in KiB, for example VmRSS.
 pub(crate) fn memory_kib(id: u32, key: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
     let line = status.lines().find(|line| line.starts_with(key)).with_context(|| format!("no {key}"))?;
@@ -74,7 +74,7 @@ pub(crate) fn memory_kib(id: u32, key: &str) -> Result<u64> {
         .with_context(|| format!("{key} is no number"))
 }
 
-/// Processor time of the machine while something runs.
+/// The processor time of the machine over an interval.
 #[derive(Debug)]
 pub(crate) struct Other {
     start: Instant,
@@ -84,14 +84,14 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    /// Counts from now on; processes that are looked at run already.
+    /// Starts the interval. `processes` must already be running.
     pub(crate) fn start(processes: &[Processes]) -> Self {
         let (machine, own) = machine_and_own_seconds();
         let processes = processes.iter().map(|one| (*one, one.cpu_seconds())).collect();
         Self { start: Instant::now(), machine, own, processes }
     }
 
-    /// Share of all processors that since went to neither this process nor those.
+    /// Share (0 to 1) of all processor time since the start that went neither to this process nor to those.
     pub(crate) fn share(&self) -> f64 {
         let (machine, own) = machine_and_own_seconds();
         let used: f64 = self.processes.iter().map(|(one, before)| one.cpu_seconds() - before).sum();
@@ -101,7 +101,7 @@ impl Other {
     }
 }
 
-/// Processor time of the whole machine so far, without idling, and of this process.
+/// Returns the processor time in seconds of the whole machine so far, without idle time, and of this process.
 fn machine_and_own_seconds() -> (f64, f64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields: Vec<f64> = stat
@@ -112,7 +112,7 @@ fn machine_and_own_seconds() -> (f64, f64) {
         .skip(1)
         .filter_map(|word| word.parse().ok())
         .collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; time of guests is in user.
+    // The fields are user, nice, system, idle, iowait, irq, softirq, steal. Guest time is in user.
     let busy: f64 = fields
         .iter()
         .take(8)
@@ -126,7 +126,7 @@ fn machine_and_own_seconds() -> (f64, f64) {
     )
 }
 
-/// The machine.
+/// Description of the machine and its load, printed with the figures.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Host {
     cpu: String,
@@ -172,7 +172,7 @@ impl std::fmt::Display for Host {
     }
 }
 
-/// The file system type that a folder is on, as /proc/self/mountinfo names it.
+/// Returns the type of the file system that a folder is on, as in /proc/self/mountinfo.
 pub(crate) fn filesystem_of(path: &Path) -> Result<String> {
     let path = path.canonicalize()?;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
@@ -180,7 +180,7 @@ pub(crate) fn filesystem_of(path: &Path) -> Result<String> {
     for line in mounts.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         let (Some(point), Some(kind)) = (left.split(' ').nth(4), right.split(' ').next()) else { continue };
-        // Of mounts over each other the last one counts.
+        // If several mounts are on one folder, the last one counts.
         if path.starts_with(point) && best.as_ref().is_none_or(|(len, _)| *len <= point.len()) {
             best = Some((point.len(), kind.to_owned()));
         }
@@ -188,7 +188,7 @@ pub(crate) fn filesystem_of(path: &Path) -> Result<String> {
     best.map(|(_, kind)| kind).with_context(|| format!("no mount holds {}", path.display()))
 }
 
-/// Drops what the kernel keeps of a mount, names, attributes and pages, and of that mount only: a remount does.
+/// Drops the names, attributes and pages that the kernel caches for this mount only. A remount does that.
 pub(crate) fn drop_caches(mount: &Path) -> Result<()> {
     use rustix::mount::{MountFlags, mount_remount};
     let flags = MountFlags::NOATIME | MountFlags::NODEV | MountFlags::NOSUID;

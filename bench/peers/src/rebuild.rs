@@ -1,9 +1,10 @@
-//! `cargo xtask rebuild`: how fast a drive is made again, beside what the drives allow, and what readers feel of it.
+//! `cargo xtask rebuild`: measures the rebuild of a drive against plain copies, and its effect on readers.
 //!
-//! In each round drives are failed and replaced one after the other: alone, then beside readers of either kind, who
-//! also read as long without a rebuild. A rebuild begins when the instance says so and ends when it no longer does;
-//! only reads within that time count. What the drives allow is copied between failing and replacing. Only drives that
-//! carry no metadata are taken, so that one array is rebuilt.
+//! In each round the drives are failed and replaced one after the other: first alone, then beside each kind
+//! of reader. The readers also run for as long without a rebuild. A rebuild lasts from the time the instance
+//! first reports it until it no longer does, and only reads within that time count. Between failing and
+//! replacing a drive, plain copies measure the rate that the drives allow. Only drives that carry no metadata
+//! are used, so that one array is rebuilt.
 
 mod copies;
 mod drives;
@@ -22,37 +23,37 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// At least this share of what the drives allow.
+/// The aim: the rate of a rebuild as a share of the fastest plain copies.
 const AIM: f64 = 0.8;
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// Who reads meanwhile: name, bytes of a read, threads.
+/// Kinds of readers: name, bytes per read, threads.
 const READERS: [(&str, usize, usize); 2] =
     [("4 KiB random reads, 4 jobs", 4 << 10, 4), ("1 MiB random reads, 1 job", 1 << 20, 1)];
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How often everything is done
+    /// Number of rounds
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
-    /// MiB of each of the six drives; most of them is filled
+    /// Size of each of the six drives in MiB; most of it is filled
     #[arg(long, value_name = "MIB", default_value_t = 1536, value_parser = clap::value_parser!(u64).range(512..))]
     drive_mib: u64,
-    /// Small drives in one round: does everything run?
+    /// One round with small drives, to check that everything runs
     #[arg(long)]
     quick: bool,
-    /// Drives in a folder of this one instead of memory
+    /// Put the drives in a folder of this one instead of in memory
     #[arg(long, value_name = "DIR")]
     disk: Option<PathBuf>,
-    /// Write the figures here too
+    /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The penstock program
+    /// Path of the penstock program
     #[arg(long, value_name = "FILE", default_value = "target/release/penstock")]
     program: PathBuf,
 }
 
-/// What readers got.
+/// The rate of readers, and the times of their reads in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Felt {
     per_second: f64,
@@ -74,21 +75,21 @@ struct Beside {
 #[derive(Clone, Debug, Default, Serialize)]
 struct Round {
     alone: Rebuilt,
-    /// Threads of the copies, and how fast those were.
+    /// The number of threads of the copies, and the speed that they reached.
     copies: Vec<(usize, Rebuilt)>,
-    /// In the order of the readers.
+    /// One entry for each kind of reader, in the order of `READERS`.
     beside: Vec<Beside>,
 }
 
-/// Everything that a run found.
+/// All results of a run, as printed and written as JSON.
 #[derive(Serialize)]
 struct Outcome {
     host: Host,
-    /// The file system of the drives.
+    /// The type of the file system that the drives are on.
     drives: String,
     drive_mib: u64,
     data_mib: usize,
-    /// Share of all processors that went to neither the store nor the readers and copies.
+    /// Share (0 to 1) of all processor time that went neither to the store nor to readers and copies.
     other_work: f64,
     readers: [(&'static str, usize, usize); READERS.len()],
     rounds: Vec<Round>,
@@ -138,7 +139,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     setup::write_json(options.json.as_deref(), &outcome)
 }
 
-/// Most of what is free, in MiB.
+/// Returns the amount of data to write in MiB: 85 % of the space that is available.
 fn data_mib(mount: &Path) -> Result<usize> {
     let found = rustix::fs::statvfs(mount)?;
     Ok(((found.f_bavail * found.f_frsize * 85 / 100) >> 20) as usize)
@@ -157,7 +158,7 @@ impl Bed {
         let mut threads = vec![1, cores, 4 * cores];
         threads.dedup();
         let bed = Self { drives, store, folder, data_mib, threads };
-        // Once for nothing: the host gives its memory to who touches it first.
+        // A first rebuild of each drive does not count: the machine's host provides memory slowly at first.
         for drive in DRIVES {
             bed.drives.fail(drive)?;
             bed.drives.rebuild(drive, &Phase::default())?;
@@ -175,7 +176,8 @@ impl Bed {
             eprint!("\r\x1b[K{name}: copies");
             self.drives.fail(drive)?;
             settle();
-            // Once for nothing: each, like the rebuild after them, then writes where memory was just given up.
+            // A first copy does not count. Each counted one, like the rebuild after them, then writes to
+            // memory that was just freed.
             self.copy(drive, 1)?;
             for (threads, copied) in &mut round.copies {
                 copied.add(self.copy(drive, *threads)?);
@@ -205,7 +207,7 @@ impl Bed {
         Ok(round)
     }
 
-    /// Reads while `work` goes on, which says when times count and for how many seconds they did.
+    /// Reads while `work` runs. `work` decides when times count, and returns for how many seconds they did.
     fn read<T>(
         &self,
         (_, bytes, jobs): (&str, usize, usize),
@@ -214,7 +216,7 @@ impl Bed {
         let phase = Phase::default();
         std::thread::scope(|scope| {
             let readers = scope.spawn(|| self.folder.read_while(bytes, jobs, &phase));
-            // The readers find their pace first.
+            // The readers reach a steady rate first.
             std::thread::sleep(Duration::from_millis(300));
             let worked = work(&phase);
             phase.end();
@@ -224,7 +226,7 @@ impl Bed {
         })
     }
 
-    /// Copies what a rebuild of a failed drive reads and writes.
+    /// Copies as many strips as the rebuild of a failed drive reads and writes.
     fn copy(&self, index: usize, threads: usize) -> Result<Rebuilt> {
         let strips = self.drives.strips()?;
         let others = (0..K + 2).filter(|other| *other != index).take(K);

@@ -1,4 +1,4 @@
-//! The outcome: tables for people, JSON for programs.
+//! The outcome of a comparison: tables for people, JSON for programs.
 
 use crate::lines::{Aim, BUILDS, JUICEFS, LINES, Line, PEERS, PeerId};
 use crate::proc::Host;
@@ -6,23 +6,23 @@ use crate::rounds::{Figure, Samples};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Everything that a run found.
+/// All results of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) host: Host,
-    /// Share of all processors that went to neither the peers nor the work, over the run.
+    /// Share (0 to 1) of all processor time during the run that went neither to the peers nor to the work.
     pub(crate) other_work: f64,
     pub(crate) rounds: usize,
     pub(crate) seconds: f64,
     pub(crate) versions: Vec<(PeerId, String)>,
-    /// Peers that did not run, or not to the end, and why.
+    /// Peers that did not start or failed in a round, with the reason.
     pub(crate) skipped: Vec<(PeerId, String)>,
     pub(crate) lines: Vec<Row>,
-    /// Recorded elsewhere, not measured: line and figure.
+    /// Figures that were recorded elsewhere and not measured: workload and figure.
     pub(crate) juicefs_recorded: [(&'static str, f64); JUICEFS.len()],
 }
 
-/// One line.
+/// The results of one workload.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     id: &'static str,
@@ -32,7 +32,7 @@ pub(crate) struct Row {
     aims: Vec<Verdict>,
 }
 
-/// An aim and what was reached.
+/// An aim, and the ratio that was reached.
 #[derive(Debug, Serialize)]
 struct Verdict {
     #[serde(flatten)]
@@ -62,7 +62,7 @@ impl Row {
         Some(self.figure(of)?.median / self.figure(against)?.median)
     }
 
-    /// The ratio of two peers, and the aim where there is one.
+    /// Formats the ratio of two peers, with the aim if there is one.
     fn against(&self, of: PeerId, against: PeerId) -> String {
         let Some(ratio) = self.ratio(of, against) else { return "-".into() };
         let aim = self.aims.iter().find(|verdict| verdict.aim.of == of && verdict.aim.against == against);
@@ -99,7 +99,7 @@ impl Row {
     }
 }
 
-/// A figure with its thousands apart.
+/// Formats a figure with its thousands separated, and with one decimal below 10.
 pub(crate) fn number(value: f64) -> String {
     if value < 10.0 {
         return format!("{value:.1}");
@@ -115,7 +115,7 @@ pub(crate) fn number(value: f64) -> String {
     text
 }
 
-/// A table of Markdown; nothing where there are no rows.
+/// Appends a Markdown table, or nothing if there are no rows.
 pub(crate) fn table(out: &mut String, title: &str, head: &[&str], rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;
@@ -128,7 +128,7 @@ pub(crate) fn table(out: &mut String, title: &str, head: &[&str], rows: Vec<Vec<
 }
 
 impl Outcome {
-    /// Tables as Markdown.
+    /// Formats the results as Markdown tables.
     pub(crate) fn text(&self) -> String {
         use PeerId::{Degraded, Disk, GlusterFs, Nothing, Penstock, PenstockOnDisk};
         let mut out = format!(
@@ -197,7 +197,7 @@ impl Outcome {
         }
         table(
             &mut out,
-            "Processor time of the peer's processes: seconds for the line, and microseconds per operation or MB",
+            "Processor time of the peer's processes: seconds for the workload, and microseconds per operation or MB",
             &["", "Penstock s", "GlusterFS s", "nothing s", "Penstock us", "GlusterFS us", "nothing us"],
             rows(&|_| true, &|row| {
                 let seconds = [Penstock, GlusterFs, Nothing].map(|peer| row.cpu_seconds(peer));
@@ -212,16 +212,16 @@ impl Outcome {
     }
 }
 
-/// What a peer is called.
+/// Returns the name of a peer in the tables.
 pub(crate) fn name(peer: PeerId) -> &'static str {
     PEERS.iter().find(|(found, _)| *found == peer).map_or("unknown", |(_, name)| name)
 }
 
-/// The lines that `--only` names; all without it.
+/// Returns the workloads that `only` names, or all if it is empty. An unknown name is an error.
 pub(crate) fn chosen(only: &[String]) -> Result<Vec<Line>, String> {
     if let Some(unknown) = only.iter().find(|id| !LINES.iter().any(|line| line.id == *id)) {
         let known = LINES.map(|line| line.id).join(", ");
-        return Err(format!("there is no line {unknown}; known are {known}, files"));
+        return Err(format!("there is no workload {unknown}; known are {known}, files"));
     }
     Ok(LINES.into_iter().filter(|line| only.is_empty() || only.iter().any(|id| id == line.id)).collect())
 }

@@ -1,10 +1,10 @@
-//! Speaking REST with a store, for what must be asked often: a command would start a process each time.
+//! A REST client for a running store, for frequent requests: a command would start a process each time.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::Path;
 
-/// A running instance.
+/// Access to a running instance.
 pub(crate) struct Rest {
     agent: ureq::Agent,
     url: String,
@@ -12,7 +12,7 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// The instance of a store's folder.
+    /// Reads the address and the token of the instance from the folder of its store.
     pub(crate) fn of(dir: &Path) -> Result<Self> {
         let read = |name: &str| {
             std::fs::read_to_string(dir.join(name)).with_context(|| format!("{name} cannot be read"))

@@ -1,4 +1,6 @@
-//! Running the lines: every peer once in each round, one behind the other on the same line, in turning order.
+//! Runs the workloads in rounds: in each round every peer runs every workload once.
+//!
+//! Peers run a workload one after the other. Each round begins with the next peer.
 
 use crate::lines::{Caches, Line, PeerId};
 use crate::peer::Peer;
@@ -8,36 +10,36 @@ use penstock_fuse::set_read_ahead;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// One measurement.
+/// One run of a workload on a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) done: Done,
-    /// Processor time of the peer's processes, with what they did behind the last reply.
+    /// Processor time of the peer's processes in seconds, including work after the last reply.
     pub(crate) cpu_seconds: f64,
 }
 
-/// Median and range of a peer's samples on a line.
+/// Median and range of a peer's samples of a workload, in the unit of the workload.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) median: f64,
     pub(crate) lowest: f64,
     pub(crate) highest: f64,
     pub(crate) runs: Vec<f64>,
-    /// Median processor time of the peer's processes for the line; none where the kernel does the work.
+    /// Median processor time of the peer's processes in seconds. 0 if the kernel does the work.
     pub(crate) cpu_seconds: f64,
-    /// The same, in microseconds for one unit of the line: an operation, or a million bytes.
+    /// The same in microseconds per unit of the workload: an operation, or a million bytes.
     pub(crate) cpu_us_per_unit: f64,
 }
 
-/// All samples, by line and peer.
+/// All samples, by workload and peer.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     by_line: BTreeMap<(&'static str, PeerId), Vec<Sample>>,
-    /// What went wrong, and whether it was Penstock's.
+    /// Peers that failed, with the error.
     pub(crate) failures: Vec<(PeerId, String)>,
 }
 
-/// Runs all lines in all rounds.
+/// Runs all workloads in all rounds. A peer that has failed takes no further part.
 pub(crate) fn run(lines: &[Line], peers: &[Peer], rounds: usize) -> Samples {
     let mut samples = Samples::default();
     for round in 0..rounds {
@@ -88,7 +90,7 @@ impl Samples {
         self.failures.iter().any(|(failed, _)| *failed == peer)
     }
 
-    /// The figure of a peer on a line, where it ran.
+    /// Returns the figure of a peer for a workload, or `None` if the peer did not run it.
     pub(crate) fn figure(&self, line: &Line, peer: PeerId) -> Option<Figure> {
         let samples = self.by_line.get(&(line.id, peer))?;
         let (_, scale) = line.unit();
@@ -105,7 +107,7 @@ impl Samples {
     }
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the middle value, or the mean of the two middle values.
 pub(crate) fn median(mut runs: Vec<f64>) -> f64 {
     runs.sort_by(f64::total_cmp);
     let middle = runs.len() / 2;

@@ -1,4 +1,4 @@
-//! What every run begins and ends with: rights, the program, memory to work in, the file of figures.
+//! Setup and output that all runs share: rights, the program, a tmpfs, the file of figures.
 
 use crate::guard::Guard;
 use crate::peer::Held;
@@ -19,10 +19,10 @@ pub(crate) fn program(path: &Path) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("no program {}", path.display()))
 }
 
-/// A tmpfs of its own, which takes everything away that lies on it.
+/// Mounts a tmpfs of `mib` MiB and returns its path. Dropping `held` removes it with everything on it.
 pub(crate) fn memory(held: &mut Held, mib: u64) -> Result<PathBuf> {
     use rustix::mount::{MountFlags, mount};
-    // Sockets lie below it, and their paths must be short.
+    // Sockets are made below this path, and paths of sockets must be short.
     let path = std::env::temp_dir().join(format!("peers-{}", std::process::id()));
     held.keep(Guard::folder(&path)?);
     held.keep(Guard::mount(&path)?);

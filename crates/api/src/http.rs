@@ -1,4 +1,4 @@
-//! HTTP: routes, who may ask, and the thread that serves it.
+//! HTTP server of the REST API: routes, authentication, and the thread that serves it.
 #![allow(clippy::disallowed_methods)]
 
 use crate::instance::{Instance, Job, Task};
@@ -29,26 +29,27 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Longest body of a request.
+/// Longest request body, in bytes.
 const BODY_LIMIT_BYTES: usize = 64 << 10;
-/// Bytes of a request's header.
+/// Longest request header, in bytes.
 const HEADER_BYTES: usize = 64 << 10;
-/// How long a header may take, and a connection be silent between two requests.
+/// Time limit for a request header to arrive, and for silence between two requests on a connection.
 const HEADER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a body may take.
+/// Time limit for a request body to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(60);
-/// Connections of each listener that were let in.
+/// Maximum number of admitted connections of each listener (folder socket and TCP).
 const CONNECTIONS: usize = 64;
-/// Connections over TCP that have not shown a token yet; one more, and the oldest of them is closed.
+/// Maximum number of TCP connections that have not sent a valid token yet. One more closes the oldest of
+/// them.
 const NEWCOMERS: usize = 64;
-/// Pause before each further one while many have shown no token.
+/// Pause before each accept while half of [`NEWCOMERS`] or more have sent no valid token.
 const CROWD_PAUSE: Duration = Duration::from_millis(1);
-/// Pause after a connection could not be accepted.
+/// Pause after an accept failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-/// Metrics, which have a token of their own.
+/// Path of the metrics. The metrics token opens this path only.
 const METRICS: &str = "/metrics";
 
-/// The API does not come up.
+/// Reports why the API cannot start.
 #[derive(Debug)]
 pub struct ServerError(pub String);
 
@@ -60,12 +61,12 @@ impl std::fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// Tokens for the TCP listener. The socket in the folder needs none: the kernel says who asks.
+/// Tokens for the TCP listener. The socket in the folder needs none: the kernel reports the peer's user.
 #[derive(Clone, Debug)]
 pub struct Tokens {
-    /// For everything.
+    /// Opens every path.
     pub administration: String,
-    /// For `/metrics` only.
+    /// Opens `GET /metrics` only.
     pub metrics: String,
 }
 
@@ -75,7 +76,7 @@ struct Api {
     tcp: Option<(SocketAddr, Tokens)>,
 }
 
-/// Listeners that are bound and not served yet: the socket in the folder, and TCP where it was asked for.
+/// Listeners that are bound but not served yet: the socket in the folder, and TCP if a port was given.
 pub struct Server {
     local: UnixListener,
     tcp: Option<(std::net::TcpListener, SocketAddr)>,
@@ -103,7 +104,8 @@ impl From<AdminError> for Refusal {
 type Answer<T> = Result<Json<T>, Refusal>;
 
 impl Server {
-    /// Listens in `dir`, whose lock the caller holds, and on a loopback port if one is given; 0 takes any that is free.
+    /// Binds the socket in `dir`, whose lock the caller holds. Binds a loopback port too if `port` is given;
+    /// 0 takes any free one.
     pub fn bind(dir: &Path, port: Option<u16>) -> Result<Self, ServerError> {
         let tcp = port.map(bind_tcp).transpose()?;
         let local = local::listen(dir, local::API).map_err(ServerError)?;
@@ -113,13 +115,13 @@ impl Server {
         Ok(Self { local, tcp })
     }
 
-    /// Where it listens on TCP.
+    /// URL of the TCP listener. None without one.
     pub fn url(&self) -> Option<String> {
         self.tcp.as_ref().map(|(_, address)| format!("http://{address}"))
     }
 
-    /// Serves on a thread of its own until the process ends. `tokens` are asked for over TCP; `on_signal` is called for
-    /// SIGINT and SIGTERM.
+    /// Serves on its own thread until the process ends. Requests over TCP need one of `tokens`. Calls
+    /// `on_signal` for each SIGINT and SIGTERM.
     pub fn serve(
         self,
         tokens: Option<Tokens>,
@@ -173,8 +175,8 @@ fn bind_tcp(port: u16) -> Result<(std::net::TcpListener, SocketAddr), ServerErro
     Ok((listener, address))
 }
 
-/// The next connection. What keeps one from being accepted, such as too many open files, passes or does not: those who
-/// wait in the queue are still there.
+/// Accepts the next connection. An error, such as too many open files, may pass: accepting is retried after a
+/// pause, because connections in the queue are not lost by it.
 async fn next<C>(accept: impl AsyncFn() -> io::Result<C>) -> C {
     loop {
         match accept().await {
@@ -187,7 +189,8 @@ async fn next<C>(accept: impl AsyncFn() -> io::Result<C>) -> C {
     }
 }
 
-/// Serves the socket in the folder. Whoever is let in is this user or root; more of them than there are places wait.
+/// Serves the socket in the folder. Admits only this process's user and root. Beyond [`CONNECTIONS`] they
+/// wait in the queue.
 async fn serve_local(listener: tokio::net::UnixListener, router: &Router) -> io::Result<()> {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -202,7 +205,7 @@ async fn serve_local(listener: tokio::net::UnixListener, router: &Router) -> io:
                 continue;
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection to the API is refused: nobody says whose it is");
+                tracing::warn!(%error, "a connection to the API is refused: the kernel does not report its user");
                 continue;
             }
         }
@@ -214,13 +217,13 @@ async fn serve_local(listener: tokio::net::UnixListener, router: &Router) -> io:
     }
 }
 
-/// Serves TCP. Connections that have not shown a token yet give way to newer ones.
+/// Serves TCP. A connection that has not sent a valid token gives way to a newer one.
 async fn serve_tcp(listener: tokio::net::TcpListener, router: &Router) -> io::Result<()> {
     let newcomers = Arc::new(Mutex::new(Newcomers::new(NEWCOMERS)));
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         if lock(&newcomers).len() >= NEWCOMERS / 2 {
-            // Those who came get the time to say who they are before others take their places.
+            // Gives the connections at hand time to authenticate before newer ones displace them.
             tokio::time::sleep(CROWD_PAUSE).await;
         }
         let (stream, _) = next(async || listener.accept().await).await;
@@ -240,7 +243,7 @@ async fn serve_tcp(listener: tokio::net::TcpListener, router: &Router) -> io::Re
         tokio::spawn(async move {
             tokio::select! {
                 () = served => {}
-                () = out.notified() => tracing::debug!("a silent connection to the API makes room"),
+                () = out.notified() => tracing::debug!("a connection to the API without a token is closed for a newer one"),
             }
             lock(&newcomers).leave(number);
         });
@@ -251,7 +254,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().expect("a panic aborts the process, so no lock is poisoned")
 }
 
-/// One connection, until its end. A header that does not come in time ends it, and so does a long pause between requests.
+/// Serves one connection until it ends. It ends when a header is late, or after a long pause between
+/// requests.
 fn connection<S>(stream: S, router: &Router, way: Way) -> impl Future<Output = ()> + Send + use<S>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -271,14 +275,14 @@ where
     }
 }
 
-/// The door that a request came through.
+/// The listener that a request came through.
 #[derive(Clone)]
 enum Way {
     Folder,
     Network(Arc<Entrant>),
 }
 
-/// A connection over TCP, which is a newcomer until it shows a token.
+/// A connection over TCP. It counts as a newcomer until it sends a valid token.
 struct Entrant {
     number: u64,
     newcomers: Arc<Mutex<Newcomers<Arc<Notify>>>>,
@@ -287,7 +291,7 @@ struct Entrant {
 }
 
 impl Entrant {
-    /// It has shown a token. Whether there is a place for it.
+    /// Called after a valid token. Returns false if all [`CONNECTIONS`] places are taken.
     fn enter(&self) -> bool {
         let mut place = lock(&self.place);
         if place.is_none() {
@@ -329,8 +333,8 @@ fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-/// Lets a request in that came through the folder's socket, or over TCP one that names this listener, comes from no other
-/// site, and has a token for what it asks.
+/// Admits a request: every one from the folder's socket; one over TCP if its Host and Origin name this
+/// listener and its token opens the path.
 async fn admit(
     State(api): State<Api>,
     Extension(way): Extension<Way>,
@@ -342,8 +346,8 @@ async fn admit(
     {
         return refusal.into_response();
     }
-    // A request is read to its end before it is answered: an answer to one whose body is still on its way would make
-    // the HTTP server close the connection under the client's next request.
+    // Reads the whole body before it answers. An answer to a request whose body is still arriving makes the
+    // HTTP server close the connection under the client's next request.
     let (parts, body) = request.into_parts();
     match tokio::time::timeout(BODY_PATIENCE, axum::body::to_bytes(body, BODY_LIMIT_BYTES)).await {
         Ok(Ok(bytes)) => next.run(Request::from_parts(parts, bytes.into())).await,
@@ -358,13 +362,13 @@ async fn admit(
 fn has_token(headers: &HeaderMap, token: &str) -> bool {
     let sent = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let Some(sent) = sent.and_then(|value| value.strip_prefix("Bearer ")) else { return false };
-    // Every byte is compared, whatever came before.
+    // Compares every byte, so that the time does not depend on the position of the first difference.
     let differ = sent.bytes().zip(token.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
     sent.len() == token.len() && differ == 0
 }
 
 impl Api {
-    /// Whether a request over TCP may be done.
+    /// Returns why a request over TCP is refused, if it is.
     fn check(&self, request: &Request, entrant: &Entrant) -> Result<(), Refusal> {
         let Some((address, tokens)) = &self.tcp else {
             return Err(Refusal(StatusCode::FORBIDDEN, "nothing is served over TCP".into()));
@@ -396,7 +400,7 @@ impl Api {
         }
     }
 
-    /// Runs `task` on the worker and brings its result.
+    /// Runs `task` on the worker and returns its result. Fails with 503 while the instance is stopping.
     async fn on_worker<T, F>(
         &self,
         task: impl FnOnce(Rc<Instance>) -> F + Send + 'static,
@@ -408,7 +412,7 @@ impl Api {
         let (reply, result) = oneshot::channel();
         let task: Task = Box::new(move |instance| {
             Box::pin(async move {
-                // Whoever asked may be gone.
+                // The client may have disconnected.
                 let _ = reply.send(task(instance).await);
             })
         });
@@ -487,7 +491,7 @@ async fn array(State(api): State<Api>, UrlPath(id): UrlPath<String>) -> Answer<p
     .await
 }
 
-/// `all` in a path means every array.
+/// Returns None, for every array, if `id` is `all`.
 fn which(id: &str) -> Option<&str> {
     (id != "all").then_some(id)
 }
@@ -593,7 +597,7 @@ async fn mount(State(api): State<Api>, Json(body): Json<MountBody>) -> Answer<Ve
         if !body.path.is_absolute() {
             let path = body.path.display();
             return Err(AdminError::Refused(format!(
-                "{path} is no absolute path, and this process is elsewhere than who asks"
+                "{path} is not an absolute path, and this process does not know the caller's directory"
             )));
         }
         let options = MountOptions { guarded: true, ..MountOptions::default() };

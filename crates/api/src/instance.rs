@@ -1,4 +1,4 @@
-//! The running instance, on the worker.
+//! The running instance on the worker: its client, its own mount, jobs, and the stop.
 
 use penstock_base::{Env, LocalBoxFuture, env::timeout};
 use penstock_client::Client;
@@ -12,54 +12,54 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// A task for the worker.
+/// A task for the worker, sent by the HTTP thread.
 pub type Task = Box<dyn FnOnce(Rc<Instance>) -> LocalBoxFuture<'static, ()> + Send>;
 
-/// Events in one answer.
+/// Maximum number of events in one answer.
 const EVENTS_MOST: usize = 1000;
-/// Time for clients of other processes to write back what they keep, at the end.
+/// Time that a stop gives clients in other processes to write back their dirty data.
 const CALLED_PATIENCE: Duration = Duration::from_secs(20);
-/// Time in all that a stop waits while writes are suspended.
+/// Total time that a stop waits while writes of some array are suspended.
 const STUCK_PATIENCE: Duration = Duration::from_secs(30);
-/// The same for who is mounting or unmounting: the mount point may not answer.
+/// Time that a stop waits for a mount or unmount in progress, whose mount point may not answer.
 const MOUNTING_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a stop waits for the last events to be written.
+/// Time that a stop waits until the last events are written.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
-/// Jobs whose results are kept.
+/// When this many jobs are listed, the start of another drops the ended ones, except the newest 50.
 const KEPT_JOBS: usize = 100;
 
-/// How a job stands.
+/// State of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// It goes on.
+    /// The job has not ended.
     Running,
-    /// It ended well.
+    /// The job ended without an error; its result is present.
     Done,
-    /// It failed.
+    /// The job ended with an error; its result is the message.
     Failed,
 }
 
-/// A job that was started.
+/// A background job that a request started.
 #[derive(Clone, Debug, Serialize)]
 pub struct Job {
-    /// Its number.
+    /// Number of the job. Numbers begin at a random value at each start of the instance.
     pub id: u64,
-    /// What it does.
+    /// Verb and object, such as `scrub data`.
     pub what: String,
-    /// How it stands.
+    /// Running, done or failed.
     pub state: JobState,
-    /// Its result, or why it failed.
+    /// Result, or the error message as a string. Null while the job runs.
     pub result: serde_json::Value,
 }
 
-/// Node, client, mount and jobs.
+/// The node, its in-process client, the instance's own mount, and jobs. All of it runs on the worker.
 pub struct Instance {
     env: Env,
     node: Rc<Node>,
     client: Rc<Client>,
     mount: RefCell<Option<Mount>>,
-    /// Mounts that were started.
+    /// Number of mounts started so far. Identifies the current one.
     mounts: Cell<u64>,
     fuse_latency: Rc<FuseLatency>,
     mounting: tokio::sync::Mutex<()>,
@@ -67,13 +67,15 @@ pub struct Instance {
     api_url: Option<String>,
     tcp_address: Option<String>,
     jobs: RefCell<Vec<Job>>,
-    /// Numbers begin elsewhere at each start, so that one of an earlier start names no job. They are below 2^51: JSON's are exact up to 2^53.
+    /// Number of the next job. The first one is random at each start, so that a number from an earlier start
+    /// matches no job. Numbers stay below 2^51, because JSON numbers are exact up to 2^53.
     next_job: Cell<u64>,
     stopping: Notify,
 }
 
 impl Instance {
-    /// An instance on `node`, reached through its folder, and over TCP at `api_url` and `tcp_address` where there are any.
+    /// Creates an instance on `node`. `dir` is the store's folder; `api_url` and `tcp_address` are its TCP
+    /// listeners, if any.
     pub fn new(
         env: &Env,
         node: Rc<Node>,
@@ -99,12 +101,12 @@ impl Instance {
         })
     }
 
-    /// The node.
+    /// The node that serves the store.
     pub fn node(&self) -> &Rc<Node> {
         &self.node
     }
 
-    /// Everything at once.
+    /// Health, drives, arrays, sessions and mounts in one report.
     pub fn status(&self) -> StatusReport {
         let mut status = self.node.status();
         status.dir = self.dir.display().to_string();
@@ -131,7 +133,8 @@ impl Instance {
         reports
     }
 
-    /// Mounts the file system; this instance itself at one place only.
+    /// Mounts the file system in this process, which has at most one mount. Other mounts need their own
+    /// process.
     pub async fn mount(self: &Rc<Self>, path: &Path, options: &MountOptions) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
         if let Some(mount) = &*self.mount.borrow() {
@@ -160,15 +163,15 @@ impl Instance {
         Ok(())
     }
 
-    /// The kernel let go of a mount. If nobody has asked this instance for it, it was umount(8).
+    /// Called when the kernel ends a mount. If this instance did not unmount it, umount(8) did.
     fn mount_ended(self: &Rc<Self>, number: u64) {
-        // One that was detached before may end after the next has begun.
+        // A mount that was detached earlier may end after the next one has begun.
         let ended = self.mount.borrow_mut().take_if(|_| self.mounts.get() == number);
         if let Some(mount) = ended {
             let instance = self.clone();
             let hand_over = async move {
                 let _one = instance.mounting.lock().await;
-                // The next mount goes on with the client as it is.
+                // A newer mount goes on using the client as it is.
                 if instance.mount.borrow().is_none() {
                     instance.hand_mount_over().await;
                 }
@@ -179,7 +182,7 @@ impl Instance {
         }
     }
 
-    /// Makes durable what was written through a mount that has ended, and lets another client mount.
+    /// Syncs the writes made through a mount that has ended, and lets another client mount.
     async fn hand_mount_over(&self) {
         if let Err(error) = self.client.close_all().await {
             tracing::error!(%error, "locks or open files of the mount that has ended are still there");
@@ -190,7 +193,7 @@ impl Instance {
         self.node.note_mount(self.client.session(), "");
     }
 
-    /// Unmounts. With `force`, a mount in use is detached and its open files get errors.
+    /// Unmounts. A mount in use is an error; with `force` it is detached and its open files return errors.
     pub async fn unmount(&self, force: bool) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
         self.take_mount_off(force).await
@@ -220,10 +223,11 @@ impl Instance {
         result.map_err(|error| AdminError::Refused(format!("{error}")))
     }
 
-    /// Checks the file system, with everything that the mount wrote before; with `repair`, mends it. The kernel keeps
-    /// names and attributes of a mount, which a repair may change behind it, so there must be none.
+    /// Checks the file system, after the client's writes are synced; with `repair`, repairs it. A repair is
+    /// refused while the file system is mounted, because kernels cache names and attributes that a repair may
+    /// change.
     pub(crate) async fn check_fs(&self, repair: bool) -> Result<penstock_node::FsCheckReport, AdminError> {
-        // Nobody mounts meanwhile.
+        // Keeps this instance from mounting during a repair.
         let _one = if repair { Some(self.mounting.lock().await) } else { None };
         if repair {
             self.node.refuse_while_mounted()?;
@@ -242,7 +246,7 @@ impl Instance {
         self.node.events().add(severity, kind, "node", text);
     }
 
-    /// Events behind a number, oldest first, at most 1000.
+    /// Returns at most 1000 events with numbers above `seq`, oldest first.
     pub(crate) async fn events_after(&self, seq: u64) -> Result<Vec<Event>, AdminError> {
         self.node.events_after(&self.dir, seq, EVENTS_MOST).await
     }
@@ -274,12 +278,12 @@ impl Instance {
         id
     }
 
-    /// A job by its number.
+    /// Returns a job. Fails with `NotFound` if its number is unknown, or was dropped.
     pub(crate) fn job(&self, id: u64) -> Result<Job, AdminError> {
         let job = self.jobs.borrow().iter().find(|job| job.id == id).cloned();
         job.ok_or_else(|| {
             AdminError::NotFound(format!(
-                "no job {id}: a job ends with the start of the instance that began it, and of those that ended few are kept"
+                "no job {id}: jobs end when their instance ends, and only the newest of the ended ones are kept"
             ))
         })
     }
@@ -291,19 +295,20 @@ impl Instance {
             false => {
                 let who = silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 Err(format!(
-                    "{who} did not write back what it keeps, in at most {} s",
+                    "{who} did not write back its unsynced data within {} s",
                     CALLED_PATIENCE.as_secs()
                 ))
             }
         }
     }
 
-    /// Asks the instance to stop.
+    /// Asks the instance to stop. Returns without waiting.
     pub fn stop(&self) {
         self.stopping.notify_one();
     }
 
-    /// Waits until the instance is asked to stop, serving `tasks` meanwhile. Fails when the store cannot go on by itself.
+    /// Runs `tasks` until the instance is asked to stop. Fails with the reason when the store cannot
+    /// continue.
     pub async fn run(
         self: &Rc<Self>,
         tasks: &mut tokio::sync::mpsc::UnboundedReceiver<Task>,
@@ -321,8 +326,9 @@ impl Instance {
         }
     }
 
-    /// Unmounts, has the clients of `others` make everything durable, and closes the node. They wait, and go on with the next
-    /// start. A store that cannot go on (`able` is false) asks nothing of them.
+    /// Unmounts, has the clients of `others` make everything durable, and closes the node. The programs of
+    /// those clients wait, and continue after the next start. With `able` false, for a store that cannot
+    /// continue, the clients are not asked.
     pub async fn shut_down(&self, others: &Server, able: bool) -> Result<(), String> {
         let work = async {
             let one = timeout(&self.env, MOUNTING_PATIENCE, self.mounting.lock()).await;
@@ -330,7 +336,7 @@ impl Instance {
                 tracing::warn!("the stop goes on although somebody is still mounting or unmounting");
             }
             if let Err(error) = self.take_mount_off(true).await {
-                tracing::warn!(%error, "the mount does not come off");
+                tracing::warn!(%error, "the mount cannot be removed");
             }
             let synced = self.client.close().await.map_err(|failure| failure.to_string());
             let called = match able {

@@ -1,12 +1,13 @@
-//! The running instance and its REST API: administration is REST and JSON, and the command line uses nothing else.
+//! The running instance and its REST API; the command line administers a store through REST and JSON only.
 //!
-//! Owns the instance (node, client, mount, jobs) on the worker, and one thread on which axum serves HTTP and signals
-//! arrive. Requests reach the worker as tasks; nothing of the data path is here.
+//! Owns the instance (node, client, mount, jobs) on the worker, and one thread on which axum serves HTTP and
+//! signals arrive. Requests reach the worker as tasks. The data path does not pass through here.
 //!
-//! Doors are closed: the socket in the store's folder serves the store's user and root, whom the kernel names. Over TCP,
-//! where it was asked for, the listener is on loopback only, every request needs a token of the folder, and Host and
-//! Origin must name the listener itself, so that a page in a browser cannot reach it. Whoever says nothing keeps nobody
-//! out: headers and bodies have their time, and connections without a token give way to newer ones.
+//! Access is denied by default. The socket in the store's folder admits the store's user and root, as the
+//! kernel reports them. TCP is optional and on loopback only: every request needs a token of the folder, and
+//! Host and Origin must name the listener itself, so that a page in a browser cannot reach it. Silent
+//! connections keep nobody out: headers and bodies have time limits, and connections without a valid token
+//! give way to newer ones.
 #![forbid(unsafe_code)]
 
 mod http;
@@ -19,5 +20,5 @@ pub use http::{Server, ServerError, Tokens};
 pub use instance::{Instance, Job, JobState, Task};
 pub use signals::on_signals;
 
-/// Removes a mount that a killed process left; empty directories are left alone.
+/// Checks mount points, and removes a mount that a killed process left; empty directories are left alone.
 pub use penstock_fuse::{check_mount_point, is_stale, unmount_stale};

@@ -1,4 +1,4 @@
-//! Metrics in Prometheus' text format (exposition format 0.0.4).
+//! Metrics in the text format of Prometheus (exposition format 0.0.4).
 
 use penstock_node::{FsReport, LatencyReport, SpaceReport, StatusReport};
 use std::fmt::Write;
@@ -26,13 +26,13 @@ fn escaped(text: &str) -> String {
 type SpaceMetric = (&'static str, &'static str, fn(&SpaceReport) -> u64);
 
 const SPACES: [SpaceMetric; 2] = [
-    ("space_used_percent", "Use of what files may ever use", |space| space.used_percent),
-    ("space_warning_percent", "The warning that stands: 80, 90 or 95; 0 for none", |space| {
+    ("space_used_percent", "Used share of the space that files can use", |space| space.used_percent),
+    ("space_warning_percent", "Fullness warning in effect: 80, 90 or 95; 0 for none", |space| {
         space.warning_percent
     }),
 ];
 
-/// All metrics.
+/// All metrics as text.
 pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyReport]) -> String {
     let mut text = Text(String::new());
     text.family("health", "gauge", "0 ok, 1 degraded, 2 critical, 3 failed");
@@ -80,7 +80,7 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
     text.0
 }
 
-/// One histogram for each layer, operation and object that was used.
+/// Writes one histogram for each layer, operation and object that has a count.
 fn histograms(text: &mut Text, latencies: &[LatencyReport]) {
     let name = "latency_seconds";
     text.family(name, "histogram", "How long operations took, by layer, operation and array or drive");

@@ -1,8 +1,8 @@
-//! The API's own description (OpenAPI 3.1).
+//! The description of the REST API as an OpenAPI 3.1 document.
 
 use serde_json::{Map, Value, json};
 
-/// Path, method, what it does, and its path parameter.
+/// Path, method, summary, and the name of its path parameter if it has one.
 const OPERATIONS: [(&str, &str, &str, Option<&str>); 22] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
@@ -53,7 +53,7 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 22] = [
     ("/metrics", "get", "Metrics in Prometheus' text format", None),
 ];
 
-/// The document.
+/// Builds the document from [`OPERATIONS`].
 pub(crate) fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for (path, method, summary, parameter) in OPERATIONS {

@@ -1,9 +1,9 @@
-//! Signals that end a process: SIGINT and SIGTERM.
+//! Watches SIGINT and SIGTERM, the signals that stop a process in order.
 #![allow(clippy::disallowed_methods)]
 
 use crate::http::ServerError;
 
-/// Calls `on_signal` for each, on a thread of its own.
+/// Starts a thread that calls `on_signal` for each SIGINT and SIGTERM. Fails if the thread cannot start.
 pub fn on_signals(on_signal: impl Fn() + Send + 'static) -> Result<(), ServerError> {
     let fail = |error: std::io::Error| ServerError(format!("no thread for signals: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fail)?;

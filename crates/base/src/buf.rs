@@ -1,14 +1,15 @@
-//! Buffers: memory that drives can read from and write to without a copy.
+//! Block-aligned memory buffers that drives read into and write from without a copy.
 //!
-//! A buffer is (memory kind, handle, range). Host memory is the only kind today; device memory takes its place
-//! beside it. Code that moves data hands buffers on; only kernels (`encode`, `crc`, `copy`) look inside.
+//! A buffer is a memory kind, a handle and a range. Host memory is the only kind today; GPU memory will be a
+//! second kind. Code that moves data passes buffers on; only kernels (`encode`, `crc`, `copy`) look inside.
 //!
-//! Invariants: the memory starts on a 4 KiB boundary, so that any block-aligned range suits O_DIRECT. A [`Buf`]
-//! is immutable and shared; a [`BufMut`] has one owner, and becomes a [`Buf`] when it is complete.
+//! Invariants: the memory starts on a 4 KiB boundary, so any block-aligned range suits O_DIRECT. A [`Buf`] is
+//! immutable and shared. A [`BufMut`] has one owner, and becomes a [`Buf`] when it is complete.
 //!
-//! Memory of a fresh mapping costs a page fault for each page, more than copying the page. So what a thread lets go
-//! it keeps for its next buffers, up to [`KEPT_BYTES`]. Of short buffers it keeps less, up to [`KEPT_SHORT_BYTES`]: they
-//! cost an allocator a search, since they are aligned.
+//! The first touch of a page from a fresh mapping is a page fault, which costs more than copying the page.
+//! Each thread therefore keeps the memory of dropped buffers for its next ones, up to [`KEPT_BYTES`]. Short
+//! buffers have a smaller limit of their own, [`KEPT_SHORT_BYTES`]: they are kept because an aligned
+//! allocation makes the allocator search.
 
 use crate::BLOCK_BYTES;
 use std::cell::RefCell;
@@ -21,21 +22,21 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 #[repr(C, align(4096))]
 struct Page([u8; BLOCK_BYTES]);
 
-/// Most memory that a thread keeps for its next buffers.
+/// The most memory in bytes that a thread keeps for its next long buffers.
 pub const KEPT_BYTES: usize = 32 << 20;
-/// The same for short buffers, apart, so that neither kind takes the place of the other.
+/// The same for short buffers. The limits are separate, so that neither kind displaces the other.
 pub const KEPT_SHORT_BYTES: usize = 8 << 20;
-/// Shorter buffers are short ones.
+/// Buffers of fewer pages are short.
 const LONG_PAGES: usize = 8;
 
-/// Pages that go back to the thread that lets them go.
+/// Pages that return to the pool of the thread that drops them.
 struct Pages(Vec<Page>);
 
-/// Kept memory, by its length.
+/// The memory that a thread keeps, by length in pages.
 #[derive(Default)]
 struct Pool {
     free: BTreeMap<usize, Vec<Vec<Page>>>,
-    /// Pages kept in short and in long buffers.
+    /// The number of pages kept in short buffers (0) and in long buffers (1).
     pages: [usize; 2],
 }
 
@@ -44,7 +45,7 @@ thread_local! {
 }
 
 impl Pool {
-    /// Takes kept memory of at least `pages`, and of not much more.
+    /// Takes kept memory of at least `pages` and at most an eighth more; none if there is none.
     fn take(&mut self, pages: usize) -> Option<Vec<Page>> {
         let (_, kept) = self.free.range_mut(pages..=pages + pages / 8).find(|(_, kept)| !kept.is_empty())?;
         let kept = kept.pop()?;
@@ -65,13 +66,13 @@ impl Pool {
 
 impl Pages {
     fn zeroed(pages: usize) -> Self {
-        // Allocation failure aborts like every other allocation of this process.
+        // An allocation failure aborts, like every other allocation of this process.
         Self(Page::new_vec_zeroed(pages).unwrap_or_else(|_| {
             std::alloc::handle_alloc_error(std::alloc::Layout::new::<Page>());
         }))
     }
 
-    /// Kept pages with whatever they held before.
+    /// Pages from the pool, with their old contents; none if the pool has none of this size.
     fn kept(pages: usize) -> Option<Self> {
         POOL.with_borrow_mut(|pool| pool.take(pages)).map(Self)
     }
@@ -81,7 +82,7 @@ impl Drop for Pages {
     fn drop(&mut self) {
         if !self.0.is_empty() {
             let memory = std::mem::take(&mut self.0);
-            // A thread that ends has no pool any more; then the memory is simply freed.
+            // A thread that is ending has no pool any more; the memory is then freed.
             let _ = POOL.try_with(|pool| pool.borrow_mut().keep(memory));
         }
     }
@@ -118,18 +119,19 @@ impl Buf {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part of this buffer that shares its memory.
+    /// Returns a part of this buffer; both share the memory.
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
         Self { memory: self.memory.clone(), start: self.start + range.start, len: range.end - range.start }
     }
 
-    /// Joins two buffers that lie next to each other in the same memory.
+    /// Joins this buffer and `next` without a copy; none unless `next` directly follows it in the same
+    /// memory.
     pub fn try_join(&self, next: &Self) -> Option<Self> {
         let (Memory::Host(mine), Memory::Host(theirs)) = (&self.memory, &next.memory);
         let adjacent = Arc::ptr_eq(mine, theirs) && self.start + self.len == next.start;
@@ -178,24 +180,24 @@ impl BufMut {
         Self { pages, len }
     }
 
-    /// A buffer of `len` bytes that hold anything, for a caller that writes all of them.
+    /// A buffer of `len` bytes with arbitrary contents, for a caller that overwrites all of them.
     pub fn recycled(len: usize) -> Self {
         let count = len.div_ceil(BLOCK_BYTES);
         let mut pages = Pages::kept(count).unwrap_or_else(|| Pages::zeroed(count));
         if cfg!(debug_assertions) {
-            // Whoever reads what nobody wrote shall be seen.
+            // Makes a read of bytes that were never written visible in tests.
             pages.0.as_mut_bytes().fill(0xa5);
         }
         Self { pages, len }
     }
 
-    /// Keeps the first `len` bytes. The memory behind them stays with the buffer.
+    /// Shortens the buffer to its first `len` bytes. It keeps the memory behind them.
     pub fn truncate(&mut self, len: usize) {
         assert!(len <= self.len, "{len} of {} bytes", self.len);
         self.len = len;
     }
 
-    /// A zeroed buffer that begins with `bytes` and is padded to whole blocks.
+    /// A copy of `bytes`, padded with zeros to whole blocks.
     pub fn padded_from(bytes: &[u8]) -> Self {
         let mut buf = Self::zeroed(bytes.len().next_multiple_of(BLOCK_BYTES));
         buf.as_mut()[..bytes.len()].copy_from_slice(bytes);
@@ -207,12 +209,12 @@ impl BufMut {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Gives up the right to write.
+    /// Makes the buffer immutable.
     pub fn freeze(self) -> Buf {
         Buf { memory: Memory::Host(Arc::new(self.pages)), start: 0, len: self.len }
     }
@@ -236,7 +238,7 @@ impl std::fmt::Debug for BufMut {
     }
 }
 
-/// Joins `parts` into one buffer; without a copy where they already lie in a row.
+/// Joins `parts` into one buffer. Copies only if the parts are not consecutive ranges of the same memory.
 pub fn gather(parts: &[Buf]) -> Buf {
     let mut joined = match parts.first() {
         Some(first) => first.clone(),

@@ -1,11 +1,11 @@
 //! Little-endian encoding of structures on drives and in messages.
 //!
-//! [`Dec`] reads bytes that come from a drive, the network or a user: it never panics, it returns
-//! [`DecodeError`] with what it wanted.
+//! [`Dec`] reads bytes that come from a drive, the network or a user. It never panics: it returns a
+//! [`DecodeError`] that names the structure and the reason.
 
 use crate::ids::Id128;
 
-/// Bytes do not hold what they should.
+/// The reason why bytes could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes end too early.
@@ -13,9 +13,9 @@ pub enum DecodeError {
     Short {
         /// The structure being read.
         what: &'static str,
-        /// Bytes still wanted.
+        /// The number of bytes that the next field needs.
         wanted: usize,
-        /// Bytes left.
+        /// The number of bytes left.
         left: usize,
     },
     /// A field has a value that this release does not know.
@@ -28,12 +28,12 @@ pub enum DecodeError {
         /// Its value.
         found: u64,
     },
-    /// A checksum, magic number or bound does not hold.
+    /// A checksum, magic number or bound is wrong.
     #[error("{what}: {why}")]
     Bad {
         /// The structure being read.
         what: &'static str,
-        /// What does not hold.
+        /// The rule that is violated.
         why: &'static str,
     },
 }
@@ -98,19 +98,19 @@ impl Enc {
         self.u32(len).raw(bytes)
     }
 
-    /// Appends zeros up to `len` bytes in all.
+    /// Appends zeros until there are `len` bytes in all. Panics if there are more already.
     pub fn pad_to(&mut self, len: usize) -> &mut Self {
         assert!(self.bytes.len() <= len, "{} bytes do not fit in {len}", self.bytes.len());
         self.bytes.resize(len, 0);
         self
     }
 
-    /// Bytes so far.
+    /// The number of bytes so far.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing was appended yet.
+    /// True if nothing was appended yet.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -125,7 +125,7 @@ impl Enc {
         &self.bytes
     }
 
-    /// The encoded bytes.
+    /// Returns the encoded bytes and empties the encoder.
     pub fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
@@ -178,8 +178,8 @@ impl<'a> Dec<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Takes a counter: 64 bits below 2^63, which nothing counts up to in the life of a drive, so that what is added
-    /// to it never overflows.
+    /// Takes a 64-bit counter below 2^63. No counter reaches 2^63 in the life of a drive, so additions to it
+    /// never overflow.
     pub fn counter(&mut self) -> Result<u64, DecodeError> {
         match self.u64()? {
             count if count >> 63 == 0 => Ok(count),
@@ -209,17 +209,17 @@ impl<'a> Dec<'a> {
         self.raw(len as usize)
     }
 
-    /// Bytes not yet taken.
+    /// The number of bytes not yet taken.
     pub fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// The error that `why` does not hold.
+    /// The error [`DecodeError::Bad`] with the reason `why`.
     pub fn bad(&self, why: &'static str) -> DecodeError {
         DecodeError::Bad { what: self.what, why }
     }
 
-    /// The error that `field` holds a value from a later release.
+    /// The error [`DecodeError::Unknown`]: `field` has a value that this release does not know.
     pub fn unknown(&self, field: &'static str, found: u64) -> DecodeError {
         DecodeError::Unknown { what: self.what, field, found }
     }

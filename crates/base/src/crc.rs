@@ -11,14 +11,14 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// CRC32C of several runs of bytes taken as one.
+/// CRC32C of the concatenation of several byte strings.
 pub fn crc32c_append<'a>(runs: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     runs.into_iter().for_each(|run| digest.update(run));
     digest.finalize() as u32
 }
 
-/// CRC32C of each 4 KiB block of `bytes`, whose length is whole blocks.
+/// CRC32C of each 4 KiB block of `bytes`. Panics unless the length is a multiple of 4 KiB.
 pub fn crc32c_blocks(bytes: &[u8]) -> Vec<u32> {
     assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "a checksum covers whole blocks");
     bytes.chunks_exact(BLOCK_BYTES).map(crc32c).collect()

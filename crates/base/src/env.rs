@@ -1,31 +1,31 @@
-//! The seam through which time, randomness and tasks come: the real machine or the simulated world.
+//! The interface for time, randomness and tasks, implemented by the real machine and by the simulated world.
 //!
-//! Code above this trait is plain `async` on one thread. It never reads a clock, draws randomness or starts a
-//! task in another way, so that a seed reproduces a run.
+//! Code above this trait is plain `async` on one thread. It reads the clock, draws random numbers and starts
+//! tasks only through this trait, so that a seed reproduces a run.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A future of one worker thread.
+/// A boxed future that stays on one worker thread.
 pub type LocalBoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// What a worker thread, real or simulated, offers to the code that runs on it.
+/// The services of a worker thread, real or simulated, for the code that runs on it.
 pub trait Runtime {
-    /// Time since an arbitrary start, never going back (CLOCK_BOOTTIME on a real machine).
+    /// Monotonic time since an arbitrary start (CLOCK_BOOTTIME on a real machine).
     fn now(&self) -> Duration;
     /// Nanoseconds since 1970-01-01 UTC.
     fn wall_ns(&self) -> i64;
     /// Completes after `period`.
     fn sleep(&self, period: Duration) -> LocalBoxFuture<'static, ()>;
-    /// Runs `task` on this worker; `name` appears when it panics.
+    /// Starts `task` on this worker. `name` appears in the log if it panics.
     fn spawn(&self, name: &'static str, task: LocalBoxFuture<'static, ()>);
-    /// A random word.
+    /// 64 random bits, good enough for unique identifiers but not for secrets.
     fn random(&self) -> u64;
 }
 
-/// A handle on the worker's runtime.
+/// A shared handle to the worker's runtime.
 pub type Env = Rc<dyn Runtime>;
 
 /// A fresh random identifier.
@@ -33,7 +33,8 @@ pub fn random_id(env: &Env) -> crate::Id128 {
     crate::Id128::from_words(env.random(), env.random())
 }
 
-/// Runs `future` for at most `limit`; `None` when the time is over first.
+/// Runs `future` for at most `limit`. Returns `None`, and drops the future, if it does not complete in that
+/// time.
 pub async fn timeout<T>(env: &Env, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let future = std::pin::pin!(future);
     match futures_util::future::select(future, env.sleep(limit)).await {

@@ -1,13 +1,14 @@
-//! What a check of a file system finds: a closed list of kinds, and findings in bounded number.
+//! Findings of a file-system check: a closed list of kinds, and a collection of bounded size.
 //!
-//! docs/fs-check.md says of each kind what it means and what a repair does.
+//! docs/fs-check.md describes the meaning and the repair of each kind.
 
 use crate::ids::Ino;
 use std::collections::BTreeMap;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident $word:literal,)*) => {
-        /// A kind of finding, in the order in which a repair takes them: what it needs to be right comes first.
+        /// A kind of finding. A repair takes the kinds in this order: a kind comes after all kinds whose
+        /// repair it relies on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum FindingKind { $($(#[$doc])* $name,)* }
 
@@ -15,7 +16,7 @@ macro_rules! kinds {
             /// Every kind.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The kind as one word.
+            /// The kind in snake case, as documents and JSON print it.
             pub fn word(self) -> &'static str {
                 match self { $(Self::$name => $word,)* }
             }
@@ -24,51 +25,51 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A block of a file is marked as free.
+    /// A block that belongs to a file is marked as free.
     BlockNotMarked "block_not_marked",
     /// An allocation group's row cannot be read, or names blocks that the volume does not have.
     BadGroupRow "bad_group_row",
-    /// Inode numbers in use may be given again.
+    /// Inode numbers in use lie beyond the reserved range, so new inodes could get them again.
     InodeReservationTooLow "inode_reservation_too_low",
-    /// Session numbers in use may be given again.
+    /// Session numbers in use lie beyond the counter, so new sessions could get them again.
     SessionReservationTooLow "session_reservation_too_low",
     /// A row that this release does not know.
     UnknownRow "unknown_row",
-    /// The root directory does not exist or is no directory.
+    /// The root directory does not exist or is not a directory.
     MissingRoot "missing_root",
     /// An inode's row cannot be read.
     BadInodeRow "bad_inode_row",
-    /// An inode's row says another number than its key.
+    /// An inode's row contains another number than its key.
     WrongInodeNumber "wrong_inode_number",
     /// A directory entry's row cannot be read.
     BadEntryRow "bad_entry_row",
-    /// An extended attribute's row is none.
+    /// An extended attribute's row cannot be read, or its value is too long.
     BadXattrRow "bad_xattr_row",
-    /// A row of the queue of removed files is none.
+    /// A row of the queue of removed files cannot be read.
     BadQueueRow "bad_queue_row",
-    /// A stored result of a session cannot be read or stands in the wrong place.
+    /// A session's row or one of its stored results cannot be read, or has the wrong key.
     BadSessionRow "bad_session_row",
     /// A chunk's map row cannot be read.
     BadMapRow "bad_map_row",
     /// An extent goes beyond its chunk.
     ExtentBeyondChunk "extent_beyond_chunk",
-    /// An inode does not exist and something that holds data is its.
+    /// Chunks, extended attributes or entries exist of an inode that does not exist.
     MissingInode "missing_inode",
     /// A name points to an inode that does not exist.
     DanglingEntry "dangling_entry",
-    /// A name that can be none.
+    /// An entry's name is not allowed, such as an empty one.
     BadEntryName "bad_entry_name",
-    /// A name stands where its hash does not put it: nobody finds it.
+    /// An entry's key does not match the hash of its name, so a lookup does not find it.
     MisplacedEntry "misplaced_entry",
     /// A directory has the same name twice.
     DuplicateName "duplicate_name",
-    /// An entry says another type than its inode.
+    /// An entry records another file type than its inode.
     WrongEntryKind "wrong_entry_kind",
-    /// An entry is in an inode that is no directory.
+    /// An entry belongs to an inode that is not a directory.
     EntryWithoutDirectory "entry_without_directory",
     /// A directory has more than one name.
     DirectoryExtraName "directory_extra_name",
-    /// Directories that contain each other and are not below the root.
+    /// Directories contain each other and cannot be reached from the root.
     DirectoryCycle "directory_cycle",
     /// An inode has no name and was not removed.
     OrphanInode "orphan_inode",
@@ -76,25 +77,25 @@ kinds! {
     NamedAndQueued "named_and_queued",
     /// The queue of removed files names an inode that does not exist.
     QueuedWithoutInode "queued_without_inode",
-    /// An inode holds its data in a way that its type does not.
+    /// The form in which an inode stores its data does not suit its file type.
     WrongInodeData "wrong_inode_data",
-    /// A size that cannot be.
+    /// A file is longer than the limit, or a symbolic link's size is not the length of its target.
     WrongSize "wrong_size",
-    /// A layout that is not the target's.
+    /// An inode's chunk size is not the target's.
     WrongLayout "wrong_layout",
-    /// A directory says another parent than the one that holds its name.
+    /// A directory records another parent than the directory that contains its name.
     WrongParent "wrong_parent",
-    /// A link count does not agree with the names.
+    /// A link count is not the number of names.
     WrongLinkCount "wrong_link_count",
-    /// A directory's count of entries does not agree with its entries.
+    /// A directory's count of entries is not the number of its entries.
     WrongEntryCount "wrong_entry_count",
-    /// An extent without blocks.
+    /// An extent has no blocks.
     EmptyExtent "empty_extent",
     /// An extent goes beyond the volume.
     ExtentBeyondVolume "extent_beyond_volume",
     /// A block belongs to two chunks, or twice to one.
     DoubleOwnedBlock "double_owned_block",
-    /// Chunks of an inode that is no regular file.
+    /// An inode that is not a regular file has chunks.
     ChunksOfNonFile "chunks_of_non_file",
     /// A chunk lies beyond the largest offset that a file can have.
     ChunkBeyondLimit "chunk_beyond_limit",
@@ -102,12 +103,12 @@ kinds! {
     BlockNotOwned "block_not_owned",
     /// The counts of free space in memory are wrong.
     WrongFreeCount "wrong_free_count",
-    /// A stripe is written although nothing is allocated in it.
+    /// A stripe counts as written although no block in it is allocated.
     WrittenFreeStripe "written_free_stripe",
 }
 
 impl FindingKind {
-    /// Whether it costs space only: a check that finds nothing else is clean.
+    /// True if the finding only costs space. A check with no other findings is clean.
     pub fn is_waste(self) -> bool {
         self == Self::WrittenFreeStripe
     }
@@ -119,43 +120,43 @@ impl std::fmt::Display for FindingKind {
     }
 }
 
-/// One thing that is wrong.
+/// One inconsistency that a check has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What kind of thing.
+    /// The kind of inconsistency.
     pub kind: FindingKind,
-    /// The inode that it is about, where it is about one.
+    /// The inode concerned; none if the finding is not about one inode.
     pub ino: Option<Ino>,
-    /// A sentence.
+    /// A sentence for people that names the rows, blocks or names concerned.
     pub text: String,
-    /// Whether a repair mends it.
+    /// True if a repair fixes it.
     pub repairable: bool,
 }
 
-/// Findings of one kind that are kept; the others are counted.
+/// The number of findings of each kind that are kept; further ones are only counted.
 const KEPT: u64 = 1000;
 
-/// Findings, kept in bounded number and counted in full.
+/// Findings: a bounded number of each kind is kept, all are counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// The first of each kind, in the order in which they were found.
+    /// The first 1000 findings of each kind, in the order in which they were found.
     pub kept: Vec<Finding>,
-    /// How many there are of each kind.
+    /// The number of findings of each kind.
     pub counts: BTreeMap<FindingKind, u64>,
 }
 
 impl Findings {
-    /// Adds one that a repair mends.
+    /// Adds a finding that a repair fixes.
     pub fn add(&mut self, kind: FindingKind, ino: impl Into<Option<Ino>>, text: impl Into<String>) {
         self.push(Finding { kind, ino: ino.into(), text: text.into(), repairable: true });
     }
 
-    /// Adds one that a repair leaves alone.
+    /// Adds a finding that a repair leaves as it is.
     pub fn add_hopeless(&mut self, kind: FindingKind, ino: impl Into<Option<Ino>>, text: impl Into<String>) {
         self.push(Finding { kind, ino: ino.into(), text: text.into(), repairable: false });
     }
 
-    /// Adds one.
+    /// Counts a finding, and keeps it if it is among the first 1000 of its kind.
     pub fn push(&mut self, finding: Finding) {
         let count = self.counts.entry(finding.kind).or_default();
         *count += 1;
@@ -164,12 +165,12 @@ impl Findings {
         }
     }
 
-    /// How many there are of a kind.
+    /// The number of findings of a kind.
     pub fn count(&self, kind: FindingKind) -> u64 {
         self.counts.get(&kind).copied().unwrap_or(0)
     }
 
-    /// Whether nothing is wrong.
+    /// True if there are no findings, except those that only cost space.
     pub fn is_clean(&self) -> bool {
         self.counts.keys().all(|kind| kind.is_waste())
     }

@@ -1,6 +1,7 @@
-//! Ranges of bytes that are held for a while, each of one thing: a drive, or one of many files.
+//! Byte ranges that are busy for a while, such as ranges of a drive or of many files with I/O in flight.
 //!
-//! Invariant: a range is there from the call that holds it until what that returns is dropped.
+//! Invariant: a range counts as busy from the call to [`HeldRanges::hold`] until the returned [`HeldRange`]
+//! is dropped.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -8,17 +9,17 @@ use std::ops::Range;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
-/// Ranges of things that `K` names.
+/// The busy ranges of several objects, each of which has a key of type `K`.
 #[derive(Debug)]
 pub struct HeldRanges<K> {
     ranges: RefCell<BTreeMap<u64, (K, Range<u64>)>>,
     next: Cell<u64>,
-    /// A range may reach to the end of what 64 bits count.
+    /// The total length; a single range may be nearly 2^64 bytes long, so 64 bits do not suffice.
     bytes: Cell<u128>,
     ended: Notify,
 }
 
-/// Holds a range until it is dropped.
+/// A guard: its range is busy until the guard is dropped.
 #[derive(Debug)]
 pub struct HeldRange<K> {
     all: Rc<HeldRanges<K>>,
@@ -33,7 +34,7 @@ impl<K> Default for HeldRanges<K> {
 }
 
 impl<K: PartialEq> HeldRanges<K> {
-    /// Holds a range of `key`.
+    /// Marks a range of `key` as busy. Ranges may overlap.
     pub fn hold(this: &Rc<Self>, key: K, range: Range<u64>) -> HeldRange<K> {
         let number = this.next.get();
         this.next.set(number + 1);
@@ -42,18 +43,18 @@ impl<K: PartialEq> HeldRanges<K> {
         HeldRange { all: this.clone(), number }
     }
 
-    /// Bytes of all held ranges, those that overlap counted apart.
+    /// The total length of all busy ranges in bytes. Overlapping ranges count separately.
     pub fn bytes(&self) -> u128 {
         self.bytes.get()
     }
 
-    /// The held ranges of `key`, in the order in which they were taken.
+    /// The busy ranges of `key`, in the order of the calls to [`HeldRanges::hold`].
     pub fn of(&self, key: &K) -> Vec<Range<u64>> {
         let ranges = self.ranges.borrow();
         ranges.values().filter(|(of, _)| of == key).map(|(_, range)| range.clone()).collect()
     }
 
-    /// True if a held range of `key` overlaps `range`.
+    /// True if a busy range of `key` overlaps `range`.
     pub fn overlaps(&self, key: &K, range: &Range<u64>) -> bool {
         self.overlap_before(u64::MAX, key, range)
     }
@@ -63,17 +64,17 @@ impl<K: PartialEq> HeldRanges<K> {
         self.ranges.borrow().range(..mark).any(|(_, (of, held))| of == key && overlap(held))
     }
 
-    /// A mark for [`HeldRanges::wait_for_earlier`].
+    /// The current point in time, for [`HeldRanges::wait_for_earlier`].
     pub fn mark(&self) -> u64 {
         self.next.get()
     }
 
-    /// Waits until no held range of `key` overlaps `range`.
+    /// Waits until no busy range of `key` overlaps `range`.
     pub async fn wait_for(&self, key: &K, range: &Range<u64>) {
         self.wait_for_earlier(u64::MAX, key, range).await;
     }
 
-    /// The same for ranges that were taken before the mark.
+    /// The same, but ignores ranges that became busy after [`HeldRanges::mark`] returned `mark`.
     pub async fn wait_for_earlier(&self, mark: u64, key: &K, range: &Range<u64>) {
         loop {
             let ended = self.ended.notified();

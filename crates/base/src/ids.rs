@@ -1,9 +1,9 @@
-//! Identifiers and counters, one type each, so that one is never taken for another.
+//! Identifiers and counters, each with a type of its own, so that the compiler tells them apart.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A 128-bit identifier drawn at random when the thing it names is created.
+/// A 128-bit identifier, drawn at random when the named object is created.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Id128(pub [u8; 16]);
 
@@ -11,7 +11,7 @@ impl Id128 {
     /// The identifier that names nothing.
     pub const NIL: Self = Self([0; 16]);
 
-    /// Builds an identifier from two random words.
+    /// Builds an identifier from two random 64-bit words.
     pub fn from_words(high: u64, low: u64) -> Self {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&high.to_be_bytes());
@@ -19,7 +19,7 @@ impl Id128 {
         Self(bytes)
     }
 
-    /// Whether this is [`Id128::NIL`].
+    /// True if this is [`Id128::NIL`].
     pub fn is_nil(&self) -> bool {
         *self == Self::NIL
     }
@@ -46,7 +46,7 @@ impl FromStr for Id128 {
     type Err = BadId;
 
     fn from_str(text: &str) -> Result<Self, BadId> {
-        // A sign would pass for a digit below.
+        // The conversion below would accept a sign as a digit.
         if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(BadId);
         }
@@ -79,27 +79,28 @@ macro_rules! newtype {
 }
 
 newtype!(
-    /// Names a drive for life, whatever path it stands under.
+    /// Identifies a drive for life, independent of its path.
     DriveId(Id128)
 );
 newtype!(
-    /// Names an array.
+    /// Identifies an array.
     ArrayId(Id128)
 );
 newtype!(
-    /// Names a store: all drives that were created together or added later.
+    /// Identifies a store: all drives that were created together or added later.
     StoreId(Id128)
 );
 newtype!(
-    /// Ownership revision of an array. A greater one fences every smaller one.
+    /// Ownership revision of an array. An owner with a greater epoch fences all owners with smaller ones.
     Epoch(u64)
 );
 newtype!(
-    /// Counter of an array that is never given twice. Equality with the stripe table is the test, never order.
+    /// Version of a strip, from one counter of the array; no value is given twice. A strip is valid if its
+    /// version equals the one in the stripe table; versions are never compared by order.
     Version(u64)
 );
 newtype!(
-    /// Number of a stripe within its array.
+    /// Number of a stripe within its array, from 0.
     StripeIndex(u64)
 );
 newtype!(
@@ -107,7 +108,7 @@ newtype!(
     LogSeq(u64)
 );
 newtype!(
-    /// Number of an inode; the upper 16 bits carry the fileset's id.
+    /// Number of an inode; the upper 16 bits contain the fileset's id.
     Ino(u64)
 );
 

@@ -1,8 +1,8 @@
-//! Latency histograms: fixed buckets on a logarithmic scale, in cells of one worker thread.
+//! Latency histograms with fixed logarithmic buckets, for use on one worker thread.
 //!
-//! Recording is a few instructions: no allocation, no lock. A power of two of nanoseconds is cut into four buckets, so
-//! a quantile is known to a quarter of its power of two (25 %). Times below 1 µs share the first bucket and times from
-//! 68.7 s on the last.
+//! Recording takes a few instructions: no allocation, no lock. Each power of two of nanoseconds is divided
+//! into four buckets, so a quantile is known to a quarter of its power of two (25 %). Times below 1 µs share
+//! the first bucket, and times of 68.7 s and more share the last.
 
 use crate::Env;
 use std::cell::Cell;
@@ -13,10 +13,10 @@ use std::time::Duration;
 const FIRST_POWER: u32 = 10;
 const LAST_POWER: u32 = 36;
 const PARTS: usize = 4;
-/// Buckets, with the one without an end.
+/// The number of buckets, including the last one, which has no upper end.
 const BUCKETS: usize = (LAST_POWER - FIRST_POWER) as usize * PARTS + 2;
 
-/// How often something took how long.
+/// A distribution of durations: counts per bucket, the sum and the maximum.
 pub struct Histogram {
     counts: [Cell<u64>; BUCKETS],
     sum_ns: Cell<u64>,
@@ -29,7 +29,8 @@ impl Default for Histogram {
     }
 }
 
-/// The bucket of a time: bucket 0 is below 2^10 ns, each other one holds from its lower end up to below its upper.
+/// The bucket of a time. Bucket 0 is below 2^10 ns; each other one includes its lower end and excludes its
+/// upper.
 fn bucket(ns: u64) -> usize {
     let Some(power) = ns.checked_ilog2().filter(|power| *power >= FIRST_POWER) else { return 0 };
     if power >= LAST_POWER {
@@ -39,7 +40,7 @@ fn bucket(ns: u64) -> usize {
     1 + (power - FIRST_POWER) as usize * PARTS + part
 }
 
-/// Where a bucket ends; none for the last.
+/// The upper end of a bucket in nanoseconds; none for the last.
 fn end_ns(bucket: usize) -> Option<u64> {
     match bucket {
         0 => Some(1 << FIRST_POWER),
@@ -61,7 +62,7 @@ impl Histogram {
         self.max_ns.set(self.max_ns.get().max(ns));
     }
 
-    /// Runs `work` and counts how long it took, however it ended.
+    /// Runs `work` and counts its duration, whether it succeeds or fails. Dropped work is not counted.
     pub async fn time<T>(&self, env: &Env, work: impl Future<Output = T>) -> T {
         let began = env.now();
         let result = work.await;
@@ -69,17 +70,18 @@ impl Histogram {
         result
     }
 
-    /// How often, and how long in all.
+    /// The number of times recorded, and their sum.
     pub fn count_and_sum(&self) -> (u64, Duration) {
         (self.counts.iter().map(Cell::get).sum(), Duration::from_nanos(self.sum_ns.get()))
     }
 
-    /// The longest.
+    /// The longest time recorded; zero if there is none.
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.max_ns.get())
     }
 
-    /// A time that the share `per_mille` of all did not exceed, at most 25 % too high; zero when nothing was counted.
+    /// The quantile `per_mille`: a share of `per_mille` ‰ of all times is not longer. At most 25 % too high;
+    /// zero if nothing was counted.
     pub fn quantile(&self, per_mille: u64) -> Duration {
         let total = self.count_and_sum().0;
         let wanted = (total * per_mille).div_ceil(1000);
@@ -93,7 +95,8 @@ impl Histogram {
         Duration::ZERO
     }
 
-    /// For every second power of two from 2^10 to 2^36 ns: that time in nanoseconds, and how many were shorter.
+    /// For every second power of two from 2^10 to 2^36 ns: that time in nanoseconds, and the number of
+    /// shorter times.
     pub fn cumulative(&self) -> Vec<(u64, u64)> {
         let mut rows = Vec::new();
         let mut below = 0;

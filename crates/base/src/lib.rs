@@ -1,8 +1,8 @@
-//! The words every other crate speaks: identifiers, units, checksums, buffers, byte codecs, status kinds,
-//! and the traits through which time, randomness and tasks come.
+//! Basic types of all other crates: identifiers, units, checksums, buffers, byte codecs, status kinds, and
+//! the traits for time, randomness and tasks.
 //!
-//! Owns no I/O, no threads and no clock: what runs the system (`penstock-drive`) or simulates it
-//! (`penstock-sim`) implements [`env::Runtime`].
+//! This crate has no I/O, no threads and no clock. `penstock-drive` implements [`env::Runtime`] on a real
+//! machine, `penstock-sim` in a simulation.
 #![forbid(unsafe_code)]
 
 pub mod buf;
@@ -35,9 +35,9 @@ pub use newcomers::Newcomers;
 pub use noted::Noted;
 pub use status::Kind;
 
-/// The unit of checksums and of allocation.
+/// Bytes of a block, the unit of checksums and of allocation.
 pub const BLOCK_BYTES: usize = 4096;
-/// Bytes of the longest file: offsets of the kernel are 63 bits.
+/// Bytes of the longest file: the kernel's file offsets have 63 bits.
 pub const MAX_FILE_BYTES: u64 = 1 << 62;
-/// The smallest part of a drive that a power cut leaves whole.
+/// Bytes of a sector, the unit that a drive writes atomically: a power cut never tears one.
 pub const SECTOR_BYTES: usize = 512;

@@ -1,4 +1,4 @@
-//! One lock per key, made when it is wanted and dropped with its last user.
+//! One lock per key, created on first use and dropped with its last user.
 
 use crate::HashMap;
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 type Held<K> = Rc<RefCell<HashMap<K, (Arc<RwLock<()>>, usize)>>>;
 
-/// Locks by key; first come, first served.
+/// Reader-writer locks by key. Each is fair: first come, first served.
 pub struct KeyedLocks<K: Eq + Hash + Clone> {
     held: Held<K>,
 }
@@ -36,13 +36,13 @@ impl<K: Eq + Hash + Clone> Drop for Ticket<K> {
     }
 }
 
-/// While it lives nobody changes what the key stands for.
+/// A read lock on a key: nobody has the write lock while this guard lives.
 pub struct Shared<K: Eq + Hash + Clone> {
     _guard: OwnedRwLockReadGuard<()>,
     _ticket: Ticket<K>,
 }
 
-/// While it lives nobody else reads or changes what the key stands for.
+/// The write lock on a key: nobody else has a lock on it while this guard lives.
 pub struct Exclusive<K: Eq + Hash + Clone> {
     _guard: OwnedRwLockWriteGuard<()>,
     _ticket: Ticket<K>,
@@ -56,13 +56,13 @@ impl<K: Eq + Hash + Clone> KeyedLocks<K> {
         (lock.clone(), Ticket { held: self.held.clone(), key })
     }
 
-    /// Waits until nobody changes what the key stands for.
+    /// Acquires a read lock on `key`.
     pub async fn shared(&self, key: K) -> Shared<K> {
         let (lock, ticket) = self.ticket(key);
         Shared { _guard: lock.read_owned().await, _ticket: ticket }
     }
 
-    /// Waits until nobody else uses what the key stands for.
+    /// Acquires the write lock on `key`.
     pub async fn exclusive(&self, key: K) -> Exclusive<K> {
         let (lock, ticket) = self.ticket(key);
         Exclusive { _guard: lock.write_owned().await, _ticket: ticket }

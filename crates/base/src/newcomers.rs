@@ -1,11 +1,11 @@
-//! Places for those who have connected and not yet shown that they may: few, and never a reason to turn another one away.
+//! A bounded set of connections that have not authenticated yet; a new one evicts the oldest.
 //!
-//! Invariant: at most `places` wait. When one more comes, whoever has waited longest gives up its place, so that those
-//! who hold places and say nothing cannot keep others out.
+//! Invariant: at most `places` connections wait. When one more arrives, the one that has waited longest is
+//! evicted, so that silent connections cannot keep others out.
 
 use std::collections::VecDeque;
 
-/// Who waits, oldest first.
+/// The waiting connections, oldest first. `T` is a handle to one.
 pub struct Newcomers<T> {
     places: usize,
     next: u64,
@@ -13,13 +13,14 @@ pub struct Newcomers<T> {
 }
 
 impl<T> Newcomers<T> {
-    /// Nobody yet; `places` is at least 1.
+    /// An empty set with `places` places, at least 1.
     pub fn new(places: usize) -> Self {
-        assert!(places > 0, "without a place nobody ever comes in");
+        assert!(places > 0, "at least one place is needed");
         Self { places, next: 0, waiting: VecDeque::new() }
     }
 
-    /// Takes a place. Returns its number, and who has to go for it.
+    /// Adds `who`. Returns its number, and the connection that was evicted for it, which the caller must
+    /// close.
     pub fn enter(&mut self, who: T) -> (u64, Option<T>) {
         let out = if self.waiting.len() < self.places { None } else { self.waiting.pop_front() };
         let number = self.next;
@@ -29,23 +30,23 @@ impl<T> Newcomers<T> {
         (number, out.map(|(_, who)| who))
     }
 
-    /// Leaves a place; none when it was given up before.
+    /// Removes and returns the connection with this number; none if it was evicted or removed before.
     pub fn leave(&mut self, number: u64) -> Option<T> {
         let at = self.waiting.iter().position(|(found, _)| *found == number)?;
         self.waiting.remove(at).map(|(_, who)| who)
     }
 
-    /// Who waits.
+    /// The waiting connections, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.waiting.iter().map(|(_, who)| who)
     }
 
-    /// How many wait.
+    /// The number of waiting connections.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nobody waits.
+    /// True if no connection waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

@@ -1,7 +1,7 @@
-//! Things of which something is known, in a bounded set.
+//! A bounded set of keys for which a fact holds.
 //!
-//! Invariant: what is in it was noted and neither forgotten nor cleared since. What is not in it may have been noted too:
-//! a full set begins anew.
+//! Invariant: a key in the set was noted, and neither forgotten nor cleared since. Absence proves nothing: a
+//! full set is cleared before the next key is added.
 
 use crate::HashSet;
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use std::hash::Hash;
 
 const MOST: usize = 1 << 16;
 
-/// A set that may forget.
+/// A set of at most 65,536 keys that may lose keys.
 #[derive(Debug)]
 pub struct Noted<K>(RefCell<HashSet<K>>);
 
@@ -20,12 +20,12 @@ impl<K> Default for Noted<K> {
 }
 
 impl<K: Eq + Hash> Noted<K> {
-    /// Whether it is known of `key`.
+    /// True if the fact is known to hold for `key`.
     pub fn contains(&self, key: &K) -> bool {
         self.0.borrow().contains(key)
     }
 
-    /// It is known of `key` from now on.
+    /// Adds `key`: the fact holds for it from now on. Clears the set first if it is full.
     pub fn note(&self, key: K) {
         let mut keys = self.0.borrow_mut();
         if keys.len() >= MOST {
@@ -34,12 +34,12 @@ impl<K: Eq + Hash> Noted<K> {
         keys.insert(key);
     }
 
-    /// It does not hold of `key` any more.
+    /// Removes `key`: the fact does not hold for it any more.
     pub fn forget(&self, key: &K) {
         self.0.borrow_mut().remove(key);
     }
 
-    /// It may not hold of anything any more.
+    /// Removes all keys: the fact may not hold for any of them any more.
     pub fn clear(&self) {
         self.0.borrow_mut().clear();
     }

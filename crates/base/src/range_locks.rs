@@ -1,24 +1,24 @@
-//! Advisory locks on bytes of one file, as fcntl has them; flock is one of the whole range in a table of its own.
+//! Advisory byte-range locks of one file, with fcntl semantics.
 //!
-//! The service keeps those of all clients; each client keeps its own, to say them again after a restart of the
-//! service.
+//! A flock lock is a lock on the full range, in a table of its own. The service keeps the locks of all
+//! clients. Each client keeps its own locks, so that it can send them again after a restart of the service.
 //!
-//! Invariants: ranges of one owner do not overlap; an exclusive range overlaps nothing of another owner.
+//! Invariants: ranges of one owner do not overlap; an exclusive range overlaps no range of another owner.
 
-/// One lock.
+/// A lock on a range of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeLock<O> {
-    /// Who holds it.
+    /// The owner.
     pub owner: O,
-    /// First byte.
+    /// Offset of the first locked byte.
     pub first: u64,
-    /// Last byte, itself locked.
+    /// Offset of the last locked byte (inclusive).
     pub last: u64,
-    /// Nobody else may hold any part of it; otherwise shared.
+    /// True for an exclusive (write) lock, false for a shared (read) lock.
     pub exclusive: bool,
-    /// The process that asked for it, for people and F_GETLK.
+    /// The process that asked for the lock, for people and F_GETLK.
     pub pid: u32,
-    /// The user it counts for.
+    /// The user against whose limit the lock counts.
     pub uid: u32,
 }
 
@@ -28,7 +28,7 @@ impl<O: PartialEq> RangeLock<O> {
     }
 }
 
-/// The locks of one file.
+/// The locks of one file, of one kind (fcntl or flock).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeLocks<O>(Vec<RangeLock<O>>);
 
@@ -39,7 +39,7 @@ impl<O> Default for RangeLocks<O> {
 }
 
 impl<O: Clone + PartialEq> RangeLocks<O> {
-    /// What keeps `wanted` from being set.
+    /// Returns a lock that conflicts with `wanted`; none if `wanted` can be set.
     pub fn conflict(&self, wanted: &RangeLock<O>) -> Option<&RangeLock<O>> {
         self.0.iter().find(|held| {
             held.owner != wanted.owner
@@ -49,14 +49,15 @@ impl<O: Clone + PartialEq> RangeLocks<O> {
         })
     }
 
-    /// Sets a lock that nothing is in the way of. It takes the place of what its owner held in that range.
+    /// Sets a lock that conflicts with nothing; the caller has checked. Replaces the owner's earlier locks in
+    /// that range.
     pub fn set(&mut self, lock: RangeLock<O>) {
         debug_assert!(self.conflict(&lock).is_none(), "asked before");
         self.clear(&lock.owner, lock.first, lock.last);
         self.0.push(lock);
     }
 
-    /// Gives up what an owner holds in a range.
+    /// Unlocks a range for an owner. A lock that extends beyond the range is shortened or split in two.
     pub fn clear(&mut self, owner: &O, first: u64, last: u64) {
         let mut at = 0;
         while at < self.0.len() {
@@ -74,29 +75,29 @@ impl<O: Clone + PartialEq> RangeLocks<O> {
         }
     }
 
-    /// What [`RangeLocks::clear`] of the same range does to the number of locks: for each that it would change, its user and by how many
-    /// there are more then.
+    /// Predicts the effect of [`RangeLocks::clear`] on the number of locks: for each lock that would change,
+    /// its user and the difference (-1, 0 or 1).
     pub fn growth(&self, owner: &O, first: u64, last: u64) -> impl Iterator<Item = (u32, isize)> {
         let cut = self.0.iter().filter(move |held| held.is_cut_by(owner, first, last));
         cut.map(move |held| (held.uid, isize::from(held.first < first) + isize::from(last < held.last) - 1))
     }
 
-    /// Gives up what some owners hold.
+    /// Drops all locks of the owners for which `keep` returns false.
     pub fn retain(&mut self, keep: impl Fn(&O) -> bool) {
         self.0.retain(|held| keep(&held.owner));
     }
 
-    /// All of them.
+    /// All locks, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &RangeLock<O>> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// The number of locks.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is locked.
+    /// True if there are no locks.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn every_byte_has_the_lock_that_was_set_last() {
-        // Each byte of a small file by hand, against ranges.
+        // Compares the ranges with a model that records the lock of each byte of a small file.
         let (mut locks, mut bytes) = (RangeLocks::default(), [[None::<bool>; 8]; 3]);
         let mut state = 7u64;
         let mut random = |below: u64| {

@@ -1,12 +1,13 @@
-//! What a caller must do about an error, whatever went wrong below.
+//! Kinds of errors at the edge of a service, by the action that the caller must take.
 
-/// An error's kind at the edge of a service, named by what the caller must do.
+/// The kind of an error, named by the action that the caller must take. The numbers travel on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Kind {
     /// The same request may succeed later.
     Retry = 1,
-    /// The caller's map or snapshot sequence is old: fetch it and ask again.
+    /// The caller's map, snapshot sequence or truncate generation is old: fetch the new one and repeat the
+    /// request.
     RefreshMap = 2,
     /// The caller's epoch is stale: it is no longer the owner.
     Fenced = 3,
@@ -14,18 +15,18 @@ pub enum Kind {
     NoSpace = 4,
     /// Stored bytes are not what was written and could not be reconstructed.
     Corrupt = 5,
-    /// The request makes no sense.
+    /// The request is malformed or violates the protocol.
     Invalid = 6,
-    /// The caller may not do this.
+    /// The caller lacks the permission.
     Denied = 7,
-    /// A fault of this system that the caller cannot mend.
+    /// An internal error that the caller cannot fix.
     Internal = 8,
-    /// The caller's session has ended: what it had open and had not made durable is gone.
+    /// The caller's session has ended: its open files are closed, and its unsynced data is lost.
     Ended = 9,
 }
 
 impl Kind {
-    /// Reads a kind as it travels on the wire.
+    /// Decodes the number on the wire; none if this release does not know it.
     pub fn from_u16(raw: u16) -> Option<Self> {
         use Kind::*;
         [Retry, RefreshMap, Fenced, NoSpace, Corrupt, Invalid, Denied, Internal, Ended]

@@ -1,6 +1,7 @@
-//! What people write on the command line and in requests: sizes and codes.
+//! Parsers for sizes and codes as people write them on the command line and in requests.
 
-/// A size in bytes with an optional suffix K, M, G or T (powers of 1024), also as in `4GB` or `4GiB`.
+/// Parses a size with an optional suffix K, M, G or T (powers of 1024), also written as in `4GB` or `4GiB`.
+/// Returns bytes, or an error message for the user.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text} is no size; write it as in 512M or 4G");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -16,14 +17,15 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// A code: data+redundancy strips, as in `4+2`.
+/// Parses a code, data+redundancy strips, as in `4+2`. Returns both numbers, unchecked, or an error message
+/// for the user.
 pub fn parse_code(text: &str) -> Result<(usize, usize), String> {
     let wrong = || format!("{text} is no code; write data+redundancy strips, as in 4+2");
     let (k, m) = text.split_once('+').ok_or_else(wrong)?;
     Ok((number(k).ok_or_else(wrong)?, number(m).ok_or_else(wrong)?))
 }
 
-/// Digits only: the standard library takes a plus sign too.
+/// Parses digits only: the standard library would accept a plus sign too.
 fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -1,7 +1,7 @@
-//! An array on memory drives: what the engine itself costs, without a disk.
+//! Benchmark of an array on memory drives: the cost of the array engine without real drives.
 //!
-//! The ceiling is a plain copy of the same bytes between buffers of the same size, measured between the runs: every
-//! line moves each byte through memory at least once.
+//! The ceiling is a plain copy of the same bytes between buffers of the same size, measured between the runs,
+//! because every operation moves each byte through memory at least once.
 
 use crate::Line;
 use penstock_array::ownership::MemoryOwnership;
@@ -17,12 +17,12 @@ const RUNS: usize = 5;
 const DRIVE_BYTES: usize = 320 << 20;
 const SLICE_AT: u64 = 1 << 20;
 
-/// What to measure.
+/// The code of the measured array.
 #[derive(Clone, Copy, Debug)]
 pub struct ArrayBench {
-    /// Data strips.
+    /// The number of data strips.
     pub k: usize,
-    /// Redundancy strips.
+    /// The number of parity strips.
     pub m: usize,
 }
 
@@ -63,7 +63,7 @@ async fn bed(env: &Env, bench: ArrayBench) -> Result<Bed, ArrayError> {
     Ok(Bed { array, volume, drives, data, crcs })
 }
 
-/// GB/s of a copy of `bytes` from many buffers to many others, so that caches do not help.
+/// GB/s of copying `count` buffers of `bytes` bytes to as many others, so that caches do not help.
 fn copy_ceiling(bytes: usize, count: usize) -> f64 {
     let from: Vec<Vec<u8>> = (0..count).map(|fill| vec![fill as u8 | 1; bytes]).collect();
     let mut to: Vec<Vec<u8>> = (0..count).map(|_| vec![1; bytes]).collect();
@@ -80,7 +80,7 @@ fn rate(bytes: usize, start: Instant) -> f64 {
     bytes as f64 / 1e9 / start.elapsed().as_secs_f64()
 }
 
-/// Runs the benchmark on the worker that calls it.
+/// Runs the benchmark on the worker that calls it. Returns one line for each operation.
 pub async fn run_array(env: &Env, bench: ArrayBench) -> Result<Vec<Line>, ArrayError> {
     let bed = bed(env, bench).await?;
     let stripe_bytes = bed.data.len();

@@ -1,16 +1,18 @@
-//! The erasure code alone: each operation beside what the memory allows, and beside ISA-L where it is installed.
+//! Benchmark of the erasure code alone: each operation beside a ceiling, and beside ISA-L if it is installed.
 //!
-//! Ceilings and peers are measured in the same rounds as the kernels, one after the other, and medians are taken:
-//! other work on the machine then meets all of them alike. Figures are 10^9 bytes of *data* (k strips) in a second.
+//! Kernels, ceilings and peers are measured in the same rounds, one after the other, so that other work on
+//! the machine affects all of them alike. The results are medians, in 10^9 bytes of *data* (k strips) per
+//! second.
 //!
-//! - **Warm**: one stripe with strips of 64 KiB, again and again, in L2. Its strips lie 68 KiB and five lines apart:
-//!   strips at a power of two apart share sets of L1. The ceiling is the lower of two: a model of L2, from reads and
-//!   writes measured there that do not overlap, k / (k / read + m / write); and the rate of products measured in L1
-//!   over the rows that take products. A pass with checksums is held against L2 alone.
-//! - **Cold**: stripes with strips of 128 KiB, one after the other, more than the caches hold. The ceiling is the
-//!   same pass without its arithmetic: every output is the XOR of the sources.
-//! - An update is of single blocks of 4 KiB, cold ones in no order. Its ceiling is a model: the old and the new block
-//!   and m blocks of parity are read, and m are written back.
+//! - **Warm**: one stripe with strips of 64 KiB is coded repeatedly in L2. Its strips lie 68 KiB and five
+//!   cache lines apart, because strips at a power of two apart share sets of L1. The ceiling is the lower of
+//!   two. One is a model of L2 from the reads and writes measured there, which it takes as not overlapping:
+//!   `k / (k / read + m / write)`. The other is the rate of products measured in L1, divided by the number of
+//!   rows that take products. A pass with checksums is compared with the model of L2 alone.
+//! - **Cold**: stripes with strips of 128 KiB are coded one after the other, more of them than the caches
+//!   hold. The ceiling is the same pass without its arithmetic: every output is the XOR of the sources.
+//! - **Update**: single blocks of 4 KiB change, cold ones in scattered order. The ceiling is a model: the old
+//!   and the new block and m blocks of parity are read, and m blocks are written back.
 
 mod beds;
 mod cases;
@@ -24,23 +26,23 @@ use penstock_raid::{Code, CodeError, Kernel};
 use picture::{Column, Roofline};
 use std::time::Instant;
 
-/// What to measure.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct CodecBench {
-    /// The kernel; the fastest of this processor if none.
+    /// The kernel; if `None`, the fastest one of this processor.
     pub kernel: Option<Kernel>,
-    /// Rounds, of which medians are taken.
+    /// The number of measured rounds, of which the medians are taken.
     pub rounds: usize,
-    /// Does it all run? Small memory, and figures of no meaning.
+    /// Only checks that every case runs: uses little memory, and the results mean nothing.
     pub quick: bool,
-    /// Only the lines whose name has this in it, and the ceilings.
+    /// If set, measures only the ceilings and the lines whose name contains this text.
     pub only: Option<String>,
 }
 
 /// The codes that are measured.
 const GEOMETRIES: [(usize, usize); 7] = [(4, 1), (8, 1), (4, 2), (8, 2), (16, 2), (8, 3), (10, 4)];
 
-/// A set of lines of one geometry on some cores.
+/// Measures the lines of one geometry at a time, on a fixed number of cores.
 struct Lines<'a> {
     bench: &'a CodecBench,
     cores: usize,
@@ -48,16 +50,16 @@ struct Lines<'a> {
     isal: Option<&'a isal::Isal>,
 }
 
-/// What was measured.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Codec {
     /// All lines.
     pub lines: Vec<Line>,
-    /// One core under its ceilings.
+    /// The rates of one core and its ceilings.
     pub roofline: Roofline,
 }
 
-/// Medians of what memory and ports do, in GB/s.
+/// Medians of the rates of memory, L2 and products, in GB/s.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     read: f64,
@@ -67,7 +69,7 @@ struct Limits {
     products: f64,
 }
 
-/// Runs the benchmark. `progress` is told what is measured next.
+/// Runs the benchmark. Passes to `progress` the name of each part before it is measured.
 pub fn run_codec(bench: &CodecBench, progress: &mut dyn FnMut(&str)) -> Result<Codec, CodeError> {
     let kernel = bench.kernel.or_else(|| Kernel::available().last().copied());
     let kernel = kernel.expect("the portable kernel runs everywhere");
@@ -78,7 +80,7 @@ pub fn run_codec(bench: &CodecBench, progress: &mut dyn FnMut(&str)) -> Result<C
         let sizes = Sizes::new(bench.quick, *cores);
         let beds = (0..*cores).map(|_| Bed::new(sizes)).collect();
         let mut lines = Lines { bench, cores: *cores, beds, isal: isal.as_ref() };
-        progress(&format!("what the memory does, {}", cores_name(*cores)));
+        progress(&format!("ceilings of memory and ports, {}", cores_name(*cores)));
         lines.memory(kernel, &mut result.lines);
         for (k, m) in GEOMETRIES {
             progress(&format!("{k}+{m}, {}", cores_name(*cores)));
@@ -89,7 +91,7 @@ pub fn run_codec(bench: &CodecBench, progress: &mut dyn FnMut(&str)) -> Result<C
     Ok(result)
 }
 
-/// The kernels that run here, with their names.
+/// The kernels that run on this processor, with their names.
 pub fn kernels() -> Vec<(&'static str, Kernel)> {
     Kernel::available().into_iter().map(|kernel| (kernel.name(), kernel)).collect()
 }
@@ -105,7 +107,7 @@ fn median(runs: &[f64]) -> f64 {
 }
 
 impl Lines<'_> {
-    /// Ceilings on their own.
+    /// Measures the ceilings by themselves.
     fn memory(&mut self, kernel: Kernel, result: &mut Vec<Line>) {
         let ops = [
             ("L1 read", "L1", Op::ReadNear(32 << 10)),
@@ -135,7 +137,7 @@ impl Lines<'_> {
         }
     }
 
-    /// All lines of one code.
+    /// Measures all lines of one code.
     fn geometry(&mut self, code: &Code, result: &mut Codec) -> Result<(), CodeError> {
         let (k, m) = (code.k(), code.m());
         let kernel = code.kernel();
@@ -145,7 +147,8 @@ impl Lines<'_> {
         let mut ops = vec![Op::Encode, Op::EncodeChecked];
         ops.extend((1..=m.min(3)).map(Op::Decode));
         ops.push(Op::Update);
-        // Index of each line's own runs, of its ceiling's and of its peers'.
+        // For each line the indices of its own case, of the case of its ceiling and of the cases of its
+        // peers.
         let mut wanted = Vec::new();
         for warmth in [Warmth::Warm, Warmth::Cold] {
             for op in &ops {
@@ -200,10 +203,10 @@ impl Lines<'_> {
         Ok(())
     }
 
-    /// The rates of each case in each round, GB/s over all cores.
+    /// The rates of each case in each round, in GB/s over all cores.
     fn rounds(&mut self, cases: &[Case]) -> Vec<Vec<f64>> {
         let mut runs = vec![Vec::new(); cases.len()];
-        // The first round only brings memory and tables to where they are.
+        // The first round is a warm-up for memory and tables, and is not counted.
         for round in 0..=self.bench.rounds {
             for (case, runs) in cases.iter().zip(&mut runs) {
                 let rate = self.rate(case);
@@ -232,10 +235,11 @@ impl Lines<'_> {
 }
 
 impl Limits {
-    /// What memory or ports allow, and which of them: reads and writes that do not overlap, products of each row.
+    /// The ceiling in GB/s and the resource that sets it. Reads and writes are taken as not overlapping, and
+    /// each row that is no plain sum takes products.
     fn ceiling(&self, op: Op, warmth: Warmth, k: usize, m: usize) -> (f64, &'static str) {
         let made = if let Op::Decode(lost) = op { lost } else { m };
-        // Of encoding one row is a plain sum, and so is the only one that is made for one lost strip.
+        // When encoding, one row is a plain sum. For one lost strip, the only row is one.
         let rows = match op {
             Op::Decode(lost) if lost > 1 => lost,
             Op::Encode | Op::EncodeChecked => m - 1,
@@ -247,7 +251,7 @@ impl Limits {
             Warmth::Cold => (self.read, self.write),
         };
         if op == Op::Update {
-            // What is written was read before: only its way back is left of a write.
+            // The written blocks were read before, so only their write-back is added.
             let back = (1.0 / write - 1.0 / read).max(0.0);
             return (1.0 / ((2.0 + m) / read + m * back), warmth.limit());
         }

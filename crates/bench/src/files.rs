@@ -1,9 +1,10 @@
-//! Work on the files of a folder, the same for every file system that is compared.
+//! Workloads on the files of a folder, the same for every file system that is compared.
 //!
-//! Owns the work and its measurement; who the folder belongs to, caches and rounds are the caller's. Every block of
-//! 4 KiB that is written begins with its number, and reads look at it: a file system that answers fast and wrong
-//! fails. Work ends when its count is reached or its time is over, whichever comes first; the rate counts what was
-//! done. All files lie in the folder itself, since the file system that does nothing has one directory.
+//! Owns the workloads and their measurement. The caller chooses the folder and is responsible for caches and
+//! rounds. Every 4 KiB block that is written begins with its number, and reads check it, so a file system
+//! that answers fast but wrong fails. A workload ends when its count is reached or its time is over,
+//! whichever comes first; the rate counts the completed work. All files lie in the folder itself, because the
+//! file system that does nothing has only one directory.
 
 mod timed;
 
@@ -18,53 +19,54 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// Length of each file that is written and synced block by block.
+/// Length in bytes of each file that is written and synced block by block.
 const SYNCED_BYTES: usize = 4 * MIB;
 
-/// One kind of work. Rates are bytes per second where whole MiB are moved, else operations per second.
+/// A workload. Rates are bytes per second if it moves whole MiB, else operations per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// A new file, 1 MiB at a time past the page cache, synced at the end.
+    /// Writes a new file in steps of 1 MiB past the page cache, and syncs it at the end.
     WriteDirect,
-    /// The file, 1 MiB at a time past the page cache.
+    /// Reads the file in steps of 1 MiB past the page cache.
     ReadDirect,
-    /// The file from start to end through the page cache.
+    /// Reads the file from start to end through the page cache.
     ReadBuffered,
-    /// Blocks of 4 KiB at places spread over the file, past the page cache, by this many threads.
+    /// Reads 4 KiB blocks at places spread over the file, past the page cache, with this many threads.
     RandomRead(usize),
-    /// The same, written over what is there, synced at the end.
+    /// Overwrites 4 KiB blocks in the same way, and syncs at the end.
     RandomWrite(usize),
-    /// New files, each created, filled with this many bytes, and closed.
+    /// Creates files, each filled with this many bytes and closed.
     Create(usize),
-    /// Attributes of the created files, by name, all of them this many times.
+    /// Reads the attributes of all created files by name, this many times.
     Stat(usize),
-    /// Removal of the created files.
+    /// Removes the created files.
     Unlink,
-    /// 4 KiB written over a place in a file of 4 MiB and synced, by this many threads, each in a file of its own.
+    /// Overwrites and syncs 4 KiB at a time in a file of 4 MiB, with this many threads, each in a file of its
+    /// own.
     WriteSync(usize),
 }
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
     /// Length of the file that is read and written, in MiB.
     pub file_mib: usize,
-    /// Random reads and writes of one thread or of all threads together.
+    /// The number of random reads or writes, the sum over all threads.
     pub ops: usize,
-    /// Files created.
+    /// The number of files created.
     pub files: usize,
-    /// Synced writes of all threads together.
+    /// The number of synced writes, the sum over all threads.
     pub syncs: usize,
-    /// Work that has taken this long ends early.
+    /// A workload ends early when it has taken this long.
     pub limit: Duration,
 }
 
-/// What was done.
+/// The result of a workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// Bytes or operations, as [`Work`] says.
+    /// Bytes or operations, as [`Work`] defines.
     pub units: f64,
-    /// How long it took.
+    /// The duration in seconds.
     pub seconds: f64,
 }
 
@@ -81,11 +83,11 @@ pub struct Folder {
     path: PathBuf,
     amount: Amount,
     verify: bool,
-    /// Files that [`Work::Create`] has made and [`Work::Unlink`] has not removed.
+    /// The number of files that [`Work::Create`] made and [`Work::Unlink`] has not removed.
     created: AtomicUsize,
 }
 
-/// Tells when work must end.
+/// Decides when a workload must end.
 struct Clock {
     start: Instant,
     limit: Duration,
@@ -98,17 +100,18 @@ impl Clock {
 }
 
 impl Folder {
-    /// A folder that exists. `verify` is false for a file system that does not keep what is written.
+    /// Works in the folder at `path`, which must exist. `verify` is false for a file system that does not
+    /// keep written data.
     pub fn new(path: &Path, amount: Amount, verify: bool) -> Self {
         Self { path: path.to_owned(), amount, verify, created: AtomicUsize::new(0) }
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes what `work` needs and is not measured.
+    /// Creates the files that `work` needs or removes those in its way, outside the measurement.
     pub fn prepare(&self, work: Work) -> io::Result<()> {
         match work {
             Work::WriteDirect => remove(&self.big()),
@@ -139,7 +142,7 @@ impl Folder {
         }
     }
 
-    /// Does `work` and measures it.
+    /// Runs `work` and measures it.
     pub fn run(&self, work: Work) -> io::Result<Done> {
         let limit = self.amount.limit;
         let start = Instant::now();
@@ -204,7 +207,7 @@ impl Folder {
         Ok(at)
     }
 
-    /// Random reads or writes; the places of all threads together are the same for every number of threads.
+    /// Random reads or writes. All threads together use the same places for every number of threads.
     fn spread(&self, jobs: usize, write: bool) -> io::Result<usize> {
         let clock = self.clock(self.amount.limit);
         let blocks = self.amount.file_mib * (MIB / BLOCK_BYTES);
@@ -264,7 +267,7 @@ impl Folder {
         Ok(done)
     }
 
-    /// Removes from the last one back, so that what is left is still counted from zero.
+    /// Removes the files from the last one back, so that the remaining ones are still numbered from zero.
     fn unlink(&self, limit: Duration) -> io::Result<usize> {
         let clock = self.clock(limit);
         let before = self.created();
@@ -309,12 +312,12 @@ impl Folder {
     }
 }
 
-/// Spreads numbers over `blocks` without order and, below that count, hardly ever twice.
+/// Spreads indices over `blocks` in scattered order. Indices below `blocks` hardly ever collide.
 fn place(index: usize, blocks: usize) -> usize {
     index.wrapping_mul(0x9e37_79b9) % blocks
 }
 
-/// What a block begins with: its number, counted from one so that zeros are wrong.
+/// The first bytes of a block: its number, counted from one so that a block of zeros is wrong.
 fn mark(at: usize, number: usize) -> [u8; 8] {
     ((at / BLOCK_BYTES + number + 1) as u64).to_le_bytes()
 }
@@ -344,7 +347,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Runs `job` on as many threads at once, and adds up what they did.
+/// Runs `job` on `jobs` threads at the same time, and returns the sum of their results.
 fn together(jobs: usize, job: impl Fn(usize) -> io::Result<usize> + Sync) -> io::Result<usize> {
     if jobs == 1 {
         return job(0);

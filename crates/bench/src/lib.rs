@@ -1,4 +1,4 @@
-//! Benchmarks. Each line names what it measured, the ceiling measured in the same run, and what limits it.
+//! Benchmarks. Each line of results has a ceiling that was measured in the same run, and names the limit.
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods)]
 
@@ -13,36 +13,36 @@ pub use table::{TableBench, TableLine, run_table};
 
 use serde::Serialize;
 
-/// One line of a benchmark.
+/// One line of results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// What was done.
+    /// The operation that was measured.
     pub name: String,
     /// The median of the runs.
     pub measured: f64,
-    /// Its unit.
+    /// The unit of all values of the line but the ratios. `us` marks a time.
     pub unit: &'static str,
     /// The lowest and the highest run.
     pub spread: [f64; 2],
     /// The ceiling, measured in the same run and unit.
     pub ceiling: f64,
-    /// Measured over ceiling; of a time, ceiling over measured.
+    /// Measured divided by ceiling; for a time, ceiling divided by measured.
     pub efficiency: f64,
-    /// What limits it.
+    /// The resource that limits the operation.
     pub limit: &'static str,
-    /// The median of a peer in the same runs, in the same unit.
+    /// The median of a peer in the same runs and unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<f64>,
-    /// Who that is.
+    /// The name of the peer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_name: Option<String>,
-    /// Measured over the peer.
+    /// Measured divided by the peer's median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
 }
 
 impl Line {
-    /// A line from its runs.
+    /// Makes a line from its runs, of which there must be at least one.
     pub fn new(
         name: impl Into<String>,
         unit: &'static str,
@@ -53,7 +53,7 @@ impl Line {
         runs.sort_by(f64::total_cmp);
         let measured = runs[runs.len() / 2];
         let spread = [runs[0], runs[runs.len() - 1]];
-        // Of a time the ceiling is the shortest.
+        // For a time, the ceiling is the shortest possible one.
         let efficiency = if unit == "us" { ceiling / measured } else { measured / ceiling };
         Self {
             name: name.into(),
@@ -69,7 +69,7 @@ impl Line {
         }
     }
 
-    /// The same line beside what a peer did.
+    /// The same line with the median of a peer.
     pub fn beside(&self, peer_name: &str, peer: f64) -> Self {
         let ratio = Some(self.measured / peer);
         Self { peer: Some(peer), peer_name: Some(peer_name.into()), ratio, ..self.clone() }

@@ -1,8 +1,8 @@
-//! The stripe table of a large array: what a start reads and keeps of it, and what a look at it costs.
+//! Benchmark of the stripe table of a large array: the cost of opening the array, its memory, and a report.
 //!
-//! The drives hold nothing but what is written to them outside the table. Their table says that every stripe is written,
-//! and is made as it is read, by the same code that writes pages, so an array of any size can be opened. What making the
-//! pages takes is measured apart.
+//! The drives keep only the data written outside the table. They generate the table when it is read, by the
+//! same code that encodes its pages, with every stripe marked as written. So an array of any size can be
+//! opened. The time of generating the pages is measured separately.
 
 use penstock_array::format::table_page::TablePage;
 use penstock_array::ownership::MemoryOwnership;
@@ -19,46 +19,46 @@ use std::time::Instant;
 const IO: Io = Io::new(Class::Meta, "bench");
 const SLICE_AT: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Reads of 1 MiB, as an opening makes them.
+/// Bytes of one read. Opening an array reads the table in steps of the same size.
 const PIECE: u64 = 1 << 20;
-/// Looks at the table of which the median is told.
+/// The number of timed reports, of which the median is returned.
 const LOOKS: usize = 1001;
 
-/// What to measure.
+/// The measured array.
 #[derive(Clone, Copy, Debug)]
 pub struct TableBench {
-    /// Data strips.
+    /// The number of data strips.
     pub k: usize,
-    /// Redundancy strips.
+    /// The number of parity strips.
     pub m: usize,
     /// Data in the array, in TiB.
     pub tib: u64,
 }
 
-/// What was measured of one table.
+/// The results for one table.
 #[derive(Clone, Debug, Serialize)]
 pub struct TableLine {
     /// Data in the array, in TiB.
     pub tib: u64,
-    /// Stripes, all of them written.
+    /// The number of stripes, all of them written.
     pub stripes: u64,
-    /// MiB of table on each carrier, both places.
+    /// Size of the table on each carrier in MiB, both places.
     pub table_mib: u64,
-    /// Seconds that an empty array took to be made.
+    /// Seconds that it took to create the empty array.
     pub create_s: f64,
-    /// Seconds that an opening took.
+    /// Seconds that it took to open the array.
     pub open_s: f64,
-    /// Of these, seconds that the same reads take alone: the making of the pages.
+    /// The part of `open_s` in seconds that the same reads take alone: the time of generating the pages.
     pub reads_s: f64,
-    /// MiB of memory that the process holds more with the array open.
+    /// Resident memory in MiB that the open array adds to the process.
     pub memory_mib: u64,
-    /// MiB that it held more at most while it opened.
+    /// Peak of the added memory in MiB while the array opened.
     pub peak_mib: u64,
-    /// Microseconds of one report of the array, which the watch asks for twice a second; the median.
+    /// Median time in microseconds of one report of the array, which the watch requests twice a second.
     pub report_us: f64,
 }
 
-/// The contents of every drive's table.
+/// Generates the contents of every drive's table.
 #[derive(Clone, Copy)]
 struct Made {
     array: ArrayId,
@@ -66,7 +66,7 @@ struct Made {
 }
 
 impl Made {
-    /// The block at an offset of a slice, if it is a page that counts.
+    /// The table page at an offset of a slice; `None` outside the pages of the first place, the current one.
     fn block(&self, offset: u64) -> Option<Buf> {
         let index = offset.checked_sub(self.geometry.page_at(0, 0))? / BLOCK;
         if index >= self.geometry.pages() {
@@ -108,7 +108,7 @@ impl Drive for MadeDrive {
 
     fn write(&self, at: u64, data: Buf, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            // What a new array writes of its table is not kept: the table is made.
+            // Drops table pages that a new array writes: reads generate them.
             if self.made.get().is_some_and(|made| made.block(at.saturating_sub(SLICE_AT)).is_some()) {
                 return Ok(());
             }
@@ -130,7 +130,7 @@ impl Drive for MadeDrive {
     }
 }
 
-/// MiB of memory that this process holds, and has held at most since the last [`forget_peak`].
+/// Resident memory of this process in MiB: now, and the peak since the last [`forget_peak`].
 fn memory_mib() -> Result<[u64; 2], ArrayError> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(|error| invalid(&error.to_string()))?;
     let field = |name: &str| {
@@ -155,7 +155,7 @@ fn invalid(why: &str) -> ArrayError {
 fn slices(env: &Env, bench: TableBench, made: &Rc<Cell<Option<Made>>>) -> Result<Vec<Slice>, ArrayError> {
     let spec = CreateSpec::new("bench", bench.k, bench.m);
     let stripes = (bench.tib << 40) / (bench.k as u64 * u64::from(spec.strip_blocks) * BLOCK);
-    // Strips with their trailers, the table, the log, and something to spare.
+    // Strips with their trailers, the table, the log, and a margin.
     let slot = u64::from(spec.strip_blocks + 1) * BLOCK;
     let bytes = (stripes * slot + stripes / 16 * BLOCK + (1 << 30)).next_multiple_of(SLICE_AT);
     let drive = |number: u64| {
@@ -168,7 +168,7 @@ fn slices(env: &Env, bench: TableBench, made: &Rc<Cell<Option<Made>>>) -> Result
     Ok((0..(bench.k + bench.m) as u64).map(drive).collect())
 }
 
-/// Reads what an opening reads of the table, and leaves it.
+/// Reads the parts of the table that opening reads, discards them, and returns the seconds that it took.
 async fn read_tables(slices: &[Slice], geometry: &Geometry) -> Result<f64, ArrayError> {
     let start = Instant::now();
     for slice in &slices[..geometry.carriers()] {

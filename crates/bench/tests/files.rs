@@ -1,4 +1,4 @@
-//! The work that file systems are compared by, on a plain folder.
+//! Tests of the workloads that file systems are compared by, on a plain folder.
 
 use penstock_bench::files::{Amount, Folder, Phase, Work};
 use std::os::unix::fs::FileExt;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const AMOUNT: Amount = Amount { file_mib: 4, ops: 64, files: 20, syncs: 32, limit: Duration::from_secs(300) };
 
-/// A folder of its own that goes away.
+/// A folder of the test's own, removed when it is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -114,7 +114,7 @@ fn timed_reads_go_on_until_they_are_ended_and_verify() {
     let file = std::fs::File::options().write(true).open(scratch.0.join("big")).unwrap();
     file.write_all_at(&[0; 4096], 1 << 20).unwrap();
     file.sync_all().unwrap();
-    // Nobody ends these: they come to the wrong block.
+    // These reads end without a call of `end`, because they reach the wrong block.
     for bytes in [4096, 1 << 20] {
         let error = folder.read_while(bytes, 1, &counting).unwrap_err().to_string();
         assert!(error.contains("the block at 1048576 is wrong"), "{error}");

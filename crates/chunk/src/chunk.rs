@@ -1,4 +1,4 @@
-//! A chunk in memory: its map, what of it is not committed, and blocks that are not placed yet.
+//! One chunk in memory: its map, its uncommitted changes, and its dirty blocks.
 
 use crate::rows::{ChunkKey, Extent};
 use crate::space::Run;
@@ -8,35 +8,35 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// A block that was written and not placed yet.
+/// A block that was written and is not written back yet.
 #[derive(Clone, Debug)]
 pub(crate) struct DirtyBlock {
     pub(crate) data: Buf,
     pub(crate) crc: u32,
-    /// A block of free space is promised to it.
+    /// A block of free space is reserved for it.
     pub(crate) promised: bool,
 }
 
 /// One chunk.
 #[derive(Default)]
 pub(crate) struct Chunk {
-    /// Where its blocks lie, in order; committed or not.
+    /// Extents of its blocks on the volume, in order, committed or not.
     pub(crate) map: Vec<Extent>,
     /// Runs allocated since the last commit.
     pub(crate) allocated: Vec<Run>,
-    /// Runs of the committed map that are not used any more.
+    /// Runs of the committed map that are no longer used.
     pub(crate) freed: Vec<Run>,
     /// The map differs from the row.
     pub(crate) changed: bool,
     /// The row exists.
     pub(crate) has_row: bool,
     pub(crate) dirty: BTreeMap<u32, DirtyBlock>,
-    /// Order of the first write since it was clean: the oldest are placed first.
+    /// Order of the first write since the chunk was clean; the lowest is written back first.
     pub(crate) since: u64,
 }
 
 impl Changes {
-    /// Gives changes back that could not be committed.
+    /// Returns changes to the chunk after their commit failed.
     pub(crate) fn put_back(self) {
         let mut chunk = self.chunk.borrow_mut();
         chunk.changed = true;
@@ -46,10 +46,10 @@ impl Changes {
     }
 }
 
-/// What a commit takes of a chunk.
+/// The uncommitted changes of one chunk, taken by a commit.
 ///
-/// It holds the chunk: until the rows are there, only memory knows the map, and the chunk must not be dropped for
-/// being clean.
+/// They keep a reference to the chunk. Until the rows are committed, the map exists only in memory, so the
+/// chunk must not be evicted although it counts as clean.
 pub(crate) struct Changes {
     pub(crate) key: ChunkKey,
     pub(crate) chunk: Rc<RefCell<Chunk>>,
@@ -64,7 +64,7 @@ impl Chunk {
         Self { map, has_row: true, ..Self::default() }
     }
 
-    /// Where its blocks lie and what of that is not committed, to be restored.
+    /// Copies the map and its uncommitted changes, without dirty blocks, for [`Chunk::restore`].
     pub(crate) fn mapped(&self) -> Self {
         Self {
             map: self.map.clone(),
@@ -76,20 +76,20 @@ impl Chunk {
         }
     }
 
-    /// Takes back what was done since [`Chunk::mapped`], blocks that wait in memory left as they are.
+    /// Undoes all changes of the map since [`Chunk::mapped`]. Dirty blocks stay as they are.
     pub(crate) fn restore(&mut self, before: Self) {
         let Self { map, allocated, freed, changed, has_row, dirty: _, since: _ } = before;
         (self.map, self.allocated, self.freed) = (map, allocated, freed);
         (self.changed, self.has_row) = (changed, has_row);
     }
 
-    /// Where a block with data lies.
+    /// Returns the volume block that holds a chunk block's data; `None` if it reads as zeros.
     pub(crate) fn lookup(&self, block: u32) -> Option<u64> {
         self.run_at(block, block + 1).0
     }
 
-    /// Where the blocks from `at` on lie that have data, none where they read as zeros, and how many before `until`
-    /// (behind `at`) go on so.
+    /// Returns the volume block of `at`, or `None` if it reads as zeros, and the number of blocks from `at`
+    /// on, up to `until`, to which the same applies contiguously. `until` must be above `at`.
     pub(crate) fn run_at(&self, at: u32, until: u32) -> (Option<u64>, u32) {
         let after = self.map.partition_point(|extent| extent.first <= at);
         if let Some(extent) = after.checked_sub(1).map(|before| self.map[before])
@@ -102,7 +102,7 @@ impl Chunk {
         (None, next - at)
     }
 
-    /// The place of a block on the volume, and whether it is only reserved.
+    /// Returns the volume block of a chunk block, and whether it is only preallocated. `None` if it has none.
     pub(crate) fn place(&self, block: u32) -> Option<(u64, bool)> {
         let after = self.map.partition_point(|extent| extent.first <= block);
         let extent = self.map.get(after.checked_sub(1)?)?;
@@ -110,13 +110,13 @@ impl Chunk {
         inside.then(|| (extent.block + u64::from(block - extent.first), extent.reserved))
     }
 
-    /// Whether a block is in memory or has a place on the volume: to write it takes no further space.
+    /// True if a block is dirty or has a volume block, so that writing it needs no further free space.
     pub(crate) fn has_space(&self, block: u32) -> bool {
         self.dirty.contains_key(&block) || self.place(block).is_some()
     }
 
-    /// Makes places on the volume reserved ones, which read as zeros, or reserved ones places of data. Blocks without
-    /// a place stay without.
+    /// Marks the volume blocks of a range as preallocated, so that they read as zeros, or as containing data.
+    /// Blocks without a volume block stay without.
     pub(crate) fn set_reserved(&mut self, blocks: Range<u32>, reserved: bool) {
         self.split_at(blocks.start);
         self.split_at(blocks.end);
@@ -127,7 +127,7 @@ impl Chunk {
         self.join();
     }
 
-    /// Makes an extent begin at `block`, if one has it inside.
+    /// Splits the extent that has `block` in its middle, so that an extent begins there.
     fn split_at(&mut self, block: u32) {
         let after = self.map.partition_point(|extent| extent.first < block);
         let Some(at) = after.checked_sub(1) else { return };
@@ -145,8 +145,8 @@ impl Chunk {
         }
     }
 
-    /// Puts an extent in the place of whatever was mapped there. What falls out goes to `freed`, or straight back to
-    /// free space (the result) when it was never committed.
+    /// Maps an extent in place of everything that was mapped in its range. Replaced runs go to `freed` if
+    /// they were committed; the others are returned, for the caller to free immediately.
     pub(crate) fn put(&mut self, new: Extent) -> Vec<Run> {
         let back = self.cut(new.first, new.count);
         let at = self.map.partition_point(|extent| extent.first < new.first);
@@ -157,7 +157,7 @@ impl Chunk {
         back
     }
 
-    /// Unmaps blocks. Returns runs that were never committed.
+    /// Unmaps blocks. Returns the runs that were never committed.
     pub(crate) fn cut(&mut self, first: u32, count: u32) -> Vec<Run> {
         let end = first.saturating_add(count);
         let mut kept = Vec::new();
@@ -184,7 +184,8 @@ impl Chunk {
         back
     }
 
-    /// Splits a run into what was allocated since the last commit (returned) and what is committed (to `freed`).
+    /// Splits a run into parts allocated since the last commit, which are returned, and committed parts,
+    /// which go to `freed`.
     fn drop_run(&mut self, (start, count): Run) -> Vec<Run> {
         let mut back: Vec<Run> = Vec::new();
         let (mut at, end) = (start, start + count);
@@ -228,22 +229,22 @@ impl Chunk {
         self.map = joined;
     }
 
-    /// Whether each of its first `count` blocks was written.
+    /// True if each of its first `count` blocks contains data.
     pub(crate) fn covers(&self, count: u32) -> bool {
         (0..count).all(|block| self.is_data(block))
     }
 
-    /// Whether a block has bytes that were written.
+    /// True if a block contains written data, in memory or on the volume.
     pub(crate) fn is_data(&self, block: u32) -> bool {
         self.dirty.contains_key(&block) || self.lookup(block).is_some()
     }
 
-    /// Whether memory holds nothing that the row does not say.
+    /// True if the row describes all that memory has: no dirty block and no uncommitted change of the map.
     pub(crate) fn is_clean(&self) -> bool {
         self.dirty.is_empty() && !self.changed
     }
 
-    /// Takes what a commit must make durable.
+    /// Takes the changes that a commit must make durable; `None` if the map equals the row.
     pub(crate) fn take_changes(this: &Rc<RefCell<Self>>, key: ChunkKey) -> Option<Changes> {
         let mut chunk = this.borrow_mut();
         if !chunk.changed {
@@ -257,7 +258,7 @@ impl Chunk {
     }
 }
 
-/// Adds a run, joined with the last one where it follows that.
+/// Adds a run, merged with the last one if it follows directly.
 fn push_run(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some((start, count)) if *start + *count == run.0 => *count += run.1,
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!([chunk.lookup(1), chunk.lookup(2), chunk.lookup(4)], [Some(101), Some(200), Some(104)]);
         assert_eq!([chunk.run_at(0, 8), chunk.run_at(3, 8)], [(Some(100), 2), (Some(201), 1)]);
         assert_eq!([chunk.run_at(5, 7), chunk.run_at(8, 20)], [(Some(105), 2), (None, 12)]);
-        // What was allocated since the last commit goes straight back.
+        // Blocks allocated since the last commit are returned for immediate reuse.
         assert_eq!(chunk.cut(3, 3), [(201, 1)]);
         assert_eq!(chunk.freed, [(102, 4)]);
         assert_eq!(chunk.allocated, [(200, 1)]);

@@ -1,5 +1,6 @@
-//! Commits: data durable on the volume, then map rows and bits in one transaction, then (once that is durable too)
-//! freed blocks for reuse.
+//! Commits files: data durable on the volume, then map rows and bits in one transaction.
+//!
+//! Once that transaction is durable too, the blocks that it freed are reused.
 
 use crate::ChunkError;
 use crate::chunk::{Changes, Chunk};
@@ -13,16 +14,16 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A durable commit follows a write at the latest after this.
+/// Longest time between a write and its durable commit.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Files whose rows are committed side by side.
+/// Files whose rows are committed concurrently.
 const COMMITTED_AT_ONCE: usize = 64;
 /// Chunks of a file whose rows change in one transaction.
 const COMMITTED_TOGETHER: usize = 64;
 
 impl Target {
-    /// Makes what was written to a file durable. With `deferred`, the rows are committed and the caller makes the
-    /// shared key-value store durable next.
+    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
+    /// caller makes the shared key-value store durable next.
     pub async fn commit(&self, branch: u64, ino: Ino, deferred: bool) -> Result<(), ChunkError> {
         let keys = self.keys_of(branch, ino, |chunk| !chunk.is_clean());
         for key in &keys {
@@ -33,10 +34,11 @@ impl Target {
         if deferred { Ok(()) } else { self.sync().await }
     }
 
-    /// Makes everything durable.
+    /// Makes everything durable. If a file fails, the others are still committed before the error is
+    /// returned.
     pub async fn commit_all(&self) -> Result<(), ChunkError> {
         let waiting: Vec<ChunkKey> = self.waiting.borrow().values().copied().collect();
-        // What cannot be committed keeps nothing else from it.
+        // A failure does not keep the other chunks and files from being committed.
         let mut result = Ok(());
         for key in waiting {
             result = result.and(self.place(key).await.map(drop));
@@ -49,7 +51,7 @@ impl Target {
                 .map(|(key, _)| (key.branch, key.ino))
                 .collect()
         };
-        // Side by side, so that one flush serves many.
+        // Concurrently, so that one flush serves many files.
         let changed: Vec<(u64, Ino)> = changed.into_iter().collect();
         for some in changed.chunks(COMMITTED_AT_ONCE) {
             let commits = some.iter().map(|(branch, ino)| self.commit_inode(*branch, *ino));
@@ -72,8 +74,8 @@ impl Target {
         chunks.range(first..=last).filter(|(_, chunk)| wanted(&chunk.borrow())).map(|(key, _)| *key).collect()
     }
 
-    /// Flushes the volume and then commits the rows of one file that were changed before. One at a time for each
-    /// file, so that an older row never overwrites a newer one.
+    /// Flushes the volume, then commits those rows of a file that were changed before the flush. One call per
+    /// file runs at a time, so that an older row never overwrites a newer one.
     async fn commit_inode(&self, branch: u64, ino: Ino) -> Result<(), ChunkError> {
         let _open = self.gate.read().await;
         let _lock = self.inode_locks.exclusive((branch, ino)).await;
@@ -86,8 +88,8 @@ impl Target {
             changes.into_iter().for_each(Changes::put_back);
             return Err(error.into());
         }
-        // In steps, each of which stands by itself: a transaction that changes very many rows of a small store does not
-        // fit into it.
+        // Each step is a transaction of its own: one that changes very many rows does not fit into a small
+        // store.
         let mut changes = changes.into_iter();
         loop {
             let step: Vec<Changes> = changes.by_ref().take(COMMITTED_TOGETHER).collect();
@@ -114,8 +116,9 @@ impl Target {
         let allocated: Vec<Run> =
             changes.iter().flat_map(|change| change.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.freed.iter().copied()).collect();
-        // A hole makes one extent into two, and so does a write to the middle of what is reserved: very many of them are rows
-        // without end. A chunk that is written to other places than it had takes no more of them.
+        // A hole splits an extent in two, and so does a write into the middle of a preallocated one; very
+        // many of them make rows grow without bound. So only a commit that frees at least as many blocks as
+        // it allocates may use part of the headroom.
         let blocks = |runs: &[Run]| runs.iter().map(|(_, count)| count).sum::<u64>();
         if blocks(&allocated) <= blocks(&freed) {
             writes.changes_what_is_there();
@@ -136,7 +139,7 @@ impl Target {
                 Ok(())
             }
             Err(error) => {
-                // A run in both lists was allocated and then freed: undone in the opposite order.
+                // A run in both lists was allocated and then freed; undo in the opposite order.
                 self.space.borrow_mut().commit(&freed, &[]);
                 self.space.borrow_mut().commit(&[], &allocated);
                 changes.into_iter().for_each(Changes::put_back);
@@ -145,7 +148,7 @@ impl Target {
         }
     }
 
-    /// Makes committed rows durable, and blocks that they freed usable again.
+    /// Makes committed rows durable, and the blocks that they freed available again.
     pub async fn sync(&self) -> Result<(), ChunkError> {
         let freed = std::mem::take(&mut *self.reclaim.borrow_mut());
         if let Err(error) = self.kv.flush().await {
@@ -156,7 +159,7 @@ impl Target {
         Ok(())
     }
 
-    /// Commits what waits, every few seconds.
+    /// Commits everything every few seconds ([`INTERVAL`]) until the target is closed.
     pub(crate) async fn commit_task(self: Rc<Self>) {
         while !self.closed.get() {
             self.env.sleep(INTERVAL).await;

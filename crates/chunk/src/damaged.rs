@@ -1,4 +1,4 @@
-//! Which blocks of which files cannot be read.
+//! Finds the blocks of files that cannot be read.
 
 use crate::ChunkError;
 use crate::rows::all_maps;
@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 
 const IO: Io = Io::new(Class::Scrub, "damaged.read");
 
-/// Damaged blocks by file: for each run its first block in the file, its blocks, and where it begins on the volume.
+/// Damaged runs by file, each as (first block in the file, number of blocks, first block on the volume).
 pub type DamagedRuns = BTreeMap<Ino, Vec<(u64, u64, u64)>>;
 
 impl Target {
-    /// The blocks of files that cannot be read: those in stripes that a read or a scrub found unreadable, each tried
-    /// again.
+    /// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable
+    /// are considered, and each block in them is read again.
     pub async fn damaged(&self) -> Result<DamagedRuns, ChunkError> {
         let stripes: HashSet<u64> = self.volume.unreadable_stripes().into_iter().collect();
         let mut damaged = DamagedRuns::new();

@@ -1,16 +1,20 @@
-//! Giving space back: blocks to the allocator at once, and whole stripes that hold nothing to the drives.
+//! Gives space back: freed blocks to the allocator immediately, and empty stripes to the drives later.
 //!
-//! Nobody waits for the drives here: a stripe that lost its last block is noted and rests, because whoever deletes
-//! often writes again. A whole-chunk write takes such stripes first, after a discard in the table alone, since it
-//! writes there at once; the drives keep their space, and a drive file its memory or blocks. What has rested long
-//! enough a background task discards on the drives, a batch at a time with a pause after each.
+//! No operation waits for the drives. A stripe that lost its last block first rests, because programs that
+//! delete often write again. A write of a full chunk takes such stripes first, after a discard in the stripe
+//! table alone; the drives keep their space, and a drive file its memory or blocks. A background task
+//! discards the stripes that have rested long enough on the drives, one batch at a time with a pause after
+//! each.
 //!
-//! Invariants: a stripe in a discard is taken in *used*, so that nobody writes there before the discard is done, and
-//! never one whose blocks are promised; at most one batch is out at a time, so a write that lacks space waits for
-//! that one and no longer. What the drives have not heard of is noted.
+//! Invariants:
+//! - A stripe in a discard is marked in *used*, so that nothing is written there before the discard is done.
+//! - A discard never takes blocks that are reserved.
+//! - At most one batch is in flight, so a write that lacks space waits for that batch and no longer.
+//! - Every empty stripe that is not yet discarded on the drives is in [`Idle`].
 //!
-//! Power cut: a written stripe that nobody owns stays written until the next start notes it. A stripe that is unwritten
-//! in the table and not on the drives keeps their space until it is written again and freed.
+//! Power cut: a written stripe that nothing owns stays written until the next start finds it. A stripe that
+//! is unwritten in the table but was not discarded on the drives keeps its space there until it is written
+//! and freed again.
 
 use crate::ChunkError;
 use crate::space::Run;
@@ -22,19 +26,20 @@ use std::time::Duration;
 
 /// Most stripes in one batch.
 const BATCH: u64 = 64;
-/// Pause after a batch: with whole batches of 1 MiB stripes, about 3 GB are discarded in a second.
+/// Pause after a batch: with full batches of 1 MiB stripes, about 3 GB are discarded per second.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a stripe may at least wait to be written again before the drives hear of it; twice as long at most.
+/// Shortest time that a stripe rests before it is discarded on the drives. The longest is about twice that.
 const REST: Duration = Duration::from_secs(5);
 
-/// Stripes that hold nothing and of which the drives have not heard. Some may be in use again: who takes one looks.
+/// Empty stripes that are not discarded on the drives yet. Some may be in use again: whoever takes one must
+/// check.
 #[derive(Default)]
 pub(crate) struct Idle {
-    /// Written in the table, noted since the last rest began.
+    /// Written in the table; added since the last rest began.
     young: BTreeSet<u64>,
-    /// Unwritten in the table.
+    /// Unwritten in the table; added since the last rest began.
     reusable: BTreeSet<u64>,
-    /// Noted before the last rest, of both kinds.
+    /// Added before the last rest began, of both kinds.
     aged: BTreeSet<u64>,
 }
 
@@ -47,13 +52,13 @@ impl Idle {
         self.young.is_empty() && self.reusable.is_empty() && self.aged.is_empty()
     }
 
-    /// A rest is over.
+    /// Ends a rest: everything may now be discarded on the drives.
     fn age(&mut self) {
         self.aged.append(&mut self.young);
         self.aged.append(&mut self.reusable);
     }
 
-    /// Where the next batch for a discard is taken from.
+    /// Returns the set that the next batch of a discard is taken from.
     fn source(&mut self, how: Discard) -> &mut BTreeSet<u64> {
         match how {
             Discard::InTable if !self.young.is_empty() => &mut self.young,
@@ -63,7 +68,7 @@ impl Idle {
 }
 
 impl Target {
-    /// Makes runs allocatable again and notes the stripes that hold nothing now.
+    /// Frees runs for allocation and adds the stripes that are empty now to the idle ones.
     pub(crate) fn give_back(&self, runs: Vec<Run>) {
         let mut space = self.space.borrow_mut();
         let mut idle = self.idle.borrow_mut();
@@ -75,7 +80,8 @@ impl Target {
         }
     }
 
-    /// Notes written stripes in which nothing is allocated: what a crash left of writes that were not committed.
+    /// Adds written stripes in which nothing is allocated: leftovers of writes that a crash kept from being
+    /// committed.
     pub(crate) fn note_unowned(&self) {
         let stripes = self.volume.blocks() / self.volume.stripe_blocks();
         let space = self.space.borrow();
@@ -85,7 +91,7 @@ impl Target {
         self.idle_noted.notify_one();
     }
 
-    /// Discards stripes that have rested, a batch at a time, for as long as the target is open.
+    /// Discards stripes that have rested, one batch at a time, until the target is closed.
     pub(crate) async fn discard_task(self: Rc<Self>) {
         loop {
             while self.idle.borrow().is_empty() && !self.closed.get() {
@@ -97,7 +103,7 @@ impl Target {
                     Ok(0) => break,
                     Ok(_) => self.env.sleep(PAUSE).await,
                     Err(ChunkError::Array(ArrayError::Closed)) => return,
-                    // They are noted still.
+                    // The stripes are still in [`Idle`].
                     Err(error) => {
                         tracing::warn!(%error, "free stripes could not be discarded; it will be tried again");
                         break;
@@ -111,10 +117,11 @@ impl Target {
         }
     }
 
-    /// Takes an empty stripe for a whole write, one that was written before if there is any: none when no stripe is
-    /// empty, or too little is free beside what is promised to others than the `mine` blocks of this write.
+    /// Takes an empty stripe for a write of a full chunk, preferably one that was written before. `None` if
+    /// no stripe is empty, or if too few blocks are free beside the reservations of others; `mine` blocks are
+    /// reserved for this write.
     pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
-        // Asked with nothing awaited between the answer and the taking.
+        // Nothing is awaited between this test and the allocation that relies on it.
         let is_room = || self.space.borrow().has_beside_promises(self.volume.stripe_blocks(), mine);
         while is_room() {
             let reusable = self.idle.borrow_mut().reusable.pop_last();
@@ -133,13 +140,13 @@ impl Target {
         Ok(None)
     }
 
-    /// Discards one run of noted stripes: with [`Discard::InTable`] any, else what has rested. Returns how many; none
-    /// when nothing is noted that may be discarded.
+    /// Discards one run of idle stripes: any with [`Discard::InTable`], else only rested ones. Returns the
+    /// number of stripes available or discarded; 0 if none may be discarded.
     async fn discard_some(&self, how: Discard) -> Result<u64, ChunkError> {
         let _one = self.discarding.lock().await;
         let found = self.idle.borrow().reusable.len() as u64;
         if how == Discard::InTable && found > 0 {
-            // Whoever had the lock before made them.
+            // A caller that had the lock before discarded these in the table.
             return Ok(found);
         }
         let per_stripe = self.volume.stripe_blocks();
@@ -160,7 +167,7 @@ impl Target {
         Ok(count)
     }
 
-    /// Takes the first run of noted stripes that still hold nothing.
+    /// Takes the first run of idle stripes that are still empty, as first stripe and count.
     fn take_idle(&self, how: Discard) -> Option<(u64, u64)> {
         let per_stripe = self.volume.stripe_blocks();
         let mut idle = self.idle.borrow_mut();
@@ -172,7 +179,7 @@ impl Target {
                 return run;
             }
             if space.usage().free_blocks < per_stripe {
-                // All that is free is promised to writes.
+                // All free blocks are reserved for writes.
                 return run;
             }
             idle.source(how).remove(&stripe);

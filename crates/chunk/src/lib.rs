@@ -1,17 +1,20 @@
-//! Targets: the chunk store on one volume, with its map and its allocation groups as rows of a key-value store.
+//! The storage target: the chunk store on one volume, with its map and free space in a key-value store.
 //!
-//! Owns chunks, extents, free space and the memory that holds writes until they are placed. Does not own files: a
-//! chunk is known by (branch, inode, index), and sizes, names and links are the metadata target's.
+//! The map and the allocation groups are rows of that store. The target owns chunks, extents, free space, and
+//! the dirty blocks in memory. It does not own files: a chunk is identified by (branch, inode, index), and
+//! sizes, names and links belong to the metadata target.
 //!
 //! Invariants:
-//! - a map row enters the key-value store only after the data it points to is durable on the volume, so a row never
-//!   points to foreign bytes;
-//! - a map row and the bits of its blocks change in one transaction;
-//! - freed blocks count as used until the transaction that freed them is durable; then they are reused or discarded;
-//! - memory for writes is bounded by [`DIRTY_BYTES`]: above it a write waits until older ones are placed.
+//! - A map row enters the key-value store only after the data it points to is durable on the volume, so a row
+//!   never points to foreign bytes.
+//! - A map row and the bits of its blocks change in one transaction.
+//! - Freed blocks count as used until the transaction that freed them is durable. Then they are reused or
+//!   discarded.
+//! - Dirty blocks in memory are bounded by [`DIRTY_BYTES`]: above it, a write waits until older ones are
+//!   written back.
 //!
-//! Power cut: what was not committed is lost whole or present whole per block; blocks allocated and not committed are
-//! free again, because no bit says otherwise.
+//! Power cut: of uncommitted writes, each block is either fully present or fully lost. Blocks that were
+//! allocated and not committed are free again, because no bit marks them as used.
 #![forbid(unsafe_code)]
 
 mod chunk;
@@ -40,44 +43,45 @@ use penstock_array::ArrayError;
 use penstock_base::Kind;
 use penstock_kv::KvError;
 
-/// Bytes of writes that a target holds in memory before it places the oldest.
+/// Bytes of dirty blocks that a target keeps in memory. Above this, a write first writes back the oldest
+/// chunks.
 pub const DIRTY_BYTES: u64 = 64 << 20;
 
-/// An operation on chunks did not happen.
+/// Reasons why an operation on chunks failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ChunkError {
-    /// No block is free but the reserve.
+    /// Too few blocks are free outside the headroom.
     #[error("no space left: {free_blocks} blocks of 4 KiB are free and {wanted_blocks} are needed")]
     NoSpace {
-        /// Blocks that may be used.
+        /// Free blocks outside the headroom and outside reservations.
         free_blocks: u64,
-        /// Blocks that are needed.
+        /// Blocks that the operation needs.
         wanted_blocks: u64,
     },
-    /// The write belongs to a time before the file was cut.
-    #[error("the file was cut since (generation {found}, the write has {sent})")]
+    /// The write carries an older truncate generation than the file: it was sent before a truncation.
+    #[error("the file was truncated since (truncate generation {found}, the write has {sent})")]
     Truncated {
-        /// The target's generation.
+        /// The truncate generation that the target knows.
         found: u64,
-        /// The write's generation.
+        /// The truncate generation that the write carries.
         sent: u64,
     },
-    /// The request makes no sense.
+    /// The request is malformed, for example because its blocks are outside the chunk.
     #[error("{0}")]
     Invalid(String),
-    /// The volume below failed.
+    /// The volume below returned an error.
     #[error(transparent)]
     Array(#[from] ArrayError),
-    /// The map failed.
+    /// The key-value store returned an error.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// A row of the map is not what was written.
+    /// A row of the map or of an allocation group cannot be decoded.
     #[error(transparent)]
     Row(#[from] penstock_base::DecodeError),
 }
 
 impl ChunkError {
-    /// What the caller must do.
+    /// Returns the class of the error, which says how the caller should react.
     pub fn kind(&self) -> Kind {
         match self {
             Self::NoSpace { .. } => Kind::NoSpace,

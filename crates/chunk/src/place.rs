@@ -1,8 +1,8 @@
-//! Placing: from the target's memory onto the volume.
+//! Writes dirty blocks back from the target's memory to the volume.
 //!
-//! A chunk that is wholly dirty goes to whole unwritten stripes, past the log; so does one of which much is dirty and
-//! nothing is a hole, with the rest of it read. Everything else goes through the log, in place where the blocks have a
-//! place and to small extents where they have none.
+//! A fully dirty chunk is written as full unwritten stripes, past the log. A chunk that is largely dirty and
+//! has no hole is too, after the rest of it has been read. Everything else goes through the log: to the
+//! blocks' existing volume blocks, or to small new extents if they have none.
 
 use crate::ChunkError;
 use crate::chunk::{Chunk, DirtyBlock};
@@ -16,17 +16,17 @@ use std::rc::Rc;
 
 const IO: Io = Io::new(Class::Client, "fresh.strip");
 const REWRITE: Io = Io::new(Class::Client, "chunk.rewrite");
-/// A chunk of which this part waits is written again as a whole. Through the log each block is written about 18 times
-/// (its record and, with parity and trailers, its destage, each on every carrier, and then in place); a whole chunk
-/// is read once and written one and a half times.
+/// A chunk is rewritten as full stripes if at least one block in this many is dirty. Through the log, each
+/// block is written about 18 times: in its record and, with parity and trailers, in its destage record, each
+/// on every carrier, and then in place. A full chunk is read once and written one and a half times.
 const REWRITE_PART: u32 = 8;
-/// ... while this part of the volume is free.
+/// The rewrite also needs one block in this many of the volume to be free.
 const ROOMY_PART: u64 = 8;
 /// Most blocks in one write through the log.
 const RUN_BLOCKS: usize = 128;
 
 impl Target {
-    /// Places the blocks of a chunk that wait in memory.
+    /// Writes back the dirty blocks of a chunk.
     pub(crate) async fn place(&self, key: ChunkKey) -> Result<(), ChunkError> {
         let _lock = self.chunk_locks.exclusive(key).await;
         let chunk = self.chunks.borrow().get(&key).cloned();
@@ -36,11 +36,12 @@ impl Target {
         }
     }
 
-    /// Places a chunk when it is its turn. What fails here still waits: the next commit tries again and tells.
+    /// Writes a chunk back when the number of concurrent write-backs permits. After a failure the blocks stay
+    /// dirty; the next commit tries again and returns the error.
     pub(crate) async fn place_in_turn(self: Rc<Self>, key: ChunkKey) {
         let Ok(_turn) = self.placing.acquire().await else { return };
         if let Err(error) = self.place(key).await {
-            tracing::warn!(%error, "a chunk could not be placed; the next commit tries again");
+            tracing::warn!(%error, "a chunk could not be written back; the next commit tries again");
         }
     }
 
@@ -59,7 +60,7 @@ impl Target {
             }
             self.count(|counts| counts.logged_chunks += u64::from(whole));
         }
-        // Taken piece by piece, so that what a failure leaves behind still waits.
+        // One run at a time, so that the blocks not written yet stay dirty after a failure.
         loop {
             let run = first_run(&chunk.borrow());
             let Some((first, blocks)) = run else { break };
@@ -68,8 +69,9 @@ impl Target {
         Ok(())
     }
 
-    /// Whether a chunk is better written again as a whole than block by block. It must have no holes, and there must be
-    /// room: the old stripes are free only after the next commit.
+    /// True if it is cheaper to rewrite the chunk as full stripes than to write its dirty blocks. The chunk
+    /// must have no holes and the volume must have free space, because the old stripes are free only after
+    /// the next commit.
     fn is_worth_rewriting(&self, chunk: &Chunk) -> bool {
         let usage = self.space.borrow().usage();
         chunk.dirty.len() as u32 >= self.config.chunk_blocks / REWRITE_PART
@@ -77,7 +79,7 @@ impl Target {
             && chunk.covers(self.config.chunk_blocks)
     }
 
-    /// Forgets those of a range of blocks that waited: they are placed now. Returns how many.
+    /// Drops the dirty blocks of a range after they have been written back. Returns the number dropped.
     fn placed(&self, key: ChunkKey, chunk: &RefCell<Chunk>, first: u32, count: usize) -> u64 {
         let mut chunk = chunk.borrow_mut();
         let (mut removed, mut promised) = (0, 0);
@@ -96,8 +98,8 @@ impl Target {
         removed
     }
 
-    /// Writes a whole chunk as stripes, with what was placed before read again. Returns false, and does nothing, when
-    /// too few stripes are free or some of it cannot be read.
+    /// Writes a chunk as full stripes; blocks that are not dirty are read first. Returns false, and does
+    /// nothing, if too few stripes are free or some of the chunk cannot be read.
     async fn place_whole(&self, key: ChunkKey, chunk: &RefCell<Chunk>) -> Result<bool, ChunkError> {
         let per_stripe = self.volume.stripe_blocks();
         let wanted = u64::from(self.config.chunk_blocks) / per_stripe;
@@ -112,7 +114,7 @@ impl Target {
         let runs = |stripes: &[u64]| stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect();
         let mut stripes = Vec::new();
         while (stripes.len() as u64) < wanted {
-            // Others may have taken some since.
+            // Others may have taken stripes during the read.
             match self.take_empty_stripe(promised).await {
                 Ok(Some(stripe)) => stripes.push(stripe),
                 other => {
@@ -142,7 +144,7 @@ impl Target {
         Ok(true)
     }
 
-    /// Places a run of blocks, in parts. Those before one that fails do not wait any more.
+    /// Writes back a run of blocks, in parts. If a part fails, the parts before it are clean.
     async fn place_run(
         &self,
         key: ChunkKey,
@@ -164,7 +166,8 @@ impl Target {
                 }
                 return Err(error.into());
             }
-            // Only now: a commit of the file may take the map at any time, and what it takes must be written.
+            // Not before the write: a commit of the file may take the map at any time, and all it takes must
+            // be written.
             let end = at + count as u32;
             match kind {
                 Place::Data => {}
@@ -182,8 +185,9 @@ impl Target {
         Ok(())
     }
 
-    /// Where a run of blocks goes. Blocks in a stripe that cannot be read get another place: one strip of it could not
-    /// be changed without reading others.
+    /// Returns the volume block of a run, the number of blocks that fit there, and the kind of place. Blocks
+    /// in a stripe that cannot be read get new volume blocks: changing one strip of it would require reading
+    /// others.
     async fn place_of(
         &self,
         chunk: &RefCell<Chunk>,
@@ -207,12 +211,13 @@ impl Target {
         Ok((block, count as usize, Place::New))
     }
 
-    /// Allocates one run of up to `wanted` blocks, for which there is free space.
+    /// Allocates one run of up to `wanted` blocks. The caller has reserved them, so they are free or in a
+    /// discard.
     pub(crate) async fn allocate_promised(&self, wanted: u64) -> Result<Run, ChunkError> {
         let readable = |stripe: u64| !self.volume.is_unreadable(stripe);
         let mut run = self.space.borrow_mut().allocate(wanted, readable);
         if run.is_none() {
-            // What is not here now is out in a discard.
+            // The missing blocks are in a running discard.
             let _no_discard = self.discarding.lock().await;
             run = self.space.borrow_mut().allocate(wanted, readable);
         }
@@ -220,18 +225,18 @@ impl Target {
     }
 }
 
-/// What is known of the place that blocks go to.
+/// State of the volume blocks that a run is written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// The map has it, with older data of the same blocks.
+    /// The map has them, with older data of the same blocks.
     Data,
-    /// The map has it as reserved.
+    /// The map has them as preallocated.
     Reserved,
     /// Allocated and not in the map yet.
     New,
 }
 
-/// The first run of adjacent dirty blocks.
+/// Returns the first run of adjacent dirty blocks: its first block and at most [`RUN_BLOCKS`] blocks.
 fn first_run(chunk: &Chunk) -> Option<(u32, Vec<DirtyBlock>)> {
     let first = *chunk.dirty.first_key_value()?.0;
     let blocks = chunk.dirty.iter().zip(first..).take_while(|((block, _), expected)| *block == expected);

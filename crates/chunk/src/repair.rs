@@ -1,9 +1,9 @@
-//! Repairing a target: bits from extents, extents within their bounds, a copy for every further owner of a block.
+//! Repairs a target: bits from extents, extents within their bounds, copies of blocks with two owners.
 //!
-//! Every function here is called with the gate held exclusively, nothing waiting in memory, and no request being
-//! served. Each reads the rows again, commits bounded write sets, and does nothing when nothing is wrong, so a repair
-//! that was interrupted goes on when it is begun again. [`Target::mark_owned`] comes first: nothing is allocated while
-//! a block of a file counts as free.
+//! Callers hold the gate exclusively; nothing is dirty in memory and no request is served. Each function
+//! reads the rows again, commits bounded write sets, and does nothing if nothing is wrong, so an interrupted
+//! repair can be started again. [`Target::mark_owned`] comes first: nothing is allocated while a block of a
+//! file counts as free.
 
 use crate::ChunkError;
 use crate::rows::{ChunkKey, Extent, all_maps, encode_group, encode_map, group_key, map_range};
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 const IO: Io = Io::new(Class::Meta, "repair.read");
 
 impl Target {
-    /// Forgets the chunks in memory: rows change behind them.
+    /// Evicts the clean chunks from memory, because their rows are about to change.
     pub fn forget_chunks(&self) {
         self.whole.clear();
         self.chunks.borrow_mut().retain(|_, chunk| !chunk.borrow().is_clean());
@@ -26,14 +26,15 @@ impl Target {
 
     async fn commit_repair(&self, writes: &mut WriteSet) -> Result<(), ChunkError> {
         if !writes.is_empty() {
-            // It must not fail for want of the space that it may give back.
+            // A repair may free space, so it must not fail for lack of it.
             writes.reclaims();
             self.kv.commit(std::mem::take(writes)).await?;
         }
         Ok(())
     }
 
-    /// Marks every block that a file owns, and writes groups anew whose row cannot be read.
+    /// Marks every block that a file owns, rewrites groups whose row cannot be read, and deletes rows of no
+    /// group.
     pub async fn mark_owned(&self) -> Result<(), ChunkError> {
         let mut survey = self.survey().await?;
         let unmarked = survey.only_in(&survey.owned, &survey.marked);
@@ -54,9 +55,9 @@ impl Target {
         Ok(())
     }
 
-    /// Makes memory agree with the bits of the rows.
+    /// Makes the bitmaps in memory agree with the rows.
     async fn load_bits(&self, marked: &Bitmap) {
-        // Blocks that a discard holds have no bit, and are let go by it.
+        // Blocks in a discard have no bit in the rows; the discard itself frees them.
         let _no_discard = self.discarding.lock().await;
         let mut space = self.space.borrow_mut();
         space.recount();
@@ -69,7 +70,7 @@ impl Target {
         }
     }
 
-    /// Map rows that cannot be read, but not those of a later release; up to `most`.
+    /// Returns up to `most` map rows that cannot be read, except those of a later release.
     pub async fn unreadable_rows(&self, most: usize) -> Result<Vec<Row>, ChunkError> {
         let mut pages = Pages::new(&*self.kv, all_maps());
         let mut found = Vec::new();
@@ -90,7 +91,8 @@ impl Target {
         }
     }
 
-    /// Blocks that are marked as used and belong to nothing, in up to `most` runs of at most one chunk each.
+    /// Returns up to `most` runs of written blocks that are marked as used and belong to no file, each of at
+    /// most one chunk. Returns none if rows of a later release exist, because these may own the blocks.
     pub async fn unowned_runs(&self, most: usize) -> Result<Vec<(u64, u64)>, ChunkError> {
         let survey = self.survey().await?;
         if survey.opaque {
@@ -101,7 +103,7 @@ impl Target {
             (0..count.div_ceil(step)).map(move |at| (start + at * step, step.min(count - at * step)))
         };
         let unowned = survey.only_in(&survey.marked, &survey.owned);
-        // What was never written holds nothing.
+        // Stripes that were never written contain nothing.
         let written = |(start, count): &Run| {
             let per_stripe = self.volume.stripe_blocks();
             (start / per_stripe..=(start + count - 1) / per_stripe)
@@ -110,7 +112,7 @@ impl Target {
         Ok(unowned.into_iter().flat_map(cut).filter(written).take(most).collect())
     }
 
-    /// Map rows that give each run a chunk of `ino`, in order.
+    /// Returns map rows that make each run a chunk of `ino`, in order.
     pub fn rows_of_runs(&self, ino: Ino, runs: &[(u64, u64)]) -> Vec<Row> {
         let row = |(index, (block, count)): (u64, &Run)| {
             let extent = Extent { first: 0, count: *count as u32, block: *block, reserved: false };
@@ -119,7 +121,7 @@ impl Target {
         (0..).zip(runs).map(row).collect()
     }
 
-    /// Up to `most` map rows of an inode from a chunk on.
+    /// Returns up to `most` map rows of an inode, from chunk `index` on.
     pub async fn rows_of(&self, ino: Ino, index: u64, most: usize) -> Result<Vec<Row>, ChunkError> {
         let (from, until) = map_range(0, ino, index);
         Ok(self.kv.scan(from, until, most).await?)
@@ -137,7 +139,7 @@ impl Target {
         Ok(())
     }
 
-    /// Cuts extents to their chunk and to the volume, and drops empty ones.
+    /// Limits extents to their chunk and to the volume, and drops empty ones.
     pub async fn mend_extents(&self) -> Result<(), ChunkError> {
         let mut pages = Pages::new(&*self.kv, all_maps());
         loop {
@@ -160,7 +162,7 @@ impl Target {
         }
     }
 
-    /// Gives every owner of a block but the first a copy of its own. Returns the chunks that could not get one.
+    /// Gives every owner of a block except the first its own copy. Returns the chunks that could not get one.
     pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
         let mut claimed = Bitmap::new(self.volume.blocks());
         let mut failed = Vec::new();
@@ -217,7 +219,7 @@ impl Target {
         self.commit_repair(&mut writes).await
     }
 
-    /// Copies single blocks to free ones, durably. What is only reserved has nothing to copy.
+    /// Copies single blocks to free ones, durably. A preallocated block gets a new block without a copy.
     async fn copy_blocks(&self, blocks: &[Extent]) -> Result<Vec<Extent>, ChunkError> {
         let mut copies: Vec<Extent> = Vec::new();
         let result = async {
@@ -241,7 +243,8 @@ impl Target {
         result.map(|()| copies)
     }
 
-    /// Marks blocks that nothing owns as free, and notes the stripes that then hold nothing for their discard.
+    /// Marks blocks that nothing owns as free, and adds the stripes that are empty then to those to discard.
+    /// Does nothing if rows of a later release exist.
     pub async fn clear_unowned(&self) -> Result<(), ChunkError> {
         let mut survey = self.survey().await?;
         if survey.opaque {
@@ -252,7 +255,7 @@ impl Target {
         blocks().for_each(|block| survey.marked.set(block, false));
         let groups: BTreeSet<u64> = blocks().map(|block| block / crate::space::GROUP_BLOCKS).collect();
         self.write_groups(&groups, &survey.marked).await?;
-        // Used again only once that is durable.
+        // The blocks may be allocated only once the rows are durable.
         self.kv.flush().await?;
         self.load_bits(&survey.marked).await;
         self.note_unowned();
@@ -260,7 +263,7 @@ impl Target {
     }
 }
 
-/// Extents of single blocks as runs.
+/// Merges adjacent extents of single blocks into runs.
 fn joined(blocks: Vec<Extent>) -> Vec<Extent> {
     let mut runs: Vec<Extent> = Vec::new();
     for extent in blocks {

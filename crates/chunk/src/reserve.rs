@@ -1,10 +1,11 @@
-//! Space of a file without its bytes: reserved ahead of writes, or given back from the middle of it.
+//! Preallocates space of files ahead of writes, and punches holes.
 //!
-//! A reserved block has a place on the volume like any other; its extent says that it reads as zeros. So a write to it
-//! takes no space, and a crash shows zeros until the row says that the data is there, which it does only once the data
-//! is durable.
+//! A preallocated block (`reserved` in its extent) has a volume block like any other, but reads as zeros. So
+//! a write to it needs no further space. A crash shows zeros until the row marks the block as data, which
+//! happens only once the data is durable.
 //!
-//! Nothing here is durable before a commit of the file. Power cut: each chunk is as before or as after, in its row.
+//! Nothing here is durable before a commit of the file. Power cut: the row of each chunk has either the old
+//! state or the new one.
 
 use crate::ChunkError;
 use crate::chunk::Chunk;
@@ -14,12 +15,13 @@ use penstock_base::Ino;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Chunks that change before their rows are committed, which bounds what memory holds of them.
+/// Chunks that change before their rows are committed, which bounds the uncommitted changes in memory.
 const STEP_CHUNKS: u64 = 4096;
 
 impl Target {
-    /// Reserves what of `blocks` of a file has no space yet; with `zero` the rest reads as zeros afterwards too. Where
-    /// free space does not suffice, nothing is done. `cut` is the truncate generation that the caller knows.
+    /// Preallocates all of `blocks` of a file that have no space yet. With `zero`, the other blocks read as
+    /// zeros afterwards as well. Does nothing if free space does not suffice. `cut` is the truncate
+    /// generation that the caller knows.
     pub async fn reserve(
         &self,
         branch: u64,
@@ -30,7 +32,7 @@ impl Target {
     ) -> Result<(), ChunkError> {
         let file = ChunkKey { branch, ino, index: 0 };
         if self.suffices(file, &blocks).await.is_err() {
-            // Freed blocks may only wait for a durable commit.
+            // Freed blocks may be waiting only for a durable commit.
             self.commit_all().await?;
             self.suffices(file, &blocks).await?;
         }
@@ -46,7 +48,7 @@ impl Target {
         Ok(())
     }
 
-    /// Gives back the space of `blocks` of a file, which read as zeros afterwards.
+    /// Frees the space of `blocks` of a file, which read as zeros afterwards.
     pub async fn punch(&self, branch: u64, ino: Ino, blocks: Range<u64>, cut: u64) -> Result<(), ChunkError> {
         let mut next = self.chunk_in(ChunkKey { branch, ino, index: 0 }, &blocks).await?;
         let mut punched = 0;
@@ -68,7 +70,7 @@ impl Target {
         Ok(())
     }
 
-    /// The part of a range of a file's blocks that is in a chunk.
+    /// Returns the part of a range of file blocks that is in a chunk, as blocks of that chunk.
     fn within(&self, key: ChunkKey, blocks: &Range<u64>) -> Range<u32> {
         let per_chunk = u64::from(self.config.chunk_blocks);
         let first = key.index.saturating_mul(per_chunk);
@@ -76,14 +78,15 @@ impl Target {
         at(blocks.start)..at(blocks.end)
     }
 
-    /// The first chunk from `from` on with blocks in a range that has a row or is in memory.
+    /// Returns the first chunk, from `from` on, that has blocks in the range and has a row or is in memory.
     async fn chunk_in(&self, from: ChunkKey, blocks: &Range<u64>) -> Result<Option<ChunkKey>, ChunkError> {
         let per_chunk = u64::from(self.config.chunk_blocks);
         let from = ChunkKey { index: from.index.max(blocks.start / per_chunk), ..from };
         Ok(self.next_chunk(from).await?.filter(|key| key.index < blocks.end.div_ceil(per_chunk)))
     }
 
-    /// Whether free space suffices for what of a range of blocks has none.
+    /// Fails with [`ChunkError::NoSpace`] if free space does not suffice for the blocks of a range that have
+    /// none.
     async fn suffices(&self, file: ChunkKey, blocks: &Range<u64>) -> Result<(), ChunkError> {
         let mut wanted = blocks.end - blocks.start;
         let mut next = self.chunk_in(file, blocks).await?;
@@ -97,7 +100,7 @@ impl Target {
             wanted -= there as u64;
             next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, blocks).await?;
         }
-        // Each chunk promises its own; this one only asks.
+        // Only a test: each chunk makes its own reservation later.
         self.promise(wanted)?;
         self.space.borrow_mut().unpromise(wanted);
         Ok(())
@@ -115,7 +118,8 @@ impl Target {
         let chunk = self.chunk(key).await?;
         let (missing, held): (Vec<u32>, u64) = {
             let chunk = chunk.borrow();
-            // What waits in memory without a place has free space promised to it: it goes to the place.
+            // With `zero`, a dirty block without a volume block gets one too, out of the reservation that it
+            // has already.
             let lacks = |block: &u32| match zero {
                 true => chunk.place(*block).is_none(),
                 false => !chunk.has_space(*block),
@@ -127,13 +131,14 @@ impl Target {
         self.promise(missing.len() as u64 - held)?;
         if zero {
             let taken = self.take_dirty(key, &chunk, blocks.clone());
-            assert_eq!(taken, held, "free space is promised to what has no place, and to nothing else");
+            assert_eq!(taken, held, "exactly the dirty blocks without a volume block have a reservation");
             chunk.borrow_mut().set_reserved(blocks, true);
         }
         self.reserve_promised(&chunk, &missing).await
     }
 
-    /// Gives blocks without a place one, of free space that is promised to them.
+    /// Allocates volume blocks for `missing`, which have none. Free space is reserved for them, and the
+    /// reservation is released on success and on failure.
     async fn reserve_promised(&self, chunk: &RefCell<Chunk>, missing: &[u32]) -> Result<(), ChunkError> {
         let mut left = missing;
         while let Some(first) = left.first().copied() {

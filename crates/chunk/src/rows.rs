@@ -1,6 +1,6 @@
 //! Rows of the target in the key-value store. Format: docs/format/kv.md.
 //!
-//! Public for the fuzzer and for tools that look at a store; only this crate writes rows.
+//! Public for the fuzzer and for tools that inspect a store; only this crate writes rows.
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
 
@@ -10,12 +10,12 @@ const MAP: u8 = 0x20;
 const GROUP: u8 = 0x21;
 const FORMAT: u8 = 1;
 
-/// Names a chunk: a fixed-size piece of a file of a branch.
+/// Identifies a chunk: a fixed-size piece of a file of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey {
     /// The branch; 0 is the file system itself, clones have others.
     pub branch: u64,
-    /// The inode.
+    /// The inode of the file.
     pub ino: Ino,
     /// Index of the chunk in the file.
     pub index: u64,
@@ -26,22 +26,22 @@ pub struct ChunkKey {
 pub struct Extent {
     /// First block in the chunk.
     pub first: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub count: u32,
     /// First block on the volume.
     pub block: u64,
-    /// The blocks are the file's, hold nothing of it yet, and read as zeros.
+    /// Preallocated: the blocks belong to the file, contain none of its data yet, and read as zeros.
     pub reserved: bool,
 }
 
-/// An extent as it is written.
+/// Transform of an extent whose data is stored as written.
 const PLAIN: u8 = 0;
-/// An extent that reads as zeros.
+/// Transform of a preallocated extent, which reads as zeros.
 const RESERVED: u8 = 1;
 
 impl ChunkKey {
-    /// The row's key: big-endian, so that the chunks of a file lie in order. The birth comes last: the generations of
-    /// a chunk will lie next to each other.
+    /// Returns the row's key. It is big-endian, so that the chunks of a file are in order. The birth comes
+    /// last, so that the rows of one chunk from different snapshots will be adjacent.
     pub fn row(&self, birth: u64) -> Vec<u8> {
         let mut key = vec![MAP];
         for word in [self.branch, self.ino.0, self.index, birth] {
@@ -50,7 +50,7 @@ impl ChunkKey {
         key
     }
 
-    /// Reads a row's key.
+    /// Decodes a row's key into the chunk and its birth.
     pub fn decode(key: &[u8]) -> Result<(Self, u64), DecodeError> {
         let bad = DecodeError::Bad { what: "map row key", why: "wrong length" };
         let words: Vec<u64> = key
@@ -64,14 +64,14 @@ impl ChunkKey {
     }
 }
 
-/// Keys of the rows of a file's chunks from `index` on.
+/// Returns the range of keys of the rows of a file's chunks from `index` on; the second key is excluded.
 pub fn map_range(branch: u64, ino: Ino, index: u64) -> (Vec<u8>, Vec<u8>) {
     let row = ChunkKey { branch, ino, index }.row(0);
     let until = after_all_with(&row[..17]);
     (row, until)
 }
 
-/// The first key behind all keys that begin with `prefix`, whose first byte is a tag below 255.
+/// Returns the first key behind all keys that begin with `prefix`, whose first byte is a tag below 255.
 fn after_all_with(prefix: &[u8]) -> Vec<u8> {
     let mut key = prefix.to_vec();
     while key.pop_if(|byte| *byte == u8::MAX).is_some() {}
@@ -81,12 +81,12 @@ fn after_all_with(prefix: &[u8]) -> Vec<u8> {
     key
 }
 
-/// Keys of all map rows.
+/// Returns the range of keys of all map rows; the second key is excluded.
 pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
     (vec![MAP], vec![MAP + 1])
 }
 
-/// The value of a map row. The stored length will differ from `count` with compression.
+/// Encodes the value of a map row. With compression, the stored length will differ from `count`.
 pub fn encode_map(extents: &[Extent]) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u8(FORMAT).u32(extents.len() as u32);
@@ -97,7 +97,7 @@ pub fn encode_map(extents: &[Extent]) -> Vec<u8> {
     enc.finish()
 }
 
-/// Reads the value of a map row.
+/// Decodes the value of a map row. Fails if extents overlap, are out of order, or have an end that overflows.
 pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
     let mut dec = Dec::new("map row", value);
     let format = dec.u8()?;
@@ -124,19 +124,19 @@ pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
     Ok(extents)
 }
 
-/// Key of an allocation group's row.
+/// Returns the key of an allocation group's row.
 pub fn group_key(group: u64) -> Vec<u8> {
     let mut key = vec![GROUP];
     key.extend_from_slice(&group.to_be_bytes());
     key
 }
 
-/// Keys of all allocation groups.
+/// Returns the range of keys of all allocation groups; the second key is excluded.
 pub fn all_groups() -> (Vec<u8>, Vec<u8>) {
     (vec![GROUP], vec![GROUP + 1])
 }
 
-/// The value of an allocation group's row: one bit per block, set when it is used.
+/// Encodes the value of an allocation group's row: one bit per block, set if the block is used.
 pub fn encode_group(words: &[u64]) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u8(FORMAT);
@@ -146,7 +146,7 @@ pub fn encode_group(words: &[u64]) -> Vec<u8> {
     enc.finish()
 }
 
-/// Reads the value of an allocation group's row.
+/// Decodes the value of an allocation group's row of `words` words.
 pub fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError> {
     let mut dec = Dec::new("allocation group", value);
     let format = dec.u8()?;
@@ -156,7 +156,7 @@ pub fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError>
     (0..words).map(|_| dec.u64()).collect()
 }
 
-/// Number of the group that a row's key names.
+/// Returns the group that a row's key names; `None` if it is no key of an allocation group.
 pub fn decode_group_key(key: &[u8]) -> Option<u64> {
     key.first().filter(|tag| **tag == GROUP)?;
     Some(u64::from_be_bytes(key.get(1..)?.try_into().ok()?))
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(decode_group(&encode_group(&words), 2).as_deref(), Ok(&words[..]));
     }
 
-    /// The ends of extents were sums that may overflow.
+    /// Regression test: the ends of extents were computed with sums that may overflow.
     #[test]
     fn extents_without_an_end_are_refused() {
         let good = extent(1, 1, 1);
@@ -225,7 +225,8 @@ mod tests {
         }
     }
 
-    /// The last inode number was counted on.
+    /// Regression test: the end of a range of keys was computed as the inode number plus one, which
+    /// overflowed for the last.
     #[test]
     fn the_last_inode_has_a_range_of_chunks() {
         let last = ChunkKey { branch: 0, ino: Ino(u64::MAX), index: u64::MAX };

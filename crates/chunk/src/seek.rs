@@ -1,7 +1,8 @@
-//! Where data and holes begin in a file: by the maps of its chunks and by what waits in memory.
+//! Finds data and holes in files, from the maps of their chunks and from dirty blocks in memory.
 //!
-//! A block is data when it waits in memory or has a place on the volume that is not only reserved; the rest is holes. Chunks without a row and
-//! without anything in memory are passed over, so a search for data costs what there is and not how long the file is.
+//! A block is data if it is dirty or has a volume block that is not only preallocated; all others are holes.
+//! A search for data skips chunks that have no row and are not in memory, so its cost depends on the existing
+//! chunks and not on the length of the file.
 
 use crate::ChunkError;
 use crate::rows::{ChunkKey, map_range};
@@ -10,8 +11,8 @@ use penstock_base::Ino;
 use std::ops::Range;
 
 impl Target {
-    /// The first block of a file within `blocks` that is data, or with `hole` one that is none; the end of `blocks`
-    /// when there is none.
+    /// Returns the first block of a file within `blocks` that is data, or with `hole` the first that is a
+    /// hole. Returns the end of `blocks` if there is none.
     pub async fn seek(
         &self,
         branch: u64,
@@ -40,7 +41,7 @@ impl Target {
         Ok(blocks.end)
     }
 
-    /// The first chunk of the file from `from` on that has a row or is in memory.
+    /// Returns the first chunk of the file, from `from` on, that has a row or is in memory.
     pub(crate) async fn next_chunk(&self, from: ChunkKey) -> Result<Option<ChunkKey>, ChunkError> {
         let last = ChunkKey { index: u64::MAX, ..from };
         let in_memory = self.chunks.borrow().range(from..=last).next().map(|(key, _)| *key);

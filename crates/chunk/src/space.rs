@@ -1,31 +1,34 @@
-//! Free space: which blocks of the volume are used, in memory, and as the key-value store has it.
+//! Free space of a target: bitmaps of used blocks, in memory and as the key-value store has them.
 //!
-//! Two images. *Used* is what allocation goes by: it has every block that is allocated, committed or not, and every
-//! freed one whose transaction is not durable. *Committed* is what the rows say; only commits change it.
-//! Small extents are taken from stripes that are already in part used, lowest first; whole stripes from the top, so
-//! that the two meet only when space is short.
+//! There are two bitmaps. *Used* drives allocation: it has every allocated block, committed or not, and every
+//! freed block whose transaction is not durable. *Committed* is the content of the rows; only commits change
+//! it.
+//!
+//! Small extents come from partly used stripes, lowest first. Full stripes come from the top. So the two meet
+//! only when space is short.
 
 use crate::rows::encode_group;
 use std::collections::BTreeSet;
 
-/// Blocks in an allocation group: its row is 4 KiB.
+/// Blocks in an allocation group: its row has 4 KiB of bits.
 pub(crate) const GROUP_BLOCKS: u64 = 32 * 1024;
 const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
 
-/// A run of blocks on the volume.
+/// A run of volume blocks: first block and count.
 pub(crate) type Run = (u64, u64);
 
-/// What is kept beside the bits: used blocks in all, used blocks by stripe, empty and partial stripes.
+/// Counts derived from the bits: used blocks in total, used blocks by stripe, empty stripes, and partly used
+/// stripes.
 type Summary = (u64, Vec<u32>, BTreeSet<u64>, BTreeSet<u64>);
 
-/// How full a target is, in blocks of 4 KiB.
+/// Space of a target, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUsage {
     /// Blocks on the volume.
     pub total_blocks: u64,
-    /// Blocks neither used nor promised to writes in memory.
+    /// Blocks that are neither used nor reserved for dirty blocks in memory.
     pub free_blocks: u64,
-    /// Free blocks that only deletes may use.
+    /// Headroom: free blocks that only deletes may use.
     pub reserve_blocks: u64,
 }
 
@@ -52,7 +55,7 @@ impl Bitmap {
         }
     }
 
-    /// Changes the bits of a run, all of which say the opposite.
+    /// Sets or clears the bits of a run. Panics if one of them has the new value already.
     fn change(&mut self, (start, count): Run, used: bool) {
         let end = start + count;
         let mut at = start;
@@ -67,7 +70,7 @@ impl Bitmap {
         }
     }
 
-    /// A group's bits.
+    /// Returns a group's bits as words of 64.
     pub(crate) fn group(&self, group: u64) -> &[u64] {
         &self.words[group as usize * GROUP_WORDS..(group as usize + 1) * GROUP_WORDS]
     }
@@ -79,19 +82,19 @@ pub(crate) struct Space {
     stripe_blocks: u64,
     used: Bitmap,
     committed: Bitmap,
-    /// Used blocks in each stripe.
+    /// Number of used blocks in each stripe.
     fill: Vec<u32>,
-    /// Stripes with used and with free blocks.
+    /// Stripes with both used and free blocks.
     partial: BTreeSet<u64>,
     /// Stripes without a used block.
     empty: BTreeSet<u64>,
     used_blocks: u64,
     promised: u64,
-    /// Of the used blocks, those that are only held while their stripes are discarded.
+    /// Used blocks that are taken only while their stripes are being discarded.
     discarding: u64,
 }
 
-/// Blocks whose bits are set in a group's words, in order.
+/// Returns the blocks whose bits are set in a group's words, in order.
 pub(crate) fn bits(group: u64, words: &[u64]) -> impl Iterator<Item = u64> {
     (group * GROUP_BLOCKS..).step_by(64).zip(words).flat_map(|(first, word)| {
         let word = *word;
@@ -99,7 +102,8 @@ pub(crate) fn bits(group: u64, words: &[u64]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Runs of blocks whose bits are set in a group's words, in order; whole words are taken at once.
+/// Returns the runs of blocks whose bits are set in a group's words, in order. Works by runs of bits, not bit
+/// by bit.
 fn runs(group: u64, words: &[u64]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (first, word) in (group * GROUP_BLOCKS..).step_by(64).zip(words) {
@@ -138,18 +142,18 @@ impl Space {
         }
     }
 
-    /// Number of allocation groups.
+    /// Returns the number of allocation groups.
     pub(crate) fn groups(&self) -> u64 {
         self.blocks.div_ceil(GROUP_BLOCKS)
     }
 
-    /// Words in a group's row.
+    /// Returns the number of words in a group's row.
     pub(crate) fn group_words() -> usize {
         GROUP_WORDS
     }
 
-    /// Takes the bits of a group of which nothing was known from its row. Bits of blocks that do not exist are passed over: a
-    /// check reports them.
+    /// Loads the bits of a group from its row; none of its blocks may be marked before. Ignores bits of
+    /// blocks that the volume does not have: a check reports them.
     pub(crate) fn load_group(&mut self, group: u64, words: &[u64]) {
         for (start, count) in runs(group, words) {
             let count = count.min(self.blocks.saturating_sub(start));
@@ -160,7 +164,7 @@ impl Space {
         }
     }
 
-    /// Counts a block as used and committed, whatever was known of it.
+    /// Counts a block as used and committed, in whatever state it was before.
     pub(crate) fn hold(&mut self, block: u64) {
         self.committed.set(block, true);
         if !self.used.get(block) {
@@ -192,23 +196,23 @@ impl Space {
         (used_blocks, fill, empty, partial)
     }
 
-    /// Whether what is kept beside the bits agrees with them.
+    /// True if the derived counts agree with the bits.
     pub(crate) fn is_counted(&self) -> bool {
         let (used_blocks, fill, empty, partial) = self.count();
         (used_blocks, &fill, &empty, &partial) == (self.used_blocks, &self.fill, &self.empty, &self.partial)
     }
 
-    /// Counts again what is kept beside the bits.
+    /// Recomputes the derived counts from the bits.
     pub(crate) fn recount(&mut self) {
         (self.used_blocks, self.fill, self.empty, self.partial) = self.count();
     }
 
-    /// A group's bits as the rows say.
+    /// Returns a group's bits as the rows have them.
     pub(crate) fn committed_group(&self, group: u64) -> &[u64] {
         self.committed.group(group)
     }
 
-    /// Marks a run that is marked otherwise, all of it.
+    /// Marks a run as used or free. All of its blocks must have the opposite state.
     fn mark(&mut self, (start, count): Run, used: bool) {
         self.used.change((start, count), used);
         let end = start + count;
@@ -250,29 +254,31 @@ impl Space {
     pub(crate) fn usage(&self) -> SpaceUsage {
         SpaceUsage {
             total_blocks: self.blocks,
-            // While a write is placed, its blocks are both promised and used.
+            // While a write is written back, its blocks are both reserved and used.
             free_blocks: self.blocks.saturating_sub(self.used_blocks + self.promised),
             reserve_blocks: self.reserve_blocks(),
         }
     }
 
-    /// How full it is to whoever may wait: what is out in a discard comes back in a moment.
+    /// Returns the space for callers that can wait: blocks in a running discard count as free, because it
+    /// ends soon.
     pub(crate) fn reported(&self) -> SpaceUsage {
         let usage = self.usage();
         SpaceUsage { free_blocks: usage.free_blocks + self.discarding, ..usage }
     }
 
-    /// Whether so many blocks are free beside what is promised, of which `mine` are promised to who asks.
+    /// True if `blocks` are free beside all reservations. The caller's own reservation of `mine` blocks
+    /// counts as free.
     pub(crate) fn has_beside_promises(&self, blocks: u64, mine: u64) -> bool {
         self.used_blocks + self.promised + blocks <= self.blocks + mine
     }
 
-    /// Says how many blocks a discard holds.
+    /// Sets the number of blocks that a running discard has taken.
     pub(crate) fn set_discarding(&mut self, blocks: u64) {
         self.discarding = blocks;
     }
 
-    /// Promises blocks to a write in memory. Returns false, and promises nothing, when they are not there.
+    /// Reserves blocks for a write in memory. Returns false, and reserves nothing, if too few are free.
     pub(crate) fn promise(&mut self, blocks: u64) -> bool {
         let usage = self.reported();
         let enough = usage.free_blocks >= blocks + usage.reserve_blocks;
@@ -282,12 +288,14 @@ impl Space {
         enough
     }
 
-    /// Takes a promise back, because the blocks are allocated now or the write is void.
+    /// Releases a reservation, because the blocks are allocated now or the write is void. Panics if fewer are
+    /// reserved.
     pub(crate) fn unpromise(&mut self, blocks: u64) {
         self.promised = self.promised.checked_sub(blocks).expect("only what was promised is taken back");
     }
 
-    /// Allocates one run of up to `wanted` blocks in a stripe for which `usable` holds; none when no block is free.
+    /// Allocates one run of up to `wanted` blocks in a stripe for which `usable` is true. `None` if no such
+    /// block is free.
     pub(crate) fn allocate(&mut self, wanted: u64, usable: impl Fn(u64) -> bool) -> Option<Run> {
         let stripe = self.partial.iter().chain(&self.empty).find(|stripe| usable(**stripe)).copied()?;
         let first = stripe * self.stripe_blocks;
@@ -298,14 +306,14 @@ impl Space {
         Some((start, run))
     }
 
-    /// Allocates a whole stripe for which `usable` holds; none when there is none.
+    /// Allocates a full stripe for which `usable` is true. `None` if no such stripe is empty.
     pub(crate) fn allocate_stripe(&mut self, usable: impl Fn(u64) -> bool) -> Option<u64> {
         let stripe = self.empty.iter().rev().find(|stripe| usable(**stripe)).copied()?;
         self.mark((stripe * self.stripe_blocks, self.stripe_blocks), true);
         Some(stripe)
     }
 
-    /// Takes an empty stripe, whole. Returns false when it is not empty.
+    /// Allocates all blocks of an empty stripe. Returns false if the stripe is not empty.
     pub(crate) fn take_stripe(&mut self, stripe: u64) -> bool {
         let empty = self.is_empty(stripe);
         if empty {
@@ -314,19 +322,19 @@ impl Space {
         empty
     }
 
-    /// Makes blocks allocatable again. Returns stripes that hold nothing now.
+    /// Frees blocks for allocation. Returns the stripes that are empty now.
     pub(crate) fn free(&mut self, (start, count): Run) -> Vec<u64> {
         self.mark((start, count), false);
         let stripes = start / self.stripe_blocks..=(start + count - 1) / self.stripe_blocks;
         stripes.filter(|stripe| self.fill[*stripe as usize] == 0).collect()
     }
 
-    /// Whether a stripe has no used block.
+    /// True if a stripe has no used block.
     pub(crate) fn is_empty(&self, stripe: u64) -> bool {
         self.fill[stripe as usize] == 0
     }
 
-    /// Changes the committed image; returns the rows of the groups that changed.
+    /// Changes the committed bitmap. Returns the rows of the groups that changed.
     pub(crate) fn commit(&mut self, allocated: &[Run], freed: &[Run]) -> Vec<(u64, Vec<u8>)> {
         let mut groups = BTreeSet::new();
         for (runs, used) in [(allocated, true), (freed, false)] {
@@ -338,7 +346,7 @@ impl Space {
         groups.into_iter().map(|group| (group, encode_group(self.committed.group(group)))).collect()
     }
 
-    /// Whether the rows say that a block is used.
+    /// True if the rows mark a block as used.
     pub(crate) fn is_committed(&self, block: u64) -> bool {
         self.committed.get(block)
     }
@@ -377,7 +385,7 @@ mod tests {
                     _ => random() << 31 ^ random(),
                 };
             }
-            // The last group need not be whole, only the last stripe.
+            // The last group may be incomplete; the last stripe may not.
             let blocks = 2 * GROUP_BLOCKS - 64 * (random() % 3);
             let mut space = Space::new(blocks, 64);
             space.load_group(round % 2, &words);
@@ -429,7 +437,8 @@ mod tests {
         assert!(!space.promise(6400 - 127));
         assert!(space.promise(6400 - 128));
         assert!(!space.promise(1));
-        // 128 are free beside the promises: two stripes for who has none, and what is promised for who has it.
+        // 128 blocks are free beside the reservations: two stripes. A caller can use its own reservation on
+        // top of them.
         assert!(space.has_beside_promises(128, 0) && !space.has_beside_promises(129, 0));
         assert!(space.has_beside_promises(192, 64) && !space.has_beside_promises(193, 64));
         space.unpromise(6400 - 128);

@@ -1,7 +1,7 @@
-//! The target: writes into memory, reads from memory and volume.
+//! The target itself: writes into memory, and reads from memory and volume.
 //!
-//! Lock order: inode, then chunk. The gate is held shared by everything that changes rows, and exclusively by a
-//! check, which so sees one moment.
+//! Lock order: inode, then chunk. Everything that changes rows takes the gate shared. A check takes it
+//! exclusively, so it sees a consistent state.
 
 use crate::chunk::{Chunk, DirtyBlock};
 use crate::discard::Idle;
@@ -20,22 +20,23 @@ use std::rc::Rc;
 use tokio::sync::{Mutex, Notify, RwLock, Semaphore};
 
 const IO: Io = Io::new(Class::Client, "chunk.read");
-/// Chunks kept in memory although nothing of them waits.
+/// Number of chunks in memory above which clean ones are evicted.
 const CACHED_CHUNKS: usize = 1 << 16;
-/// Complete chunks on their way to the volume at once: enough that one is coded while others are written.
+/// Full chunks that are written back at the same time: enough that one is encoded while others are being
+/// written.
 const PLACED_AT_ONCE: usize = 4;
 
-/// How a target is set up.
+/// Settings of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetConfig {
-    /// Blocks in a chunk: whole stripes.
+    /// Blocks in a chunk: a multiple of the stripe size.
     pub chunk_blocks: u32,
-    /// Changes with every start: a client that sees another one sends again what it had not committed.
+    /// Changes with every start. A client that sees another value marks its uncommitted writes as lost.
     pub generation: u64,
 }
 
 impl TargetConfig {
-    /// Chunks of 1 MiB, or of the whole stripes nearest below it, one at least.
+    /// Chunks of 1 MiB, rounded down to full stripes; at least one stripe.
     pub fn for_volume(volume: &Volume, generation: u64) -> Self {
         let stripe = volume.stripe_blocks();
         let chunk_blocks = (256 / stripe).max(1) * stripe;
@@ -43,22 +44,22 @@ impl TargetConfig {
     }
 }
 
-/// What a target did since it was opened.
+/// Counters of a target since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TargetCounts {
-    /// Blocks written by clients.
+    /// Blocks that clients wrote.
     pub written_blocks: u64,
-    /// Blocks read by clients.
+    /// Blocks that clients read.
     pub read_blocks: u64,
-    /// Chunks written as whole stripes.
+    /// Chunks that were written as full stripes, past the log.
     pub whole_chunks: u64,
-    /// Of them, those of which only some blocks were written and the others read.
+    /// Of `whole_chunks`, those that were only partly dirty; their other blocks were read first.
     pub rewritten_chunks: u64,
-    /// Chunks that were whole and took the log, because no whole stripe was free.
+    /// Full chunks that went through the log, because too few full stripes were free.
     pub logged_chunks: u64,
-    /// Commits.
+    /// Commits of single files; commits of everything do not count.
     pub commits: u64,
-    /// Stripes given back.
+    /// Stripes that were discarded, in the stripe table only or on the drives as well.
     pub discarded_stripes: u64,
 }
 
@@ -70,7 +71,7 @@ pub struct Target {
     pub(crate) config: TargetConfig,
     pub(crate) chunks: RefCell<BTreeMap<ChunkKey, Rc<RefCell<Chunk>>>>,
     pub(crate) whole: Noted<(u64, Ino)>,
-    /// Chunks with blocks that are not placed, by the order of their first one.
+    /// Chunks with dirty blocks, keyed by the order of the first write since each was clean.
     pub(crate) waiting: RefCell<BTreeMap<u64, ChunkKey>>,
     pub(crate) chunk_locks: KeyedLocks<ChunkKey>,
     pub(crate) inode_locks: KeyedLocks<(u64, Ino)>,
@@ -79,24 +80,25 @@ pub struct Target {
     pub(crate) commit_lock: Mutex<()>,
     pub(crate) dirty_blocks: Cell<u64>,
     pub(crate) order: Cell<u64>,
-    /// Turns for chunks that are complete.
+    /// Limits the number of full chunks that are written back at the same time.
     pub(crate) placing: Semaphore,
-    /// Freed by transactions that are not known to be durable.
+    /// Blocks freed by transactions that are not known to be durable.
     pub(crate) reclaim: RefCell<Vec<Run>>,
-    /// Stripes that lost their last block and wait to be written again or discarded.
+    /// Stripes that lost their last block and wait to be reused or discarded.
     pub(crate) idle: RefCell<Idle>,
     pub(crate) idle_noted: Notify,
-    /// Held while a batch of them is discarded.
+    /// Locked while a batch of idle stripes is discarded.
     pub(crate) discarding: Mutex<()>,
     pub(crate) cuts: RefCell<HashMap<(u64, Ino), u64>>,
-    /// With so many chunks in memory, those that nobody needs are let go.
+    /// Number of chunks in memory at which the next eviction of clean ones is tried.
     most_chunks: Cell<usize>,
     pub(crate) counts: Cell<TargetCounts>,
     pub(crate) closed: Cell<bool>,
 }
 
 impl Target {
-    /// Opens the target on `volume` with its rows in `kv`. `gate` is shared with whatever else changes those rows.
+    /// Opens the target on `volume` with its rows in `kv`. `gate` is shared with everything else that changes
+    /// those rows.
     pub async fn open(
         env: &Env,
         volume: Volume,
@@ -137,22 +139,22 @@ impl Target {
         Ok(target)
     }
 
-    /// How it is set up.
+    /// Returns the settings that the target was opened with.
     pub fn config(&self) -> TargetConfig {
         self.config
     }
 
-    /// How full it is.
+    /// Returns total, free and headroom blocks. Blocks in a running discard count as free.
     pub fn usage(&self) -> SpaceUsage {
         self.space.borrow().reported()
     }
 
-    /// What it did.
+    /// Returns the counters since the target was opened.
     pub fn counts(&self) -> TargetCounts {
         self.counts.get()
     }
 
-    /// The volume below.
+    /// Returns the volume that the chunks are stored on.
     pub fn volume(&self) -> &Volume {
         &self.volume
     }
@@ -163,7 +165,7 @@ impl Target {
         self.counts.set(counts);
     }
 
-    /// The chunk in memory, fetched from its row if it is not there. Call under the chunk's lock.
+    /// Returns the chunk in memory, loaded from its row if it is not there. Call under the chunk's lock.
     pub(crate) async fn chunk(&self, key: ChunkKey) -> Result<Rc<RefCell<Chunk>>, ChunkError> {
         if let Some(chunk) = self.chunks.borrow().get(&key) {
             return Ok(chunk.clone());
@@ -178,16 +180,17 @@ impl Target {
         };
         let mut chunks = self.chunks.borrow_mut();
         if chunks.len() >= self.most_chunks.get() {
-            // Only the map holds a clean chunk that nobody uses.
+            // Evicts clean chunks that only this map references.
             self.whole.clear();
             chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
-            // Where few could go, the next look comes only after some more.
+            // If few could be evicted, the next attempt comes only after an eighth of the limit has been
+            // added.
             self.most_chunks.set(CACHED_CHUNKS.max(chunks.len() + CACHED_CHUNKS / 8));
         }
         Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())
     }
 
-    /// A row's extents, if they are blocks that the chunk and the volume have.
+    /// Returns a row's extents, or an error if one exceeds the chunk or the volume.
     fn known(&self, extents: Vec<Extent>) -> Result<Vec<Extent>, ChunkError> {
         let fits = |extent: &Extent| {
             extent.first + extent.count <= self.config.chunk_blocks
@@ -213,13 +216,13 @@ impl Target {
         }
     }
 
-    /// Refuses a change of a time before the file was cut. Call under the chunk's lock.
+    /// Rejects a change that was sent before the file was truncated. Call under the chunk's lock.
     pub(crate) fn check_cut(&self, key: ChunkKey, sent: u64) -> Result<(), ChunkError> {
         let found = self.cuts.borrow().get(&(key.branch, key.ino)).copied().unwrap_or(0);
         if sent < found { Err(ChunkError::Truncated { found, sent }) } else { Ok(()) }
     }
 
-    /// Promises blocks of free space.
+    /// Reserves blocks of free space, or fails with [`ChunkError::NoSpace`].
     pub(crate) fn promise(&self, wanted_blocks: u64) -> Result<(), ChunkError> {
         if self.space.borrow_mut().promise(wanted_blocks) {
             return Ok(());
@@ -229,10 +232,10 @@ impl Target {
         Err(ChunkError::NoSpace { free_blocks, wanted_blocks })
     }
 
-    /// Writes whole blocks of a chunk. They are in memory when this returns, and durable after a commit.
-    /// `cut` is the truncate generation of the inode that the writer knows.
+    /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit.
+    /// `cut` is the inode's truncate generation as the writer knows it.
     ///
-    /// A chunk that is complete is placed at once, and nobody waits for it here.
+    /// A chunk that becomes full is written back in the background; this call does not wait for that.
     pub async fn write(
         self: &Rc<Self>,
         key: ChunkKey,
@@ -247,7 +250,7 @@ impl Target {
         }
         let complete = match self.try_write(key, first, data, crcs, cut).await {
             Err(ChunkError::NoSpace { .. }) => {
-                // Freed blocks may only wait for a durable commit.
+                // Freed blocks may be waiting only for a durable commit.
                 self.commit_all().await?;
                 self.try_write(key, first, data, crcs, cut).await?
             }
@@ -303,7 +306,7 @@ impl Target {
         Ok(chunk.dirty.len() == self.config.chunk_blocks as usize)
     }
 
-    /// Reads blocks of a chunk. What was never written reads as zeros.
+    /// Reads blocks of a chunk. Blocks that were never written read as zeros.
     pub async fn read(&self, key: ChunkKey, first: u32, count: u32) -> Result<Blocks, ChunkError> {
         self.check_blocks(key, first, count as usize)?;
         let _lock = self.chunk_locks.shared(key).await;
@@ -312,7 +315,7 @@ impl Target {
         self.fetch(&chunk, first, count, IO).await
     }
 
-    /// Blocks of a chunk from memory and volume. Call under the chunk's lock.
+    /// Reads blocks of a chunk from memory and volume. Call under the chunk's lock.
     pub(crate) async fn fetch(
         &self,
         chunk: &RefCell<Chunk>,
@@ -336,7 +339,7 @@ impl Target {
         Ok(whole)
     }
 
-    /// Stops the target's tasks.
+    /// Makes the target's background tasks end.
     pub fn stop(&self) {
         self.closed.set(true);
         self.idle_noted.notify_one();
@@ -389,7 +392,7 @@ fn push_memory(pieces: &mut Vec<Piece>, data: Buf, crc: u32) {
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
     let mut space = Space::new(volume.blocks(), volume.stripe_blocks());
     for_each(kv, all_groups(), |key, value| {
-        // A row of no group says nothing about any block; a check reports it.
+        // A row outside the volume's groups describes no block; a check reports it.
         let Some(group) = decode_group_key(key).filter(|group| *group < space.groups()) else {
             return Ok(());
         };

@@ -1,5 +1,7 @@
-//! Cutting a file short and removing it. The rows change in the caller's transaction, together with its size or with
-//! the removal of its inode, so that a crash never shows one without the other.
+//! Truncates and removes files.
+//!
+//! The rows change in the caller's transaction, together with the file's size or with the removal of its
+//! inode, so that a crash never shows one without the other.
 
 use crate::ChunkError;
 use crate::chunk::Chunk;
@@ -11,26 +13,27 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// What becomes of blocks behind the place where a file is cut.
+/// Treatment of the blocks behind the new end of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// They are given back.
+    /// They are freed.
     Dropped,
-    /// They are reserved, those with data too.
+    /// They become preallocated, including those with data.
     Reserved,
 }
 
 impl Behind {
-    /// The kind of cut when a file of `before` bytes gets `size`: one that is not made shorter keeps what is reserved
-    /// behind its end.
+    /// The treatment for a file of `before` bytes that gets `size`. Only a smaller size frees blocks;
+    /// otherwise the blocks preallocated behind the end are kept.
     pub fn of(size: u64, before: u64) -> Self {
         if size < before { Self::Dropped } else { Self::Reserved }
     }
 }
 
 impl Target {
-    /// Makes these blocks of a file read as zeros and commits that together with `writes`. Later writes of an older truncate
-    /// generation than `cut` are refused. The range ends at a chunk's end.
+    /// Makes these blocks of a file read as zeros and commits that together with `writes`. Later writes with
+    /// an older truncate generation than `cut` are rejected. The range ends at the end of a chunk or at
+    /// `u64::MAX`.
     pub async fn cut(
         &self,
         branch: u64,
@@ -53,8 +56,9 @@ impl Target {
             locks.push(self.chunk_locks.exclusive(key).await);
             chunks.push((key, self.chunk(key).await?));
         }
-        // A row that stays may point to blocks written since the last commit, also to reserved ones that were filled.
-        // Before anything is changed: a cut that fails here did nothing.
+        // A row that stays may point to blocks written since the last commit, including preallocated ones
+        // that were filled. Flushed before anything changes, so that a truncation that fails here has no
+        // effect.
         if chunks.iter().any(|(_, chunk)| chunk.borrow().changed) {
             self.volume.flush().await?;
         }
@@ -77,7 +81,8 @@ impl Target {
         }
         writes.changes_what_is_there();
         if let Err(error) = self.commit_rows(changes, writes).await {
-            // Nothing of it is left: neither is the file shorter nor are its later writes refused.
+            // Undo everything: the file keeps its blocks, and writes with its old truncate generation are
+            // accepted again.
             for ((_, chunk), before) in chunks.iter().zip(before) {
                 chunk.borrow_mut().restore(before);
             }
@@ -92,8 +97,8 @@ impl Target {
         Ok(())
     }
 
-    /// Blocks at which a cut of a file to `first_block` can stop on its way, the last one first, so that no step changes
-    /// more than `most` chunks that exist.
+    /// Returns the blocks at which a truncation to `first_block` can stop on its way, the last one first, so
+    /// that no step changes more than `most` existing chunks.
     pub async fn cut_steps(
         &self,
         branch: u64,
@@ -107,7 +112,7 @@ impl Target {
         Ok(stops.filter(|stop| *stop > first_block).collect())
     }
 
-    /// Forgets what is kept about a file that is gone.
+    /// Forgets the truncate generation and the empty chunks of a file that was removed.
     pub fn forget(&self, branch: u64, ino: Ino) {
         self.cuts.borrow_mut().remove(&(branch, ino));
         self.whole.forget(&(branch, ino));
@@ -115,7 +120,7 @@ impl Target {
         keys.iter().for_each(|key| drop(self.chunks.borrow_mut().remove(key)));
     }
 
-    /// Keys of the chunks with these indices that have a row or are in memory.
+    /// Returns the keys of the chunks with these indices that have a row or are in memory.
     async fn keys_within(
         &self,
         branch: u64,
@@ -139,14 +144,14 @@ impl Target {
         Ok(keys)
     }
 
-    /// Forgets blocks that wait in memory.
+    /// Drops dirty blocks of a range and releases their reservations.
     pub(crate) fn drop_dirty(&self, key: ChunkKey, chunk: &RefCell<Chunk>, blocks: Range<u32>) {
         let promised = self.take_dirty(key, chunk, blocks);
         self.space.borrow_mut().unpromise(promised);
     }
 
-    /// Forgets blocks that wait in memory. Returns how many of them free space is promised to, which the caller has
-    /// now.
+    /// Drops dirty blocks of a range. Returns the number of them that had a reservation, which passes to the
+    /// caller.
     pub(crate) fn take_dirty(&self, key: ChunkKey, chunk: &RefCell<Chunk>, blocks: Range<u32>) -> u64 {
         let mut chunk = chunk.borrow_mut();
         let mut taken = chunk.dirty.split_off(&blocks.start);

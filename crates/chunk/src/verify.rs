@@ -1,7 +1,7 @@
-//! Checking a target: each block is owned once, and map, bits and counts agree.
+//! Checks a target: each block has one owner, and map, bits and counts agree.
 //!
-//! Memory: three bits for each block of the volume, and some words for each file. What a row says beyond its chunk or
-//! beyond the volume owns nothing.
+//! Memory: three bits for each block of the volume, and a few words for each file. The part of an extent
+//! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;
 use crate::rows::{ChunkKey, Extent, all_groups, all_maps, decode_group, decode_group_key, decode_map};
@@ -11,62 +11,62 @@ use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind, Findings, Ino, MAX_FI
 use penstock_kv::for_each;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Chunks of the longest file.
+/// Returns the number of chunks in a file of the maximum size.
 pub fn chunks_of_a_file(chunk_blocks: u32) -> u64 {
     MAX_FILE_BYTES.div_ceil(u64::from(chunk_blocks) * BLOCK_BYTES as u64)
 }
 
-/// What an inode owns on a target.
+/// The chunks and blocks of one inode on a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
-    /// Map rows.
+    /// Number of map rows.
     pub chunks: u64,
-    /// Blocks with data.
+    /// Number of blocks with data; preallocated ones do not count.
     pub blocks: u64,
-    /// The block of the file behind its last one with data.
+    /// Block of the file behind its last one with data; rows in `far_chunks` do not count.
     pub end_block: u64,
-    /// Map rows beyond every offset that a file can have.
+    /// Number of map rows beyond the maximum file size.
     pub far_chunks: u64,
 }
 
-/// What a check of a target found.
+/// Result of a check of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetCheck {
-    /// Map rows.
+    /// Number of map rows that could be read.
     pub chunks: u64,
-    /// Blocks that rows point to.
+    /// Number of blocks that rows point to, preallocated ones included.
     pub blocks: u64,
-    /// What is wrong.
+    /// Faults that the check found.
     pub findings: Findings,
-    /// Inodes that have chunks, and what these are.
+    /// Chunks and blocks of each inode that has any.
     pub owners: BTreeMap<Ino, Owned>,
 }
 
-/// What the rows of a target say.
+/// Contents of the rows of a target, as a check and a repair use them.
 pub(crate) struct Survey {
     pub(crate) check: TargetCheck,
     pub(crate) owned: Bitmap,
     pub(crate) marked: Bitmap,
-    /// Groups whose row cannot be read.
+    /// Groups whose row cannot be read or marks blocks that the volume does not have.
     pub(crate) bad_groups: BTreeSet<u64>,
-    /// Keys of rows that are of no group.
+    /// Keys of group rows that belong to no group of the volume.
     pub(crate) stray_groups: Vec<Vec<u8>>,
-    /// Rows of a later release may own blocks that nothing here knows of.
+    /// There are rows of a later release, which may own blocks that this release does not know of.
     pub(crate) opaque: bool,
-    /// Blocks that belong to more than one chunk; made when there is one.
+    /// Blocks that belong to more than one extent; `None` until there is one.
     doubled: Option<Bitmap>,
     blocks: u64,
     chunk_blocks: u32,
 }
 
-/// The part of an extent that is in its chunk and on the volume.
+/// Returns the part of an extent that is in its chunk and on the volume.
 pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64) -> Extent {
     let in_chunk = extent.count.min(chunk_blocks.saturating_sub(extent.first));
     let on_volume = u64::from(in_chunk).min(volume_blocks.saturating_sub(extent.block));
     Extent { count: on_volume as u32, ..*extent }
 }
 
-/// A map row as this release understands it.
+/// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
 pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, Vec<Extent>), DecodeError> {
     let (chunk, birth) = ChunkKey::decode(key)?;
     if chunk.branch != 0 || birth != 0 {
@@ -121,7 +121,8 @@ impl Survey {
             }
         }
         if far {
-            let text = format!("chunk {} of inode {} is beyond every file", chunk.index, chunk.ino);
+            let text =
+                format!("chunk {} of inode {} is beyond the maximum file size", chunk.index, chunk.ino);
             self.check.findings.add(FindingKind::ChunkBeyondLimit, chunk.ino, text);
         }
     }
@@ -157,7 +158,7 @@ impl Survey {
         let shared: Vec<u64> = blocks.filter(|block| doubled.get(*block)).collect();
         if let Some(first) = shared.first() {
             let text = format!(
-                "chunk {} of inode {}: {} of its blocks belong to something else too, the first is {first}",
+                "chunk {} of inode {}: {} of its blocks have another owner too, the first is {first}",
                 chunk.index,
                 chunk.ino,
                 shared.len()
@@ -171,7 +172,7 @@ impl Survey {
         let groups = self.blocks.div_ceil(GROUP_BLOCKS);
         let Some(group) = decode_group_key(key).filter(|group| *group < groups) else {
             self.stray_groups.push(key.to_vec());
-            let text = format!("row {} is of no allocation group of the volume", hex(key));
+            let text = format!("row {} belongs to no allocation group of the volume", hex(key));
             return findings.add(FindingKind::BadGroupRow, None, text);
         };
         let words = match decode_group(value, Space::group_words()) {
@@ -203,7 +204,8 @@ impl Survey {
         }
     }
 
-    /// Runs of blocks for which one image has a bit and the other has none.
+    /// Returns the runs of blocks whose bit is set in `has` and not in `has_not`. Skips groups in
+    /// `bad_groups`.
     pub(crate) fn only_in(&self, has: &Bitmap, has_not: &Bitmap) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for group in (0..self.blocks.div_ceil(GROUP_BLOCKS)).filter(|group| !self.bad_groups.contains(group))
@@ -228,7 +230,7 @@ impl Survey {
         for (first, count) in self.only_in(&self.marked, &self.owned) {
             let text = format!("{count} blocks from {first} on are marked as used and belong to no file");
             match self.opaque {
-                // They may be those of a row that cannot be understood.
+                // They may belong to a row that this release cannot decode.
                 true => self.check.findings.add_hopeless(FindingKind::BlockNotOwned, None, text),
                 false => self.check.findings.add(FindingKind::BlockNotOwned, None, text),
             }
@@ -237,7 +239,7 @@ impl Survey {
 }
 
 impl Target {
-    /// What the map rows and the bitmaps say.
+    /// Reads all map rows and bitmaps.
     pub(crate) async fn survey(&self) -> Result<Survey, ChunkError> {
         let mut survey = Survey::new(self.volume.blocks(), self.config.chunk_blocks);
         let see = |key: &[u8], value: &[u8]| {
@@ -284,7 +286,7 @@ impl Target {
         }
         let per_stripe = self.volume.stripe_blocks();
         let idle = self.idle.borrow();
-        // Those that wait to be discarded are known, and those in a discard count as used.
+        // Stripes that wait to be discarded are known, and those in a discard count as used.
         let bare = |stripe: &u64| {
             let blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
             space.is_empty(*stripe)
@@ -299,8 +301,9 @@ impl Target {
         }
     }
 
-    /// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or discarded. Rows
-    /// are read only when there is a written stripe without a bit, which a discard would make unreadable.
+    /// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or
+    /// discarded. Reads the rows only if there is a written stripe without a bit: a discard would make such a
+    /// stripe unreadable.
     pub(crate) async fn hold_unmarked(&self) -> Result<(), ChunkError> {
         let stripes = self.volume.blocks() / self.volume.stripe_blocks();
         let suspicious = {
@@ -313,7 +316,7 @@ impl Target {
         let survey = self.survey().await?;
         let unmarked = survey.only_in(&survey.owned, &survey.marked);
         if !unmarked.is_empty() {
-            tracing::error!("blocks of files are marked as free: `penstock fs check --repair` mends it");
+            tracing::error!("blocks of files are marked as free: `penstock fs check --repair` repairs it");
         }
         let mut space = self.space.borrow_mut();
         unmarked.iter().flat_map(|(start, count)| *start..start + count).for_each(|block| space.hold(block));

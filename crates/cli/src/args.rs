@@ -1,4 +1,4 @@
-//! The command line's definition.
+//! The command line's definition; its comments are the help texts and the man pages.
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use penstock_base::text::{parse_code, parse_size};
@@ -9,10 +9,10 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "penstock", version, arg_required_else_help = true)]
 pub struct Args {
-    /// Folder of the store
+    /// Folder of the store [default: ./penstock-data]
     #[arg(long, global = true, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// URL of a running instance, instead of --dir (its token is read from PENSTOCK_TOKEN)
+    /// URL of a running instance, instead of --dir (the token is read from PENSTOCK_TOKEN)
     #[arg(long, global = true, value_name = "URL")]
     pub api: Option<String>,
     /// Print JSON
@@ -22,74 +22,75 @@ pub struct Args {
     pub command: Command,
 }
 
-/// What to do.
+/// Commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Start all roles on this machine, in the foreground; makes the store if there is none
+    /// Start a store on this machine, in the foreground; creates the store if there is none
     Up(Up),
-    /// Stop the running instance: unmount, make everything durable, end
+    /// Stop the running instance: unmount, make everything durable, exit
     Down {
-        /// The store's folder
+        /// Folder of the store, instead of --dir
         dir: Option<PathBuf>,
     },
-    /// Health, drives, arrays and mounts
+    /// Show health, drives, arrays and mounts
     Status {
-        /// How long operations took since the start, layer by layer
+        /// Show latencies since the start instead, layer by layer
         #[arg(long)]
         latency: bool,
     },
-    /// What happened, oldest first; without a running instance, from the folder's files
+    /// Show events, oldest first; if no instance runs, reads them from the store's folder
     Events {
-        /// Only events behind this number
+        /// Only events with a number above this one
         #[arg(long, default_value_t = 0, value_name = "SEQ")]
         since: u64,
-        /// Go on and print events as they come
+        /// Wait for new events and print them as they occur
         #[arg(long)]
         follow: bool,
     },
-    /// Drives
+    /// Commands for drives
     #[command(subcommand)]
     Drive(Drive),
-    /// Arrays
+    /// Commands for arrays
     #[command(subcommand)]
     Array(Array),
-    /// File systems
+    /// Commands for file systems
     #[command(subcommand)]
     Fs(Fs),
-    /// Mount a file system of a running instance, by a process of its own
+    /// Mount a file system of a running instance, in a separate process
     ///
-    /// The process reaches the instance through its folder, and connects again when the instance was started again.
-    /// It ends when the file system is unmounted, or at SIGTERM. Several mounts show the same files.
-    /// For /etc/fstab and mount -t fuse.penstock there is mount.fuse.penstock.
+    /// The process reaches the instance through the socket in its folder, and reconnects after a restart of
+    /// the instance. It ends when the file system is unmounted, or at SIGTERM. A file system can be mounted
+    /// any number of times, and all mounts show the same files. For /etc/fstab and mount -t fuse.penstock,
+    /// install mount.fuse.penstock.
     Mount(Mount),
-    /// Ends a mount's connection when the mount's process dies, which starts it beside itself
+    /// Aborts a mount's FUSE connection when the process of the mount dies (started by that process)
     #[command(name = penstock_fuse::GUARD, hide = true)]
     MountGuard {
-        /// Number of the connection
+        /// Number of the FUSE connection
         connection: u32,
-        /// The thread that starts it, below /proc
+        /// Thread that started this process, as a path below /proc
         thread: PathBuf,
     },
-    /// Unmount
+    /// Unmount a file system
     Umount {
-        /// Where it is mounted [default: the only mount of the instance]
+        /// Mount point [default: the only mount of the instance]
         path: Option<PathBuf>,
     },
-    /// Print what a shell reads to complete these commands
+    /// Print a completion script for a shell
     Completion {
-        /// The shell
+        /// Shell to print it for
         shell: Shell,
     },
-    /// Write man pages: penstock.1 and one for each verb
+    /// Write man pages: penstock.1 and one for each command
     Man {
-        /// Where to
+        /// Directory to write into
         #[arg(default_value = ".")]
         dir: PathBuf,
     },
-    /// What helps whoever looks for a fault
+    /// Commands for finding faults
     #[command(subcommand)]
     Debug(Debug),
-    /// Benchmarks
+    /// Run benchmarks
     #[command(subcommand)]
     Bench(Bench),
 }
@@ -97,41 +98,42 @@ pub enum Command {
 /// Options of `mount`.
 #[derive(Debug, ClapArgs)]
 pub struct Mount {
-    /// The file system [default: main] and an empty directory
+    /// The file system [default: main] and an empty directory to mount it at
     #[arg(required = true, num_args = 1..=2, value_name = "[FS] PATH")]
     pub words: Vec<PathBuf>,
     /// Address of the instance's listener for clients (`up --tcp`), instead of --dir
     #[arg(long, value_name = "ADDRESS:PORT", requires = "token_file")]
     pub tcp: Option<SocketAddr>,
-    /// File with the instance's token for clients (`token.data` of its folder), for --tcp
+    /// File with the instance's token for clients (`token.data` in its folder), for --tcp
     #[arg(long, value_name = "FILE", requires = "tcp")]
     pub token_file: Option<PathBuf>,
     #[command(flatten)]
     pub mount_as: MountAs,
-    /// Return when it is mounted and go on in the background
+    /// Return when the file system is mounted and continue in the background
     #[arg(long)]
     pub detach: bool,
-    /// What the background process prints [default: mount-PATH.log in the store's folder, or here]
+    /// Log file of the background process [default: mount-PATH.log in the store's folder; with --tcp, in the
+    /// current directory]
     #[arg(long, value_name = "FILE", requires = "detach")]
     pub log: Option<PathBuf>,
-    /// What --detach starts
+    /// Marks the process that --detach starts
     #[arg(long, hide = true)]
     pub detached: bool,
 }
 
-/// How the kernel shows a mount.
+/// Mount options of `mount` and `up`.
 #[derive(Debug, ClapArgs)]
 pub struct MountAs {
     /// Mount read-only: the kernel refuses every change
     #[arg(long)]
     pub read_only: bool,
-    /// Source of the mount, as findmnt and df show it and umount takes it [default: penstock]
+    /// Source of the mount, as findmnt and df show it and umount accepts it [default: penstock]
     #[arg(long, value_name = "NAME")]
     pub source: Option<String>,
 }
 
 impl MountAs {
-    /// The same for the mount.
+    /// Converts to the options of the FUSE mount, with a guard process.
     pub fn options(&self) -> penstock_fuse::MountOptions {
         let default = penstock_fuse::MountOptions::default();
         penstock_fuse::MountOptions {
@@ -145,150 +147,152 @@ impl MountAs {
 /// Options of `up`.
 #[derive(Debug, ClapArgs)]
 pub struct Up {
-    /// Folder of the store [default: ./penstock-data]
+    /// Folder of the store, instead of --dir [default: ./penstock-data]
     pub folder: Option<PathBuf>,
-    /// Number of drives, for a new store [default: as many as the code has strips]
+    /// Number of drives of a new store [default: as many as the code has strips]
     #[arg(long)]
     pub drives: Option<usize>,
-    /// Size of each drive, for a new store, as in 4G or 512M [default: 4G]
+    /// Size of each drive of a new store, as in 4G or 512M [default: 4G]
     #[arg(long, value_parser = parse_size)]
     pub drive_size: Option<u64>,
-    /// Code of the data array, for a new store: data+redundancy strips [default: 4+2]
+    /// Code of the data array of a new store: data+parity strips [default: 4+2]
     #[arg(long, value_parser = parse_code)]
     pub code: Option<(usize, usize)>,
-    /// Where to mount the file system: an empty directory
+    /// Mount the file system at this empty directory
     #[arg(long)]
     pub mount: Option<PathBuf>,
     #[command(flatten)]
     pub mount_as: MountAs,
-    /// Serve REST on a loopback port too, with the token in `token`; 0 for any free one [default: the folder only]
+    /// Serve REST on this loopback port too, with the token in the file `token`; 0 takes any free port
+    /// [default: the socket in the folder only]
     #[arg(long)]
     pub port: Option<u16>,
-    /// Serve clients on a loopback address too, with the token in `token.data`; port 0 for any free one [default: the
-    /// folder only]
+    /// Serve clients on this loopback address too, with the token in the file `token.data`; port 0 takes any
+    /// free port [default: the socket in the folder only]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub tcp: Option<SocketAddr>,
-    /// Seconds without a word after which a client's session ends, and with it what it has open
+    /// Seconds after which the session of a silent client ends, with its locks and open files
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub lease: u32,
-    /// Days from the end of one scrub of an array to the next; 0 for none by itself
+    /// Days from the end of one scrub of an array to the start of the next; 0 turns automatic scrubs off
     #[arg(long, default_value_t = 14, value_name = "N")]
     pub scrub_days: u32,
-    /// Start without drives that only together with lost ones have some data: what only they have is lost for good
+    /// Start although some data needs drives that are absent or outdated; that data is lost for good
     #[arg(long)]
     pub accept_loss: bool,
-    /// Return when everything is ready and go on in the background
+    /// Return when the store is ready and continue in the background
     #[arg(long)]
     pub detach: bool,
-    /// What --detach starts
+    /// Marks the process that --detach starts
     #[arg(long, hide = true)]
     pub detached: bool,
 }
 
-/// Verbs of drives.
+/// Commands for drives.
 #[derive(Debug, Subcommand)]
 pub enum Drive {
-    /// All drives
+    /// List all drives
     List,
-    /// One drive
+    /// Show one drive
     Show {
-        /// Its id, or the beginning of it
+        /// Id of the drive, or the beginning of it
         id: String,
     },
     /// Take a drive out of service
     Fail {
-        /// Its id, or the beginning of it
+        /// Id of the drive, or the beginning of it
         id: String,
     },
-    /// Put a blank drive in the place of a failed or missing one, and rebuild onto it
+    /// Replace a failed or missing drive by a blank one and rebuild onto it
     Replace {
-        /// The old drive's id, or the beginning of it
+        /// Id of the old drive, or the beginning of it
         id: String,
-        /// Where the new one is [default: where the old one was]
+        /// Path of the new drive [default: the path of the old one]
         path: Option<PathBuf>,
-        /// What is at that path is overwritten without a question
+        /// Do not ask before the path is overwritten
         #[arg(long)]
         yes: bool,
     },
 }
 
-/// Verbs of arrays.
+/// Commands for arrays.
 #[derive(Debug, Subcommand)]
 pub enum Array {
-    /// All arrays
+    /// List all arrays
     List,
-    /// One array
+    /// Show one array
     Show {
-        /// Its name, its id, or the beginning of it
+        /// Name of the array, its id, or the beginning of the id
         array: String,
     },
-    /// Rebuild what can be rebuilt (it begins by itself; this shows it and waits for it)
+    /// Show rebuilds, or wait for them; rebuilds start by themselves
     Rebuild {
-        /// Its name or id; all arrays without
+        /// Name or id of the array [default: all arrays]
         array: Option<String>,
-        /// Wait until it is done; fails when redundancy is still owed
+        /// Wait until all rebuilds are done; fails if redundancy is still missing
         #[arg(long)]
         wait: bool,
     },
-    /// Read and verify everything, and repair what is wrong
+    /// Read and verify everything, and repair errors
     Scrub {
-        /// Its name or id; all arrays without
+        /// Name or id of the array [default: all arrays]
         array: Option<String>,
-        /// Wait until it is done; fails when something could not be repaired
+        /// Wait until the scrub is done; fails if something could not be repaired
         #[arg(long)]
         wait: bool,
     },
 }
 
-/// Verbs of file systems.
+/// Commands for file systems.
 #[derive(Debug, Subcommand)]
 pub enum Fs {
-    /// All file systems
+    /// List all file systems
     List,
-    /// One file system
+    /// Show one file system
     Show {
-        /// Its name
+        /// Name of the file system
         #[arg(default_value = "main")]
         name: String,
     },
-    /// Check names, links, chunks, extents and bitmaps against each other; with --repair, mend what is wrong
+    /// Check names, links, chunks, extents and bitmaps against each other; with --repair, repair what is
+    /// wrong
     ///
-    /// Without --repair nothing is changed, and the file system may be in use: changes wait while it is looked at.
-    /// With --repair it must not be mounted, and requests wait until the repair has ended. A repair that is
-    /// interrupted is finished by the next one. Nothing that holds data is thrown away: what has lost its name is in
-    /// /lost+found afterwards.
+    /// Without --repair, nothing is changed and the file system may be in use; operations that change it wait
+    /// during the check. With --repair, the file system must not be mounted, and requests wait until the
+    /// repair ends. The next repair finishes one that was interrupted. A repair discards no data: files that
+    /// have lost their names are in /lost+found afterwards.
     ///
-    /// docs/fs-check.md says of each kind of finding what it means and what a repair does.
+    /// docs/fs-check.md lists every kind of finding, its meaning and its repair.
     #[command(
-        after_help = "Exit status: 0 clean; 1 everything that was wrong is mended; 4 something is wrong still; 8 it could not be checked."
+        after_help = "Exit status: 0 clean; 1 everything that was wrong is repaired; 4 something is still wrong; 8 the check failed."
     )]
     Check {
-        /// Its name
+        /// Name of the file system
         #[arg(default_value = "main")]
         name: String,
-        /// Mend what is wrong
+        /// Repair the findings that can be repaired
         #[arg(long)]
         repair: bool,
-        /// Repair without a question
+        /// Repair without asking
         #[arg(long, requires = "repair")]
         yes: bool,
     },
-    /// Files whose data cannot be read any more, with the damaged bytes
+    /// List files with data that cannot be read any more, with the damaged byte ranges
     ///
-    /// They are in stripes of which a read or a scrub found fewer good strips than the code needs; `penstock array
-    /// scrub --wait` looks at every stripe. A file is off the list when the damaged bytes are overwritten, or when it is
-    /// removed.
+    /// The list covers stripes in which a read or a scrub found fewer valid strips than the code needs. Run
+    /// `penstock array scrub --wait` first to examine every stripe. A file leaves the list when its damaged
+    /// bytes are overwritten or the file is removed.
     #[command(
-        after_help = "Exit status: 0 no file is damaged; 4 some are, or metadata is; 8 it could not be found out."
+        after_help = "Exit status: 0 no file is damaged; 4 some files are damaged, or metadata is; 8 the command failed."
     )]
     Damaged {
-        /// Its name
+        /// Name of the file system
         #[arg(default_value = "main")]
         name: String,
     },
 }
 
-/// A shell.
+/// Shells with a completion script.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum Shell {
     /// bash
@@ -299,12 +303,13 @@ pub enum Shell {
     Fish,
 }
 
-/// Verbs for whoever looks for a fault.
+/// Commands for finding faults.
 #[derive(Debug, Subcommand)]
 pub enum Debug {
-    /// Write state, events, metrics and logs into one tar file; without a running instance, what the folder has
+    /// Write state, events, metrics and logs into one tar file; if no instance runs, the files of the store's
+    /// folder
     Bundle {
-        /// The file to make [default: penstock-debug-TIME.tar here]
+        /// File to create [default: penstock-debug-TIME.tar in the current directory]
         file: Option<PathBuf>,
     },
 }
@@ -312,36 +317,36 @@ pub enum Debug {
 /// Benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// An array on memory drives
+    /// Measure an array on drives in memory
     Array {
         /// Code, as in 4+2
         #[arg(long, value_parser = parse_code, default_value = "4+2")]
         code: (usize, usize),
     },
-    /// The stripe table of large arrays, on drives that make their table as it is read
+    /// Measure the stripe tables of large arrays, on simulated drives that generate the table when it is read
     Table {
         /// Code, as in 4+2
         #[arg(long, value_parser = parse_code, default_value = "4+2")]
         code: (usize, usize),
-        /// TiB of data in the array, one line each
+        /// Sizes of the array's data in TiB, separated by commas; one line of output each
         #[arg(long, value_name = "TIB", value_delimiter = ',', default_value = "1,16,64,256", value_parser = clap::value_parser!(u64).range(1..=4096))]
         tib: Vec<u64>,
     },
-    /// The erasure code, beside what memory allows and beside ISA-L where it is installed
+    /// Measure the erasure code and compare it with memory bandwidth, and with ISA-L if that is installed
     Codec {
-        /// Kernel, as in avx2-gfni [default: the fastest of this processor]
+        /// Kernel to use, as in avx2-gfni [default: the fastest one on this processor]
         #[arg(long, value_name = "NAME")]
         kernel: Option<String>,
-        /// Rounds of which the median is told
+        /// Rounds of measurement; the median is reported
         #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=99))]
         rounds: u32,
-        /// Only lines with this in their name, as in "8+2 encode, cold"
+        /// Only measurements with this text in their names, as in "8+2 encode, cold"
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
-        /// Draw the kernels under their ceilings into this file, as SVG
+        /// Write a roofline plot of the kernels to this SVG file
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
-        /// Only to see that it runs: little memory, and figures of no meaning
+        /// Test run: little memory, and figures without meaning
         #[arg(long)]
         quick: bool,
     },

@@ -1,7 +1,8 @@
-//! `debug bundle`: one tar file with what somebody who helps wants to know first.
+//! `debug bundle`: writes one tar file with the state, logs and system facts that finding a fault needs.
 //!
-//! Never in it: the token (its text is blanked wherever it may occur), names and contents of files of the file system.
-//! Events name files by inode number only, and no report of the REST API that is taken has names in it.
+//! A bundle never contains tokens (their text is blanked wherever it occurs), nor names or contents of files
+//! in the file system. Events identify files by inode number only, and none of the REST reports in it
+//! contains file names.
 
 use crate::events;
 use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, METRICS_TOKEN};
@@ -19,9 +20,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Bytes taken from the end of each log.
 const LOG_BYTES: u64 = 1 << 20;
-/// Most bytes taken of a file of the system.
+/// Maximum number of bytes taken from any other file.
 const SYSTEM_BYTES: u64 = 1 << 20;
-/// Files of the folder that are taken whole: none of them is secret.
+/// Files of the folder that are included; none is secret.
 const FOLDER_FILES: [&str; 4] = ["store.json", "coordination", "scrubs.json", "run.json"];
 const TOKENS: [&str; 3] = [ADMIN_TOKEN, DATA_TOKEN, METRICS_TOKEN];
 const ASKED: [(&str, &str); 6] = [
@@ -42,7 +43,7 @@ const SYSTEM: [&str; 7] = [
     "/proc/partitions",
 ];
 
-/// Parts by name; what could not be had has its reason as contents.
+/// Parts of the bundle by name. A part that could not be read contains the reason instead.
 struct Parts(Vec<(String, Vec<u8>)>);
 
 impl Parts {
@@ -52,7 +53,7 @@ impl Parts {
     }
 }
 
-/// Writes a bundle and says what it holds.
+/// Writes a bundle and lists its contents. Fails if the file exists.
 pub fn bundle(
     dir: Option<&PathBuf>,
     api: Option<&String>,
@@ -75,7 +76,7 @@ pub fn bundle(
     let mut tokens: Vec<String> =
         asked.as_ref().ok().and_then(|remote| remote.token().map(str::to_owned)).into_iter().collect();
     for (folder, name) in folder.iter().flat_map(|folder| TOKENS.map(|name| (folder, name))) {
-        // One that was never made is nowhere.
+        // A token that does not exist cannot occur in any part.
         tokens.extend(std::fs::read_to_string(folder.join(name)).ok());
     }
     ask(&mut parts, asked);
@@ -101,7 +102,7 @@ pub fn bundle(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the running instance says.
+/// Adds the reports and metrics of the running instance, and the limits of its process.
 fn ask(parts: &mut Parts, remote: Result<Remote>) {
     let remote = match remote {
         Ok(remote) => remote,
@@ -137,7 +138,7 @@ fn take_folder(parts: &mut Parts, folder: &Path) {
     parts.add("folder.txt", listing(folder));
 }
 
-/// What lies in the folder and in its `drives`, with sizes. Nothing else is entered: a mount may be there.
+/// Lists the folder and its `drives` with sizes. Enters no other directory, because a mount may be there.
 fn listing(folder: &Path) -> Result<Vec<u8>> {
     let mut text = String::from("length allocated name\n");
     for dir in [folder.to_owned(), folder.join("drives")] {
@@ -152,10 +153,10 @@ fn listing(folder: &Path) -> Result<Vec<u8>> {
     Ok(text.into_bytes())
 }
 
-/// The last bytes of a file, at most `most`.
+/// Reads the last bytes of a file, at most `most`.
 fn read_end(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut file = File::open(path)?;
-    // Files of /proc have no length and are read from the start.
+    // Files in /proc report no length and are read from the start.
     let len = file.metadata()?.len();
     if len > most {
         file.seek(SeekFrom::Start(len - most))?;

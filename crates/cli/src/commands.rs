@@ -1,4 +1,4 @@
-//! What each command does.
+//! Runs each command: calls the instance through REST and prints the answer.
 
 use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
 use crate::folder::{DEFAULT, Stop, is_free, last_stop};
@@ -17,10 +17,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How long `down` waits for the instance to end.
+/// Time that `down` waits for the instance to end.
 const DOWN: Duration = Duration::from_secs(120);
 
-/// Runs a command.
+/// Runs a command and returns the exit status.
 pub fn run(args: Args) -> Result<ExitCode> {
     let Args { dir, api, json, command } = args;
     match command {
@@ -105,7 +105,7 @@ fn down(dir: Option<PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCo
         match last_stop(&dir) {
             Some(Stop::Durable) => {}
             Some(Stop::NotDurable(why)) => bail!("stopped; not everything could be made durable: {why}"),
-            None => bail!("it ended without a word of what is durable, as one that is killed; see its log"),
+            None => bail!("it ended without reporting that all is durable, as after a kill; see its log"),
         }
     }
     print(json, &answer, |_| println!("stopped"))
@@ -170,7 +170,7 @@ fn array(remote: &Remote, verb: Array, json: bool) -> Result<ExitCode> {
     }
 }
 
-/// Starts a job; with `wait`, shows its progress until it ends.
+/// Starts a job. With `wait`, shows its progress until it ends and returns its result; without, returns None.
 fn job<T: DeserializeOwned>(
     remote: &Remote,
     verb: &str,
@@ -244,7 +244,8 @@ fn fs(remote: &Remote, verb: Fs, json: bool) -> Result<ExitCode> {
     }
 }
 
-/// Exit statuses of checks, as those of fsck: what was found is not to be taken for what failed.
+/// Exit statuses of checks, with the meanings that fsck gives them. They distinguish findings from a check
+/// that failed.
 const MENDED: u8 = 1;
 const DAMAGED: u8 = 4;
 const NOT_CHECKED: u8 = 8;
@@ -255,7 +256,7 @@ fn failed(error: anyhow::Error) -> ExitCode {
 }
 
 fn fs_check(remote: &Remote, name: &str, repair: bool, yes: bool, json: bool) -> Result<ExitCode> {
-    if repair && !yes && !confirmed(&format!("what is wrong with {name} is mended; go on?"))? {
+    if repair && !yes && !confirmed(&format!("what is wrong with {name} will be repaired; go on?"))? {
         bail!("nothing was changed; --yes repairs without a question");
     }
     let path = format!("/v1/fs/{name}");

@@ -1,4 +1,4 @@
-//! `events`: from the running instance, or from the files of a folder on which none runs.
+//! `events`: prints events from the running instance, or from the folder's files if none runs.
 
 use crate::commands::print;
 use crate::folder::{DEFAULT, Run, is_free};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How often a follower asks.
+/// Polling interval of `--follow`.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Prints events behind a number, and with `follow` those that come, until the instance ends.
+/// Prints events with numbers above `since`. With `follow`, prints new ones too, until the instance ends.
 pub fn events(
     dir: Option<&PathBuf>,
     api: Option<&String>,
@@ -53,7 +53,7 @@ fn runs(folder: &Path) -> bool {
     Run::load(folder).is_ok_and(|run| run.is_alive())
 }
 
-/// All events in a folder's files.
+/// Reads the events with numbers above `since` from a folder's files. Fails if there is no such folder.
 pub fn in_folder(folder: &Path, since: u64) -> Result<Vec<Event>> {
     if !folder.is_dir() {
         bail!("there is no folder {}; --dir names one", folder.display());
@@ -61,7 +61,7 @@ pub fn in_folder(folder: &Path, since: u64) -> Result<Vec<Event>> {
     EventFiles::read_after(folder, since, usize::MAX).map_err(|why| anyhow!(why))
 }
 
-/// Fetches all events behind a number, page by page. Returns the number of the last one.
+/// Fetches all events with numbers above `seq`, page by page. Returns the number of the last one.
 pub fn next(remote: &Remote, mut seq: u64, mut take: impl FnMut(Vec<Event>)) -> Result<u64> {
     loop {
         let page: Vec<Event> = remote.get(&format!("/v1/events?after={seq}"))?;

@@ -1,12 +1,12 @@
-//! The store's folder: its lock, its token, and who runs on it.
+//! The store's folder: its lock, its tokens, and `run.json`, which describes the running instance.
 //!
-//! `lock` is held for the life of an instance and names its process; `run.json` says where a running instance is reached
-//! and has another name when it stops. `api.sock` and `data.sock` are the doors for this machine; tokens (mode 0600) are
-//! made where a listener on TCP asks for them.
+//! An instance holds `lock` while it lives and writes its process id into it. `run.json` contains the
+//! addresses of a running instance; it is renamed when the instance stops. `api.sock` and `data.sock` serve
+//! this machine. Tokens (mode 0600) are created when a TCP listener needs them.
 //!
-//! A killed process is not gone at once: its locks on the folder and on the drives fall when its last thread has ended
-//! and the kernel has finished its I/O. Whoever starts the store again waits for that, and only for that: a lock of a
-//! process that lives is refused at once.
+//! A killed process does not end immediately: its locks on the folder and the drives are released when its
+//! last thread has ended and the kernel has finished its I/O. A new start waits for that only. A lock of a
+//! live process is an error without waiting.
 
 use anyhow::{Context, Result, bail};
 use penstock_base::hex;
@@ -18,57 +18,59 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a process that is ending may keep its locks.
+/// Time that an ending process may keep its locks.
 pub const ENDING: Duration = Duration::from_secs(20);
 
-/// What `run.json` is called while nothing runs: it keeps its space, so that a full host does not keep the store from being
-/// started.
+/// Name of `run.json` while no instance runs. The file keeps its blocks, so that the store can start when the
+/// host is full.
 const SPARE: &str = "run.spare";
-/// `run.json` has a multiple of this length, lines without anything at its end.
+/// The length of `run.json` is a multiple of this; newlines fill it up.
 const RUN_BYTES: usize = 4096;
-/// Bytes of the reason why a stop failed, so that `run.json` does not grow by it.
+/// Maximum length in bytes of the recorded reason of a failed stop, which bounds the size of `run.json`.
 const REASON_BYTES: usize = 1000;
-/// SIGKILL among the signals of a process, and the kernel's flag of one that is ending.
+/// Bit of SIGKILL in a process's masks of pending signals, and the kernel's flag of a process that is ending.
 const SIGKILL: u64 = 1 << 8;
 const PF_EXITING: u64 = 4;
-/// Tokens: for administration over TCP, for metrics only, and for the data path, where nobody sends it.
+/// Token files: for administration over TCP, for metrics only, and for the data path, where it is proven but
+/// never sent.
 pub const ADMIN_TOKEN: &str = "token";
 pub const METRICS_TOKEN: &str = "token.metrics";
 pub const DATA_TOKEN: &str = "token.data";
-/// Default folder.
+/// Folder of the store if none is named.
 pub const DEFAULT: &str = "./penstock-data";
 
-/// Where a running instance is reached.
+/// Contents of `run.json`: the process of the instance and its addresses.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     pub pid: u32,
-    /// REST over TCP, where it was asked for.
+    /// URL of REST over TCP. None without `--port`.
     pub api_url: Option<String>,
-    /// Clients of other processes over TCP, where it was asked for.
+    /// Address for remote clients over TCP. None without `--tcp`.
     pub tcp_address: Option<String>,
     pub mounts: Vec<String>,
-    /// The end of its stop. None of one that runs, or ended without a stop.
+    /// Outcome of the stop. None while the instance runs, or if it ended without a stop.
     #[serde(default)]
     pub stop: Option<Stop>,
 }
 
-/// The end of the stop of an instance.
+/// Outcome of the stop of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
     Durable,
-    /// Not everything is, for this reason.
+    /// Some data is not durable, for this reason.
     NotDurable(String),
 }
 
-/// A locked folder.
+/// A folder with its lock held until this is dropped.
 pub struct Folder {
     pub path: PathBuf,
     _lock: File,
 }
 
 impl Folder {
-    /// Makes the folder if need be, and locks it.
+    /// Creates the folder if it does not exist, and locks it. Fails if another live process holds the lock,
+    /// or after [`ENDING`].
     pub fn lock(path: &Path) -> Result<Self> {
         std::fs::create_dir_all(path)
             .with_context(|| format!("the folder {} cannot be made", path.display()))?;
@@ -95,13 +97,14 @@ impl Folder {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        // In place, so that a full host does not keep the store from being started.
+        // Writes in place, so that the store can start when the host is full.
         let pid = std::process::id().to_string();
         file.write_all(pid.as_bytes()).and_then(|()| file.set_len(pid.len() as u64))?;
         Ok(Self { path, _lock: file })
     }
 
-    /// A token: made once, 256 random bits, readable by the owner only.
+    /// Returns the token in the file `name`. Creates 256 random bits on first use, readable by the owner
+    /// only. Replaces a token that other users could read.
     pub fn token(&self, name: &str) -> Result<String> {
         let path = self.path.join(name);
         let cannot = || format!("the token {} cannot be kept", path.display());
@@ -125,7 +128,7 @@ impl Folder {
         Ok(token)
     }
 
-    /// Says where the instance is reached.
+    /// Publishes the running instance in `run.json`.
     pub fn write_run(&self, run: &Run) -> Result<()> {
         let (spare, named) = (self.path.join(SPARE), self.path.join("run.json"));
         if !spare.exists() && named.exists() {
@@ -136,7 +139,8 @@ impl Folder {
         Ok(())
     }
 
-    /// The instance is gone, or will be in a moment. Says for who asked for its stop how that ended.
+    /// Records the outcome of the stop for the process that asked for it, and withdraws `run.json`. Called
+    /// when the instance is about to end.
     pub fn end_run(&self, stop: Result<(), &str>) {
         let named = self.path.join("run.json");
         if !named.exists() {
@@ -148,12 +152,12 @@ impl Folder {
         };
         let said = Run::read(&named).and_then(|run| Run { stop: Some(stop), ..run }.write(&named));
         if let Err(error) = said {
-            tracing::warn!(%error, "how the stop ended is not noted");
+            tracing::warn!(%error, "run.json does not record how the stop ended");
         }
         self.remove_run();
     }
 
-    /// Nothing runs.
+    /// Withdraws `run.json`: no instance runs.
     pub fn remove_run(&self) {
         if let Err(error) = std::fs::rename(self.path.join("run.json"), self.path.join(SPARE)) {
             tracing::debug!(%error, "run.json was not there");
@@ -161,12 +165,12 @@ impl Folder {
     }
 }
 
-/// The end of the last instance's stop. None where it ended without one.
+/// Returns the outcome of the last instance's stop. None if it ended without one.
 pub fn last_stop(dir: &Path) -> Option<Stop> {
     Run::read(&dir.join(SPARE)).ok()?.stop
 }
 
-/// Whether no instance holds the folder in `dir`.
+/// True if no instance holds the lock of the folder `dir`.
 pub fn is_free(dir: &Path) -> bool {
     let Ok(file) = File::open(dir.join("lock")) else { return true };
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -177,7 +181,7 @@ impl Run {
         Ok(serde_json::from_slice(&std::fs::read(path)?)?)
     }
 
-    /// Writes over what stands at `path`, in place and padded, so that a full host does not refuse it.
+    /// Overwrites the file at `path` in place, padded, so that this works when the host is full.
     fn write(&self, path: &Path) -> Result<()> {
         let mut bytes = serde_json::to_vec_pretty(self)?;
         bytes.resize(bytes.len().next_multiple_of(RUN_BYTES), b'\n');
@@ -187,7 +191,7 @@ impl Run {
         Ok(())
     }
 
-    /// Reads `run.json` in `dir`.
+    /// Reads `run.json` in `dir`. Fails with advice if no instance runs.
     pub fn load(dir: &Path) -> Result<Self> {
         let bytes = match std::fs::read(dir.join("run.json")) {
             Ok(bytes) => bytes,
@@ -201,18 +205,19 @@ impl Run {
         Ok(serde_json::from_slice(&bytes)?)
     }
 
-    /// Whether its process lives.
+    /// True if the instance's process is alive.
     pub fn is_alive(&self) -> bool {
         process_lives(self.pid)
     }
 }
 
-/// Whether a process lives: one that was killed does not, although it ends only when the kernel has finished its I/O, nor
-/// one that has ended and waits for its parent.
+/// True if the process is alive. A killed process is not, although it ends only when the kernel has finished
+/// its I/O; nor is a zombie that waits for its parent.
 fn process_lives(pid: u32) -> bool {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let (stat, status) = (read("stat"), read("status"));
-    // What follows the name, which is in brackets and may hold anything: state, five numbers, flags.
+    // After the name, which is in brackets and may contain any byte, follow the state, five numbers and the
+    // flags.
     let mut words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     let state = words.next().unwrap_or("X");
     let flags: u64 = words.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(0);

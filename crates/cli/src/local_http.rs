@@ -1,4 +1,4 @@
-//! HTTP through the socket in a store's folder, for `ureq`.
+//! Carries HTTP of `ureq` over the Unix socket in a store's folder.
 
 use penstock_fabric::local;
 use std::io::{ErrorKind, Read, Write};
@@ -11,10 +11,10 @@ use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport,
 };
 
-/// The URL of requests: where it leads is not asked for.
+/// Base URL of requests. The address in it is not used.
 pub const URL: &str = "http://127.0.0.1";
 
-/// An agent whose connections all lead to the instance of the store in `dir`.
+/// Returns an agent that always connects to the instance of the store in `dir`.
 pub fn agent(config: Config, dir: PathBuf) -> ureq::Agent {
     ureq::Agent::with_parts(config, Door { dir }, DefaultResolver::default())
 }
@@ -47,7 +47,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Waits at most as long as the request may take.
+    /// Applies the request's time limit to reads and writes of the socket.
     fn limit(&self, timeout: NextTimeout) -> Result<(), Error> {
         let most = timeout.not_zero().map(|period| *period);
         self.stream.set_read_timeout(most)?;
@@ -86,7 +86,8 @@ impl Transport for Connection {
     }
 
     fn is_open(&mut self) -> bool {
-        // A connection of the pool that the other end has closed: a read finds its end, where an open one finds nothing.
+        // Detects a pooled connection that the peer has closed: a read returns end of file there, and would
+        // block on an open one.
         let asked = self.stream.set_nonblocking(true).map(|()| self.stream.read(&mut [0]));
         let open = matches!(asked, Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock);
         open && self.stream.set_nonblocking(false).is_ok()

@@ -1,11 +1,11 @@
-//! `penstock`: one program for everything. Noun, then verb; every list and show has `--json`.
+//! The `penstock` program. Commands are noun, then verb; every list and show command accepts `--json`.
 //!
-//! Commands find the running instance by `--dir` or `--api` and speak REST with it. Errors are one to three lines:
-//! what failed, on which object, why, and what to do.
+//! Commands find the running instance by `--dir` or `--api` and use its REST API. Error messages have one to
+//! three lines: the failed operation, its object, the reason, and a remedy.
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods)]
 
-/// `println!` for a reader that may stop reading: the program ends then, quietly, as other filters do.
+/// `println!` that ends the program quietly when its reader is gone, as other filters do.
 macro_rules! println {
     () => { println!("") };
     ($($word:tt)*) => {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match commands::run(args) {
         Ok(code) => code,
         Err(error) => {
-            // The first line says what failed; the causes below it say why.
+            // One line: the failed operation, followed by its causes.
             let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
             eprintln!("penstock: {}", causes.join(": "));
             ExitCode::FAILURE

@@ -1,4 +1,4 @@
-//! Man pages and shell completion, both from the command line's definition.
+//! Generates man pages and shell completion from the command line's definition.
 
 use crate::args::{Args, Shell};
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 const NAME: &str = "penstock";
 
-/// Prints what a shell reads to complete commands.
+/// Prints a shell's completion script.
 pub fn completion(shell: Shell) -> ExitCode {
     println!("{}", script(shell).trim_end());
     ExitCode::SUCCESS
@@ -25,7 +25,7 @@ fn script(shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Writes penstock.1 and a page for each verb into a directory.
+/// Writes penstock.1 and a page for each command into a directory. Creates the directory.
 pub fn man(dir: &Path) -> Result<ExitCode> {
     std::fs::create_dir_all(dir).with_context(|| format!("{} cannot be made", dir.display()))?;
     clap_mangen::generate_to(Args::command(), dir)
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
     use clap::Command;
 
-    /// Calls `check` with every command and the words that lead to it.
+    /// Calls `check` with every visible command and its full name, joined by hyphens.
     fn walk(command: &Command, words: &str, check: &mut dyn FnMut(&Command, &str)) {
         check(command, words);
         for inner in

@@ -1,6 +1,7 @@
-//! `mount`: a process of its own between the kernel and an instance, and `umount`.
+//! `mount`, a separate process between the kernel and an instance; and `umount`.
 //!
-//! It finds the instance by the socket in its folder, or over TCP, and anew for each connection. Its session with the instance ends with it, or after its lease when it is killed.
+//! The process finds the instance through the socket in its folder or over TCP, again for each connection. It
+//! ends its session when it exits; if it is killed, the session ends after its lease.
 
 use crate::args::Mount as Options;
 use crate::commands::print;
@@ -27,20 +28,20 @@ use std::process::{Command, ExitCode, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The one file system of an instance.
+/// Name of an instance's only file system.
 const FS: &str = "main";
-/// How long `--detach` waits until it is mounted, and `umount` until its process has ended its session.
+/// Time limit of `--detach` for the mount to appear, and of `umount` for its process to end the session.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A log that is longer begins anew with the next mount.
+/// A longer log, in bytes, is truncated by the next mount.
 const LOG_BYTES: u64 = 1 << 20;
-/// How long the end of the process waits for the instance to make everything durable.
+/// Time that the process waits at its end until the instance has made everything durable.
 const LAST_WORD: Duration = Duration::from_secs(20);
 
-/// Where the instance is found.
+/// The way to reach the instance.
 enum Way {
-    /// By its folder.
+    /// Through the socket in the folder.
     Folder(PathBuf),
-    /// By its address; both ends prove that they know the token.
+    /// Over TCP. Both ends prove that they know the token.
     Address(SocketAddr, Token),
 }
 
@@ -83,12 +84,12 @@ impl Dial for Way {
     }
 }
 
-/// A mount point as the kernel will name it.
+/// Returns a mount point under the name that the kernel gives it.
 pub fn place(path: &Path) -> Result<PathBuf> {
     mount_point(path).with_context(|| format!("the mount point {} cannot be used", path.display()))
 }
 
-/// Mounts, and stays until it is unmounted.
+/// Mounts, and returns when the file system is unmounted.
 pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Result<ExitCode> {
     let (fs, path) = match &options.words[..] {
         [fs, path] => (fs.to_str().unwrap_or_default(), path),
@@ -102,7 +103,7 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
         return detach(&options, dir, api.is_some(), &path);
     }
     if options.detached {
-        rustix::process::setsid().context("no session of its own")?;
+        rustix::process::setsid().context("setsid failed")?;
     }
     let way = Way::find(&options, dir, api.is_some())?;
     check_mount_point(&path)?;
@@ -133,11 +134,11 @@ async fn run(env: &Env, way: Rc<Way>, path: &Path, options: &MountOptions) -> Re
     Ok(())
 }
 
-/// Serves the kernel until somebody unmounts, or a signal says to.
+/// Serves the kernel until the file system is unmounted, or a signal arrives.
 async fn serve(env: &Env, client: &Rc<Client>, path: &Path, options: &MountOptions) -> Result<()> {
     let (signal, mut signals) = tokio::sync::mpsc::unbounded_channel();
     on_signals(move || {
-        // Whoever is ending already takes no more.
+        // Fails if the process is ending already.
         let _ = signal.send(());
     })?;
     let mut mount = Mount::start(env, client, path, options, &Rc::new(FuseLatency::default()), || {}).await?;
@@ -152,10 +153,10 @@ async fn serve(env: &Env, client: &Rc<Client>, path: &Path, options: &MountOptio
     Ok(())
 }
 
-/// The name of the log of a mount in the background: one for each mount point.
+/// Returns the name of a background mount's log. Each mount point has its own.
 fn log_name(path: &Path) -> String {
     let at = path.display().to_string().trim_matches('/').replace('/', "-");
-    // A name has at most 255 bytes; what tells mount points apart is at their ends.
+    // A file name has at most 255 bytes. Mount points differ at their ends, so the beginning is cut off.
     let skip =
         at.char_indices().map(|(skip, _)| skip).find(|skip| at.len() - skip <= 200).unwrap_or_default();
     format!("mount-{}.log", &at[skip..])
@@ -164,7 +165,7 @@ fn log_name(path: &Path) -> String {
 /// Starts the same command in the background and returns when it has mounted.
 fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Result<ExitCode> {
     check_mount_point(path)?;
-    // What a killed process has left stays until the new mount takes its place.
+    // A mount that a killed process left remains until the new one replaces it.
     let is_served = || is_mounted(path) && !is_stale(path);
     if is_served() {
         bail!("a file system is mounted at {} already", path.display());
@@ -178,7 +179,7 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
     let log_start = log.metadata()?.len();
     let mut command = Command::new(std::env::current_exe()?);
     let words = std::env::args_os().skip(1).filter(|word| word != "--detach");
-    // Without --detach the log has no meaning.
+    // Drops `--log` as well: it is valid with `--detach` only.
     let mut skip = false;
     let words = words.filter(|word| {
         let is_value = std::mem::replace(&mut skip, word == "--log");
@@ -204,13 +205,13 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// The log of a mount in the background, which goes on where the one before it ended. What stands there and is no file of
-/// this user's is not written to: its name can be guessed.
+/// Opens the log of a background mount for appending. Refuses anything but a regular file of this user,
+/// because another user can guess the name.
 fn open_log(path: &Path) -> Result<File> {
     let cannot = || format!("{} cannot be written", path.display());
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600);
-    // A FIFO that nobody reads would keep this waiting.
+    // Opening a FIFO without a reader would block.
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     let log = options.open(path).with_context(cannot)?;
     let found = log.metadata().with_context(cannot)?;
@@ -223,15 +224,15 @@ fn open_log(path: &Path) -> Result<File> {
     Ok(log)
 }
 
-/// True if `path` shows a file system of Penstock.
+/// True if a Penstock file system is mounted at `path`.
 fn is_mounted(path: &Path) -> bool {
     kind_at(path).is_ok_and(|kind| kind.as_deref() == Some(KIND))
 }
 
-/// Unmounts what is mounted at `path`, by the instance or by a process of its own.
+/// Unmounts the file system at `path`, mounted by the instance or by a separate process.
 pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCode> {
     let path = place(path)?;
-    // It need not run: a mount can be taken away without it.
+    // The instance need not run: a mount can be removed without it.
     let rest = Rest::find(dir, api).ok();
     let named = path.display().to_string();
     if let Some(rest) = &rest
@@ -250,7 +251,7 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         return done(json, &named);
     }
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
-    // Its process makes everything durable and ends its session.
+    // The mount's process makes everything durable and then ends its session.
     let start = Instant::now();
     while let Some(rest) = &rest {
         let status: StatusReport = rest.get("/v1/status")?;
@@ -289,7 +290,7 @@ mod tests {
     use super::open_log;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-    /// A FIFO under the log's name: the mount waited for ever for somebody who reads it.
+    /// Regression: opening a FIFO under the log's name blocked forever, without a reader.
     #[test]
     fn a_log_is_no_fifo() {
         let path = std::env::temp_dir().join(format!("penstock-log-{}", std::process::id()));

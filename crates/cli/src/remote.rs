@@ -1,4 +1,4 @@
-//! Speaking REST with the running instance.
+//! REST client of the running instance.
 
 use crate::folder::{DEFAULT, Run};
 use crate::local_http;
@@ -7,18 +7,19 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// A running instance.
+/// A running instance and the way to reach it.
 pub struct Remote {
     agent: ureq::Agent,
     url: String,
-    /// What is sent over TCP. Through the folder's socket nothing is: the kernel says who asks.
+    /// Sent with each request over TCP. None through the folder's socket, where the kernel reports the peer's
+    /// user.
     token: Option<String>,
-    /// The folder, and the process behind it.
+    /// The folder and its `run.json`. None with `--api`.
     folder: Option<(PathBuf, Run)>,
 }
 
 impl Remote {
-    /// Finds the instance by `--api` or by its folder.
+    /// Finds the instance by the URL of `--api`, or by its folder. Fails if its process is dead.
     pub fn find(dir: Option<&PathBuf>, api: Option<&String>) -> Result<Self> {
         let config = ureq::Agent::config_builder().http_status_as_error(false).build();
         if let Some(url) = api {
@@ -54,13 +55,13 @@ impl Remote {
         }
     }
 
-    /// GET.
+    /// Sends a GET request. Fails with the message of a refusal.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let request = self.with_token(self.agent.get(format!("{}{path}", self.url)));
         read(request.call().with_context(|| self.unreachable())?)
     }
 
-    /// GET of plain text.
+    /// Sends a GET request and returns the body as text, at most 64 MiB.
     pub fn get_text(&self, path: &str) -> Result<String> {
         let request = self.with_token(self.agent.get(format!("{}{path}", self.url)));
         let mut response = request.call().with_context(|| self.unreachable())?;
@@ -70,23 +71,23 @@ impl Remote {
         Ok(response.body_mut().with_config().limit(64 << 20).read_to_string()?)
     }
 
-    /// The token that it sends, if it does.
+    /// The token for `--api`. None with a folder.
     pub fn token(&self) -> Option<&str> {
         self.token.as_deref()
     }
 
-    /// The process behind it, where the folder names it.
+    /// Process id of the instance. None with `--api`.
     pub fn pid(&self) -> Option<u32> {
         self.folder.as_ref().map(|(_, run)| run.pid)
     }
 
-    /// POST with a body.
+    /// Sends a POST request with a JSON body.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T> {
         let request = self.with_token(self.agent.post(format!("{}{path}", self.url)));
         read(request.send_json(body).with_context(|| self.unreachable())?)
     }
 
-    /// DELETE.
+    /// Sends a DELETE request.
     pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let request = self.with_token(self.agent.delete(format!("{}{path}", self.url)));
         read(request.call().with_context(|| self.unreachable())?)

@@ -1,4 +1,4 @@
-//! Reports as text for people.
+//! Prints reports as text for people.
 
 use penstock_bench::Line;
 use penstock_node::{
@@ -7,7 +7,7 @@ use penstock_node::{
 };
 use std::io::{IsTerminal, Write};
 
-/// Bytes as people write them.
+/// Formats bytes with a binary unit and one decimal.
 pub fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
@@ -230,15 +230,15 @@ pub fn filesystem(fs: &FsReport) {
     );
 }
 
-/// Writes a line on standard output. Where it cannot be written, because the disk of its file is full or its reader is gone,
-/// the process goes on: `println!` would end it.
+/// Writes a line to standard output. If that fails, because the file system of its file is full or the reader
+/// is gone, the process continues; `println!` would end it.
 macro_rules! say {
     ($($line:tt)*) => {
         $crate::show::write_line(&mut std::io::stdout().lock(), format_args!($($line)*))
     };
 }
 
-/// The same on standard error.
+/// Writes a line to standard error, in the same way.
 macro_rules! note {
     ($($line:tt)*) => {
         $crate::show::write_line(&mut std::io::stderr().lock(), format_args!($($line)*))
@@ -247,18 +247,18 @@ macro_rules! note {
 
 pub(crate) use {note, say};
 
-/// Writes a line where it can be written.
+/// Writes a line and flushes; ignores errors.
 pub fn write_line(out: &mut impl Write, line: std::fmt::Arguments<'_>) {
-    // Nobody is left to tell.
+    // The error could be reported nowhere.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Standard error for the log: what cannot be written is left out, and ends nothing.
+/// Standard error as the log's output. Drops a line that cannot be written and reports success.
 pub struct LogOutput;
 
 impl Write for LogOutput {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        // Nobody is left to tell.
+        // The error could be reported nowhere.
         let _ = std::io::stderr().lock().write_all(bytes);
         Ok(bytes.len())
     }
@@ -268,13 +268,14 @@ impl Write for LogOutput {
     }
 }
 
-/// A name of a file as a terminal may see it: any user chooses names, also such as a terminal takes for commands.
+/// Escapes control characters in a file name: users choose names, and a terminal would execute such
+/// characters as commands.
 fn printable(path: &str) -> String {
     let plain = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     path.chars().map(plain).collect()
 }
 
-/// Findings that are written out for people.
+/// Maximum number of findings that are printed.
 const SHOWN: usize = 50;
 
 fn findings(title: &str, report: &FindingsReport) {
@@ -377,7 +378,7 @@ pub fn scrubs(summaries: &[ScrubSummary]) {
     }
 }
 
-/// A duration as people write it.
+/// Formats a duration in us, ms or s.
 fn duration(ns: u64) -> String {
     match ns {
         0..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
@@ -399,16 +400,16 @@ pub fn latencies(latencies: &[LatencyReport]) {
             found.layer, found.op, found.count, times[0], times[1], times[2], times[3]
         );
     }
-    println!("each at most 25 % too high, but for max; what was never used is left out");
+    println!("percentiles are at most 25 % too high, max is exact; unused operations are left out");
 }
 
-/// A time as UTC, to the second.
+/// Formats a time as UTC, to the second.
 pub fn time(time_ns: i64) -> String {
     let since = std::time::Duration::from_nanos(time_ns.max(0).cast_unsigned());
     humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + since).to_string()
 }
 
-/// `drive` with an identifier shows its beginning only, as everywhere else.
+/// Shortens the id after `drive ` to its beginning, as the other outputs do.
 fn object(object: &str) -> String {
     match object.strip_prefix("drive ") {
         Some(id) => format!("drive {}", short(id)),
@@ -447,7 +448,7 @@ pub fn lines(lines: &[Line]) {
     }
 }
 
-/// Progress of jobs on one line of the terminal.
+/// Progress of jobs, on one line of standard error. Prints nothing if that is no terminal.
 pub struct Bar {
     terminal: bool,
     shown: bool,
@@ -467,7 +468,7 @@ impl Bar {
         self.line(&running.join("   "));
     }
 
-    /// Shows a line in the place of the one before.
+    /// Replaces the line that is shown.
     pub fn line(&mut self, line: &str) {
         if !self.terminal {
             return;

@@ -1,4 +1,4 @@
-//! `up`: the folder, the store, the node, the API, the mount; and stopping all of it in order.
+//! `up`: starts the folder, store, node, API and mount, and stops them in order.
 
 use crate::args::Up;
 use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, ENDING, Folder, METRICS_TOKEN, Run};
@@ -25,25 +25,25 @@ use std::process::{Command, ExitCode, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Threads that read the key-value store.
+/// Number of threads that read the key-value store.
 const KV_READERS: usize = 2;
-/// How long `--detach` waits until everything is ready.
+/// Time limit of `--detach` for the store to become ready.
 const READY: Duration = Duration::from_secs(120);
-/// Pause after a client could not be let in.
+/// Pause after accepting a client failed.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
-/// Pause after each of many that are not let in yet.
+/// Pause after each accepted client while many have not authenticated yet.
 const CROWD_PAUSE: Duration = Duration::from_millis(1);
-/// What a background process prints, and the file of the one before it.
+/// Log of the background process, and of the previous one.
 pub const LOGS: [&str; 2] = ["penstock.log", "penstock.1.log"];
 
-/// Starts an instance and stays until it is stopped.
+/// Starts an instance and returns when it has stopped.
 pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
     let dir = options.folder.clone().or(dir).unwrap_or_else(|| DEFAULT.into());
     if options.detach {
         return detach(&dir);
     }
     if options.detached {
-        rustix::process::setsid().context("no session of its own")?;
+        rustix::process::setsid().context("setsid failed")?;
     }
     let folder = Folder::lock(&dir)?;
     raise_descriptors();
@@ -75,7 +75,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
                 text: format!("not started: {error:#}"),
             };
             if let Err(error) = kept.files.append(&[event]) {
-                tracing::warn!(%error, "the event of this cannot be written");
+                tracing::warn!(%error, "the event start_failed cannot be written");
             }
             return Err(error);
         }
@@ -98,7 +98,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     let signals = worker.clone();
     server.serve(doors.rest.clone(), worker, move || {
         let stop: penstock_api::Task = Box::new(|instance| Box::pin(async move { instance.stop() }));
-        // An instance that is already stopping takes no more tasks.
+        // An instance that is already stopping accepts no more tasks.
         let _ = signals.send(stop);
     })?;
     let mounted = match &options.mount {
@@ -120,7 +120,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
         ]);
         ran = instance.run(&mut tasks).await;
         tell_manager(&[NotifyState::Stopping]);
-        // Written to a terminal that may be gone by now.
+        // The terminal may be gone by now, which `note!` tolerates.
         note!("stopping");
     }
     let closed = instance.shut_down(&clients, ran.is_ok()).await;
@@ -132,7 +132,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     Ok(())
 }
 
-/// The ways in for clients of other processes, and the tokens of those over TCP.
+/// Listeners for clients in other processes, and the tokens of those over TCP.
 struct Doors {
     local: LocalListener,
     tcp: Option<Listener>,
@@ -162,7 +162,7 @@ impl Doors {
         self.tcp.as_ref().map(Listener::address)
     }
 
-    /// Lets clients in from now on.
+    /// Starts accepting clients.
     fn serve(self, env: &Env, clients: &Rc<penstock_fabric::Server>) {
         let (local, to) = (self.local, clients.clone());
         let accept = async move || {
@@ -179,22 +179,23 @@ impl Doors {
     }
 }
 
-/// Lets clients in one after the other.
+/// Accepts clients, one after the other.
 async fn listen(env: Env, clients: Rc<penstock_fabric::Server>, accept: impl AsyncFn() -> io::Result<()>) {
     loop {
         if let Err(error) = accept().await {
-            // Too many open files, and the like: those who wait in the queue are still there.
+            // An error such as too many open files loses no connection: those in the queue are accepted
+            // later.
             tracing::warn!(%error, "a client could not be let in");
             env.sleep(LISTEN_PAUSE).await;
         }
         if clients.is_crowded() {
-            // Those who came get the time to say who they are before others take their places.
+            // Gives the clients at hand time to authenticate before newer ones displace them.
             env.sleep(CROWD_PAUSE).await;
         }
     }
 }
 
-/// Takes as many descriptors as the system grants: a shell's limit is often 1024.
+/// Raises the limit of open files to the hard limit, because the limit in a shell is often 1024.
 fn raise_descriptors() {
     let found = getrlimit(Resource::Nofile);
     let most = Rlimit { current: found.maximum, ..found };
@@ -203,7 +204,7 @@ fn raise_descriptors() {
     }
 }
 
-/// Tells the service manager that started this process, if one did (sd_notify(3)).
+/// Notifies the service manager that started this process, if one did (sd_notify(3)).
 fn tell_manager(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(false, state) {
         tracing::warn!(%error, "the service manager cannot be told");
@@ -238,7 +239,8 @@ fn greet(instance: &Instance, folder: &Folder) {
     say!("Stop it:  Ctrl-C here, or {program} down {dir}");
 }
 
-/// Paths at which drives of the store may be: where they were last seen, and the folder's own.
+/// Returns paths at which drives of the store may be: their last known places, and the files in the folder's
+/// `drives`.
 fn candidate_paths(folder: &Folder, file: Option<&StoreFile>) -> Vec<String> {
     let mut paths: BTreeSet<String> =
         file.map(|file| file.drives.values().cloned().collect()).unwrap_or_default();
@@ -248,8 +250,8 @@ fn candidate_paths(folder: &Folder, file: Option<&StoreFile>) -> Vec<String> {
     paths.into_iter().filter(|path| !path.is_empty()).collect()
 }
 
-/// Waits while a killed instance still ends its I/O: its drives must not be taken for missing ones. Whoever holds them
-/// for longer is another program, and the drives are named as such afterwards.
+/// Waits while a killed instance still finishes its I/O, because its locked drives would count as missing.
+/// After [`ENDING`], another program holds the lock, and the drives are reported as in use.
 fn wait_for_locks(paths: &[String]) {
     let start = Instant::now();
     while start.elapsed() < ENDING && paths.iter().any(|path| FileDrive::is_locked(Path::new(path))) {
@@ -287,7 +289,8 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     Ok(node)
 }
 
-/// Whether drives of a store are there although `store.json` is not. Drives that are none are never written over.
+/// True if `paths` contain drives of a store although `store.json` does not exist. Fails if the first path
+/// without a usable drive is not blank either, because a new store must not overwrite it.
 async fn holds_a_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Result<bool> {
     let candidates = find_drives(env, backing, paths).await;
     if candidates.iter().any(|candidate| candidate.store().is_some()) {
@@ -350,7 +353,7 @@ fn refuse_other_parameters(file: &StoreFile, options: &Up) -> Result<()> {
 
 /// Starts the same command in the background and returns when it is ready.
 fn detach(dir: &Path) -> Result<ExitCode> {
-    // Held only to say at once that the folder is in use; the child takes it again.
+    // Locks the folder only to report early that it is in use. The child locks it again.
     let folder = Folder::lock(dir)?;
     folder.remove_run();
     let path = folder.path.clone();

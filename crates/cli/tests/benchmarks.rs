@@ -1,4 +1,4 @@
-//! The benchmarks of the command line: what their lines say, not how fast anything is.
+//! Tests of the command line's benchmarks: the contents of their output, not the speed.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 
 use serde_json::Value;
@@ -8,7 +8,7 @@ fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_penstock")).arg("bench").args(arguments).output().unwrap()
 }
 
-/// Every line has what others rely on, and numbers that are numbers.
+/// Parses the output; checks that every line has the keys that readers rely on, and positive numbers.
 fn lines(output: &Output) -> Vec<Value> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();

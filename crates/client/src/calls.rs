@@ -1,4 +1,4 @@
-//! Requests and their replies.
+//! Sends requests to the services and decodes their replies.
 
 use crate::session::Client;
 use penstock_base::{Buf, Ino, Kind as Todo};
@@ -6,7 +6,7 @@ use penstock_wire::{Failure, Frame, Kind};
 use prost::Message;
 
 impl Client {
-    /// A request that may be repeated without harm.
+    /// Sends a request that may be repeated without harm.
     pub(crate) async fn ask<R: Message + Default>(
         &self,
         kind: Kind,
@@ -16,7 +16,8 @@ impl Client {
         decode(&body)
     }
 
-    /// A request that changes something and must be done once: it has a slot in the session.
+    /// Sends a request that makes a change and must be executed once: it has a slot in the session. The
+    /// change is durable after the next `Sync` request.
     pub(crate) async fn change<R: Message + Default>(
         &self,
         kind: Kind,
@@ -27,7 +28,8 @@ impl Client {
         Ok(reply)
     }
 
-    /// The same, of an inode's attributes. Where the file is known, every fsync of it tells of a loss as well.
+    /// Sends a change of an inode's attributes. If a restart loses the change, every fsync of the file
+    /// reports that, provided that its state is known here.
     pub(crate) async fn change_inode<R: Message + Default>(
         &self,
         kind: Kind,
@@ -39,7 +41,7 @@ impl Client {
         Ok(reply)
     }
 
-    /// The same, for what is in memory only and need not become durable.
+    /// Sends a request that must be executed once, for state in memory only that need not become durable.
     pub(crate) async fn once<R: Message + Default>(
         &self,
         kind: Kind,
@@ -48,7 +50,7 @@ impl Client {
         loop {
             let slot = self.slots.take().await?;
             let done = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
-            // Another client may need the slot before it goes on.
+            // Another client may need the slot before it proceeds.
             drop(slot);
             match done {
                 Err(failure) if failure.is_ask_again() => {}
@@ -57,7 +59,8 @@ impl Client {
         }
     }
 
-    /// The same, to settle a file: other clients may wait for that, and this client for them with all it asks otherwise.
+    /// Sends the size and time of a file that is being synced, in a reserved slot. Other clients may wait for
+    /// this sync while all other requests of this client wait for them.
     pub(crate) async fn settle_once<R: Message + Default>(
         &self,
         kind: Kind,
@@ -68,7 +71,7 @@ impl Client {
         decode(&body)
     }
 
-    /// A request of the data path.
+    /// Sends a request of the data path.
     pub(crate) async fn data(
         &self,
         kind: Kind,
@@ -103,22 +106,22 @@ impl Client {
             if !is_about_the_session(kind) {
                 self.in_lease().await?;
             }
-            // It may have waited over a restart. What an earlier start granted or counted is nothing to the present one: such a
-            // reply is as good as lost.
+            // The request may have waited across a restart. Grants and counts of an earlier start mean
+            // nothing to the present one, so such a reply is treated as lost.
             if start == 0 || self.restarts.generation() == Some(start) {
                 return result;
             }
         }
     }
 
-    /// Waits while this client may not go by what it was granted. Fails when its session has ended.
+    /// Waits while the session's lease time has run out. Fails if the session has ended.
     pub(crate) async fn in_lease(&self) -> Result<(), Failure> {
         self.leases.clock.running(|| self.has_ended() || self.closed.get()).await;
         self.check_lives()
     }
 }
 
-/// True for a request whose answer says nothing of files.
+/// True for a request whose answer has no information about files.
 fn is_about_the_session(kind: Kind) -> bool {
     matches!(kind, Kind::Hello | Kind::Ping | Kind::Watch | Kind::End)
 }

@@ -1,4 +1,4 @@
-//! Copies between files, without the bytes leaving the process.
+//! Copies data between files within the process.
 
 use crate::file::stage;
 use crate::session::Client;
@@ -6,14 +6,15 @@ use penstock_base::buf::gather;
 use penstock_base::{Buf, Ino};
 use penstock_wire::Failure;
 
-/// Bytes read and written at a time: what a client holds of a copy.
+/// Bytes read and written at a time, which bounds the memory of a copy.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Bytes copied by one call at most, so that none takes long; the caller asks again for the rest.
+/// Most bytes that one call copies, so that none takes long. The caller repeats the call for the rest.
 pub const MOST_COPIED: u64 = 16 << 20;
 
 impl Client {
-    /// Copies up to `len` bytes from an offset of one file to an offset of another. Returns how many were copied; none
-    /// at the end of the first. A failure is told only when nothing was copied: it comes again with the next call.
+    /// Copies up to `len` bytes from an offset of one file to an offset of another. Returns the number of
+    /// bytes copied; 0 at the end of the first file. A failure after some bytes were copied is not returned:
+    /// the next call meets it again.
     pub async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, Failure> {
         let len = len.min(MOST_COPIED);
         let mut done = 0;

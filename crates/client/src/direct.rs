@@ -1,19 +1,21 @@
-//! Direct writes: those that pass the kernel's pages by.
+//! Direct writes: writes that bypass the kernel's page cache.
 //!
-//! Before it sends a direct write the kernel writes its pages of these bytes back and drops them; after it, nothing. A program
-//! may fault a page in between the two, with the bytes from before the write. Readers would see these from then on, and
-//! when another program of the mount stores in other bytes of the page, the kernel writes back all of it, over what was
-//! written.
+//! Before it sends a direct write, the kernel writes back and drops its pages of these bytes; after it, it
+//! does nothing. In between, a program may fault a page in with the bytes from before the write. From then on
+//! readers would see these old bytes. If another program of the mount stores to other bytes of the page, the
+//! kernel writes all of it back, over the direct write.
 //!
-//! So it is known which pages the kernel has read while a file is open for writing. A direct write of such pages has them dropped once
-//! more before it is acknowledged. Meanwhile, a page from before it that is written back gets its bytes.
+//! So the client tracks which pages the kernel reads while a file is open for writing. A direct write to such
+//! pages has them dropped once more before it is acknowledged. If an older page is written back meanwhile,
+//! the client puts the bytes of the direct write into it.
 //!
 //! Invariants:
-//! - what the kernel reads into pages, writes it back, and what is written past them is noted in the file's turn;
-//! - a direct write that is acknowledged leaves no page in the kernel that was read before it;
-//! - no page that was read before a direct write changes a byte of it.
+//! - The following are recorded under the file's I/O lock: the ranges that the kernel reads into pages or
+//!   writes back, and the direct writes.
+//! - After a direct write is acknowledged, the kernel has no page that was read before it.
+//! - No page that was read before a direct write changes a byte of it.
 //!
-//! Before Linux 6.16 the kernel may have dropped a page while it still writes a copy of it back; that is not covered.
+//! Not covered: before Linux 6.16 the kernel may drop a page while it still writes back a copy of it.
 
 use crate::leases::{Hold, Store};
 use crate::page_set::{PAGE_BYTES, PageSet, pages};
@@ -24,7 +26,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
-/// Ranges of pages of a file that are told apart.
+/// Most ranges of pages that are tracked for a file; above that, they are merged into one.
 const MOST_RANGES: usize = 64;
 
 /// Files that are open for writing on this mount.
@@ -36,28 +38,28 @@ pub(crate) struct DirectWrites {
 
 #[derive(Default)]
 struct File {
-    /// Pages that the kernel may have read since the last direct write of them.
+    /// Pages that the kernel may have read since the last direct write to them.
     read: PageSet,
-    /// In the order in which they were done.
+    /// Direct writes that are not seen yet, in the order in which they were done.
     writes: Vec<Rc<Write>>,
 }
 
-/// What a direct write did, until the kernel has dropped pages from before it.
+/// A direct write, kept until the kernel has dropped the pages from before it.
 struct Write {
     bytes: Range<u64>,
     contents: Contents,
-    /// Of its pages those that were read after it.
+    /// Pages of the write that were read after it.
     fresh: RefCell<PageSet>,
 }
 
 pub(crate) enum Contents {
     Bytes(Vec<u8>),
     Zeros,
-    /// What is there is not this one's to know.
+    /// The contents are not known: pages that are written back stay as they are.
     Any,
 }
 
-/// A direct write that is done while the kernel may have pages from before it.
+/// A finished direct write while the kernel may still have pages from before it; dropping this ends that.
 pub struct Unseen {
     writes: Rc<DirectWrites>,
     ino: Ino,
@@ -77,12 +79,12 @@ impl DirectWrites {
         self.files.borrow_mut().remove(&ino);
     }
 
-    /// No file is open for writing any more.
+    /// Forgets all files: none is open for writing any more.
     pub(crate) fn close_all(&self) {
         self.files.borrow_mut().clear();
     }
 
-    /// The kernel reads these bytes into pages.
+    /// Records that the kernel reads these bytes into pages.
     pub(crate) fn note_read(&self, ino: Ino, bytes: &Range<u64>) {
         self.file(ino, |file| {
             file.read.add_coarsely(bytes.clone(), MOST_RANGES);
@@ -90,7 +92,7 @@ impl DirectWrites {
         });
     }
 
-    /// Whether the kernel may have a page that these bytes lie in.
+    /// True if the kernel may have a page that contains any of these bytes.
     pub(crate) fn may_be_read(&self, ino: Ino, bytes: &Range<u64>) -> bool {
         let looked_at = pages(bytes);
         let unseen = |write: &Rc<Write>| {
@@ -100,7 +102,8 @@ impl DirectWrites {
         self.file(ino, |file| file.read.overlaps(bytes) || file.writes.iter().any(unseen)) == Some(true)
     }
 
-    /// A direct write of such bytes is done.
+    /// Records that a direct write of these bytes is done. Keep the result until the kernel has dropped the
+    /// older pages.
     pub(crate) fn note_write(self: &Rc<Self>, ino: Ino, bytes: Range<u64>, contents: Contents) -> Unseen {
         let write = Rc::new(Write { bytes, contents, fresh: RefCell::default() });
         self.file(ino, |file| {
@@ -110,7 +113,7 @@ impl DirectWrites {
         Unseen { writes: self.clone(), ino, write }
     }
 
-    /// Puts what was written directly into bytes of pages that the kernel read before and writes back.
+    /// Puts the bytes of direct writes into a page that the kernel read before them and writes back now.
     pub(crate) fn renew(&self, ino: Ino, offset: u64, back: &mut [u8]) {
         self.file(ino, |file| file.writes.iter().for_each(|write| write.renew(offset, back)));
     }
@@ -144,7 +147,7 @@ impl Write {
 }
 
 impl Unseen {
-    /// Whether the kernel has read some of the pages since.
+    /// True if the kernel has read any of the pages since the write.
     pub fn was_read(&self) -> bool {
         self.write.fresh.borrow().overlaps(&self.write.bytes)
     }
@@ -159,17 +162,18 @@ impl Drop for Unseen {
 }
 
 impl Client {
-    /// Notes that programs of this mount may write to a file, or none may any more.
+    /// Records that programs of this mount may write to a file from now on, or that none may any more.
     pub fn note_open_for_writing(&self, ino: Ino, open: bool) {
         if open { self.direct.opened(ino) } else { self.direct.closed(ino) }
     }
 
-    /// True if there are direct writes of a file that the kernel may have pages from before of.
+    /// True if a direct write of a file is done and the kernel may still have pages from before it.
     pub fn has_unseen_writes(&self, ino: Ino) -> bool {
         self.direct.file(ino, |file| !file.writes.is_empty()) == Some(true)
     }
 
-    /// Waits until the direct writes of a file that are done by now have been seen: the kernel has dropped pages from before them.
+    /// Waits until the kernel has dropped the pages from before all direct writes of a file that are done by
+    /// now.
     pub async fn direct_writes_seen(&self, ino: Ino) {
         let writes = self.direct.file(ino, |file| file.writes.clone()).unwrap_or_default();
         for write in writes {
@@ -184,13 +188,15 @@ impl Client {
         }
     }
 
-    /// Looks at which bytes of a file the kernel reads into pages while the result lives.
+    /// Tracks the reads of these bytes into the kernel's pages until the result is dropped
+    /// ([`Unseen::was_read`]).
     pub fn watch_reads(&self, ino: Ino, bytes: Range<u64>) -> Unseen {
         self.direct.note_write(ino, bytes, Contents::Any)
     }
 
-    /// Has the kernel drop the pages from before a direct write, which then may be acknowledged. The hold that it was done
-    /// under goes before: a page may be locked for a request that waits for the lease. What is returned keeps the lease too.
+    /// Makes the kernel drop the pages from before a direct write, which may be acknowledged then. Drops the
+    /// write's `hold` first, because a page may be locked for a request that waits for the lease. The result
+    /// keeps the lease as well.
     pub async fn drop_old_pages(&self, hold: Hold, unseen: Unseen) -> Store {
         let store = hold.store(unseen.write.bytes.clone());
         drop(hold);
@@ -218,7 +224,7 @@ mod tests {
         writes.note_write(INO, at..at + bytes.len() as u64, Contents::Bytes(bytes.to_vec()))
     }
 
-    /// Bytes 0 to 9 of the first page and of the second one as they get to the file.
+    /// The first nine bytes of the first and of the second page as they reach the file.
     fn written_back(writes: &DirectWrites, with: u8) -> [Vec<u8>; 2] {
         let mut back = vec![with; 2 * PAGE];
         writes.renew(INO, 0, &mut back);

@@ -1,4 +1,4 @@
-//! Reading and writing files.
+//! Opens, reads and writes files, and keeps the state of open ones.
 
 use crate::direct::{Contents, Unseen};
 use crate::leases::Purpose;
@@ -15,55 +15,56 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
-/// A change is made again when another client has cut the file meanwhile, so often.
+/// Most attempts at a change. An attempt fails if another client truncates the file during it.
 pub(crate) const CUTS_MOST: u32 = 64;
 const ENXIO: u16 = 6;
 const EFBIG: u16 = 27;
 
-/// What the client knows of a file that is open or has unsettled writes.
+/// State of a file that is open or has unsynced writes.
 #[derive(Clone, Debug)]
 pub struct FileState {
-    /// Its size, with writes that are not settled.
+    /// Size in bytes, including unsynced writes.
     pub size: u64,
-    /// The size that the service has.
+    /// Size in bytes that the service has.
     pub settled_size: u64,
-    /// Its truncate generation.
+    /// Truncate generation of the inode.
     pub cut: u64,
-    /// Blocks in its chunks.
+    /// Number of blocks in a chunk of the file.
     pub chunk_blocks: u32,
-    /// Modification time of writes that are not settled.
+    /// Modification time of unsynced writes; `None` if there are none.
     pub mtime_ns: Option<i64>,
-    /// Counts writes: a settle that finds it changed leaves the file unsettled.
+    /// Counts writes: if a sync finds it changed at its end, the file stays unsynced.
     pub writes: u64,
-    /// Open handles.
+    /// Number of open handles.
     pub opens: u64,
-    /// Those of them that may write through the kernel's pages.
+    /// Number of open handles that may write through the kernel's pages.
     pub writers: u64,
-    /// The kernel has pages of it that a program may change in a map.
+    /// The kernel has pages of the file that a program may change in a mapping.
     pub mapped: bool,
-    /// The target holds nothing behind the file's last block.
+    /// The target has nothing behind the last block of the file.
     pub tail_clean: bool,
-    /// Its mode has set-id bits, which a write may take.
+    /// The mode has set-id bits, which a write may have to remove.
     pub set_id: bool,
-    /// It was settled, and no sync that began later has ended: a restart of the service may lose that.
+    /// Changes were sent to the service and no `Sync` request has completed since: a restart of the service
+    /// may lose them.
     pub unsynced: bool,
-    /// Times that writes of it were lost.
+    /// Number of times that writes of the file were lost.
     pub losses: u64,
-    /// No fsync has told of the last of them.
+    /// No fsync has reported the last loss yet.
     pub lost: bool,
-    /// A close has.
+    /// A close has reported the last loss.
     pub lost_told: bool,
-    /// Its end when writes to it, of this client or another, may have been lost. The kernel may believe in that, and a
-    /// page that a program changed there has no place in the file any more.
+    /// End of the file at the time when writes to it, by any client, may have been lost. The kernel may still
+    /// have this end, and a page that a program changed there is outside the file now.
     pub lost_end: u64,
-    /// The service was started again, or no lease covers the file: its size may be another one.
+    /// The state may be out of date: the service restarted, or no lease covers the file.
     pub stale: bool,
 }
 
 impl FileState {
     fn of(attr: &Attr) -> Self {
         let Attr { size, cut, mode, .. } = *attr;
-        // A service that says nothing of chunks gets requests that it refuses, and not a division by zero.
+        // If the service sends no chunk size, requests that it refuses are better than a division by zero.
         let chunk_blocks = attr.chunk_blocks.max(1);
         let (settled_size, set_id) = (size, set_id_bits(mode) != 0);
         Self {
@@ -87,7 +88,7 @@ impl FileState {
         }
     }
 
-    /// Writes that nothing else knows of are gone.
+    /// Records that unsynced writes are lost.
     pub(crate) fn lose(&mut self) {
         self.unsynced = false;
         self.mtime_ns = None;
@@ -97,12 +98,13 @@ impl FileState {
         self.note_lost_end();
     }
 
-    /// The file may be shorter from here on, and the kernel not know it.
+    /// Records the present end, because the file may be shorter from now on without the kernel knowing.
     pub(crate) fn note_lost_end(&mut self) {
         self.lost_end = self.lost_end.max(self.size);
     }
 
-    /// Puts what is not settled into attributes that a service sent.
+    /// Replaces size and times that a service sent by those of unsynced writes. Does nothing if the state is
+    /// stale.
     pub(crate) fn overlay(&self, attr: &mut Attr) {
         if self.stale {
             return;
@@ -116,7 +118,7 @@ impl FileState {
 }
 
 impl Client {
-    /// The state of a file, fetched if it is not known. The caller holds the file's lease.
+    /// Returns the state of a file, fetched if it is unknown or stale. The caller owns the file's lease.
     pub(crate) async fn file(&self, ino: Ino) -> Result<Rc<RefCell<FileState>>, Failure> {
         if let Some(state) = self.files.borrow().get(&ino).filter(|state| !state.borrow().stale) {
             return Ok(state.clone());
@@ -127,8 +129,9 @@ impl Client {
             let mut known = known.borrow_mut();
             if known.stale {
                 if known.mtime_ns.is_some() && known.cut == state.cut && known.size > state.size {
-                    // Never: whoever makes it stale has made them known, or counted them as lost.
-                    tracing::error!(%ino, "writes that were not made known are lost");
+                    // Cannot happen: the state becomes stale only after its writes were synced or counted as
+                    // lost.
+                    tracing::error!(%ino, "unsynced writes of a stale file are lost");
                     known.lose();
                 }
                 (known.size, known.settled_size, known.cut) = (state.size, state.size, state.cut);
@@ -138,14 +141,14 @@ impl Client {
         Ok(self.files.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(state))).clone())
     }
 
-    /// The state that is known of a file may be old.
+    /// Marks the state of a file as stale.
     pub(crate) fn note_stale(&self, ino: Ino) {
         if let Some(state) = self.files.borrow().get(&ino) {
             state.borrow_mut().stale = true;
         }
     }
 
-    /// Opens a file: it stays while it is open, whatever happens to its names. Returns its size.
+    /// Opens a file. It exists while it is open, even without a name. Returns its size in bytes.
     pub async fn open(&self, ino: Ino) -> Result<u64, Failure> {
         let mark = self.settled.mark();
         let reply = {
@@ -159,7 +162,7 @@ impl Client {
             self.note_open(&reply.attr.clone().unwrap_or_default());
             reply
         };
-        // That may wait for another client, with nothing held.
+        // This may wait for another client, so no lock is held here.
         let attr = match reply.unsettled {
             true => self.get_attr(ino).await,
             false => self.newest(mark, reply).await,
@@ -188,20 +191,21 @@ impl Client {
         }
     }
 
-    /// Notes that the kernel may have pages of an open file that programs change in maps, or has none of these any more. While
-    /// it may, every lease is an exclusive one: two clients that changed parts of one page would write it over each other.
+    /// Records that the kernel may have pages of an open file that programs change in mappings, or none any
+    /// more. While it may, every lease is exclusive: two clients that changed parts of one page would
+    /// overwrite each other's changes.
     pub fn note_mapped(&self, ino: Ino, mapped: bool) {
         if let Some(state) = self.files.borrow().get(&ino) {
             state.borrow_mut().mapped = mapped;
         }
     }
 
-    /// True if the kernel may have such pages of a file.
+    /// True if the kernel may have pages of the file that programs change in mappings.
     pub fn is_mapped(&self, ino: Ino) -> bool {
         self.files.borrow().get(&ino).is_some_and(|state| state.borrow().mapped)
     }
 
-    /// Ends one use of a file.
+    /// Closes one handle of a file.
     pub async fn release(&self, ino: Ino) -> Result<(), Failure> {
         let _opening = self.opening.read().await;
         if let Some(state) = self.files.borrow().get(&ino) {
@@ -220,7 +224,8 @@ impl Client {
         Ok(())
     }
 
-    /// Forgets a file that is not open, has nothing to settle and is in no operation.
+    /// Forgets a file that is not open, has no unsynced change and no unreported loss, and is not in use by
+    /// an operation.
     pub(crate) fn forget_idle(&self, ino: Ino) {
         let mut files = self.files.borrow_mut();
         let idle = files.get(&ino).is_some_and(|state| {
@@ -233,13 +238,14 @@ impl Client {
         }
     }
 
-    /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes come in runs, in order.
+    /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
+    /// order.
     pub async fn read(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let _hold = self.hold(ino, Purpose::Read).await?;
         self.read_held(ino, offset, len).await
     }
 
-    /// The same, for a caller that holds the file's lease.
+    /// Like [`Client::read`], for a caller that owns the file's lease.
     pub async fn read_held(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let _turn = self.turns.shared(ino).await;
         let parts = self.read_locked(ino, offset, len).await;
@@ -247,7 +253,7 @@ impl Client {
         parts
     }
 
-    /// The same for a read into the kernel's pages.
+    /// Like [`Client::read_held`], for a read into the kernel's pages, which is recorded for direct writes.
     pub async fn read_pages_held(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let _turn = self.turns.shared(ino).await;
         let parts = self.read_locked(ino, offset, len).await;
@@ -256,7 +262,7 @@ impl Client {
         parts
     }
 
-    /// The same, for a caller that has the file's turn too.
+    /// Like [`Client::read_held`], for a caller that has the file's I/O lock as well.
     pub(crate) async fn read_locked(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let state = self.file(ino).await?.borrow().clone();
         let end = state.size.min(offset.saturating_add(len));
@@ -268,14 +274,14 @@ impl Client {
         Ok(trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize))
     }
 
-    /// The size of a file, for a caller that holds its lease.
+    /// Returns the size of a file in bytes. The caller owns its lease.
     pub async fn size_held(&self, ino: Ino) -> Result<u64, Failure> {
         let size = self.file(ino).await?.borrow().size;
         self.forget_idle(ino);
         Ok(size)
     }
 
-    /// Reads whole blocks. They were verified where they left the volume, in this process.
+    /// Reads whole blocks. They were verified when they left the volume, in this process.
     async fn read_blocks(
         &self,
         ino: Ino,
@@ -301,8 +307,8 @@ impl Client {
         Ok(parts.into_iter().flatten().collect())
     }
 
-    /// Where data begins at or behind `offset`, or with `hole` a hole; the end of the file is one. Fails with ENXIO
-    /// where nothing of that is left.
+    /// Returns the first offset at or behind `offset` that is data, or with `hole` the first in a hole; the
+    /// end of the file counts as a hole. Fails with ENXIO if there is none.
     pub async fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<u64, Failure> {
         let _hold = self.hold(ino, Purpose::Read).await?;
         let _turn = self.turns.shared(ino).await;
@@ -322,7 +328,7 @@ impl Client {
         if !hole && found == size { Err(nothing("no data")) } else { Ok(found) }
     }
 
-    /// One block as it is, zeros behind the end of the file.
+    /// Returns the contents of one block, with zeros behind the end of the file.
     async fn read_block(&self, ino: Ino, state: &FileState, block: u64) -> Result<BufMut, Failure> {
         let mut whole = BufMut::zeroed(BLOCK_BYTES);
         let inside = state.size.saturating_sub(block * BLOCK).min(BLOCK) as usize;
@@ -333,12 +339,12 @@ impl Client {
         Ok(whole)
     }
 
-    /// Writes bytes at `offset`. They are seen at once and durable after an fsync.
+    /// Writes bytes at `offset`. They are visible when this returns, and durable after an fsync.
     pub async fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Failure> {
         self.write_staged(ino, offset, stage(offset, data), data.len()).await
     }
 
-    /// Writes `len` bytes at `offset` that [`stage`] put into whole blocks.
+    /// Writes `len` bytes at `offset`; [`stage`] has put them into whole blocks.
     pub async fn write_staged(
         &self,
         ino: Ino,
@@ -350,14 +356,14 @@ impl Client {
         self.write_held(ino, offset, staged, len).await
     }
 
-    /// The same, for a caller that holds the file's lease.
+    /// Like [`Client::write_staged`], for a caller that owns the file's lease.
     pub async fn write_held(&self, ino: Ino, offset: u64, staged: BufMut, len: usize) -> Result<(), Failure> {
         let _turn = self.turns.exclusive(ino).await;
         self.write_locked(ino, offset, staged, len).await
     }
 
-    /// The same, past the kernel's pages. Where some of these may be from before, it is not acknowledged before
-    /// [`Client::drop_old_pages`].
+    /// Like [`Client::write_held`], for a direct write. If the kernel may have pages from before it, the
+    /// caller gets an [`Unseen`] and must not acknowledge the write before [`Client::drop_old_pages`].
     pub async fn write_direct_held(
         &self,
         ino: Ino,
@@ -369,7 +375,7 @@ impl Client {
         self.write_direct_locked(ino, offset, staged, len).await
     }
 
-    /// The same, for a caller that has the file's turn too.
+    /// Like [`Client::write_direct_held`], for a caller that has the file's I/O lock as well.
     async fn write_direct_locked(
         &self,
         ino: Ino,
@@ -383,14 +389,14 @@ impl Client {
         Ok(kept.map(|kept| self.direct.note_write(ino, bytes, Contents::Bytes(kept))))
     }
 
-    /// Writes bytes at the end of the file. Returns where that was.
+    /// Appends bytes to the file. Returns the offset where they begin.
     pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<u64, Failure> {
         let _hold = self.hold(ino, Purpose::Write).await?;
         Ok(self.append_held(ino, 0, stage(0, data), data.len()).await?.0)
     }
 
-    /// Writes `len` bytes, staged for `offset`, at the end of the file, where the caller may have thought it is, past the
-    /// kernel's pages. The caller holds the file's lease.
+    /// Appends `len` bytes as a direct write. They are staged for `offset`, the end of the file as the caller
+    /// knew it. The caller owns the file's lease. Returns the offset where they begin.
     pub async fn append_held(
         &self,
         ino: Ino,
@@ -408,8 +414,8 @@ impl Client {
         Ok((size, self.write_direct_locked(ino, size, staged, len).await?))
     }
 
-    /// Writes back a page that was changed in memory, as far as the file reaches: that makes no file longer. The caller
-    /// holds the file's lease.
+    /// Writes back a page that was changed in memory, up to the end of the file; the file does not grow. The
+    /// caller owns the file's lease.
     pub async fn write_page_held(
         &self,
         ino: Ino,
@@ -467,13 +473,14 @@ impl Client {
             };
             match result {
                 Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => {
-                    // Another client has cut it: under a shared lease that is on its way back.
+                    // Another client truncated the file, which is possible under a shared lease that is being
+                    // revoked.
                     file.borrow_mut().stale = true;
                     attempt += 1;
                 }
                 result => result?,
             }
-            // Acknowledged by one start of the service, or written again.
+            // Acknowledged under one start of the service; otherwise repeated.
             if generation == self.restarts.generation() && !file.borrow().stale {
                 let mut state = file.borrow_mut();
                 state.size = state.size.max(offset + len as u64);
@@ -485,7 +492,8 @@ impl Client {
         }
     }
 
-    /// Makes staged bytes whole blocks, with what the file has around them, and what lies between its end and them zeros.
+    /// Completes staged bytes to whole blocks with the file's own bytes around them, and makes the bytes
+    /// between the end of the file and the write read as zeros.
     async fn fill_ends(
         &self,
         ino: Ino,
@@ -528,12 +536,13 @@ impl Client {
         blocks: &Buf,
     ) -> Result<(), Failure> {
         let state = file.borrow().clone();
-        // Some of its blocks may be there after a failure, and behind the end.
+        // After a failure, some blocks may be written, also behind the end of the file.
         let failed = |_: &Failure| file.borrow_mut().tail_clean = false;
         self.write_blocks(ino, &state, first, blocks).await.inspect_err(failed)
     }
 
-    /// Drops what a crash or a failed write left behind the last block, before the file grows past it with a hole.
+    /// Drops all that a crash or a failed write left behind the last block, before the file grows with a hole
+    /// there.
     async fn clean_tail(&self, ino: Ino, file: &RefCell<FileState>) -> Result<(), Failure> {
         self.settle_quietly(ino).await?;
         let size = file.borrow().size;
@@ -546,7 +555,7 @@ impl Client {
         Ok(())
     }
 
-    /// Makes the bytes of the last block behind the end of the file zeros, before the file grows over them.
+    /// Zeroes the bytes of the last block behind the end of the file, before the file grows over them.
     pub(crate) async fn zero_tail(&self, ino: Ino, state: &FileState) -> Result<(), Failure> {
         let block = state.size / BLOCK;
         let whole = self.read_block(ino, state, block).await?;
@@ -565,12 +574,13 @@ impl Client {
             let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
             writes.push(self.data(Kind::Write, body, payload));
         }
-        // Each to its end: within a process a dropped call would leave the services in the middle of it.
+        // Waits for all: within a process, a dropped call would interrupt the services in the middle of a
+        // request.
         join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
     }
 }
 
-/// Where `len` bytes at `offset` end, if a file can be that long.
+/// Returns the end of `len` bytes at `offset`. Fails with EFBIG if it is above the maximum file size.
 pub(crate) fn end_of(offset: u64, len: u64) -> Result<u64, Failure> {
     offset.checked_add(len).filter(|end| *end <= MAX_FILE_BYTES).ok_or(Failure {
         kind: Todo::Invalid,
@@ -579,7 +589,7 @@ pub(crate) fn end_of(offset: u64, len: u64) -> Result<u64, Failure> {
     })
 }
 
-/// Puts bytes that go to `offset` into whole blocks, at their place, zeros around them.
+/// Copies bytes for `offset` into whole blocks, with zeros around them.
 pub fn stage(offset: u64, data: &[u8]) -> BufMut {
     let skip = (offset % BLOCK) as usize;
     let end = skip + data.len();
@@ -591,7 +601,8 @@ pub fn stage(offset: u64, data: &[u8]) -> BufMut {
     staged
 }
 
-/// Cuts a range of blocks at chunks: (chunk, first block in it, blocks).
+/// Splits a range of blocks at chunk boundaries. Returns (chunk, first block in it, number of blocks) for
+/// each part.
 fn pieces(chunk_blocks: u32, first: u64, count: u64) -> Vec<(u64, u32, u32)> {
     let per_chunk = u64::from(chunk_blocks);
     let (mut at, end, mut pieces) = (first, first + count, Vec::new());
@@ -604,7 +615,7 @@ fn pieces(chunk_blocks: u32, first: u64, count: u64) -> Vec<(u64, u32, u32)> {
     pieces
 }
 
-/// `len` bytes from `skip` on.
+/// Returns `len` bytes from `skip` on.
 fn trim(parts: Vec<Buf>, mut skip: usize, mut len: usize) -> Vec<Buf> {
     let mut kept = Vec::new();
     for part in parts {

@@ -1,49 +1,53 @@
-//! The time in which this client may go by what it was granted.
+//! Measures the lease time of the session, during which this client may rely on its grants.
 //!
-//! The service ends a session that it has not heard of for the length of its lease, and grants what it had to others. The client
-//! counts from when it sent the last request that was answered, which is earlier, and only half of the lease, so that the kernel
-//! has dropped its pages by the end of it. Then nothing is answered, neither by what is known here nor by a reply, until the service
-//! says that the session goes on, or that it has ended.
+//! The service ends a session from which it has received nothing for the lease time, and then gives its
+//! grants to others. The client counts from the sending of the last request that was answered, which is
+//! earlier. It uses only half of the lease time, so that the kernel has dropped its pages before the lease
+//! time ends. After that half, the client answers nothing, neither from its own state nor from a reply, until
+//! the service confirms that the session goes on or has ended.
 //!
-//! Invariant: between the end of this time and the next answer of the service nobody is told anything that another client may have
-//! changed.
+//! Invariant: between the end of this time and the next answer of the service, no caller gets an answer that
+//! another client's change may have made wrong.
 
 use penstock_base::Env;
 use std::cell::{Cell, OnceCell};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// One part in so many of the lease is used. In the next the kernel drops its pages.
+/// The client uses one part in `USED` of the lease time, and then the kernel has one part in `HIDING` to drop
+/// its pages.
 const USED: u32 = 2;
 const HIDING: u32 = 4;
-/// A sleep does not count the time in which the machine is suspended, so the clock is looked at again after this.
+/// Longest sleep between two looks at the clock: a sleep does not count the time while the machine is
+/// suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 struct Lease {
     env: Env,
     length: Duration,
-    /// When it runs out, unless a request is answered that is sent later than all that were.
+    /// End of the usable time. Each answered request moves it on if it was sent later than all answered
+    /// before.
     until: Cell<Duration>,
 }
 
-/// Without a lease it never runs out.
+/// Clock of a session's lease time. A session without a lease time never runs out.
 #[derive(Default)]
 pub(crate) struct LeaseClock {
     lease: OnceCell<Lease>,
-    /// It runs again, or never will.
+    /// Signalled when the clock runs again or never will.
     changed: Notify,
     ran_out: Notify,
 }
 
 impl LeaseClock {
-    /// Begins with the answer to a request that was sent at `sent`.
+    /// Starts the clock with the answer to a request that was sent at `sent`.
     pub(crate) fn begin(&self, env: &Env, lease: Duration, sent: Duration) {
         let begun = Lease { env: env.clone(), length: lease, until: Cell::new(sent + lease / USED) };
         let begun = self.lease.set(begun);
         assert!(begun.is_ok(), "a session begins once");
     }
 
-    /// A request that was sent at `sent` was answered: the service knew the session later than that.
+    /// Records that a request sent at `sent` was answered: the service knew the session after that.
     pub(crate) fn answered(&self, sent: Duration) {
         let Some(lease) = self.lease.get() else { return };
         let until = sent + lease.length / USED;
@@ -53,12 +57,12 @@ impl LeaseClock {
         }
     }
 
-    /// The session has ended: nobody waits for more.
+    /// Wakes all waiters, because the session has ended.
     pub(crate) fn end(&self) {
         self.changed.notify_waiters();
     }
 
-    /// The rest of it.
+    /// Returns the time left; `Duration::MAX` without a lease time.
     pub(crate) fn left(&self) -> Duration {
         self.lease.get().map_or(Duration::MAX, |lease| lease.until.get().saturating_sub(lease.env.now()))
     }
@@ -67,7 +71,7 @@ impl LeaseClock {
         !self.left().is_zero()
     }
 
-    /// Waits until it runs, or `is_over`.
+    /// Waits until the clock runs or `is_over` returns true.
     pub(crate) async fn running(&self, is_over: impl Fn() -> bool) {
         loop {
             let changed = self.changed.notified();
@@ -78,8 +82,9 @@ impl LeaseClock {
         }
     }
 
-    /// Waits until it has run out, and tells who waits for that, or until `is_over`. Returns when that was, and how long the kernel has to
-    /// drop its pages. Never without a lease.
+    /// Waits until the time has run out, and wakes [`Self::not_running`], or until `is_over` returns true.
+    /// Returns the end of the time, and the time that the kernel has to drop its pages. Never returns without
+    /// a lease time.
     pub(crate) async fn run_out(&self, is_over: impl Fn() -> bool) -> (Duration, Duration) {
         let Some(lease) = self.lease.get() else { return std::future::pending().await };
         while self.runs() && !is_over() {
@@ -89,12 +94,12 @@ impl LeaseClock {
         (lease.until.get(), lease.length / HIDING)
     }
 
-    /// True if it ran again since it ran out at `until`.
+    /// True if the clock ran again after it had run out at `until`.
     pub(crate) fn ran_since(&self, until: Duration) -> bool {
         self.lease.get().is_some_and(|lease| lease.until.get() != until)
     }
 
-    /// Waits until [`Self::run_out`] finds that it has.
+    /// Waits until [`Self::run_out`] finds that the time has run out.
     pub(crate) async fn not_running(&self) {
         loop {
             let ran_out = self.ran_out.notified();

@@ -1,25 +1,30 @@
-//! Leases: what this client, and the kernel behind it, may keep of a file while other clients use it too.
+//! Leases: the right to cache a file, here and in the kernel, while other clients use it too.
 //!
-//! Every operation on a file's contents holds its lease, shared or exclusive, from before the file's state is looked
-//! at until after its reply has gone to the kernel, which puts pages of it into its cache. When the service calls a
-//! lease back, the kernel drops its pages, what was written is settled, and then the lease goes.
+//! Every operation on a file's contents uses the file's lease, shared or exclusive. It does so from before it
+//! looks at the file's state until after its reply has gone to the kernel, which puts pages of the reply into
+//! its cache. When the service revokes a lease, the kernel drops its pages, the file is synced, and then the
+//! lease is released.
 //!
-//! A client that is alone asks for no leases: it holds all. Names and attributes are then kept by the kernel for a
-//! moment ([`KernelCache::names_expire`]), and not at all while there are others.
+//! The sole client of a service needs no leases. Then the kernel may cache names and attributes for a moment
+//! ([`KernelCache::names_expire`]); with other clients present it may not.
 //!
-//! The kernel locks a page while it waits for a read of it, or for a write of a part of it, and dropping a page waits
-//! for that lock. So while pages are dropped the lease still serves who is in the way ([`crate::pages`]). For the same
-//! reason a file that this client has open for writing through its pages is given no shared lease, from which a write
-//! would have to wait for an exclusive one; and a read under a shared lease that is called does not wait for the
-//! exclusive one that it would ask for otherwise. Nor do the writing back of a page and a change of size, during which
-//! the kernel keeps changed pages back ([`Purpose`]): the service sees to it that others drop what the size makes wrong.
+//! The kernel locks a page while it waits for a read of it, or for a write of a part of it, and dropping a
+//! page waits for that lock. Three rules keep this from ending in a deadlock:
+//! - While pages are dropped, the lease still serves the requests that block the drop ([`crate::pages`]).
+//! - A file that this client has open for writing through its pages gets no shared lease, because a write
+//!   would have to wait for the exclusive one.
+//! - A read under a shared lease that is being revoked does not wait for the exclusive lease that it would
+//!   request otherwise. Neither do the write-back of a page and a change of size, during which the kernel
+//!   keeps changed pages back ([`Purpose`]); the service makes other clients drop all that the new size makes
+//!   wrong.
 //!
 //! Invariants:
-//! - a lease goes only when nobody holds it, the kernel has no page of the file, and nothing written is unsettled;
-//! - of a lease that the service called back, no later grant with a lower number counts;
-//! - the state of a file that no lease covers is stale: it is asked for before it is used. Under a shared lease that is
-//!   called others may change the size, so a write there is of the truncate generation that it knows, and is made again
-//!   where that is an older one.
+//! - A lease is released only if no operation uses it, the kernel has no page of the file, and the file is
+//!   synced.
+//! - Once grant n has been revoked, a grant numbered n or lower that arrives late is ignored.
+//! - The state of a file that no lease covers is stale: it is fetched before it is used. Under a shared lease
+//!   that is being revoked, others may change the size. A write carries the truncate generation that it
+//!   knows, and is repeated if that is out of date.
 
 use crate::file::FileState;
 use crate::lease_clock::LeaseClock;
@@ -40,28 +45,28 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 
-/// Files given up at a time.
+/// Files whose leases are given up at the same time.
 const MOST_GIVEN_UP: usize = 64;
-/// Files at a time whose pages are dropped beside that. Each may wait for a lease, and those that give leases up must not wait
-/// for it.
+/// Other files whose pages are dropped at the same time. Each of these drops may wait for a lease, so they
+/// must not use up the turns of those that give up leases.
 const MOST_SOON: usize = 32;
-/// Leases of files that nobody has open, kept because they may be opened again.
+/// Most leases that are kept for files that are not open, in case they are opened again.
 const MOST_IDLE: usize = 4096;
-/// Between attempts to settle or to reach the service.
+/// Pause between attempts to sync a file or to reach the service.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Attempts to settle a file before its lease goes and its writes count as lost: 10 s.
+/// Attempts to sync a file before its lease is released and its writes count as lost: 10 s.
 const ATTEMPTS: u32 = 50;
 
-/// What a kernel keeps for a client that is a mount.
+/// Control over the kernel's caches, for a client that is a mount.
 pub trait KernelCache {
-    /// Drops pages of these bytes of a file; those that programs have changed in memory are written first. Waits for
-    /// requests that have such a page locked.
+    /// Drops the pages of these bytes of a file; pages that programs have changed are written back first.
+    /// Waits for requests that have such a page locked.
     fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
-    /// Completes when no name and no attribute that was given out before this call is used without asking.
+    /// Completes when the kernel no longer uses a name or an attribute that it got before this call.
     fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
-    /// Drops the pages of files of these sizes that programs see, while nobody answers requests: those that requests have locked stay,
-    /// and are not waited for. Where that does not succeed within this time and the lapse `lasts` by then, nothing is served through
-    /// the mount any more.
+    /// Drops the pages that programs see, of files with these sizes, while no request is answered. Pages that
+    /// requests have locked stay and are not waited for. If that has not succeeded `within` this time while
+    /// the lapse still `lasts`, the mount serves nothing any more.
     fn hide_pages<'a>(
         &'a self,
         files: Vec<(Ino, u64)>,
@@ -72,22 +77,23 @@ pub trait KernelCache {
 
 #[derive(Default)]
 pub(crate) struct Lease {
-    /// None, shared or exclusive.
+    /// `None` without a lease, else true if it is exclusive.
     exclusive: Option<bool>,
     grant: u64,
-    /// Grants up to this one are void.
+    /// Grants up to this one are revoked.
     void: u64,
     pub(crate) users: u64,
-    /// Requests that wait for it.
+    /// Requests that wait for the lease.
     pub(crate) waiting: Vec<Rc<Waiting>>,
-    /// It is on its way back, and serves until it is closed.
+    /// The lease is being revoked, and serves requests until it is closed.
     called: bool,
-    /// While pages are dropped: nobody is served but who is in the way of that.
+    /// Pages are being dropped: the lease serves only requests that block this.
     pub(crate) closed: bool,
     asking: bool,
-    /// Bytes that are on their way into pages by a notice, which waits for locked pages as dropping them does.
+    /// Number of FUSE notifications that are storing bytes into pages; like a drop, they wait for locked
+    /// pages.
     pub(crate) stores: u64,
-    /// Bytes that may be in pages since these began to be dropped.
+    /// Bytes that may have got into pages since the drop of pages began; `None` if none is running.
     pub(crate) served: Option<PageSet>,
     /// The kernel has no page from before this lease.
     clean: bool,
@@ -102,48 +108,50 @@ impl Lease {
         self.exclusive.is_some_and(|has| has || !exclusive)
     }
 
-    /// Whether a request is served under a lease that is on its way back, although it would ask for another one otherwise:
-    /// the kernel may keep a page for it that must be dropped first.
+    /// True if a request is served under a lease that is being revoked, although it would request another one
+    /// otherwise: the kernel may keep a page locked for it that must be dropped first.
     fn suffices(&self, purpose: Purpose, let_in: bool) -> bool {
         self.called && self.covers(false) && self.serves(purpose, let_in) && purpose != Purpose::Write
     }
 
-    /// Pages that are being dropped do not stand against a request.
+    /// True if a running drop of pages permits the request.
     fn serves(&self, purpose: Purpose, let_in: bool) -> bool {
         !self.closed || let_in || purpose == Purpose::Page
     }
 }
 
-/// A time in which nobody else may change a file, or any file, and the service is not started again, which may take back
-/// what this client changed. What is seen in it holds until it is over; it never comes again.
+/// A period in which no other client may change a file, or any file, and the service does not restart, which
+/// could undo this client's changes. Facts observed in it are valid until its end. No period occurs twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ownership {
-    /// While this client is alone.
+    /// While this is the sole client.
     Alone {
-        /// The start of the service.
+        /// Generation of the service's start.
         start: u64,
-        /// Times that it has become alone.
+        /// Number of times that this client has become the sole one.
         time: u64,
     },
     /// While an exclusive lease lasts.
     Lease {
-        /// The start of the service, which numbers grants anew.
+        /// Generation of the service's start; each start numbers grants anew.
         start: u64,
-        /// The lease's number.
+        /// The number of the lease's grant.
         grant: u64,
     },
 }
 
-/// What a lease is wanted for.
+/// The operation that a lease is acquired for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To read.
     Read,
     /// To change contents or attributes.
     Write,
-    /// To write back a page that a program has changed in memory, for which the lease may be waiting to go.
+    /// To write back a page that a program has changed in memory. The release of the lease may be waiting for
+    /// this.
     Page,
-    /// To change the size. The kernel sends no changed page of the file before it has the answer, and drops none.
+    /// To change the size. Until it has the answer, the kernel neither sends nor drops a changed page of the
+    /// file.
     Resize,
 }
 
@@ -152,25 +160,26 @@ pub enum Purpose {
 pub(crate) struct Leases {
     pub(crate) clock: LeaseClock,
     alone: Cell<bool>,
-    /// Times that it became alone.
+    /// Number of times that this client became the sole one.
     times_alone: Cell<u64>,
-    /// It was, and the kernel may have pages of files that no lease is held of.
+    /// It was the sole client, and the kernel may have pages of files without a lease.
     unleased: Cell<bool>,
-    /// Holds without a lease.
+    /// Operations in progress without a lease.
     busy: Cell<u64>,
     table: RefCell<HashMap<Ino, Lease>>,
     void: Cell<u64>,
     pub(crate) changed: Notify,
     seen: Cell<u64>,
     released: RefCell<Vec<ReleasedLease>>,
-    /// While alone: the kernel may have pages from a time with others, but for those of these files.
+    /// While this is the sole client: the kernel may have pages from a time with others, except of the files
+    /// in `kept`.
     soiled: Cell<bool>,
     kept: Noted<Ino>,
     cache: RefCell<Option<Rc<dyn KernelCache>>>,
     soon: Soon,
 }
 
-/// Turns of [`Client::drop_pages_soon`].
+/// Limits the concurrent drops of [`Client::drop_pages_soon`].
 struct Soon(Semaphore);
 
 impl Default for Soon {
@@ -179,14 +188,15 @@ impl Default for Soon {
     }
 }
 
-/// The right to work on a file, while it lives.
+/// Use of a file's lease by an operation; the lease is kept until this is dropped.
 pub struct Hold {
     leases: Rc<Leases>,
     ino: Option<Ino>,
 }
 
 impl Hold {
-    /// Says which bytes the kernel may have in pages as soon as its reply has gone out. Call right before that.
+    /// Records the bytes that the kernel may have in pages once the operation's reply is sent. Call right
+    /// before that.
     pub fn serves(&self, bytes: Range<u64>) {
         let Some(ino) = self.ino else { return };
         if let Some(lease) = self.leases.table.borrow_mut().get_mut(&ino)
@@ -197,8 +207,9 @@ impl Hold {
     }
 }
 
-/// Bytes that go into the kernel's pages, or out of them, by a notice, while it lives. Unlike a [`Hold`] it may wait for a page
-/// that a request has locked which waits for the lease, so the lease serves until the notice has been taken.
+/// A FUSE notification that puts bytes into the kernel's pages or removes them. Unlike a [`Hold`] it may wait
+/// for a page that is locked for a request which waits for the lease. So the lease serves such requests until
+/// the notification ends.
 pub struct Store {
     leases: Rc<Leases>,
     ino: Option<Ino>,
@@ -206,8 +217,8 @@ pub struct Store {
 }
 
 impl Hold {
-    /// The time that a notice with these bytes of the file takes, which are known under the hold. Unlike the hold it may last
-    /// while a page is locked.
+    /// Begins a notification with these bytes of the file, which are known through the hold. Unlike the hold,
+    /// the result may be kept while it waits for a locked page.
     pub fn store(&self, bytes: Range<u64>) -> Store {
         if let Some(ino) = self.ino {
             let mut table = self.leases.table.borrow_mut();
@@ -218,7 +229,7 @@ impl Hold {
 }
 
 impl Store {
-    /// Where in the file they are.
+    /// Returns the range of bytes of the file.
     pub fn bytes(&self) -> Range<u64> {
         self.bytes.clone()
     }
@@ -258,7 +269,7 @@ impl Drop for Hold {
     }
 }
 
-/// A request that waits for a lease is known while this lives.
+/// Registers a request that waits for a lease, until this is dropped.
 struct Waits<'a>(&'a Leases, Ino, &'a Rc<Waiting>);
 
 impl<'a> Waits<'a> {
@@ -278,7 +289,8 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// Ends the asking for a lease, also when nobody waits for it any more.
+/// Marks that a lease is being requested, until this is dropped, also if no request waits for the lease any
+/// more.
 struct Asking<'a>(&'a Leases, Ino);
 
 impl Drop for Asking<'_> {
@@ -295,12 +307,12 @@ impl Leases {
         self.alone.get() && self.clock.runs()
     }
 
-    /// Whether nobody else may change a file.
+    /// True if no other client may change the file.
     pub(crate) fn is_exclusive(&self, ino: Ino) -> bool {
         self.clock.runs() && (self.alone.get() || self.has_lease(ino, true))
     }
 
-    /// Whether the state of a file is this client's to know.
+    /// True if this client may use its state of the file.
     pub(crate) fn covers(&self, ino: Ino) -> bool {
         self.clock.runs() && (self.alone.get() || self.has_lease(ino, false))
     }
@@ -309,23 +321,23 @@ impl Leases {
         self.table.borrow().get(&ino).is_some_and(|lease| lease.covers(exclusive))
     }
 
-    /// The kernel behind the client, if it is a mount.
+    /// Returns the kernel behind the client, if it is a mount.
     pub(crate) fn kernel_cache(&self) -> Option<Rc<dyn KernelCache>> {
         self.cache.borrow().clone()
     }
 
-    /// Changes what is known of a lease.
+    /// Applies a change to the state of a lease; the argument is `None` if there is none.
     pub(crate) fn change<T>(&self, ino: Ino, change: impl FnOnce(Option<&mut Lease>) -> T) -> T {
         change(self.table.borrow_mut().get_mut(&ino))
     }
 
-    /// A number of a lease, zero of none.
+    /// Returns a number of a lease's state, or 0 if there is none.
     pub(crate) fn number(&self, ino: Ino, of: impl FnOnce(&Lease) -> u64) -> u64 {
         self.table.borrow().get(&ino).map_or(0, of)
     }
 
-    /// The service was started again: its numbers begin again. What is held was granted by another start, and any call
-    /// of this one takes it back.
+    /// Resets the numbers after a restart of the service, which counts anew. Leases owned now were granted by
+    /// another start, and any revocation of the new one applies to them.
     pub(crate) fn restarted(&self) {
         self.seen.set(0);
         self.void.set(0);
@@ -334,51 +346,54 @@ impl Leases {
     }
 }
 
-/// Does something with all items, so many at a time. Fails with the first failure, once all are done.
+/// Runs `work` for all items, at most [`MOST_GIVEN_UP`] at the same time. Returns the first failure once all
+/// are done.
 async fn in_turns<T, F>(items: Vec<T>, work: impl Fn(T) -> F) -> Result<(), Failure>
 where
     F: Future<Output = Result<(), Failure>>,
 {
-    // Side by side: each waits for programs that may fault pages in meanwhile.
+    // Concurrently, because each waits for programs that may fault pages in meanwhile.
     let results = stream::iter(items).map(work).buffer_unordered(MOST_GIVEN_UP);
     results.fold(Ok(()), async |all: Result<(), Failure>, one| all.and(one)).await
 }
 
 impl Client {
-    /// The kernel behind this client, from now on.
+    /// Sets the kernel behind this client.
     pub fn set_kernel_cache(&self, cache: Option<Rc<dyn KernelCache>>) {
         *self.leases.cache.borrow_mut() = cache;
     }
 
-    /// Whether nobody else uses the file system, so that the kernel may keep names and attributes for a moment.
+    /// True if no other client uses the file system, so that the kernel may cache names and attributes for a
+    /// moment.
     pub fn is_alone(&self) -> bool {
         self.leases.is_alone()
     }
 
-    /// Waits until this client may not go by what it was granted: the service does not answer, and others may change the files.
+    /// Waits until the lease time has run out: the service does not answer, and others may change the files.
     pub async fn lapsed(&self) {
         self.leases.clock.not_running().await;
     }
 
-    /// Writes of a file that were acknowledged are gone.
+    /// Records that acknowledged writes of a file are lost.
     pub fn note_lost(&self, ino: Ino) {
         if let Some(state) = self.files.borrow().get(&ino) {
             state.borrow_mut().lose();
         }
     }
 
-    /// Time for which the kernel may keep names and attributes that it is given now, if nobody else uses the file system.
+    /// Time for which the kernel may cache names and attributes that it gets now, if no other client uses the
+    /// file system.
     pub fn left_of_lease(&self) -> Duration {
         self.leases.clock.left()
     }
 
-    /// The time alone that this is, if nobody else uses the file system.
+    /// Returns the current period as the sole client; `None` if there are others.
     pub fn owns_all(&self) -> Option<Ownership> {
         let (start, time) = (self.restarts.generation()?, self.leases.times_alone.get());
         self.is_alone().then_some(Ownership::Alone { start, time })
     }
 
-    /// The time in which nobody else may change a file that this is, if it is one.
+    /// Returns the current period in which no other client may change the file; `None` if others may.
     pub fn owns(&self, ino: Ino) -> Option<Ownership> {
         let of_lease = || {
             let table = self.leases.table.borrow();
@@ -390,12 +405,13 @@ impl Client {
         self.owns_all().or_else(of_lease)
     }
 
-    /// Whether others use the file system, or did: the kernel may believe in sizes that they have changed.
+    /// True if other clients use the file system, or did: the kernel may have sizes cached that they have
+    /// changed.
     pub fn was_shared(&self) -> bool {
         !self.leases.alone.get() || self.leases.soiled.get()
     }
 
-    /// Whether the kernel may keep the pages that it has of a file that it is opening.
+    /// True if the kernel may keep the pages that it has of a file which it is opening.
     pub fn keeps_pages(&self, ino: Ino) -> bool {
         if !self.leases.clock.runs() {
             return false;
@@ -413,17 +429,18 @@ impl Client {
         }
     }
 
-    /// Waits for a file's lease.
+    /// Acquires the lease of a file for an operation.
     pub async fn hold(&self, ino: Ino, purpose: Purpose) -> Result<Hold, Failure> {
         let locked = match purpose {
             Purpose::Read | Purpose::Page => 0..0,
-            // A write may have a page locked that it fills in part, and a change of size keeps all changed pages back.
+            // A write may have a page locked that it fills in part, and a change of size keeps all changed
+            // pages back.
             Purpose::Write | Purpose::Resize => 0..u64::MAX,
         };
         self.hold_for(ino, purpose, Waiting::new(locked, false)).await
     }
 
-    /// Waits for a file's lease for a read of these bytes into pages, which the kernel has locked for it.
+    /// Acquires the lease of a file for a read of these bytes into pages that the kernel has locked for it.
     pub async fn hold_to_fill(&self, ino: Ino, bytes: Range<u64>) -> Result<Hold, Failure> {
         self.hold_for(ino, Purpose::Read, Waiting::new(bytes, true)).await
     }
@@ -457,7 +474,7 @@ impl Client {
                 changed.await;
                 continue;
             }
-            // Its answer may wait for others, who wait for the lease that this client has until then.
+            // The answer may wait for others, which wait for this client's present lease.
             let asked = pin!(self.ask_for_lease(ino, exclusive));
             let called = pin!(self.until(|leases| {
                 let suffices = |lease: &Lease| lease.suffices(purpose, waiting.is_let_in());
@@ -469,7 +486,7 @@ impl Client {
         }
     }
 
-    /// Gives leases back that nobody needs when there are many: of files that are not open and have nothing to settle.
+    /// Releases leases that are not needed when there are many: those of files without any state here.
     fn trim(&self) {
         let mut table = self.leases.table.borrow_mut();
         if table.len() <= MOST_IDLE {
@@ -484,7 +501,7 @@ impl Client {
             }
             !idle
         });
-        // The kernel may have pages of them, which it drops when it opens them again.
+        // The kernel may have pages of these files; it drops them when it opens the files again.
         self.leases.soiled.set(true);
     }
 
@@ -510,7 +527,7 @@ impl Client {
         self.files.borrow().get(&ino).is_some_and(|state| written(&state.borrow()))
     }
 
-    /// Gives a lease back, if its grant is none later than `grant`. Fails where what was written under it is lost.
+    /// Releases a lease whose grant is not later than `grant`. Fails if writes under it are lost.
     async fn give_up(&self, ino: Ino, grant: u64) -> Result<(), Failure> {
         loop {
             let changed = self.leases.changed.notified();
@@ -540,7 +557,8 @@ impl Client {
         settled
     }
 
-    /// Settles a file whose lease goes. What cannot be settled by then is lost, and every descriptor hears of it.
+    /// Syncs a file whose lease is being released. Writes that cannot be synced are lost, and every
+    /// descriptor reports that.
     async fn settle_at_last(&self, ino: Ino) -> Result<(), Failure> {
         let mut attempts = 1;
         let failure = loop {
@@ -572,15 +590,15 @@ impl Client {
         }
     }
 
-    /// Settles a file for somebody who waits for that; the error is his too.
+    /// Syncs a file for another client that waits for it. The failure is for that client too.
     async fn settle_for_others(&self, ino: Ino) -> Result<(), Failure> {
         self.settle_quietly(ino).await.inspect_err(
-            |failure| tracing::error!(%failure, %ino, "what was written is not known to others yet"),
+            |failure| tracing::error!(%failure, %ino, "a file could not be synced for another client yet"),
         )
     }
 
-    /// Somebody else comes, or the service does not know any more who has what. From here on new operations ask. Fails where
-    /// something that was written is lost.
+    /// Gives up all leases, because another client arrives or the service no longer knows the grants. New
+    /// operations request leases from now on. Fails if writes are lost.
     async fn give_up_everything(&self, grant: u64) -> Result<(), Failure> {
         let leases = &self.leases;
         leases.soiled.set(true);
@@ -594,8 +612,9 @@ impl Client {
         let given_up = in_turns(held, |(ino, grant)| self.give_up(ino, grant)).await;
         let unleased = leases.unleased.get();
         let settle = async |ino: Ino| {
-            // What the kernel reads from here on it reads with a lease. A page that it has locked for a request which waits
-            // for one must not be waited for: others may be as far as this client, and wait for it.
+            // From now on the kernel reads pages with a lease. Do not wait for a page that it has locked for
+            // a request which waits for a lease: other clients may be in the same situation and wait for this
+            // one.
             if let Some(cache) = cache.as_ref().filter(|_| unleased) {
                 cache.drop_pages(ino, 0..u64::MAX).await;
             }
@@ -645,7 +664,8 @@ impl Client {
         }
     }
 
-    /// Hears what the service has to say, for as long as the session lives.
+    /// Receives calls of the service until the session ends: revocations, requests to sync, and released
+    /// locks.
     pub(crate) async fn watch_task(self: Rc<Self>) {
         while !self.closed.get() && !self.has_ended() {
             let released = self.leases.released.take();
@@ -653,7 +673,7 @@ impl Client {
             let reply: WatchReply = match self.ask(Kind::Watch, &request).await {
                 Ok(reply) => reply,
                 Err(failure) => {
-                    tracing::debug!(%failure, "the service says nothing");
+                    tracing::debug!(%failure, "a watch request failed; it is repeated");
                     self.env.sleep(PAUSE).await;
                     continue;
                 }
@@ -661,7 +681,7 @@ impl Client {
             for call in reply.calls {
                 self.leases.seen.set(self.leases.seen.get().max(call.number));
                 if call.ino == 0 && !call.settle {
-                    // Before the next request to the service says otherwise.
+                    // Before the next request, because that reports this flag to the service.
                     self.leases.alone.set(false);
                 }
                 let client = self.clone();
@@ -677,7 +697,8 @@ impl Client {
         }
     }
 
-    /// Has the kernel drop its pages of a file once the reply that is on its way has gone.
+    /// Makes the kernel drop its pages of a file in the background, after the reply in progress has been
+    /// sent.
     pub fn drop_pages_soon(&self, ino: Ino) {
         if let Some(cache) = self.leases.kernel_cache() {
             let leases = self.leases.clone();
@@ -689,8 +710,8 @@ impl Client {
         }
     }
 
-    /// Gives up all locks and closes all files. Call when the kernel that had them has gone: of a connection that was aborted it says
-    /// nothing of them.
+    /// Releases all locks and closes all files. Call when the kernel that had them is gone: an aborted
+    /// connection sends no unlocks and no closes.
     pub async fn close_all(&self) -> Result<(), Failure> {
         for lock in self.locks.all() {
             self.unlock_all(Ino(lock.ino), lock.owner, lock.flock).await?;
@@ -711,7 +732,7 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps nothing any more: the next to come need not wait for this client.
+    /// Makes everything durable and gives up all leases, so that the next client need not wait for this one.
     pub async fn leave(&self) -> Result<(), Failure> {
         self.sync_all().await?;
         self.leases.alone.set(false);

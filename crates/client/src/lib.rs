@@ -1,18 +1,17 @@
-//! The file system client: files and names on one side, messages to services on the other. The mount and the
-//! benchmarks are thin users of it.
+//! The file system client: calls on files and names become messages to the services.
 //!
-//! Owns sizes and times of files that it writes until it has made them durable; does not cache data, which the
-//! kernel's page cache does for a mount.
-//!
-//! Files that other clients use too are kept by leases.
+//! The mount and the benchmarks are thin users of it. It owns sizes and times of the files that it writes
+//! until it has made them durable. It does not cache data; for a mount, the kernel's page cache does. Leases
+//! keep files consistent that other clients use too.
 //!
 //! Invariants:
-//! - one write of a file runs at a time, so a block that two writes share is merged from both;
-//! - bytes of a file's last block behind its end are zeros on the target before the file grows over them;
-//! - a size is sent only after the data below it was committed, so a durable size never covers data that is not;
-//! - a rename over a name commits what was written to the renamed file first;
-//! - a request that must be done once keeps its slot until its reply is there;
-//! - what was written and is not durable is known by file: when the service was started again meanwhile, the next
+//! - One write of a file runs at a time, so a block that two writes share is merged from both.
+//! - Bytes of a file's last block behind its end are zeros on the target before the file grows over them.
+//! - A size is sent only after the data below it was committed, so a durable size never covers data that is
+//!   not.
+//! - A rename over an existing name first commits the data of the renamed file.
+//! - A request that must be executed once keeps its slot until its reply has arrived.
+//! - Writes that are not durable yet are tracked by file: if the service restarts before they are, the next
 //!   fsync of the file fails, once.
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,9 @@
 //! Advisory locks, which the service keeps for all clients.
 //!
-//! This client remembers its own, to say them again when the service was started again. What it gives up it forgets
-//! before it says so, what it gets it notes after it was told: so it never says again what it has not. None is given up while they
-//! are said again: that could overtake the word that it is held, and nobody would ever give it up.
+//! The client remembers its own locks, to reclaim them after a restart of the service. It forgets a lock
+//! before it sends the unlock, and notes one after the service granted it, so it never reclaims a lock that
+//! it does not own. No lock is released while locks are being reclaimed: the release could overtake the
+//! reclaim, and the lock would stay forever.
 
 use crate::session::Client;
 use penstock_base::range_locks::{RangeLock, RangeLocks};
@@ -14,21 +15,22 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, RwLock, RwLockWriteGuard, Semaphore};
 
-/// The service does not know all locks yet.
+/// Pause before a request is repeated while the service does not know all locks yet.
 const EARLY: Duration = Duration::from_millis(50);
-/// Whoever waits for a lock asks again after this, should it not hear that one was given up.
+/// A request that waits for a lock is repeated after this, in case the client is not notified of a release.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Of those who wait for a lock, so many ask again at a time: whoever has thousands of programs wait keeps no others from their slots.
+/// Number of waiting requests that are repeated at a time, so that thousands of waiters leave slots to other
+/// requests.
 const ASKING: usize = 4;
 
-/// The locks of a client: of fcntl, and of flock.
+/// The locks of a client, by inode: those of fcntl and those of flock.
 pub(crate) struct Locks {
     held: RefCell<HashMap<Ino, [RangeLocks<u64>; 2]>>,
-    /// Waiters by file: told when a lock of it was given up.
+    /// Waiters by file, notified when a lock of the file is released.
     waiting: RefCell<HashMap<Ino, Weak<Notify>>>,
     asking: Semaphore,
-    /// Held shared by each request that changes a lock, and exclusively while all are said again.
+    /// Locked shared by each request that changes a lock, and exclusively while all locks are reclaimed.
     changing: RwLock<()>,
 }
 
@@ -46,7 +48,7 @@ impl Locks {
         }
     }
 
-    /// Told when a lock of a file was given up, while the result lives.
+    /// Registers a waiter, which is notified of released locks of a file until it is dropped.
     fn news_of(&self, ino: Ino) -> News<'_> {
         let mut waiting = self.waiting.borrow_mut();
         let known = waiting.get(&ino).and_then(Weak::upgrade);
@@ -75,7 +77,7 @@ impl Locks {
         }
     }
 
-    /// Forgets what is given up. Returns the locks that it is a part of, as they were.
+    /// Forgets the locks in a range. Returns the requests that would restore all locks which overlap it.
     fn give_up(&self, request: &LockRequest) -> Vec<LockRequest> {
         let LockRequest { owner, first, last, .. } = *request;
         let ino = Ino(request.ino);
@@ -89,12 +91,13 @@ impl Locks {
         before
     }
 
-    /// None changes while the result lives. Waits for the answers to requests that change one.
+    /// Keeps the locks from changing until the result is dropped. First waits for all requests that change
+    /// one.
     pub(crate) async fn still(&self) -> RwLockWriteGuard<'_, ()> {
         self.changing.write().await
     }
 
-    /// All of them, as they are said again.
+    /// Returns the requests that reclaim all locks.
     pub(crate) fn all(&self) -> Vec<LockRequest> {
         let held = self.held.borrow();
         let mut all = Vec::new();
@@ -107,7 +110,7 @@ impl Locks {
     }
 }
 
-/// The request that sets a lock which is held.
+/// Returns the request that reclaims a lock.
 fn said_again(ino: Ino, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
     LockRequest {
         ino: ino.0,
@@ -122,7 +125,7 @@ fn said_again(ino: Ino, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
     }
 }
 
-/// One who waits for a lock of a file.
+/// A waiter for a lock of a file.
 struct News<'a> {
     locks: &'a Locks,
     ino: Ino,
@@ -138,7 +141,7 @@ impl Drop for News<'_> {
 }
 
 impl Client {
-    /// Sets, tests or gives up a lock. Returns what is in the way.
+    /// Sets, tests or releases a lock. Returns the lock that conflicts, or `None`.
     pub async fn lock(&self, request: &LockRequest) -> Result<Option<LockRequest>, Failure> {
         let unlocks = request.change() == LockChange::Unlock;
         loop {
@@ -146,7 +149,7 @@ impl Client {
             let before = if unlocks { self.locks.give_up(request) } else { Vec::new() };
             let reply: Result<LockReply, Failure> = self.once(Kind::Lock, request).await;
             if reply.is_err() {
-                // There is no room for what would be left of them: it holds them still.
+                // The service kept the locks, because it lacks space for the remaining parts.
                 before.iter().for_each(|lock| self.locks.note(lock));
             }
             let reply = reply?;
@@ -162,7 +165,7 @@ impl Client {
         }
     }
 
-    /// Sets a lock once it is free. Returns false if `interrupted` is told first.
+    /// Sets a lock once it is free. Returns false if `interrupted` is notified first.
     pub async fn lock_waiting(
         &self,
         mut request: LockRequest,
@@ -197,7 +200,7 @@ impl Client {
         }
     }
 
-    /// Gives up what an owner holds of a file. Asks nobody when it holds nothing.
+    /// Releases all locks of an owner on a file. Sends nothing if there are none.
     pub async fn unlock_all(&self, ino: Ino, owner: u64, flock: bool) -> Result<(), Failure> {
         let holds = self
             .locks

@@ -1,4 +1,4 @@
-//! Names and attributes.
+//! Operations on names and attributes.
 
 use crate::file::CUTS_MOST;
 use crate::leases::{Hold, Purpose};
@@ -13,11 +13,12 @@ use penstock_wire::{Failure, Kind};
 
 const BLOCK: u64 = penstock_base::BLOCK_BYTES as u64;
 
-/// A rename is made again when the service was started again meanwhile, so often.
+/// Most attempts at a rename. An attempt fails if the service restarts during it.
 const RESTARTS_MOST: u32 = 64;
 
 impl Client {
-    /// The attributes in a reply to a request made after `mark`, with what this client knows better.
+    /// Returns the attributes in a reply to a request made after `mark`, updated with this client's unsynced
+    /// size and time.
     pub(crate) async fn newest(&self, mut mark: u64, reply: AttrReply) -> Result<Attr, Failure> {
         let mut attr = reply.attr.unwrap_or_default();
         while self.settled.since(mark, Ino(attr.ino)) {
@@ -31,14 +32,14 @@ impl Client {
         Ok(attr)
     }
 
-    /// The inode of a name.
+    /// Returns the attributes of the inode that a name refers to.
     pub async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr, Failure> {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory: false };
         let mark = self.settled.mark();
         self.newest(mark, self.ask(Kind::Lookup, &request).await?).await
     }
 
-    /// Attributes of an inode.
+    /// Returns the attributes of an inode.
     pub async fn get_attr(&self, ino: Ino) -> Result<Attr, Failure> {
         let mark = self.settled.mark();
         self.newest(mark, self.ask(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await?).await
@@ -50,14 +51,15 @@ impl Client {
         self.set_attr_held(request).await
     }
 
-    /// Waits for the lease under which attributes are changed.
+    /// Acquires the lease under which these attributes are changed.
     pub async fn hold_to_set(&self, request: &SetAttrRequest) -> Result<Hold, Failure> {
-        // Others may know its mode and its times, and a size is its holder's to change.
+        // Other clients may have its mode and times cached, and only the owner of the lease may change the
+        // size.
         let purpose = if request.size.is_some() { Purpose::Resize } else { Purpose::Write };
         self.hold(Ino(request.ino), purpose).await
     }
 
-    /// Changes attributes, for a caller that holds the lease for that.
+    /// Changes attributes. The caller owns the lease for that.
     pub async fn set_attr_held(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
         let dropped = request.drop_set_id;
         let known = self.files.borrow().get(&Ino(request.ino)).cloned();
@@ -68,7 +70,8 @@ impl Client {
         };
         if let Some(state) = self.files.borrow().get(&Ino(attr.ino)) {
             let mut state = state.borrow_mut();
-            // Replies may come in another order: only who dropped the bits says that they are gone.
+            // Replies may arrive in another order: only the request that dropped the bits shows that they are
+            // gone.
             state.set_id = set_id_bits(attr.mode) != 0 || state.set_id && !dropped;
         }
         Ok(attr)
@@ -78,7 +81,7 @@ impl Client {
         let ino = Ino(request.ino);
         let Some(size) = request.size else {
             if request.mtime_ns.is_some() {
-                // A time that is set must not be overtaken by one of writes before it.
+                // A time that is set must not be overtaken by the time of an earlier write.
                 let _turn = self.turns.exclusive(ino).await;
                 self.settle_quietly(ino).await?;
                 let mark = self.settled.mark();
@@ -93,13 +96,13 @@ impl Client {
         result
     }
 
-    /// Gives a file another size, with whatever else the request says. The caller holds the file's lock.
+    /// Sets the size of a file, with all other changes of the request. The caller has the file's I/O lock.
     pub(crate) async fn resize(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
         request.size = Some(size);
         let ino = Ino(request.ino);
         let mut attempt = 1;
         loop {
-            // Under a lease that is on its way back others may change the size as well.
+            // While the lease is being revoked, others may change the size too.
             let shared = !self.leases.is_exclusive(ino);
             if shared {
                 self.note_stale(ino);
@@ -109,7 +112,8 @@ impl Client {
                 self.note_stale(ino);
             }
             match result {
-                // By another, or by a part of this change that a start of the service did before it ended.
+                // Truncated by another client, or by a part of this request that a start of the service did
+                // before it ended.
                 Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => attempt += 1,
                 result => return result,
             }
@@ -122,22 +126,23 @@ impl Client {
         let state = file.borrow().clone();
         if size > state.size && !state.size.is_multiple_of(BLOCK) {
             self.zero_tail(ino, &state).await?;
-            // Durable no later than the size.
+            // The zeros must be durable no later than the size.
             self.data(Kind::Commit, penstock_wire::data::encode_commit(0, ino, true), Vec::new()).await?;
         }
-        // The service must know the size that is to change: a cut is judged by it.
+        // The service must know the unsynced size, because it judges a truncation by it.
         let settled = match self.settle_quietly(ino).await {
-            // A full store takes none of what waits. The cut asks for nothing, and part of what waits may go with it.
+            // A full store accepts no dirty data. Truncating needs no space, and may drop part of the dirty
+            // data.
             Err(failure) if failure.kind == Todo::NoSpace && size < state.settled_size => false,
             other => other.map(|()| true)?,
         };
         request.mtime_ns = request.mtime_ns.or(Some(self.env.wall_ns()));
         request.known_cut = Some(file.borrow().cut);
         let reply: Result<AttrReply, Failure> = self.change_inode(Kind::SetAttr, ino, &request).await;
-        // An attribute that was asked for before may come after it.
+        // An attribute reply that was requested earlier may arrive later; this marks it as out of date.
         self.settled.note(ino);
         if reply.is_err() {
-            // A part of it may have been done, under another truncate generation.
+            // Part of the change may have been done, under another truncate generation.
             file.borrow_mut().stale = true;
         }
         let attr = reply?.attr.unwrap_or_default();
@@ -146,16 +151,16 @@ impl Client {
         state.settled_size = attr.size;
         state.cut = attr.cut;
         state.writes += 1;
-        // What is left is settled with this time, not with an earlier one.
+        // Data that is still unsynced gets this time, not an earlier one.
         state.mtime_ns = request.mtime_ns.filter(|_| !settled);
         state.tail_clean = true;
-        // The kernel hears of this size.
+        // The kernel learns this size from the reply.
         state.lost_end = 0;
         Ok(attr)
     }
 
-    /// Takes the set-id bits from a file that is open, before somebody writes to it who may not keep them. The caller
-    /// holds the file's lease. Returns whether it had some.
+    /// Removes the set-id bits from an open file before a process writes to it that may not keep them. The
+    /// caller owns the file's lease. Returns true if there were any.
     pub async fn drop_set_id(&self, ino: Ino) -> Result<bool, Failure> {
         if !self.file(ino).await?.borrow().set_id {
             return Ok(false);
@@ -164,8 +169,9 @@ impl Client {
         self.set_attr_held(request).await.map(|_| true)
     }
 
-    /// Takes set-id bits or capabilities from a file, durably, before the write that they are taken for: a write over a restart of the
-    /// service is made again, and the taking would not be. So what straddles a restart is taken once more.
+    /// Removes set-id bits or capabilities from a file, durably, before the write that requires it. A write
+    /// during a restart of the service is repeated, but the removal would not be. So it is repeated here if
+    /// the service restarted meanwhile.
     pub async fn take_durably<T>(&self, take: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
         self.under_one_start(async || {
             let taken = take().await?;
@@ -175,7 +181,7 @@ impl Client {
         .await
     }
 
-    /// Makes a file, directory, symbolic link or special file.
+    /// Creates a file, directory, symbolic link or special file.
     pub async fn make(&self, request: MakeRequest) -> Result<Attr, Failure> {
         let _opening = self.opening.read().await;
         let reply: AttrReply = self.change(Kind::Make, &request).await?;
@@ -186,14 +192,14 @@ impl Client {
         Ok(attr)
     }
 
-    /// Gives an inode another name.
+    /// Adds a name to an inode.
     pub async fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr, Failure> {
         let request = LinkRequest { ino: ino.0, dir: dir.0, name: name.to_vec() };
         let mark = self.settled.mark();
         self.newest(mark, self.change(Kind::Link, &request).await?).await
     }
 
-    /// Removes a name; with `directory` an empty directory's.
+    /// Removes a name; with `directory` that of an empty directory.
     pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Failure> {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory };
         let attr = self.change::<AttrReply>(Kind::Unlink, &request).await?.attr.unwrap_or_default();
@@ -203,7 +209,7 @@ impl Client {
         Ok(())
     }
 
-    /// Nobody will ever ask for the unsettled writes of a file that is gone.
+    /// Forgets the unsynced writes of a removed file that is not open: nobody can read them any more.
     fn forget_unused(&self, ino: Ino) {
         let mut files = self.files.borrow_mut();
         if files.get(&ino).is_some_and(|state| state.borrow().opens == 0) {
@@ -211,8 +217,9 @@ impl Client {
         }
     }
 
-    /// Moves a name. What was written to the file is durable before another file's name goes to it, and a file that lost writes
-    /// takes none: nobody else may have a descriptor to hear of the loss by. An fsync of the file tells of it, and then it may.
+    /// Renames a file or directory. Before it replaces an existing name, it makes the data of the file
+    /// durable. It fails if writes of the file were lost, because nobody else may have a descriptor that
+    /// would report the loss. An fsync of the file reports the loss and permits the rename.
     pub async fn rename(&self, mut request: RenameRequest) -> Result<(), Failure> {
         for _ in 0..RESTARTS_MOST {
             let start = self.restarts.generation();
@@ -227,22 +234,22 @@ impl Client {
                     self.refuse_lost(ino)?;
                 }
             }
-            // Of the start that has it all: a crash since then may have lost it.
+            // Only the start that has all the data may rename: after a later restart the data may be lost.
             request.start = start.unwrap_or_default();
             match self.change::<EmptyReply>(Kind::Rename, &request).await {
                 Err(failure) if failure.kind == Todo::RefreshMap => {}
                 done => return done.map(drop),
             }
         }
-        Err(lost("what a rename is about"))
+        Err(lost("a file or a name in a rename"))
     }
 
-    /// Entries of a directory behind a cookie.
+    /// Returns entries of a directory behind a cookie, with attributes.
     pub async fn read_dir(&self, request: ReadDirRequest) -> Result<ReadDirReply, Failure> {
         let mark = self.settled.mark();
         let mut reply: ReadDirReply = self.ask(Kind::ReadDir, &request).await?;
         for entry in &mut reply.entries {
-            // Left out, the kernel asks for them when it wants them.
+            // The kernel requests omitted attributes when it needs them.
             if self.settled.since(mark, Ino(entry.ino)) {
                 entry.attr = None;
             }
@@ -256,18 +263,18 @@ impl Client {
         Ok(reply)
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     pub async fn read_link(&self, ino: Ino) -> Result<Vec<u8>, Failure> {
         Ok(self.ask::<BytesReply>(Kind::ReadLink, &InodeRequest { ino: ino.0 }).await?.bytes)
     }
 
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     pub async fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Failure> {
         let request = XattrRequest { ino: ino.0, name: name.to_vec(), ..XattrRequest::default() };
         Ok(self.ask::<BytesReply>(Kind::GetXattr, &request).await?.bytes)
     }
 
-    /// The names of an inode's extended attributes.
+    /// Returns the names of an inode's extended attributes.
     pub async fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>, Failure> {
         Ok(self.ask::<NamesReply>(Kind::ListXattr, &InodeRequest { ino: ino.0 }).await?.names)
     }
@@ -283,7 +290,7 @@ impl Client {
         self.change_inode::<AttrReply>(Kind::RemoveXattr, ino, &request).await.map(|_| ())
     }
 
-    /// How full the file system is.
+    /// Returns size and free space of the file system.
     pub async fn stat_fs(&self) -> Result<StatFsReply, Failure> {
         self.ask(Kind::StatFs, &EmptyReply {}).await
     }

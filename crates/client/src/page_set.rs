@@ -1,17 +1,17 @@
-//! Pages of a file.
+//! Sets of pages of a file, as ranges of bytes.
 
 use penstock_base::BLOCK_BYTES;
 use std::ops::Range;
 
 pub(crate) const PAGE_BYTES: u64 = BLOCK_BYTES as u64;
-/// Pieces that a set is cut into.
+/// Number of pieces that a set is split into, besides one for each of its ranges.
 const MOST_PIECES: u64 = 64;
 
-/// Pages of a file by their bytes, in ranges apart from each other and in order.
+/// Pages of a file as ranges of bytes that start and end at pages, in order, and neither overlap nor touch.
 #[derive(Debug, Default)]
 pub(crate) struct PageSet(Vec<Range<u64>>);
 
-/// The bytes of all pages that some bytes lie in.
+/// Returns the range of the pages that contain any of these bytes.
 pub(crate) fn pages(bytes: &Range<u64>) -> Range<u64> {
     let end = bytes.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     bytes.start / PAGE_BYTES * PAGE_BYTES..end
@@ -32,7 +32,8 @@ impl PageSet {
         self.0.splice(first..after, [added]);
     }
 
-    /// The same in at most `most` ranges: where there would be more, all pages between the first and the last one are added.
+    /// Adds these pages but keeps at most `most` ranges. If there were more, all pages between the first and
+    /// the last one are added.
     pub(crate) fn add_coarsely(&mut self, bytes: Range<u64>, most: usize) {
         self.add(bytes);
         if let [first, .., last] = &self.0[..]
@@ -58,14 +59,14 @@ impl PageSet {
         self.0.is_empty()
     }
 
-    /// Whether it has a page that some of these bytes lie in.
+    /// True if a page of the set contains any of these bytes.
     pub(crate) fn overlaps(&self, bytes: &Range<u64>) -> bool {
         let looked_at = pages(bytes);
         let first = self.0.partition_point(|range| range.end <= looked_at.start);
         !bytes.is_empty() && self.0.get(first).is_some_and(|range| range.start < looked_at.end)
     }
 
-    /// Small pieces that cover all of it, not many more than [`MOST_PIECES`] beside one for each range.
+    /// Splits the set into pieces of equal length, at most about [`MOST_PIECES`] plus one for each range.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Range<u64>> {
         let bytes: u64 = self.0.iter().map(|range| range.end - range.start).sum();
         let longest = (bytes / MOST_PIECES).div_ceil(PAGE_BYTES).max(1) * PAGE_BYTES;

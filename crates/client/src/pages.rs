@@ -1,16 +1,16 @@
-//! Dropping the kernel's pages of a file whose lease goes.
+//! Drops the kernel's pages of a file whose lease is revoked.
 //!
-//! The kernel drops a page when it has locked it, and a request may have it locked that waits for the lease. So pages are
-//! dropped once while the lease still serves, and then, with the lease closed, those that were served meanwhile, piece by
-//! piece. A piece is left out where a request waits that reads it into pages: they are locked, and nothing is in
-//! them. Where the kernel is stuck at a piece all the same, the requests that may have it locked are let in, and what they are
-//! served is dropped in the next round.
+//! The kernel must lock a page to drop it, but a request that waits for the lease may have it locked. So all
+//! pages are dropped once while the lease still serves requests. Then the lease is closed, and the pages that
+//! were served meanwhile are dropped, piece by piece. A piece is skipped while a waiting request reads it
+//! into pages: these pages are locked and contain nothing. If the kernel still blocks at a piece, the
+//! requests that may have it locked are admitted, and the pages that they fill are dropped in the next round.
 //!
 //! Invariants:
-//! - a lease goes in the step in which nothing of it is in use and nothing is left to drop; who was let in and is not served by
-//!   then waits on;
-//! - each round drops what was let in during the one before, and nobody is let in but who is in the way: programs that
-//!   fault pages in as fast as they can do not keep the lease.
+//! - The lease goes in one step, at which nothing uses it and no page is left to drop. An admitted request
+//!   that is not served by then waits on.
+//! - Each round drops the pages of the requests admitted during the round before, and only requests that
+//!   block the drop are admitted. So programs that fault pages in as fast as they can do not keep the lease.
 
 use crate::leases::Lease;
 use crate::page_set::{PageSet, pages};
@@ -23,18 +23,19 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Dropping a piece takes longer than this when a page of it is locked for a request, or when the machine is busy.
+/// Dropping a piece takes longer than this only if a request has a page of it locked, or if the machine is
+/// busy.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// The same for a notice that a store of bytes waits for.
+/// The same limit for a FUSE notification that stores bytes into pages.
 const STORE_PATIENCE: Duration = Duration::from_millis(100);
-const STAYS: &str = "a called lease stays";
+const STAYS: &str = "a lease stays while it is being revoked";
 
 /// A request that waits for a lease.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// Bytes that the kernel may have locked pages of for it.
+    /// Range of bytes whose pages the kernel may have locked for the request.
     locked: Range<u64>,
-    /// It reads them: there is nothing in these pages.
+    /// The request is a read into these pages, so they contain nothing yet.
     reads: bool,
     let_in: Cell<bool>,
 }
@@ -44,7 +45,7 @@ impl Waiting {
         Self { locked, reads, let_in: Cell::new(false) }
     }
 
-    /// It is served under a lease that is closed.
+    /// True if the request is served although the lease is closed.
     pub(crate) fn is_let_in(&self) -> bool {
         self.let_in.get()
     }
@@ -60,11 +61,12 @@ impl Waiting {
 }
 
 impl Lease {
-    /// The pages to drop in the next round. None when the lease may go: from here on nobody is served.
+    /// Returns the pages to drop in the next round. `None` if the lease may go; from then on it serves no
+    /// request.
     fn left_to_drop(&mut self) -> Option<PageSet> {
         let served = self.served.take().unwrap_or_default();
         if served.is_empty() && self.users == 0 && self.stores == 0 {
-            // A request that was let in and has not come yet would be too late.
+            // An admitted request that has not arrived by now is too late.
             self.waiting.iter().for_each(|waiting| waiting.let_in.set(false));
             return None;
         }
@@ -74,7 +76,7 @@ impl Lease {
 }
 
 impl Client {
-    /// Drops the kernel's pages of a file whose lease is called, and closes the lease.
+    /// Drops the kernel's pages of a file whose lease is revoked, and closes the lease.
     pub(crate) async fn drop_kernel_pages(&self, ino: Ino) {
         let (leases, cache) = (&self.leases, self.leases.kernel_cache());
         if let Some(cache) = &cache {
@@ -100,7 +102,8 @@ impl Client {
         }
     }
 
-    /// Does something that waits for pages, and lets those requests in that may have them locked.
+    /// Runs `work`, which waits for pages. Each time it has not ended after `patience`, admits the requests
+    /// that may have these pages locked.
     async fn let_in_while(
         &self,
         ino: Ino,

@@ -1,4 +1,4 @@
-//! A client's session with the services.
+//! The client's state and its session with the services.
 
 use crate::direct::DirectWrites;
 use crate::file::FileState;
@@ -15,16 +15,16 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::RwLock;
 
-/// How long requests took, from sending to the reply.
+/// Latencies of requests, from sending to the reply.
 #[derive(Default)]
 pub struct ClientLatency {
     /// Reads of chunks.
     pub read: Histogram,
     /// Writes of chunks.
     pub write: Histogram,
-    /// Commits of files, by fsync or from time to time.
+    /// Commits of files, by fsync or by the periodic sync.
     pub commit: Histogram,
-    /// Everything about names and attributes.
+    /// All other requests: names, attributes, leases, locks and the session itself.
     pub names: Histogram,
 }
 
@@ -51,26 +51,26 @@ pub struct Client {
     pub(crate) settled: Settled,
     pub(crate) leases: Rc<Leases>,
     pub(crate) locks: Locks,
-    /// One write of a file at a time.
+    /// The I/O lock of each file: shared for reads, exclusive for writes.
     pub(crate) turns: KeyedLocks<Ino>,
     pub(crate) direct: Rc<DirectWrites>,
-    /// One settle of a file at a time.
+    /// Lets one sync of a file run at a time.
     pub(crate) settling: KeyedLocks<Ino>,
-    /// Files that were settled since the last sync began.
+    /// Files with changes that were sent since the last `Sync` request.
     pub(crate) unsynced: RefCell<Vec<Ino>>,
-    /// Held shared while something is opened or closed, so that what is open can be said.
+    /// Locked shared while a file is opened or closed, and exclusively while the open files are reclaimed.
     pub(crate) opening: RwLock<()>,
     pub(crate) closed: Cell<bool>,
     pub(crate) latency: ClientLatency,
 }
 
 impl Client {
-    /// Begins a session. `name` says who it is, for people.
+    /// Begins a session. `name` identifies the client for people.
     pub async fn connect(env: &Env, transport: Rc<dyn Transport>, name: &str) -> Result<Rc<Self>, Failure> {
         Self::connect_to_mount(env, transport, name, "").await
     }
 
-    /// Begins a session that mounts at `mount`, which is for people.
+    /// Begins a session of a mount. `name` and `mount`, its path, are shown to people.
     pub async fn connect_to_mount(
         env: &Env,
         transport: Rc<dyn Transport>,
@@ -119,22 +119,22 @@ impl Client {
         Ok(client)
     }
 
-    /// How long its requests took.
+    /// Returns the latencies of the client's requests.
     pub fn latency(&self) -> &ClientLatency {
         &self.latency
     }
 
-    /// Its session.
+    /// Returns the number of the session.
     pub fn session(&self) -> u64 {
         self.session
     }
 
-    /// The root directory.
+    /// Returns the inode of the root directory.
     pub fn root(&self) -> Ino {
         self.root
     }
 
-    /// Nanoseconds since 1970.
+    /// Returns the wall-clock time in nanoseconds since 1970.
     pub fn now_ns(&self) -> i64 {
         self.env.wall_ns()
     }
@@ -144,7 +144,7 @@ impl Client {
         let result = self.sync_all().await;
         self.closed.set(true);
         match self.ask::<EmptyReply>(penstock_wire::Kind::End, &EmptyReply {}).await {
-            // It was asked for twice: the connection was lost with the first answer.
+            // The request was repeated, because the connection was lost together with the first answer.
             Err(failure) if failure.kind == Todo::Ended => result,
             ended => result.and(ended.map(drop)),
         }

@@ -1,4 +1,4 @@
-//! Settling: data durable, then size and time, and on demand the name space.
+//! Syncs files: data durable first, then size and time sent, and on demand a `Sync` request for all metadata.
 
 use crate::file::FileState;
 use crate::session::Client;
@@ -12,19 +12,20 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What is written is durable at the latest after about this.
+/// Interval of the periodic sync: writes are durable after about this at the latest.
 const INTERVAL: Duration = Duration::from_secs(5);
 const ESTALE: u16 = 116;
 
-/// Files settled or given another size lately. What a service said of a file before that was done, and what arrives after
-/// it, is old: the file's own state, which would correct it, may be forgotten by then.
+/// Files whose size or time was sent recently. An attribute reply that the service produced before that may
+/// arrive after it and is then out of date. The file's own state, which would correct it, may be forgotten by
+/// then.
 #[derive(Default)]
 pub(crate) struct Settled {
     count: Cell<u64>,
     recent: RefCell<VecDeque<Ino>>,
 }
 
-/// Settles that are remembered; who missed more asks again to be sure.
+/// Number of syncs that are remembered. A caller that missed more must repeat its request.
 const REMEMBERED: usize = 256;
 
 impl Settled {
@@ -37,12 +38,12 @@ impl Settled {
         }
     }
 
-    /// A mark for [`Settled::since`].
+    /// Returns a mark for [`Settled::since`].
     pub(crate) fn mark(&self) -> u64 {
         self.count.get()
     }
 
-    /// Whether a file was settled since a mark.
+    /// True if a file was synced since a mark, or if that cannot be known any more.
     pub(crate) fn since(&self, mark: u64, ino: Ino) -> bool {
         let missed = (self.count.get() - mark) as usize;
         missed > REMEMBERED || self.recent.borrow().iter().rev().take(missed).any(|settled| *settled == ino)
@@ -50,21 +51,20 @@ impl Settled {
 }
 
 impl Client {
-    /// Makes a file's data durable and sends its size and time, which the next sync makes durable. A loss before it is
-    /// left to be told by an fsync.
+    /// Syncs a file: makes its data durable and sends its size and time, which the next `Sync` request makes
+    /// durable. Does not report earlier losses; the next fsync does.
     pub(crate) async fn settle_quietly(&self, ino: Ino) -> Result<(), Failure> {
         self.settle_rest(ino, async || Ok(())).await
     }
 
-    /// The same. Does `next` once size and
-    /// time are sent: for a file that did not grow while its data becomes durable, because there its size says
-    /// nothing new of it.
+    /// Like [`Client::settle_quietly`]. Calls `next` after size and time are sent. If the file did not grow,
+    /// this happens while its data becomes durable, because its size covers no new data.
     async fn settle_rest(
         &self,
         ino: Ino,
         next: impl AsyncFnOnce() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        // One at a time, so that a time which is set after a settle is not overtaken by one that was on its way.
+        // One sync at a time, so that a time that is set after one is not overtaken by one in flight.
         let turn = self.settling.exclusive(ino).await;
         let generation = self.restarts.generation();
         let Some(file) = self.files.borrow().get(&ino).cloned() else { return Ok(()) };
@@ -82,10 +82,10 @@ impl Client {
         let commit =
             async { self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await.map(drop) };
         let send = async {
-            // The file itself says what is not synced of it.
+            // `note_unsynced` below records what was sent.
             match self.settle_once::<AttrReply>(Kind::SetAttr, &request).await {
                 Ok(_) => {}
-                // Removed and dropped meanwhile: there is nothing to settle any more.
+                // Removed meanwhile and no longer open anywhere: there is nothing to sync.
                 Err(failure) if failure.errno == ESTALE => {}
                 Err(failure) => return Err(failure),
             }
@@ -102,7 +102,8 @@ impl Client {
             }
         }
         if generation != self.restarts.generation() {
-            // Committed by another start of the service than the one that had the writes: the file is marked.
+            // Another start of the service committed than the one that had the writes. The file is marked as
+            // having lost them.
             return Ok(());
         }
         self.note_unsynced(ino);
@@ -119,7 +120,7 @@ impl Client {
         Ok(())
     }
 
-    /// Something of a file was sent that the next sync makes durable.
+    /// Records that a change of a file was sent that the next `Sync` request makes durable.
     pub(crate) fn note_unsynced(&self, ino: Ino) {
         let Some(state) = self.files.borrow().get(&ino).cloned() else { return };
         if !std::mem::replace(&mut state.borrow_mut().unsynced, true) {
@@ -132,27 +133,27 @@ impl Client {
         self.forget_idle(ino);
     }
 
-    /// Whether a file has writes that were not settled.
+    /// True if a file has unsynced writes.
     pub fn is_unsettled(&self, ino: Ino) -> bool {
         self.files.borrow().get(&ino).is_some_and(|state| state.borrow().mtime_ns.is_some())
     }
 
-    /// fsync: what was written to the file before, by this client and by others, its size, and every name that was
-    /// changed before, are durable. Fails, once, when writes before it were lost.
+    /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
+    /// earlier change of names. Fails, once, if earlier writes were lost.
     pub async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
         self.make_durable(ino).await?;
         let names = self.check_names_lost();
         self.report_lost(ino).and(names)
     }
 
-    /// The same through a descriptor that has heard of `seen` losses.
+    /// Like [`Client::fsync`], for a descriptor through which `seen` losses were reported.
     pub async fn fsync_through(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
         self.make_durable(ino).await?;
         let names = self.check_names_lost();
         self.report_loss_to(ino, seen).and(names)
     }
 
-    /// Settles what this client and others wrote to a file.
+    /// Syncs a file on this client and on the client that has its exclusive lease.
     pub(crate) async fn settle_everywhere(&self, ino: Ino) -> Result<(), Failure> {
         self.settle_elsewhere(ino).await?;
         self.settle_quietly(ino).await
@@ -162,7 +163,7 @@ impl Client {
         if self.leases.covers(ino) {
             return Ok(());
         }
-        // The service asks who has it exclusively to settle, before it answers.
+        // Before it answers, the service makes the owner of the exclusive lease sync.
         match self.ask::<AttrReply>(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await {
             Err(failure) if failure.errno != ESTALE => Err(failure),
             _ => Ok(()),
@@ -172,7 +173,7 @@ impl Client {
     async fn make_durable(&self, ino: Ino) -> Result<(), Failure> {
         self.settle_elsewhere(ino).await?;
         self.settle_rest(ino, async || self.sync_names().await).await?;
-        // Rows that the commit of the data changed, if it did.
+        // Covers rows that the commit of the data changed, if it did.
         self.sync_names().await
     }
 
@@ -183,14 +184,14 @@ impl Client {
         }
     }
 
-    /// Makes every acknowledged operation on names durable.
+    /// Makes every acknowledged operation on names durable. Fails, once, if one was lost.
     pub async fn sync(&self) -> Result<(), Failure> {
         self.sync_names().await?;
         self.check_names_lost()
     }
 
-    /// fsync of a directory: what this client wrote before, and every name, are durable. A loss of writes to a file is
-    /// told by an fsync of that file.
+    /// fsync of a directory: makes durable all writes of this client and every change of names. Lost writes
+    /// to a file are reported by an fsync of that file.
     pub async fn sync_directory(&self) -> Result<(), Failure> {
         self.sync_rest().await?;
         self.check_names_lost()
@@ -198,7 +199,7 @@ impl Client {
 
     pub(crate) async fn sync_names(&self) -> Result<(), Failure> {
         let (generation, changed) = (self.restarts.generation(), self.restarts.take_changed());
-        // What is settled from here on, another sync covers.
+        // Changes that are sent from here on are covered by a later request.
         let covered = self.unsynced.take();
         let result = self.ask::<EmptyReply>(Kind::Sync, &EmptyReply {}).await;
         if generation != self.restarts.generation() {
@@ -219,7 +220,7 @@ impl Client {
 
     fn note_synced(&self, ino: Ino) {
         if let Some(state) = self.files.borrow().get(&ino)
-            // Settled again while the sync was on its way.
+            // Changed again while the request was in flight.
             && !self.unsynced.borrow().contains(&ino)
         {
             state.borrow_mut().unsynced = false;
@@ -227,10 +228,10 @@ impl Client {
         self.forget_idle(ino);
     }
 
-    /// Makes everything durable.
+    /// Makes everything durable and reports all losses.
     pub async fn sync_all(&self) -> Result<(), Failure> {
         let mut result = Ok(());
-        // A file that cannot be settled does not keep the others from it.
+        // A failure does not keep the other files from being synced.
         for ino in self.files_where(|state| state.mtime_ns.is_some() || state.lost) {
             let settled = self.settle_quietly(ino).await;
             result = result.and(settled).and(self.report_lost(ino));
@@ -239,7 +240,7 @@ impl Client {
         result
     }
 
-    /// Makes everything durable that can be, and leaves the word of what was lost for who asks for it.
+    /// Makes everything durable that can be. Leaves losses to be reported by an fsync.
     async fn sync_rest(&self) -> Result<(), Failure> {
         let mut result = Ok(());
         for ino in self.files_where(|state| state.mtime_ns.is_some()) {
@@ -250,7 +251,8 @@ impl Client {
         result
     }
 
-    /// Files that programs have open, or of which the kernel has pages that they change in maps.
+    /// Returns files that programs have open, or of which the kernel has pages that programs change in
+    /// mappings.
     pub fn open_files(&self) -> Vec<Ino> {
         self.files_where(|state| state.opens > 0 || state.mapped)
     }

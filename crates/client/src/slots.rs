@@ -1,26 +1,27 @@
-//! Slots: where a request that must be done once has its place.
+//! Slots of a session, which identify requests that must be executed once: a repeat gets the stored result.
 //!
-//! Slot `n` gives the sequences `n + SLOTS`, `n + 2 * SLOTS` and so on, one request at a time. So the service, which
-//! keeps one result for each slot, has the result of every request that may still be sent again, however slow one is.
+//! Slot `n` issues the sequences `n + SLOTS`, `n + 2 * SLOTS` and so on, for one request at a time. The
+//! service keeps one result for each slot. So it has the result of every request that may still be repeated,
+//! however slow that one is.
 
 use penstock_base::Kind as Todo;
 use penstock_wire::{Failure, SLOTS};
 use std::cell::RefCell;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Slots that are kept for settling files.
+/// Slots that are reserved for syncing files.
 const RESERVED: usize = 8;
 
 /// The slots of a session.
 pub(crate) struct Slots {
-    /// The last sequence of each slot that is free; what was used last is used first.
+    /// The last sequence of each free slot. The slot that was used last is used first.
     free: RefCell<Vec<u64>>,
     permits: Semaphore,
-    /// For what other clients may wait for, while they keep requests in all others waiting.
+    /// For requests that other clients may wait for while they keep the requests in all other slots waiting.
     reserved: Semaphore,
 }
 
-/// A slot in use.
+/// A slot in use; dropping it frees the slot.
 pub(crate) struct Slot<'a> {
     slots: &'a Slots,
     sequence: u64,
@@ -41,7 +42,7 @@ impl Slots {
         self.take_of(&self.permits).await
     }
 
-    /// Waits for one of those that are kept for settling files.
+    /// Waits for one of the slots that are reserved for syncing files.
     pub(crate) async fn take_reserved(&self) -> Result<Slot<'_>, Failure> {
         self.take_of(&self.reserved).await
     }
@@ -55,7 +56,7 @@ impl Slots {
 }
 
 impl Slot<'_> {
-    /// The sequence of its request.
+    /// Returns the sequence of the slot's request.
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }
@@ -63,7 +64,7 @@ impl Slot<'_> {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        // Before the permit, which is dropped after this.
+        // Runs before the permit is dropped, so that there is a free slot for each permit.
         self.slots.free.borrow_mut().push(self.sequence);
     }
 }

@@ -1,4 +1,4 @@
-//! Space of files: reserved ahead, zeroed, given back.
+//! Space of files: preallocate, zero and punch ranges.
 
 use crate::direct::Contents;
 use crate::file::{BLOCK, CUTS_MOST, end_of, stage};
@@ -11,8 +11,9 @@ use penstock_wire::{Failure, Kind};
 use std::ops::Range;
 
 impl Client {
-    /// Changes the space of `len` bytes at `offset`. What is reserved takes no further space when it is written, also
-    /// after a restart once the file is settled. Where the file ends is kept with `keep_size`, and by punching always.
+    /// Changes the space of `len` bytes at `offset`. Writing to preallocated space needs no further space,
+    /// even after a restart, once the file is synced. The size stays with `keep_size`, and always when
+    /// punching.
     pub async fn change_space(
         &self,
         ino: Ino,
@@ -40,7 +41,7 @@ impl Client {
                 result => result?,
             }
             let mut state = file.borrow_mut();
-            // Acknowledged by one start of the service, or done again.
+            // Acknowledged under one start of the service; otherwise repeated.
             if generation == self.restarts.generation() && !state.stale {
                 state.mtime_ns = Some(self.env.wall_ns());
                 state.writes += 1;
@@ -60,7 +61,7 @@ impl Client {
         Ok(())
     }
 
-    /// Changes the space of a range of a file of this size, which stays.
+    /// Changes the space of a range of a file of `size` bytes. The size stays.
     async fn change_within(
         &self,
         ino: Ino,
@@ -74,7 +75,7 @@ impl Client {
         }
         if change != SpaceChange::Reserve {
             let inner = inner_blocks(range, size);
-            // What is left of the range lies in blocks that it does not cover.
+            // The rest of the range lies in blocks that it covers only in part.
             let (head, tail) = (offset..end.min(inner.start * BLOCK), offset.max(inner.end * BLOCK)..end);
             if !inner.is_empty() {
                 self.change_blocks(ino, inner, change).await?;
@@ -92,7 +93,8 @@ impl Client {
         self.data(Kind::Space, encode_space(&space), Vec::new()).await.map(|_| ())
     }
 
-    /// Writes zeros over at most two parts of blocks, unless they read as zeros already: a hole stays one.
+    /// Writes zeros over the range, which is in at most two blocks. Does nothing if it reads as zeros
+    /// already, so that holes stay holes.
     async fn zero_bytes(&self, ino: Ino, bytes: Range<u64>) -> Result<(), Failure> {
         if bytes.is_empty() {
             return Ok(());
@@ -107,8 +109,8 @@ impl Client {
     }
 }
 
-/// The blocks that a range covers; behind the end of the file nothing needs to be covered. Where it covers none, it
-/// lies in one block, or in two that are both kept.
+/// Returns the blocks that a range covers completely; bytes behind the end of the file need not be covered.
+/// If the result is empty, the range lies in one block, or in two that are both kept.
 fn inner_blocks(bytes: Range<u64>, size: u64) -> Range<u64> {
     let until = bytes.end / BLOCK;
     let until = if bytes.end >= size { until.max(size.div_ceil(BLOCK)) } else { until };

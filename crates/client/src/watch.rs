@@ -1,9 +1,9 @@
-//! Watching the service: that it hears of this client, that it was not started again, that the session goes on.
+//! Watches the session: keeps it alive, detects restarts of the service and lapses, and reports lost writes.
 //!
-//! Every reply carries the generation of the service. When it changes, what was acknowledged and not durable may be
-//! lost. The client keeps no copy of it: the files are marked, and so are the names, and whoever asks next that they be
-//! durable gets EIO, once. Marks are made in the same step in which the new generation is seen, before the reply that
-//! brought it is used.
+//! Every reply carries the generation of the service. If it changes, acknowledged changes that were not
+//! durable may be lost. The client keeps no copy of them. It marks the files, and names as a whole, and the
+//! next request to make them durable fails with EIO, once. Marks are set in the same step in which the new
+//! generation is seen, before the reply that carried it is used.
 
 use crate::file::FileState;
 use crate::session::Client;
@@ -17,54 +17,54 @@ use std::time::Duration;
 
 const EIO: u16 = 5;
 const ESTALE: u16 = 116;
-/// Generations that are remembered, so that a reply that was late is not taken for another restart.
+/// Generations that are remembered, so that a late reply is not mistaken for another restart.
 const REMEMBERED: usize = 16;
-/// Open inodes in one ping.
+/// Most open inodes or locks in one ping.
 const RECLAIMED_AT_ONCE: usize = 4096;
-/// Pings in a lease.
+/// Pings in one lease time.
 const PINGS: u32 = 4;
 
-/// What is known of the service's restarts.
+/// Restarts of the service, and losses of names that they caused.
 #[derive(Default)]
 pub(crate) struct Restarts {
     /// Generations seen, the newest last.
     seen: RefCell<VecDeque<u64>>,
-    /// Names or attributes were changed and not made durable.
+    /// Names or attributes were changed and are not durable.
     names_changed: Cell<bool>,
-    /// They may be lost, and nobody was told.
+    /// Changes of names or attributes may be lost, and that was not reported yet.
     names_lost: Cell<bool>,
-    /// Files that are open must be opened again.
+    /// Open files and locks must be reclaimed.
     owes_opens: Cell<bool>,
     ended: Cell<bool>,
 }
 
 impl Restarts {
-    /// The generation of the service as it is known.
+    /// Returns the newest generation of the service; `None` before the first reply.
     pub(crate) fn generation(&self) -> Option<u64> {
         self.seen.borrow().back().copied()
     }
 
-    /// Names or attributes were changed.
+    /// Records that names or attributes were changed.
     pub(crate) fn changed(&self) {
         self.names_changed.set(true);
     }
 
-    /// Takes the word that they were, before they are made durable.
+    /// Returns and clears the record of such changes, before they are made durable.
     pub(crate) fn take_changed(&self) -> bool {
         self.names_changed.take()
     }
 
-    /// Some may be lost.
+    /// Records that changes of names or attributes may be lost.
     pub(crate) fn lose(&self) {
         self.names_lost.set(true);
     }
 
-    /// Takes the word that some may be lost.
+    /// Returns and clears the record that changes may be lost.
     pub(crate) fn take_lost(&self) -> bool {
         self.names_lost.take()
     }
 
-    /// Whether a generation is another one than before; false for the first.
+    /// True if the generation was not seen before; false for the first one and for 0.
     fn is_restart(&self, generation: u64) -> bool {
         let mut seen = self.seen.borrow_mut();
         if generation == 0 || seen.contains(&generation) {
@@ -78,15 +78,15 @@ impl Restarts {
     }
 }
 
-/// What fsync says of data or names that were acknowledged and are lost.
+/// The error of an fsync when acknowledged data or names are lost.
 pub(crate) fn lost(what: &str) -> Failure {
     let message = format!("{what} was lost: the service was started again before it was durable");
     Failure { kind: Todo::Internal, errno: EIO, message }
 }
 
 impl Client {
-    /// Does something of several requests under one start of the service, which may lose what it did not make durable: what
-    /// straddles a restart is done once more.
+    /// Runs several requests under one start of the service, because a restart may lose the first ones. They
+    /// are repeated if the service restarted meanwhile.
     pub(crate) async fn under_one_start<T>(
         &self,
         act: impl AsyncFn() -> Result<T, Failure>,
@@ -100,7 +100,7 @@ impl Client {
         }
     }
 
-    /// Fails when the session has ended.
+    /// Fails if the session has ended.
     pub(crate) fn check_lives(&self) -> Result<(), Failure> {
         match self.restarts.ended.get() {
             false => Ok(()),
@@ -110,22 +110,22 @@ impl Client {
         }
     }
 
-    /// Notes that the session has ended, and says so once if it was not this client that ended it.
+    /// Records that the session has ended. Logs that once, unless this client ended it.
     pub(crate) fn note_failure(&self, failure: &Failure) {
         if failure.kind == Todo::Ended && !self.restarts.ended.replace(true) && !self.closed.get() {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
             self.leases.clock.end();
-            // For pages that it has the kernel asks nobody.
+            // The kernel uses pages that it has without asking the client.
             self.open_files().into_iter().for_each(|ino| self.drop_pages_soon(ino));
         }
     }
 
-    /// Whether its session has ended.
+    /// True if the session has ended.
     pub fn has_ended(&self) -> bool {
         self.restarts.ended.get()
     }
 
-    /// Looks at the generation in a reply.
+    /// Checks the generation in a reply, and marks losses if the service restarted.
     pub(crate) fn note_generation(&self, generation: u64) {
         if !self.restarts.is_restart(generation) {
             return;
@@ -133,7 +133,7 @@ impl Client {
         let mut files = 0;
         for (ino, state) in self.files.borrow().iter() {
             let mut state = state.borrow_mut();
-            // The end may be what another client wrote and lost.
+            // The end may result from a lost write of another client.
             state.note_lost_end();
             state.stale = true;
             let loses = state.mtime_ns.is_some() || state.unsynced;
@@ -142,7 +142,7 @@ impl Client {
                 files += 1;
             }
             if loses || state.mapped {
-                // Its pages and its size in the kernel may be among what is lost.
+                // The kernel's pages and its size may include lost changes.
                 self.drop_pages_soon(*ino);
             }
         }
@@ -154,8 +154,8 @@ impl Client {
         tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
     }
 
-    /// Says what is open and locked, after a restart of the service. If that is started once more meanwhile, its next start takes
-    /// none of it, and all is owed again.
+    /// Reclaims open files and locks after a restart of the service. If it restarts again meanwhile, its next
+    /// start accepts none of this, and everything must be reclaimed again.
     async fn reclaim(&self) -> Result<(), Failure> {
         let start = self.restarts.generation().unwrap_or_default();
         let _nobody_opens = self.opening.write().await;
@@ -187,7 +187,7 @@ impl Client {
         Ok(())
     }
 
-    /// Tells the service that this client lives.
+    /// Keeps the session alive with [`PINGS`] pings in each lease time.
     pub(crate) async fn lease_task(self: Rc<Self>, lease: Duration) {
         while !self.closed.get() && !self.has_ended() {
             let due = self.env.now() + lease / PINGS;
@@ -195,12 +195,13 @@ impl Client {
                 tracing::debug!(%failure, "the service was not told that this client lives");
                 self.env.sleep(lease / PINGS).await;
             }
-            // An answer that came late is as old as its question.
+            // A late answer is only as recent as its request.
             self.env.sleep(due.saturating_sub(self.env.now())).await;
         }
     }
 
-    /// Has the kernel drop what it keeps of files when the service has not answered for so long that others may change them.
+    /// Makes the kernel drop its pages of files once the service has not answered for so long that others may
+    /// change them.
     pub(crate) async fn lapse_task(self: Rc<Self>) {
         let clock = &self.leases.clock;
         let is_over = || self.closed.get() || self.has_ended();
@@ -218,7 +219,8 @@ impl Client {
                 cache.hide_pages(files, within, &|| !clock.ran_since(until)).await;
             }
             if clock.ran_since(until) {
-                // Pages that came into the kernel meanwhile are there still if it has run out again.
+                // The time ran on meanwhile. If it has run out again, pages that the kernel got in between
+                // are still there.
                 continue;
             }
             clock.running(is_over).await;
@@ -229,10 +231,11 @@ impl Client {
         }
     }
 
-    /// Fails when writes of a file were lost, for a close. Others may close it who would not look: a program that is
-    /// started beside a thread that opens files. So this tells of it and leaves it to be told of until the last close.
+    /// Fails a close if writes of the file were lost. The caller of close may ignore errors, for example a
+    /// program that is started while another thread opens files. So the loss is reported here and stays to be
+    /// reported until the last close.
     ///
-    /// `seen` is how often a loss was told through this descriptor.
+    /// `seen` is the number of losses that were reported through this descriptor.
     pub fn tell_lost(&self, ino: Ino, seen: u64) -> Result<(), Failure> {
         match self.losses(ino) > seen {
             true => self.check_lost(ino, |state| state.lost_told = true),
@@ -240,43 +243,43 @@ impl Client {
         }
     }
 
-    /// How often writes of a file were lost, while it is known.
+    /// Returns how often writes of a file were lost; 0 if its state is not known.
     fn losses(&self, ino: Ino) -> u64 {
         self.files.borrow().get(&ino).map_or(0, |state| state.borrow().losses)
     }
 
-    /// How often writes of a file were lost, as far as a descriptor that is opened now need not hear of it: all, but for
-    /// the last one while nobody was told.
+    /// Returns the number of losses that a descriptor opened now need not report: all, except the last one if
+    /// it was not reported yet.
     pub fn losses_told(&self, ino: Ino) -> u64 {
         let of = |state: &Rc<RefCell<FileState>>| state.borrow().losses - u64::from(state.borrow().lost);
         self.files.borrow().get(&ino).map_or(0, of)
     }
 
-    /// Fails when writes of a file were lost that this descriptor has not heard of. Every descriptor that was open hears
-    /// of it once, whoever asked first.
+    /// Fails if writes of a file were lost and this descriptor has not reported it. Every descriptor that was
+    /// open reports a loss once, regardless of others.
     pub(crate) fn report_loss_to(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
         let losses = self.losses(ino);
         if losses <= seen.get() {
             return Ok(());
         }
         seen.set(losses);
-        // The first to hear of it says so in the log.
+        // Only the first descriptor to report a loss logs it.
         self.report_lost(ino).and_then(|()| Err(lost(&format!("data written to inode {ino}"))))
     }
 
-    /// Fails, once, when writes of a file were lost.
+    /// Fails, once, if writes of a file were lost.
     pub(crate) fn report_lost(&self, ino: Ino) -> Result<(), Failure> {
         let told = |state: &mut FileState| (state.lost, state.lost_told) = (false, false);
         self.check_lost(ino, told).inspect_err(|failure| {
             self.forget_idle(ino);
-            tracing::error!(%failure, "an fsync fails for it");
+            tracing::error!(%failure, "lost writes are reported to a caller");
         })
     }
 
-    /// Fails while writes of a file are lost and nobody was told.
+    /// Fails while a loss of writes of the file is unreported.
     pub(crate) fn refuse_lost(&self, ino: Ino) -> Result<(), Failure> {
         self.check_lost(ino, |_| ())
-            .inspect_err(|failure| tracing::error!(%failure, "it takes no other file's name"))
+            .inspect_err(|failure| tracing::error!(%failure, "a rename over another file fails"))
     }
 
     fn check_lost(&self, ino: Ino, tell: impl FnOnce(&mut FileState)) -> Result<(), Failure> {

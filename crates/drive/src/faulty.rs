@@ -1,7 +1,7 @@
-//! A drive that wraps another and misbehaves as told.
+//! A drive wrapper that injects faults, for tests.
 //!
-//! Faults act on the n-th matching I/O after they are planted, each once unless said otherwise. A slow write, flush or
-//! discard is done in a task of its own, as by a kernel: it happens although its caller gave up.
+//! A planted fault acts once, on the n-th matching I/O after it is planted. A slow write, flush or discard
+//! runs in a task of its own, as in a kernel: it happens even if its caller gave up.
 
 use crate::{Drive, DriveError, Io};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture, SECTOR_BYTES};
@@ -12,14 +12,14 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// What a fault acts on.
+/// The operation that a fault acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Reads.
     Read,
     /// Writes.
     Write,
-    /// Writes that are durable by themselves.
+    /// Writes that are durable when they return ([`Io::durable`]).
     DurableWrite,
     /// Flushes.
     Flush,
@@ -27,43 +27,44 @@ pub enum Op {
     Discard,
 }
 
-/// How long I/Os take besides their faults, drawn for each.
+/// Random delays of I/Os, in addition to planted faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// One I/O in so many is slow; 0 is none.
+    /// One I/O in this many is slow on average; 0 for none.
     pub one_in: u64,
-    /// It takes up to this much longer, most of them much less.
+    /// The longest delay. Most delays are much shorter.
     pub most: Duration,
 }
 
-/// One misbehaviour.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The I/O fails. Of a flush: what it should have made durable may be lost.
+    /// The I/O fails. If it is a flush, the writes that it covers may be lost.
     Fail,
-    /// Only the first sectors of the write arrive; it reports success.
+    /// The drive stores only the first sectors of the write, and reports success.
     Torn {
-        /// Sectors that arrive.
+        /// The number of sectors stored.
         sectors: usize,
     },
-    /// The write arrives this many blocks further on; it reports success.
+    /// The drive stores the write this many blocks further on, and reports success.
     Misdirected {
         /// Distance in blocks.
         blocks: u64,
     },
-    /// The write never arrives; it reports success.
+    /// The drive stores nothing of the write, and reports success.
     Dropped,
-    /// One byte of the read or written data is flipped.
+    /// One bit of the read or written data is flipped.
     Rotten,
-    /// The I/O takes this much longer.
+    /// The I/O is delayed by this time.
     Slow(Duration),
-    /// The write or flush takes this much longer and then fails, also when its caller has given up.
+    /// The write or flush fails after this time, even if its caller has given up.
     SlowFail(Duration),
-    /// The flush, or the write that includes one, fails now, and is told this much later, also when its caller has given up.
+    /// The flush, or the write that includes one, fails now, and reports it after this time, even if its
+    /// caller has given up.
     FailToldLate(Duration),
     /// The I/O never completes.
     Silent,
-    /// The write reports that the host is full.
+    /// The write fails with [`DriveError::HostFull`].
     HostFull,
 }
 
@@ -81,14 +82,15 @@ pub struct FaultyDrive {
     planted: RefCell<Vec<Planted>>,
     unreadable: RefCell<Vec<Range<u64>>>,
     pace: Cell<Option<Pace>>,
-    /// Called when a flush, or a write that includes one, fails: the medium forgets what was not flushed.
+    /// Called when a flush, or a write that includes one, fails, and when a plain write suffers
+    /// [`Fault::SlowFail`]: drops unflushed writes from the medium.
     forget: Option<Rc<dyn Fn()>>,
     gone: Cell<bool>,
     full: Cell<bool>,
 }
 
 impl FaultyDrive {
-    /// A drive that behaves until told otherwise.
+    /// A wrapper of `inner` without faults.
     pub fn new(env: Env, inner: Rc<dyn Drive>) -> Self {
         Self {
             inner,
@@ -102,12 +104,13 @@ impl FaultyDrive {
         }
     }
 
-    /// The same drive; `forget` is called when a flush, or a write that includes one, fails, and drops what was not flushed.
+    /// The same drive; `forget` is called when a flush, or a write that includes one, fails. It drops
+    /// unflushed writes.
     pub fn forgetting(self, forget: impl Fn() + 'static) -> Self {
         Self { forget: Some(Rc::new(forget)), ..self }
     }
 
-    /// Fails a flush, or a write that includes one, when `fault` says: what was not flushed may be lost.
+    /// Fails a flush, or a write that includes one, with the delays of `fault`. Unflushed writes may be lost.
     async fn fail_flush(&self, fault: Option<Fault>, error: DriveError) -> Result<(), DriveError> {
         let mut forget = self.forget.clone();
         let delay = match fault {
@@ -125,22 +128,22 @@ impl FaultyDrive {
         self.late(delay, fail).await
     }
 
-    /// Makes these bytes unreadable until they are written.
+    /// Makes reads that touch these bytes fail until one write covers all of them.
     pub fn set_unreadable(&self, bytes: Range<u64>) {
         self.unreadable.borrow_mut().push(bytes);
     }
 
-    /// Makes everything readable.
+    /// Undoes all calls of [`FaultyDrive::set_unreadable`].
     pub fn set_readable(&self) {
         self.unreadable.borrow_mut().clear();
     }
 
-    /// Makes I/Os unevenly slow from now on, or not.
+    /// Delays I/Os at random from now on; none stops that.
     pub fn set_pace(&self, pace: Option<Pace>) {
         self.pace.set(pace);
     }
 
-    /// How much longer the next I/O takes.
+    /// The delay of the next I/O; none if it is not delayed.
     fn delay(&self, fault: Option<Fault>) -> Option<Duration> {
         if let Some(Fault::Slow(more)) = fault {
             return Some(more);
@@ -149,12 +152,12 @@ impl FaultyDrive {
         if !self.env.random().is_multiple_of(pace.one_in) {
             return None;
         }
-        // Each halving of the time is as likely as the next.
+        // The number of halvings is uniform, 0 to 11.
         let halvings = self.env.random() % 12;
         Some(pace.most / (1 << halvings))
     }
 
-    /// Does `work` in a task of its own after `delay`, if there is one.
+    /// Runs `work` in a task of its own after `delay`, or at once in the caller's task if there is none.
     async fn late<T: 'static>(
         &self,
         delay: Option<Duration>,
@@ -174,32 +177,33 @@ impl FaultyDrive {
         answer.await.unwrap_or(Err(DriveError::Down("stopped".into())))
     }
 
-    /// Makes the `nth` matching I/O from now (0 is the next) suffer `fault`.
+    /// Plants `fault` on the `nth` matching I/O from now (0 is the next).
     pub fn plant(&self, op: Op, nth: u64, fault: Fault) {
         self.plant_within(op, nth, fault, 0..u64::MAX);
     }
 
-    /// As [`FaultyDrive::plant`], but only I/Os wholly within these bytes match, and a misdirected write stays there.
+    /// As [`FaultyDrive::plant`], but only I/Os entirely within these bytes match, and a misdirected write
+    /// stays within them. A flush has offset and length 0.
     pub fn plant_within(&self, op: Op, nth: u64, fault: Fault, within: Range<u64>) {
         self.planted.borrow_mut().push(Planted { op, countdown: nth, fault, within });
     }
 
-    /// Whether a planted fault has not come yet.
+    /// True if a planted fault has not acted yet.
     pub fn has_planted(&self) -> bool {
         self.waiting() > 0
     }
 
-    /// How many planted faults have not come yet.
+    /// The number of planted faults that have not acted yet.
     pub fn waiting(&self) -> usize {
         self.planted.borrow().len()
     }
 
-    /// Makes every I/O fail from now on, or work again.
+    /// With true every I/O fails from now on, with false I/O works again.
     pub fn set_gone(&self, gone: bool) {
         self.gone.set(gone);
     }
 
-    /// Makes every write of space not yet allocated report a full host from now on, or work again.
+    /// With true every write fails from now on with [`DriveError::HostFull`], with false writes work again.
     pub fn set_full(&self, full: bool) {
         self.full.set(full);
     }
@@ -325,7 +329,7 @@ impl Drive for FaultyDrive {
 }
 
 impl FaultyDrive {
-    /// Where a write of `len` bytes at `at` goes instead.
+    /// The offset to which a write of `len` bytes at `at` is misdirected.
     fn misdirect(&self, at: u64, blocks: u64, len: usize, within: Range<u64>) -> u64 {
         let end = within.end.min(self.size_bytes());
         let room = (end - within.start).saturating_sub(len as u64).max(1);

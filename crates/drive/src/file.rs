@@ -1,8 +1,8 @@
-//! A local file or block device as a drive, with O_DIRECT.
+//! A drive in a local file or on a block device, with O_DIRECT.
 //!
-//! Invariant: the file is locked (flock, exclusive) for the life of this object, so no second process writes to
-//! the same drive. Where a file system refuses O_DIRECT the drive works through the page cache and says so
-//! ([`FileDrive::direct`]): flush is fdatasync either way.
+//! Invariant: the file is locked (flock, exclusive) for the life of this object, so no second process writes
+//! to the same drive. If the file system refuses O_DIRECT, the drive uses the page cache and reports so
+//! ([`FileDrive::direct`]). A flush is fdatasync in both cases.
 
 use crate::{Drive, DriveError, Io, uring};
 use compio_runtime::fd::AsyncFd;
@@ -14,18 +14,18 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A drive's file cannot be used.
+/// The reason why a drive's file cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No such file, no permission, and so on.
+    /// The operating system reported an error, such as a missing file or permission.
     #[error("{path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// The operating system's words.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// Another process holds the drive.
+    /// Another process has the lock of the drive.
     #[error("{0}: another process uses this drive")]
     Locked(PathBuf),
 }
@@ -34,20 +34,22 @@ pub enum OpenError {
 pub struct FileDrive {
     file: AsyncFd<File>,
     raw: Arc<File>,
-    /// The file opened once more with O_DSYNC; none in memory, where a flush is nothing.
+    /// The same file, opened with O_DSYNC for durable writes; none on tmpfs, which has nothing to flush.
     synced: Option<AsyncFd<File>>,
     size_bytes: u64,
     direct: bool,
-    /// The file is in memory: requests to it are done on the spot. io_uring would hand them to a thread of the kernel,
-    /// because such files do not say that they never wait, and waking it costs more than copying a strip.
+    /// True if the file is on tmpfs. I/O then runs synchronously on the worker: tmpfs does not support
+    /// non-blocking I/O, so io_uring would use a kernel thread, and waking that costs more than copying a
+    /// strip.
     memory: bool,
 }
 
-/// `f_type` of a file system in memory (statfs(2)).
+/// `f_type` of tmpfs (statfs(2)).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 impl FileDrive {
-    /// Opens the drive at `path`. Must be called on a worker thread, which owns it from then on.
+    /// Opens and locks the drive at `path`. Must be called on a worker thread, which owns the drive from then
+    /// on.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let fail = |source| OpenError::Io { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
@@ -75,13 +77,14 @@ impl FileDrive {
         Ok(Self { file, raw, synced, size_bytes, direct, memory })
     }
 
-    /// Whether another process holds the drive at `path`.
+    /// True if another process has the lock of the drive at `path`.
     pub fn is_locked(path: &Path) -> bool {
         let Ok(file) = File::open(path) else { return false };
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
     }
 
-    /// Makes a sparse file of `size_bytes` that must not exist yet, durable with its name.
+    /// Creates a sparse file of `size_bytes` and makes it and its directory entry durable. Fails if the file
+    /// exists.
     pub fn create(path: &Path, size_bytes: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.set_len(size_bytes)?;
@@ -92,12 +95,13 @@ impl FileDrive {
         }
     }
 
-    /// Whether I/O goes past the page cache.
+    /// True if I/O bypasses the page cache.
     pub fn direct(&self) -> bool {
         self.direct
     }
 
-    /// Allocates a range in full, so that later writes to it cannot find the host full.
+    /// Allocates a range in full, so that later writes to it cannot fail because the host is full. Does
+    /// nothing for a block device.
     pub fn allocate(path: &Path, at: u64, len: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).open(path)?;
         if !file.metadata()?.is_file() {
@@ -117,7 +121,8 @@ fn size_of(file: &File) -> io::Result<u64> {
 }
 
 fn error(op: &'static str, at: u64, len: usize, source: &io::Error) -> DriveError {
-    // At a flush, which is only possible without O_DIRECT, the kernel has dropped what it could not write.
+    // ENOSPC at a flush, which is possible only without O_DIRECT, is an I/O error: the kernel has dropped the
+    // data that it could not write.
     let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT].map(|errno| Some(errno.raw_os_error()));
     if op == "write" && full.contains(&source.raw_os_error()) {
         return DriveError::HostFull;

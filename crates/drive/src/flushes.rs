@@ -1,16 +1,17 @@
-//! Flushes of one drive: joined, and a failure remembered.
+//! Flushes of one drive: concurrent ones are shared, and a failure is remembered.
 //!
 //! Invariants:
 //! - A flush that returns success began after its caller asked for it.
-//! - After a flush failed, or was abandoned before the drive answered, while writes were not flushed yet, every later
-//!   flush fails. The kernel and the drive report a lost write once, to whoever flushes first; a later success would say
-//!   nothing about it. A failure while nothing was unflushed has lost nothing and is forgotten.
-//! - A write that is durable by itself fails if a flush fails while it is on its way. On a file the kernel writes first and then
-//!   flushes: the flush that failed may have lost the write, and that of the write say nothing about it. So does a flush beside
-//!   such a write that fails.
-//! - A flush or such a write that its caller gave up counts when it fails, however late.
-//! - A drive may fail some time before it tells. A flush or such a write succeeds only when the drive has answered all those that it was
-//!   asked for before, so that none is taken for durable which one of them has lost.
+//! - If a flush fails, or is abandoned before the drive answers, while there are unflushed writes, every
+//!   later flush fails. The kernel and the drive report a lost write only once, to the next flush, so success
+//!   of a later flush would prove nothing. A failure without unflushed writes has lost nothing and is
+//!   forgotten.
+//! - A durable write fails if a flush fails while it is in flight. On a file the kernel writes first and then
+//!   flushes: the failed flush may have lost the write, and the flush within the write would not report it.
+//!   Likewise a flush fails if a durable write fails while the flush is in flight.
+//! - A flush or durable write whose caller gave up still counts when it fails, however late.
+//! - A drive may report a failure late. A flush or durable write succeeds only after the drive has answered
+//!   all earlier ones, so that no data counts as durable that an earlier one has lost.
 
 use crate::DriveError;
 use std::cell::{Cell, RefCell};
@@ -18,29 +19,31 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use tokio::sync::{Mutex, MutexGuard, Notify};
 
-/// The state of a drive's flushes.
+/// The state of a drive's flushes and durable writes.
 #[derive(Default)]
 pub(crate) struct Flushes {
     turn: Mutex<()>,
-    /// Flushes begun.
+    /// The number of flushes begun.
     begun: Cell<u64>,
     /// The number of the last flush that succeeded.
     done: Cell<u64>,
-    /// Writes in flight and writes that have ended, not counting those that are durable by themselves.
+    /// The number of writes in flight and of ended writes, without durable ones.
     in_flight: Cell<u64>,
     writes: Cell<u64>,
-    /// Ended writes that the last successful flush covers.
+    /// The number of ended writes that the last successful flush covers.
     flushed_writes: Cell<u64>,
-    /// Flushes that failed, and writes that include one.
+    /// The number of failed flushes and durable writes.
     failed: Cell<u64>,
     lost: RefCell<Option<String>>,
-    /// The number of both that the drive was asked for, and the numbers of those that it has not answered.
+    /// The number of flushes and durable writes sent to the drive, and the numbers of those that it has not
+    /// answered.
     asked: Cell<u64>,
     unanswered: RefCell<BTreeSet<u64>>,
     answered: Notify,
 }
 
-/// A flush, or a write that includes one, until the drive has answered. Dropping it without [`Asked::answered`] counts as a failure.
+/// A flush or durable write that was sent to the drive. Dropping it without [`Asked::answered`] counts as a
+/// failure.
 pub(crate) struct Asked {
     flushes: Rc<Flushes>,
     number: u64,
@@ -48,7 +51,8 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// The drive has answered so. Returns when that is known to hold.
+    /// Notes the drive's answer. A success returns only when the drive has answered everything that was sent
+    /// before.
     pub(crate) async fn answered(mut self, result: Result<(), DriveError>) -> Result<(), DriveError> {
         self.answered = true;
         if let Err(error) = &result {
@@ -77,36 +81,36 @@ fn abandoned() -> DriveError {
     DriveError::Io { op: "flush", at: 0, len: 0, why }
 }
 
-/// A write that needs a flush, until it has ended.
+/// A guard for a write in flight that needs a flush.
 pub(crate) struct InFlight(Rc<Flushes>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.in_flight.set(self.0.in_flight.get() - 1);
-        // Only a flush that begins from here on covers it.
+        // Only a flush that begins after this covers the write.
         self.0.writes.set(self.0.writes.get() + 1);
     }
 }
 
-/// The right to flush the drive; dropping it without [`Turn::end`] counts as a failed flush.
+/// The right to flush the drive. Dropping it without [`Turn::end`] counts as a failed flush.
 pub(crate) struct Turn<'a> {
     flushes: &'a Flushes,
     _turn: MutexGuard<'a, ()>,
     number: u64,
     covered_writes: u64,
-    /// Failures before it.
+    /// The number of failures before it.
     failed: u64,
     ended: bool,
 }
 
 impl Flushes {
-    /// Counts a write that needs a flush.
+    /// Counts a write in flight that needs a flush, until the returned guard is dropped.
     pub(crate) fn begin_write(this: &Rc<Self>) -> InFlight {
         this.in_flight.set(this.in_flight.get() + 1);
         InFlight(this.clone())
     }
 
-    /// Counts a flush, or a write that includes one, as asked for.
+    /// Counts a flush or durable write as sent to the drive.
     pub(crate) fn ask(this: &Rc<Self>) -> Asked {
         let number = this.asked.get();
         this.asked.set(number + 1);
@@ -114,7 +118,7 @@ impl Flushes {
         Asked { flushes: this.clone(), number, answered: false }
     }
 
-    /// Waits until the drive has answered what it was asked for before this call.
+    /// Waits until the drive has answered everything that was sent to it before this call.
     async fn wait_for_answers(&self) {
         let end = self.asked.get();
         loop {
@@ -135,7 +139,8 @@ impl Flushes {
         self.in_flight.get() > 0 || self.writes.get() > self.flushed_writes.get()
     }
 
-    /// Notes that a flush, or a write that includes one, failed.
+    /// Notes that a flush or durable write failed. Errors that follow from an earlier failure or a full host
+    /// do not count.
     pub(crate) fn note_failure(&self, error: &DriveError) {
         if matches!(error, DriveError::Down(_) | DriveError::HostFull | DriveError::FlushLost(_)) {
             return;
@@ -146,7 +151,8 @@ impl Flushes {
         }
     }
 
-    /// Waits for the right to flush; none when a flush that began after this call has succeeded meanwhile.
+    /// Waits for the right to flush. Returns none if a flush that began after this call has succeeded
+    /// meanwhile, and an error if an earlier failure may have lost writes.
     pub(crate) async fn take_turn(&self) -> Result<Option<Turn<'_>>, DriveError> {
         let wanted = self.begun.get() + 1;
         let turn = self.turn.lock().await;
@@ -170,10 +176,11 @@ impl Flushes {
 }
 
 impl Turn<'_> {
-    /// Ends the turn with the flush's result, which it returns.
+    /// Ends the turn with the flush's result. Returns that result, or an error if a durable write failed
+    /// meanwhile and may have lost writes.
     pub(crate) fn end(mut self, result: Result<(), DriveError>) -> Result<(), DriveError> {
         self.ended = true;
-        // A write that failed beside it may have lost what it covers.
+        // A durable write that failed meanwhile may have lost writes that this flush covers.
         let lost = self.flushes.lost.borrow().clone();
         if let Some(why) = lost.filter(|_| result.is_ok() && self.failed != self.flushes.failed.get()) {
             return Err(DriveError::FlushLost(why));
@@ -257,7 +264,8 @@ mod tests {
         assert!(matches!(flush.end(Ok(())), Err(DriveError::FlushLost(_))));
     }
 
-    /// A flush that began after the drive had failed ended before that was told, and was believed.
+    /// Regression: a flush that began after the drive had failed, and ended before the drive reported the
+    /// failure, counted as a success.
     #[test]
     fn a_flush_waits_for_older_answers_and_for_no_younger_ones() {
         let flushes = Rc::<Flushes>::default();
@@ -283,7 +291,7 @@ mod tests {
         assert!(turn(&flushes).is_err());
     }
 
-    /// It was counted when it began, so that a flush which it outlived covered it.
+    /// Regression: a write was counted when it began, so a flush that ended before the write covered it.
     #[test]
     fn a_write_that_outlives_a_flush_is_not_covered_by_it() {
         let flushes = Rc::<Flushes>::default();

@@ -1,11 +1,14 @@
-//! A drive as the rest of the system holds it: deadline on every I/O, counters, a latch, and slices of it.
+//! The handle through which all other code uses a drive: deadlines, counters, a latch for failed drives, and
+//! slices.
 //!
 //! Invariants:
-//! - Once latched, a drive is never read or written again under this handle; a replacement is a new handle. The caller
-//!   decides when to latch: see `Roster` in the array crate, which asks every array of the drive.
-//! - A call that changes the drive is over when the drive says so. A write or discard whose caller gave up keeps its range
-//!   ([`HeldRanges`]): a later write to the range waits until the first call has ended.
-//! - A failed flush is remembered ([`crate::flushes`]): every later flush of this handle fails, whoever asks.
+//! - Once latched, a drive is never read or written again under this handle; a replacement gets a new handle.
+//!   The caller decides when to latch: see `Roster` in the array crate, which asks every array of the drive.
+//! - A call that changes the drive ends only when the drive has answered. A write or discard whose caller
+//!   gave up keeps its range busy ([`HeldRanges`]): a later write to the range waits until the first call has
+//!   ended.
+//! - A failed flush is remembered ([`crate::flushes`]): every later flush of this handle fails, for every
+//!   caller.
 
 use crate::flushes::Flushes;
 use crate::superblock::{self, Superblock};
@@ -18,24 +21,25 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
-/// A deadline is counted in so many steps. While the process or its machine is stopped (a signal, a suspended or migrating
-/// virtual machine) time passes and nobody looks for answers; a pause of any length is one step, not the end of a drive
-/// that has long answered.
+/// The number of steps in which a deadline is counted. While the process or its node is stopped (by a signal,
+/// or as a suspended or migrating virtual machine) time passes and nobody sees the drive's answers. With
+/// steps a pause of any length costs one step, so a drive that has answered long ago does not miss its
+/// deadline.
 const DEADLINE_STEPS: u32 = 8;
 
-/// Whether a drive takes I/O.
+/// The state of a drive. Only an online drive accepts I/O.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DriveState {
     /// In use.
     Online,
-    /// Latched after an error or by an administrator: the reason.
+    /// Latched after an error or by an administrator. Contains the reason.
     Failed(String),
-    /// Named by the store but not found: the reason.
+    /// Listed by the store but not found. Contains the reason.
     Missing(String),
 }
 
 impl DriveState {
-    /// The state as one word.
+    /// The state as one lower-case word.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Online => "online",
@@ -44,7 +48,7 @@ impl DriveState {
         }
     }
 
-    /// Why the drive is not online; empty when it is.
+    /// The reason why the drive is not online; empty if it is.
     pub fn reason(&self) -> &str {
         match self {
             Self::Online => "",
@@ -53,30 +57,30 @@ impl DriveState {
     }
 }
 
-/// What a drive did since it was opened.
+/// Counters of a drive since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Reads that returned data.
+    /// Successful reads.
     pub reads: u64,
-    /// Writes that returned.
+    /// Successful writes.
     pub writes: u64,
-    /// Flushes that returned.
+    /// Successful flushes.
     pub flushes: u64,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// I/Os that failed.
+    /// Failed I/Os.
     pub io_errors: u64,
-    /// I/Os that had no answer within their deadline (also counted in `io_errors`).
+    /// I/Os without an answer within their deadline (also counted in `io_errors`).
     pub timeouts: u64,
-    /// Blocks, trailers and other structures whose contents were not what was written there.
+    /// Blocks, trailers and other structures with contents other than those written.
     pub checksum_errors: u64,
-    /// Blocks and structures written again from redundancy.
+    /// Blocks and structures rewritten from redundancy.
     pub repaired_blocks: u64,
 }
 
-/// How long I/Os took, those without an answer included.
+/// Latencies of I/Os, including failed ones and those that exceeded their deadline.
 #[derive(Default)]
 pub struct DriveLatency {
     /// Reads.
@@ -87,7 +91,7 @@ pub struct DriveLatency {
     pub flush: Histogram,
 }
 
-/// A drive in use or missed.
+/// A drive of the store, open or missing.
 pub struct DriveHandle {
     id: DriveId,
     path: String,
@@ -98,20 +102,21 @@ pub struct DriveHandle {
     counters: Cell<Counters>,
     latency: DriveLatency,
     flushes: Rc<Flushes>,
-    /// Ranges of writes and discards that their callers gave up and that the drive may still do. A caller gives up only after a deadline, and then
-    /// latches the drive or writes the same range again, which waits here.
+    /// Busy ranges of discards, and of writes that are still in flight although their callers gave up. A
+    /// caller gives up only after a deadline, and then latches the drive or writes the same range again,
+    /// which waits here.
     overdue: Rc<HeldRanges<()>>,
     superblock: tokio::sync::Mutex<Superblock>,
 }
 
 impl DriveHandle {
-    /// A drive that was found, with the superblock it carries.
+    /// A drive that was found, with its superblock.
     pub fn online(env: Env, path: String, drive: Rc<dyn Drive>, superblock: Superblock) -> Rc<Self> {
         let size_bytes = drive.size_bytes();
         Self::new(env, path, size_bytes, Some(drive), DriveState::Online, superblock)
     }
 
-    /// A drive that the store names but that could not be found or read.
+    /// A drive that the store lists but that could not be found or read, for the reason `why`.
     pub fn missing(env: Env, path: String, id: DriveId, size_bytes: u64, why: String) -> Rc<Self> {
         let superblock = Superblock { drive: id, size_bytes, ..Superblock::default() };
         Self::new(env, path, size_bytes, None, DriveState::Missing(why), superblock)
@@ -140,37 +145,38 @@ impl DriveHandle {
         })
     }
 
-    /// The drive's name for life.
+    /// The drive's identifier for life.
     pub fn id(&self) -> DriveId {
         self.id
     }
 
-    /// Where it stands on this machine.
+    /// The path of the drive on this node.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether it was found at the start and is open, in use or not.
+    /// True if the drive was found at the start and is open, even if it is latched.
     pub fn is_open(&self) -> bool {
         self.drive.is_some()
     }
 
-    /// Its size, or the size it had when last seen.
+    /// The size in bytes; that of a missing drive is the last known one.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Whether it takes I/O.
+    /// The current state.
     pub fn state(&self) -> DriveState {
         self.state.borrow().clone()
     }
 
-    /// Whether it takes I/O.
+    /// True if the drive accepts I/O.
     pub fn is_online(&self) -> bool {
         *self.state.borrow() == DriveState::Online
     }
 
-    /// Refuses all I/O from now on. The first reason stays.
+    /// Latches an online drive as failed: all later I/O is refused. Has no effect on a drive that is not
+    /// online, whose reason stays.
     pub fn latch(&self, why: String) {
         let mut state = self.state.borrow_mut();
         if *state == DriveState::Online {
@@ -179,22 +185,22 @@ impl DriveHandle {
         }
     }
 
-    /// What it did so far.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         self.counters.get()
     }
 
-    /// How long its I/Os took so far.
+    /// The latencies so far.
     pub fn latency(&self) -> &DriveLatency {
         &self.latency
     }
 
-    /// Counts contents that were not what was written there.
+    /// Counts a checksum error. Callers report it when contents are not those written.
     pub fn count_checksum_error(&self) {
         self.count(|counters| counters.checksum_errors += 1);
     }
 
-    /// Counts a block or structure written again from redundancy.
+    /// Counts blocks or structures rewritten from redundancy.
     pub fn count_repaired(&self, blocks: u64) {
         self.count(|counters| counters.repaired_blocks += blocks);
     }
@@ -212,7 +218,8 @@ impl DriveHandle {
         }
     }
 
-    /// Waits for `work` as long as the deadline of `io` allows; none when it is over.
+    /// Waits for `work` until the deadline of `io`. Returns none, and counts a timeout, if it does not end in
+    /// time.
     async fn in_time<T>(&self, io: Io, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         for _ in 0..DEADLINE_STEPS {
             if let Some(result) = timeout(&self.env, io.deadline / DEADLINE_STEPS, work.as_mut()).await {
@@ -223,7 +230,7 @@ impl DriveHandle {
         None
     }
 
-    /// An I/O that changes nothing, or whose failure its caller remembers.
+    /// Runs an I/O that changes nothing on the drive. It is dropped at its deadline.
     async fn run<F: Future>(
         &self,
         io: Io,
@@ -233,7 +240,7 @@ impl DriveHandle {
         self.in_time(io, work).await.ok_or(DriveError::Deadline(io.deadline))
     }
 
-    /// A write that its caller may give up; the drive does not.
+    /// Runs a write. At its deadline the caller gives up, and the write continues in a task.
     async fn run_write(&self, at: u64, data: Buf, io: Io) -> Result<Result<(), DriveError>, DriveError> {
         let drive = self.online_drive()?;
         let unflushed = (!io.durable).then(|| Flushes::begin_write(&self.flushes));
@@ -251,12 +258,12 @@ impl DriveHandle {
                 None => result,
             }
         };
-        // Its end frees the range.
+        // The guards are dropped when the write ends, which frees the range.
         let hold = || (HeldRanges::hold(&self.overdue, (), range), unflushed);
         self.run_to_end("overdue write", io, Box::pin(work), hold).await
     }
 
-    /// A flush that its caller may give up; the drive does not.
+    /// Runs a flush. At its deadline the caller gives up, and the flush continues in a task.
     async fn run_flush(&self, io: Io) -> Result<Result<(), DriveError>, DriveError> {
         let drive = self.online_drive()?;
         let asked = Flushes::ask(&self.flushes);
@@ -264,8 +271,9 @@ impl DriveHandle {
         self.run_to_end("overdue flush", io, Box::pin(work), || ()).await
     }
 
-    /// Does `work`. When its deadline is over it goes on, with what `hold` gives, and nobody waits for its result: what it may lose is
-    /// remembered where the drive answers.
+    /// Runs `work`. At its deadline `work` continues in a task, together with the guards that `hold` returns,
+    /// and nobody waits for its result. The [`Asked`](crate::flushes::Asked) within `work` remembers a
+    /// failure.
     async fn run_to_end<T: 'static>(
         &self,
         name: &'static str,
@@ -296,7 +304,7 @@ impl DriveHandle {
         result
     }
 
-    /// Reads `len` bytes at `at`.
+    /// Reads `len` bytes at offset `at`. Both must be multiples of 4 KiB.
     pub async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
         let start = |drive: Rc<dyn Drive>| async move { drive.read(at, BufMut::recycled(len), io).await };
@@ -309,20 +317,21 @@ impl DriveHandle {
         Ok(buf.freeze())
     }
 
-    /// Writes `data` at `at`; durable after a later [`DriveHandle::flush`].
+    /// Writes `data` at offset `at`. Offset and length must be multiples of 4 KiB. Durable after a later
+    /// [`DriveHandle::flush`], or on return if `io` asks for it.
     pub async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
         let len = data.len();
         assert!(at.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES), "{at} + {len}");
         let failed = self.flushes.failed();
         let result = self.settle(self.latency.write.time(&self.env, self.run_write(at, data, io)).await);
         match result {
-            // It may have been the flush within it that failed.
+            // The flush within the write may have failed.
             Err(error) if io.durable => {
                 self.flushes.note_failure(&error);
                 return Err(error);
             }
             Ok(()) if io.durable && self.flushes.failed() != failed => {
-                return Err(DriveError::FlushLost("a flush failed beside a durable write".into()));
+                return Err(DriveError::FlushLost("another flush failed during a durable write".into()));
             }
             result => result?,
         }
@@ -333,8 +342,8 @@ impl DriveHandle {
         Ok(())
     }
 
-    /// Makes durable what was written before. Callers that wait for the same flush share it. After one flush that failed,
-    /// all fail.
+    /// Makes earlier writes durable. Callers that wait at the same time share a flush. After a failed flush
+    /// that may have lost writes, all later ones fail.
     pub async fn flush(&self, io: Io) -> Result<(), DriveError> {
         self.online_drive()?;
         let Some(turn) = self.flushes.take_turn().await? else { return Ok(()) };
@@ -343,7 +352,8 @@ impl DriveHandle {
         Ok(())
     }
 
-    /// Gives space back. After an error of any kind the drive may still do it; the range is free for writes when it has.
+    /// Gives space back. After an error of any kind the drive may still carry it out. Writes to the range
+    /// wait until the drive has ended it.
     pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
         let drive = self.online_drive()?;
         let (done, ended) = oneshot::channel();
@@ -361,7 +371,7 @@ impl DriveHandle {
         self.settle(self.in_time(io, ended).await.ok_or(DriveError::Deadline(io.deadline)))
     }
 
-    /// Changes the superblock and writes both copies, each durable before the next.
+    /// Changes the superblock and writes both copies, the first durable before the second is written.
     pub async fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<(), DriveError> {
         let mut current = self.superblock.lock().await;
         let mut next = current.clone();
@@ -377,7 +387,8 @@ impl DriveHandle {
         self.superblock.lock().await.clone()
     }
 
-    /// Verifies both copies of the superblock and writes again what is bad. Returns how many copies were bad.
+    /// Verifies both copies of the superblock, and rewrites both if one is bad. Returns the number of bad
+    /// copies.
     pub async fn scrub_superblock(&self) -> Result<u64, DriveError> {
         let current = self.superblock.lock().await;
         let bad = superblock::bad_copies(self, &current).await?;
@@ -390,7 +401,7 @@ impl DriveHandle {
     }
 }
 
-/// The part of a drive that belongs to one array. Offsets are relative to its start.
+/// The part of a drive that belongs to one array. Offsets are relative to the start of the slice.
 #[derive(Clone)]
 pub struct Slice {
     drive: Rc<DriveHandle>,
@@ -399,18 +410,18 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// `len` bytes of `drive` from `offset` on.
+    /// The slice of `len` bytes of `drive` from `offset` on. Panics if it extends beyond the drive.
     pub fn new(drive: Rc<DriveHandle>, offset: u64, len: u64) -> Self {
         assert!(offset + len <= drive.size_bytes(), "slice {offset}+{len} ends beyond the drive");
         Self { drive, offset, len }
     }
 
-    /// The drive it is cut from.
+    /// The drive that contains the slice.
     pub fn drive(&self) -> &Rc<DriveHandle> {
         &self.drive
     }
 
-    /// Where on the drive it starts.
+    /// The offset of the slice on the drive in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -420,7 +431,7 @@ impl Slice {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -430,22 +441,22 @@ impl Slice {
         self.offset + at
     }
 
-    /// Reads `len` bytes at `at`.
+    /// Reads `len` bytes at offset `at`. Both must be multiples of 4 KiB.
     pub async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
         self.drive.read(self.place(at, len as u64), len, io).await
     }
 
-    /// Writes `data` at `at`.
+    /// Writes `data` at offset `at` in the slice, as [`DriveHandle::write`].
     pub async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
         self.drive.write(self.place(at, data.len() as u64), data, io).await
     }
 
-    /// Makes durable what was written before.
+    /// Makes earlier writes to the drive durable, as [`DriveHandle::flush`].
     pub async fn flush(&self, io: Io) -> Result<(), DriveError> {
         self.drive.flush(io).await
     }
 
-    /// Gives space back.
+    /// Gives space back, as [`DriveHandle::discard`].
     pub async fn discard(&self, at: u64, len: u64, io: Io) -> Result<(), DriveError> {
         self.drive.discard(self.place(at, len), len, io).await
     }
@@ -458,7 +469,7 @@ mod tests {
     use std::task::Poll;
     use std::time::Duration;
 
-    /// Comes back after so many polls.
+    /// Completes at the given poll.
     fn after_polls(mut polls: u32) -> LocalBoxFuture<'static, ()> {
         Box::pin(std::future::poll_fn(move |context| {
             context.waker().wake_by_ref();
@@ -467,7 +478,7 @@ mod tests {
         }))
     }
 
-    /// Every time is over when it is looked at again.
+    /// A runtime in which every sleep is over at its second poll.
     struct Hurried;
 
     impl Runtime for Hurried {
@@ -486,7 +497,7 @@ mod tests {
         }
     }
 
-    /// Answers after so many polls.
+    /// A drive that answers a read at the given poll.
     struct Late(u32);
 
     impl Drive for Late {
@@ -522,7 +533,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_seen_only_after_a_pause_is_taken() {
-        // The first time is over before the answer is seen, as after a pause.
+        // The first step of the deadline is over before the answer is seen, as after a pause.
         let (result, timeouts) = read(4);
         assert!(result.is_ok() && timeouts == 0, "{result:?}");
     }

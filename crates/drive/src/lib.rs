@@ -1,12 +1,13 @@
-//! Drives: block address spaces that can be read, written, flushed and discarded, and how they are found again.
+//! Drives: block address spaces that can be read, written, flushed and discarded, and their superblocks.
 //!
-//! Owns the [`Drive`] trait and its kinds (file or block device, memory, faulty), the superblock with the slice
-//! table, and [`DriveHandle`], which gives every I/O a deadline, counts it and refuses work on a drive that has
-//! failed. Does not decide when a drive has failed: the array that loses a write does.
+//! This crate owns the [`Drive`] trait and its kinds (file or block device, memory, faulty), the superblock
+//! with the slice table, and [`DriveHandle`], which gives every I/O a deadline, counts it, and refuses I/O on
+//! a failed drive. It does not decide when a drive has failed: the array that loses a write does.
 //!
-//! Contract of a drive: a write that returned is seen by every later read; it is durable only after a flush that
-//! was issued later has returned, unless it asked to be durable itself ([`Io::durable`]). A power cut leaves any subset of the writes since the last flush, each
-//! 512-byte sector whole. I/O is block aligned (4 KiB) in place and length.
+//! Contract of a drive: every later read sees a write that has returned. The write is durable only after a
+//! later flush has returned, unless it asked to be durable itself ([`Io::durable`]). A power cut preserves
+//! any subset of the writes since the last flush, and tears no 512-byte sector. Offset and length of every
+//! I/O are multiples of the block size (4 KiB).
 #![deny(unsafe_code)]
 
 mod faulty;
@@ -27,7 +28,7 @@ pub use memory::MemoryDrive;
 use penstock_base::{Buf, BufMut, LocalBoxFuture};
 use std::time::Duration;
 
-/// Who an I/O is done for, so that queues can be shared fairly.
+/// The purpose of an I/O, for fair sharing of queues. The numbers travel on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Class {
@@ -37,7 +38,7 @@ pub enum Class {
     Meta = 2,
     /// Appends to a log.
     Log = 3,
-    /// Log contents on their way to stripes, and checkpoints.
+    /// Destage of log contents into stripes, and checkpoints.
     Destage = 4,
     /// Reconstruction of a lost drive.
     Rebuild = 5,
@@ -48,25 +49,25 @@ pub enum Class {
 }
 
 impl Class {
-    /// Reads a class as it travels on the wire.
+    /// Decodes the number on the wire; none if this release does not know it.
     pub fn from_u8(raw: u8) -> Option<Self> {
         use Class::*;
         [Client, Meta, Log, Destage, Rebuild, Resync, Scrub].into_iter().find(|class| *class as u8 == raw)
     }
 }
 
-/// What every I/O carries down to the drive's queue.
+/// The attributes of an I/O, passed down to the drive's queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
-    /// The tenant it is charged to; 0 is the system.
+    /// The tenant to which the I/O is charged; 0 is the system.
     pub tenant: u32,
-    /// Its class.
+    /// The class of the I/O.
     pub class: Class,
-    /// How long the drive may take.
+    /// Time limit for the drive's answer.
     pub deadline: Duration,
-    /// The name of the place in the code that issues it: the unit of crash tests.
+    /// The name of the place in the code that issues the I/O: the unit of power cuts in tests.
     pub site: &'static str,
-    /// Of a write: it is durable when it returns, without a flush.
+    /// For a write: it is durable when it returns, without a flush.
     pub durable: bool,
 }
 
@@ -81,16 +82,16 @@ impl Io {
         Self { site, ..self }
     }
 
-    /// The same write, durable when it returns: itself, and none that was made before it.
+    /// The same write, durable when it returns. It does not make earlier writes durable.
     pub const fn durable(self) -> Self {
         Self { durable: true, ..self }
     }
 }
 
-/// An I/O did not happen, or may have happened in part.
+/// The failure of an I/O, which did not happen or may have happened in part.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DriveError {
-    /// The device or file reported an error.
+    /// The block device or file reported an error.
     #[error("{op} of {len} bytes at {at}: {why}")]
     Io {
         /// `read`, `write`, `flush` or `discard`.
@@ -99,37 +100,39 @@ pub enum DriveError {
         at: u64,
         /// Length in bytes.
         len: u64,
-        /// The operating system's words.
+        /// The operating system's error message.
         why: String,
     },
     /// The file that stands in for a drive could not grow: the host's file system is full.
     #[error("the host file system is full")]
     HostFull,
-    /// No answer within the deadline.
+    /// The drive did not answer within the deadline.
     #[error("no answer within {0:?}")]
     Deadline(Duration),
-    /// A flush of this drive failed before, so later ones say nothing about what it should have made durable.
+    /// A flush of this drive failed. Success of later ones would not prove that the writes covered by it are
+    /// durable.
     #[error("an earlier flush failed ({0}): writes that it covered may be lost")]
     FlushLost(String),
-    /// The drive was latched as failed before, or is not there.
+    /// The drive was latched as failed, or is missing.
     #[error("drive is {0}")]
     Down(String),
 }
 
-/// One block address space. All methods may be called concurrently.
+/// A block address space. All methods may be called concurrently.
 pub trait Drive {
-    /// Size in bytes, whole blocks.
+    /// Size in bytes, a multiple of the block size.
     fn size_bytes(&self) -> u64;
 
-    /// Fills `buf` with the bytes at `at`.
+    /// Fills `buf` with the bytes at offset `at`.
     fn read(&self, at: u64, buf: BufMut, io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>>;
 
-    /// Writes `data` at `at`. Durable only after a later [`Drive::flush`], or at once where `io` says so.
+    /// Writes `data` at offset `at`. Durable only after a later [`Drive::flush`], or on return if
+    /// [`Io::durable`] is set.
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>>;
 
-    /// Makes all writes that returned before this call durable.
+    /// Makes durable all writes that returned before this call.
     fn flush(&self, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>>;
 
-    /// Gives space back; the range reads as zeros or as it was until written again.
+    /// Gives space back. Until it is written again, the range reads as zeros or as before.
     fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>>;
 }

@@ -1,16 +1,16 @@
-//! A drive in memory, for tests and for benchmarks that should not measure a disk.
+//! A drive in memory, for tests and for benchmarks without a storage medium.
 
 use crate::{Drive, DriveError, Io};
 use penstock_base::{Buf, BufMut, LocalBoxFuture};
 use std::cell::RefCell;
 
-/// A drive whose contents live and die with the process.
+/// A drive in memory. Its contents are lost when it is dropped.
 pub struct MemoryDrive {
     bytes: RefCell<BufMut>,
 }
 
 impl MemoryDrive {
-    /// A drive of `size_bytes` zeros; memory is taken as it is written.
+    /// A drive of `size_bytes` zero bytes. Memory is allocated page by page when it is first written.
     pub fn new(size_bytes: usize) -> Self {
         Self { bytes: RefCell::new(BufMut::zeroed(size_bytes)) }
     }
@@ -18,7 +18,7 @@ impl MemoryDrive {
     fn check(&self, op: &'static str, at: u64, len: usize) -> Result<usize, DriveError> {
         let size = self.bytes.borrow().len() as u64;
         if at + len as u64 > size {
-            return Err(DriveError::Io { op, at, len: len as u64, why: format!("beyond the end at {size}") });
+            return Err(DriveError::Io { op, at, len: len as u64, why: format!("the drive ends at {size}") });
         }
         Ok(at as usize)
     }

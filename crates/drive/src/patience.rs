@@ -1,34 +1,38 @@
-//! How long a worker looks for its next call before it sleeps.
+//! Adaptive polling: a worker polls for its next call for a short time before it sleeps.
 //!
-//! To wake a thread that sleeps on another processor takes longer than a small request, in a virtual machine ten times
-//! as long. While callers come back soon after each answer, the worker looks on for them instead.
+//! Waking a thread that sleeps on another processor takes longer than serving a small request, and ten times
+//! as long in a virtual machine. While callers come back soon after each answer, the worker polls for them
+//! instead of sleeping.
 //!
-//! Invariant: a look ends after [`LOOK`], and after looks in vain only one call in [`RARELY`] is followed by one.
+//! Invariant: a polling period ends after [`LOOK`]. After unsuccessful periods only one call in [`RARELY`] is
+//! followed by one.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-/// The longest look: a caller is woken by the answer to its last call, and that too takes its time.
+/// The longest polling period. It allows for the time that the caller needs to wake up on the answer to its
+/// last call.
 const LOOK: Duration = Duration::from_micros(100);
-/// With no credit, one call in this many is followed by a look.
+/// Without credit, one call in this many is followed by a polling period.
 const RARELY: u32 = 64;
-/// A look that found a call gives this much credit, and every one costs [`PRICE`]: two in three must find one.
+/// Credit that a successful polling period earns. Every period costs [`PRICE`], so polling continues while at
+/// least two periods in three find a call.
 const GAIN: u32 = 3;
 const PRICE: u32 = 2;
 const MOST_CREDIT: u32 = 16;
 
-/// Whether a worker looks on. Belongs to one source of calls.
+/// The polling state of a worker for one source of calls.
 #[derive(Default)]
 pub struct Patience {
     credit: Cell<u32>,
-    /// Calls since the last look.
+    /// The number of calls since the last polling period.
     unlooked: Cell<u32>,
     looking: Cell<Option<Duration>>,
     resting: Cell<bool>,
 }
 
 impl Patience {
-    /// A call was found.
+    /// Notes that a call has arrived.
     pub fn called(&self) {
         self.resting.set(false);
         self.unlooked.set(self.unlooked.get().saturating_add(1));
@@ -37,7 +41,8 @@ impl Patience {
         }
     }
 
-    /// There is nothing to do at `now`: whether to look again at once, rather than sleep until a call comes.
+    /// Called when there is nothing to do, with the current time. True if the worker should poll again, false
+    /// if it should sleep until a call comes.
     pub fn looks_on(&self, now: Duration) -> bool {
         if !self.resting.replace(true) {
             if !self.is_due() {
@@ -54,7 +59,8 @@ impl Patience {
         looks
     }
 
-    /// Whether a rest that begins now begins with a look: looks have paid lately, or it is time to try again.
+    /// True if an idle time that begins now begins with a polling period: recent ones were successful, or the
+    /// next trial is due.
     pub fn is_due(&self) -> bool {
         self.credit.get() >= PRICE || self.unlooked.get() >= RARELY
     }
@@ -64,7 +70,8 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// Rests `times`, in each of which a call comes after `gap`; how many began with a look, and how many found it.
+    /// Simulates `times` idle times, each of which ends with a call after `gap`. Returns the number that
+    /// began with a polling period, and the number of periods that found the call.
     fn rests(patience: &Patience, times: u32, gap: Duration) -> (u32, u32) {
         let (mut began, mut found) = (0, 0);
         for _ in 0..times {
@@ -85,7 +92,7 @@ mod tests {
         let (began, found) = rests(&patience, 200, Duration::from_micros(40));
         assert_eq!(began, found);
         assert!(began > 130, "{began} looks");
-        // Callers take longer: a few looks spend the credit, then hardly any are made.
+        // Callers take longer: a few polling periods use up the credit, then there are hardly any.
         let (began, found) = rests(&patience, 1_000, Duration::from_millis(1));
         assert_eq!(found, 0);
         assert!(began < 30, "{began} looks");

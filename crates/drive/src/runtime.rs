@@ -1,7 +1,7 @@
-//! The real machine behind [`penstock_base::env::Runtime`]: a worker thread on compio.
+//! The implementation of [`penstock_base::env::Runtime`] on a real machine: a worker thread on compio.
 //!
-//! io_uring where the kernel allows it, compio's polling driver where it is forbidden. A panic in any task aborts
-//! the process: no thread dies alone.
+//! It uses io_uring if the kernel allows it, and compio's polling driver otherwise. A panic in any task
+//! aborts the process, so that the process never continues without one of its tasks.
 #![allow(clippy::disallowed_methods)]
 
 use compio_runtime::fd::PollFd;
@@ -19,7 +19,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A handle for the worker thread that calls this.
+    /// Creates the runtime of the calling worker thread.
     pub fn env() -> std::io::Result<Env> {
         let mut seed = [0; 8];
         let mut file = std::fs::File::open("/dev/urandom")?;
@@ -32,8 +32,9 @@ impl Worker {
 pub fn block_on<T>(main: impl Future<Output = T>) -> std::io::Result<T> {
     let runtime = compio_runtime::Runtime::new()?;
     let mut main = std::pin::pin!(main);
-    // compio's own loop asks the kernel to wait for no time at all while there is something to do. A wait of no time
-    // sets a timer and sleeps until it rings, 20 us; one that is known to be over does not begin.
+    // While tasks are runnable, compio's own loop waits for the kernel with a timeout of zero. The kernel
+    // then sets a timer and sleeps until it fires, 20 us. With the waker already woken compio does not wait
+    // at all.
     let waker = runtime.waker();
     let mut context = Context::from_waker(&waker);
     Ok(runtime.enter(|| {
@@ -51,7 +52,7 @@ pub fn block_on<T>(main: impl Future<Output = T>) -> std::io::Result<T> {
     }))
 }
 
-/// Runs `work`, which blocks, on a thread beside the worker.
+/// Runs `work`, which blocks, on a helper thread.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match compio_runtime::spawn_blocking(work).await {
         Ok(value) => value,
@@ -59,21 +60,21 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     }
 }
 
-/// A descriptor that is read without blocking, and waited for on the worker that owns it.
+/// A non-blocking file descriptor with waits for readiness on the worker that owns it.
 pub struct Readiness<T: AsFd + 'static>(PollFd<T>);
 
 impl<T: AsFd + 'static> Readiness<T> {
-    /// Must be called on a worker thread. The descriptor must not block.
+    /// Wraps a descriptor, which must be non-blocking. Must be called on a worker thread.
     pub fn new(descriptor: T) -> std::io::Result<Self> {
         Ok(Self(PollFd::new(descriptor)?))
     }
 
-    /// Waits until a read may find something, or says why it never will.
+    /// Waits until a read may return data. An error means that it never will.
     pub async fn readable(&self) -> std::io::Result<()> {
         self.0.read_ready().await
     }
 
-    /// Waits until a write may take something, or says why it never will.
+    /// Waits until a write may accept data. An error means that it never will.
     pub async fn writable(&self) -> std::io::Result<()> {
         self.0.write_ready().await
     }
@@ -84,7 +85,8 @@ impl<T: AsFd + 'static> Readiness<T> {
     }
 }
 
-/// What carries I/O on this machine: `io_uring` or `polling`.
+/// The driver that does the I/O of this worker: `io_uring` or `polling`; `none` if the thread is not a
+/// worker.
 pub fn io_path() -> &'static str {
     compio_runtime::Runtime::try_with_current(|runtime| match runtime.driver_type() {
         compio_driver::DriverType::IoUring => "io_uring",
@@ -118,7 +120,7 @@ impl Runtime for Worker {
     }
 
     fn random(&self) -> u64 {
-        // splitmix64, seeded from the operating system: identifiers need uniqueness, not secrecy.
+        // splitmix64, seeded from the operating system: identifiers must be unique, not secret.
         let state = self.seed.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
         self.seed.set(state);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,47 +1,50 @@
-//! The superblock: what a drive says about itself, kept twice. Format: docs/format/superblock.md.
+//! The superblock of a drive, in two copies: its identity, its slice table and the descriptors of its arrays.
 //!
-//! Invariants: copy 0 lies in the first 64 KiB of the drive and copy 1 in its last 64 KiB; both hold the same bytes
-//! after an update. One is written only when the other is whole and durable, so that power cuts leave at least one whole. The
-//! valid copy with the higher sequence wins. Nothing is written on a drive whose superblock is not understood.
+//! Format: docs/format/superblock.md.
+//!
+//! Invariants: copy 0 lies in the first 64 KiB of the drive and copy 1 in its last 64 KiB. Both contain the
+//! same bytes after an update. A copy is written only while the other is valid and durable, so a power cut
+//! leaves at least one valid. The valid copy with the higher sequence wins. Nothing is written to a drive
+//! whose superblock is not understood.
 
 use crate::handle::DriveHandle;
 use crate::{Class, Drive, DriveError, Io};
 use futures_util::future::join;
 use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, StoreId, crc32c};
 
-/// Space reserved for each copy.
+/// Space for each copy in bytes.
 pub const SUPERBLOCK_BYTES: usize = 64 * 1024;
-/// Slices start on a multiple of this.
+/// Slices start on a multiple of this many bytes.
 pub const SLICE_ALIGN_BYTES: u64 = 1024 * 1024;
-/// The layout of this structure.
+/// Version of the format.
 pub const FORMAT_VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"PENSTOCK";
 const HEADER_BYTES: usize = 64;
-/// Smallest drive that has room for both copies and a slice between them.
+/// Smallest drive in bytes that has space for both copies and a slice between them.
 const SMALLEST_BYTES: u64 = 4 * SLICE_ALIGN_BYTES;
 /// Incompatible features that this release understands.
 const KNOWN_INCOMPATIBLE: u64 = 0;
 
-/// Feature bits: what an older release may do with the drive.
+/// Feature bits. A release that does not know a bit may use the drive only as the class of the bit permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// An older release may read and write.
+    /// Features with which an older release may read and write.
     pub compatible: u64,
-    /// An older release may read.
+    /// Features with which an older release may only read. This release knows none and refuses the drive.
     pub read_only_compatible: u64,
-    /// An older release must not touch the drive.
+    /// Features with which an older release must not use the drive.
     pub incompatible: u64,
 }
 
 /// A row of the slice table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceEntry {
-    /// The array it belongs to.
+    /// The array to which the slice belongs.
     pub array: ArrayId,
-    /// Its position among the array's members.
+    /// The position of the slice among the array's members.
     pub member: u16,
-    /// Raised whenever the slice starts a new life (blank after a replacement).
+    /// Raised whenever the slice begins blank, such as after a replacement.
     pub generation: u64,
     /// First byte on the drive.
     pub offset: u64,
@@ -49,29 +52,30 @@ pub struct SliceEntry {
     pub len: u64,
 }
 
-/// What the array that owns a slice keeps on every drive it uses. The bytes belong to the array.
+/// The descriptor of an array, which is on every drive that has a slice of it. The array crate defines the
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayEntry {
     /// The array.
     pub array: ArrayId,
-    /// Higher is newer.
+    /// Revision of the descriptor; the highest is the newest.
     pub revision: u64,
-    /// The array's descriptor.
+    /// The encoded descriptor.
     pub descriptor: Vec<u8>,
 }
 
-/// The superblock's contents.
+/// The contents of a superblock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Superblock {
     /// The store that the drive belongs to.
     pub store: StoreId,
-    /// The drive's own name.
+    /// The drive's identifier.
     pub drive: DriveId,
-    /// Raised with every update.
+    /// Sequence number, raised with every update.
     pub seq: u64,
-    /// Size of the drive.
+    /// Size of the drive in bytes.
     pub size_bytes: u64,
-    /// Nanoseconds since 1970 when the drive joined the store.
+    /// Time when the drive joined the store, in nanoseconds since 1970.
     pub created_ns: i64,
     /// Feature bits.
     pub features: Features,
@@ -81,33 +85,33 @@ pub struct Superblock {
     pub arrays: Vec<ArrayEntry>,
 }
 
-/// A drive cannot be used as what it is.
+/// The reason why a drive's superblock cannot be read or used.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SuperblockError {
-    /// Both places hold zeros.
+    /// Both copies are zeros.
     #[error("the drive is blank")]
     Blank,
-    /// Neither place holds a superblock.
+    /// Neither copy is a superblock.
     #[error("no Penstock superblock; it holds something else or was damaged in both places")]
     Foreign,
-    /// A later release wrote it.
+    /// A copy has a version or feature that this release does not know.
     #[error("written by a later release: {0}")]
     Future(DecodeError),
-    /// The drive is smaller than when it joined.
+    /// The drive is smaller than when it joined the store, or too small for a superblock.
     #[error("the drive has {found} bytes and had {wanted} when it joined the store")]
     Shrunk {
-        /// Bytes then.
+        /// The size in bytes that it must have.
         wanted: u64,
-        /// Bytes now.
+        /// The size in bytes that it has.
         found: u64,
     },
-    /// It cannot be read.
+    /// The drive cannot be read.
     #[error(transparent)]
     Drive(#[from] DriveError),
 }
 
 impl Superblock {
-    /// The bytes of one copy.
+    /// Encodes one copy.
     pub fn encode(&self) -> Buf {
         let mut body = Enc::new();
         body.id(self.store.0).id(self.drive.0).u64(self.size_bytes).i64(self.created_ns);
@@ -131,7 +135,7 @@ impl Superblock {
         buf.freeze()
     }
 
-    /// Reads one copy.
+    /// Decodes one copy.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("superblock", bytes);
         if dec.raw(8)? != MAGIC {
@@ -152,7 +156,7 @@ impl Superblock {
             return Err(dec.unknown("feature bits", unknown));
         }
         if body_bytes > SUPERBLOCK_BYTES - HEADER_BYTES {
-            return Err(dec.bad("a body longer than its place"));
+            return Err(dec.bad("a body longer than the space for it"));
         }
         let body = bytes
             .get(HEADER_BYTES..HEADER_BYTES + body_bytes)
@@ -196,7 +200,7 @@ impl Superblock {
     }
 }
 
-/// First byte behind the space that slices may use on a drive of `size_bytes`.
+/// End (exclusive, in bytes) of the space for slices on a drive of `size_bytes`.
 pub fn slices_end(size_bytes: u64) -> u64 {
     (size_bytes - SUPERBLOCK_BYTES as u64) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES
 }
@@ -208,7 +212,8 @@ fn places(size_bytes: u64) -> [u64; 2] {
 const IO: Io = Io::new(Class::Meta, "superblock.read");
 const WRITE_SITES: [&str; 2] = ["superblock.copy0", "superblock.copy1"];
 
-/// Finds the superblock of a drive.
+/// Reads both copies and returns the valid one with the higher sequence. Fails if a copy is of a later
+/// release, or if the drive has become smaller.
 pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     let size = drive.size_bytes();
     if size < SMALLEST_BYTES {
@@ -244,20 +249,20 @@ pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     }
 }
 
-/// The state of a copy, the one that is missed least first.
+/// The state of a copy. The order is the order of writing: the least valuable copy first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Standing {
     Bad,
-    /// It may be the only whole one.
+    /// It could not be read, and may be the only valid copy.
     Unread,
-    /// A superblock with this sequence number.
+    /// A valid superblock with this sequence number.
     Whole(u64),
 }
 
-/// Writes both copies, each durable before the next, and that first which is no whole one of the latest: a power cut may have
-/// left only the other.
+/// Writes both copies, the first durable before the second is written. The less valuable copy is written
+/// first: after an earlier power cut the other may be the only valid one of the latest sequence.
 pub(crate) async fn write(drive: &DriveHandle, superblock: &Superblock) -> Result<(), DriveError> {
-    // A copy may have been written by a process that ended before its flush.
+    // A process may have written a copy and ended before its flush.
     drive.flush(IO).await?;
     let places = places(superblock.size_bytes);
     let standing = async |place| match drive.read(place, SUPERBLOCK_BYTES, IO).await {
@@ -275,7 +280,7 @@ pub(crate) async fn write(drive: &DriveHandle, superblock: &Superblock) -> Resul
     Ok(())
 }
 
-/// Which of the two copies do not hold `expected`.
+/// Returns the numbers of the copies that are unreadable or differ from `expected`.
 pub(crate) async fn bad_copies(drive: &DriveHandle, expected: &Superblock) -> Result<Vec<usize>, DriveError> {
     let wanted = expected.encode();
     let mut bad = Vec::new();
@@ -309,7 +314,7 @@ mod tests {
         }
     }
 
-    /// The bytes on a drive; a change of them is a new version.
+    /// A change of these bytes needs a new format version.
     #[test]
     fn golden_bytes_come_back_and_every_bit_is_covered() {
         let bytes = sample().encode();
@@ -335,7 +340,8 @@ mod tests {
         assert!(error.contains("feature bits is 4"), "{error}");
     }
 
-    /// The place of copy 1 was computed from any size, and an update counted on from any sequence.
+    /// Regression: any size was used to compute the offset of copy 1, and any sequence was incremented by an
+    /// update.
     #[test]
     fn sizes_and_counters_that_break_arithmetic_are_refused() {
         let small = Superblock { size_bytes: 4096, slices: Vec::new(), ..sample() };

@@ -1,4 +1,4 @@
-//! The one module that hands memory to the kernel: buffers as compio's driver wants them.
+//! Reads and writes through compio: the one module that passes memory to the kernel.
 #![allow(unsafe_code)]
 
 use compio_buf::{BufResult, IntoInner, IoBuf, IoBufMut, SetLen};
@@ -18,7 +18,7 @@ impl IoBuf for WriteBuf {
     }
 }
 
-/// All of a [`BufMut`] as space to read into; its bytes are initialised (zeros) from the start.
+/// All of a [`BufMut`] as space to read into. Its bytes are initialised from the start.
 struct ReadBuf {
     buf: BufMut,
     filled: usize,
@@ -31,7 +31,8 @@ impl IoBuf for ReadBuf {
 }
 
 impl SetLen for ReadBuf {
-    // SAFETY: of the caller; any `len` up to the capacity is initialised memory here, and more is asserted on.
+    // SAFETY: the caller must uphold the contract of `SetLen`. Any `len` up to the capacity is initialised
+    // memory here, and a greater one panics.
     unsafe fn set_len(&mut self, len: usize) {
         assert!(len <= self.buf.len(), "the kernel filled no more than the buffer");
         self.filled = len;
@@ -46,7 +47,7 @@ impl IoBufMut for ReadBuf {
     }
 }
 
-/// Reads until `buf` is full; an early end of the file is an error.
+/// Fills `buf` from offset `at` with one read. A short read is an error.
 pub(crate) async fn read_exact_at(file: &AsyncFd<File>, buf: BufMut, at: u64) -> io::Result<BufMut> {
     let wanted = buf.len();
     let op = ReadAt::new(file.to_shared_fd(), at, ReadBuf { buf, filled: 0 });
@@ -57,20 +58,20 @@ pub(crate) async fn read_exact_at(file: &AsyncFd<File>, buf: BufMut, at: u64) ->
     }
 }
 
-/// Writes all of `data`.
+/// Writes all of `data` at offset `at` with one write. A short write is an error.
 pub(crate) async fn write_all_at(file: &AsyncFd<File>, data: Buf, at: u64) -> io::Result<()> {
     let wanted = data.len();
     let op = WriteAt::new(file.to_shared_fd(), at, WriteBuf(data));
     let BufResult(result, _op) = compio_runtime::submit(op).await;
     match result? {
         done if done == wanted => Ok(()),
-        // A file system that is full may write a part first and report the error only to the next write.
+        // A full file system may write a part first and report the error only at the next write.
         done if done < wanted => Err(io::Error::from(rustix::io::Errno::NOSPC)),
         done => Err(io::Error::other(format!("{done} of {wanted} bytes written"))),
     }
 }
 
-/// fdatasync.
+/// Makes written data durable (fdatasync).
 pub(crate) async fn sync_data(file: &AsyncFd<File>) -> io::Result<()> {
     let op = Sync::new(file.to_shared_fd(), true);
     compio_runtime::submit(op).await.0.map(|_| ())

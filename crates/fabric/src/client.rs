@@ -1,7 +1,8 @@
-//! The client's end: many requests on one connection, which is made again when it is lost.
+//! The client's end of a connection: many requests in flight, with automatic reconnection.
 //!
-//! A request waits until its reply comes, over as many connections as that takes. It is sent again as it was, with the
-//! same session and sequence, so that the services answer what they did already with the stored result.
+//! A request waits until its reply comes, across reconnections if necessary. It is sent again unchanged, with
+//! the same session and sequence, so that the service answers a repeat of a completed request with the stored
+//! result.
 
 use crate::frame::{Outbox, Receiver};
 use crate::greeting::{
@@ -21,27 +22,28 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// Pauses between attempts to connect.
+/// Pauses between attempts to connect: the first, doubled after each failure up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A request whose payload was damaged on its way so often is given up: it is damaged where it comes from.
+/// A request whose payload arrived damaged this often fails: the damage is then likely at the source.
 const DAMAGED_MOST: u32 = 3;
 
-/// By what the two ends of a stream know each other.
+/// The means by which both ends of a stream authenticate.
 #[derive(Clone, Debug)]
 pub enum Credential {
-    /// The kernel named both ends.
+    /// The kernel reported the user of each end to the other.
     Local,
-    /// Both prove that they know the token, over the address that was dialled.
+    /// Both ends prove that they know the token. The proofs cover the address that was dialled.
     Token(Token, SocketAddr),
 }
 
-/// A stream to the server, or where it failed and why.
+/// A stream to the server and its credential, or an error message.
 pub type Dialled = Result<(Rc<dyn Link>, Credential), String>;
 
-/// Where the server is, found anew for each connection: after a restart it may listen elsewhere.
+/// Connects to a server. It looks up the address for each connection, since the server may listen elsewhere
+/// after a restart.
 pub trait Dial {
-    /// Connects.
+    /// Opens a stream to the server.
     fn dial(&self) -> LocalBoxFuture<'_, Dialled>;
 }
 
@@ -52,7 +54,7 @@ pub struct Remote {
     waiting: RefCell<BTreeMap<u64, Waiting>>,
     next: Cell<u64>,
     permits: Semaphore,
-    /// For requests that may wait for other clients.
+    /// Separate permits for requests that may wait for other clients.
     waiting_permits: Semaphore,
     outbox: RefCell<Outbox<()>>,
     wake: Notify,
@@ -68,7 +70,8 @@ struct Waiting {
 }
 
 impl Remote {
-    /// Connects for the first time; what keeps it from that is told. Later it connects by itself.
+    /// Connects to the server. Fails if this first attempt fails; later losses of the connection lead to
+    /// reconnection without limit.
     pub async fn connect(env: &Env, dial: Rc<dyn Dial>) -> Result<Rc<Self>, Failure> {
         let link = open(env, &*dial).await.map_err(|why| Failure::new(Todo::Denied, why))?;
         let remote = Rc::new(Self {
@@ -88,18 +91,18 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Whether there is a connection now.
+    /// True while there is a connection.
     pub fn is_connected(&self) -> bool {
         self.connected.get()
     }
 
-    /// Ends it. Requests that wait fail.
+    /// Closes the connection for good. Requests in flight fail.
     pub fn close(&self) {
         self.closed.set(true);
         self.closing.notify_one();
     }
 
-    /// Keeps a connection until this is closed.
+    /// Maintains a connection until [`Remote::close`].
     async fn keep(self: Rc<Self>, first: Rc<dyn Link>) {
         {
             let run = pin!(self.reconnect(first));
@@ -117,17 +120,17 @@ impl Remote {
             let why = self.run(&*link).await;
             self.connected.set(false);
             link.close();
-            tracing::warn!(%why, "the connection to the service was lost; it is made again");
+            tracing::warn!(%why, "the connection to the service was lost; reconnecting");
             let mut pause = FIRST_PAUSE;
             let mut told = false;
             link = loop {
-                // Not all clients of a server at once.
+                // Random, so that the clients of a server do not reconnect all at the same time.
                 let part = self.env.random() % 1000;
                 self.env.sleep(pause / 2 + pause * part as u32 / 2000).await;
                 match open(&self.env, &*self.dial).await {
                     Ok(link) => break link,
                     Err(why) if !std::mem::replace(&mut told, true) => {
-                        tracing::warn!(%why, "the service is not reached; it is tried again until it is");
+                        tracing::warn!(%why, "the service cannot be reached; retrying until it can");
                     }
                     Err(_) => {}
                 }
@@ -137,7 +140,7 @@ impl Remote {
         }
     }
 
-    /// Sends everything that waits, and uses the connection until it is lost.
+    /// Sends all requests without a reply, and uses the connection until it is lost. Returns the reason.
     async fn run(&self, link: &dyn Link) -> Lost {
         *self.outbox.borrow_mut() = Outbox::default();
         for waiting in self.waiting.borrow().values() {
@@ -169,14 +172,15 @@ impl Remote {
             if !frame.header.reply {
                 return Lost::Said("a request where a reply is due".into());
             }
-            // Whoever asked may have gone.
+            // The caller may have given up.
             if let Some(waiting) = self.waiting.borrow_mut().remove(&frame.header.request) {
                 let _ = waiting.reply.send(Ok(frame));
             }
         }
     }
 
-    /// A request's payload, or its reply's, was damaged on its way: it is sent again, but not for ever.
+    /// Counts a damaged payload of a request or of its reply. The request is sent again, and fails at the
+    /// third time.
     fn note_damaged(&self, request: u64, why: &str) {
         let mut waiting = self.waiting.borrow_mut();
         let Some(found) = waiting.get_mut(&request) else { return };
@@ -189,7 +193,7 @@ impl Remote {
     }
 }
 
-/// Connects and is let in.
+/// Connects and completes the first exchange, within [`HANDSHAKE`].
 async fn open(env: &Env, dial: &dyn Dial) -> Result<Rc<dyn Link>, String> {
     let (link, credential) = dial.dial().await?;
     let result = match timeout(env, HANDSHAKE, greet(&*link, &credential)).await {
@@ -206,7 +210,8 @@ async fn open(env: &Env, dial: &dyn Dial) -> Result<Rc<dyn Link>, String> {
     }
 }
 
-/// The first exchange. Over TCP nothing that the token made is sent before the server has proved that it knows it.
+/// The first exchange. Over TCP the client sends nothing derived from the token before the server has proved
+/// that it knows it.
 async fn greet(link: &dyn Link, credential: &Credential) -> Result<(), Lost> {
     let greeting = Greeting::new(nonce()?);
     send_all(link, &greeting.encode()).await?;
@@ -224,7 +229,7 @@ async fn greet(link: &dyn Link, credential: &Credential) -> Result<(), Lost> {
             let challenge = Challenge::decode(&bytes).map_err(crate::FrameError::from)?;
             if !challenge.is_proved(token, &greeting, *dialled) {
                 return Err(Lost::Said(
-                    "what listens there does not know the token: the token is not this instance's, or another \
+                    "the server does not know the token: the token is not this instance's, or another \
                      program has its port"
                         .into(),
                 ));
@@ -234,15 +239,15 @@ async fn greet(link: &dyn Link, credential: &Credential) -> Result<(), Lost> {
             receive_exact(link, &mut head).await?;
         }
         (Credential::Token(..), false) => {
-            // A refusal may come at once; nobody is let in without a proof.
+            // The server may refuse before the proofs. A welcome without proofs is an error.
             welcome(link, head).await?;
-            return Err(Lost::Said("what listens there does not prove that it knows the token".into()));
+            return Err(Lost::Said("the server does not prove that it knows the token".into()));
         }
     }
     welcome(link, head).await
 }
 
-/// Reads the rest of an answer; a refusal is an error.
+/// Receives the rest of a welcome. A refusal is an error.
 async fn welcome(link: &dyn Link, head: [u8; WELCOME_HEAD_BYTES]) -> Result<(), Lost> {
     let len = Welcome::reason_bytes(&head).map_err(crate::FrameError::from)?;
     let mut bytes = head.to_vec();
@@ -254,7 +259,7 @@ async fn welcome(link: &dyn Link, head: [u8; WELCOME_HEAD_BYTES]) -> Result<(), 
     }
 }
 
-/// Forgets a request whose caller has gone.
+/// Removes a request when its caller drops it.
 struct Forget<'a>(&'a Remote, u64);
 
 impl Drop for Forget<'_> {

@@ -1,4 +1,4 @@
-//! Frames in a stream of bytes, both ways. Pure.
+//! Encoding and decoding of frames in a stream of bytes, without I/O.
 
 use crate::{BODY_BYTES, PAYLOAD_BYTES};
 use penstock_base::{BLOCK_BYTES, BufMut, DecodeError, crc32c};
@@ -7,47 +7,47 @@ use penstock_wire::{Frame, HEADER_BYTES, Header, Kind};
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
-/// Parts of memory handed to one write.
+/// The most buffers in one vectored write.
 const SLICES: usize = 64;
 
-/// What comes is no frame: the connection cannot go on.
+/// The reason why received bytes are not a valid frame. The connection must be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Header or body is not what was sent, or not of this release.
+    /// The header or the body is damaged, or of a version that this release does not know.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// A length is beyond its bound.
-    #[error("a {part} of {bytes} bytes, and the most is {most}")]
+    /// A length exceeds its limit.
+    #[error("a {part} of {bytes} bytes exceeds the limit of {most}")]
     TooLong {
-        /// Body or payload.
+        /// `body` or `payload`.
         part: &'static str,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
-        /// Its bound.
+        /// Its limit in bytes.
         most: usize,
     },
-    /// A payload is not the blocks that the body has checksums for.
+    /// The length of the payload does not match the number of checksums in the body.
     #[error("request {request}: a payload of {bytes} bytes for {blocks} checksums")]
     Payload {
         /// The request's number.
         request: u64,
-        /// Bytes of the payload.
+        /// Length of the payload in bytes.
         bytes: usize,
-        /// Checksums in the body.
+        /// Number of checksums in the body.
         blocks: usize,
     },
-    /// A block is not what its checksum says.
+    /// A block of the payload does not match its checksum.
     #[error("request {request}: block {block} of the payload was damaged on its way")]
     Damaged {
         /// The request's number.
         request: u64,
-        /// Which block of the payload.
+        /// Index of the block in the payload.
         block: usize,
     },
 }
 
 impl FrameError {
-    /// The request whose payload was damaged; 0 for everything else.
+    /// The request whose payload was damaged; 0 for every other error.
     pub fn damaged_request(&self) -> u64 {
         match self {
             Self::Damaged { request, .. } => *request,
@@ -56,12 +56,12 @@ impl FrameError {
     }
 }
 
-/// Puts frames together from bytes as they come.
+/// Assembles frames from received bytes.
 pub struct Receiver {
     head: [u8; HEADER_BYTES],
     body: Vec<u8>,
     payload: BufMut,
-    /// Bytes received of this frame.
+    /// The number of bytes received of the current frame.
     at: usize,
 }
 
@@ -72,12 +72,12 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// Whether a frame has begun and not ended.
+    /// True if a part of a frame was received.
     pub fn is_inside(&self) -> bool {
         self.at > 0
     }
 
-    /// Where the next bytes belong, in order; never empty.
+    /// Returns the memory for the next bytes, in order. There is always space for at least one byte.
     pub fn spaces(&mut self) -> [IoSliceMut<'_>; 2] {
         let Some(behind) = self.at.checked_sub(HEADER_BYTES) else {
             return [IoSliceMut::new(&mut self.head[self.at..]), IoSliceMut::new(&mut [])];
@@ -87,7 +87,8 @@ impl Receiver {
         [IoSliceMut::new(body), IoSliceMut::new(payload)]
     }
 
-    /// Takes note of `count` bytes that came into the spaces. Gives the frame when it is whole.
+    /// Notes that `count` bytes were received into the spaces. Returns the frame when it is complete and
+    /// verified.
     pub fn filled(&mut self, count: usize) -> Result<Option<Frame>, FrameError> {
         let header_was_open = self.at < HEADER_BYTES;
         self.at += count;
@@ -116,7 +117,8 @@ impl Receiver {
     }
 }
 
-/// Checks a payload that comes from another memory: it is the blocks that the body has checksums for, and nothing else.
+/// Verifies a payload against the checksums in the body: the length must match their number, and every block
+/// its checksum. Messages other than writes and replies to reads must have no payload.
 fn verify(header: &Header, body: &[u8], payload: &[u8]) -> Result<(), FrameError> {
     let crcs = match (header.kind, header.reply) {
         (Kind::Write, false) => decode_write(body)?.1,
@@ -134,10 +136,10 @@ fn verify(header: &Header, body: &[u8], payload: &[u8]) -> Result<(), FrameError
     }
 }
 
-/// Frames on their way out. What a frame holds (`H`) is let go when its last byte is gone.
+/// The queue of frames to send. Each has a guard (`H`) that is dropped when its last byte was sent.
 pub struct Outbox<H> {
     queue: VecDeque<(Vec<u8>, Frame, H)>,
-    /// Bytes of the first frame that are gone.
+    /// The number of bytes of the first frame that were sent.
     at: usize,
 }
 
@@ -148,19 +150,19 @@ impl<H> Default for Outbox<H> {
 }
 
 impl<H> Outbox<H> {
-    /// Adds a frame.
+    /// Adds a frame at the end of the queue.
     pub fn push(&mut self, frame: Frame, held: H) {
         let mut head = frame.header.encode(&frame.body);
         head.extend_from_slice(&frame.body);
         self.queue.push_back((head, frame, held));
     }
 
-    /// Whether nothing is to be sent.
+    /// True if there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// The next bytes, from where they lie.
+    /// The next bytes to send, without a copy, in at most 64 parts.
     pub fn slices(&self) -> Vec<IoSlice<'_>> {
         let mut skip = self.at;
         let mut slices = Vec::new();
@@ -179,7 +181,7 @@ impl<H> Outbox<H> {
         slices
     }
 
-    /// Takes note of `count` bytes that are gone.
+    /// Notes that `count` bytes were sent. Panics if the queue has fewer.
     pub fn sent(&mut self, count: usize) {
         self.at += count;
         while let Some((head, frame, _)) = self.queue.front() {
@@ -218,7 +220,7 @@ mod tests {
         let mut bytes = Vec::new();
         while !outbox.is_empty() {
             let slices = outbox.slices();
-            // Some of the first part only, as a full socket takes it.
+            // Takes half of the first part only, as a full socket does.
             let count = slices[0].len().div_ceil(2);
             bytes.extend_from_slice(&slices[0][..count]);
             drop(slices);

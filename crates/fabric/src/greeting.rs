@@ -1,10 +1,10 @@
-//! The first bytes of a connection. Pure.
+//! The first exchange on a connection: version negotiation and mutual authentication, without I/O.
 //!
-//! Through the socket in the store's folder the client greets and is welcomed: the kernel has named both ends before.
-//! Over TCP both ends prove first that they know the token, the server before the client, and nobody sends it: who took
-//! the server's port, or reads what passes, learns nothing that opens a door. Each proof covers everything said before
-//! it, with a nonce of each end, and the address that was dialled: what one server answers cannot be passed on as another
-//! one's.
+//! Through the socket in the store's folder the client sends a greeting and the server a welcome: the kernel
+//! has already reported the user of each end. Over TCP both ends first prove that they know the token, the
+//! server before the client. The token itself is never sent, so a program that took the server's port or
+//! reads the traffic learns nothing that lets it in. Each proof covers all earlier messages, a nonce of each
+//! end, and the address that was dialled, so the answer of one server cannot be passed on as that of another.
 
 use hmac::{Hmac, Mac};
 use penstock_base::{Dec, DecodeError, Enc, Id128, StoreId, crc32c};
@@ -17,26 +17,26 @@ const GREETING: &[u8; 4] = b"PNSG";
 const CHALLENGE: &[u8; 4] = b"PNSC";
 const PROOF: &[u8; 4] = b"PNSP";
 const WELCOME: &[u8; 4] = b"PNSW";
-/// Characters of a token.
+/// Length of a token in characters, each one byte.
 pub const TOKEN_BYTES: usize = 64;
-/// Bytes of a nonce.
+/// Length of a nonce in bytes.
 pub const NONCE_BYTES: usize = 32;
-/// Bytes of a proof by itself: HMAC-SHA256.
+/// Length of an authentication code (HMAC-SHA256) in bytes.
 pub const CODE_BYTES: usize = 32;
-/// Bytes of a greeting.
+/// Length of a greeting in bytes.
 pub const GREETING_BYTES: usize = 8 + NONCE_BYTES + 4;
-/// Bytes of a challenge before its proof and its checksum: what the proofs cover of it.
+/// Length in bytes of the head of a challenge, the part before code and checksum. The codes cover the head.
 const CHALLENGE_HEAD_BYTES: usize = 8 + 16 + NONCE_BYTES;
-/// Bytes of a challenge.
+/// Length of a challenge in bytes.
 pub const CHALLENGE_BYTES: usize = CHALLENGE_HEAD_BYTES + CODE_BYTES + 4;
-/// Bytes of the client's proof.
+/// Length of the client's proof message in bytes.
 pub const PROOF_BYTES: usize = 4 + CODE_BYTES + 4;
-/// Bytes of an answer before its reason.
+/// Length in bytes of the head of a welcome, the part before the reason.
 pub const WELCOME_HEAD_BYTES: usize = 12;
-/// Longest reason.
+/// Longest reason in bytes.
 pub const REASON_BYTES: usize = 512;
 
-/// Random bytes that no one can guess, from the operating system.
+/// Returns a cryptographically random nonce from the operating system.
 pub fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
     let mut bytes = [0; NONCE_BYTES];
     let mut at = 0;
@@ -50,7 +50,7 @@ pub fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
     Ok(bytes)
 }
 
-/// What both ends of a TCP connection know, and neither sends.
+/// The secret that both ends of a TCP connection share. It is never sent, and its debug output hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token([u8; TOKEN_BYTES]);
 
@@ -61,12 +61,13 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// A token from a file's text; other lengths are none.
+    /// Reads a token from a file's text, without surrounding white space. None unless it has [`TOKEN_BYTES`]
+    /// bytes.
     pub fn new(text: &str) -> Option<Self> {
         text.trim().as_bytes().try_into().ok().map(Self)
     }
 
-    /// The code over what was said so far, by one end.
+    /// The authentication code of one end over the messages so far and the dialled address.
     fn code(&self, end: &[u8], greeting: &Greeting, head: &[u8], dialled: SocketAddr) -> Hmac<Sha256> {
         let mut code = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         let ip = match dialled.ip() {
@@ -82,35 +83,35 @@ impl Token {
     }
 }
 
-/// The end that proves; the other one's proof is never its own sent back.
+/// Labels of the two ends in the codes, so that a code sent back to its sender is not valid.
 const BY_SERVER: &[u8] = b"penstock server 1";
 const BY_CLIENT: &[u8] = b"penstock client 1";
 
-/// What a client says first.
+/// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// Oldest version of messages that it speaks.
+    /// Oldest message version that the client supports.
     pub oldest: u16,
-    /// Newest version.
+    /// Newest message version that the client supports.
     pub newest: u16,
-    /// Random; proofs over TCP cover it.
+    /// Random bytes; codes over TCP cover them.
     pub nonce: [u8; NONCE_BYTES],
 }
 
 impl Greeting {
-    /// The greeting of this release.
+    /// The greeting of a client of this release.
     pub fn new(nonce: [u8; NONCE_BYTES]) -> Self {
         Self { oldest: VERSION, newest: VERSION, nonce }
     }
 
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(GREETING).u16(self.oldest).u16(self.newest).raw(&self.nonce);
         sealed(enc)
     }
 
-    /// Reads a greeting.
+    /// Decodes a greeting and verifies its checksum.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("greeting", bytes);
         if dec.raw(4)? != GREETING {
@@ -122,7 +123,7 @@ impl Greeting {
         Ok(Self { oldest, newest, nonce })
     }
 
-    /// Why this client is not understood, if it is not.
+    /// Returns the reason for refusal if the client does not support this release's message version.
     pub fn refusal(&self) -> Option<String> {
         let (oldest, newest) = (self.oldest, self.newest);
         (oldest > VERSION || newest < VERSION).then(|| {
@@ -131,21 +132,21 @@ impl Greeting {
     }
 }
 
-/// What a server says over TCP: its own proof, and what the client's has to cover.
+/// The server's answer to a greeting over TCP: its own code, and the data that the client's code must cover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Challenge {
-    /// The version to be spoken.
+    /// The message version to use.
     pub version: u16,
-    /// The store that it serves.
+    /// The store that the server serves.
     pub store: StoreId,
-    /// Random.
+    /// Random bytes; both codes cover them.
     pub nonce: [u8; NONCE_BYTES],
-    /// The server's proof.
+    /// The server's authentication code.
     pub code: [u8; CODE_BYTES],
 }
 
 impl Challenge {
-    /// Answers a greeting that came to `dialled`.
+    /// Answers a greeting that arrived at the address `dialled`.
     pub fn new(
         token: &Token,
         greeting: &Greeting,
@@ -159,21 +160,21 @@ impl Challenge {
         challenge
     }
 
-    /// What the proofs cover of it.
+    /// The part that the codes cover.
     fn head(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(CHALLENGE).u16(self.version).u16(0).raw(&self.store.0.0).raw(&self.nonce);
         enc.finish()
     }
 
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(&self.head()).raw(&self.code);
         sealed(enc)
     }
 
-    /// Reads a challenge.
+    /// Decodes a challenge and verifies its checksum. The code is verified by [`Challenge::is_proved`].
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("challenge", bytes);
         if dec.raw(4)? != CHALLENGE {
@@ -188,35 +189,35 @@ impl Challenge {
         Ok(Self { version, store: StoreId(Id128(store)), nonce, code })
     }
 
-    /// Whether who sent it knows the token, and was asked for at `dialled`.
+    /// True if the server knows the token and received the greeting at the address `dialled`.
     pub fn is_proved(&self, token: &Token, greeting: &Greeting, dialled: SocketAddr) -> bool {
         let code = token.code(BY_SERVER, greeting, &self.head(), dialled);
         code.verify_slice(&self.code).is_ok()
     }
 }
 
-/// What the client answers to a challenge.
+/// The client's answer to a challenge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// The client's proof.
+    /// The client's authentication code.
     pub code: [u8; CODE_BYTES],
 }
 
 impl Proof {
-    /// Answers a challenge from `dialled`.
+    /// Answers a challenge from the server at the address `dialled`.
     pub fn new(token: &Token, greeting: &Greeting, challenge: &Challenge, dialled: SocketAddr) -> Self {
         let code = token.code(BY_CLIENT, greeting, &challenge.head(), dialled);
         Self { code: code.finalize().into_bytes().into() }
     }
 
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(PROOF).raw(&self.code);
         sealed(enc)
     }
 
-    /// Reads a proof.
+    /// Decodes a proof and verifies its checksum. The code is verified by [`Proof::is_proved`].
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("proof", bytes);
         if dec.raw(4)? != PROOF {
@@ -227,7 +228,7 @@ impl Proof {
         Ok(Self { code })
     }
 
-    /// Whether who sent it knows the token, and dialled this server.
+    /// True if the client knows the token and dialled the address `dialled`.
     pub fn is_proved(
         &self,
         token: &Token,
@@ -240,17 +241,17 @@ impl Proof {
     }
 }
 
-/// Whether the client may go on.
+/// The server's last message of the first exchange: it accepts or refuses the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The version to be spoken; 0 when the client is refused.
+    /// The message version to use; 0 if the client is refused.
     pub version: u16,
-    /// Why it is refused; empty when it is not.
+    /// The reason for refusal; empty if the client is accepted.
     pub reason: String,
 }
 
 impl Welcome {
-    /// The client may go on, or is refused for a reason.
+    /// Accepts the client, or refuses it for a reason, which is shortened to [`REASON_BYTES`].
     pub fn new(refusal: Option<String>) -> Self {
         match refusal {
             None => Self { version: VERSION, reason: String::new() },
@@ -261,7 +262,7 @@ impl Welcome {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(WELCOME).u16(self.version).u16(self.reason.len() as u16);
@@ -269,12 +270,12 @@ impl Welcome {
         enc.u32(crc).raw(self.reason.as_bytes()).finish()
     }
 
-    /// Whether these first bytes of an answer are a challenge's.
+    /// True if these first bytes of the server's answer begin a challenge.
     pub fn is_challenge(head: &[u8; WELCOME_HEAD_BYTES]) -> bool {
         head.starts_with(CHALLENGE)
     }
 
-    /// Bytes of the reason behind a head.
+    /// Length in bytes of the reason that follows this head. Fails if it is over [`REASON_BYTES`].
     pub fn reason_bytes(head: &[u8; WELCOME_HEAD_BYTES]) -> Result<usize, DecodeError> {
         let mut dec = Dec::new("answer to the greeting", head);
         if dec.raw(4)? != WELCOME {
@@ -287,7 +288,7 @@ impl Welcome {
         }
     }
 
-    /// Reads an answer: head and reason.
+    /// Decodes a welcome, head and reason, and verifies its checksum.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("answer to the greeting", bytes);
         let head = dec.raw(WELCOME_HEAD_BYTES)?;
@@ -306,13 +307,13 @@ impl Welcome {
     }
 }
 
-/// The bytes with their checksum behind them.
+/// Appends the checksum of the bytes.
 fn sealed(mut enc: Enc) -> Vec<u8> {
     let crc = crc32c(enc.as_slice());
     enc.u32(crc).finish()
 }
 
-/// Checks the checksum that ends `bytes`, of which everything else was read.
+/// Verifies the checksum at the end of `bytes`, of which `dec` has read everything else.
 fn check_seal(dec: &mut Dec<'_>, bytes: &[u8]) -> Result<(), DecodeError> {
     match dec.u32()? == crc32c(&bytes[..bytes.len() - dec.left() - 4]) && dec.left() == 0 {
         true => Ok(()),
@@ -349,7 +350,7 @@ mod tests {
         let challenge = Challenge::new(&token('a'), &greeting, store, [9; NONCE_BYTES], at(7000));
         let bytes = challenge.encode();
         assert_eq!(hex(&bytes[..10]), "504e5343010000000505");
-        // As Python's hmac makes them.
+        // Computed with Python's hmac.
         assert_eq!(hex(&challenge.code), "2e4ab129110628210fc97e12dcda04c97624dfd92f43c2ca0458a1b15be179e7");
         assert_eq!((bytes.len(), Challenge::decode(&bytes)), (CHALLENGE_BYTES, Ok(challenge.clone())));
         let proof = Proof::new(&token('a'), &greeting, &challenge, at(7000));
@@ -399,7 +400,7 @@ mod tests {
         let proof = Proof::new(&key, &greeting, &challenge, at(7000));
         assert!(challenge.is_proved(&key, &greeting, at(7000)));
         assert!(proof.is_proved(&key, &greeting, &challenge, at(7000)));
-        // Another token, another port, another greeting, another store or version said on the way.
+        // Rejected: another token, port, address, greeting, store or nonce.
         let other = Greeting::new(nonce().unwrap());
         let elsewhere = Challenge { store: StoreId(Id128([6; 16])), ..challenge.clone() };
         let again = Challenge { nonce: nonce().unwrap(), ..challenge.clone() };
@@ -412,7 +413,7 @@ mod tests {
         assert!(!proof.is_proved(&key, &greeting, &challenge, at(7001)));
         assert!(!proof.is_proved(&key, &other, &challenge, at(7000)));
         assert!(!proof.is_proved(&key, &greeting, &again, at(7000)));
-        // A proof sent back is none of the other end.
+        // A code sent back to its sender does not count as a proof of the other end.
         assert!(!Proof { code: challenge.code }.is_proved(&key, &greeting, &challenge, at(7000)));
         let mirrored = Challenge { code: proof.code, ..challenge.clone() };
         assert!(!mirrored.is_proved(&key, &greeting, at(7000)));

@@ -1,16 +1,23 @@
-//! Connections between processes: frames over a stream of bytes, the first exchange, a server and a client that
-//! connects again. Format: docs/format/wire.md.
+//! Connections between processes: frames over a byte stream, the first exchange, a server, and a reconnecting
+//! client.
 //!
-//! Owns framing, bounds, and who may connect. Knows nothing of what requests mean, but for one thing: payload comes from
-//! another memory here, so every block is verified against the checksum that the body has for it, where frames are
-//! received, and whoever takes a frame from this crate has verified blocks.
+//! Format: docs/format/wire.md.
 //!
-//! Framing and the first exchange are pure; a [`Link`] is the stream below them, a socket on a worker or a simulated one.
+//! This crate owns framing, limits and access control. It does not interpret requests, with one exception:
+//! payload comes from the memory of another process, so every block is verified against its checksum in the
+//! body when a frame is received. Frames that this crate hands on contain only verified blocks.
 //!
-//! Invariants: no length is believed before it is bounded; payload is received into block-aligned memory and sent from
-//! where it lies; whatever is wrong closes the connection, with a reason that both sides log; a connection holds at most
-//! [`REQUESTS`] requests, and of their payloads and replies at most [`BYTES`], until their replies are sent; of those that wait
-//! for other clients [`WAITING`], with [`WAITING_BYTES`] of bodies.
+//! Framing and the first exchange do no I/O. They run over a [`Link`], which is a socket on a worker or a
+//! simulated stream.
+//!
+//! Invariants:
+//! - a length is checked against its limit before it is used;
+//! - payload is received into block-aligned memory, and sent without a copy;
+//! - any protocol error closes the connection, with a reason that both ends log;
+//! - a connection has at most [`REQUESTS`] requests, and at most [`BYTES`] of payload in them and their
+//!   replies, until the replies are sent;
+//! - requests that may wait for other clients are counted apart: at most [`WAITING`], with at most
+//!   [`WAITING_BYTES`] of bodies.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -32,29 +39,31 @@ pub use socket::{Listener, LocalListener, check_address, dial, dial_local};
 use penstock_wire::Kind;
 use std::time::Duration;
 
-/// Longest body of a message.
+/// Longest body of a message in bytes.
 pub const BODY_BYTES: usize = 1 << 20;
-/// Longest payload of a message.
+/// Longest payload of a message in bytes.
 pub const PAYLOAD_BYTES: usize = 4 << 20;
-/// Requests of one connection that are being done or wait for their replies to be sent.
+/// The most requests of a connection in flight, until their replies are sent.
 pub const REQUESTS: usize = 128;
-/// Requests of one connection that wait for other clients, or for news. They are counted apart from [`REQUESTS`], for which
-/// those clients may wait. A client that has more of them waits with the rest.
+/// The most requests of a connection that wait for other clients, or for news. They are counted apart from
+/// [`REQUESTS`], because those other clients may depend on ordinary requests. If a client sends more, all its
+/// later requests wait too.
 pub const WAITING: usize = 1 << 16;
-/// Bodies of [`WAITING`] requests: each of a kind that is short from any client that needs so many.
+/// The most bytes of bodies of [`WAITING`] requests. Clients with many such requests send short bodies.
 pub const WAITING_BYTES: usize = 32 << 20;
-/// Payload of [`REQUESTS`] and of their replies.
+/// The most bytes of payload in [`REQUESTS`] and their replies.
 pub const BYTES: usize = 32 << 20;
-/// Connections of one server that were let in.
+/// The most connections of a server that have completed the first exchange.
 pub const CONNECTIONS: usize = 64;
-/// Connections of one server that wait to be let in; one more, and the oldest of them is closed.
+/// The most connections of a server in the first exchange. One more closes the oldest of them.
 pub const NEWCOMERS: usize = 64;
-/// Time for the first exchange.
+/// Time limit for the first exchange.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A connection that takes nothing of what is to be sent for this long is closed.
+/// Time limit for sending: a connection that accepts no data for this long is closed.
 pub const SEND_PATIENCE: Duration = Duration::from_secs(60);
 
-/// True for a request that may wait for another client, or for news, with nothing else held. Somebody may wait for any other.
+/// True for a request that may wait for another client, or for news, while its service holds no lock. Other
+/// clients may depend on any other request, which therefore must not wait behind such ones.
 fn may_wait(kind: Kind) -> bool {
     matches!(kind, Kind::GetAttr | Kind::Lease | Kind::Watch | Kind::Ping)
 }

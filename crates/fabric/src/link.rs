@@ -1,4 +1,4 @@
-//! A stream of bytes to another process, and what both ends do with it.
+//! The trait of a byte stream to another process, and sending and receiving over it.
 
 use crate::SEND_PATIENCE;
 use crate::frame::{FrameError, Outbox, Receiver};
@@ -9,21 +9,22 @@ use std::cell::RefCell;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use tokio::sync::Notify;
 
-/// A stream of bytes, tried without waiting and waited for apart. One reader and one writer at a time.
+/// A byte stream with non-blocking reads and writes, and separate waits for readiness. At most one reader and
+/// one writer at a time.
 pub trait Link {
-    /// Takes what has come; `WouldBlock` when nothing has, 0 at the end.
+    /// Reads available bytes. Returns `WouldBlock` if there are none, and 0 at the end of the stream.
     fn try_read(&self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
-    /// Sends what fits; `WouldBlock` when nothing does.
+    /// Writes as many bytes as fit. Returns `WouldBlock` if none fit.
     fn try_write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// Waits until a read may find something.
+    /// Waits until a read may return data.
     fn readable(&self) -> LocalBoxFuture<'_, io::Result<()>>;
-    /// Waits until a write may take something.
+    /// Waits until a write may accept data.
     fn writable(&self) -> LocalBoxFuture<'_, io::Result<()>>;
-    /// Ends both directions, at both ends. What waits for it returns.
+    /// Closes both directions. Waits for readiness at both ends return.
     fn close(&self);
 }
 
-/// Why a connection ends.
+/// The reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Lost {
     #[error("the other end closed it")]
@@ -34,7 +35,7 @@ pub(crate) enum Lost {
     Frame(#[from] FrameError),
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("nothing was taken for {} s", SEND_PATIENCE.as_secs())]
+    #[error("the other end accepted no data for {} s", SEND_PATIENCE.as_secs())]
     Slow,
     #[error("{0}")]
     Said(String),
@@ -50,7 +51,7 @@ async fn read_some(link: &dyn Link, spaces: &mut [IoSliceMut<'_>]) -> io::Result
     }
 }
 
-/// The next frame.
+/// Receives the next frame.
 pub(crate) async fn receive(link: &dyn Link, receiver: &mut Receiver) -> Result<Frame, Lost> {
     loop {
         let count = read_some(link, &mut receiver.spaces()).await?;
@@ -63,7 +64,7 @@ pub(crate) async fn receive(link: &dyn Link, receiver: &mut Receiver) -> Result<
     }
 }
 
-/// Fills `bytes`.
+/// Receives until `bytes` is full. Bytes behind them stay in the stream.
 pub(crate) async fn receive_exact(link: &dyn Link, bytes: &mut [u8]) -> Result<(), Lost> {
     let mut at = 0;
     while at < bytes.len() {
@@ -88,8 +89,8 @@ pub(crate) async fn send_all(link: &dyn Link, mut bytes: &[u8]) -> io::Result<()
     Ok(())
 }
 
-/// Sends what comes into the outbox until the connection is lost; `wake` says that something came. With `rest` it ends
-/// when the outbox is empty.
+/// Sends the frames of the outbox until the connection is lost. `wake` reports that a frame was added. With
+/// `rest` it returns when the outbox is empty.
 pub(crate) async fn send<H>(
     env: &Env,
     link: &dyn Link,

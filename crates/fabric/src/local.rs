@@ -1,7 +1,8 @@
-//! UNIX sockets in a store's folder: the doors for this machine.
+//! UNIX sockets in a store's folder, for clients on this node.
 //!
-//! Both ends ask the kernel who the other one is. A server lets in its own user and root; a client goes on only where
-//! the server runs as the folder's owner or as root. The socket's mode keeps others away before that.
+//! Each end asks the kernel for the user of the other. A server accepts its own user and root. A client
+//! continues only if the server runs as the folder's owner or as root. The mode of the socket (0600) keeps
+//! other users away before that.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::socket_peercred;
@@ -13,17 +14,17 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// The socket of the data path, in a store's folder.
+/// Name of the data path's socket in a store's folder.
 pub const DATA: &str = "data.sock";
-/// The socket of REST.
+/// Name of the REST API's socket in a store's folder.
 pub const API: &str = "api.sock";
 
-/// The process at the other end, as the kernel says.
+/// The process at the other end, as reported by the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
-    /// Its id.
+    /// The process id.
     pub pid: i32,
-    /// Its user.
+    /// The effective user id.
     pub uid: u32,
 }
 
@@ -34,28 +35,28 @@ impl fmt::Display for Peer {
 }
 
 impl Peer {
-    /// Who connected to this end, or listened at the other one.
+    /// Returns the process that connected, or for a client's stream the process that listens.
     pub fn of(stream: &impl AsFd) -> io::Result<Self> {
         let found = socket_peercred(stream)?;
         Ok(Self { pid: found.pid.as_raw_nonzero().get(), uid: found.uid.as_raw() })
     }
 
-    /// Whether a server of this process's user lets it in.
+    /// True if a server accepts this peer: it is root or this process's own user.
     pub fn may_enter(&self) -> bool {
         self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
     }
 }
 
-/// The folder, held open, and the socket's path through it: a path of a socket has at most 107 bytes, a folder's may have
-/// more.
+/// Opens the folder, and returns it with a path to the socket through its descriptor. The path of a socket
+/// has at most 107 bytes; that of the folder may be longer.
 fn through(dir: &Path, name: &str) -> io::Result<(OwnedFd, PathBuf)> {
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()));
     Ok((dir, path))
 }
 
-/// Listens at `name` in `dir`, where nobody else listens: the caller holds the folder's lock. The socket of an instance
-/// that was killed is replaced; anything else of that name is left alone.
+/// Listens at `name` in `dir`. The caller has the folder's lock, so no other instance listens there. A socket
+/// left by a killed instance is replaced; any other file of that name is left alone and is an error.
 pub fn listen(dir: &Path, name: &str) -> Result<UnixListener, String> {
     let fail = |error: io::Error| format!("listening at {}: {error}", dir.join(name).display());
     let (_dir, path) = through(dir, name).map_err(fail)?;
@@ -70,14 +71,14 @@ pub fn listen(dir: &Path, name: &str) -> Result<UnixListener, String> {
     Ok(listener)
 }
 
-/// Takes the socket away. Whoever knocks then is told that nothing is there.
+/// Removes the socket. Later attempts to connect fail with `NotFound`.
 pub fn remove(dir: &Path, name: &str) {
     if let Err(error) = std::fs::remove_file(dir.join(name)) {
         tracing::debug!(%error, name, "the socket was not there");
     }
 }
 
-/// Connects to `name` in `dir`, whose owner or root must be the one who listens.
+/// Connects to `name` in `dir`. Fails unless the listener runs as the folder's owner or as root.
 pub fn connect(dir: &Path, name: &str) -> io::Result<UnixStream> {
     let (held, path) = through(dir, name)?;
     let owner = rustix::fs::fstat(&held)?.st_uid;
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(refused.kind(), ErrorKind::NotFound);
         drop(listen(&dir, DATA).unwrap());
         assert_eq!(connect(&dir, DATA).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-        // What a killed instance left is replaced.
+        // A socket left by a killed instance is replaced.
         let listener = listen(&dir, DATA).unwrap();
         let mode = std::fs::metadata(dir.join(DATA)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

@@ -1,4 +1,5 @@
-//! The server's end: lets clients in, does their requests, and sends the replies as they are ready.
+//! The server's end of connections: authenticates clients, serves their requests, and sends each reply when
+//! it is ready.
 
 use crate::frame::{Outbox, Receiver};
 use crate::greeting::{Challenge, GREETING_BYTES, Greeting, PROOF_BYTES, Proof, Token, Welcome, nonce};
@@ -19,58 +20,59 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// How long a reason for closing may take to be sent.
+/// Time limit for sending the reason when a connection is closed.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// How often the log says that connections are not let in.
+/// Shortest interval between log messages about refused connections.
 const REFUSED_TOLD: Duration = Duration::from_secs(60);
 
-/// The way in that a client takes, which says how it is let in.
+/// The way in which a client connects, which decides how it is authenticated.
 #[derive(Clone, Copy, Debug)]
 pub enum Door {
-    /// The socket in the store's folder: the kernel named the client's user, who may.
+    /// Through the socket in the store's folder: the kernel reported the client's user, and the caller has
+    /// checked it.
     Local,
-    /// TCP, at this address of the server: both ends prove that they know the token.
+    /// Over TCP, at this address of the server: both ends prove that they know the token.
     Token(SocketAddr),
 }
 
-/// Serves connections. Those that have not come in yet are counted apart and give way to newer ones, so that whoever
-/// says nothing keeps nobody out.
+/// Serves connections. Those that have not completed the first exchange are counted apart, and a new one
+/// evicts the oldest, so that silent connections keep nobody out.
 pub struct Server {
     env: Env,
     service: Rc<dyn Service>,
     store: StoreId,
     token: Option<Token>,
     newcomers: RefCell<Newcomers<Rc<dyn Link>>>,
-    /// Connections that were let in.
+    /// Connections that have completed the first exchange.
     links: RefCell<BTreeMap<u64, Rc<dyn Link>>>,
     speakers: Rc<Speakers>,
     stopped: Cell<bool>,
-    /// Connections that were not let in since that was last told, and when it was.
+    /// Connections refused since the last log message about them, and the time of that message.
     refused: Cell<u64>,
     refused_told: Cell<Option<Duration>>,
 }
 
-/// What a request holds until its reply is sent.
+/// Permits of a request, which it keeps until its reply is sent.
 type Held = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
 
 struct Connection {
     number: u64,
-    /// The session that was heard last over it; 0 before.
+    /// The session of the last request that came over this connection; 0 before the first.
     session: Cell<u64>,
-    /// Its client goes on over a newer one.
+    /// Signalled when the client has switched to a newer connection.
     over: Rc<Notify>,
     link: Rc<dyn Link>,
     outbox: RefCell<Outbox<Held>>,
     wake: Notify,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    /// The same for requests that may wait for other clients.
+    /// Permits for requests that may wait for other clients, and for the bytes of their bodies.
     waiting: Arc<Semaphore>,
     waiting_bytes: Arc<Semaphore>,
 }
 
 impl Server {
-    /// A server of `service` of a store. Without a token nobody comes in by [`Door::Token`].
+    /// A server for `service` of a store. Without a token it refuses connections by [`Door::Token`].
     pub fn new(env: &Env, service: Rc<dyn Service>, store: StoreId, token: Option<Token>) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),
@@ -86,7 +88,7 @@ impl Server {
         })
     }
 
-    /// Serves a connection in a task of its own. `from` says where it comes from, for people.
+    /// Serves a connection in a task of its own. `from` names the client in log messages.
     pub fn accept(self: &Rc<Self>, link: Rc<dyn Link>, from: String, door: Door) {
         if self.stopped.get() {
             link.close();
@@ -94,7 +96,7 @@ impl Server {
         }
         let (number, out) = self.newcomers.borrow_mut().enter(link.clone());
         if let Some(out) = out {
-            self.note_refused(|| format!("one that was silent makes room: {NEWCOMERS} wait to be let in"));
+            self.note_refused(|| format!("the oldest of {NEWCOMERS} that wait to be let in was closed"));
             out.close();
         }
         let server = self.clone();
@@ -112,7 +114,8 @@ impl Server {
         self.env.spawn("connection", Box::pin(task));
     }
 
-    /// Says that somebody was not let in, and how many since this was last said: whoever may connect may not fill the log.
+    /// Counts a refused connection, and logs the count at most once a minute, so that clients cannot fill the
+    /// log.
     fn note_refused(&self, why: impl FnOnce() -> String) {
         let (refused, now) = (self.refused.get() + 1, self.env.now());
         match self.refused_told.get().is_none_or(|told| now > told + REFUSED_TOLD) {
@@ -125,22 +128,22 @@ impl Server {
         }
     }
 
-    /// Whether many wait to be let in.
+    /// True if at least half of the places for connections in the first exchange are taken.
     pub fn is_crowded(&self) -> bool {
         self.newcomers.borrow().len() >= NEWCOMERS / 2
     }
 
-    /// Connections, those included that wait to be let in.
+    /// The number of connections, including those in the first exchange.
     pub fn connections(&self) -> usize {
         self.links.borrow().len() + self.newcomers.borrow().len()
     }
 
-    /// True if a session has a connection.
+    /// True if a session has an open connection.
     pub fn speaks(&self, session: u64) -> bool {
         self.speakers.speaks(session)
     }
 
-    /// Closes all connections and takes no more.
+    /// Closes all connections and accepts no more.
     pub fn stop(&self) {
         self.stopped.set(true);
         self.newcomers.borrow().iter().for_each(|link| link.close());
@@ -186,10 +189,10 @@ impl Server {
 
     async fn greet(&self, link: &Rc<dyn Link>, number: u64, door: Door) -> Result<(), Lost> {
         let mut bytes = [0; GREETING_BYTES];
-        // Its first bytes tell what is no greeting at all.
+        // The first bytes suffice to reject a client of another protocol.
         receive_exact(&**link, &mut bytes[..8]).await?;
         if !bytes.starts_with(b"PNSG") {
-            return Err(Lost::Said("what connects does not speak Penstock's messages".into()));
+            return Err(Lost::Said("the client does not speak Penstock's protocol".into()));
         }
         receive_exact(&**link, &mut bytes[8..]).await?;
         let refusal = match Greeting::decode(&bytes) {
@@ -209,14 +212,15 @@ impl Server {
         }
     }
 
-    /// Proves that this server knows the token, and has the client prove it; why the client is refused, if it is.
+    /// Proves that this server knows the token, and verifies the client's proof. Returns the reason if the
+    /// client is refused.
     async fn prove(
         &self,
         link: &dyn Link,
         greeting: &Greeting,
         dialled: SocketAddr,
     ) -> Result<Option<String>, Lost> {
-        let Some(token) = &self.token else { return Ok(Some("this server serves its folder only".into())) };
+        let Some(token) = &self.token else { return Ok(Some("this server accepts no TCP clients".into())) };
         let challenge = Challenge::new(token, greeting, self.store, nonce()?, dialled);
         send_all(link, &challenge.encode()).await?;
         let mut bytes = [0; PROOF_BYTES];
@@ -230,20 +234,21 @@ impl Server {
         })
     }
 
-    /// Moves a newcomer to those who are in; why it is refused, if it is.
+    /// Moves a connection from the first exchange to the accepted ones. Returns the reason if it is refused.
     fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Option<String> {
         let mut links = self.links.borrow_mut();
         if links.len() >= CONNECTIONS {
             return Some(format!("there are {CONNECTIONS} connections, which is the most"));
         }
         if self.newcomers.borrow_mut().leave(number).is_none() {
-            return Some("too many connect at once".into());
+            return Some("too many connections wait to be let in".into());
         }
         links.insert(number, link.clone());
         None
     }
 
-    /// Hears a request as one of its session. The first exchange has none.
+    /// Makes this the current connection of the request's session, and registers a change of data. Hello has
+    /// no session. Fails if the session has a newer connection.
     fn hear(&self, connection: &Connection, header: &Header) -> Result<Option<Change>, Newer> {
         let Header { session, kind, .. } = *header;
         if session == 0 {
@@ -256,7 +261,8 @@ impl Server {
         self.speakers.hear(session, (connection.number, &connection.over), kind)
     }
 
-    /// Takes requests and has each done in a task of its own, while there is room for its reply.
+    /// Receives requests and serves each in a task of its own. Waits while the limits of the connection are
+    /// reached.
     async fn receive_all(&self, connection: &Rc<Connection>) -> Lost {
         let mut receiver = Receiver::default();
         loop {
@@ -280,11 +286,12 @@ impl Server {
             };
             let Ok(change) = self.hear(connection, &frame.header) else { return over_a_newer_one() };
             if let Some(change) = &change {
-                // With nothing taken meanwhile, so that one client that connects again and again fills no memory.
+                // Nothing is received meanwhile, so a client that reconnects again and again cannot fill the
+                // memory.
                 change.turn().await;
             }
             let (service, connection) = (self.service.clone(), connection.clone());
-            // To its end, whatever becomes of the connection.
+            // The task runs to its end even if the connection is lost.
             let task = async move {
                 let reply = service.serve(frame).await;
                 drop(change);
@@ -297,10 +304,10 @@ impl Server {
 }
 
 fn over_a_newer_one() -> Lost {
-    Lost::Said("its client goes on over a newer connection".into())
+    Lost::Said("its client has switched to a newer connection".into())
 }
 
-/// Payload that a request brings or its reply takes.
+/// The payload of a request or of its reply in bytes, whichever is larger.
 fn cost_bytes(frame: &Frame) -> usize {
     let asked = match frame.header.kind {
         Kind::Read => decode_read(&frame.body).map_or(0, |chunk| chunk.count as usize * BLOCK_BYTES),

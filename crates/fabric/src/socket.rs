@@ -1,5 +1,6 @@
-//! Sockets on the worker: UNIX sockets in the store's folder, and TCP. Loopback only: there is no TLS yet, and data go as
-//! they are.
+//! Sockets on the worker: UNIX sockets in the store's folder, and TCP on loopback.
+//!
+//! Other addresses are refused: there is no TLS yet, and data travels unencrypted.
 
 use crate::link::Link;
 use crate::local::{self, Peer};
@@ -13,10 +14,10 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a connection may take to come about.
+/// Time limit for connecting.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Refuses an address that is not on loopback.
+/// Returns an error message for an address that is not on loopback.
 pub fn check_address(address: SocketAddr) -> Result<(), String> {
     match address.ip().is_loopback() {
         true => Ok(()),
@@ -26,7 +27,7 @@ pub fn check_address(address: SocketAddr) -> Result<(), String> {
     }
 }
 
-/// A connected socket that does not block.
+/// A connected non-blocking socket.
 struct SocketLink<T: AsFd + 'static>(Readiness<T>);
 
 impl<T: AsFd + 'static> Link for SocketLink<T> {
@@ -64,7 +65,7 @@ fn local_link(stream: UnixStream) -> io::Result<Rc<dyn Link>> {
     Ok(Rc::new(SocketLink(Readiness::new(stream)?)))
 }
 
-/// The next connection of a listener that does not block.
+/// Accepts the next connection of a non-blocking listener.
 async fn next<L: AsFd + 'static, C>(
     listener: &Readiness<L>,
     accept: impl Fn(&L) -> io::Result<C>,
@@ -78,18 +79,19 @@ async fn next<L: AsFd + 'static, C>(
     }
 }
 
-/// A listener at the socket of the data path in a store's folder.
+/// A listener on the data path's socket in a store's folder.
 pub struct LocalListener(Readiness<UnixListener>);
 
 impl LocalListener {
-    /// Listens in `dir`, whose lock the caller holds. Must be called on a worker thread.
+    /// Listens in `dir`. The caller has the folder's lock. Must be called on a worker thread.
     pub fn bind(dir: &Path) -> Result<Self, String> {
         let socket = local::listen(dir, local::DATA)?;
         let ready = socket.set_nonblocking(true).and_then(|()| Readiness::new(socket));
         ready.map(Self).map_err(|error| format!("listening at {}: {error}", dir.join(local::DATA).display()))
     }
 
-    /// The next connection of somebody who may enter, and who it is.
+    /// Accepts the next connection of a permitted user, and returns it with the process at its other end.
+    /// Closes connections of other users.
     pub async fn accept(&self) -> io::Result<(Rc<dyn Link>, Peer)> {
         loop {
             let (stream, _) = next(&self.0, |listener| listener.accept()).await?;
@@ -109,7 +111,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds an address on loopback; port 0 takes any that is free. Must be called on a worker thread.
+    /// Binds an address on loopback; port 0 takes any free port. Must be called on a worker thread.
     pub fn bind(address: SocketAddr) -> Result<Self, String> {
         check_address(address)?;
         let fail = |error: io::Error| format!("listening on {address}: {error}");
@@ -119,19 +121,19 @@ impl Listener {
         Ok(Self { socket: Readiness::new(socket).map_err(fail)?, address })
     }
 
-    /// Where it listens.
+    /// The address on which it listens, with the actual port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The next connection, and where it comes from.
+    /// Accepts the next connection, and returns it with the client's address.
     pub async fn accept(&self) -> io::Result<(Rc<dyn Link>, SocketAddr)> {
         let (stream, from) = next(&self.socket, |listener| listener.accept()).await?;
         Ok((tcp_link(stream)?, from))
     }
 }
 
-/// Connects to an address on loopback.
+/// Connects to an address on loopback, within 5 s.
 pub async fn dial(address: SocketAddr) -> Result<Rc<dyn Link>, String> {
     check_address(address)?;
     let stream = blocking(move || TcpStream::connect_timeout(&address, PATIENCE)).await;
@@ -141,7 +143,7 @@ pub async fn dial(address: SocketAddr) -> Result<Rc<dyn Link>, String> {
 /// Connects to the instance of the store in `dir`.
 pub async fn dial_local(dir: &Path) -> Result<Rc<dyn Link>, String> {
     let folder = dir.to_owned();
-    // A listener whose queue is full makes a connection wait.
+    // Connecting blocks while the listener's queue is full.
     let stream = blocking(move || local::connect(&folder, local::DATA)).await;
     stream.and_then(local_link).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

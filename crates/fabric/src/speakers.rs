@@ -1,14 +1,15 @@
-//! The connection that speaks for a session.
+//! The current connection of each session: requests that arrive late over an older connection are ignored.
 //!
-//! A client whose connection broke sends everything that has no reply again over the next one, and goes on. What it had sent before may come
-//! all the same, later. A request with a sequence is told by that; a change of data has none, and would put old bytes in the
-//! place of what was written since.
+//! After a loss of its connection a client sends every request without a reply again over the next one, and
+//! continues. Requests that it sent over the old connection may still arrive later. Those with a sequence are
+//! recognised as repeats. A change of data has no sequence, and would overwrite newer data with old.
 //!
 //! Invariants:
-//! - once a session was heard over a connection, what comes over an older one is not done;
-//! - a change of data begins when those of its session that came over older connections have ended.
+//! - once a request of a session came over a connection, requests of that session over older ones are not
+//!   served;
+//! - a change of data begins after the changes of its session that came over older connections have ended.
 //!
-//! There is an entry for the last session of each connection, and for sessions with changes that are being done.
+//! There is an entry for the last session of each connection, and for each session with changes in flight.
 
 use penstock_wire::Kind;
 use std::cell::{Cell, RefCell};
@@ -21,20 +22,20 @@ pub(crate) struct Speakers {
     sessions: RefCell<BTreeMap<u64, Rc<Speaker>>>,
 }
 
-/// A connection as it speaks for one session.
+/// A connection of one session, with a link to the session's older ones that still have changes in flight.
 struct Speaker {
     connection: u64,
-    /// Told when a newer connection speaks for the session.
+    /// Signalled when the session has a newer connection.
     over: Rc<Notify>,
-    /// The connection is closed, or speaks for another session.
+    /// True if the connection is closed, or has served another session since.
     left: Cell<bool>,
-    /// Changes of data that came over it and have not ended.
+    /// The number of changes of data that came over it and are in flight.
     changes: Cell<u64>,
     ended: Notify,
     before: Option<Rc<Speaker>>,
 }
 
-/// A change of data, until it has ended.
+/// A guard for a change of data in flight.
 pub(crate) struct Change {
     speakers: Rc<Speakers>,
     session: u64,
@@ -47,15 +48,16 @@ fn is_change(kind: Kind) -> bool {
 }
 
 impl Speaker {
-    /// Itself, and those before it.
+    /// This connection and its predecessors, newest first.
     fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |speaker| speaker.before.as_deref())
     }
 }
 
 impl Speakers {
-    /// A request came over a connection, which is told by `over` when a newer one speaks for the session. Fails where one does.
-    /// A change of data waits for its turn.
+    /// Notes that a request of `session` came over a connection, which becomes the current one of the
+    /// session. `over` is signalled when a newer one replaces it. Fails if a newer one already has. For a
+    /// change of data, returns a guard whose [`Change::turn`] the caller must await.
     pub(crate) fn hear(
         self: &Rc<Self>,
         session: u64,
@@ -90,12 +92,12 @@ impl Speakers {
         }))
     }
 
-    /// True if a connection speaks for a session.
+    /// True if a session has an open connection.
     pub(crate) fn speaks(&self, session: u64) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|speaker| !speaker.left.get())
     }
 
-    /// A connection speaks for a session no more.
+    /// Notes that a connection is closed or serves another session now.
     pub(crate) fn leave(&self, session: u64, connection: u64) {
         if let Some(speaker) = self.sessions.borrow().get(&session)
             && speaker.connection == connection
@@ -105,7 +107,7 @@ impl Speakers {
         self.forget(session);
     }
 
-    /// Forgets who spoke for a session, if nothing of it is being done and nobody does any more.
+    /// Removes the entry of a session without a connection and without changes in flight.
     fn forget(&self, session: u64) {
         let mut sessions = self.sessions.borrow_mut();
         let is_over = |speaker: &Rc<Speaker>| {
@@ -117,7 +119,7 @@ impl Speakers {
     }
 }
 
-/// The client has gone on over a newer connection.
+/// The error that the client has switched to a newer connection.
 #[derive(Debug)]
 pub(crate) struct Newer;
 
@@ -165,7 +167,7 @@ mod tests {
         let (first, second) = (change(&speakers, 1), change(&speakers, 1));
         assert!(first.turn().now_or_never().is_some() && second.turn().now_or_never().is_some());
         speakers.leave(SESSION, 1);
-        // One without changes stands between them.
+        // A connection without changes lies between them.
         assert!(hear(&speakers, 2, Kind::Read).unwrap().is_none());
         let third = change(&speakers, 3);
         assert!(hear(&speakers, 1, Kind::Read).is_err() && hear(&speakers, 2, Kind::Ping).is_err());

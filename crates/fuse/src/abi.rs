@@ -1,18 +1,19 @@
-//! The kernel's side of the protocol: structures and numbers of `linux/fuse.h`, protocol 7.31 to 7.39.
+//! The FUSE wire format: structures and numbers of `linux/fuse.h`, protocol 7.31 to 7.39.
 //!
-//! All fields are in the byte order of the machine. What follows a structure (names, values) is not part of it.
+//! All fields are in the byte order of the machine. A structure does not include the names and values that
+//! follow it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Protocol that this side speaks at most. What is newer than 7.31 is asked for by flag.
+/// The newest protocol that this side speaks. Features newer than 7.31 are requested by flag.
 pub(crate) const MAJOR: u32 = 7;
 pub(crate) const MINOR: u32 = 39;
 pub(crate) const OLDEST_MINOR: u32 = 31;
 
-/// The kernel's number of the root directory.
+/// The kernel's node number of the root directory.
 pub(crate) const ROOT_ID: u64 = 1;
 
-/// Operations, by their numbers in the protocol.
+/// Opcodes of the protocol.
 pub(crate) mod op {
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
@@ -56,7 +57,7 @@ pub(crate) mod op {
     pub(crate) const STATX: u32 = 52;
 }
 
-/// What both sides agree on when a mount begins.
+/// Flags that both sides agree on in INIT.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u32 = 1 << 0;
     pub(crate) const POSIX_LOCKS: u32 = 1 << 1;
@@ -73,13 +74,13 @@ pub(crate) mod init {
     pub(crate) const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
     pub(crate) const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
     pub(crate) const SETXATTR_EXT: u32 = 1 << 29;
-    /// There are more flags, in `flags2`.
+    /// `flags2` contains more flags.
     pub(crate) const INIT_EXT: u32 = 1 << 30;
-    /// In `flags2`: files that pass the page cache by may be mapped.
+    /// In `flags2`: files opened with `DIRECT_IO` may be mapped.
     pub(crate) const DIRECT_IO_ALLOW_MMAP: u32 = 1 << 4;
 }
 
-/// Which fields a SETATTR changes.
+/// Flags that name the fields that a SETATTR changes.
 pub(crate) mod fattr {
     pub(crate) const MODE: u32 = 1 << 0;
     pub(crate) const UID: u32 = 1 << 1;
@@ -90,18 +91,18 @@ pub(crate) mod fattr {
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
     pub(crate) const CTIME: u32 = 1 << 10;
-    /// The set-id bits fall, as after a change of owner.
+    /// Clear the set-id bits, as after a change of owner.
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// In a READ: a program waits for it that passes the pages by.
+/// In a READ: a program waits for it, and its data bypasses the page cache.
 pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
-/// In a WRITE: it comes from pages, not from a writer.
+/// In a WRITE: the kernel writes back pages; no writer waits for it.
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
-/// In a WRITE: the writer may not keep the file's set-id bits.
+/// In a WRITE: the file's set-id bits must be cleared.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
-/// What the kernel may do with an open file.
+/// Flags of an OPEN reply: the caching that the kernel may use for the handle.
 pub(crate) mod fopen {
     pub(crate) const DIRECT_IO: u32 = 1 << 0;
     pub(crate) const KEEP_CACHE: u32 = 1 << 1;
@@ -139,7 +140,7 @@ pub(crate) struct InitIn {
     pub(crate) flags: u32,
 }
 
-/// What follows it where the kernel says `INIT_EXT`.
+/// The longer INIT argument of kernels that set `INIT_EXT`.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct InitInExt {
@@ -214,7 +215,7 @@ pub(crate) struct StatxTime {
     pub(crate) reserved: u32,
 }
 
-/// The reply to STATX. What the request says makes no difference to it.
+/// The reply to STATX. It does not depend on the fields of the request.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct StatxOut {
@@ -306,7 +307,7 @@ pub(crate) struct ReleaseIn {
     pub(crate) lock_owner: u64,
 }
 
-/// In a RELEASE: the owner's flock goes.
+/// In a RELEASE: drop the owner's flock.
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
@@ -318,7 +319,7 @@ pub(crate) struct FlushIn {
     pub(crate) lock_owner: u64,
 }
 
-/// FSYNC and FSYNCDIR.
+/// The argument of FSYNC and FSYNCDIR.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct FsyncIn {
@@ -327,7 +328,7 @@ pub(crate) struct FsyncIn {
     pub(crate) padding: u32,
 }
 
-/// GETLK, SETLK and SETLKW.
+/// The argument of GETLK, SETLK and SETLKW.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct LkIn {
@@ -341,7 +342,7 @@ pub(crate) struct LkIn {
     pub(crate) padding: u32,
 }
 
-/// In a lock request: it is of flock(2).
+/// In a lock request: it comes from flock(2).
 pub(crate) const LK_FLOCK: u32 = 1 << 0;
 
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
@@ -359,9 +360,10 @@ pub(crate) struct InterruptIn {
     pub(crate) unique: u64,
 }
 
-/// The notice that pages and attributes of an inode are old; its number stands where a reply has its error.
+/// The notice that an inode's pages and attributes are stale. A notice has its number where a reply has its
+/// error.
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
-/// Bytes for the kernel's pages; its size of the file grows with them.
+/// The notice that puts bytes into the kernel's pages. The kernel's size of the file grows to their end.
 pub(crate) const NOTIFY_STORE: i32 = 4;
 
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
@@ -398,7 +400,7 @@ pub(crate) struct OpenOut {
     pub(crate) padding: u32,
 }
 
-/// READ, READDIR and READDIRPLUS.
+/// The argument of READ, READDIR and READDIRPLUS.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct ReadIn {
@@ -489,7 +491,7 @@ pub(crate) struct SetxattrIn {
     pub(crate) flags: u32,
 }
 
-/// What follows it when both sides agreed on `SETXATTR_EXT`.
+/// The longer SETXATTR argument, used when both sides agreed on `SETXATTR_EXT`.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct SetxattrExt {
@@ -498,7 +500,7 @@ pub(crate) struct SetxattrExt {
     pub(crate) padding: u32,
 }
 
-/// GETXATTR and LISTXATTR.
+/// The argument of GETXATTR and LISTXATTR.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct GetxattrIn {
@@ -522,7 +524,7 @@ pub(crate) struct Dirent {
     pub(crate) kind: u32,
 }
 
-/// Bytes of a request before the data of a WRITE.
+/// The number of bytes of a WRITE request before its data.
 pub(crate) const WRITE_HEAD_BYTES: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 
 const _: () = assert!(

@@ -1,10 +1,11 @@
-//! Questions for the size of a file as the kernel knows it.
+//! Waits until the kernel knows the size of a file, before a read of a mapped page is answered.
 //!
-//! In a fault of a map the kernel asks for no size, and what a program stores in a page behind the end that the kernel knows is
-//! never written back. A notice of the new end sets it at once and then waits for the page that the end lies in, which the kernel
-//! may have locked for the read that is to be answered. So before that read is answered a thread looks at the file through the
-//! mount, by its handle, until the kernel knows the end. A reply to a question for attributes would not do: of a new size the kernel
-//! also cuts its pages, when it gets them, and zeros what was written behind it meanwhile.
+//! In a page fault of a map the kernel asks for no size, and it never writes back stores behind the end that
+//! it knows. A notice sets the new end at once, but then waits for the page that the end lies in. The kernel
+//! may have locked that page for the read that is to be answered. So a thread opens the file by handle
+//! through the mount, and polls its size with statx(2) until the kernel knows the end; then the read is
+//! answered. A reply to a request for attributes would not do: when the kernel gets a new size in it, it
+//! truncates its pages there, and zeros what was written behind that end meanwhile.
 #![allow(unsafe_code)]
 
 use crate::guard::connection_at;
@@ -21,28 +22,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Between two looks; and for who may not look, until the kernel should know.
+/// Time between two polls of the size. `SHOULD_KNOW` is the wait where this process may not open files by
+/// handle: the kernel should know the size by then.
 const PAUSE: Duration = Duration::from_micros(50);
 const SHOULD_KNOW: Duration = Duration::from_millis(2);
-/// The same where no path leads to the mount.
+/// The wait where no path leads to the mount.
 const UNSEEN: Duration = Duration::from_millis(50);
-/// Longer than any notice takes, but where all threads that send some wait.
+/// Time limit for polling. No notice takes that long, unless all threads that send notices wait.
 const MOST_LOOKED: Duration = Duration::from_secs(2);
-/// Threads that look at a time.
+/// The most files that are polled at the same time.
 const MOST_LOOKING: usize = 16;
-/// `FILEID_INO64_GEN` of the kernel's exportfs.h, by which FUSE names an inode in handles.
+/// `FILEID_INO64_GEN` of the kernel's exportfs.h, the type of FUSE's file handles.
 const INO64_GEN: i32 = 0x81;
 
-/// Looks through one mount.
+/// Polls file sizes through one mount.
 pub(crate) struct Asker {
     env: Env,
     mount: PathBuf,
-    /// The number of its connection.
+    /// The connection number of the mount.
     connection: u32,
     turns: Semaphore,
-    /// This process may not open by handle.
+    /// True if this process may not open files by handle.
     refused: Cell<bool>,
-    /// The last look did not find the mount, which was said.
+    /// True if the last poll did not find the mount. It was logged, and is not logged again.
     unseen: Cell<bool>,
 }
 
@@ -59,8 +61,8 @@ impl Asker {
         }
     }
 
-    /// Waits until the kernel knows that a file has so many bytes, which a notice tells it, or should know it. `nodeid` is its number
-    /// for the inode.
+    /// Waits until the kernel knows that a file has `size` bytes, which a notice is sending it, or should
+    /// know it. `nodeid` is the kernel's number of the inode.
     pub(crate) async fn until_known(&self, nodeid: u64, size: u64) {
         if self.refused.get() {
             return self.env.sleep(SHOULD_KNOW).await;
@@ -70,7 +72,7 @@ impl Asker {
             Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 self.refused.set(true);
                 tracing::info!(
-                    "this user may not open files by handle: what a program stores through a map in what another mount added may be lost"
+                    "this user may not open files by handle: stores through a map behind the end of a file that another mount made longer may be lost"
                 );
             }
             Some(Err(error)) => {
@@ -78,7 +80,7 @@ impl Asker {
                     tracing::warn!(
                     %error,
                     nodeid,
-                    "no path leads to the mount: what a program stores through a map in what another mount added may be lost"
+                    "no path leads to the mount: stores through a map behind the end of a file that another mount made longer may be lost"
                     );
                 }
                 self.env.sleep(UNSEEN).await;
@@ -93,7 +95,7 @@ impl Asker {
         let _turn = self.turns.acquire().await;
         let (mount, connection) = (self.mount.clone(), self.connection);
         let opened = penstock_drive::runtime::blocking(move || {
-            // It may have been moved, or a folder above it has another name now.
+            // The mount may have been moved, or a directory above it renamed.
             let root = match open_root(&mount, connection)? {
                 Some(root) => Some(root),
                 None => places_of(connection)?.iter().find_map(|place| open_root(place, connection).ok()?),
@@ -113,7 +115,8 @@ impl Asker {
     }
 }
 
-/// A file handle as FUSE makes it: the inode's number in two halves, and its generation, which is always 0 here.
+/// `struct file_handle` as FUSE fills it: the inode number in two halves, and its generation, which is always
+/// 0 here.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -123,7 +126,7 @@ struct Handle {
     generation: u32,
 }
 
-/// The root of the mount with this connection, if `place` shows that one.
+/// Opens the root of the mount with this connection. None if `place` does not show it.
 fn open_root(place: &Path, connection: u32) -> io::Result<Option<OwnedFd>> {
     let root = match rustix::fs::open(place, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -136,7 +139,8 @@ fn open_by_handle(root: &OwnedFd, nodeid: u64) -> io::Result<OwnedFd> {
     let bytes = (size_of::<Handle>() - 2 * size_of::<u32>()) as u32;
     let (high, low) = ((nodeid >> 32) as u32, nodeid as u32);
     let mut handle = Handle { bytes, kind: INO64_GEN, high, low, generation: 0 };
-    // SAFETY: `handle` is laid out as `struct file_handle` with as many bytes behind it as it says, and outlives the call.
+    // SAFETY: `handle` is laid out as `struct file_handle`, is followed by as many bytes as it says, and
+    // outlives the call.
     let opened = unsafe {
         libc::open_by_handle_at(
             root.as_raw_fd(),
@@ -147,6 +151,6 @@ fn open_by_handle(root: &OwnedFd, nodeid: u64) -> io::Result<OwnedFd> {
     if opened < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else has it.
+    // SAFETY: the descriptor is new, and nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(opened) })
 }

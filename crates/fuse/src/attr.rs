@@ -1,4 +1,4 @@
-//! Attributes and errors as the kernel wants them.
+//! Converts attributes, times and failures into the kernel's structures and error numbers.
 
 use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID, StatxOut, StatxTime};
 use penstock_base::{BLOCK_BYTES, Ino, Kind};
@@ -7,11 +7,12 @@ use rustix::fs::StatxFlags;
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// How long the kernel may keep names and attributes while nobody else changes them. The first other one waits for it.
+/// The longest time for which the kernel may keep names and attributes while no other client uses the file
+/// system. The first other client waits that long.
 pub(crate) const VALID: Duration = Duration::from_secs(1);
 const NS_PER_S: i64 = 1_000_000_000;
 
-/// Maps the kernel's root to the file system's and back.
+/// Maps the kernel's number of the root to the file system's inode and back. All other numbers are equal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Root(pub(crate) Ino);
 
@@ -25,12 +26,12 @@ impl Root {
     }
 }
 
-/// Nanoseconds since 1970 as seconds, which may be negative, and a rest, which may not.
+/// Splits nanoseconds since 1970 into seconds, which may be negative, and nanoseconds, which may not.
 fn time(ns: i64) -> (u64, u32) {
     (ns.div_euclid(NS_PER_S).cast_unsigned(), ns.rem_euclid(NS_PER_S) as u32)
 }
 
-/// Nanoseconds since 1970; the nearest that can be said for a time too far away.
+/// Returns nanoseconds since 1970, or the nearest value that fits for a time out of range.
 pub(crate) fn nanoseconds(seconds: u64, rest: u32) -> i64 {
     seconds.cast_signed().saturating_mul(NS_PER_S).saturating_add(rest.into())
 }
@@ -58,12 +59,12 @@ pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
     }
 }
 
-/// The reply to GETATTR and SETATTR.
+/// Builds the reply to GETATTR and SETATTR.
 pub(crate) fn attributes(root: Root, attr: &Attr, valid: Duration) -> AttrOut {
     AttrOut { attr_valid: valid.as_secs(), attr_valid_nsec: 0, dummy: 0, attr: fields(root, attr) }
 }
 
-/// The reply to STATX: what GETATTR says, and the time of birth.
+/// Builds the reply to STATX: the fields of GETATTR and the birth time.
 pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
     let plain = fields(root, attr);
     let time = |ns: i64| {
@@ -77,7 +78,7 @@ pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
         nlink: plain.nlink,
         uid: plain.uid,
         gid: plain.gid,
-        // Type and permissions, which is all that there is in a mode.
+        // A mode consists of type and permissions only, which fit 16 bits.
         mode: plain.mode as u16,
         ino: plain.ino,
         size: plain.size,
@@ -93,7 +94,7 @@ pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
     }
 }
 
-/// The reply to whatever finds or makes a name.
+/// Builds the reply to every request that finds or creates a name.
 pub(crate) fn entry(root: Root, attr: &Attr, valid: Duration) -> EntryOut {
     EntryOut {
         nodeid: root.outer(attr.ino),
@@ -106,7 +107,7 @@ pub(crate) fn entry(root: Root, attr: &Attr, valid: Duration) -> EntryOut {
     }
 }
 
-/// The error number of a failure: its own, or the one that fits what the caller must do.
+/// Returns the error number of a failure: its own, or the one that fits its kind.
 pub(crate) fn errno(failure: &Failure) -> Errno {
     if failure.errno != 0 {
         return Errno::from_raw_os_error(failure.errno.into());

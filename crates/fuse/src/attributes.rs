@@ -1,4 +1,4 @@
-//! Requests on attributes, extended attributes and the file system as a whole.
+//! Serves requests on attributes, on extended attributes and on the file system (statfs).
 
 use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
 use crate::attr::{attributes, errno, extended, nanoseconds};
@@ -14,9 +14,10 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// A notice of a size that takes longer waits for a page.
+/// Time limit for a size notice before a reply. A notice that takes longer waits for a locked page.
 const BEFORE_REPLY: Duration = Duration::from_millis(50);
-/// Looks at a file's size that meet a write of it each.
+/// The most attempts to read a file's size at a moment when the kernel has no page from before a direct
+/// write.
 const MOST_LOOKS: u32 = 1000;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
@@ -26,7 +27,7 @@ const NAME_BYTES: u32 = 255;
 const TRUSTED: &[u8] = b"trusted.";
 
 impl Session {
-    /// Attributes of an inode, whose size the kernel goes by from here on.
+    /// Returns the attributes for a reply, by whose size the kernel goes from here on.
     async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Failure> {
         let ino = self.ino(request);
         let attr = self.without_unseen(ino, async || self.client.get_attr(ino).await).await?;
@@ -40,8 +41,9 @@ impl Session {
         self.tell_size(ino).await
     }
 
-    /// What `look` finds, without the end of a direct write while the kernel has pages from before that: as soon as a program knows
-    /// of the end it reads there, and stores there through a map.
+    /// Returns the result of `look` when it does not contain the end of a direct write that the kernel still
+    /// has older pages of. As soon as a program knows that end it reads there, and stores there through a
+    /// map. After 1000 attempts (`MOST_LOOKS`) it returns the result as it is.
     async fn without_unseen<T>(
         &self,
         ino: Ino,
@@ -57,7 +59,7 @@ impl Session {
         look().await
     }
 
-    /// Lets the kernel know a file's size by a notice, before anything else says it.
+    /// Sends a file's size to the kernel by a notice, before anything else reports it.
     async fn tell_size(&self, ino: Ino) -> Result<Attr, Failure> {
         let look = async || {
             let hold = self.client.hold(ino, Purpose::Read).await?;
@@ -65,13 +67,14 @@ impl Session {
         };
         let (attr, hold) = self.without_unseen(ino, look).await?;
         let told = self.begin_to_tell(&hold, ino, attr.size);
-        // The lease goes only when nobody holds it.
+        // The lease can be given up only when no guard of it is left.
         drop(hold);
         told.await;
         Ok(attr)
     }
 
-    /// Begins to tell the kernel a size that is known under a hold.
+    /// Begins to send the kernel a size that was read under a lease guard. The result completes when no size
+    /// of the file is being sent.
     fn begin_to_tell(&self, hold: &Hold, ino: Ino, size: u64) -> LocalBoxFuture<'static, ()> {
         match size.checked_sub(1) {
             Some(last) => self.cache.grow(ino, hold.store(last..size)),
@@ -79,16 +82,18 @@ impl Session {
         }
     }
 
-    /// Tells the kernel a size that is known under a hold, which lasts until the reply. Somebody else may have the page
-    /// locked that the last byte lies in, and wait for the lease: then the notice comes behind the reply.
+    /// Sends the kernel a size that was read under a lease guard, which lasts until the reply. Another
+    /// request may have locked the page that the last byte lies in while it waits for the lease. Then this
+    /// stops waiting after 50 ms, and the notice completes after the reply.
     pub(crate) async fn tell_before_reply(&self, hold: &Hold, ino: Ino, size: u64) {
         let _ = timeout(self.cache.env(), BEFORE_REPLY, self.begin_to_tell(hold, ino, size)).await;
     }
 
-    /// Lets the kernel know a size that is known under a hold, for a read of a page, which it has locked.
+    /// Sends the kernel a size that was read under a lease guard, during a read of a page that the kernel has
+    /// locked. Returns when the kernel knows the size, or should know it.
     pub(crate) async fn tell_before_read(&self, hold: &Hold, ino: Ino, size: u64) {
         if self.cache.sizes.may_be_told(ino, size) {
-            // It is over when the page has been read.
+            // Not awaited: the notice completes only after the page has been read.
             drop(self.begin_to_tell(hold, ino, size));
         }
         if self.cache.is_telling(ino) {
@@ -96,7 +101,7 @@ impl Session {
         }
     }
 
-    /// Tells the kernel the size of an open file, later if that fails now.
+    /// Sends the kernel the size of an open file. On failure the file is checked again later.
     pub(crate) async fn look_at_size(&self, ino: Ino) {
         if let Err(failure) = self.tell_size(ino).await {
             tracing::debug!(%failure, %ino, "the size of an open file is looked at later");
@@ -104,7 +109,8 @@ impl Session {
         }
     }
 
-    /// The same for a program that has got a lock, if the size may have changed: under locks it goes by what others wrote.
+    /// Sends the kernel the size of a file on which a program just got a lock, if it may have changed.
+    /// Programs under locks rely on what others wrote.
     pub(crate) async fn look_under_lock(&self, ino: Ino) {
         if self.client.was_shared() && self.cache.looks.take_one(ino) {
             self.look_at_size(ino).await;
@@ -143,7 +149,7 @@ impl Session {
         };
         let sizes = valid(fattr::SIZE);
         let fail = |failure| errno(&failure);
-        // Until the kernel has the answer.
+        // The guard lasts until the reply is sent.
         request.hold = Some(self.client.hold_to_set(&change).await.map_err(fail)?);
         let attr = self.client.set_attr_held(change).await.map_err(fail)?;
         match sizes {
@@ -191,7 +197,7 @@ impl Session {
         let gives_capability = change.name == CAPABILITY;
         let mut hold = None;
         if gives_capability {
-            // Others may know that it has none, as long as they hold its lease.
+            // Others may know that the file has no capabilities while they own its lease.
             let held = self.client.hold(self.ino(request), Purpose::Write).await;
             hold = Some(held.map_err(|failure| errno(&failure))?);
         }
@@ -224,7 +230,8 @@ impl Session {
     }
 }
 
-/// Passes a name whose extended attribute is kept. The others have a meaning that this release does not give them.
+/// Checks that an extended attribute of this name can be stored. EINVAL for a class without a name,
+/// EOPNOTSUPP for a class that this release gives no meaning.
 fn kept(name: &[u8]) -> Result<&[u8], Errno> {
     let of_a_class =
         [&b"user."[..], TRUSTED, b"security."].iter().find_map(|class| name.strip_prefix(*class));
@@ -236,12 +243,13 @@ fn kept(name: &[u8]) -> Result<&[u8], Errno> {
     }
 }
 
-/// True for a name that a user's listing has. The kernel asks for a listing without a look at who gets it.
+/// True if a user's listing contains the name. The kernel does not check who gets a listing.
 fn is_shown(name: &[u8], uid: u32) -> bool {
     uid == 0 || !name.starts_with(TRUSTED)
 }
 
-/// A value for a caller with room for `size` bytes; its length for one that only asks for that.
+/// Returns a value for a caller with `size` bytes of space, or the value's length if `size` is 0. ERANGE if
+/// it does not fit.
 fn sized(size: u32, value: Vec<u8>) -> Result<Answer, Errno> {
     match size {
         0 => Ok(Answer::of(&GetxattrOut { size: value.len() as u32, padding: 0 })),

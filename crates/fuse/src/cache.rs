@@ -1,12 +1,13 @@
-//! What the kernel keeps of a mount, and how it is told to let go of it.
+//! The kernel's caches of one mount: sends the notices that drop pages and attributes or set sizes.
 //!
-//! Notices are sent by a thread beside the worker: the kernel takes one only when it has locked the pages that it is
-//! about, which requests may hold that wait for the worker.
+//! A thread beside the worker sends notices. The kernel takes a notice only when it has locked the pages that
+//! the notice is about. Requests that wait for the worker may have these pages locked.
 //!
-//! A read asks for attributes first and ends at the size that the kernel then believes in. A notice to drop pages makes
-//! the kernel ignore the size in the reply to every request for attributes that it sent before (`attr_version` in
-//! fs/fuse/inode.c), so a read would end at an older size. Such a request cannot be told from others, so around a notice
-//! the size goes to the kernel by a notice of its own ([`crate::size_notice`]) before the attributes do.
+//! A read asks for attributes first, and ends at the size that the kernel then believes in. A notice to drop
+//! pages makes the kernel ignore the size in the reply to every older request for attributes (`attr_version`
+//! in fs/fuse/inode.c), so a read would end at an older size. Such requests cannot be recognised. So around a
+//! notice the size goes to the kernel by a notice of its own ([`crate::size_notice`]) before the attributes
+//! do.
 
 use crate::MAX_BACKGROUND;
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
@@ -34,24 +35,25 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use zerocopy::IntoBytes;
 
-/// The kernel counts in ticks, and may be one late.
+/// The kernel counts expiry in ticks, and may be one late.
 const TICKS: Duration = Duration::from_millis(50);
-/// How long after a notice the kernel may still wait for attributes that it asked for before it.
+/// The time after a notice for which the kernel may still wait for attributes that it requested before it.
 const CROSSING: Duration = Duration::from_secs(1);
-/// Notices at a time. Each takes a thread while a page that it is about is locked, and the pool that they come from serves
-/// drives too; where all its threads are taken, the worker would wait for one, which waits for the worker.
+/// The most notices at the same time. Each takes a thread while a page that it is about is locked. The thread
+/// comes from the pool that serves drives too. With all its threads taken, the worker would wait for one of
+/// them, and they wait for the worker.
 const MOST_SENT: usize = 64;
-/// Inodes whose notices are remembered before those that are long over are forgotten.
+/// The number of remembered inodes above which inodes without recent notices are forgotten.
 const MOST_NOTICED: usize = 1024;
 
-/// Notices to drop pages of an inode.
+/// The notices of one inode: the number that are running, and the time when the last one ended.
 #[derive(Clone, Copy, Default)]
 struct Noticed {
     running: u32,
     ended: Duration,
 }
 
-/// The kernel's side of one mount.
+/// The kernel's caches of one mount, and the tables that say what they may contain.
 pub(crate) struct Cache {
     env: Env,
     root: Root,
@@ -61,20 +63,20 @@ pub(crate) struct Cache {
     sending: Rc<Semaphore>,
     pub(crate) locked: Locked,
     pub(crate) deferred: Deferred,
-    /// Requests that were received and not answered.
+    /// The number of requests that were received and not answered.
     pub(crate) serving: Cell<usize>,
     connection: u32,
     /// Files that are open for writing.
     pub(crate) sizes: KnownSizes,
     size_notice: Arc<SizeNotice>,
-    /// Files whose size is on its way to the kernel.
+    /// Files whose size is being sent to the kernel.
     telling: Rc<Telling>,
     pub(crate) looks: Looks,
     pub(crate) asker: Asker,
 }
 
 impl Cache {
-    /// `device` is the mount's descriptor, or a copy of it.
+    /// Creates the tables of a mount. `device` is the mount's descriptor, or a duplicate of it.
     pub(crate) fn new(
         env: &Env,
         root: Root,
@@ -118,27 +120,27 @@ impl Cache {
         }
     }
 
-    /// Whether the kernel may ignore attributes that it waits for.
+    /// True if the kernel may ignore the size in a reply to a request for attributes, because of a notice.
     pub(crate) fn may_ignore_size(&self, ino: Ino) -> bool {
         let noticed = self.noticed.borrow();
         let notices = noticed.get(&ino);
         notices.is_some_and(|notices| notices.running > 0 || self.env.now() < notices.ended + CROSSING)
     }
 
-    /// A reply says how long a file is. The kernel goes by it, unless it may ignore that.
+    /// Records the size in a reply, which the kernel takes unless it may ignore it.
     pub(crate) fn is_answered(&self, ino: Ino, size: u64) {
         if !self.may_ignore_size(ino) {
             self.sizes.reaches(ino, size);
         }
     }
 
-    /// Whether a size of a file is on its way to the kernel.
+    /// True if a size of the file is being sent to the kernel.
     pub(crate) fn is_telling(&self, ino: Ino) -> bool {
         self.telling.files.borrow().contains_key(&ino)
     }
 
-    /// Lets a file's size in the kernel be as the bytes of `store` end at least. Complete when the kernel has taken it; it takes it
-    /// later, too, if nobody waits.
+    /// Makes the kernel's size of a file at least the end of the bytes of `store`. Completes when the kernel
+    /// has taken it. The notice is sent even if the result is dropped.
     pub(crate) fn grow(&self, ino: Ino, store: Store) -> LocalBoxFuture<'static, ()> {
         let size = store.bytes().end;
         if !self.sizes.tells(ino, size) {
@@ -159,7 +161,7 @@ impl Cache {
         self.none_told(ino)
     }
 
-    /// Has the kernel ask for the attributes of an inode again before it uses them. Waits for no page.
+    /// Makes the kernel request the attributes of an inode again before it uses them. Waits for no page.
     pub(crate) async fn drop_attributes(&self, ino: Ino) {
         let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
         self.note(ino, true);
@@ -167,16 +169,17 @@ impl Cache {
         let told = penstock_drive::runtime::blocking(drop).await;
         self.note(ino, false);
         if let Err(error) = told {
-            tracing::error!(%error, %ino, "the kernel does not let go of attributes: they may be old");
+            tracing::error!(%error, %ino, "the kernel does not drop the attributes of a file: they may be stale");
         }
     }
 
-    /// Has the kernel drop parts of files. A page may be left that no program sees: one that a request has locked.
+    /// Drops parts of files from the kernel's cache within a time limit. A page may remain that no program
+    /// sees, because a request has it locked. Fails if other pages remain.
     async fn hide_parts(&self, parts: Vec<Part>, within: Duration) -> io::Result<()> {
         let device = self.device.clone();
         let mut left = penstock_drive::runtime::blocking(move || hide(&device, parts, within)).await?;
         if left.retain(|part| self.may_be_seen(part)) {
-            // They may be written back in time, or requests come that have them locked.
+            // Write-backs may end in time, or requests may arrive that explain the locked pages.
             left = penstock_drive::runtime::blocking(move || Left::wait(left)).await?;
         }
         match left.retain(|part| self.may_be_seen(part)) {
@@ -191,7 +194,7 @@ impl Cache {
         !self.locked.is_locked(ino, &page.bytes, held_back) || self.deferred.refuses(ino, &page.bytes)
     }
 
-    /// Waits until no size of a file is on its way to the kernel.
+    /// Waits until no size of the file is being sent to the kernel.
     pub(crate) fn none_told(&self, ino: Ino) -> LocalBoxFuture<'static, ()> {
         let telling = self.telling.clone();
         Box::pin(async move {
@@ -206,14 +209,14 @@ impl Cache {
     }
 }
 
-/// Notices with sizes that are under way.
+/// The size notices in flight: the files with their numbers of notices.
 #[derive(Default)]
 struct Telling {
     files: RefCell<HashMap<Ino, u32>>,
     ended: Notify,
 }
 
-/// One of them, while it lives.
+/// A size notice in flight. It ends when this is dropped.
 struct Told(Rc<Telling>, Ino);
 
 impl Telling {
@@ -237,25 +240,25 @@ impl Drop for Told {
     }
 }
 
-/// True if no notice is needed: the kernel knows nothing of the inode, or nothing at all any more.
+/// True if the notice was not needed: the kernel does not know the inode, or the mount has ended.
 pub(crate) fn is_needless(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NODEV | Errno::NOTCONN)
 }
 
-/// What a notice has the kernel drop of an inode, with its attributes.
+/// The part of an inode's cache that a notice drops, besides its attributes.
 enum Drops {
     Pages(Range<u64>),
     Nothing,
 }
 
-/// Has the kernel drop pages of an inode. Waits for those that are locked.
+/// Has the kernel drop pages of an inode. Blocks while one of them is locked.
 pub(crate) fn drop_pages_now(device: &File, nodeid: u64, bytes: Range<u64>) -> io::Result<()> {
     notify_inval_inode(device, nodeid, &Drops::Pages(bytes))
 }
 
 fn notify_inval_inode(device: &File, nodeid: u64, what: &Drops) -> io::Result<()> {
     let (off, len) = match what {
-        // A length of zero is to the end.
+        // Length 0 means to the end of the file.
         Drops::Pages(bytes) => {
             let end = i64::try_from(bytes.end);
             (
@@ -290,7 +293,7 @@ impl KernelCache for Cache {
             let told =
                 penstock_drive::runtime::blocking(move || drop_pages_now(&device, nodeid, pages)).await;
             drop(turn);
-            // The kernel has none of these any more, and the client has not yet.
+            // The kernel has dropped these pages, but deferred data may still be on its way to the client.
             self.deferred.none(ino, bytes).await;
             self.note(ino, false);
             if known {
@@ -300,7 +303,7 @@ impl KernelCache for Cache {
                 Ok(()) if all => self.reads.dropped(ino, mark),
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::error!(%error, %ino, "the kernel does not let go of pages: they may be old");
+                    tracing::error!(%error, %ino, "the kernel does not drop the pages of a file: they may be stale");
                 }
             }
         })
@@ -331,10 +334,10 @@ impl KernelCache for Cache {
             if let Err(why) = hidden
                 && lasts()
             {
-                tracing::error!(%why, "the mount ends: it may not show its pages any more, and cannot drop them");
+                tracing::error!(%why, "the mount is ended: its lease has run out, and the kernel cannot drop its pages in time");
                 let connection = self.connection;
                 if let Err(error) = penstock_drive::runtime::blocking(move || abort(connection)).await {
-                    tracing::error!(%error, "pages may be seen that are old, and the mount cannot be ended");
+                    tracing::error!(%error, "the mount cannot be ended: programs may see stale pages");
                 }
             }
             for (ino, _) in files {
@@ -343,13 +346,13 @@ impl KernelCache for Cache {
                     self.reads.dropped(ino, mark);
                 }
             }
-            // Sizes that it knew it is told again.
+            // Sizes that the kernel knew are sent again.
             known.into_iter().for_each(|ino| self.sizes.drop_ends(ino, failed));
         })
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
-        // Made here, so that the time runs from now on.
+        // The timer is made here, so that the time runs from this call on.
         self.env.sleep(VALID + TICKS)
     }
 }

@@ -1,14 +1,14 @@
-//! Files that are known to have no capabilities of a program (`security.capability`), which a write takes away: a write
-//! need not look for them again.
+//! Remembers files without program capabilities (`security.capability`), so that writes do not look for them.
 //!
-//! Whoever gives a file some holds its lease. So what was seen holds while nobody else may change the file, and until this
-//! mount gives some itself.
+//! A write removes the capabilities of a file. A client that sets capabilities owns the file's exclusive
+//! lease. So a result holds while nobody else may change the file, and until this mount sets capabilities
+//! itself.
 
 use penstock_base::{Ino, Noted};
 use penstock_client::Ownership;
 use std::cell::Cell;
 
-/// A look at a file's capabilities, which begins.
+/// The state at the beginning of a look for a file's capabilities. Its result counts only for this ownership.
 #[derive(Clone, Copy)]
 pub(crate) struct Look {
     owned: Option<Ownership>,
@@ -18,22 +18,22 @@ pub(crate) struct Look {
 #[derive(Default)]
 pub(crate) struct Capabilities {
     none: Noted<(Ownership, Ino)>,
-    /// Times that this mount gave some to a file.
+    /// The number of times that this mount set capabilities on a file.
     given: Cell<u64>,
 }
 
 impl Capabilities {
-    /// A look that begins at a file that is owned so.
+    /// Begins a look at a file that this client owns as `owned` says, or does not own.
     pub(crate) fn look(&self, owned: Option<Ownership>) -> Look {
         Look { owned, given: self.given.get() }
     }
 
-    /// True for a file that is known to have none.
+    /// True if the file is known to have no capabilities. False proves nothing.
     pub(crate) fn has_none(&self, look: Look, ino: Ino) -> bool {
         look.owned.is_some_and(|owned| self.none.contains(&(owned, ino)))
     }
 
-    /// A look that ends here saw none.
+    /// Records that a look found no capabilities, unless this mount set some since the look began.
     pub(crate) fn note_none(&self, look: Look, ino: Ino) {
         if let Some(owned) = look.owned
             && look.given == self.given.get()
@@ -42,7 +42,7 @@ impl Capabilities {
         }
     }
 
-    /// This mount has given some to a file, or may have.
+    /// Forgets all results, because this mount has set capabilities on a file, or may have.
     pub(crate) fn given(&self) {
         self.given.set(self.given.get() + 1);
         self.none.clear();

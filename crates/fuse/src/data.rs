@@ -1,4 +1,4 @@
-//! Requests on the contents of files.
+//! Serves requests on file contents: open, read, write, fallocate, copy, seek and sync.
 
 use crate::abi::{
     CopyFileRangeIn, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, READ_LOCKOWNER, ReadIn, WRITE_CACHE,
@@ -17,9 +17,9 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::pin::pin;
 
-/// Extended attribute that gives a program capabilities (capabilities(7)).
+/// The extended attribute that gives a program capabilities (capabilities(7)).
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
-/// `O_DSYNC`, which `O_SYNC` has in it.
+/// `O_DSYNC`. `O_SYNC` contains its bits.
 const DSYNC: u32 = libc::O_DSYNC as u32;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
@@ -52,13 +52,13 @@ impl Session {
             false => self.client.read_held(ino, offset, size.into()).await,
         };
         if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) {
-            // What lies in this page behind the size that the kernel knows it makes zeros, or never writes back.
+            // The kernel zeros what lies in this page behind the size that it knows, or never writes it back.
             let end = self.client.size_held(ino).await.map_err(|failure| errno(&failure))?;
             self.tell_before_read(&hold, ino, end).await;
         }
         let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
         if nothing && in_flight.is_some() && pages {
-            // A page, and not what a program waits for.
+            // Only for reads into pages, for which no program may be waiting.
             if self.cache.reads.refuses(ino, bytes.clone()) {
                 return Err(Errno::INTR);
             }
@@ -92,13 +92,13 @@ impl Session {
         let mut unseen = None;
         if flags.contains(OFlags::APPEND) {
             let (at, written) = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
-            // Bytes that go through pages are seen in them.
+            // Bytes written through the page cache are already in its pages.
             unseen = written.filter(|_| !through_pages);
             if at != offset {
-                // It goes by the offset that it sent.
+                // The kernel assumes that the write went to the offset that it sent.
                 self.tell_before_reply(&hold, ino, at + len as u64).await;
                 if through_pages {
-                    // It may have put the bytes into pages there.
+                    // The kernel may have put the bytes into pages at the wrong offset.
                     self.client.drop_pages_soon(ino);
                 }
             } else if through_pages {
@@ -110,14 +110,14 @@ impl Session {
         } else {
             unseen = self.client.write_direct_held(ino, offset, data, len).await.map_err(fail)?;
         }
-        // A page that was written in part is not one that is read from.
+        // Only full pages: a page that was written in part cannot serve reads.
         let page = penstock_base::BLOCK_BYTES as u64;
         hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
         match unseen {
             Some(unseen) => request.store = Some(self.client.drop_old_pages(hold, unseen).await),
             None => request.hold = Some(hold),
         }
-        // The kernel asks for that itself only after writes that go through its pages.
+        // The kernel sends an FSYNC itself only after writes that go through its pages.
         if !through_pages && flags.bits() & DSYNC != 0 {
             self.sync_through(ino, fh).await?;
         }
@@ -128,7 +128,8 @@ impl Session {
         self.writers.borrow().contains(&fh) && !flags.contains(OFlags::DIRECT)
     }
 
-    /// Notes the pages that a request has locked, or may have, until the result is dropped: from its arrival on, whatever it waits for.
+    /// Notes the pages that a request has locked, or may have, from its arrival until the result is dropped,
+    /// whatever it waits for meanwhile. None if it has none.
     pub(crate) fn note_locked(&self, request: &Request) -> Option<HeldRange<Ino>> {
         let ino = self.ino(request);
         match request.header.opcode {
@@ -149,7 +150,8 @@ impl Session {
         }
     }
 
-    /// Writes a page that the kernel writes back, which was there before. When the lease runs out first it is answered at once.
+    /// Serves a WRITE by which the kernel writes back pages. If the lease runs out first, answers at once
+    /// where the data can be deferred, and writes it when the service answers.
     async fn write_page(
         &self,
         request: &mut Request,
@@ -207,8 +209,9 @@ impl Session {
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
-    /// The kernel has sent its pages of both files before, and forgets those of the second one after the reply, with what a program
-    /// has stored in them since. So where a program may do that the kernel is told to copy by itself, which forgets nothing.
+    /// Copies between two files. Before the request the kernel has written back its pages of both files.
+    /// After the reply it drops those of the second file, together with what a program has stored in them
+    /// since. Where a program may do that, EOPNOTSUPP makes the kernel copy by itself, which drops nothing.
     pub(crate) async fn copy_file_range(&self, request: &Request) -> Result<Answer, Errno> {
         let CopyFileRangeIn { off_in, nodeid_out, off_out, len, flags, .. } = request.argument()?;
         if flags != 0 {
@@ -233,8 +236,9 @@ impl Session {
         result.map(copied).map_err(|failure| errno(&failure))
     }
 
-    /// Takes set-id bits and capabilities from a file whose contents are about to be changed past the kernel's pages, as
-    /// `file_modified` does in the kernel. Root keeps the bits; what a write may keep otherwise the kernel says itself.
+    /// Removes set-id bits and capabilities before contents change without passing through the kernel's
+    /// pages, as `file_modified` does in the kernel. Root keeps the bits. In a WRITE the kernel says if they
+    /// must go.
     async fn drop_privileges(&self, request: &Request, ino: Ino) -> Result<(), Failure> {
         if request.header.uid != 0 {
             let _hold = self.client.hold(ino, Purpose::Write).await?;
@@ -243,7 +247,8 @@ impl Session {
         self.drop_capability(ino).await
     }
 
-    /// Takes the set-id bits. The kernel leaves them in the mode that it keeps. The caller holds the file's lease.
+    /// Clears the set-id bits, and drops the kernel's attributes, which still contain them. The caller has
+    /// the file's lease.
     async fn drop_set_id(&self, ino: Ino) -> Result<(), Failure> {
         if self.client.drop_set_id(ino).await? {
             self.cache.drop_attributes(ino).await;
@@ -251,8 +256,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the capabilities of a program from a file that is about to be written to. The kernel does that itself for
-    /// what goes through its pages.
+    /// Removes the capabilities of a file before a write. The kernel does that itself for writes through its
+    /// pages.
     async fn drop_capability(&self, ino: Ino) -> Result<(), Failure> {
         let look = self.capabilities.look(self.client.owns(ino));
         if self.capabilities.has_none(look, ino) {
@@ -261,7 +266,7 @@ impl Session {
         match self.client.get_xattr(ino, CAPABILITY).await {
             Ok(_) => {
                 let take = async || match self.client.remove_xattr(ino, CAPABILITY).await {
-                    // Another write may have been faster.
+                    // Another write may have removed it first.
                     Err(failure) if !is_nothing(&failure) => Err(failure),
                     _ => Ok(()),
                 };
@@ -274,7 +279,8 @@ impl Session {
         Ok(())
     }
 
-    /// The kernel asks for data and holes only, and has sent its pages before.
+    /// Serves SEEK_DATA and SEEK_HOLE. The kernel serves the others itself, and has written back its pages
+    /// before this.
     pub(crate) async fn lseek(&self, request: &Request) -> Result<Answer, Errno> {
         let LseekIn { offset, whence, .. } = request.argument()?;
         let hole = match whence {
@@ -300,13 +306,13 @@ impl Session {
         result.map_err(|failure| errno(&failure))
     }
 
-    /// What this client wrote before comes first: a name never outlives the data it was made for.
+    /// Syncs what this client wrote before, then names: a name is never durable before the data of its file.
     pub(crate) async fn fsyncdir(&self) -> Result<Answer, Errno> {
         self.client.sync_directory().await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 }
 
-/// Whether there was no such extended attribute.
+/// True if the failure says that there is no such extended attribute.
 fn is_nothing(failure: &Failure) -> bool {
     failure.errno == Errno::NODATA.raw_os_error() as u16
 }

@@ -1,17 +1,19 @@
-//! Pages that the kernel wrote back while the service did not answer, and that were taken for written.
+//! Defers pages that the kernel writes back while the service does not answer, until it answers again.
 //!
-//! The kernel drops no page that it is writing back. So that it can drop all pages when the lease has run out, it is told that they are
-//! written, and they are as soon as the service answers. What is lost by then every descriptor of the file hears of.
+//! The kernel drops no page under write-back. So that it can drop all pages when the lease has run out, its
+//! write-backs are answered as done, and the pages are written as soon as the service answers. If they are
+//! lost by then, every descriptor of the file reports the loss.
 //!
 //! Invariants:
-//! - no other request for a file is served while it has such pages, but those for pages that are written back;
-//! - a page that is written back again is written after what was taken of it before.
+//! - While a file has deferred pages, only write-backs of its pages are served.
+//! - A second write-back of a page is written after the deferred data of the first one.
 
 use penstock_base::{HeldRange, HeldRanges, Ino};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes of one mount. Beyond that a write-back is refused: its pages stay, and programs see them.
+/// The most bytes that a mount defers. Beyond that a write-back is refused: its pages stay, and programs see
+/// them.
 const MOST_BYTES: u64 = 64 << 20;
 
 #[derive(Default)]
@@ -20,14 +22,15 @@ pub(crate) struct Deferred {
     refused: Rc<HeldRanges<Ino>>,
 }
 
-/// The part of a write-back that is done after the kernel has stopped waiting for it, or would have. It ends when this is dropped.
+/// A write-back that is done after the kernel was answered (`Taken`), or that must keep its pages because
+/// there is no memory to defer it (`Refused`). It ends when this is dropped.
 pub(crate) enum Deferral {
     Taken(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<Ino>),
     Refused(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<Ino>),
 }
 
 impl Deferred {
-    /// Takes these bytes for written, if there is room for that.
+    /// Defers the write-back of these bytes, or refuses it if 64 MiB are deferred already.
     pub(crate) fn take(&self, ino: Ino, bytes: Range<u64>) -> Deferral {
         let has_room = self.taken.bytes() + u128::from(bytes.end - bytes.start) <= u128::from(MOST_BYTES);
         match has_room {
@@ -36,22 +39,22 @@ impl Deferred {
         }
     }
 
-    /// A mark for [`Deferred::earlier`].
+    /// Returns a mark for [`Deferred::earlier`].
     pub(crate) fn mark(&self) -> u64 {
         self.taken.mark()
     }
 
-    /// Waits until none of these bytes of a file is to be written yet that was taken before the mark.
+    /// Waits until no data of these bytes that was deferred before the mark is left to write.
     pub(crate) async fn earlier(&self, mark: u64, ino: Ino, bytes: Range<u64>) {
         self.taken.wait_for_earlier(mark, &ino, &bytes).await;
     }
 
-    /// Waits until none of these bytes of a file is to be written yet.
+    /// Waits until no deferred data of these bytes is left to write.
     pub(crate) async fn none(&self, ino: Ino, bytes: Range<u64>) {
         self.taken.wait_for(&ino, &bytes).await;
     }
 
-    /// True if a write-back of some of these bytes was refused and is not done.
+    /// True if a write-back of some of these bytes was refused and is not done yet.
     pub(crate) fn refuses(&self, ino: Ino, bytes: &Range<u64>) -> bool {
         self.refused.overlaps(&ino, bytes)
     }

@@ -1,10 +1,10 @@
-//! The device: one descriptor on which requests come and replies go, read without waiting.
+//! The FUSE device of a mount: receives requests and sends replies through one non-blocking descriptor.
 //!
-//! A request is received into two places: its head, and a page-aligned buffer that the data of a WRITE fills from its
-//! first byte on. Long data is handed on in that buffer, so it is copied once, by the kernel. A reply goes out of the
-//! buffers it lies in, without being put together first.
+//! A request is received into two buffers: its head, and a page-aligned buffer that the data of a WRITE fills
+//! from its first byte on. Long data is handed on in that buffer, so only the kernel copies it, once. A reply
+//! is sent from the buffers that its data lies in, without being assembled first.
 //!
-//! Invariant: a request that wants a reply gets exactly one; one that is dropped unanswered gets EIO.
+//! Invariant: a request that wants a reply gets exactly one. A request that is dropped unanswered gets EIO.
 
 use crate::MAX_WRITE_BYTES;
 use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
@@ -18,12 +18,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::rc::Rc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Data shorter than this is copied out of the receiving buffer, which it would hold in memory for little.
+/// Data shorter than this is copied out of the receiving buffer. Handing on the buffer would keep all of it
+/// in memory for little data.
 const HAND_ON_BYTES: usize = MAX_WRITE_BYTES as usize / 2;
 
-/// What a request is answered with.
+/// The successful result of a request, as its reply contains it.
 pub(crate) enum Answer {
-    /// It is done.
+    /// Success without a payload.
     Done,
     /// A structure, or bytes.
     Bytes(Vec<u8>),
@@ -32,27 +33,27 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// A structure.
+    /// A reply that consists of one structure.
     pub(crate) fn of(value: &(impl IntoBytes + Immutable)) -> Self {
         Self::Bytes(value.as_bytes().to_vec())
     }
 }
 
-/// The descriptor of one mount.
+/// The `/dev/fuse` descriptor of one mount.
 pub(crate) struct Device(Readiness<File>);
 
-/// One request.
+/// A request that was received.
 pub(crate) struct Request {
     pub(crate) header: InHeader,
-    /// What follows the header, without the data of a WRITE.
+    /// The bytes after the header, without the data of a WRITE.
     pub(crate) body: Vec<u8>,
-    /// The data of a WRITE in whole blocks, and its length in bytes.
+    /// The data of a WRITE, padded to full blocks, and its length in bytes.
     pub(crate) data: Option<(BufMut, usize)>,
-    /// Kept until the reply has gone out.
+    /// A lease guard that lasts until the reply is sent.
     pub(crate) hold: Option<Hold>,
-    /// The same, where pages are dropped before the answer.
+    /// A lease guard that lasts until the reply is sent, for requests that drop pages before the reply.
     pub(crate) store: Option<Store>,
-    /// As long, for a read.
+    /// The registration of a read, which also lasts until the reply is sent.
     pub(crate) in_flight: Option<InFlight>,
     reply: Reply,
 }
@@ -64,16 +65,16 @@ struct Reply {
     open: bool,
 }
 
-/// What was found on the device.
+/// The result of reading the device.
 pub(crate) enum Received {
     Request(Box<Request>),
-    /// Nothing now.
+    /// No request is there now.
     Empty,
-    /// The file system is not mounted any more.
+    /// The file system is no longer mounted.
     Unmounted,
 }
 
-/// Where requests are received.
+/// The buffers that requests are received into.
 pub(crate) struct Inbox {
     head: [u8; WRITE_HEAD_BYTES],
     data: BufMut,
@@ -84,7 +85,7 @@ impl Inbox {
         Self { head: [0; WRITE_HEAD_BYTES], data: BufMut::recycled(MAX_WRITE_BYTES as usize) }
     }
 
-    /// The data of a WRITE to `offset` in whole blocks.
+    /// Returns the data of a WRITE to `offset`, padded to full blocks.
     fn take_data(&mut self, offset: u64, len: usize) -> BufMut {
         let aligned = offset.is_multiple_of(BLOCK_BYTES as u64);
         if !aligned || len < HAND_ON_BYTES {
@@ -98,22 +99,22 @@ impl Inbox {
 }
 
 impl Device {
-    /// The descriptor must not block.
+    /// Takes a descriptor that must be non-blocking.
     pub(crate) fn new(file: File) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self(Readiness::new(file)?)))
     }
 
-    /// Another descriptor of it.
+    /// Duplicates the descriptor.
     pub(crate) fn copy(&self) -> io::Result<File> {
         self.0.get().try_clone()
     }
 
-    /// Waits until something may be there.
+    /// Waits until a request may be there.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await
     }
 
-    /// Takes one request, if one is there.
+    /// Receives one request, if one is there.
     pub(crate) fn receive(self: &Rc<Self>, inbox: &mut Inbox) -> io::Result<Received> {
         let Inbox { head, data } = inbox;
         let len = match rustix::io::readv(
@@ -121,7 +122,8 @@ impl Device {
             &mut [IoSliceMut::new(head), IoSliceMut::new(data.as_mut())],
         ) {
             Ok(len) => len,
-            // A request that was taken back while it was read; a signal.
+            // The kernel withdrew the request while it was read (ENOENT), a signal came, or there is no
+            // request.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => return Ok(Received::Empty),
             Err(Errno::NODEV) => return Ok(Received::Unmounted),
             Err(error) => return Err(error.into()),
@@ -136,14 +138,14 @@ impl Device {
         let data = if header.opcode == op::WRITE {
             let write = crate::abi::WriteIn::read_from_prefix(&body).map_err(|_| invalid("is too short"))?.0;
             if write.size as usize != beyond {
-                return Err(invalid("carries other data than it says"));
+                return Err(invalid("has another data length than it says"));
             }
             Some((inbox.take_data(write.offset, beyond), beyond))
         } else {
             body.extend_from_slice(&inbox.data.as_ref()[..beyond]);
             None
         };
-        // Nobody waits for these.
+        // The kernel expects no reply to these.
         let open = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
         let reply = Reply { device: self.clone(), unique: header.unique, open };
         Ok(Received::Request(Box::new(Request {
@@ -164,7 +166,7 @@ impl Device {
         slices.push(IoSlice::new(header.as_bytes()));
         slices.extend(parts.iter().map(|part| IoSlice::new(part)));
         match rustix::io::writev(self.0.get(), &slices) {
-            // Its asker is gone, or the whole mount is.
+            // The request was aborted (ENOENT), or the file system is unmounted (ENODEV).
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
             Err(error) => tracing::error!(%error, unique, len, "the kernel does not take a reply"),
         }
@@ -172,24 +174,24 @@ impl Device {
 }
 
 impl Request {
-    /// The structure at the start of the body.
+    /// Returns the structure at the start of the body. Fails with EIO where the body is too short.
     pub(crate) fn argument<T: FromBytes + KnownLayout + Immutable>(&self) -> Result<T, Errno> {
         T::read_from_prefix(&self.body).map(|(value, _)| value).map_err(|_| Errno::IO)
     }
 
-    /// The `index`-th of the names that follow `skip` bytes, each ended by a zero.
+    /// Returns the `index`-th of the zero-terminated names that follow `skip` bytes of the body.
     pub(crate) fn name(&self, skip: usize, index: usize) -> Result<&[u8], Errno> {
         let names = self.body.get(skip..).unwrap_or_default();
         let mut names = names.split_inclusive(|byte| *byte == 0);
         names.nth(index).and_then(|name| name.strip_suffix(&[0])).ok_or(Errno::IO)
     }
 
-    /// Answers it before it is done.
+    /// Sends the reply before the work is done.
     pub(crate) fn answer_early(&mut self, answer: Answer) {
         self.reply.send(&Ok(answer));
     }
 
-    /// Answers it, if that was not done before.
+    /// Sends the reply, unless [`Self::answer_early`] did.
     pub(crate) fn answer(mut self, result: Result<Answer, Errno>) {
         self.reply.send(&result);
     }

@@ -1,10 +1,12 @@
-//! A process beside a mount that aborts the mount's connection when its process dies.
+//! A guard process that aborts a mount's FUSE connection when the process that serves the mount dies.
 //!
-//! A thread that has the kernel drop pages waits there until they are unlocked, also when its process is killed: for requests that
-//! nobody answers any more. As long as it waits it keeps its share of the device, so the kernel does not see that the file
-//! system is gone, and programs hang for ever. Somebody without such a share must say so.
+//! A thread that has the kernel drop pages waits in the kernel until they are unlocked, even after its
+//! process is killed. The pages are locked for requests that nobody answers any more. While it waits it keeps
+//! the device open, so the kernel does not notice that the file system is dead, and programs hang for ever. A
+//! process that does not have the device open must abort the connection.
 //!
-//! The guard knows the connection from its beginning, and does nothing to another one that gets its number later.
+//! The guard opens the connection's abort file at the start, so it does nothing to a later connection that
+//! gets the same number.
 
 use penstock_base::{Env, env::timeout};
 use penstock_drive::runtime::Readiness;
@@ -24,58 +26,60 @@ use std::time::Duration;
 use tokio::net::unix::pipe;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The word before the number of a connection, in the arguments of a program that calls [`guard`].
+/// The argument before the connection number, for a program that then calls [`guard`].
 pub const GUARD: &str = "mount-guard";
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// After a guard was killed, or could not be started, until there is another one: so long at first, then ever longer.
+/// Pause before a guard is started again after it was killed or could not be started. It doubles each time up
+/// to `PAUSE_MOST`.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MOST: Duration = Duration::from_secs(60);
 
-/// Time for a guard that is not needed any more to end.
+/// Time limit for a guard to end after the connection has ended.
 const LAST_STEPS: Duration = Duration::from_secs(5);
 
-/// The guard of one mount.
+/// The guard process of one mount, as the process that serves the mount sees it.
 pub(crate) struct Guard {
     connection: u32,
     child: RefCell<Option<Child>>,
 }
 
-/// The number of the connection of what is mounted at `path`.
+/// Returns the connection number of the file system mounted at `path`.
 pub(crate) fn connection_of(path: &Path) -> io::Result<u32> {
     connection_at(rustix::fs::CWD, path, AtFlags::empty())
 }
 
-/// The same of a path below a directory.
+/// Returns the connection number of the file system that a path below a directory lies on.
 pub(crate) fn connection_at(dir: impl AsFd, path: impl Arg, flags: AtFlags) -> io::Result<u32> {
-    // A question would go to who is starting.
+    // Without DONT_SYNC the kernel would send a request to the mount, whose process is still starting.
     let found = rustix::fs::statx(dir, path, flags | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok(found.stx_dev_major << 20 | found.stx_dev_minor)
 }
 
-/// Starts this program as the guard of a connection. Call on the thread whose end is that of the mount.
+/// Starts this program as the guard of a connection. Call it on the thread that serves the mount: the guard
+/// acts when that thread ends.
 fn start(connection: u32) -> io::Result<Child> {
     let thread = std::fs::read_link("/proc/thread-self")?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("penstock").args([GUARD, &connection.to_string()]).arg(thread).current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit());
-    // A word from the terminal is for the mount.
+    // In a process group of its own: signals from the terminal are for the mount's process only.
     command.process_group(0).spawn()
 }
 
 impl Guard {
-    /// Starts one. Call on the thread whose end is that of the mount.
+    /// Starts a guard. Call it on the thread that serves the mount: the guard acts when that thread ends.
     pub(crate) fn new(connection: u32) -> io::Result<Self> {
         Ok(Self { connection, child: RefCell::new(Some(start(connection)?)) })
     }
 
-    /// Starts another one whenever it is killed. Call on the thread that called [`Self::new`]. Returns when it has ended by
-    /// itself, which it does only where it cannot abort the connection.
+    /// Starts another guard whenever one is killed. Call it on the thread that called [`Self::new`]. Returns
+    /// when a guard exits by itself, which it does only where it cannot abort the connection.
     pub(crate) async fn keep(&self, env: &Env) {
         let mut pause = PAUSE;
         loop {
             let why = match self.lost().await {
-                // It has said why.
+                // The guard has written the reason to standard error.
                 Ok(status) if status.signal().is_none() => return,
                 Ok(status) => status.to_string(),
                 Err(error) => error.to_string(),
@@ -89,12 +93,12 @@ impl Guard {
             pause = (2 * pause).min(PAUSE_MOST);
             match start(self.connection) {
                 Ok(child) => *self.child.borrow_mut() = Some(child),
-                Err(error) => tracing::warn!(connection = self.connection, %error, "it cannot be started"),
+                Err(error) => tracing::warn!(connection = self.connection, %error, "the guard cannot start"),
             }
         }
     }
 
-    /// Waits until it ends.
+    /// Waits until the guard process ends.
     async fn lost(&self) -> io::Result<ExitStatus> {
         let none = || io::Error::other("there is none");
         let process = {
@@ -105,7 +109,7 @@ impl Guard {
         self.child.take().ok_or_else(none)?.wait()
     }
 
-    /// Lets it go. The connection has ended.
+    /// Ends the guard after the connection has ended.
     pub(crate) async fn end(self, env: &Env) {
         if let Some(child) = &mut *self.child.borrow_mut() {
             drop(child.stdin.take());
@@ -117,39 +121,39 @@ impl Guard {
         if let Some(child) = &mut *self.child.borrow_mut()
             && let Err(error) = child.kill()
         {
-            tracing::warn!(%error, "it cannot be killed");
+            tracing::warn!(%error, "the guard cannot be killed");
         }
         timeout(env, LAST_STEPS, self.lost()).await;
     }
 }
 
-/// True once the thread that is `thread` below /proc has ended. A process whose other threads wait in the kernel keeps its
-/// first one as a zombie.
+/// True once the thread, a path below /proc, has ended. A zombie counts as ended: a process whose other
+/// threads wait in the kernel keeps its first thread as one.
 fn has_ended(thread: &Path) -> io::Result<bool> {
     match std::fs::read_to_string(Path::new("/proc").join(thread).join("stat")) {
         Ok(stat) => Ok(stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X']))),
-        // The second where it ends while it is read.
+        // ESRCH if the thread ends while its file is read.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Waits until the parent's thread that started this process, `thread` below /proc, has ended, or the parent says that the
-/// mount has, and aborts the connection.
+/// Waits until the parent's thread that started this process (`thread`, a path below /proc) has ended, or
+/// until the parent closes standard input because the mount has ended. Then aborts the connection.
 pub fn guard(connection: u32, thread: &Path) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut died = signal(SignalKind::user_defined1())?;
-        // Whoever ends all processes of a service ends the mount by that, and the guard with it.
+        // Ignored: a signal to all processes of a service ends the mount's process, and then the guard.
         let _ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
         rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
         let mut abort = abort_file(connection)?;
-        // Before it was asked for the signal did not come.
+        // The thread may have ended before the signal was requested. Then no signal comes.
         if has_ended(thread)? {
             return abort.write_all(b"1");
         }
-        // Nothing is ever said on it: it is closed.
+        // The parent sends nothing through the pipe. It only closes it.
         let said = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
         tokio::select! {
             _ = died.recv() => {}
@@ -159,12 +163,13 @@ pub fn guard(connection: u32, thread: &Path) -> io::Result<()> {
     })
 }
 
-/// Ends a connection: who waits in the kernel for its process gets errors.
+/// Aborts a connection. Programs that wait in the kernel for its process get errors.
 pub(crate) fn abort(connection: u32) -> io::Result<()> {
     abort_file(connection)?.write_all(b"1")
 }
 
-/// The file by which a connection is aborted. Where nobody has mounted that file system, root does it for himself.
+/// Opens the file that aborts a connection. Where the control file system is not mounted, root mounts it
+/// privately.
 fn abort_file(connection: u32) -> io::Result<File> {
     let name = format!("{connection}/abort");
     match File::options().write(true).open(Path::new(CONNECTIONS).join(&name)) {
@@ -182,13 +187,13 @@ mod tests {
     use super::*;
     use penstock_drive::runtime::{Worker, block_on};
 
-    /// One that cannot abort the connection, as that of an ordinary user where nobody has mounted what it needs, was started
-    /// again every second.
+    /// A guard that cannot abort the connection must not be started again every second. An ordinary user's
+    /// guard cannot where nobody has mounted the control file system.
     #[test]
     fn a_guard_that_ends_by_itself_is_not_started_again() {
         let env = Worker::env().unwrap();
         let kept = async {
-            // This program takes the word for a test that it does not have.
+            // The test program takes the argument for the name of a test that does not exist, and exits.
             let guard = Guard::new(1).unwrap();
             timeout(&env, Duration::from_secs(60), guard.keep(&env)).await
         };

@@ -1,10 +1,10 @@
-//! Dropping all pages of files when nobody answers requests.
+//! Drops all pages of files while no request is answered.
 //!
-//! A notice to drop pages waits for each page that is locked for a request, and none of these is answered. So each notice has a thread
-//! of its own while it waits: what lies before and behind the page that it waits for is dropped by others. What is left are single
-//! pages that are locked, or written back. Programs see those that are written back, so whoever has this done must know better of
-//! each page that is left.
-// Threads that the kernel may keep, and its time: nothing here is simulated.
+//! A notice to drop pages waits for each page that is locked for a request. No such request is answered, so
+//! each waiting notice gets a thread of its own, and other notices drop the pages before and behind the one
+//! that it waits for. Single pages remain that are locked or under write-back. Programs see pages under
+//! write-back, so the caller must know for each remaining page that no program sees it.
+// Uses threads, which the kernel may block, and real time: nothing here is simulated.
 #![allow(clippy::disallowed_methods)]
 
 use crate::cache::drop_pages_now;
@@ -17,21 +17,21 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Threads that wait for nothing, and all of them: a folio of 1 MiB that is locked takes 512.
+/// `FREE` threads are kept idle, and there are `MOST` at most. A locked folio of 1 MiB takes 512.
 const FREE: usize = 16;
 const MOST: usize = 1024;
 const STACK_BYTES: usize = 64 << 10;
-/// A notice that takes longer waits for a page.
+/// A notice that takes longer is assumed to wait for a page.
 const WAITS: Duration = Duration::from_millis(20);
-/// Between two looks at which do.
+/// Time between two searches for waiting notices.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Pages of a file that are to be dropped.
+/// A range of pages of a file that are to be dropped.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) nodeid: u64,
     pub(crate) bytes: Range<u64>,
-    /// Of the file.
+    /// The size of the file, in bytes.
     pub(crate) size: u64,
 }
 
@@ -49,7 +49,7 @@ struct Work {
 
 impl Work {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // Nothing that panics happens under it.
+        // Nothing panics under this lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,7 +59,7 @@ impl Work {
         if queue.closed { None } else { queue.parts.pop_front() }
     }
 
-    /// A thread that waits for the kernel ends when it lets go.
+    /// Ends the idle threads. A thread that waits in the kernel ends when its notice returns.
     fn close(&self) {
         self.queue().closed = true;
         self.more.notify_all();
@@ -75,7 +75,7 @@ fn add_thread(work: &Arc<Work>, device: &Arc<File>, say: &Sender<Said>) -> io::R
     let (work, device, say) = (work.clone(), device.clone(), say.clone());
     let run = move || {
         while let Some((number, part)) = work.next() {
-            // The asker may be gone by then.
+            // The receiver may be gone by then.
             let _ = say.send(Said::Begun(number));
             let result = drop_pages_now(&device, part.nodeid, part.bytes);
             let _ = say.send(Said::Done(number, result));
@@ -84,7 +84,7 @@ fn add_thread(work: &Arc<Work>, device: &Arc<File>, say: &Sender<Said>) -> io::R
     std::thread::Builder::new().name("hide pages".into()).stack_size(STACK_BYTES).spawn(run).map(drop)
 }
 
-/// Single pages whose notices are under way.
+/// Single pages whose notices are still waiting.
 pub(crate) struct Left {
     parts: BTreeMap<u64, Part>,
     said: Receiver<Said>,
@@ -92,13 +92,13 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// Forgets those for which `keep` does not hold. Returns true if some are left.
+    /// Forgets the pages for which `keep` is false. Returns true if some remain.
     pub(crate) fn retain(&mut self, keep: impl Fn(&Part) -> bool) -> bool {
         self.parts.retain(|_, part| keep(part));
         !self.parts.is_empty()
     }
 
-    /// Waits for their notices, until the time is over.
+    /// Waits for the notices of the remaining pages, until the deadline. Fails if a notice failed.
     pub(crate) fn wait(mut self) -> io::Result<Self> {
         while !self.parts.is_empty() {
             let rest = self.deadline.saturating_duration_since(Instant::now());
@@ -115,7 +115,8 @@ impl Left {
     }
 }
 
-/// Drops parts of files within a time. Returns when only single pages are left whose notices wait, or fails.
+/// Drops ranges of pages within a time limit. Returns when only single pages remain whose notices wait. Fails
+/// if a notice fails, if time runs out, or if more than `MOST` threads are needed.
 pub(crate) fn hide(device: &Arc<File>, parts: Vec<Part>, within: Duration) -> io::Result<Left> {
     let work = Arc::new(Work::default());
     let result = hide_by(&work, device, parts, within);
@@ -137,7 +138,7 @@ fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Durat
     };
     (0..FREE).try_for_each(|_| add())?;
     let mut last = 0;
-    // Parts that are not done and not known to wait, and since when their notice is under way.
+    // By number: ranges not yet dropped nor known to wait, and the time at which their notice began.
     let mut open: BTreeMap<u64, (Part, Option<Instant>)> = BTreeMap::new();
     let mut todo = parts;
     loop {
@@ -155,7 +156,7 @@ fn hide_by(work: &Arc<Work>, device: &Arc<File>, parts: Vec<Part>, within: Durat
                 if let Some((_, since)) = open.get_mut(&number) {
                     *since = Some(Instant::now());
                 }
-                // The next words may be there already.
+                // More messages may be there already.
                 continue;
             }
             Ok(Said::Done(number, result)) => {

@@ -1,10 +1,10 @@
-//! Files that are open for writing on this mount, and how far the kernel may know them.
+//! Tracks the size up to which the kernel knows each file that is open for writing on this mount.
 //!
-//! The kernel is told by a notice that a file is longer ([`crate::cache::Cache::grow`]), once.
+//! The kernel is sent a larger size by one notice ([`crate::cache::Cache::grow`]).
 //!
-//! Invariant: while a file is open for writing here, the kernel has taken the size `bytes`, or a larger one, since it dropped all
-//! pages, or it is on its way by a notice. A write that passes the pages by is not in it: the kernel knows its end some time after
-//! the reply.
+//! Invariant: while a file is open for writing here, the kernel has taken the size `bytes`, or a larger one,
+//! since it last dropped all pages of the file, or a notice with it is in flight. The ends of direct writes
+//! do not count: the kernel knows them only some time after the reply.
 
 use penstock_base::{HashMap, Ino};
 use std::cell::RefCell;
@@ -12,9 +12,9 @@ use std::cell::RefCell;
 struct Known {
     handles: u64,
     bytes: u64,
-    /// Notices to drop all pages that run.
+    /// The number of notices to drop all pages that are running.
     drops: u32,
-    /// As `bytes`, since the first of them began.
+    /// Like `bytes`, but counted from when the first running drop began.
     since: u64,
 }
 
@@ -25,7 +25,7 @@ impl Known {
     }
 }
 
-/// The files, and by handle which of them it may write to.
+/// The known sizes by file, and the files by handle that may write to them.
 #[derive(Default)]
 pub(crate) struct KnownSizes {
     files: RefCell<HashMap<Ino, Known>>,
@@ -33,7 +33,8 @@ pub(crate) struct KnownSizes {
 }
 
 impl KnownSizes {
-    /// A handle may write to a file of this size.
+    /// Records a handle that may write to a file. `bytes` is the size that the kernel knows, 0 if it may know
+    /// none.
     pub(crate) fn opened(&self, handle: u64, ino: Ino, bytes: u64) {
         let mut files = self.files.borrow_mut();
         let known = files.entry(ino).or_insert(Known { handles: 0, bytes: 0, drops: 0, since: 0 });
@@ -42,7 +43,7 @@ impl KnownSizes {
         self.handles.borrow_mut().insert(handle, ino);
     }
 
-    /// A handle is closed, and no map of it is left.
+    /// Records that a handle was closed and no map of it is left.
     pub(crate) fn closed(&self, handle: u64) {
         let Some(ino) = self.handles.borrow_mut().remove(&handle) else { return };
         let mut files = self.files.borrow_mut();
@@ -53,26 +54,27 @@ impl KnownSizes {
         }
     }
 
-    /// The kernel knows that a file has so many bytes.
+    /// Records that the kernel knows that a file has so many bytes.
     pub(crate) fn reaches(&self, ino: Ino, bytes: u64) {
         if let Some(known) = self.files.borrow_mut().get_mut(&ino) {
             known.reaches(bytes);
         }
     }
 
-    /// True if the kernel may not know a size.
+    /// True if the kernel may not know this size: the file is not open for writing, or is known only up to a
+    /// smaller size.
     pub(crate) fn may_be_told(&self, ino: Ino, bytes: u64) -> bool {
         self.of(ino).is_none_or(|known| bytes > known)
     }
 
-    /// The same, and it is told if so.
+    /// Like [`Self::may_be_told`], and records the size as known: on true the caller must send it.
     pub(crate) fn tells(&self, ino: Ino, bytes: u64) -> bool {
         let may = self.may_be_told(ino, bytes);
         self.reaches(ino, bytes);
         may
     }
 
-    /// The kernel begins to drop all pages of a file. Returns whether the end must be told.
+    /// The kernel begins to drop all pages of a file. Returns true if [`Self::drop_ends`] must be called.
     pub(crate) fn drop_begins(&self, ino: Ino) -> bool {
         let mut files = self.files.borrow_mut();
         let Some(known) = files.get_mut(&ino) else { return false };
@@ -83,9 +85,10 @@ impl KnownSizes {
         true
     }
 
-    /// It has dropped those that it had when that began, unless `failed`.
+    /// The kernel has dropped the pages that it had when the drop began. With `failed` it may have kept some.
     pub(crate) fn drop_ends(&self, ino: Ino, failed: bool) {
-        // Closed meanwhile, and perhaps opened again, it has begun anew.
+        // If the file was closed meanwhile, and perhaps opened again, its record is new and has no drop
+        // running.
         if let Some(known) = self.files.borrow_mut().get_mut(&ino).filter(|known| known.drops > 0) {
             known.drops -= 1;
             if !failed {
@@ -94,19 +97,19 @@ impl KnownSizes {
         }
     }
 
-    /// The kernel takes this for the size, whatever it knew before: the reply to a change of it.
+    /// Records the size in a reply to a change of size, which the kernel takes whatever it knew before.
     pub(crate) fn is_cut(&self, ino: Ino, bytes: u64) {
         if let Some(known) = self.files.borrow_mut().get_mut(&ino) {
             (known.bytes, known.since) = (bytes, bytes);
         }
     }
 
-    /// True if a program of this mount may write to a file.
+    /// True if a program of this mount may write to the file.
     pub(crate) fn is_open_for_writing(&self, ino: Ino) -> bool {
         self.files.borrow().contains_key(&ino)
     }
 
-    /// How far the kernel may know a file that is open for writing; none of any other.
+    /// Returns the size that the kernel may know of a file that is open for writing. None for any other file.
     pub(crate) fn of(&self, ino: Ino) -> Option<u64> {
         self.files.borrow().get(&ino).map(|known| known.bytes)
     }

@@ -1,9 +1,10 @@
-//! How long requests of the kernel take on the worker, by operation: from the moment the worker takes a request up to
-//! the reply.
+//! Histograms of the times of FUSE requests, by operation.
+//!
+//! A time runs from when the worker takes a request to its reply.
 
 use penstock_base::latency::Histogram;
 
-/// An operation of FUSE.
+/// The operations whose times are recorded. Similar FUSE opcodes share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Op {
@@ -30,7 +31,7 @@ pub enum Op {
     Lock,
 }
 
-/// All operations, in order, with their names.
+/// The names of all operations, in the order of [`Op`].
 const OPS: [(Op, &str); 21] = [
     (Op::Lookup, "lookup"),
     (Op::GetAttr, "getattr"),
@@ -55,7 +56,7 @@ const OPS: [(Op, &str); 21] = [
     (Op::Lock, "lock"),
 ];
 
-/// A histogram for each operation.
+/// A histogram of request times for each operation.
 #[derive(Default)]
 pub struct FuseLatency([Histogram; OPS.len()]);
 
@@ -64,7 +65,7 @@ impl FuseLatency {
         &self.0[op as usize]
     }
 
-    /// Operations by name.
+    /// Returns the operations by name, with their histograms.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, &Histogram)> {
         OPS.iter().map(|(op, name)| (*name, self.of(*op)))
     }

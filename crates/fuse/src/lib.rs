@@ -1,7 +1,7 @@
-//! The mount: the kernel's FUSE requests on one side, the client library on the other.
+//! Mounts the file system: translates the kernel's FUSE requests into calls of the client library.
 //!
-//! Owns the device, the protocol and the mount point. Keeps no state of files: the client does, and the kernel's page
-//! cache keeps data, write-through.
+//! Owns the FUSE device, the protocol and the mount point. Keeps no file state of its own: the client keeps
+//! that, and the kernel's page cache, which is write-through, keeps data.
 #![deny(unsafe_code)]
 
 mod abi;
@@ -39,10 +39,11 @@ pub use mount::{
 pub use null::mount_null;
 pub use read_ahead::set_read_ahead;
 
-/// Longest write that the kernel may send.
+/// The longest write that the kernel may send, in bytes.
 pub const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// Requests that the kernel may have in the background. Reads of pages that wait for a lease are among them, about one for each
-/// program, and pages that are written back, for which others may wait, need a place beside them.
+/// The most background requests that the kernel may have in flight. They include reads of pages that wait for
+/// a lease, about one for each program. Pages that are written back, for which others may wait, need a place
+/// beside them.
 pub const MAX_BACKGROUND: u16 = 1024;
-/// With more than this it reads no further ahead.
+/// With more background requests than this the kernel stops reading ahead.
 const CONGESTION: u16 = 48;

@@ -1,4 +1,4 @@
-//! Requests that list directories.
+//! Serves requests that list directories.
 
 use crate::abi::{Dirent, ReadIn};
 use crate::attr::{entry, errno};
@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 const LIMIT: u32 = 256;
-/// Cookies of `.` and `..`; those of names are larger.
+/// Cookies of `.` and `..`. The cookies of names are larger.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 const DIRECTORY: u32 = 0o040_000;
 const RECORD_BYTES: usize = 8;
 
-/// Entries as the kernel reads them, up to the room that it has.
+/// Directory entries in the kernel's format, up to the size of its buffer.
 struct Listing {
     bytes: Vec<u8>,
     room: usize,
@@ -28,7 +28,7 @@ impl Listing {
         Self { bytes: Vec::with_capacity(room as usize), room: room as usize }
     }
 
-    /// Adds an entry after `prefix`. Returns whether it fitted.
+    /// Adds an entry after `prefix`. Returns false, and adds nothing, if it does not fit.
     fn add(&mut self, prefix: &[u8], ino: u64, cookie: u64, mode: u32, name: &[u8]) -> bool {
         let record = Dirent { ino, off: cookie, namelen: name.len() as u32, kind: mode >> 12 & 0o17 };
         let len = (prefix.len() + size_of::<Dirent>() + name.len()).next_multiple_of(RECORD_BYTES);
@@ -81,7 +81,7 @@ impl Session {
         Ok(Answer::Bytes(listing.bytes))
     }
 
-    /// Entries behind an offset with their attributes, `.` and `..` first.
+    /// Returns the entries after an offset with their attributes, `.` and `..` first.
     async fn list_plus(&self, dir: Ino, offset: u64) -> Result<Vec<(Vec<u8>, u64, Attr)>, Failure> {
         let found = self.client.read_dir(read_dir(dir, offset, true)).await?;
         let mut entries = Vec::new();
@@ -97,7 +97,7 @@ impl Session {
             };
             match attr {
                 Ok(attr) => entries.push((entry.name, entry.cookie, attr)),
-                // An entry whose inode went meanwhile is no entry any more.
+                // The inode was removed meanwhile, so the entry is gone too.
                 Err(failure) if i32::from(failure.errno) == Errno::STALE.raw_os_error() => {}
                 Err(failure) => return Err(failure),
             }

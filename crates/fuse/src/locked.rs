@@ -1,15 +1,16 @@
-//! Pages that requests which are not answered have locked, or may have.
+//! Tracks which pages the requests in flight have locked in the kernel, or may have.
 //!
-//! A READ into pages has all of them locked, and no program sees them before it is answered. A WRITE through pages has at most the
-//! last folio locked that it reaches, where it fills that in part; the others programs see (`fuse_fill_write_pages` in
-//! fs/fuse/file.c). That is its last page, or all of it where it begins within a page: then it ends with its first folio, unless programs
-//! saw that before.
+//! A READ into pages has all of them locked, and no program sees them before it is answered. A WRITE through
+//! pages has at most one folio locked: the last one that it reaches, if it fills that one only in part.
+//! Programs see the other folios (`fuse_fill_write_pages` in fs/fuse/file.c). Where the WRITE begins on a
+//! page boundary, the locked bytes are its last page. Where it begins within a page, they are the full range,
+//! because the request then ends with its first folio, unless programs saw that folio before.
 //!
-//! Where so many requests wait that the kernel holds others back, a page may be left because its write-back is among them, which the mount
-//! never hears of. Then no WRITE says why a page is left.
+//! When the kernel queues requests because too many are in flight, a page may remain because its write-back
+//! is queued, which the mount never receives. Then no WRITE explains why a page remains.
 //!
-//! A notice to drop pages waits for each locked page in turn. Where nobody answers, what lies between them is dropped by notices of
-//! its own.
+//! A notice to drop pages waits for each locked page in turn. While no request is answered, the pages between
+//! them are dropped by notices of their own.
 
 use penstock_base::{HeldRange, HeldRanges, Ino};
 use std::ops::Range;
@@ -17,7 +18,7 @@ use std::rc::Rc;
 
 const PAGE: u64 = 4096;
 
-/// The requests of one mount for pages.
+/// The requests in flight of one mount that may have pages locked.
 #[derive(Default)]
 pub(crate) struct Locked {
     reads: Rc<HeldRanges<Ino>>,
@@ -25,12 +26,13 @@ pub(crate) struct Locked {
 }
 
 impl Locked {
-    /// A READ of these bytes into pages begins. It has ended when the result is dropped.
+    /// Registers a READ of these bytes into pages. It has ended when the result is dropped.
     pub(crate) fn read_begins(&self, ino: Ino, bytes: Range<u64>) -> HeldRange<Ino> {
         HeldRanges::hold(&self.reads, ino, bytes)
     }
 
-    /// A WRITE of these bytes through pages begins. It has ended when the result is dropped. None if it has no page locked.
+    /// Registers a WRITE of these bytes through pages. It has ended when the result is dropped. None if it
+    /// has no page locked.
     pub(crate) fn write_begins(&self, ino: Ino, bytes: Range<u64>) -> Option<HeldRange<Ino>> {
         let first = match (bytes.start.is_multiple_of(PAGE), bytes.end.is_multiple_of(PAGE)) {
             (false, _) => bytes.start,
@@ -40,7 +42,8 @@ impl Locked {
         Some(HeldRanges::hold(&self.writes, ino, first..bytes.end))
     }
 
-    /// The pages of a file that programs may see: all but those of READs, those that a WRITE may have locked apart from others.
+    /// Returns the pages of a file that programs may see: all but those of READs. Pages that a WRITE may have
+    /// locked are ranges of their own.
     pub(crate) fn seen(&self, ino: Ino) -> Vec<Range<u64>> {
         let reads: Vec<Range<u64>> = self.reads.of(&ino).into_iter().map(whole_pages).collect();
         let writes: Vec<Range<u64>> = self.writes.of(&ino).into_iter().map(whole_pages).collect();
@@ -52,7 +55,8 @@ impl Locked {
         parts.filter(|part| !reads.iter().any(|read| overlap(read, part))).collect()
     }
 
-    /// True if one of these pages is left because a request has it locked. `held_back` says that the kernel may hold requests back.
+    /// True if one of these pages may remain because a request has it locked. `held_back` means that the
+    /// kernel may queue requests that the mount does not receive; then WRITEs do not count.
     pub(crate) fn is_locked(&self, ino: Ino, pages: &Range<u64>, held_back: bool) -> bool {
         self.reads.overlaps(&ino, pages) || !held_back && self.writes.overlaps(&ino, pages)
     }
@@ -66,8 +70,8 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Halves of a range of pages whose first changes lie below `size`, where it can be halved: the pages behind, of which there should be
-/// none, are one part.
+/// Halves a range of pages of a file of `size` bytes. The first cut is at the end of the file; the pages
+/// behind it, of which there should be none, stay one range. None if the range cannot be halved.
 pub(crate) fn halves(bytes: &Range<u64>, size: u64) -> Option<[Range<u64>; 2]> {
     let end = size.checked_next_multiple_of(PAGE)?;
     let middle = match bytes.start < end && end < bytes.end {
@@ -108,7 +112,7 @@ mod tests {
         let locked = Locked::default();
         let (ino, page) = (Ino(7), |number: u64| number * 4096..(number + 1) * 4096);
         assert!(locked.write_begins(ino, 4096..12_288).is_none());
-        // Pages 1 and 2 are filled whole.
+        // Pages 1 and 2 are filled entirely.
         let end = locked.write_begins(ino, 4096..13_000);
         let seen: Vec<(u64, u64)> = locked.seen(ino).into_iter().map(|part| (part.start, part.end)).collect();
         assert_eq!(seen, [(0, 12_288), (12_288, 16_384), (16_384, u64::MAX)]);
@@ -117,7 +121,7 @@ mod tests {
         assert!(!locked.is_locked(ino, &page(3), true) && !locked.is_locked(Ino(8), &page(3), false));
         drop(end);
         assert!(!of(3));
-        // A folio of several pages that it fills but for the beginning.
+        // A folio of several pages that is filled except for its beginning.
         let _begin = locked.write_begins(ino, 5000..12_288);
         assert_eq!([0, 1, 2, 3].map(of), [false, true, true, false]);
         let _read = locked.read_begins(ino, page(0));

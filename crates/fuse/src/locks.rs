@@ -1,8 +1,9 @@
-//! Requests on advisory locks, and what ends with a file's handles.
+//! Serves advisory locks, and the ends of handles, at which locks are dropped.
 //!
-//! A request that waits for a lock can be interrupted; nothing else waits for anybody. The kernel tells of the end of
-//! an fcntl lock's owner by FLUSH, of a flock's by RELEASE. A lock of an open file description is one of fcntl whose
-//! owner only its handle knows, so what was locked through a handle goes with it.
+//! Only a request that waits for a lock can be interrupted: the others wait for no other program. The kernel
+//! reports the end of an fcntl lock's owner by FLUSH, and that of a flock's owner by RELEASE. A lock of an
+//! open file description is an fcntl lock whose owner only its handle knows, so all that was locked through a
+//! handle is unlocked with it.
 
 use crate::abi::{FlushIn, InterruptIn, LK_FLOCK, LkIn, LkOut, RELEASE_FLOCK_UNLOCK, ReleaseIn};
 use crate::attr::errno;
@@ -18,7 +19,7 @@ use tokio::sync::Notify;
 const READ: u32 = 0;
 const WRITE: u32 = 1;
 const UNLOCK: u32 = 2;
-/// The last byte of a lock to the end of the file, as the kernel says it.
+/// The kernel's value of the last byte of a lock that reaches to the end of the file.
 const END: u64 = i64::MAX as u64;
 
 impl Session {
@@ -87,7 +88,7 @@ impl Session {
         }
     }
 
-    /// The kernel does not wait for an answer to this.
+    /// Interrupts a request that waits for a lock. The kernel expects no reply.
     pub(crate) fn interrupt(&self, request: &Request) -> Result<Answer, Errno> {
         let InterruptIn { unique } = request.argument()?;
         if let Some(waiting) = self.waiting.borrow().get(&unique) {
@@ -96,11 +97,12 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// close() of one descriptor: the owner's locks on the file go, and what was lost is told.
+    /// Serves close() of one descriptor: drops the owner's fcntl locks on the file, and fails if writes were
+    /// lost.
     pub(crate) async fn flush(&self, request: &Request) -> Result<Answer, Errno> {
         let FlushIn { fh, lock_owner, .. } = request.argument()?;
         let ino = self.ino(request);
-        // What the owner locks from here on is not the end of any handle that it used before.
+        // A later lock of this owner must not be dropped when a handle ends that the owner used before.
         for (_, (_, owners)) in self.lockers.borrow_mut().iter_mut().filter(|(_, (of, _))| *of == ino) {
             owners.remove(&lock_owner);
         }
@@ -110,7 +112,7 @@ impl Session {
         self.client.tell_lost(ino, seen).map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
-    /// The last close of a handle.
+    /// Serves the last close of a handle.
     pub(crate) async fn release(&self, request: &Request) -> Result<Answer, Errno> {
         let ReleaseIn { fh, release_flags, lock_owner, .. } = request.argument()?;
         let ino = self.ino(request);
@@ -126,7 +128,7 @@ impl Session {
     }
 
     async fn unlock_at_end(&self, ino: Ino, owner: u64, flock: bool) {
-        // Nobody hears of it, and a session that has ended holds no locks.
+        // Nobody receives this failure, and a session that has ended has no locks.
         if let Err(failure) = self.client.unlock_all(ino, owner, flock).await {
             tracing::debug!(%failure, %ino, "a lock was not given up");
         }

@@ -1,11 +1,13 @@
-//! Looks at the sizes of open files that other mounts may have changed.
+//! Checks the sizes of open files that other mounts may have changed, and sends them to the kernel.
 //!
-//! The kernel asks for the size of a file where a program reads or wants attributes. In sendfile, splice, copy_file_range and
-//! faults of a map it goes by the size that it knows, so a file that another mount makes longer would end too early there for
-//! as long as it is open. So what may have grown is looked at again within [`EVERY`], and the kernel is told its size.
+//! The kernel asks for a file's size where a program reads or wants attributes. In sendfile, splice,
+//! copy_file_range and page faults of a map it uses the size that it knows. A file that another mount makes
+//! longer would end too early there for as long as it is open. So each file that may have grown is checked
+//! within [`EVERY`], and its size sent to the kernel.
 //!
-//! Invariant: a file that is open is due, or has been looked at under a lease since it was opened and since the kernel last
-//! dropped all its pages. Whoever changes its size takes that lease first, and then all pages are dropped.
+//! Invariant: an open file is due for a check, or was checked under a lease since it was opened and since the
+//! kernel last dropped all its pages. A client that changes its size takes that lease first, and then all
+//! pages are dropped.
 
 use crate::session::Session;
 use futures_util::{StreamExt, stream};
@@ -15,12 +17,12 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// As long as names and attributes may be old.
+/// Time between two rounds of checks: as long as names and attributes may be stale.
 const EVERY: Duration = crate::attr::VALID;
-/// A look may wait for another mount's lease.
+/// The most checks at the same time. A check may wait for another mount's lease.
 const AT_A_TIME: usize = 8;
 
-/// Files of one mount that are open, and those that are due.
+/// The open files of one mount with their handle counts, and the files that are due.
 #[derive(Default)]
 pub(crate) struct Looks {
     handles: RefCell<HashMap<Ino, u64>>,
@@ -28,13 +30,13 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    /// A handle is there.
+    /// Counts a new handle. The file becomes due.
     pub(crate) fn opened(&self, ino: Ino) {
         *self.handles.borrow_mut().entry(ino).or_default() += 1;
         self.due.borrow_mut().insert(ino);
     }
 
-    /// One is gone.
+    /// Counts a closed handle. A file without handles is no longer due.
     pub(crate) fn closed(&self, ino: Ino) {
         let mut handles = self.handles.borrow_mut();
         let left = handles.get_mut(&ino).expect("a file is open while it has a handle");
@@ -45,14 +47,14 @@ impl Looks {
         }
     }
 
-    /// The size may change from here on, and nobody tells.
+    /// Makes an open file due, because its size may change from here on without a notice.
     pub(crate) fn is_due(&self, ino: Ino) {
         if self.handles.borrow().contains_key(&ino) {
             self.due.borrow_mut().insert(ino);
         }
     }
 
-    /// True if it was due; it is looked at now.
+    /// Returns true if the file was due, and takes it off the list. The caller checks it now.
     pub(crate) fn take_one(&self, ino: Ino) -> bool {
         self.due.borrow_mut().remove(&ino)
     }
@@ -62,7 +64,7 @@ impl Looks {
     }
 }
 
-/// Looks for as long as the mount is there.
+/// Checks the files that are due, each [`EVERY`], while the mount lives.
 pub(crate) async fn run(session: Rc<Session>, env: Env) -> Infallible {
     loop {
         env.sleep(EVERY).await;

@@ -1,7 +1,7 @@
-//! Mounting and unmounting.
+//! Mounts and unmounts the file system.
 //!
-//! Root mounts directly; an ordinary user goes through fusermount3. A mount point that a killed process left behind
-//! answers ENOTCONN; it is unmounted (lazily) before the new mount, because nothing can be lost on it.
+//! Root mounts directly; an ordinary user goes through fusermount3. A mount point that a killed process left
+//! behind answers ENOTCONN. It is unmounted (lazily) before the new mount, because nothing can be lost on it.
 
 use crate::attr::Root;
 use crate::cache::Cache;
@@ -34,55 +34,56 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 
 const DEVICE: &str = "/dev/fuse";
 const NAME: &str = "penstock";
-/// The kind of its mounts, as findmnt(8) names it.
+/// The file system type of these mounts, as findmnt(8) shows it.
 pub const KIND: &str = "fuse.penstock";
-/// Mounts of killed processes at one place that are taken away at once.
+/// The most stale mounts at one mount point that are unmounted before the new mount.
 const STALE_MOST: usize = 8;
 
-/// Time to look at a mount point and to unmount it. It may lie below a mount that does not answer.
+/// Time limit for looking at a mount point and unmounting it. The path may lie below a mount that does not
+/// answer.
 const TAKE_OFF: Duration = Duration::from_secs(10);
-/// Time for the session of a mount that nobody used any more to end.
+/// Time limit for the session to end after its mount was unmounted.
 const LAST_WORDS: Duration = Duration::from_secs(10);
-/// The same where the mount point does not show the mount any more.
+/// Time limit for the session to end where the mount point does not show the mount any more.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
-/// A mount does not come about.
+/// Reasons why a mount fails.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The mount point cannot be used; says what to do.
+    /// The mount point cannot be used. The message says what to do.
     #[error("{0}")]
     Refused(String),
-    /// The kernel or fusermount3 refuses.
+    /// The kernel or fusermount3 refused the mount.
     #[error("mounting at {path} failed: {source}{hint}")]
     Failed {
         /// The mount point.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the kernel or of fusermount3.
         source: io::Error,
-        /// What to do about it.
+        /// A remedy to append to the message, or an empty string.
         hint: &'static str,
     },
 }
 
-/// A mounted file system.
+/// A mounted file system, while its session lives.
 pub struct Mount {
     path: PathBuf,
-    /// The number of its connection, which no other mount has while its session goes on.
+    /// The connection number. No other mount has it while this session lives.
     connection: u32,
-    /// Ends the session although the kernel has not let go of it.
+    /// Ends the session although the kernel still has the mount.
     end: oneshot::Sender<()>,
     /// Closed when the session has ended.
     ended: oneshot::Receiver<()>,
 }
 
-/// A mount point as the kernel names it: absolute, without links and a final slash. What is mounted there is not asked, because
-/// its process may be gone.
+/// Returns a mount point as the kernel names it: absolute, without symbolic links and without a final slash.
+/// Errors of the file system mounted there are ignored, because its process may be dead.
 pub fn mount_point(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.canonicalize() };
     let place = match parent.canonicalize() {
         Ok(parent) => parent.join(name),
-        // It is made with what leads to it.
+        // The parent directory does not exist yet and is created together with the mount point.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(parent.join(name)),
         Err(error) => return Err(error),
     };
@@ -92,19 +93,21 @@ pub fn mount_point(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether a mount point is the remains of a process that was killed.
+/// True if the process that served the mount at this path was killed and its mount is still there.
 pub fn is_stale(path: &Path) -> bool {
     look(path).is_err_and(|error| is_gone(&error))
 }
 
-/// The kind of the file system that `path` shows, as findmnt(8) names it. None where nothing is mounted there.
+/// Returns the type of the file system mounted at `path`, as findmnt(8) shows it. None if nothing is mounted
+/// there.
 pub fn kind_at(path: &Path) -> io::Result<Option<String>> {
     Ok(mounts::shown_at(path)?.map(|shown| shown.kind))
 }
 
-/// Unmounts the remains of a process that was killed.
+/// Unmounts, lazily, the mount of a process that was killed.
 pub fn unmount_stale(path: &Path) -> io::Result<()> {
-    // The path is the mount point itself: who makes a link of it leads elsewhere.
+    // The path is the mount point itself. NOFOLLOW, because somebody may replace it by a symbolic link to
+    // elsewhere.
     let lazily = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     if rustix::mount::unmount(path, lazily).is_ok() {
         return Ok(());
@@ -116,8 +119,9 @@ pub fn unmount_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes sure that `path` can be mounted on: an empty directory, which is made if it does not exist, or what a killed process has left
-/// mounted. That stays until [`Mount::start`] takes its place, so that programs do not write below it.
+/// Checks that `path` can be mounted on. It may be an empty directory, a path that does not exist, which is
+/// created as a directory, or the stale mount of a killed process. A stale mount stays until [`Mount::start`]
+/// replaces it, so that programs do not write into the directory below it.
 pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
     let refused = |why: String| Err(MountError::Refused(why));
     let at = path.display();
@@ -148,11 +152,12 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// The same, and unmounts what a killed process has left. Programs that go on may have written there by then: the mount covers that.
+/// Like [`check_mount_point`], and unmounts stale mounts. If programs have written into the directory by
+/// then, the new mount covers their files.
 fn clear_mount_point(path: &Path) -> Result<(), MountError> {
     let at = path.display();
     let mut unmounted = false;
-    // The kernel may answer from its cache for a moment after the process of a mount was killed.
+    // For a moment after a mount's process is killed, the kernel may still answer from its cache.
     for _ in 0..STALE_MOST {
         match look(path) {
             Err(error) if is_gone(&error) => {}
@@ -173,15 +178,15 @@ fn clear_mount_point(path: &Path) -> Result<(), MountError> {
     check_mount_point(path)
 }
 
-/// What stands at a mount point.
+/// The kinds of directory entry at a mount point.
 enum Found {
     Empty,
     Full,
     NoDirectory,
 }
 
-/// Lists it: the kernel may answer from the attributes that it keeps, and opens a directory by itself; a listing goes to
-/// the process.
+/// Lists the mount point, because a listing reaches the process that serves a mount. The kernel may answer
+/// attributes from its cache, and opens a directory by itself.
 fn look(path: &Path) -> io::Result<Found> {
     if !std::fs::metadata(path)?.is_dir() {
         return Ok(Found::NoDirectory);
@@ -193,19 +198,19 @@ fn look(path: &Path) -> io::Result<Found> {
     }
 }
 
-/// Whether an error says that the process behind a mount is gone, or went while it was asked.
+/// True if the process behind a mount is dead, or died during the request.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
 }
 
-/// How the kernel shows a mount.
+/// Options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// Its source, as `findmnt` and `df` name it and `umount` takes it.
+    /// The source of the mount, as `findmnt` and `df` show it and `umount` accepts it.
     pub source: String,
-    /// The kernel refuses every change (EROFS).
+    /// If true, the kernel refuses every change (EROFS).
     pub read_only: bool,
-    /// This program does what [`crate::guard()`] says when it is called with [`crate::GUARD`].
+    /// If true, this program runs [`crate::guard()`] when it is called with [`crate::GUARD`].
     pub guarded: bool,
 }
 
@@ -216,8 +221,9 @@ impl Default for MountOptions {
 }
 
 impl Mount {
-    /// Mounts the file system of `client` at `path`. `env` is the worker that owns the client.
-    /// Requests count in `latency`. Once the kernel has let go of it, whoever unmounted it, the worker calls `on_end`.
+    /// Mounts the file system of `client` at `path`. `env` is the worker that owns the client. The times of
+    /// requests are recorded in `latency`. The worker calls `on_end` once the kernel has released the mount,
+    /// whoever unmounted it.
     pub async fn start(
         env: &Env,
         client: &Rc<Client>,
@@ -228,7 +234,8 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let failed = |source| MountError::Failed { path: path.to_owned(), hint: hint(&source), source };
         let (at, wanted) = (path.to_owned(), options.clone());
-        // Beside the worker: what is looked up may lie in a mount that it serves, or in one that does not answer.
+        // On another thread: the path may lead through a mount that this worker serves, or through one that
+        // does not answer.
         let mounted = blocking(move || {
             clear_mount_point(&at)?;
             let file = match rustix::process::geteuid().is_root() {
@@ -269,7 +276,7 @@ impl Mount {
             let told = async {
                 match to_end.await {
                     Ok(()) => session.write_back(&env_of_mount).await,
-                    // Whoever might say so has gone.
+                    // The `Mount` was dropped, so nobody can ask for the end.
                     Err(_) => std::future::pending().await,
                 }
             };
@@ -293,41 +300,44 @@ impl Mount {
         Ok(Self { path: path.to_owned(), connection, end, ended })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits until somebody else has unmounted it. Then there is nothing to stop.
+    /// Waits until somebody else has unmounted it. After that there is nothing to stop.
     pub async fn ended(&mut self) {
-        // Closed without a value, always.
+        // The channel is always closed without a value.
         let _ = (&mut self.ended).await;
     }
 
-    /// True once its session has ended.
+    /// True once the session has ended.
     fn has_ended(&mut self) -> bool {
         self.ended.try_recv() == Err(TryRecvError::Closed)
     }
 
-    /// Unmounts. A mount in use is refused and given back, or with `force` ended all the same: what was asked before is
-    /// answered, and from then on its open files get errors. When this returns nothing more is written through it.
+    /// Unmounts. A mount in use is an error, and the mount is handed back. With `force` it is ended all the
+    /// same: requests that were received are answered, and from then on its open files get errors. After this
+    /// returns nothing more is written through the mount.
     pub async fn stop(mut self, env: &Env, force: bool) -> (io::Result<()>, Option<Self>) {
         let (path, connection) = (self.path.clone(), self.connection);
-        // Beside the worker: requests on their way need it until the kernel lets go.
+        // On another thread: the worker must serve requests in flight until the kernel has released the
+        // mount.
         let off = timeout(env, TAKE_OFF, blocking(move || take_off(&path, connection, force))).await;
         let off = off.unwrap_or_else(|| {
             let why = format!("its mount point does not answer within {} s", TAKE_OFF.as_secs());
             Err(io::Error::new(io::ErrorKind::TimedOut, why))
         });
         if force {
-            // A copy of it elsewhere, or what was open at a lazy unmount, may hold the session. It may have ended by itself.
+            // A copy of the mount elsewhere, or files open at a lazy unmount, may keep the session alive. It
+            // may also have ended by itself.
             let _ = self.end.send(());
-            // Closed without a value, always.
+            // The channel is always closed without a value.
             let _ = self.ended.await;
             let off = off.map(|was_there| {
                 if !was_there {
                     let path = self.path.display();
-                    tracing::warn!(%path, "the mount point does not show the mount, which has ended; what it shows stays");
+                    tracing::warn!(%path, "the mount has ended; its mount point did not show it and is left as it is");
                 }
             });
             return (off, None);
@@ -359,7 +369,8 @@ impl Mount {
     }
 }
 
-/// Lets the kernel read ahead far enough, once the mount answers; an ordinary user may not.
+/// Sets the kernel's read-ahead once the mount answers. An ordinary user may not; then the kernel's default
+/// stays.
 async fn raise_read_ahead(session: Rc<Session>, path: PathBuf) {
     session.begun.notified().await;
     drop(session);
@@ -370,7 +381,7 @@ async fn raise_read_ahead(session: Rc<Session>, path: PathBuf) {
     }
 }
 
-/// Mounts as root: visible to all users, permissions by the kernel.
+/// Mounts as root: visible to all users, and the kernel checks permissions.
 fn mount(path: &Path, wanted: &MountOptions) -> io::Result<File> {
     let file =
         File::options().read(true).write(true).custom_flags(OFlags::CLOEXEC.bits() as i32).open(DEVICE)?;
@@ -388,11 +399,11 @@ fn mount(path: &Path, wanted: &MountOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Mounts through fusermount3, which hands the descriptor back over a socket: its standard input here, so that it
-/// inherits nothing else.
+/// Mounts through fusermount3, which sends the descriptor back over a socket. The socket is its standard
+/// input, so that it inherits no other descriptor.
 fn mount_as_user(path: &Path, wanted: &MountOptions) -> io::Result<File> {
     let (mine, theirs) = UnixStream::pair()?;
-    // A comma would end the option.
+    // An unescaped comma would end the option.
     let source = wanted.source.replace('\\', "\\\\").replace(',', "\\,");
     let access = if wanted.read_only { "ro" } else { "rw" };
     let child = Command::new("fusermount3")
@@ -425,15 +436,16 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(descriptor)
 }
 
-/// Unmounts the mount with this connection, if `path` shows that one, and says whether it does. With `force` also while it is in use.
+/// Unmounts the mount with this connection. Returns false, and unmounts nothing, if `path` does not show it.
+/// With `force` it also unmounts a mount in use.
 fn take_off(path: &Path, connection: u32, force: bool) -> io::Result<bool> {
-    // Somebody may have mounted over it.
+    // Somebody may have mounted another file system over it.
     if connection_of(path).ok() != Some(connection) {
         return Ok(false);
     }
     let unmounted = unmount(path).or_else(|error| match force {
         true => {
-            tracing::warn!(path = %path.display(), "the mount is in use and is taken away from who uses it");
+            tracing::warn!(path = %path.display(), "the mount is in use and is detached from the programs that use it");
             unmount_stale(path)
         }
         false => Err(error),
@@ -441,7 +453,7 @@ fn take_off(path: &Path, connection: u32, force: bool) -> io::Result<bool> {
     unmounted.map(|()| true)
 }
 
-/// Unmounts what is not in use.
+/// Unmounts a mount that is not in use. Fails if it is in use.
 pub fn unmount(path: &Path) -> io::Result<()> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Err(rustix::io::Errno::PERM) => {
@@ -451,7 +463,7 @@ pub fn unmount(path: &Path) -> io::Result<()> {
                 false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
             }
         }
-        // Somebody else unmounted it.
+        // Somebody else has unmounted it.
         Err(rustix::io::Errno::INVAL) => Ok(()),
         other => Ok(other?),
     }

@@ -1,4 +1,4 @@
-//! The mounts of this name space, as /proc/self/mountinfo lists them (proc_pid_mountinfo(5)).
+//! Reads the mounts of this mount name space from /proc/self/mountinfo (proc_pid_mountinfo(5)).
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::ffi::OsString;
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// One mount.
+/// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountEntry {
     id: u64,
-    /// The number of its file system's device, which is that of its connection where it is FUSE.
+    /// The device number of the file system, which is the connection number if it is FUSE.
     pub(crate) connection: u32,
-    /// The folder of its file system that it shows.
+    /// The directory of the file system that is mounted, `/` for all of it.
     root: Vec<u8>,
-    /// Its mount point. Another mount may cover it.
+    /// The mount point. Another mount may cover it.
     pub(crate) place: PathBuf,
     pub(crate) kind: String,
 }
 
 impl MountEntry {
-    /// None where a line is not as the kernel writes it.
+    /// Parses a line. None if it is not in the kernel's format.
     fn read(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|byte| *byte == b' ');
         let mut next = || std::str::from_utf8(words.next()?).ok();
@@ -32,14 +32,14 @@ impl MountEntry {
         let connection = major.parse::<u32>().ok()? << 20 | minor.parse::<u32>().ok()?;
         let root = unescape(words.next()?);
         let place = OsString::from_vec(unescape(words.next()?)).into();
-        // Its options, and fields whose number differs.
+        // Skips the mount options and a variable number of optional fields.
         words.find(|word| *word == b"-")?;
         let kind = String::from_utf8(unescape(words.next()?)).ok()?;
         Some(Self { id, connection, root, place, kind })
     }
 }
 
-/// Spaces and the like are octal there.
+/// Decodes the octal escapes of spaces and similar characters.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -64,9 +64,9 @@ fn table() -> io::Result<Vec<MountEntry>> {
     Ok(lines.split(|byte| *byte == b'\n').filter_map(MountEntry::read).collect())
 }
 
-/// The mount that `path` shows. None where that is no mount point.
+/// Returns the mount that `path` shows. None if `path` is not a mount point.
 pub(crate) fn shown_at(path: &Path) -> io::Result<Option<MountEntry>> {
-    // A question would go to the process of a mount, which may be gone.
+    // Without DONT_SYNC the kernel would ask the process of a FUSE mount, which may be dead.
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
     if !StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID) {
         return Err(io::Error::other("the kernel does not tell mounts apart: it is older than 5.8"));
@@ -77,7 +77,7 @@ pub(crate) fn shown_at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(table()?.into_iter().find(is_it))
 }
 
-/// Mount points that may show the whole file system of a connection.
+/// Returns the mount points at which the root of a connection's file system is mounted.
 pub(crate) fn places_of(connection: u32) -> io::Result<Vec<PathBuf>> {
     let is_one = |entry: &MountEntry| entry.connection == connection && entry.root == b"/";
     Ok(table()?.into_iter().filter(is_one).map(|entry| entry.place).collect())

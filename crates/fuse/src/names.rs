@@ -1,4 +1,4 @@
-//! Requests on names.
+//! Serves requests on names: lookup, create, link, unlink and rename.
 
 use crate::abi::{CreateIn, MkdirIn, MknodIn, Rename2In};
 use crate::attr::{entry, errno};
@@ -18,7 +18,7 @@ impl Session {
         Ok(Answer::of(&entry(self.root, &attr, self.valid())))
     }
 
-    /// `skip` bytes of arguments come before the name.
+    /// Builds the request to create a name. `skip` bytes of arguments come before the name in the body.
     fn make_request(&self, request: &Request, skip: usize, mode: u32) -> Result<MakeRequest, Errno> {
         Ok(MakeRequest {
             dir: self.ino(request).0,
@@ -53,15 +53,16 @@ impl Session {
         self.entry(self.client.make(MakeRequest { target, ..make }).await)
     }
 
-    /// CREATE, and TMPFILE for a file without a name.
+    /// Serves CREATE, and TMPFILE (`nameless`), which creates a file without a name.
     pub(crate) async fn create(&self, request: &Request, nameless: bool) -> Result<Answer, Errno> {
         let CreateIn { mode, umask, flags, .. } = request.argument()?;
-        // The kernel puts a name of its own there for a file without one.
+        // For a file without a name the kernel sends a name of its own, which is not used.
         let make = self.make_request(request, size_of::<CreateIn>(), 0o100_000 | (mode & 0o7777))?;
         let make = MakeRequest { open: true, nameless, umask, ..make };
         let look = self.capabilities.look(self.client.owns_all());
         let attr = self.client.make(make).await.map_err(|failure| match errno(&failure) {
-            // Somebody else was faster: the kernel looks again, and opens what is there with its own checks.
+            // Another client created the name first. ESTALE makes the kernel look it up again, and open the
+            // file with its own checks.
             Errno::EXIST if !OFlags::from_bits_retain(flags).contains(OFlags::EXCL) => Errno::STALE,
             other => other,
         })?;

@@ -1,5 +1,6 @@
-//! A file system that does nothing: the ceiling of what a mount can reach on a machine. One directory in which every
-//! name can be made; writes go nowhere, reads bring zeros.
+//! Mounts a FUSE file system that does nothing, to measure the most that a mount can reach on a machine.
+//!
+//! It has one directory in which every name can be created. Writes are dropped, and reads return zeros.
 
 use crate::MAX_WRITE_BYTES;
 use fuser::{
@@ -16,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 const TTL: Duration = Duration::from_secs(60);
-/// Threads that read requests.
+/// The number of threads that read requests.
 const THREADS: usize = 4;
-/// Every file is this long, so that any read is answered.
+/// The size of every file in bytes, so large that any read returns data.
 const SIZE_BYTES: u64 = 1 << 40;
 
 struct NullFs {
@@ -27,7 +28,7 @@ struct NullFs {
     names: Mutex<BTreeMap<OsString, u64>>,
 }
 
-/// Mounts the file system that does nothing. It is unmounted when the session is dropped or stopped.
+/// Mounts this file system. It is unmounted when the session is dropped or stopped.
 pub fn mount_null(path: &Path) -> io::Result<fuser::BackgroundSession> {
     let zeros = vec![0; MAX_WRITE_BYTES as usize];
     let fs = NullFs { zeros, next: AtomicU64::new(2), names: Mutex::default() };
@@ -71,7 +72,7 @@ impl Filesystem for NullFs {
         config
             .set_max_write(MAX_WRITE_BYTES)
             .map_err(|most| io::Error::other(format!("max_write is at most {most}")))?;
-        // Speed only: an older kernel does without.
+        // For speed only: an older kernel works without them.
         let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS | InitFlags::FUSE_ASYNC_DIO);
         Ok(())
     }

@@ -1,15 +1,15 @@
-//! How far the kernel reads ahead on a mount.
+//! Sets the kernel's read-ahead of a mount.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What a mount by root is set to, in KiB. The kernel's own 128 KiB keep one request on its way, and hold any FUSE file
-/// system to a small part of what its requests of 1 MiB reach.
+/// The read-ahead of a mount by root, in KiB. With the kernel's default of 128 KiB one request is in flight,
+/// and a FUSE file system reaches a small part of its throughput with requests of 1 MiB.
 pub(crate) const KIB: u64 = 4096;
 
-/// Sets how far the kernel reads ahead on a mount, in KiB; gives what it was. Takes root. The mount must be served
-/// meanwhile.
+/// Sets the read-ahead of a mount, in KiB, and returns the previous value. Needs root. The mount must be
+/// served meanwhile.
 pub fn set_read_ahead(mount: &Path, kib: u64) -> io::Result<u64> {
     let device = std::fs::metadata(mount)?.dev();
     let path =

@@ -1,19 +1,21 @@
-//! Reads by the kernel of pages behind the end of a file, whose replies tell it where the file ends.
+//! Orders and refuses reads of pages behind the end of a file, so that no reader sees zeros before the end.
 //!
-//! Where the kernel believes in a larger size than the file has, which another mount has cut, it reads pages behind the end too.
-//! A reply that is shorter than it asked for it takes as the end: at the read's offset and the bytes that came. Of reads
-//! that it sent together only the first short reply counts (`fuse_read_update_size` in fs/fuse/file.c). So when one that lies
-//! behind the end was answered before the one that reaches over it, the file seemed to end where the first one began, with
-//! zeros from its end up to there. Two readers share the pages ahead between them, so either read may be sent first, and
-//! the other one late.
+//! After another mount truncated a file, the kernel may believe in a larger size, and also reads pages behind
+//! the end. It takes a short reply as the end of the file: the read's offset plus the bytes of the reply. Of
+//! reads that it sent together only the first short reply counts (`fuse_read_update_size` in fs/fuse/file.c).
+//! So when a read behind the end was answered before the read across the end, the file seemed to end at the
+//! offset of the first one, with zeros from its real end up to there. Two readers share the read-ahead
+//! window, so either read may be sent first, and the other one late.
 //!
-//! So the first read of a page behind the end is refused: it is one of pages ahead, which nobody waits for, and changes no size.
-//! Who comes to such a page has the kernel read it alone, and that is answered, after all reads before it.
+//! So the first read of a page behind the end is refused. It is read-ahead, which nobody waits for, and a
+//! refusal changes no size. A program that needs such a page has the kernel read it alone. That read is
+//! answered, after all reads before it.
 //!
 //! Invariants:
-//! - a page is refused once until it is read again or dropped, and never when there is no room to remember it;
-//! - a read that is answered with nothing is answered after those that begin at smaller offsets and were in flight before its
-//!   answer was known. None of these waits for it, or for a lease.
+//! - A page is refused once until it is read again or dropped, and never when there is no room to remember
+//!   it.
+//! - A read with an empty answer is answered after all reads that begin at smaller offsets and were in flight
+//!   before its answer was known. None of these waits for it, or for a lease.
 
 use penstock_base::{HashMap, Ino};
 use std::cell::{Cell, RefCell};
@@ -21,9 +23,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
-/// Ranges of pages of one file that were refused.
+/// The most refused ranges that are remembered of one file.
 const MOST_REFUSED: usize = 64;
-/// Files with such pages.
+/// The most files with refused ranges.
 const MOST_FILES: usize = 4096;
 
 #[derive(Clone, Copy)]
@@ -32,13 +34,13 @@ struct Read {
     offset: u64,
 }
 
-/// Pages that were refused, after so many reads.
+/// A range of pages that was refused. `number` is the number of the last read that had begun by then.
 struct Refused {
     number: u64,
     bytes: Range<u64>,
 }
 
-/// The reads of one mount that have their lease and are not answered, and what was refused.
+/// The reads of one mount that have their lease and are not answered yet, and the refused ranges.
 #[derive(Default)]
 pub(crate) struct Reads {
     last: Cell<u64>,
@@ -47,7 +49,7 @@ pub(crate) struct Reads {
     answered: Notify,
 }
 
-/// A read in flight, while it lives.
+/// A read in flight. It counts as answered when this is dropped.
 pub(crate) struct InFlight {
     reads: Rc<Reads>,
     ino: Ino,
@@ -55,7 +57,7 @@ pub(crate) struct InFlight {
 }
 
 impl Reads {
-    /// A read begins.
+    /// Registers a read at `offset`.
     pub(crate) fn begins(self: &Rc<Self>, ino: Ino, offset: u64) -> InFlight {
         let read = Read { number: self.last.get() + 1, offset };
         self.last.set(read.number);
@@ -63,7 +65,8 @@ impl Reads {
         InFlight { reads: self.clone(), ino, read }
     }
 
-    /// A read of pages found nothing. Returns whether it is to be refused.
+    /// Returns true if a read of pages that found nothing must be refused: its pages were not refused since
+    /// they were last read or dropped, and there is room to remember them.
     pub(crate) fn refuses(&self, ino: Ino, bytes: Range<u64>) -> bool {
         let mut refused = self.refused.borrow_mut();
         if !refused.contains_key(&ino) && refused.len() >= MOST_FILES {
@@ -91,12 +94,13 @@ impl Reads {
         false
     }
 
-    /// A mark for [`Reads::dropped`].
+    /// Returns a mark for [`Reads::dropped`].
     pub(crate) fn mark(&self) -> u64 {
         self.last.get()
     }
 
-    /// The kernel has dropped all pages of a file that it had at a mark.
+    /// The kernel has dropped all pages of a file that it had at the mark. Forgets what was refused before
+    /// that.
     pub(crate) fn dropped(&self, ino: Ino, mark: u64) {
         let mut refused = self.refused.borrow_mut();
         if let Some(ranges) = refused.get_mut(&ino) {
@@ -115,7 +119,7 @@ impl Reads {
 }
 
 impl InFlight {
-    /// Waits until those are answered that are in flight by now and begin before this one.
+    /// Waits until all reads that are in flight now and begin at a smaller offset are answered.
     pub(crate) async fn first(&self) {
         let before = self.reads.last.get();
         loop {

@@ -1,7 +1,7 @@
-//! A session with the kernel: the first exchange, then one task of the worker for each request.
+//! A FUSE session: performs INIT, then serves each request of the kernel as a future on the worker.
 //!
-//! The worker that owns the client reads the device itself, so that no request changes threads. Requests in flight
-//! are bounded by the kernel ([`MAX_BACKGROUND`](crate::MAX_BACKGROUND) and one for each waiting thread).
+//! The worker that owns the client reads the device itself, so that no request changes threads. The kernel
+//! bounds the requests in flight: [`MAX_BACKGROUND`](crate::MAX_BACKGROUND), and one for each waiting thread.
 
 use crate::abi::{
     InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, WRITE_CACHE, WriteIn, fopen, init, op,
@@ -30,16 +30,17 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Time for the kernel to write back what programs stored through maps, when a mount is taken away from them.
+/// Time limit for the kernel to write back what programs stored through maps, when a mount in use is ended.
 const WRITE_BACK: Duration = Duration::from_secs(5);
-/// Files of which it does so at a time.
+/// The most files that are written back at the same time when a mount ends.
 const WRITTEN_BACK: usize = 16;
-/// Requests that were received before a mount ended have so long.
+/// Time limit for answering the requests that were received before a mount ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);
-/// Between two looks whether some of them wait for a lock.
+/// Time between two interruptions of the requests that wait for a lock, when a mount ends.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Each only makes things faster, or is for access control lists; a kernel without one does without.
+/// INIT flags that are accepted where the kernel offers them. Each is for speed, or for access control lists,
+/// set-id bits or locks. The mount also works on a kernel without them.
 const WANTED: u32 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::DO_READDIRPLUS
@@ -58,31 +59,31 @@ const WANTED: u32 = init::ASYNC_READ
     | init::FLOCK_LOCKS
     | init::INIT_EXT;
 
-/// A mounted file system as the kernel talks to it.
+/// The state of one session with the kernel.
 pub(crate) struct Session {
     pub(crate) client: Rc<Client>,
     pub(crate) root: Root,
-    /// SETXATTR has flags of its own.
+    /// True if the kernel sends the longer SETXATTR argument, which has flags of its own.
     pub(crate) setxattr_ext: Cell<bool>,
     device: Rc<Device>,
     pub(crate) cache: Rc<Cache>,
-    /// Files that pass the page cache by may be mapped.
+    /// True if files that bypass the page cache may be mapped.
     maps_direct: Cell<bool>,
     last_handle: Cell<u64>,
     /// Handles that write through the page cache.
     pub(crate) writers: RefCell<HashSet<u64>>,
-    /// By handle, the file and who locked bytes of it through that handle.
+    /// By handle: the file, and the lock owners that locked bytes of it through that handle.
     pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
-    /// By handle, the losses of writes to its file that were told through it.
+    /// By handle: the number of losses of the file's writes that were reported through it.
     pub(crate) seen_losses: RefCell<HashMap<u64, Rc<Cell<u64>>>>,
     pub(crate) capabilities: Capabilities,
-    /// Requests that wait for a lock.
+    /// By request number: requests that wait for a lock, and the signal that interrupts the wait.
     pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
     latency: Rc<FuseLatency>,
-    /// The last of them was answered, and the next may come soon.
+    /// Notified when the last request in flight was answered and polling for the next one is due.
     served: Notify,
     patience: Patience,
-    /// The first exchange is done.
+    /// Notified when INIT is done.
     pub(crate) begun: Notify,
 }
 
@@ -114,7 +115,7 @@ impl Session {
         })
     }
 
-    /// Serves until the file system is unmounted.
+    /// Serves requests until the file system is unmounted.
     pub(crate) async fn run(self: Rc<Self>, env: Env) -> io::Result<()> {
         let mut inbox = Inbox::new();
         loop {
@@ -126,14 +127,14 @@ impl Session {
                         _ => {
                             self.cache.serving.set(self.cache.serving.get() + 1);
                             let mut work = Box::pin(serve(self.clone(), env.clone(), *request));
-                            // Most are done at once. A task is made for what waits.
+                            // Most requests end in the first poll. Only those that wait become tasks.
                             if poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await.is_pending()
                             {
                                 env.spawn("file request", work);
                             }
                         }
                     }
-                    // What they left to do runs before the next is looked for.
+                    // Work that the request left to other tasks runs before the next request is received.
                     yield_now().await;
                 }
                 Received::Empty => self.rest(&env).await?,
@@ -142,17 +143,19 @@ impl Session {
         }
     }
 
-    /// Has the kernel write back what programs have stored through maps. Requests are served meanwhile.
+    /// Has the kernel write back what programs have stored through maps of open files. Requests are served
+    /// meanwhile, for 5 s at most (`WRITE_BACK`).
     pub(crate) async fn write_back(&self, env: &Env) {
         let files = self.client.open_files();
         let write_back = async |ino| self.cache.drop_pages(ino, 0..u64::MAX).await;
         let all = stream::iter(files).for_each_concurrent(WRITTEN_BACK, write_back);
         if timeout(env, WRITE_BACK, all).await.is_none() {
-            tracing::warn!("what programs stored through maps is not all written back: it takes too long");
+            tracing::warn!("some stores through maps are not written back: it takes too long");
         }
     }
 
-    /// Answers what was received, once nothing more is. Who waits for a lock is interrupted.
+    /// Waits until all received requests are answered, for 10 s at most. Nothing more is received by then.
+    /// Requests that wait for a lock are interrupted.
     pub(crate) async fn finish(&self, env: &Env) {
         let until = env.now() + LAST_ANSWERS;
         while self.cache.serving.get() > 0 {
@@ -166,7 +169,7 @@ impl Session {
         }
     }
 
-    /// Waits for a request, or for a moment in which one may be there.
+    /// Waits for a request. Returns early while polling for the next one pays.
     async fn rest(&self, env: &Env) -> io::Result<()> {
         if self.cache.serving.get() == 0 && self.patience.looks_on(env.now()) {
             yield_now().await;
@@ -198,7 +201,7 @@ impl Session {
             Ok(Answer::of(&InitOut {
                 major: MAJOR,
                 minor: MINOR.min(kernel.minor),
-                // The kernel's own bound is taken when it is smaller.
+                // The kernel takes the smaller of this and its own bound.
                 max_readahead: MAX_WRITE_BYTES.min(kernel.max_readahead),
                 flags: WANTED & kernel.flags,
                 flags2: more & init::DIRECT_IO_ALLOW_MMAP,
@@ -214,7 +217,8 @@ impl Session {
         self.begun.notify_one();
     }
 
-    /// A handle for a file of this size that the kernel opened with `flags`, and what it may do with it.
+    /// Creates a handle for a file of `size` bytes that the kernel opened with `flags`. The result contains
+    /// the caching that the kernel may use. On failure the handle is gone and the file released.
     pub(crate) async fn opened(&self, ino: Ino, flags: u32, size: u64) -> Result<OpenOut, Failure> {
         let flags = OFlags::from_bits_retain(flags);
         let handle = self.last_handle.get() + 1;
@@ -229,16 +233,18 @@ impl Session {
             self.cache.sizes.opened(handle, ino, known);
             self.client.note_open_for_writing(ino, true);
         }
-        // The kernel keeps the end of a file as it knows it, and pages of what it writes there: not for appends, which
-        // go where the end is. It lets one writer at a time through, but for who passes its pages by.
+        // A handle for writing uses the page cache only while this mount is alone, and never with O_APPEND or
+        // O_DIRECT. The kernel writes at the end of the file that it knows, and keeps pages of that, but an
+        // append goes to the real end. The kernel serialises writers of a file, except for direct I/O.
         //
-        // Beside other mounts no writer has pages. One that has them locks a page while its write waits for a lease, so
-        // all that it reads would need an exclusive lease too, which readers of two mounts would take from each other
-        // under a lock that they share. Each time the kernel might ignore the size that it is told.
+        // Beside other mounts no writer uses pages. A writer with pages locks a page while its write waits
+        // for a lease, so its reads would need an exclusive lease too. Readers on two mounts, under a lock
+        // that they share, would take that lease from each other, and each time the kernel might ignore the
+        // size that it is sent.
         let by_pages = !flags.intersects(OFlags::APPEND | OFlags::DIRECT) && self.client.is_alone();
-        //
-        // Nor has a reader of a file that somebody of this mount writes to: of several requests for the size that the kernel
-        // sent before one was answered, it takes the first reply.
+        // Beside other mounts a reader does not use pages either while a program of this mount has the file
+        // open for writing. Of several requests for the size that the kernel sent before one was answered, it
+        // takes the first reply.
         let shared = !self.client.is_alone() && self.cache.sizes.is_open_for_writing(ino);
         let direct = writes || flags.contains(OFlags::DIRECT) || shared;
         if self.maps_direct.get() && !by_pages && direct {
@@ -247,7 +253,7 @@ impl Session {
             self.writers.borrow_mut().insert(handle);
             self.client.note_writer(ino, true);
             if !self.client.is_alone() {
-                // A shared lease from before goes while no write has a page locked.
+                // Gives up an older shared lease now, while no write has a page locked.
                 if let Err(failure) = self.client.hold(ino, Purpose::Write).await {
                     self.forget_handle(handle, ino);
                     self.client.release(ino).await?;
@@ -255,14 +261,14 @@ impl Session {
                 }
             }
         }
-        // Whoever may change pages begins with none that were read under a shared lease.
+        // A handle that may change pages starts without pages that were read under a shared lease.
         if self.client.keeps_pages(ino) && (!writes || self.client.is_alone()) {
             open_flags |= fopen::KEEP_CACHE;
         }
         Ok(OpenOut { fh: handle, open_flags, padding: 0 })
     }
 
-    /// Takes a handle back.
+    /// Forgets a handle and all that was noted for it.
     pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
         self.seen_losses.borrow_mut().remove(&handle);
         self.cache.sizes.closed(handle);
@@ -276,22 +282,23 @@ impl Session {
         }
     }
 
-    /// How long the kernel may keep a name or attributes.
+    /// The time for which the kernel may keep a name or attributes: 1 s at most, no longer than the rest of
+    /// the lease, and zero while there are other mounts.
     pub(crate) fn valid(&self) -> Duration {
         if self.client.is_alone() { VALID.min(self.client.left_of_lease()) } else { Duration::ZERO }
     }
 
-    /// The inode that a request is about.
+    /// Returns the inode that a request is about.
     pub(crate) fn ino(&self, request: &Request) -> Ino {
         self.root.inner(request.header.nodeid)
     }
 
-    /// Waits until a request may be served beside pages that are to be written yet.
+    /// Waits until the file of a request has no deferred pages, unless the request must not wait for them.
     async fn let_in(&self, request: &Request) {
         let ino = self.ino(request);
         match request.header.opcode {
             op::RELEASE | op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::DESTROY => {}
-            // It waits for its own pages.
+            // A write-back waits only for its own pages, in `write_page`.
             op::WRITE if is_write_back(request) => {}
             _ => self.cache.deferred.none(ino, 0..u64::MAX).await,
         }
@@ -338,13 +345,13 @@ impl Session {
             op::LISTXATTR => self.listxattr(request).await,
             op::REMOVEXATTR => self.removexattr(request).await,
             op::DESTROY | op::FORGET | op::BATCH_FORGET => Ok(Answer::Done),
-            // The kernel does not ask again, and does what it can by itself.
+            // After ENOSYS the kernel does not ask again, and does without or does the work itself.
             _ => Err(Errno::NOSYS),
         }
     }
 }
 
-/// True if the kernel writes a page back.
+/// True for a WRITE by which the kernel writes back pages.
 fn is_write_back(request: &Request) -> bool {
     request.argument::<WriteIn>().is_ok_and(|write| write.write_flags & WRITE_CACHE != 0)
 }
@@ -365,7 +372,7 @@ async fn serve(session: Rc<Session>, env: Env, mut request: Request) {
     }
 }
 
-/// What an opcode counts as.
+/// Returns the operation that an opcode is counted as, or None if its time is not recorded.
 fn operation(opcode: u32) -> Option<Op> {
     Some(match opcode {
         op::LOOKUP => Op::Lookup,
@@ -393,7 +400,7 @@ fn operation(opcode: u32) -> Option<Op> {
     })
 }
 
-/// Lets the other tasks of the worker run first.
+/// Lets the other tasks of the worker run once.
 async fn yield_now() {
     let mut yielded = false;
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! A run of changed inputs through one decoder, from a seed.
+//! A fuzzing run: mutated inputs, drawn from a seed, through one decoder.
 
 use crate::check::{Decoder, Verdict};
 use crate::hex;
@@ -7,42 +7,42 @@ use crate::random::Random;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-/// Accepted inputs kept to change further, besides the seeds.
+/// The most accepted inputs that are kept for further mutation, besides the seeds.
 const POOL: usize = 64;
-/// One input in this many keeps the checksum that it had, so that checksums are tested too.
+/// One input in this many keeps its old checksum, so that the check of checksums is tested too.
 const UNSEALED: usize = 8;
 
-/// When a campaign ends: whichever comes first.
+/// The bounds of a campaign. It ends at the first one reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Inputs.
+    /// The most inputs.
     pub executions: u64,
-    /// Time.
+    /// The longest time. It is checked every 64 inputs.
     pub time: Duration,
 }
 
-/// What a campaign did.
+/// Counts of a campaign.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Inputs.
+    /// Inputs tried.
     pub executions: u64,
-    /// Inputs that were accepted.
+    /// Inputs that the decoder accepted.
     pub accepted: u64,
 }
 
-/// An input for which something does not hold.
+/// An input for which a property is violated.
 #[derive(Debug, thiserror::Error)]
 #[error("{decoder}: {why}\ninput: {}", hex::encode(input))]
 pub struct Failure {
-    /// The decoder.
+    /// Name of the decoder.
     pub decoder: &'static str,
     /// The input.
     pub input: Vec<u8>,
-    /// What does not hold.
+    /// The property that is violated, as text.
     pub why: String,
 }
 
-/// Checks one input. A panic is a failure like others.
+/// Checks one input. A panic counts as a failure.
 pub fn execute(decoder: &Decoder, input: &[u8]) -> Result<Verdict, Failure> {
     let result = catch_unwind(AssertUnwindSafe(|| (decoder.check)(input))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -105,7 +105,7 @@ mod tests {
         agrees(bytes, &SAME, decode, |value| vec![value.0, value.1])
     }
 
-    /// The fuzzer finds what is wrong, prints the input, and a seed gives the same run again.
+    /// The fuzzer finds the defect and prints the input. The same seed gives the same run again.
     #[test]
     fn a_broken_decoder_is_found_and_its_input_printed() {
         let decoder = Decoder {

@@ -1,27 +1,27 @@
-//! What a decoder is to the fuzzer, and the properties that every one must have.
+//! A decoder as the fuzzer sees it, and the properties that every decoder must have.
 
 use std::fmt::Debug;
 use std::ops::Range;
 
-/// What decoding an input may allocate: never more because a length field says so.
+/// The memory that decoding may allocate. A length field alone never justifies more.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// Bytes whatever the input.
+    /// Bytes for any input.
     pub base: u64,
     /// Bytes for each byte of the input.
     pub per_byte: u64,
 }
 
-/// Enough for errors, and for the largest value in memory that a byte of input stands for (an entry of a log record,
-/// in a vector that doubles).
+/// The bound of all decoders. It suffices for errors, and for the largest value in memory that one byte of
+/// input stands for: an entry of a log record, in a vector that doubles.
 pub const BOUND: Bound = Bound { base: 4096, per_byte: 128 };
 
-/// What a decoder did with an input.
+/// The result of decoding an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It gave an error.
+    /// The decoder returned an error.
     Refused,
-    /// It gave a value, for which everything holds.
+    /// The decoder returned a value, and all properties hold for it.
     Accepted,
 }
 
@@ -29,32 +29,32 @@ pub enum Verdict {
 pub struct Decoder {
     /// Its name on the command line.
     pub name: &'static str,
-    /// Longest input.
+    /// The longest input, in bytes.
     pub most_bytes: usize,
-    /// Valid encodings to begin with; each is accepted.
+    /// Valid encodings to begin with. Each is accepted.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Makes lengths and checksums agree with the rest again, where the input is long enough to have them.
+    /// Recomputes lengths and checksums, if the input is long enough to have them.
     pub seal: fn(&mut Vec<u8>),
-    /// Decodes an input and checks what must hold; the error says what does not.
+    /// Decodes an input and checks the properties. The error names the violated one.
     pub check: fn(&[u8]) -> Result<Verdict, String>,
 }
 
-/// A format without a checksum.
+/// The `seal` of a format without a checksum: changes nothing.
 pub fn unsealed(_: &mut Vec<u8>) {}
 
-/// How the bytes of an accepted input and those of its value agree.
+/// The way in which an accepted input must agree with the encoding of its value.
 pub enum Form {
-    /// Only the values do.
+    /// Only the values must agree.
     Value,
-    /// The encoded bytes are the beginning of the input, but for these ranges: checksums that cover bytes which the
-    /// value does not have, and reserved bytes.
+    /// The encoded bytes are the beginning of the input, except for these ranges: checksums that cover bytes
+    /// which the value does not contain, and reserved bytes.
     Bytes(&'static [Range<usize>]),
 }
 
-/// The encoded bytes are the beginning of the input.
+/// The encoded bytes are the beginning of the input, without exception.
 pub const SAME: Form = Form::Bytes(&[]);
 
-/// Decodes `bytes` within the bound, and encodes the value again.
+/// Decodes `bytes` within the bound, encodes the value, and checks that both agree as `form` says.
 pub fn agrees<T: PartialEq + Debug, E>(
     bytes: &[u8],
     form: &Form,
@@ -78,7 +78,7 @@ pub fn agrees<T: PartialEq + Debug, E>(
     Ok(Verdict::Accepted)
 }
 
-/// Decodes `bytes` and checks what that allocated. None when they are refused.
+/// Decodes `bytes` and checks the memory that this allocated. Returns `None` if they are refused.
 pub fn within<T, E>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<T, E>) -> Result<Option<T>, String> {
     let mut decoded = None;
     let info = allocation_counter::measure(|| decoded = Some(decode(bytes)));
@@ -102,10 +102,10 @@ mod tests {
         let same = |value: &u8| vec![*value];
         assert_eq!(agrees(&[7, 8], &SAME, byte, same), Ok(Verdict::Accepted));
         assert_eq!(agrees(&[], &SAME, byte, same), Ok(Verdict::Refused));
-        // A decoder that allocates what a length says.
+        // A decoder that allocates as much as a length field asks for.
         let greedy = |bytes: &[u8]| byte(bytes).map(|len| vec![0u8; usize::from(len) << 16]);
         assert!(within(&[255], greedy).is_err_and(|why| why.contains("allocated")));
-        // Two encodings of one value, and an encoder that loses some of it.
+        // Two encodings of one value, and an encoder that loses a part of it.
         let loose = |bytes: &[u8]| byte(bytes).map(|byte| byte & 0x0f);
         assert_eq!(agrees(&[0x17], &Form::Value, loose, same), Ok(Verdict::Accepted));
         assert!(agrees(&[0x17], &SAME, loose, same).is_err_and(|why| why.contains("other bytes")));

@@ -1,4 +1,4 @@
-//! The table of decoders: one line for each, one file for each family.
+//! The table of decoders: one line for each decoder, one file for each family.
 
 mod array;
 mod drive;
@@ -9,7 +9,8 @@ mod wire;
 
 use crate::check::Decoder;
 
-/// Decoders of bytes from drives, messages, files and users. What is not here is listed in docs/testing.md.
+/// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
+/// fuzzed.
 pub const DECODERS: [Decoder; 38] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
@@ -51,7 +52,7 @@ pub const DECODERS: [Decoder; 38] = [
     text::ID,
 ];
 
-/// Writes the CRC32C of `covered` to `at`, where the input is long enough.
+/// Writes the CRC32C of `covered` to `at`, if the input is long enough.
 fn seal_crc(bytes: &mut [u8], at: usize, covered: &[std::ops::Range<usize>]) {
     let runs: Option<Vec<&[u8]>> = covered.iter().map(|range| bytes.get(range.clone())).collect();
     let Some(crc) = runs.map(penstock_base::crc32c_append) else { return };
@@ -60,7 +61,7 @@ fn seal_crc(bytes: &mut [u8], at: usize, covered: &[std::ops::Range<usize>]) {
     }
 }
 
-/// The number of 32 bits at `at`; 0 where the input is too short.
+/// The 32-bit number at `at`; 0 if the input is too short.
 fn number(bytes: &[u8], at: usize) -> usize {
     bytes
         .get(at..at + 4)
@@ -74,7 +75,8 @@ mod tests {
     use crate::check::Verdict;
     use std::collections::BTreeSet;
 
-    /// Valid encodings are accepted, sealing does not change them, and every checksum that it makes is a right one.
+    /// Valid encodings are accepted. Sealing does not change them, so every checksum that it computes is
+    /// right.
     #[test]
     fn seeds_are_valid_and_sealed() {
         let names: BTreeSet<&str> = DECODERS.iter().map(|decoder| decoder.name).collect();

@@ -23,7 +23,7 @@ pub fn encode(bytes: &[u8]) -> String {
     text.trim_end().to_owned()
 }
 
-/// The bytes of a text; none when it is no such text.
+/// The bytes of a text; `None` if it is not of this form.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! One decoder, or all of them one after another, under the mutational fuzzer: docs/testing.md.
+//! The fuzzer's command line: runs chosen decoders, or all of them in turn. See docs/testing.md.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Parser)]
 #[command(about = "Fuzzes decoders; prints a line for each: name, executions, accepted")]
 struct Args {
-    /// Decoders; all of them without
+    /// Names of decoders; all decoders if none is given
     decoders: Vec<String>,
     /// Inputs for each decoder
     #[arg(long, default_value_t = u64::MAX)]
@@ -18,10 +18,10 @@ struct Args {
     /// Seconds for each decoder
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Where the inputs come from
+    /// Number from which the inputs are generated
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only print the names of all decoders, with their longest inputs
+    /// Only print the names of all decoders, each with the length of its longest input in bytes
     #[arg(long)]
     list: bool,
 }

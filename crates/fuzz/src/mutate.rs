@@ -1,10 +1,12 @@
-//! Changing an input: flipped bits, numbers at their boundaries, lengths, cuts, splices.
+//! The mutator: flips bits, sets numbers to their boundaries, and changes lengths, truncates and splices
+//! inputs.
 //!
-//! Positions are drawn where the input has contents: a block of 4 KiB is mostly zeros, and a change there says little.
+//! It draws positions within the contents of an input: a block of 4 KiB is mostly zeros, and a change there
+//! tests little.
 
 use crate::random::Random;
 
-/// Numbers at which decoders go wrong. Cut to the width of the field.
+/// Numbers at which decoders often fail, truncated to the width of the field.
 const BOUNDARIES: [u64; 18] = [
     0,
     1,
@@ -26,7 +28,7 @@ const BOUNDARIES: [u64; 18] = [
     u64::MAX,
 ];
 
-/// Pieces of text that formats in text give a meaning to.
+/// Pieces of text that have a meaning in text formats.
 const WORDS: [&str; 16] = [
     "{",
     "}",
@@ -46,7 +48,7 @@ const WORDS: [&str; 16] = [
     "+",
 ];
 
-/// Changes `bytes` in one to six places, to at most `most` bytes. `others` are inputs to take pieces from.
+/// Changes `bytes` in one to six places, to at most `most` bytes. Takes pieces from `others`.
 pub fn mutate(random: &mut Random, bytes: &mut Vec<u8>, others: &[Vec<u8>], most: usize) {
     for _ in 0..1 + random.below(6) {
         match random.below(14) {
@@ -65,7 +67,7 @@ pub fn mutate(random: &mut Random, bytes: &mut Vec<u8>, others: &[Vec<u8>], most
     }
 }
 
-/// A position where the input has contents, or now and then anywhere.
+/// A random position within the contents, or, one time in eight, anywhere.
 fn position(random: &mut Random, bytes: &[u8]) -> usize {
     let contents = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 9);
     match random.one_in(8) {
@@ -88,7 +90,7 @@ fn set(random: &mut Random, bytes: &mut [u8]) {
     }
 }
 
-/// Puts a boundary, or what is there and a little more or less, into a field of 1, 2, 4 or 8 bytes.
+/// Sets a field of 1, 2, 4 or 8 bytes to a boundary, or to its value plus or minus 1 to 16.
 fn number(random: &mut Random, bytes: &mut [u8]) {
     let at = position(random, bytes);
     let width = 1 << random.below(4);
@@ -107,7 +109,8 @@ fn number(random: &mut Random, bytes: &mut [u8]) {
     }
 }
 
-/// Puts a number close to the length of the input, or of what is behind the field, where a length may stand.
+/// Sets a field to a number close to the length of the input, or of the part behind the field, as a length
+/// field has.
 fn near_length(random: &mut Random, bytes: &mut [u8]) {
     let at = position(random, bytes);
     let width = 1 << random.below(4);
@@ -140,7 +143,7 @@ fn remove(random: &mut Random, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Puts a piece of the input in once more.
+/// Inserts a copy of a piece of the input.
 fn repeat(random: &mut Random, bytes: &mut Vec<u8>) {
     let (from, to) = (position(random, bytes), position(random, bytes));
     let upto = (from + 1 + random.below(64)).min(bytes.len());
@@ -150,7 +153,7 @@ fn repeat(random: &mut Random, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Puts a piece of another input over or into this one.
+/// Inserts a piece of another input, or overwrites with it.
 fn splice(random: &mut Random, bytes: &mut Vec<u8>, others: &[Vec<u8>]) {
     if others.is_empty() {
         return;
@@ -168,7 +171,7 @@ fn splice(random: &mut Random, bytes: &mut Vec<u8>, others: &[Vec<u8>]) {
 }
 
 fn word(random: &mut Random, bytes: &mut Vec<u8>) {
-    // Only where the input is text: elsewhere the other changes say the same.
+    // Only for text. In binary input the other mutations have the same effect.
     if bytes.iter().take(64).any(|byte| !byte.is_ascii()) {
         return number(random, bytes);
     }

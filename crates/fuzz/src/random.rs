@@ -1,6 +1,6 @@
 //! Pseudo-random numbers from a seed (SplitMix64): the same seed gives the same inputs on every machine.
 
-/// A stream of numbers.
+/// A stream of pseudo-random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -10,7 +10,7 @@ impl Random {
         Self(seed)
     }
 
-    /// The next word.
+    /// The next 64-bit number.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -25,12 +25,12 @@ impl Random {
         (self.word() % bound as u64) as usize
     }
 
-    /// True once in `times`.
+    /// True once in `times`, on average.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// One of `items`, which are not empty.
+    /// A random one of `items`, of which there is at least one.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }

@@ -1,9 +1,10 @@
-//! The code on a GPU beside what its memory allows: `cargo run --release -p penstock-gpu --example bench`, with `--json` for
-//! lines that programs read.
+//! Benchmark of the code on a GPU, beside a copy of device memory.
 //!
-//! Figures are 10^9 bytes of data (k strips) in a second, of data in GPU memory, by the GPU's own clock. The ceiling of a code
-//! is a copy of device memory measured in the same rounds, bytes read and written, times k / (k + m); that of checksums is
-//! the copy itself. Latencies are of a launch and its wait, by the processor's clock. Medians of 9 rounds.
+//! Run it with `cargo run --release -p penstock-gpu --example bench`; `--json` prints JSON for programs.
+//! Rates are 10^9 bytes of data (k strips) per second, of data in GPU memory, by the GPU's clock. The ceiling
+//! of a code is a copy of device memory measured in the same rounds, counting bytes read and written, times k
+//! / (k + m). The ceiling of checksums is the copy itself. A latency is the time of a launch and its wait, by
+//! the processor's clock. All values are medians of 9 rounds.
 #![allow(clippy::disallowed_methods)]
 
 use anyhow::{Context, Result, ensure};
@@ -14,10 +15,10 @@ use std::time::Instant;
 
 const ROUNDS: usize = 9;
 const STRIP_BYTES: usize = 256 << 10;
-/// Stripes of a launch.
+/// The number of stripes of a launch.
 const BATCH: usize = 1000;
 const GEOMETRIES: [(usize, usize); 7] = [(4, 1), (8, 1), (4, 2), (8, 2), (16, 2), (8, 3), (10, 4)];
-/// Bytes that a copy reads.
+/// The number of bytes that a copy reads.
 const COPY_BYTES: usize = 4 << 30;
 
 struct Bench {
@@ -27,14 +28,14 @@ struct Bench {
 }
 
 impl Bench {
-    /// Milliseconds that the GPU takes.
+    /// Milliseconds that the GPU takes for `run`.
     fn timed(&self, run: impl FnOnce() -> Result<(), GpuError>) -> Result<f64, GpuError> {
         let start = self.gpu.mark()?;
         run()?;
         Ok(start.until_ms(&self.gpu.mark()?)?.into())
     }
 
-    /// GB/s of a copy, bytes read and written.
+    /// GB/s of a copy, counting bytes read and written.
     fn copy(&mut self) -> Result<f64, GpuError> {
         let start = self.gpu.mark()?;
         self.copied.0.copy_from(&self.copied.1, COPY_BYTES)?;
@@ -42,7 +43,8 @@ impl Bench {
         Ok(2.0 * COPY_BYTES as f64 / 1e6 / ms)
     }
 
-    /// A line: rates of `run` in each round, beside copies of which `share` is the ceiling.
+    /// Adds a line with the rates of `run` in each round. The ceiling is the median copy of the same rounds
+    /// times `share`.
     fn line(
         &mut self,
         name: String,
@@ -55,7 +57,7 @@ impl Bench {
         for round in 0..=ROUNDS {
             let copy = self.copy()?;
             let ms = self.timed(&run)?;
-            // The first round compiles and touches.
+            // The first round is a warm-up that compiles the kernel and touches the memory.
             if round > 0 {
                 copies.push(copy);
                 rates.push(bytes as f64 / 1e6 / ms);
@@ -103,7 +105,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One stripe and a batch from the call to the end of the wait, in microseconds.
+    /// Microseconds from the launch to the end of the wait, for one stripe and for a batch.
     fn latency(&mut self) -> Result<()> {
         let code = Code::new(8, 2)?;
         let on_gpu = GpuCode::new(&self.gpu, &code);
@@ -141,7 +143,7 @@ impl Bench {
     }
 }
 
-/// Fills stripes with data of no order and the processor's parity.
+/// Fills stripes with pseudo-random data and the processor's parity.
 fn fill(memory: &mut DeviceMemory, code: &Code) -> Result<Vec<u8>, GpuError> {
     let mut all = vec![0; memory.len()];
     for (index, word) in all.chunks_exact_mut(8).enumerate() {

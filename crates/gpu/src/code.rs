@@ -1,7 +1,7 @@
-//! Many stripes in one launch: encode, decode, verify, and checksums of blocks.
+//! The code and checksums of many stripes in one launch: encode, decode, verify, CRC32C of blocks.
 //!
-//! A pass is prepared once (tables of pointers and coefficients go to the GPU) and may be run as often as wanted, each
-//! time over what the strips hold then.
+//! A pass is prepared once, which copies tables of pointers and coefficients to the GPU. It may run any
+//! number of times, each time on the current content of the strips.
 
 use crate::device::{DeviceMemory, Gpu};
 use crate::driver::Function;
@@ -12,16 +12,16 @@ use penstock_raid::Code;
 use std::ffi::CString;
 use std::marker::PhantomData;
 
-/// Bytes of a strip that a thread works on.
+/// Bytes of a strip that one thread processes.
 const COLUMN_BYTES: usize = 16;
 
-/// Threads of a block.
+/// Threads of a thread block.
 const THREADS: u32 = 256;
 
-/// Most outputs of a kernel: what the registers hold without spilling.
+/// Maximum number of outputs of a kernel: as many as the registers hold without spilling.
 const GROUP_ROWS: usize = 4;
 
-/// Most blocks of a grid upwards that CUDA allows.
+/// Maximum height of a grid, in thread blocks, that CUDA allows.
 const MAX_UP: usize = 65_535;
 
 /// Stripes in device memory, one after the other, each with its strips in order of their positions.
@@ -34,7 +34,9 @@ pub struct Stripes<'a> {
 }
 
 impl<'a> Stripes<'a> {
-    /// As many stripes of `strips` strips as the memory holds. Strips are whole multiples of 16 bytes.
+    /// As many stripes of `strips` strips as fit the memory.
+    ///
+    /// Returns [`GpuError::Shape`] unless there is a strip and `strip_bytes` is a positive multiple of 16.
     pub fn new(memory: &'a DeviceMemory, strips: usize, strip_bytes: usize) -> Result<Self, GpuError> {
         if strips == 0 || strip_bytes == 0 || !strip_bytes.is_multiple_of(COLUMN_BYTES) {
             let why = format!(
@@ -46,18 +48,19 @@ impl<'a> Stripes<'a> {
         Ok(Self { memory, strips, strip_bytes, count })
     }
 
-    /// How many stripes there are.
+    /// The number of stripes.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Where the strip at a position of a stripe begins in the memory.
+    /// The offset in the memory, in bytes, of the strip at `position` of stripe number `stripe`.
     pub fn offset(&self, stripe: usize, position: usize) -> usize {
         assert!(stripe < self.count && position < self.strips, "strip {position} of stripe {stripe}");
         (stripe * self.strips + position) * self.strip_bytes
     }
 
-    /// A table of the addresses of strips, stripe by stripe; none for those that are `absent`.
+    /// Copies a table of strip addresses to the GPU, stripe by stripe, with 0 for `absent` positions. Returns
+    /// it with the number of addresses for each stripe.
     fn table(&self, positions: &[usize], absent: &[usize]) -> Result<(DeviceMemory, usize), GpuError> {
         let strips = (0..self.count).flat_map(|stripe| positions.iter().map(move |at| (stripe, *at)));
         let address = |(stripe, at): (usize, usize)| match absent.contains(&at) {
@@ -73,13 +76,13 @@ impl<'a> Stripes<'a> {
 #[derive(Debug)]
 struct Launch {
     function: Function,
-    /// Tables of pointers in the order of the kernel's parameters, with how many there are for each stripe: sources,
-    /// parity that is read beside them, what is made or compared.
+    /// Tables of strip addresses in the order of the kernel's parameters, with the number of addresses for
+    /// each stripe: sources, parity that is read beside them, strips that are made or compared.
     strips: Vec<(DeviceMemory, usize)>,
     products: Option<DeviceMemory>,
 }
 
-/// Work that is prepared. It lives no longer than the memory that it works on.
+/// A prepared pass. It borrows the memory that it works on.
 #[derive(Debug)]
 pub struct Pass<'a> {
     gpu: Gpu,
@@ -87,12 +90,12 @@ pub struct Pass<'a> {
     stripes: usize,
     columns: u64,
     k: u32,
-    /// Where a comparison notes what disagrees: a word for each stripe and group.
+    /// Receives the result of a comparison: a word for each stripe and group.
     disagreements: Option<DeviceMemory>,
     memory: PhantomData<&'a DeviceMemory>,
 }
 
-/// A comparison of parity that is prepared.
+/// A prepared comparison of parity.
 #[derive(Debug)]
 pub struct Verification<'a>(Pass<'a>);
 
@@ -109,20 +112,20 @@ impl GpuCode {
         Self { gpu: gpu.clone(), code: code.clone() }
     }
 
-    /// Makes the parity strips of all stripes.
+    /// Prepares a pass that makes the parity strips of all stripes.
     pub fn encode<'a>(&self, stripes: &Stripes<'a>) -> Result<Pass<'a>, GpuError> {
         let (data, parity) = self.positions();
         self.pass(stripes, &data, &parity, |row, column| self.code.coefficient(row, column), "encode")
     }
 
-    /// Makes the strips at the positions `lost` of all stripes from k of the others.
+    /// Prepares a pass that makes the strips at the positions `lost` of all stripes from k of the others.
     pub fn decode<'a>(&self, stripes: &Stripes<'a>, lost: &[usize]) -> Result<Pass<'a>, GpuError> {
         self.check(stripes)?;
         let plan = self.code.plan(lost)?;
         if self.solves(lost) {
             let (data, parity) = self.positions();
             let (k, e) = (data.len(), lost.len());
-            // What each of the first e parity strips, which are the last sources, brings to each lost strip.
+            // The coefficients of the first e parity strips, which are the last sources, in each lost strip.
             let inverse = tables::products(e, e, |row, column| plan.coefficient(row, k - e + column));
             let name = CString::new(format!("solve_powers_{e}")).expect("a name without zeros");
             let launch = Launch {
@@ -139,7 +142,7 @@ impl GpuCode {
         self.pass(stripes, plan.sources(), lost, |row, column| plan.coefficient(row, column), "encode")
     }
 
-    /// Compares the parity strips of all stripes with what they should be.
+    /// Prepares a comparison of the parity strips of all stripes with the parity of their data.
     pub fn verify<'a>(&self, stripes: &Stripes<'a>) -> Result<Verification<'a>, GpuError> {
         let (data, parity) = self.positions();
         let cell = |row, column| self.code.coefficient(row, column);
@@ -148,7 +151,7 @@ impl GpuCode {
         Ok(Verification(pass))
     }
 
-    /// Whether lost strips are what the kernels solve for: two or three data strips of P+Q or P+Q+R.
+    /// True if the solving kernels can make the lost strips: two or three data strips of P+Q or P+Q+R.
     fn solves(&self, lost: &[usize]) -> bool {
         let (k, m) = (self.code.k(), self.code.m());
         let powers = tables::are_powers(m, k, |row, column| self.code.coefficient(row, column));
@@ -174,7 +177,7 @@ impl GpuCode {
         for (group, others) in others.chunks(GROUP_ROWS).enumerate() {
             let rows = others.len();
             let cell = |row: usize, column: usize| cell(group * GROUP_ROWS + row, column);
-            // Horner's rule has kernels for three rows.
+            // The kernels with Horner's rule make at most three rows.
             let powers = rows < GROUP_ROWS && tables::are_powers(rows, k, cell);
             let name = format!("{what}_{}_{rows}", if powers { "powers" } else { "products" });
             let name = CString::new(name).expect("a name without zeros");
@@ -188,7 +191,7 @@ impl GpuCode {
         Ok(self.of_launches(stripes, k, launches))
     }
 
-    /// Refuses stripes that are not this code's, or not on its GPU.
+    /// Rejects stripes with a wrong number of strips, and stripes in the memory of another GPU.
     fn check(&self, stripes: &Stripes<'_>) -> Result<(), GpuError> {
         let (strips, wanted) = (stripes.strips, self.code.k() + self.code.m());
         if strips != wanted {
@@ -214,7 +217,7 @@ impl GpuCode {
 }
 
 impl Pass<'_> {
-    /// Starts it. What it makes may be read after [`Gpu::wait`].
+    /// Starts the pass. The strips that it makes may be read after [`Gpu::wait`].
     pub fn run(&self) -> Result<(), GpuError> {
         let across = u32::try_from(self.columns.div_ceil(u64::from(THREADS)))
             .map_err(|_| GpuError::Shape("strips are too long for one launch".into()))?;
@@ -236,13 +239,14 @@ impl Pass<'_> {
 }
 
 impl Verification<'_> {
-    /// Starts it.
+    /// Clears the previous result and starts the comparison.
     pub fn run(&self) -> Result<(), GpuError> {
         self.words().clear()?;
         self.0.run()
     }
 
-    /// Waits for it, and says for each stripe which parity strips disagree: bit r for parity strip r.
+    /// Waits for the comparison. Returns for each stripe the set of parity strips that disagree: bit r for
+    /// parity strip r.
     pub fn disagreements(&self) -> Result<Vec<u32>, GpuError> {
         let mut bytes = vec![0; self.words().len()];
         self.words().read(0, &mut bytes)?;
@@ -260,7 +264,7 @@ impl Verification<'_> {
     }
 }
 
-/// The CRC32C of every block of 4 KiB of all strips, prepared.
+/// A prepared computation of the CRC32C of every 4 KiB block of all strips.
 #[derive(Debug)]
 pub struct Checks<'a> {
     gpu: Gpu,
@@ -273,7 +277,8 @@ pub struct Checks<'a> {
     memory: PhantomData<&'a DeviceMemory>,
 }
 
-/// Prepares the checksums of all strips. Strips are whole blocks.
+/// Prepares the checksums of all strips. Returns [`GpuError::Shape`] unless strips are a whole number of
+/// blocks.
 pub fn checksums<'a>(stripes: &Stripes<'a>) -> Result<Checks<'a>, GpuError> {
     if !stripes.strip_bytes.is_multiple_of(BLOCK_BYTES) {
         return Err(GpuError::Shape(format!("strips of {} bytes are not whole blocks", stripes.strip_bytes)));
@@ -295,7 +300,7 @@ pub fn checksums<'a>(stripes: &Stripes<'a>) -> Result<Checks<'a>, GpuError> {
 }
 
 impl Checks<'_> {
-    /// Starts it.
+    /// Starts the computation.
     pub fn run(&self) -> Result<(), GpuError> {
         let across = self.blocks_per_strip.div_ceil(THREADS as usize / tables::WARP) as u32;
         let lanes = self.tables.address() + 4 * 1024;
@@ -314,7 +319,7 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// Waits for it, and gives the checksums strip by strip.
+    /// Waits for the computation, and returns the checksums of all blocks, strip by strip.
     pub fn crcs(&self) -> Result<Vec<u32>, GpuError> {
         let mut bytes = vec![0; self.crcs.len()];
         self.crcs.read(0, &mut bytes)?;

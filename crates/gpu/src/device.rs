@@ -1,20 +1,20 @@
-//! A GPU with the kernels loaded, its memory, and time as it sees it.
+//! A GPU with the kernels loaded, its memory, and time by its own clock.
 
 use crate::driver::{Context, Event, Function};
 use crate::error::GpuError;
 use std::ffi::{CStr, CString};
 use std::rc::Rc;
 
-/// The kernels, as the driver compiles them for its GPU.
+/// The kernels as PTX, which the driver compiles for its GPU.
 const PTX: &str = include_str!("../kernels/code.ptx");
 
-/// A GPU. It belongs to the thread that opened it.
+/// A GPU. Only the thread that opened it may use it.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     context: Rc<Context>,
 }
 
-/// A range of its memory, freed when it is dropped.
+/// A range of a GPU's memory, freed when this is dropped.
 #[derive(Debug)]
 pub struct DeviceMemory {
     gpu: Gpu,
@@ -22,7 +22,7 @@ pub struct DeviceMemory {
     bytes: usize,
 }
 
-/// A moment in the GPU's work.
+/// A point in the sequence of the GPU's work.
 #[derive(Debug)]
 pub struct Marker {
     gpu: Gpu,
@@ -30,29 +30,30 @@ pub struct Marker {
 }
 
 impl Gpu {
-    /// The GPU with this number.
+    /// Opens the GPU with this number.
     ///
-    /// [`GpuError::NoDriver`] where there is none, [`GpuError::NoDevice`] where it finds fewer GPUs.
+    /// Returns [`GpuError::NoDriver`] if no driver can be loaded and initialised, and [`GpuError::NoDevice`]
+    /// if the driver finds no GPU of this number.
     pub fn open(number: usize) -> Result<Self, GpuError> {
         let ptx = CString::new(PTX).expect("a text without zeros");
         Ok(Self { context: Rc::new(Context::open(number, &ptx)?) })
     }
 
-    /// What it calls itself, and its compute capability.
+    /// The name that the driver reports, and the compute capability.
     pub fn name(&self) -> Result<String, GpuError> {
         let [major, minor] = self.context.capability()?;
         Ok(format!("{}, compute capability {major}.{minor}", self.context.name()?))
     }
 
-    /// Memory with zeros.
+    /// Allocates memory filled with zeros.
     pub fn zeroed(&self, bytes: usize) -> Result<DeviceMemory, GpuError> {
-        // The driver refuses to give nothing.
+        // The driver rejects an allocation of zero bytes.
         let memory = DeviceMemory { gpu: self.clone(), at: self.context.alloc(bytes.max(1))?, bytes };
         self.context.set(memory.at, 0, bytes.max(1))?;
         Ok(memory)
     }
 
-    /// Memory with these words.
+    /// Allocates memory filled with these words.
     pub(crate) fn words<const N: usize>(
         &self,
         words: impl Iterator<Item = [u8; N]>,
@@ -63,17 +64,17 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Whether both are the same one, opened once.
+    /// True if both come from the same call of [`Gpu::open`].
     pub(crate) fn is_same(&self, other: &Gpu) -> bool {
         Rc::ptr_eq(&self.context, &other.context)
     }
 
-    /// Waits until all that was started is done.
+    /// Waits until all work that was started is done.
     pub fn wait(&self) -> Result<(), GpuError> {
         self.context.wait()
     }
 
-    /// A mark behind all that was started.
+    /// Records a marker after all work that was started.
     pub fn mark(&self) -> Result<Marker, GpuError> {
         Ok(Marker { gpu: self.clone(), event: self.context.event()? })
     }
@@ -94,22 +95,22 @@ impl Gpu {
 }
 
 impl DeviceMemory {
-    /// Its bytes.
+    /// The size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// True if the size is zero.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// The GPU that has it.
+    /// The GPU that the memory belongs to.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Its address there.
+    /// The address in the GPU's memory.
     pub(crate) fn address(&self) -> u64 {
         self.at
     }
@@ -129,12 +130,12 @@ impl DeviceMemory {
         self.gpu.context.copy_in(self.range(offset, from.len())?, from)
     }
 
-    /// Copies bytes out of it, from `offset` on, after all that was started.
+    /// Copies bytes out of it, from `offset` on, after all work that was started.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), GpuError> {
         self.gpu.context.copy_out(to, self.range(offset, to.len())?)
     }
 
-    /// Starts a copy of bytes at its beginning from the beginning of another memory.
+    /// Starts a copy of the first `bytes` bytes of `from` to the beginning of this memory.
     pub fn copy_from(&mut self, from: &DeviceMemory, bytes: usize) -> Result<(), GpuError> {
         if !self.gpu.is_same(&from.gpu) {
             return Err(GpuError::Shape("a copy from the memory of another GPU".into()));
@@ -150,14 +151,14 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // The driver waits for kernels that are running before it frees. It fails only if the context is gone, and the
+        // The driver waits for running kernels before it frees. It fails only if the context is gone, and the
         // memory with it.
         let _ = self.gpu.context.free(self.at);
     }
 }
 
 impl Marker {
-    /// Milliseconds that the GPU took from here to a later mark, for which this waits.
+    /// Waits for the marker `later`, and returns the milliseconds that the GPU took from this marker to it.
     pub fn until_ms(&self, later: &Marker) -> Result<f32, GpuError> {
         self.gpu.context.elapsed_ms(self.event, later.event)
     }
@@ -165,7 +166,7 @@ impl Marker {
 
 impl Drop for Marker {
     fn drop(&mut self) {
-        // As for memory.
+        // As for memory, this fails only if the context is gone.
         let _ = self.gpu.context.destroy(self.event);
     }
 }

@@ -1,11 +1,11 @@
-//! The CUDA driver's functions, loaded from `libcuda.so.1` when they are first wanted.
+//! The functions of the CUDA driver, loaded from `libcuda.so.1` on first use.
 //!
-//! Names, types and versions are those of `cuda.h` of CUDA 11 and later. The library
-//! stays loaded until the process ends.
+//! Names, types and versions are those of `cuda.h` of CUDA 11 and later. The library stays loaded until the
+//! process ends.
 //!
-//! Safety invariant: handles and device addresses that are passed come from the driver itself; host pointers are to
-//! memory of at least the length that is passed and outlive the call, which for everything here ends when it returns,
-//! but for launches, whose parameters the driver copies.
+//! Safety invariant: handles and device addresses that are passed come from the driver itself. Host pointers
+//! are to memory of at least the length that is passed, which outlives the call. Every call here is done with
+//! host memory when it returns; for launches the driver copies the parameters.
 
 use crate::error::GpuError;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -13,14 +13,14 @@ use std::sync::LazyLock;
 
 type Handle = *mut c_void;
 
-/// Declares the functions, and loads all of them by their names.
+/// Declares the functions, and a loader that finds all of them by name.
 macro_rules! functions {
     ($($field:ident = $name:literal: fn($($argument:ty),*);)*) => {
         struct Functions { $($field: unsafe extern "C" fn($($argument),*) -> c_int,)* }
 
         impl Functions {
             fn load() -> Result<Self, String> {
-                // SAFETY: the driver's initialisers are those of the system's own library.
+                // SAFETY: loading runs only the initialisers of the system's own driver library.
                 let library = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
                 let library: &'static libloading::Library = Box::leak(Box::new(library));
                 // SAFETY: the types are those of cuda.h.
@@ -62,7 +62,7 @@ functions! {
 
 static FUNCTIONS: LazyLock<Result<Functions, String>> = LazyLock::new(|| {
     let functions = Functions::load()?;
-    // SAFETY: the first call of the driver.
+    // SAFETY: this is the first call of the driver.
     match unsafe { (functions.init)(0) } {
         0 => Ok(functions),
         code => Err(format!("cuInit: {}", functions.text(code))),
@@ -91,7 +91,7 @@ pub(crate) struct Context {
 impl Functions {
     fn text(&self, code: c_int) -> String {
         let mut text: *const c_char = std::ptr::null();
-        // SAFETY: the driver fills the pointer with a string of its own that is never freed.
+        // SAFETY: the driver sets the pointer to a string of its own that is never freed.
         let known = unsafe { (self.error_text)(code, &raw mut text) } == 0 && !text.is_null();
         match known {
             // SAFETY: as above.
@@ -105,7 +105,7 @@ fn functions() -> Result<&'static Functions, GpuError> {
     FUNCTIONS.as_ref().map_err(|error| GpuError::NoDriver(error.clone()))
 }
 
-/// The result of a call as an error that names it.
+/// Turns the result of a driver call into an error that names the call.
 fn check(call: &'static str, code: c_int) -> Result<(), GpuError> {
     match code {
         0 => Ok(()),
@@ -123,7 +123,7 @@ macro_rules! call {
 }
 
 impl Context {
-    /// Opens a device and loads the kernels of a PTX text, which ends with a zero.
+    /// Opens a device and loads the kernels from PTX text.
     pub(crate) fn open(number: usize, ptx: &CStr) -> Result<Self, GpuError> {
         let mut count = 0;
         call!(device_count(&raw mut count))?;
@@ -134,7 +134,7 @@ impl Context {
         let (mut device, mut context, mut module) = (0, std::ptr::null_mut(), std::ptr::null_mut());
         call!(device_get(&raw mut device, number as c_int))?;
         call!(context_retain(&raw mut context, device))?;
-        // From here on dropping it gives the context back.
+        // From here on, dropping this value releases the context.
         let mut opened = Self { device, context, module };
         call!(context_set(context))?;
         call!(module_load(&raw mut module, ptx.as_ptr().cast()))?;
@@ -149,7 +149,7 @@ impl Context {
             .map_or_else(|_| String::new(), |name| name.to_string_lossy().into()))
     }
 
-    /// Makes it the context of this thread, which another device may have been since.
+    /// Makes this the current context of the thread; the thread may have used another device since.
     fn enter(&self) -> Result<(), GpuError> {
         call!(context_set(self.context))
     }
@@ -202,8 +202,8 @@ impl Context {
         call!(copy_within(to, from, bytes, std::ptr::null_mut()))
     }
 
-    /// Launches a kernel on the default stream. `parameters` are its parameters in order, each as 8 bytes of which it
-    /// takes as many as its type has.
+    /// Launches a kernel on the default stream. `parameters` are the kernel's parameters in order, 8 bytes
+    /// each; the kernel reads as many of them as the parameter's type has.
     pub(crate) fn launch(
         &self,
         function: Function,
@@ -245,7 +245,7 @@ impl Context {
         Ok(event)
     }
 
-    /// Milliseconds from one event to another, once both are over.
+    /// Waits for the event `to`, and returns the milliseconds between both events.
     pub(crate) fn elapsed_ms(&self, from: Event, to: Event) -> Result<f32, GpuError> {
         self.enter()?;
         let mut elapsed_ms = 0.0;
@@ -262,7 +262,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // A driver that is going down with the process may refuse: nothing is left to be done about it then.
+        // A driver that shuts down with the process may reject these calls; nothing is left to do then.
         if !self.module.is_null() {
             let _ = self.enter().and_then(|()| call!(module_unload(self.module)));
         }

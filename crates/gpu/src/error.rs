@@ -1,35 +1,35 @@
-//! What can be missing or go wrong on a GPU.
+//! Errors of the GPU path: no driver, no such GPU, a failed driver call, unsuitable stripes.
 
-/// Why a GPU cannot do what was asked.
+/// The reason why a GPU cannot do the requested work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
-    /// There is no driver, or it is too old.
+    /// The driver is missing, too old, or cannot be initialised.
     #[error("no CUDA driver: {0}")]
     NoDriver(String),
 
     /// The driver finds no such GPU.
     #[error("there is no GPU {wanted}: the driver finds {found}")]
     NoDevice {
-        /// The number that was asked for.
+        /// The requested number.
         wanted: usize,
-        /// How many there are.
+        /// The number of GPUs that the driver finds.
         found: usize,
     },
 
     /// A call of the driver failed.
     #[error("{call} failed: {reason}")]
     Driver {
-        /// The function.
+        /// The name of the call.
         call: &'static str,
-        /// What the driver says of it.
+        /// The driver's text for the error.
         reason: String,
     },
 
-    /// Stripes are not inside the memory, or not of whole columns or blocks.
+    /// The stripes do not suit the request: wrong sizes, outside the memory, or on another GPU.
     #[error("{0}")]
     Shape(String),
 
-    /// What the code itself refuses.
+    /// The code rejects the request.
     #[error(transparent)]
     Code(#[from] penstock_raid::CodeError),
 }

@@ -1,12 +1,12 @@
-//! Coefficients and remainders as the kernels take them. Layouts are those of `kernels/code.cu`.
+//! Tables of coefficients and CRC remainders in the layout of `kernels/code.cu`.
 
 use penstock_base::ZERO_BLOCK_CRC;
 
-/// Threads that make the checksum of a block together.
+/// The number of threads that compute the checksum of a block together.
 pub(crate) const WARP: usize = 32;
 
-/// For each coefficient of `rows` x `k`, row by row, what each bit of a byte brings: the coefficient times 2^bit, in all
-/// four bytes of a word.
+/// For each coefficient of `rows` x `k`, row by row, eight words: the coefficient times 2^bit for each bit of
+/// a byte, repeated in all four bytes of the word.
 pub(crate) fn products(rows: usize, k: usize, cell: impl Fn(usize, usize) -> u8) -> Vec<u32> {
     let bits = |cell: u8| std::iter::successors(Some(cell), |byte| Some(double(*byte))).take(8);
     let cells = (0..rows).flat_map(|row| (0..k).map(move |column| (row, column)));
@@ -16,19 +16,20 @@ pub(crate) fn products(rows: usize, k: usize, cell: impl Fn(usize, usize) -> u8)
         .collect()
 }
 
-/// Whether row r of the coefficients is the powers of 2^r.
+/// True if every row r of the coefficients holds the powers of 2^r.
 pub(crate) fn are_powers(rows: usize, k: usize, cell: impl Fn(usize, usize) -> u8) -> bool {
     let power = |exponent: usize| (0..exponent).fold(1, |byte, _| double(byte));
     (0..rows).all(|row| (0..k).all(|column| cell(row, column) == power(row * column)))
 }
 
-/// Times 2 in GF(2^8) modulo 0x11d (docs/format/code.md).
+/// Doubles a byte in GF(2^8) modulo 0x11d (docs/format/code.md).
 fn double(byte: u8) -> u8 {
     (byte << 1) ^ ((byte >> 7) * 0x1d)
 }
 
-/// The four tables that move a remainder on by the words of a warp, then what follows each lane's last word, then the CRC
-/// of a block of zeros. Remainders have their bits reflected: x^0 is the highest.
+/// The tables for CRC32C: four tables that advance a remainder by one word of each lane of a warp, then for
+/// each lane the factor for the words after its last one, then the CRC of a block of zeros. Remainders are
+/// bit-reflected: x^0 is the highest bit.
 pub(crate) fn checksums() -> Vec<u32> {
     let on = power_of_x(32 * WARP as u32);
     let moved = |byte: u32, value: u32| multiply(value << (8 * byte), on);

@@ -1,5 +1,7 @@
-//! The kernels compile, and `kernels/code.ptx` is what they compile to. Wants NVRTC of CUDA 11.8, which `cargo xtask test`
-//! installs from PyPI into the target folder; prints SKIPPED where it is not.
+//! Tests that the kernels compile, and that `kernels/code.ptx` is the result.
+//!
+//! Needs NVRTC of CUDA 11.8, which `cargo xtask test` installs from PyPI into the target folder. Prints
+//! SKIPPED without it.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -8,7 +10,7 @@ use std::process::Command;
 
 const INSIDE: &str = "nvidia/cuda_nvrtc/lib";
 
-/// The interpreter and the folder of the compiler.
+/// The Python interpreter and the folder of the compiler.
 fn compiler() -> Option<(PathBuf, PathBuf)> {
     let python = std::env::var_os("PENSTOCK_PYTHON").map(PathBuf::from)?;
     let script = "import sysconfig; print(sysconfig.get_path('purelib'))";

@@ -1,4 +1,5 @@
-//! The kernels on a GPU make the bytes of the processor's. Prints SKIPPED where there is no driver or no GPU.
+//! Tests that the kernels on a GPU make the processor's bytes. Prints SKIPPED if there is no driver or no
+//! GPU.
 #![allow(clippy::unwrap_used)]
 
 use penstock_base::crc32c_blocks;
@@ -6,7 +7,7 @@ use penstock_gpu::{DeviceMemory, Gpu, GpuCode, GpuError, Stripes, checksums};
 use penstock_raid::Code;
 use std::io::Write;
 
-/// The first GPU, or a note that `test` was skipped.
+/// Opens the first GPU, or prints that `test` was skipped.
 fn gpu(test: &str) -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -24,7 +25,7 @@ fn bytes(count: usize) -> Vec<u8> {
     (0..count.div_ceil(8)).flat_map(word).take(count).collect()
 }
 
-/// Stripes with data of no order and the processor's parity.
+/// Stripes with pseudo-random data and the processor's parity.
 fn stripes(code: &Code, count: usize, strip_bytes: usize) -> Vec<u8> {
     let strips = code.k() + code.m();
     let mut all = bytes(count * strips * strip_bytes);

@@ -1,5 +1,7 @@
-//! The arithmetic of the kernels without a GPU: `kernels/code.cu` is compiled for the processor, with threads as a loop, and
-//! makes the bytes of `penstock-raid`. Wants a C++ compiler; prints SKIPPED where there is none.
+//! Tests the arithmetic of the kernels without a GPU: `kernels/code.cu` compiled for the processor.
+//!
+//! The threads of a launch become a loop, and the results must be the bytes of `penstock-raid`. Needs a C++
+//! compiler; prints SKIPPED if there is none.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../src/tables.rs"]
@@ -12,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-/// The program, or why there is none.
+/// The compiled program, or the reason why there is none.
 static PROGRAM: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let compilers = ["c++", "g++", "clang++"];
     let is_there = |name: &&str| {
@@ -21,7 +23,7 @@ static PROGRAM: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let compiler = compilers.into_iter().find(is_there).ok_or("there is no C++ compiler")?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/emulated.cpp");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-emulated");
-    // Another run may be at the same: each has its own until it is whole.
+    // Another run may compile at the same time, so each run writes its own file until it is complete.
     let own = program.with_extension(std::process::id().to_string());
     let mut command = Command::new(compiler);
     command.args(["-std=c++17", "-O2", "-Wall", "-Wno-unknown-pragmas", "-o"]).arg(&own).arg(source);
@@ -46,7 +48,7 @@ fn run(program: &Path, head: [usize; 5], table: &[u32], input: &[u8]) -> Vec<u8>
     let mut all: Vec<u8> = words.chain(table.iter().copied()).flat_map(u32::to_le_bytes).collect();
     all.extend(input);
     let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    // It reads all of its input before it writes.
+    // The program reads all of its input before it writes.
     child.stdin.take().unwrap().write_all(&all).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{head:?}: {}", output.status);
@@ -62,7 +64,8 @@ fn bytes(count: usize) -> Vec<u8> {
 const STRIPES: usize = 2;
 const STRIP_BYTES: usize = 2096;
 
-/// Any rows of coefficients over random sources, by the kernel that fits them, against the definition.
+/// Checks any rows of coefficients over random sources against the definition, with the kernel that fits
+/// them.
 fn check(
     program: &Path,
     rows: usize,
@@ -93,14 +96,14 @@ fn check(
     both.extend(&expected);
     let head = [2 + kind, rows, k, STRIPES, STRIP_BYTES];
     assert_eq!(run(program, head, &table, &both), [0; 4 * STRIPES], "{label}: verify");
-    // The last byte of the last parity strip.
+    // Changes the last byte of the last parity strip.
     *both.last_mut().unwrap() ^= 1;
     let mut wrong = vec![0; 4 * (STRIPES - 1)];
     wrong.extend((1_u32 << (rows - 1)).to_le_bytes());
     assert_eq!(run(program, head, &table, &both), wrong, "{label}: verify what is wrong");
 }
 
-/// By definition (docs/format/code.md).
+/// The product by definition (docs/format/code.md).
 fn multiply(a: u8, b: u8) -> u8 {
     (0..8).rev().fold(0_u8, |product, bit| {
         let doubled = (product << 1) ^ ((product >> 7) * 0x1d);
@@ -113,7 +116,7 @@ fn kernels_make_the_bytes_of_the_code() {
     let Some(program) = program("kernels_make_the_bytes_of_the_code") else { return };
     for (k, m) in [(1, 1), (4, 1), (8, 1), (4, 2), (16, 2), (5, 3), (8, 3), (10, 4)] {
         let code = Code::new(k, m).unwrap();
-        // With one data strip all rows are ones, the first powers of anything.
+        // With one data strip every row is a single 1, the zeroth power of any number.
         check(program, m, k, |row, column| code.coefficient(row, column), m < 4, &format!("{k}+{m}"));
     }
     for (k, m, lost) in

@@ -1,22 +1,24 @@
-//! Transactions in memory ahead of the engine.
+//! Transactions in memory ahead of the engine, and the batches that move them there.
 //!
-//! The engine takes a transaction on a thread of its own; handing it over costs more than the transaction. So a commit
-//! goes to memory, where every later read sees it, and many of them go to the engine as one transaction: after
-//! [`REST`], or when they are [`FULL_BYTES`] long (less in a small store). A flush does not wait for that: it appends
-//! what is new to the [journal](crate::journal).
+//! The engine takes a transaction on a thread of its own, and the hand-over costs more than the transaction.
+//! So a commit goes to memory, where every later read sees it. Many commits go to the engine as one
+//! transaction: after [`REST`], or when they have [`FULL_BYTES`] (less in a small store). A flush does not
+//! wait for that: it appends the new changes to the [journal](crate::journal).
 //!
-//! Two maps hold what the engine does not have yet: *open* takes commits, *moving* is on its way to the engine. A read
-//! looks into open, then moving, then the engine.
+//! Two maps hold the changes that the engine does not have yet. *Open* takes commits. *Moving* is on its way
+//! to the engine. A read looks into open, then moving, then the engine.
 //!
 //! Invariants:
-//! - batches go to the engine one at a time and in order, and a transaction is wholly in one batch, so the engine
-//!   holds a prefix of the transactions;
-//! - a batch leaves memory only when the engine has it;
-//! - each key whose newest value is in neither the engine nor the journal is in one of the lists of unrecorded keys;
-//! - a read of several rows sees one moment: no batch begins to move while it looks ([`AheadKv::still`]);
-//! - memory is bounded: a commit waits while open is longer than its bound.
+//! - Batches go to the engine one at a time and in order, and each transaction lies in one batch. So the
+//!   engine holds a prefix of the transactions.
+//! - A batch leaves memory only when the engine has it.
+//! - Each key whose newest value is in neither the engine nor the journal is in one of the lists of
+//!   unrecorded keys.
+//! - A read of several rows sees one moment: no batch begins to move during the read ([`AheadKv::still`]).
+//! - Memory is bounded: a commit waits while open is longer than its bound.
 //!
-//! Power cut: what was in memory and in no record is lost, as commits since the last flush may be.
+//! Power cut: changes that were in memory and in no record are lost. Only commits after the last flush can be
+//! lost.
 
 use crate::engine::RedbKv;
 use crate::journal::Journal;
@@ -31,28 +33,33 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Notify, RwLock};
 
-/// A batch of this many bytes moves at once.
+/// A batch of this many bytes moves without waiting for [`REST`].
 const FULL_BYTES: u64 = 256 << 10;
-/// Commits wait above this many bytes, or above this share of the volume: the engine writes every page that a
-/// transaction changes to a new place before it frees the old one.
+/// Commits wait while open has more than this many bytes, or more than one part in `MOST_SHARE` of the
+/// volume. The bound is needed because the engine writes each page that a transaction changes to a new place
+/// before it frees the old one.
 const MOST_BYTES: u64 = 4 << 20;
 const MOST_SHARE: u64 = 256;
-/// Or above as many rows as can change so many pages that this share of the volume holds them: a row may change a page of
-/// its own and one above it, and three transactions' pages are there at a time.
+/// Commits also wait while open has too many rows. Its rows may change pages for one part in
+/// `MOST_PAGES_SHARE` of the volume. A row may change a page of its own and one branch page above it, and the
+/// pages of three transactions exist at the same time.
 const MOST_PAGES_SHARE: u64 = 10;
 const PAGES_OF_A_ROW: u64 = 2 * 3;
 const PAGE_BYTES: u64 = 4096;
-/// A transaction alone may change as many pages as this share of the volume holds. What is longer is refused: an engine that
-/// finds no page has failed for good.
+/// One transaction may change pages for one part in `LONGEST_SHARE` of the volume, and at least for
+/// [`crate::ROWS_AT_ONCE`] rows of 4 KiB. A longer one is refused: an engine that finds no free page has
+/// failed for good.
 const LONGEST_SHARE: u64 = 2;
 const LONGEST_BYTES: u64 = crate::ROWS_AT_ONCE as u64 * (PAGES_OF_A_ROW + 3) * PAGE_BYTES;
-/// What adds nothing new may bring rows beyond the budget by this share of it. They take three times what they count for at
-/// most, so that 27 of 32 parts of the volume are in use then (`budget` in [`crate::engine`]).
+/// A transaction that adds nothing new may exceed the budget by one part in this many of it. Rows take at
+/// most three times the bytes that they count for, so at most 27/32 of the volume is in use then (`budget` in
+/// [`crate::engine`]).
 const PART_OF_BUDGET: u64 = 8;
-/// A commit moves at the latest after this.
+/// The longest time that a commit stays in open before its batch moves, unless an earlier batch is still
+/// moving.
 const REST: Duration = Duration::from_millis(250);
 
-/// Changed rows; `None` is a row that is gone.
+/// Changed rows; `None` is a deleted row.
 type Rows = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Changes that go to the engine together.
@@ -60,7 +67,7 @@ type Rows = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 struct Batch {
     rows: Rows,
     bytes: u64,
-    /// Keys that no record has; some more than once.
+    /// Keys that no record has, some more than once.
     unrecorded: Vec<Vec<u8>>,
 }
 
@@ -85,7 +92,7 @@ impl Pending {
         self.open.rows.is_empty() && self.moving.rows.is_empty()
     }
 
-    /// The changed rows in a range, newest first to win.
+    /// The changed rows in a range. A row in open takes precedence over one in moving.
     fn range(&self, from: &[u8], until: &[u8]) -> Rows {
         let bounds = (Bound::Included(from), Bound::Excluded(until));
         let of = |batch: &Batch| -> Rows {
@@ -96,7 +103,7 @@ impl Pending {
         rows
     }
 
-    /// The newest values of all keys that no record has; they count as recorded from now on.
+    /// Takes the newest values of all keys that no record has. The keys count as recorded from now on.
     fn take_unrecorded(&mut self) -> WriteSet {
         let keys: BTreeSet<Vec<u8>> =
             self.moving.unrecorded.drain(..).chain(self.open.unrecorded.drain(..)).collect();
@@ -108,12 +115,12 @@ impl Pending {
     }
 }
 
-/// How long commits and flushes took, waits for those before them included.
+/// Durations of commits and flushes, with the time they waited for earlier ones.
 #[derive(Default)]
 pub struct KvLatency {
-    /// Batches of commits, until the engine had them.
+    /// Time from the start of a batch's move until the engine had it.
     pub commit: Histogram,
-    /// Flushes, until what was committed before was durable; at once where nothing was.
+    /// Time of a flush, until all earlier commits were durable. Near zero if they were durable already.
     pub flush: Histogram,
 }
 
@@ -124,31 +131,33 @@ pub struct AheadKv {
     journal: Journal,
     latency: KvLatency,
     pending: RefCell<Pending>,
-    /// Transactions committed here, and of them those known to be durable.
+    /// Transactions committed since this opening, and the number of them known to be durable.
     commits: Cell<u64>,
     durable: Cell<u64>,
     flushes: Cell<u64>,
     full_bytes: u64,
     most_bytes: u64,
     most_rows: usize,
-    /// Of the pages that one transaction may change.
+    /// Bytes that the pages changed by one transaction may take.
     longest_bytes: u64,
-    /// Held shared by reads of several rows, and exclusively for the moment in which a batch begins to move.
+    /// Locked shared by reads of several rows, and exclusively for the moment in which a batch begins to
+    /// move.
     still: RwLock<()>,
     move_lock: Mutex<()>,
     flush_lock: Mutex<()>,
-    /// Something is open.
+    /// Wakes the task that moves batches: open has rows.
     opened: Notify,
-    /// Open is long, or the journal.
+    /// Wakes the task that moves batches: open or the journal is long enough.
     filled: Notify,
-    /// A batch arrived.
+    /// Wakes commits that wait: the engine has taken a batch.
     moved: Notify,
     failed: RefCell<Option<KvError>>,
     closed: Cell<bool>,
 }
 
 impl AheadKv {
-    /// A store ahead of `engine`, which gets what its journal has and it has not.
+    /// Opens a store ahead of `engine`. First applies the records of the journal that the engine does not
+    /// have.
     pub async fn open(env: &Env, engine: Rc<RedbKv>) -> Result<Rc<Self>, KvError> {
         let capacity_bytes = engine.file().capacity_bytes();
         let most_bytes = MOST_BYTES.min(capacity_bytes / MOST_SHARE);
@@ -187,14 +196,14 @@ impl AheadKv {
         Ok(ahead)
     }
 
-    /// Stops the task that moves batches. What is committed and not flushed is lost.
+    /// Stops the task that moves batches. Commits that are not flushed are lost.
     pub fn stop(&self) {
         self.closed.set(true);
         self.opened.notify_one();
         self.filled.notify_one();
     }
 
-    /// How long its commits and flushes took.
+    /// Durations of commits and flushes since this opening.
     pub fn latency(&self) -> &KvLatency {
         &self.latency
     }
@@ -203,7 +212,7 @@ impl AheadKv {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Why the store serves nobody any more, if it failed. Only a new opening takes that away.
+    /// The error after which the store refuses all requests, if it failed. Only a new opening clears it.
     pub fn failure(&self) -> Option<String> {
         let of_engine = self.engine.failure().map(str::to_owned);
         of_engine.or_else(|| self.failed.borrow().as_ref().map(KvError::to_string))
@@ -221,13 +230,13 @@ impl AheadKv {
                 futures_util::future::select(rest, filled).await;
             }
             if !self.closed.get() && self.move_open().await.is_err() {
-                // Everybody who asks from now on hears of it.
+                // The error is stored: every later request returns it.
                 return;
             }
         }
     }
 
-    /// Rows that a batch may have: more while most of the store is free.
+    /// Rows that open may have: five times as many while the store is less than half full.
     fn most_rows(&self) -> usize {
         let (used, budget) = self.engine.space();
         if used * 2 < budget { self.most_rows * 5 } else { self.most_rows }
@@ -238,7 +247,7 @@ impl AheadKv {
             || self.journal.is_half_full()
     }
 
-    /// Moves what is open to the engine.
+    /// Moves the open batch to the engine.
     async fn move_open(&self) -> Result<(), KvError> {
         let _in_order = self.move_lock.lock().await;
         self.check()?;
@@ -247,7 +256,7 @@ impl AheadKv {
             let mut pending = self.pending.borrow_mut();
             assert!(pending.moving.rows.is_empty(), "one batch moves at a time");
             pending.moving = std::mem::take(&mut pending.open);
-            // Every record made until now holds rows of this batch or of those before it.
+            // Every record made until now holds rows of this batch or of earlier ones.
             self.journal.mark()
         };
         let changes = self.pending.borrow().moving.rows.clone().into_iter().collect();
@@ -258,14 +267,14 @@ impl AheadKv {
                 self.pending.borrow_mut().moving = Batch::default();
                 self.journal.release(mark.sequence);
             }
-            // What was acknowledged cannot be kept any more: nothing is taken from now on.
+            // Acknowledged changes can no longer be stored, so the store refuses all requests from now on.
             Err(error) => *self.failed.borrow_mut() = Some(error.clone()),
         }
         self.moved.notify_waiters();
         result
     }
 
-    /// Refuses what the engine might have no room to change at once.
+    /// Refuses a transaction if the engine might have too few free pages to apply it in one piece.
     fn check_length(&self, rows: u64, bytes: u64) -> Result<(), KvError> {
         let longest_bytes = self.longest_bytes;
         match rows * PAGES_OF_A_ROW * PAGE_BYTES + 3 * bytes > longest_bytes {
@@ -274,7 +283,7 @@ impl AheadKv {
         }
     }
 
-    /// Bytes that the rows which a transaction changes count for behind it, and before it.
+    /// Bytes that the rows changed by a transaction count for after it, and before it.
     async fn newest_bytes(&self, writes: &WriteSet) -> Result<(u64, u64), KvError> {
         let newest = writes.newest();
         let keys: Vec<Vec<u8>> = newest.keys().map(|key| key.to_vec()).collect();
@@ -298,7 +307,8 @@ impl AheadKv {
                 Reserve::All => u64::MAX,
             };
             if used_bytes + bytes > most_bytes {
-                // Rows are counted as new; the engine knows which replace others.
+                // `usage` counts all rows in memory as new. Only the engine can tell which of them replace
+                // others.
                 if !self.pending.borrow().is_empty() {
                     self.move_open().await?;
                     continue;
@@ -329,7 +339,8 @@ impl AheadKv {
         Ok(())
     }
 
-    /// Makes what was committed before durable. Whoever waits here for another may find that done.
+    /// Makes all earlier commits durable. A flush that waits for another one returns when that one has
+    /// covered it.
     async fn try_flush(&self) -> Result<(), KvError> {
         let wanted = self.commits.get();
         if self.durable.get() >= wanted {
@@ -345,13 +356,14 @@ impl AheadKv {
         if !changes.is_empty() {
             match self.journal.place(changes) {
                 Some(record) => {
-                    // A record that is not there would leave a gap before all later ones.
+                    // The gap of a missing record would hide all later records from replay.
                     if let Err(error) = self.journal.write(record).await {
                         *self.failed.borrow_mut() = Some(error.clone());
                         return Err(error);
                     }
                 }
-                // The engine takes them instead, and what it does not take now it has.
+                // The ring has no space, so the engine takes the open changes. It has those of the earlier
+                // batches already.
                 None => self.move_open().await?,
             }
             if self.journal.is_half_full() {
@@ -372,7 +384,7 @@ impl AheadKv {
             return Ok(values.into_iter().flatten().collect());
         }
         let _moment = self.still.read().await;
-        // Again: something may have moved while this waited.
+        // Looks again: a batch may have moved while this waited.
         values = keys.iter().map(find).collect();
         let missing = keys.into_iter().zip(&values).filter(|(_, value)| value.is_none());
         let mut found = self.engine.get_many(missing.map(|(key, _)| key).collect()).await?.into_iter();
@@ -396,7 +408,7 @@ impl AheadKv {
             let last = stored.len() < limit;
             let end = stored.last().map(|(key, _)| key.clone());
             let mut stored = stored.into_iter().peekable();
-            // Both are in order, and a changed row takes the place of the stored one.
+            // Both are in order. A changed row replaces the stored one with the same key.
             loop {
                 let next = match (changed.first_key_value(), stored.peek()) {
                     (Some((mine, _)), Some((theirs, _))) if mine <= theirs => {
@@ -406,7 +418,7 @@ impl AheadKv {
                         changed.pop_first()
                     }
                     (_, Some(_)) => stored.next().map(|(key, value)| (key, Some(value))),
-                    // Behind the last stored row of a full page there may be more that comes first.
+                    // Stored rows that follow a full page may come before the changed ones.
                     (Some(_), None) if last => changed.pop_first(),
                     (_, None) => None,
                 };

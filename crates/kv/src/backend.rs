@@ -1,8 +1,9 @@
-//! redb's storage backend on an engine thread: requests to the worker that owns the volume.
+//! redb's storage backend on an engine thread: sends requests to the worker that owns the volume.
 //!
-//! Writes are collected and handed over together, before a read or a sync, because redb writes page by page and
-//! every hand-over is a change of threads. Between two syncs redb asks for no order, so they go by their offset:
-//! its own order comes from a randomly seeded map, and one seed must give one run.
+//! Writes are collected and handed over together, before a read or a sync: redb writes page by page, and
+//! every hand-over switches threads. redb requires no order between two syncs, so the writes go by their
+//! offset. redb's own order comes from a map with a random seed, and one seed of the simulation must give one
+//! run.
 
 use crate::volume::Extent;
 use std::io;
@@ -10,10 +11,10 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Bytes of writes that are collected before they are handed over.
+/// Writes are handed over once they have this many bytes, even without a read or a sync.
 const COLLECT_BYTES: usize = 8 << 20;
 
-/// What redb wants of the volume.
+/// A request of redb to the volume.
 #[derive(Debug)]
 pub(crate) enum Ask {
     Len,
@@ -22,7 +23,7 @@ pub(crate) enum Ask {
     Write(Vec<Extent>),
 }
 
-/// What it gets.
+/// The answer to a request.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Done,
@@ -30,12 +31,12 @@ pub(crate) enum Answer {
     Bytes(Vec<u8>),
 }
 
-/// What an engine thread sends to the worker.
+/// A message from an engine thread to the worker.
 #[derive(Debug)]
 pub(crate) enum FromLane {
-    /// A request of the backend; the thread waits for the answer.
+    /// A request of the backend. The thread waits for the answer.
     Ask(Ask, SyncSender<Result<Answer, String>>),
-    /// The job is done and its result sent.
+    /// The job is done and its result is sent.
     JobDone,
 }
 
@@ -61,8 +62,8 @@ impl Backend {
         self.collected.lock().expect("no holder of this lock can panic")
     }
 
-    /// Hands over what was collected. The lock is held until the answer is here: a read that comes next, from
-    /// whatever thread, sees the writes.
+    /// Hands over the collected writes. Keeps the lock until the answer arrives, so that a later read from
+    /// any thread sees the writes.
     fn hand_over(&self) -> io::Result<()> {
         let mut collected = self.collected();
         let (_, extents) = std::mem::take(&mut *collected);
@@ -74,7 +75,7 @@ impl Backend {
     }
 }
 
-/// Sorted by offset, unless some overlap: then the order in which they came decides.
+/// Sorts writes by offset. If some overlap, keeps the order in which they came.
 fn by_offset(extents: Vec<Extent>) -> Vec<Extent> {
     let mut order: Vec<usize> = (0..extents.len()).collect();
     order.sort_by_key(|index| extents[*index].0);
@@ -115,7 +116,8 @@ impl redb::StorageBackend for Backend {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        // Order is all that redb needs here: the volume keeps it, and one flush after the commit makes it durable.
+        // redb only needs order here. The volume keeps the order, and one flush after the commit makes it
+        // durable.
         self.hand_over()
     }
 

@@ -1,4 +1,4 @@
-//! redb on a volume.
+//! The engine: redb on a volume, with its space budget.
 
 use crate::journal::Mark;
 use crate::lane::{Job, Lanes, Mode, Outcome};
@@ -9,27 +9,31 @@ use penstock_base::Env;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
-/// Rows are short against a page and count with what leads to them ([`crate::pieces`]), and redb joins a page that is less
-/// than a third full with its neighbour (`page_size / 3` in its btree_mutator.rs), so rows take at most three times what they
-/// count for. A quarter of the volume is kept for transactions that reclaim, for pages that are free only after the next
-/// transaction, and for keys that are longer where pages meet than elsewhere.
+/// The bytes of rows that a file of `capacity_bytes` may hold: a quarter of it.
+///
+/// Rows are short compared with a page, and each counts with its share of the pages above it
+/// ([`crate::pieces`]). redb merges a page that is less than a third full with its neighbour (`page_size / 3`
+/// in its btree_mutator.rs). So rows take at most three times the bytes that they count for. The last quarter
+/// is for transactions that free space, for pages that become free only after the next transaction, and for
+/// separator keys that are longer than the average key.
 fn budget(capacity_bytes: u64) -> u64 {
     capacity_bytes / 4
 }
 
-/// A region of redb's file (`MAX_USABLE_REGION_SPACE` in its page_manager.rs).
+/// Size of a region of redb's file (`MAX_USABLE_REGION_SPACE` in its page_manager.rs).
 const REGION_BYTES: u64 = 4 << 30;
 
-/// The longest file that redb comes to from one of `len` bytes within a volume of `capacity_bytes`. It doubles the file up
-/// to a whole region and adds regions then, and gives out pages anywhere in what it has: a file that is longer than the
-/// volume has pages which cannot be written, however few are in use.
+/// The longest length that redb's file can reach from `len` bytes within a volume of `capacity_bytes`.
+///
+/// redb doubles the file up to one region and then adds regions. It allocates pages anywhere in the file. So
+/// a file that is longer than the volume has pages that cannot be written, even if few are in use.
 fn reach(len: u64, capacity_bytes: u64) -> u64 {
     let grown = |len: u64| if len < REGION_BYTES { len * 2 } else { len + REGION_BYTES };
     let mut len = len;
     while len > 0 && grown(len) <= capacity_bytes {
         len = grown(len);
     }
-    // Longer than it should be: what it was before its last step may be all that can be written.
+    // The file is longer than the volume: only its length before the last step may be writable.
     while len > capacity_bytes {
         len = if len <= REGION_BYTES { len / 2 } else { len - REGION_BYTES };
     }
@@ -42,12 +46,12 @@ pub struct RedbKv {
     file: Rc<VolumeFile>,
     mark: Option<Mark>,
     used_bytes: Cell<u64>,
-    /// Why the engine is not used any more.
+    /// The error after which the engine is not used any more.
     broken: OnceCell<String>,
 }
 
 impl RedbKv {
-    /// Opens the store on `volume`; an empty volume gets an empty store.
+    /// Opens the store on `volume`. An empty volume gets an empty store.
     pub async fn open(env: &Env, volume: Volume, mode: Mode) -> Result<Rc<Self>, KvError> {
         let engine = |error: penstock_array::ArrayError| KvError::Engine(error.to_string());
         let file = Rc::new(VolumeFile::open(volume).await.map_err(engine)?);
@@ -62,7 +66,7 @@ impl RedbKv {
         Ok(Rc::new(Self { lanes, file, mark, used_bytes, broken }))
     }
 
-    /// An engine that failed once is not used again: what it holds in memory is not known any more.
+    /// Returns an error once the engine has failed: its state in memory is unknown from then on.
     fn check(&self) -> Result<(), KvError> {
         match self.broken.get() {
             Some(why) => Err(KvError::Engine(format!("it failed before: {why}"))),
@@ -70,7 +74,7 @@ impl RedbKv {
         }
     }
 
-    /// Why the engine is not used any more, if it failed.
+    /// The error after which the engine is not used any more, if there was one.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.broken.get().map(String::as_str)
     }
@@ -84,8 +88,9 @@ impl RedbKv {
         result
     }
 
-    /// Runs a transaction, which the volume has in its order when this returns. With it goes the journal's mark. Whether
-    /// there is room was asked when its changes came to memory.
+    /// Runs a transaction that also stores the journal's mark. When this returns, its writes have their place
+    /// in the volume's order, but are not durable. Does not check the space: that was done when the changes
+    /// went to memory.
     pub(crate) async fn commit(&self, writes: WriteSet, mark: Mark) -> Result<(), KvError> {
         self.check()?;
         match self.watch(self.lanes.write(Job::Commit(writes, mark)).await)? {
@@ -95,13 +100,13 @@ impl RedbKv {
         Ok(())
     }
 
-    /// Makes durable what the volume has.
+    /// Makes everything written to the volume durable.
     pub(crate) async fn flush(&self) -> Result<(), KvError> {
         self.check()?;
         self.watch(self.file.flush().await.map_err(|error| KvError::Engine(error.to_string())))
     }
 
-    /// The values of several keys, all of one moment.
+    /// The values of several keys, as they were at one moment.
     pub(crate) async fn get_many(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Option<Vec<u8>>>, KvError> {
         self.check()?;
         match self.watch(self.lanes.read(Job::Get(keys)).await)? {
@@ -110,7 +115,8 @@ impl RedbKv {
         }
     }
 
-    /// Up to `limit` rows with `from <= key < until`, in order of the keys; with no values if only keys are asked for.
+    /// Up to `limit` rows with `from <= key < until`, in order of the keys. The values are empty if only keys
+    /// are read.
     pub(crate) async fn scan(
         &self,
         columns: Columns,
@@ -125,7 +131,7 @@ impl RedbKv {
         }
     }
 
-    /// The mark of the last transaction of an earlier opening.
+    /// The mark that the last transaction of an earlier opening stored; none in a new store.
     pub(crate) fn mark(&self) -> Option<Mark> {
         self.mark
     }
@@ -135,7 +141,7 @@ impl RedbKv {
         &self.file
     }
 
-    /// How full the store is, in bytes of rows: what there is, and what there may be.
+    /// Bytes that all rows count for, and the budget for them.
     pub(crate) fn space(&self) -> (u64, u64) {
         (self.used_bytes.get(), budget(reach(self.file.len(), self.file.capacity_bytes())))
     }

@@ -1,6 +1,7 @@
-//! The header of the key-value volume: how long the journal and redb's file are. Byte map: docs/format/kv.md.
+//! The header of the key-value volume: the lengths of the journal and of redb's file. Byte map:
+//! docs/format/kv.md.
 //!
-//! Public for the fuzzer and for tools that look at a volume; nothing else outside this crate reads it.
+//! Public for the fuzzer and for tools that inspect a volume. Nothing else outside this crate reads it.
 
 use penstock_base::{BLOCK_BYTES, Dec, DecodeError, Enc, crc32c};
 
@@ -9,19 +10,19 @@ const FORMAT: u32 = 2;
 const CRC_AT: usize = 8;
 const COVERED: std::ops::Range<usize> = 12..40;
 
-/// What block 0 of the volume says.
+/// The contents of block 0 of the volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeHeader {
-    /// Length of redb's file in bytes; may exceed the volume.
+    /// Length of redb's file in bytes. It may exceed the volume.
     pub len: u64,
-    /// The longest length it ever had.
+    /// The longest length that the file ever had, in bytes.
     pub longest: u64,
     /// Blocks of the journal, which lies before the file.
     pub journal_blocks: u64,
 }
 
 impl VolumeHeader {
-    /// The header's 40 bytes; zeros fill the rest of the block.
+    /// The header's 40 bytes. Zeros fill the rest of the block.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).u32(FORMAT).u64(self.len).u64(self.longest).u64(self.journal_blocks);
@@ -30,7 +31,7 @@ impl VolumeHeader {
         enc.finish()
     }
 
-    /// Reads block 0. A block of zeros is an empty file.
+    /// Reads block 0. A block of zeros is an empty file without a journal.
     pub fn decode(block: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("key-value volume header", block);
         if block.len() == BLOCK_BYTES && block.iter().all(|byte| *byte == 0) {
@@ -59,7 +60,7 @@ impl VolumeHeader {
 mod tests {
     use super::*;
 
-    /// The bytes on the volume; a change of them is a new format.
+    /// The bytes on the volume. If they change, the format must have a new number.
     #[test]
     fn the_header_is_as_in_the_first_release() {
         let header = VolumeHeader { len: 1 << 20, longest: 4 << 20, journal_blocks: 60 };

@@ -1,20 +1,24 @@
-//! The journal: what the engine has not taken yet, durable with one write.
+//! The journal: changes that the engine has not taken yet, durable with one write.
 //!
-//! A durable commit of the engine changes many pages, on a thread of its own. A flush appends one record instead, with
-//! the changes that neither the engine nor an earlier record has, to a ring at the start of the volume. The engine
-//! takes batches of transactions when it may; its *mark*, part of each batch, names the last record that the batch
-//! makes void. An opening applies the records behind the mark. Format: docs/format/kv.md.
+//! A durable commit of the engine changes many pages, on a thread of its own. A flush appends one record
+//! instead, to a ring at the start of the volume. The record holds the changes that neither the engine nor an
+//! earlier record has. The engine takes transactions in batches later. Each batch contains a *mark*, which
+//! names the last record that the batch makes void. An opening applies the records after the mark. Format:
+//! docs/format/kv.md.
 //!
 //! Invariants:
-//! - a record's number is one above that of the record before it, and it lies behind it, or at the ring's start;
-//! - a record is made after every batch that was taken before it, and a batch's mark names every record made before
-//!   the batch was taken: so applying the records behind a mark to what the engine has never brings an older row back;
-//! - blocks of a record are written over only once the engine has a mark at or beyond it. The volume keeps the order of
-//!   writes, so whoever finds the newer record finds that mark too.
+//! - A record's number is one above that of the record before it. The record lies directly behind that one,
+//!   or at the start of the ring.
+//! - A mark makes void every record made before its batch was taken from memory. So each record after the
+//!   mark was made after that batch was taken, and holds values at least as new. Applying these records to
+//!   the state of the engine never restores an older row.
+//! - The blocks of a record are overwritten only after the engine has a mark at or beyond it. The volume
+//!   keeps the order of writes, so a reader that finds the newer record finds that mark too.
 //!
-//! Power cut: the volume keeps a prefix of its writes, so a record that is found is whole, unless it was longer than one
-//! atomic write; then its checksum ends the journal before it. Nothing that it covers was acknowledged as durable.
-//! Contents of rows cannot pass for a record: each opening draws a new incarnation, which nobody is told.
+//! Power cut: the volume keeps a prefix of its writes, so a record that is found is complete, unless it was
+//! longer than one atomic write. Then its checksum fails, and the journal ends before it. No flush has
+//! reported an incomplete record as durable. The contents of rows cannot pass for a record: each opening
+//! draws a new random incarnation and gives it to nobody.
 
 use crate::volume::VolumeFile;
 use crate::{KvError, WriteSet};
@@ -30,22 +34,22 @@ const CRC_AT: usize = 8;
 const COVERED_FROM: usize = 12;
 const HEAD_BYTES: usize = 48;
 const MARK_FORMAT: u8 = 1;
-/// Stands for the length of a value: the row is deleted.
+/// The length of a value that means: the row is deleted.
 const DELETED: u32 = u32::MAX;
 
-/// A record.
+/// A record of the journal: the changes of one flush.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The opening that wrote it.
+    /// The incarnation of the opening that wrote it.
     pub incarnation: Id128,
-    /// Its number.
+    /// Its number; the first of an incarnation has 1.
     pub sequence: u64,
-    /// What changed, in order.
+    /// The changes, in order.
     pub changes: WriteSet,
 }
 
 impl Record {
-    /// Its bytes; zeros fill the last block.
+    /// The bytes of the record, not padded. On the volume, zeros fill the last block.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).u32(FORMAT).id(self.incarnation).u64(self.sequence);
@@ -70,7 +74,7 @@ impl Record {
         (HEAD_BYTES as u64 + lengths + self.changes.bytes()).div_ceil(BLOCK_BYTES as u64)
     }
 
-    /// Reads a record at the start of `bytes`, which may be longer.
+    /// Reads the record at the start of `bytes`, which may be longer.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("journal record", bytes);
         if dec.raw(8)? != MAGIC {
@@ -102,24 +106,24 @@ impl Record {
     }
 }
 
-/// How far the engine is.
+/// The position of the engine in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The opening whose records follow.
+    /// The incarnation of the records that follow.
     pub incarnation: Id128,
-    /// The last record that is void.
+    /// Number of the last record that is void.
     pub sequence: u64,
-    /// The block of the ring at which the next record lies, if not at its start.
+    /// The block of the ring at which the next record lies, unless it lies at the start of the ring.
     pub next_block: u64,
 }
 
 impl Mark {
-    /// The value of the engine's row.
+    /// The value of the mark's row in the engine.
     pub fn encode(&self) -> Vec<u8> {
         Enc::new().u8(MARK_FORMAT).id(self.incarnation).u64(self.sequence).u64(self.next_block).finish()
     }
 
-    /// Reads the engine's row.
+    /// Reads the value of the mark's row.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("journal mark", bytes);
         match dec.u8()? {
@@ -134,7 +138,7 @@ impl Mark {
     }
 }
 
-/// Records that are not void: number, first block and blocks.
+/// Records that are not void: number, first block and number of blocks, oldest first.
 type Live = VecDeque<(u64, u64, u64)>;
 
 /// The journal of one opening.
@@ -146,26 +150,27 @@ pub(crate) struct Journal {
     live: RefCell<Live>,
 }
 
-/// A record that has a place and is not written yet.
+/// A record that has its blocks in the ring and is not written yet.
 pub(crate) struct Placed {
     block: u64,
     bytes: Vec<u8>,
 }
 
 impl Journal {
-    /// A journal that begins behind nothing. Its first mark must reach the engine before its first record is made.
+    /// An empty journal. Its mark must reach the engine before its first record is made.
     pub(crate) fn new(file: Rc<VolumeFile>, incarnation: Id128) -> Self {
         Self { file, incarnation, sequence: Cell::new(0), next_block: Cell::new(0), live: RefCell::default() }
     }
 
-    /// The changes of all records behind `mark`, in order.
+    /// The changes of all records after `mark`, in order.
     pub(crate) async fn replay(file: &VolumeFile, mark: Mark) -> Result<WriteSet, KvError> {
         let ring = file.read_journal().await.map_err(failed)?;
         let mut changes = WriteSet::new();
         let (mut sequence, mut next_block) = (mark.sequence, mark.next_block);
         let at = |block: u64, sequence: u64| {
             let bytes = ring.get(usize::try_from(block).ok()?.checked_mul(BLOCK_BYTES)?..)?;
-            // What is no record, or an older one, is the end: what was written last was not acknowledged.
+            // Bytes that are no record, or an older one, end the journal: no flush reported a later record as
+            // durable.
             let record = Record::decode(bytes).ok()?;
             (record.incarnation == mark.incarnation && record.sequence == sequence).then_some(record)
         };
@@ -179,7 +184,7 @@ impl Journal {
         Ok(changes)
     }
 
-    /// A mark that makes void what was recorded until now.
+    /// A mark that makes void all records made until now.
     pub(crate) fn mark(&self) -> Mark {
         Mark {
             incarnation: self.incarnation,
@@ -188,19 +193,20 @@ impl Journal {
         }
     }
 
-    /// The engine has the mark with this number.
+    /// The engine has the mark with this number: frees the blocks of all records up to it.
     pub(crate) fn release(&self, sequence: u64) {
         let mut live = self.live.borrow_mut();
         while live.pop_front_if(|(number, ..)| *number <= sequence).is_some() {}
     }
 
-    /// Whether half of the ring is in use.
+    /// True if half of the ring is in use.
     pub(crate) fn is_half_full(&self) -> bool {
         let used: u64 = self.live.borrow().iter().map(|(.., blocks)| blocks).sum();
         used * 2 >= self.file.journal_blocks()
     }
 
-    /// Makes a record; none when it has no room until more are void. It must be written before the next is made.
+    /// Makes a record and assigns blocks to it. Returns `None` if the ring has no run of free blocks that is
+    /// long enough. The record must be written before the next one is made.
     pub(crate) fn place(&self, changes: WriteSet) -> Option<Placed> {
         let sequence = self.sequence.get() + 1;
         let record = Record { incarnation: self.incarnation, sequence, changes };
@@ -212,7 +218,8 @@ impl Journal {
         Some(Placed { block, bytes: record.encode() })
     }
 
-    /// Where `blocks` blocks in one run are free: behind the newest record, or at the start.
+    /// The first block of a free run of `blocks` blocks: behind the newest record, or at the start of the
+    /// ring.
     fn room_for(&self, blocks: u64) -> Option<u64> {
         let (next, end) = (self.next_block.get(), self.file.journal_blocks());
         let fits = |from: u64, until: u64| (from + blocks <= until).then_some(from);
@@ -224,7 +231,7 @@ impl Journal {
         }
     }
 
-    /// Writes a record that was made; durable with the volume's next flush.
+    /// Writes a record. It is durable after the volume's next flush.
     pub(crate) async fn write(&self, placed: Placed) -> Result<(), KvError> {
         let bytes = BufMut::padded_from(&placed.bytes).freeze();
         self.file.write_journal(placed.block, &bytes).await.map_err(failed)
@@ -245,7 +252,7 @@ mod tests {
         Record { incarnation: Id128([7; 16]), sequence: 9, changes }
     }
 
-    /// The bytes on the volume; a change of them is a new format.
+    /// The bytes on the volume. If they change, the format must have a new number.
     #[test]
     fn records_and_marks_are_as_in_the_first_release() {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -1,9 +1,9 @@
-//! Engine threads. redb blocks, so it lives on threads of its own, each of which takes one job at a time.
+//! Engine threads: redb blocks, so it runs on threads of its own, each with one job at a time.
 //!
-//! On a real machine there is one writer and some readers, and their requests to the volume are served by tasks of
-//! the worker while other tasks go on. In the simulated world there is one thread under a baton: the world waits,
-//! blocked, while the thread computes, and the thread waits while the world does its I/O; so a seed still gives one
-//! run. After a power cut every request gets an error.
+//! On a real machine there is one writer thread and some reader threads. Tasks of the worker serve their
+//! requests to the volume while other tasks go on. In the simulated world there is one thread under a baton:
+//! the world is blocked while the thread computes, and the thread is blocked while the world does its I/O. So
+//! one seed still gives one run. After a power cut every request gets an error.
 #![allow(clippy::disallowed_methods)]
 
 use crate::backend::{Answer, Ask, Backend, FromLane};
@@ -23,18 +23,19 @@ const ROWS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("rows"
 const PIECES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("pieces");
 const SIZES: TableDefinition<'static, &str, u64> = TableDefinition::new("sizes");
 const MARKS: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("marks");
-/// The row of [`SIZES`] with what all rows count for. A store from before has another one, which counted less.
+/// The row of [`SIZES`] with the bytes that all rows count for. Older stores have a row of another name,
+/// which counted less.
 const COUNTED: &str = "counted";
 /// The one row of [`MARKS`].
 const JOURNAL: &str = "journal";
 const CACHE_BYTES: usize = 64 << 20;
 
-/// How engine threads and the world take turns.
+/// The way in which engine threads and the worker or the world take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One writer thread and this many reader threads beside the worker.
+    /// One writer thread and this many reader threads, beside the worker.
     Threads(usize),
-    /// One thread, and never it and the world at once.
+    /// One thread, which never runs at the same time as the world.
     Baton,
 }
 
@@ -42,7 +43,7 @@ pub(crate) enum Job {
     Open,
     Get(Vec<Vec<u8>>),
     Scan(Columns, Vec<u8>, Vec<u8>, usize),
-    /// A transaction, with the journal's mark; durable once the volume is flushed after it.
+    /// A transaction with the journal's mark. It is durable after the next flush of the volume.
     Commit(WriteSet, Mark),
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct Lanes {
     writer: Lane,
     readers: Vec<Lane>,
     next_reader: std::cell::Cell<usize>,
-    /// The requests of the one thread; whoever holds it holds the baton.
+    /// The requests of the one thread. The owner of this lock has the baton.
     baton: tokio::sync::Mutex<Option<channel::UnboundedReceiver<FromLane>>>,
 }
 
@@ -95,12 +96,12 @@ impl Lanes {
         Ok(Self { mode, file, writer, readers, next_reader: Default::default(), baton })
     }
 
-    /// Runs a job on the writer's thread.
+    /// Runs a job on the writer thread.
     pub(crate) async fn write(&self, job: Job) -> Result<Outcome, KvError> {
         self.run(&self.writer, job).await
     }
 
-    /// Runs a job on a reader's thread.
+    /// Runs a job on a reader thread, or on the writer thread if there is none.
     pub(crate) async fn read(&self, job: Job) -> Result<Outcome, KvError> {
         let lane = match self.readers.len() {
             0 => &self.writer,
@@ -123,7 +124,7 @@ impl Lanes {
         let requests = guard.as_mut().ok_or(KvError::Closed)?;
         lane.jobs.send((job, reply)).map_err(|_| KvError::Closed)?;
         loop {
-            // The world stands while the engine computes.
+            // The world is blocked while the engine computes.
             match requests.blocking_recv() {
                 Some(FromLane::Ask(ask, answer)) => {
                     let result = answer_to(&self.file, ask).await;
@@ -138,13 +139,14 @@ impl Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        // Requests of a thread that is being stopped get an error: the receiver goes first.
+        // Drops the receiver first, so that a thread that is being stopped gets an error for its requests.
         if let Ok(mut baton) = self.baton.try_lock() {
             baton.take();
         }
         for lane in std::iter::once(&mut self.writer).chain(&mut self.readers) {
             lane.jobs = mpsc::channel().0;
-            // On a real machine the worker must go on to serve the last requests, so it does not wait here.
+            // On a real machine the worker must serve the last requests, so it does not wait for the thread
+            // here.
             if let (Mode::Baton, Some(thread)) = (self.mode, lane.thread.take())
                 && thread.join().is_err()
             {
@@ -164,13 +166,13 @@ async fn answer_to(file: &VolumeFile, ask: Ask) -> Result<Answer, String> {
     result.map_err(|error| error.to_string())
 }
 
-/// Serves requests of all threads; each in a task of its own, since the threads wait for them independently.
+/// Serves the requests of all threads. Each runs in a task of its own, since the threads wait independently.
 async fn serve(env: Env, file: Rc<VolumeFile>, mut requests: channel::UnboundedReceiver<FromLane>) {
     while let Some(request) = requests.recv().await {
         let FromLane::Ask(ask, answer) = request else { continue };
         let file = file.clone();
         let task = async move {
-            // A thread that is gone does not wait for its answer.
+            // A thread that has ended does not wait for its answer.
             let _ = answer.send(answer_to(&file, ask).await);
         };
         env.spawn("kv request", Box::pin(task));
@@ -249,13 +251,13 @@ fn run_job(
 
 type ReadTable = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// The rows and the pieces of long values, both of one moment.
+/// The tables of rows and of pieces, as they were at one moment.
 fn tables(database: &Database) -> Result<(ReadTable, ReadTable), KvError> {
     let read = database.begin_read().map_err(engine)?;
     Ok((read.open_table(ROWS).map_err(engine)?, read.open_table(PIECES).map_err(engine)?))
 }
 
-/// Makes the tables. Returns the bytes in rows, and the mark.
+/// Creates the tables if need be. Returns the bytes that all rows count for, and the mark.
 fn prepare(database: &Database) -> Result<(u64, Option<Mark>), KvError> {
     let mut transaction = database.begin_write().map_err(engine)?;
     transaction.set_quick_repair(true);
@@ -284,7 +286,7 @@ fn prepare(database: &Database) -> Result<(u64, Option<Mark>), KvError> {
 
 fn commit(database: &Database, writes: &WriteSet, mark: Mark, size: &mut u64) -> Result<Outcome, KvError> {
     let mut transaction = database.begin_write().map_err(engine)?;
-    // Each commit costs a little more for it, and a start after a crash reads no more than after a clean end.
+    // Costs each commit a little, so that a start after a crash reads no more than one after a clean stop.
     transaction.set_quick_repair(true);
     let (mut added, mut removed) = (0u64, 0u64);
     if !writes.is_empty() {

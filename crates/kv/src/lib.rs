@@ -1,12 +1,12 @@
-//! The ordered transactional key-value store under maps and names.
+//! The ordered transactional key-value store that holds the maps and the name space.
 //!
-//! Owns the [`Kv`] trait and its engine, redb on a volume. A transaction is a write set: it is applied whole, seen by
-//! every later read, and durable after a later [`Kv::flush`]. After a crash the store holds a prefix of the write
-//! sets that contains every flushed one.
+//! Owns the [`Kv`] trait and its engine, redb on a volume. A transaction is a write set. It is applied in
+//! full, every later read sees it, and it is durable after a later [`Kv::flush`]. After a crash the store
+//! holds a prefix of the write sets, and that prefix contains every flushed one.
 //!
-//! Commits go to memory first and to redb in batches ([`AheadKv`]); a flush writes what is new to a journal
-//! ([`journal`]). redb blocks, so it runs on threads of its own ([`lane`]); what it reads and writes comes back as
-//! requests to the worker that owns the volume ([`backend`]).
+//! Commits go to memory first and to redb in batches ([`AheadKv`]). A flush writes the new changes to a
+//! journal ([`journal`]). redb blocks, so it runs on threads of its own ([`lane`]). Its reads and writes
+//! return as requests to the worker that owns the volume ([`backend`]).
 #![forbid(unsafe_code)]
 
 mod ahead;
@@ -27,17 +27,18 @@ pub use scan::{Pages, Range, for_each, for_each_key};
 use penstock_base::{Kind, LocalBoxFuture};
 use std::collections::BTreeMap;
 
-/// A row.
+/// A row: its key and its value.
 pub type Row = (Vec<u8>, Vec<u8>);
 
-/// What a scan reads of rows.
+/// The columns of rows that a scan reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Columns {
     Keys,
     KeysAndValues,
 }
 
-/// How much of what a store keeps beyond its budget a transaction may use.
+/// The share of the headroom that a transaction may use. The headroom is the space of a store beyond its
+/// budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Reserve {
     #[default]
@@ -46,7 +47,7 @@ enum Reserve {
     All,
 }
 
-/// A transaction: rows to put and keys to delete, in order.
+/// A transaction: rows to put and keys to delete, applied in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteSet {
     changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
@@ -54,50 +55,51 @@ pub struct WriteSet {
 }
 
 impl WriteSet {
-    /// A transaction without changes.
+    /// A transaction without changes, which may not use the headroom.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts a row.
+    /// Puts a row, in place of any row with the same key.
     pub fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> &mut Self {
         self.changes.push((key, Some(value)));
         self
     }
 
-    /// Deletes a row; one that does not exist is no error.
+    /// Deletes a row. Deleting a row that does not exist is no error.
     pub fn delete(&mut self, key: Vec<u8>) -> &mut Self {
         self.changes.push((key, None));
         self
     }
 
-    /// Says that the transaction gives space back, so that it may use the reserve. Nothing bounds it: what it adds must be
-    /// bounded by its kind.
+    /// Marks the transaction as one that frees space, so that it may use all of the headroom. The store does
+    /// not bound what it adds: the caller must.
     pub fn reclaims(&mut self) -> &mut Self {
         self.reserve = Reserve::All;
         self
     }
 
-    /// Says that the transaction adds nothing new: it changes what there is, or gives back what is kept elsewhere, and its rows
-    /// may get longer for that. It may use a part of the reserve.
+    /// Marks the transaction as one that adds nothing new: it changes existing rows, or frees space that is
+    /// kept elsewhere, and its rows may get longer by that. It may use a part of the headroom: an eighth of
+    /// the budget.
     pub fn changes_what_is_there(&mut self) -> &mut Self {
         self.reserve = self.reserve.max(Reserve::Part);
         self
     }
 
-    /// Adds the changes of another transaction behind these.
+    /// Appends the changes of another transaction. The result may use the larger headroom of the two.
     pub fn append(&mut self, other: Self) -> &mut Self {
         self.changes.extend(other.changes);
         self.reserve = self.reserve.max(other.reserve);
         self
     }
 
-    /// The changes, in order: keys with the values put, or without one where they are deleted.
+    /// The changes, in order: each key with the value that is put, or `None` if the key is deleted.
     pub fn changes(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
         self.changes.iter().map(|(key, value)| (&key[..], value.as_deref()))
     }
 
-    /// Whether there are no changes.
+    /// True if there are no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
@@ -115,10 +117,11 @@ impl WriteSet {
     }
 }
 
-/// Rows that every store takes in one transaction, of up to 4 KiB each.
+/// Every store accepts a transaction of this many rows, if each has at most 4 KiB.
 pub const ROWS_AT_ONCE: usize = 256;
 
-/// Commits changes of rows that need not change together, in transactions that every store takes.
+/// Commits changes that need not be applied together, in transactions of at most [`ROWS_AT_ONCE`] changes. An
+/// error leaves the transactions before it committed.
 pub async fn commit_apart(kv: &dyn Kv, writes: WriteSet) -> Result<(), KvError> {
     let WriteSet { changes, reserve } = writes;
     let mut left = changes.into_iter().peekable();
@@ -129,31 +132,31 @@ pub async fn commit_apart(kv: &dyn Kv, writes: WriteSet) -> Result<(), KvError> 
     Ok(())
 }
 
-/// An operation on a store did not happen.
+/// Error of a store: the operation was not carried out.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum KvError {
-    /// The rows would need more space than the store has, less its reserve.
+    /// The rows would need more space than the budget and the headroom that the transaction may use.
     #[error("the key-value store is full: {used_bytes} of {budget_bytes} bytes of rows")]
     NoSpace {
-        /// Bytes in rows.
+        /// Bytes that all rows count for.
         used_bytes: u64,
-        /// Bytes there may be.
+        /// The budget of the store in bytes, without headroom.
         budget_bytes: u64,
     },
-    /// One transaction changes so much that a store of this size may have no room for it.
+    /// One transaction changes so many pages that a store of this size may have no free ones for them.
     #[error(
         "a transaction of {rows} rows and {bytes} bytes is too long for this key-value store: its pages may take \
          {longest_bytes} bytes"
     )]
     TooLong {
-        /// Rows that it changes.
+        /// Rows that the transaction changes.
         rows: u64,
-        /// Bytes in them.
+        /// Bytes in these rows.
         bytes: u64,
-        /// Bytes that the pages it changes may take.
+        /// Bytes that the pages changed by one transaction may take.
         longest_bytes: u64,
     },
-    /// The engine failed or stopped; the store must be opened again.
+    /// The engine failed or stopped. The store must be opened again.
     #[error("the key-value engine failed: {0}")]
     Engine(String),
     /// The store was closed, or the machine stops.
@@ -162,7 +165,7 @@ pub enum KvError {
 }
 
 impl KvError {
-    /// What the caller must do.
+    /// The class of the error, by which the caller decides how to react.
     pub fn kind(&self) -> Kind {
         match self {
             Self::NoSpace { .. } | Self::TooLong { .. } => Kind::NoSpace,
@@ -171,28 +174,28 @@ impl KvError {
     }
 }
 
-/// How full a store is.
+/// Space used and operations done by a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes in rows.
+    /// Bytes that all rows count for.
     pub used_bytes: u64,
-    /// Bytes there may be before only transactions that reclaim are taken.
+    /// The budget in bytes. Beyond it the store only accepts transactions that may use the headroom.
     pub budget_bytes: u64,
-    /// Transactions committed.
+    /// Transactions committed since the store was opened.
     pub commits: u64,
-    /// Durable commits.
+    /// Flushes since the store was opened that had something to make durable.
     pub flushes: u64,
 }
 
 /// An ordered transactional key-value store.
 pub trait Kv {
-    /// The value of a key.
+    /// Returns the value of a key, or `None` if there is no such row.
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>>;
 
-    /// The values of several keys, all of one moment.
+    /// Returns the values of several keys, as they were at one moment.
     fn get_many(&self, keys: Vec<Vec<u8>>) -> LocalBoxFuture<'_, Result<Vec<Option<Vec<u8>>>, KvError>>;
 
-    /// Up to `limit` rows with `from <= key < until`, in order of the keys.
+    /// Returns up to `limit` rows with `from <= key < until`, in order of the keys.
     fn scan(
         &self,
         from: Vec<u8>,
@@ -200,7 +203,8 @@ pub trait Kv {
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>>;
 
-    /// The keys of up to `limit` rows with `from <= key < until`, in order. Values that are long against a page are not read.
+    /// Returns the keys of up to `limit` rows with `from <= key < until`, in order. Values of more than 1000
+    /// bytes are not read.
     fn keys(
         &self,
         from: Vec<u8>,
@@ -208,15 +212,16 @@ pub trait Kv {
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>>;
 
-    /// Applies a transaction whole. Later reads see it; it is durable after a later flush.
+    /// Applies all changes of a transaction or none. Later reads see them. They are durable after a later
+    /// flush.
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>>;
 
-    /// Applies a transaction and makes it and every one before it durable.
+    /// Applies a transaction, then makes it and all earlier ones durable.
     fn commit_durable(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>>;
 
     /// Makes every committed transaction durable.
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>>;
 
-    /// How full the store is.
+    /// Returns the space used and the operations done.
     fn usage(&self) -> Usage;
 }

@@ -1,19 +1,22 @@
-//! Values as redb keeps them: short ones whole, long ones in pieces of one size, so that no page of redb holds a row that
-//! is long against it and pages stay at least a third full. Format: docs/format/kv.md.
+//! Values as redb stores them: short ones in their row, long ones in pieces of one size.
 //!
-//! Invariant: a row that says that its value is in pieces has all of them, and no piece is there without its row: both
+//! No row in redb is long compared with a page, so pages stay at least a third full. Format:
+//! docs/format/kv.md.
+//!
+//! Invariant: a row whose value is in pieces has all of them, and no piece exists without its row. Both
 //! change in one transaction.
 
 use crate::KvError;
 use redb::{ReadableTable, Table};
 
-/// Longest value that is kept whole, and the length of every piece but the last.
+/// Longest value that stays in its row, and the length of every piece but the last, in bytes.
 pub(crate) const PIECE_BYTES: usize = 1000;
-/// What redb keeps beside each row: the ends of its key and of its value.
+/// Bytes that redb stores beside each row: the ends of its key and of its value.
 const ROW_BYTES: u64 = 8;
-/// Beside each key of a page that leads to others redb keeps the checksum and number of one, and the key's end.
+/// Bytes that redb stores beside each key of a branch page: the checksum and number of a child page, and the
+/// key's end.
 const BRANCH_BYTES: u64 = 28;
-/// Rows of a page that redb leaves as it is (`page_size / 3` in its btree_mutator.rs).
+/// Bytes of rows below which redb merges a leaf page (`page_size / 3` in its btree_mutator.rs).
 const LEAF_BYTES: u64 = 4096 / 3;
 const WHOLE: u8 = 0;
 const IN_PIECES: u8 = 1;
@@ -24,7 +27,7 @@ fn engine(error: impl std::fmt::Display) -> KvError {
     KvError::Engine(error.to_string())
 }
 
-/// The value of a row: the bytes, or how many there are in pieces.
+/// The value in a row of redb: the bytes themselves, or the length of a value that is in pieces.
 enum Head<'a> {
     Whole(&'a [u8]),
     InPieces(usize),
@@ -48,7 +51,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Bytes of the value, and pieces beside the row.
+    /// Bytes of the value, and number of pieces besides the row.
     fn sizes(&self) -> (usize, usize) {
         match self {
             Self::Whole(value) => (value.len(), 0),
@@ -57,13 +60,14 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The key of a piece: pieces of one row lie together and in order, and those of another are never among them.
+/// The key of a piece. The pieces of one row lie together and in order, with none of another row between
+/// them.
 fn piece_key(key: &[u8], number: usize) -> Vec<u8> {
     [&(key.len() as u32).to_be_bytes()[..], key, &(number as u32).to_be_bytes()[..]].concat()
 }
 
-/// Bytes that a row of this key and value counts for: with what redb keeps beside it, with its pieces' keys, and with their
-/// share of the pages above.
+/// Bytes that a row with this key and value counts for: with the bytes that redb stores beside it, the keys
+/// of its pieces, and its share of the branch pages.
 pub(crate) fn row_bytes(key: &[u8], value_bytes: usize) -> u64 {
     let (key, value) = (key.len() as u64, value_bytes as u64);
     if value_bytes <= PIECE_BYTES {
@@ -74,13 +78,15 @@ pub(crate) fn row_bytes(key: &[u8], value_bytes: usize) -> u64 {
     with_branches(key, key + ROW_BYTES) + with_branches(piece_key, value + pieces * (piece_key + ROW_BYTES))
 }
 
-/// Bytes of rows with keys of this length, and of what the pages above have for them: for each leaf, which holds a third of a
-/// page at least, a key and what stands beside it, and a third more for the pages above those.
+/// Bytes of rows with keys of `key` bytes, plus their share of the branch pages. Each leaf holds at least a
+/// third of a page and takes one key and [`BRANCH_BYTES`] in the branch page above. The branch pages above
+/// that one take a third more.
 fn with_branches(key: u64, bytes: u64) -> u64 {
     bytes + bytes * (key + BRANCH_BYTES) * 4 / 3 / LEAF_BYTES
 }
 
-/// Puts a row, or removes it. Returns how many bytes it counted for before.
+/// Puts a row, or removes it if `value` is `None`. Returns the bytes that the old row counted for, 0 if there
+/// was none.
 pub(crate) fn put(
     rows: &mut Table<'_, Bytes, Bytes>,
     pieces: &mut Table<'_, Bytes, Bytes>,
@@ -120,7 +126,7 @@ pub(crate) fn count(rows: &impl ReadableTable<Bytes, Bytes>) -> Result<u64, KvEr
     Ok(all)
 }
 
-/// The value of a row as it was put.
+/// The value of a row as it was put, joined from its pieces if need be.
 pub(crate) fn value(
     pieces: &impl ReadableTable<Bytes, Bytes>,
     key: &[u8],
@@ -159,7 +165,7 @@ mod tests {
                 let (mut rows, mut pieces) =
                     (transaction.open_table(ROWS).unwrap(), transaction.open_table(PIECES).unwrap());
                 let bytes = |len: usize| (0..len).map(|at| (at * 7 + len) as u8).collect::<Vec<_>>();
-                // A neighbour whose key goes on where this one ends.
+                // A neighbour whose key continues where this one ends.
                 put(&mut rows, &mut pieces, b"key\0\0\0\0", Some(&bytes(3000))).unwrap();
                 put(&mut rows, &mut pieces, b"key", Some(&bytes(*from))).unwrap();
                 let before = put(&mut rows, &mut pieces, b"key", Some(&bytes(*to))).unwrap();

@@ -1,14 +1,14 @@
-//! Reading a range of rows page by page: the loops over [`Kv::scan`] and [`Kv::keys`].
+//! Reads a range of rows page by page: the loops over [`Kv::scan`] and [`Kv::keys`].
 //!
-//! Rows that change while a range is read are seen in their old or their new form. Whoever needs one moment keeps
-//! others from changing them meanwhile.
+//! A row that changes during the read is seen in its old or its new form. A caller that needs one moment must
+//! keep others from changing the rows meanwhile.
 
 use crate::{Kv, KvError, Row};
 
-/// Rows fetched at once.
+/// Rows fetched with one request.
 const PAGE_ROWS: usize = 1024;
 
-/// Rows with `from <= key < until`.
+/// A range of rows: the first key, and the first key after the range.
 pub type Range = (Vec<u8>, Vec<u8>);
 
 /// A range that is read page by page.
@@ -23,7 +23,7 @@ impl<'a> Pages<'a> {
         Self { kv, rest: range }
     }
 
-    /// The next rows in order of their keys; none at the end.
+    /// Returns the next rows in order of their keys; none at the end of the range.
     pub async fn next(&mut self) -> Result<Vec<Row>, KvError> {
         let (from, until) = &self.rest;
         let rows = self.kv.scan(from.clone(), until.clone(), PAGE_ROWS).await?;
@@ -31,7 +31,7 @@ impl<'a> Pages<'a> {
         Ok(rows)
     }
 
-    /// The keys of the next rows, in order; none at the end.
+    /// Returns the keys of the next rows, in order; none at the end of the range.
     async fn next_keys(&mut self) -> Result<Vec<Vec<u8>>, KvError> {
         let (from, until) = &self.rest;
         let keys = self.kv.keys(from.clone(), until.clone(), PAGE_ROWS).await?;
@@ -41,13 +41,13 @@ impl<'a> Pages<'a> {
 
     fn go_behind(&mut self, last: Option<&Vec<u8>>) {
         if let Some(last) = last {
-            // The smallest key behind the last one.
+            // The smallest key after the last one.
             self.rest.0 = [&last[..], &[0]].concat();
         }
     }
 }
 
-/// Shows every row of `range` to `visit`, in order of the keys, until one is refused.
+/// Passes every row of `range` to `visit`, in order of the keys. Stops at the first error.
 pub async fn for_each<E: From<KvError>>(
     kv: &dyn Kv,
     range: Range,
@@ -63,7 +63,8 @@ pub async fn for_each<E: From<KvError>>(
     }
 }
 
-/// Shows every key of `range` to `visit`, in order, until one is refused. Values that are long against a page are not read.
+/// Passes every key of `range` to `visit`, in order. Stops at the first error. Values of more than 1000 bytes
+/// are not read.
 pub async fn for_each_key<E: From<KvError>>(
     kv: &dyn Kv,
     range: Range,

@@ -1,10 +1,11 @@
 //! A volume as the file that redb expects. Format: docs/format/kv.md.
 //!
-//! Block 0 holds the lengths; the journal's ring begins at block 1 and the file behind it. redb grows by doubling, so the
-//! store's budget is judged by the last length within the volume ([`crate::engine`]); a write beyond the volume is refused.
+//! Block 0 holds the lengths. The journal's ring begins at block 1, and the file lies behind it. redb grows
+//! its file by doubling, so the store's budget depends on the longest length that fits in the volume
+//! ([`crate::engine`]). A write beyond the volume returns an error.
 //!
-//! Invariant: bytes between the end of the file and its longest length ever are zeroed before the file grows over
-//! them again, so that new space reads as zeros.
+//! Invariant: the bytes between the end of the file and its longest length ever are zeroed before the file
+//! grows over them again, so that new space reads as zeros.
 
 use crate::header::VolumeHeader;
 use penstock_array::{ArrayError, Volume};
@@ -14,11 +15,12 @@ use std::cell::Cell;
 
 const IO: Io = Io::new(Class::Meta, "kv.read");
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Longest write handed to the volume at once: one atomic record.
+/// Adjacent writes are joined until they have this many blocks, and zeros are written in runs of this many.
+/// One atomic record holds them.
 const WRITE_BLOCKS: usize = 128;
 
-/// A journal takes this part of a new volume, within bounds in blocks: some batches of transactions, and no more than
-/// an opening reads in a moment.
+/// The journal takes one part in this many of a new volume, within bounds in blocks. It then holds some
+/// batches of transactions, and an opening still reads it quickly.
 const JOURNAL_PART: u64 = 64;
 const JOURNAL_BLOCKS: std::ops::RangeInclusive<u64> = 16..=2048;
 
@@ -30,11 +32,11 @@ pub(crate) struct VolumeFile {
     journal_blocks: u64,
 }
 
-/// A write: offset and bytes.
+/// A write: offset in the file, and bytes.
 pub(crate) type Extent = (u64, Vec<u8>);
 
 impl VolumeFile {
-    /// Opens the file; an empty volume holds an empty one.
+    /// Opens the file. An empty volume holds an empty file.
     pub(crate) async fn open(volume: Volume) -> Result<Self, ArrayError> {
         let block = volume.read(0, 1, IO).await?.gather();
         let VolumeHeader { len, longest, journal_blocks } = VolumeHeader::decode(&block)?;
@@ -49,24 +51,24 @@ impl VolumeFile {
         Ok(Self { volume, len: Cell::new(len), longest: Cell::new(longest), journal_blocks })
     }
 
-    /// Blocks of the journal's ring.
+    /// Number of blocks of the journal's ring.
     pub(crate) fn journal_blocks(&self) -> u64 {
         self.journal_blocks
     }
 
-    /// The whole ring.
+    /// Reads the whole ring.
     pub(crate) async fn read_journal(&self) -> Result<Buf, ArrayError> {
         Ok(self.volume.read(1, self.journal_blocks, IO).await?.gather())
     }
 
-    /// Writes whole blocks of the ring.
+    /// Writes full blocks of the ring, from `block` on.
     pub(crate) async fn write_journal(&self, block: u64, data: &Buf) -> Result<(), ArrayError> {
         let end = block + (data.len() / BLOCK_BYTES) as u64;
         assert!(end <= self.journal_blocks, "a record lies in the ring");
         self.volume.write(1 + block, data, &crc32c_blocks(data)).await
     }
 
-    /// The file's first block.
+    /// The volume's block at which the file begins.
     fn file_at(&self) -> u64 {
         1 + self.journal_blocks
     }
@@ -97,7 +99,7 @@ impl VolumeFile {
         let mut at = from;
         while at < until {
             let run = (until - at).min(WRITE_BLOCKS as u64 * BLOCK);
-            // Beyond the end of the file, which has not grown yet.
+            // The file has not grown yet, so this lies beyond its end.
             self.put(at, &vec![0; run as usize]).await?;
             at += run;
         }
@@ -111,7 +113,7 @@ impl VolumeFile {
         }
         let first = at / BLOCK;
         let last = (at + len as u64 - 1) / BLOCK;
-        // What the file has beyond the volume was never written.
+        // The part of the file beyond the volume was never written and reads as zeros.
         let inside = last.min(self.volume.blocks().saturating_sub(self.file_at() + 1));
         let mut bytes = Vec::with_capacity(((last - first + 1) * BLOCK) as usize);
         if first <= inside {
@@ -134,7 +136,7 @@ impl VolumeFile {
         }
     }
 
-    /// Writes extents in order; neighbours are joined.
+    /// Writes extents in order. Joins adjacent ones up to [`WRITE_BLOCKS`].
     pub(crate) async fn write_all(&self, extents: Vec<Extent>) -> Result<(), ArrayError> {
         let mut joined: Option<Extent> = None;
         for (at, bytes) in extents {
@@ -187,7 +189,7 @@ impl VolumeFile {
         self.volume.write(self.file_at() + first, &whole, &crc32c_blocks(&whole)).await
     }
 
-    /// Makes what was written durable.
+    /// Makes all earlier writes durable.
     pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
         self.volume.flush().await
     }

@@ -1,8 +1,10 @@
-//! POSIX access control lists (POSIX.1e draft 17, acl(5)), kept as the extended attributes by which they travel.
+//! POSIX access control lists (POSIX.1e draft 17, acl(5)), stored as extended attributes.
 //!
-//! The kernel checks permissions by them; here mode and list are kept in agreement: a list sets the permission bits, a
-//! chmod changes the list, and what is made in a directory inherits its default list. A list that says no more than
-//! the mode is not kept.
+//! The attributes' values are those that the kernel sends and receives.
+//!
+//! The kernel checks permissions by them. This module keeps mode and list in agreement: setting a list sets
+//! the permission bits, a chmod changes the list, and new inodes inherit the default list of their directory.
+//! A list that is equivalent to the mode is not stored.
 
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
@@ -12,9 +14,9 @@ use penstock_base::{DecodeError, Ino};
 use penstock_kv::WriteSet;
 use rustix::io::Errno;
 
-/// The list that access is checked by.
+/// Name of the list by which access is checked.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The list that a directory hands down.
+/// Name of the list that new inodes in a directory inherit.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: [u8; 4] = 2u32.to_le_bytes();
@@ -26,7 +28,7 @@ const GROUP: u16 = 8;
 const MASK: u16 = 16;
 const OTHER: u16 = 32;
 
-/// Whether an extended attribute is a list.
+/// True if an extended attribute of this name is a list.
 pub(crate) fn is_acl(name: &[u8]) -> bool {
     name == ACCESS || name == DEFAULT
 }
@@ -38,13 +40,14 @@ struct Entry {
     id: u32,
 }
 
-/// A valid list: entries in order of their tags, each of those without an id at most once.
+/// A valid list: entries sorted by tag, each tag without an id at most once, and a mask wherever users or
+/// groups are named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// Reads a list as the kernel sends it: a version and entries of tag (2), permissions (2) and id (4), all
-    /// little-endian.
+    /// Decodes a list as the kernel sends it: a version and entries of tag (2 bytes), permissions (2) and id
+    /// (4), all little-endian. EINVAL if the list is not valid.
     pub(crate) fn decode(value: &[u8]) -> Result<Self, Errno> {
         let entries = value.strip_prefix(&VERSION).ok_or(Errno::INVAL)?;
         if !entries.len().is_multiple_of(ENTRY_BYTES) {
@@ -82,12 +85,13 @@ impl Acl {
         value
     }
 
-    /// Whether it says no more than permission bits do.
+    /// True if the list is equivalent to permission bits.
     fn is_plain(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The entries that permission bits stand for, with the place of their bits: the mask stands before the group.
+    /// The three entries that permission bits stand for, each with the shift of its bits in a mode. The mask,
+    /// if there is one, takes the place of the group.
     fn classes(&mut self) -> [(&mut u16, u32); 3] {
         let group = if self.0.iter().any(|entry| entry.tag == MASK) { MASK } else { GROUP_OBJ };
         let mut found = self.0.iter_mut().filter_map(|entry| match entry.tag {
@@ -99,20 +103,20 @@ impl Acl {
         std::array::from_fn(|_| found.next().expect("a valid list has all three"))
     }
 
-    /// A mode with the permissions of the list.
+    /// Returns `mode` with its permission bits replaced by those of the list.
     fn mode(&mut self, mode: u32) -> u32 {
         let bits: u32 = self.classes().into_iter().map(|(perm, at)| u32::from(*perm) << at).sum();
         (mode & !0o777) | bits
     }
 
-    /// Gives the list the permissions of a mode.
+    /// Sets the list's permissions to those of a mode.
     fn set_mode(&mut self, mode: u32) {
         for (perm, at) in self.classes() {
             *perm = (mode >> at & 7) as u16;
         }
     }
 
-    /// Takes from the list what a mode does not allow.
+    /// Removes permissions from the list that a mode does not have.
     fn limit(&mut self, mode: u32) {
         for (perm, at) in self.classes() {
             *perm &= (mode >> at & 7) as u16;
@@ -121,7 +125,7 @@ impl Acl {
 }
 
 impl MetaTarget {
-    /// The list of an inode under a name. Call while nothing else changes.
+    /// The list of an inode, by attribute name. Call only while nothing else changes the file system.
     async fn acl(&self, ino: Ino, name: &[u8]) -> Result<Option<Acl>, MetaError> {
         if self.without_acl.contains(&ino) {
             return Ok(None);
@@ -135,7 +139,8 @@ impl MetaTarget {
         row.map(|row| Acl::decode(&row).map_err(|_| bad.into())).transpose()
     }
 
-    /// Gives a new inode the lists and permissions that it has by its directory, or by the umask of its maker.
+    /// Gives a new inode the lists and permissions that its directory's default list says, or else applies
+    /// its maker's umask.
     pub(crate) async fn inherit_acl(
         &self,
         dir: &Inode,
@@ -165,7 +170,7 @@ impl MetaTarget {
         Ok(())
     }
 
-    /// Makes the list of an inode agree with its new mode.
+    /// Changes the list of an inode to agree with its new mode.
     pub(crate) async fn chmod_acl(&self, inode: &Inode, writes: &mut WriteSet) -> Result<(), MetaError> {
         if let Some(mut acl) = self.acl(inode.ino, ACCESS).await? {
             acl.set_mode(inode.mode);
@@ -174,7 +179,7 @@ impl MetaTarget {
         Ok(())
     }
 
-    /// Sets a list, and the permissions that it says.
+    /// Sets a list, and for the access list the inode's permission bits.
     pub(crate) fn set_acl(
         &self,
         inode: &mut Inode,

@@ -1,7 +1,7 @@
-//! Inodes kept in memory, bounded.
+//! Inodes cached in memory, in a bounded number.
 //!
-//! Invariant: an inode is put in by the operation that wrote it, after its transaction, or by a read that no
-//! transaction has overtaken (the count of transactions is still the one from before it).
+//! Invariant: an inode enters the cache after the transaction that wrote it, or from a read during which no
+//! transaction ran (the number of transactions is the same before and after it).
 
 use crate::inode::Inode;
 use penstock_base::{HashMap, Ino};
@@ -10,11 +10,11 @@ use std::collections::VecDeque;
 
 const MOST: usize = 1 << 16;
 
-/// Inodes by number. Those go first that nobody asked for since they came in.
+/// Inodes by number. Eviction takes the oldest that was not used since it entered or was last considered.
 #[derive(Default)]
 pub(crate) struct InodeCache {
     inodes: HashMap<Ino, Kept>,
-    /// Every kept inode once, and some that were removed.
+    /// Every cached inode once, and some that were removed.
     order: VecDeque<Ino>,
 }
 

@@ -1,4 +1,4 @@
-//! Checking a file system: names, links, parents, counts, and files against the target's chunks. It changes nothing.
+//! Checking a file system, without changes: names, links, parents, counts, files against the target's chunks.
 
 use crate::error::MetaError;
 use crate::judge::Judgement;
@@ -6,43 +6,43 @@ use crate::target::MetaTarget;
 use penstock_base::{Findings, Ino};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a check of a file system found.
+/// Result of a check of a file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetaCheck {
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
-    /// Names.
+    /// Number of names.
     pub entries: u64,
-    /// Files without a name that are in use or wait to be dropped.
+    /// Number of files without a name that are in use or wait to be dropped.
     pub removed: u64,
-    /// Chunks with data.
+    /// Number of chunks with data.
     pub chunks: u64,
-    /// Blocks of data.
+    /// Number of blocks of data.
     pub blocks: u64,
-    /// Blocks behind the end of their file: written and not synced before a crash; the file's next cut or removal
-    /// takes them back.
+    /// Blocks behind the end of their file: written and not synced before a crash. The file's next truncation
+    /// or its removal frees them.
     pub blocks_beyond_end: u64,
-    /// What is wrong.
+    /// All inconsistencies that were found.
     pub findings: Findings,
-    /// Paths of the inodes that findings are about; none for one that has no name.
+    /// Paths of the inodes that findings are about; none for an inode without a name.
     pub paths: BTreeMap<Ino, Vec<String>>,
 }
 
-/// How far a check or a repair is.
+/// Progress of a check or repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckProgress {
-    /// It repairs.
+    /// True for a repair.
     pub repair: bool,
-    /// How often everything was judged.
+    /// Number of the round; each round judges everything. 0 for a check.
     pub round: u64,
-    /// What it is at.
+    /// Name of the phase.
     pub phase: &'static str,
-    /// Rows of the name space seen in this round.
+    /// Rows of the name space read in this round.
     pub rows: u64,
 }
 
 impl MetaTarget {
-    /// Checks everything, at one moment: changes wait meanwhile.
+    /// Checks everything as of one moment: changes wait until it has finished.
     pub async fn check(&self) -> Result<MetaCheck, MetaError> {
         let _one = self.changing.lock().await;
         self.target.commit_all().await?;
@@ -57,7 +57,7 @@ impl MetaTarget {
         result
     }
 
-    /// How far a running check or repair is.
+    /// Progress of a running check or repair; none if none runs.
     pub fn check_progress(&self) -> Option<CheckProgress> {
         *self.progress.borrow()
     }
@@ -74,7 +74,7 @@ impl MetaTarget {
         }
     }
 
-    /// What a judgement comes to, with the paths of the inodes that it names.
+    /// Makes a result from a judgement, with the paths of the inodes that findings are about.
     pub(crate) async fn summary(&self, judgement: Judgement) -> Result<MetaCheck, MetaError> {
         let Judgement { findings, inodes, entries, removed, chunks, blocks, blocks_beyond_end, .. } =
             judgement;

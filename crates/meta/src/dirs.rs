@@ -1,8 +1,9 @@
-//! Directories: where a name stands.
+//! Directories: the cookie of each name, and finding a name.
 //!
-//! An entry's key holds its cookie: 55 bits of a keyed hash of the name and 8 bits that tell names of one hash apart.
-//! The cookie of a name never changes while it exists, whatever else comes and goes, so a listing can be continued
-//! at any time. The hash's key is a secret of the file system: nobody can choose names that collide.
+//! An entry's key contains its cookie: 55 bits of a keyed hash of the name, and 8 bits that distinguish names
+//! with the same hash. The cookie of a name never changes while the name exists, whatever is added or removed
+//! beside it, so a listing can be continued at any time. The key of the hash is a secret of the file system,
+//! so nobody can choose names that collide.
 
 use crate::entries::Bucket;
 use crate::error::MetaError;
@@ -14,18 +15,18 @@ use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
-/// Names of one hash that a directory can hold.
+/// Most names with the same hash in one directory.
 pub(crate) const SAME_HASH: u64 = 256;
 
-/// What a look at a name found.
+/// Result of looking for a name.
 pub(crate) struct Found {
-    /// The entry and its cookie.
+    /// The entry and its cookie; none if the name does not exist.
     pub(crate) entry: Option<(u64, Entry)>,
-    /// A free cookie for the name.
+    /// A free cookie for the name; none if the name exists, or if all cookies of its hash are taken.
     pub(crate) free: Option<u64>,
 }
 
-/// Refuses what can be no name.
+/// Refuses byte strings that cannot be a name.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), MetaError> {
     match name {
         _ if name.len() > NAME_MAX => Err(Errno::NAMETOOLONG.into()),
@@ -36,12 +37,12 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), MetaError> {
 }
 
 impl MetaTarget {
-    /// The first cookie that a name can have.
+    /// The first cookie of the bucket in which a name belongs.
     pub(crate) fn first_cookie(&self, name: &[u8]) -> u64 {
         let secret = self.fs.borrow().secret.0;
         let mut hasher = SipHasher13::new_with_key(&secret);
         hasher.write(name);
-        // The first cookies are for `.` and `..`.
+        // The bucket at 0 is left free for `.` and `..`.
         ((hasher.finish() >> 9).max(1)) << 8
     }
 
@@ -60,7 +61,7 @@ impl MetaTarget {
         Ok(Found { entry: None, free: (free < first + SAME_HASH).then_some(free) })
     }
 
-    /// The entries whose names share a hash, from memory or from their rows.
+    /// The entries whose names share a hash, from the cache or from their rows.
     async fn bucket(&self, dir: Ino, first: u64) -> Result<Bucket, MetaError> {
         if let Some(bucket) = self.entries.borrow_mut().bucket(dir, first) {
             return Ok(bucket);
@@ -77,7 +78,7 @@ impl MetaTarget {
         Ok(bucket)
     }
 
-    /// The entry of a name, which must exist.
+    /// Returns an existing name's entry and cookie. ENOENT if there is none.
     pub(crate) async fn entry(&self, dir: Ino, name: &[u8]) -> Result<(u64, Entry), MetaError> {
         if name.len() > NAME_MAX {
             return Err(Errno::NAMETOOLONG.into());
@@ -85,7 +86,8 @@ impl MetaTarget {
         self.find(dir, name).await?.entry.ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// The key for a new name, which must not exist.
+    /// Returns the key for a new name. EEXIST if the name exists, ENOSPC if all cookies of its hash are
+    /// taken.
     pub(crate) async fn new_entry_key(&self, dir: Ino, name: &[u8]) -> Result<Vec<u8>, MetaError> {
         check_name(name)?;
         let found = self.find(dir, name).await?;
@@ -95,7 +97,7 @@ impl MetaTarget {
         Ok(entry_key(dir, found.free.ok_or(Errno::NOSPC)?))
     }
 
-    /// Whether a directory is `inner` or above it.
+    /// True if `dir` is `inner` or one of its ancestors.
     pub(crate) async fn is_above(&self, dir: Ino, inner: Ino) -> Result<bool, MetaError> {
         let mut at = inner;
         while at != dir {
@@ -109,7 +111,7 @@ impl MetaTarget {
     }
 }
 
-/// The row of an entry.
+/// Encodes the row of a directory entry.
 pub(crate) fn entry_row(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
     rows::Entry { ino, kind, name: name.to_vec() }.encode()
 }

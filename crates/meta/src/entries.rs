@@ -1,27 +1,28 @@
-//! Directory entries kept in memory, bounded.
+//! Directory entries cached in memory, in a bounded number.
 //!
-//! Entries are kept by the bucket of names that share a hash, so that the absence of a name is known as well as its
-//! presence. A directory that was made since the start is *whole*: what is not here is not there.
+//! Entries are cached by the bucket of names that share a hash, so the absence of a name is cached as well as
+//! its presence. A directory that was made since the start is *whole*: a name that is not in the cache does
+//! not exist.
 //!
-//! Invariant: a bucket changes only with the transaction that changes its rows, or is filled by a read that no
-//! transaction has overtaken.
+//! Invariant: a bucket changes only with the transaction that changes its rows, or is filled by a read during
+//! which no transaction ran.
 
 use crate::rows::Entry;
 use penstock_base::{HashMap, Ino};
 use std::collections::VecDeque;
 
-/// Buckets kept at most; one takes some 150 bytes.
+/// Most cached buckets; one takes some 150 bytes.
 const MOST: usize = 1 << 18;
-/// Cookies in a bucket.
+/// Number of cookies in a bucket.
 const BUCKET: u64 = 256;
 
-/// Entries of one bucket with their cookies, in order.
+/// Entries of one bucket with their cookies, in order of cookies.
 pub(crate) type Bucket = Vec<(u64, Entry)>;
 
 #[derive(Default)]
 struct Dir {
     whole: bool,
-    /// Asked for since it was last considered for eviction.
+    /// True if it was used since it was last considered for eviction.
     used: bool,
     buckets: HashMap<u64, Bucket>,
 }
@@ -29,7 +30,7 @@ struct Dir {
 #[derive(Default)]
 pub(crate) struct EntryCache {
     dirs: HashMap<Ino, Dir>,
-    /// Directories in the order in which they may go.
+    /// Directories in the order in which they are considered for eviction.
     order: VecDeque<Ino>,
     buckets: usize,
 }
@@ -43,7 +44,7 @@ impl EntryCache {
         })
     }
 
-    /// What is known of the bucket that begins at `first`.
+    /// The bucket that begins at cookie `first`; none if its content is not known.
     pub(crate) fn bucket(&mut self, dir: Ino, first: u64) -> Option<Bucket> {
         let dir = self.dirs.get_mut(&dir)?;
         dir.used = true;
@@ -53,7 +54,7 @@ impl EntryCache {
         }
     }
 
-    /// Keeps what was read of a bucket.
+    /// Caches a bucket that was read.
     pub(crate) fn fill(&mut self, dir: Ino, first: u64, bucket: Bucket) {
         if self.dir(dir).buckets.insert(first, bucket).is_none() {
             self.buckets += 1;
@@ -66,7 +67,7 @@ impl EntryCache {
         self.dir(dir).whole = true;
     }
 
-    /// Notes that an entry was put (or, without one, deleted) at a cookie.
+    /// Notes that an entry was put (or, with `None`, deleted) at a cookie.
     pub(crate) fn changed(&mut self, dir: Ino, cookie: u64, entry: Option<Entry>) {
         let first = cookie / BUCKET * BUCKET;
         let Some(dir) = self.dirs.get_mut(&dir) else { return };
@@ -89,7 +90,7 @@ impl EntryCache {
         self.evict();
     }
 
-    /// Lets the directories go that nobody asked for, until the rest is within the bound.
+    /// Evicts directories that were not used, until the bound holds.
     fn evict(&mut self) {
         while self.buckets > MOST {
             let oldest = self.order.pop_front().expect("every bucket is of a directory in the queue");
@@ -101,7 +102,7 @@ impl EntryCache {
             self.buckets -= dir.buckets.len();
             self.dirs.remove(&oldest);
         }
-        // Whole directories without a bucket are cheap, and not free.
+        // Whole directories without a bucket are cheap but not free.
         while self.order.len() > MOST {
             let oldest = self.order.pop_front().expect("the queue is longer than the bound");
             self.buckets -= self.dirs.remove(&oldest).map_or(0, |dir| dir.buckets.len());
@@ -121,7 +122,7 @@ mod tests {
     fn absence_is_known_where_it_was_seen() {
         let mut cache = EntryCache::default();
         assert_eq!(cache.bucket(Ino(1), 256), None);
-        // Nothing is known of this bucket, and one entry is not all of it.
+        // The bucket is not cached, and one entry does not make it complete.
         cache.changed(Ino(1), 257, Some(entry("a")));
         assert_eq!(cache.bucket(Ino(1), 256), None);
         cache.fill(Ino(1), 256, vec![]);

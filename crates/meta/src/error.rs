@@ -1,4 +1,4 @@
-//! What can go wrong with a name, as POSIX says it.
+//! Errors of operations on the name space, and their mapping to error replies.
 
 use penstock_base::Kind;
 use penstock_chunk::ChunkError;
@@ -6,25 +6,25 @@ use penstock_kv::KvError;
 use penstock_wire::Failure;
 use rustix::io::Errno;
 
-/// An operation on the name space did not happen.
+/// Reason that an operation on the name space was not done.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MetaError {
-    /// POSIX has a number for it.
+    /// An error for which POSIX has a number.
     #[error("{0}")]
     Posix(Errno),
-    /// The store below failed.
+    /// The key-value store failed.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// The target failed.
+    /// The storage target failed.
     #[error(transparent)]
     Chunk(#[from] ChunkError),
-    /// A row is not what was written.
+    /// A row cannot be decoded.
     #[error(transparent)]
     Row(#[from] penstock_base::DecodeError),
-    /// It goes by something that was done under another start of the service.
+    /// The request relies on something from before the last start of the service.
     #[error("the service was started again")]
     Restarted,
-    /// The request cannot be read.
+    /// The request's body cannot be decoded or is not allowed.
     #[error("request: {0}")]
     Request(String),
 }

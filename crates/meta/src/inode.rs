@@ -4,18 +4,18 @@ use penstock_base::{Dec, DecodeError, Enc, Ino};
 use penstock_wire::names::{Attr, set_id_bits};
 
 const FORMAT: u8 = 1;
-/// More links than any inode can have come to: a further one never overflows.
+/// Most links that decoding accepts. No inode can have reached it, and adding further links never overflows.
 const NLINK_MAX: u32 = u32::MAX / 2;
 const TYPE_MASK: u32 = 0o170_000;
 /// FIFO, character device, directory, block device, regular file, symbolic link, socket.
 const TYPES: [u32; 7] = [0o010_000, 0o020_000, 0o040_000, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
 
-/// True for a mode that names a type of file, with permission bits besides.
+/// True if a mode is one of the seven file types plus permission bits.
 pub(crate) fn has_type(mode: u32) -> bool {
     TYPES.contains(&(mode & !0o7777))
 }
 
-/// The type of an inode.
+/// Type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -24,65 +24,65 @@ pub enum FileKind {
     Directory,
     /// A symbolic link.
     Symlink,
-    /// A device, FIFO or socket: the kernel gives it meaning.
+    /// A device, FIFO or socket, which only the kernel interprets.
     Special,
 }
 
-/// How a file lies on targets; copied into the inode when it is made.
+/// Layout of a file on targets, copied into the inode when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Blocks in a chunk.
     pub chunk_blocks: u32,
-    /// The target.
+    /// Number of the target; 0, the only one today.
     pub target: u32,
-    /// Copies across failure groups.
+    /// Copies across failure groups; 1 today.
     pub replicas: u8,
 }
 
-/// An inode's data.
+/// Location of an inode's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// There is none.
+    /// The inode has no data.
     None,
     /// In the row itself: the target of a symbolic link.
     Inline(Vec<u8>),
-    /// On targets.
+    /// In chunks on targets.
     Chunks,
 }
 
-/// An inode.
+/// An inode, as stored in its row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inode {
-    /// Its number.
+    /// Inode number.
     pub ino: Ino,
     /// Type and permission bits.
     pub mode: u32,
-    /// Names, and for a directory also its own `.` and the `..` of its directories.
+    /// Number of names. A directory also counts its own `.` and the `..` of each of its directories.
     pub nlink: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
-    /// Device number.
+    /// Device number of a device file.
     pub rdev: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Access, modification, change and birth, in nanoseconds since 1970.
+    /// Times of access, modification, change and birth, in nanoseconds since 1970.
     pub times_ns: [i64; 4],
-    /// Truncate generation.
+    /// Truncate generation: raised by each truncation.
     pub cut: u64,
-    /// For a directory: the one above.
+    /// Parent directory, for a directory; else 0.
     pub parent: Ino,
-    /// For a directory: its entries.
+    /// Number of entries, for a directory.
     pub entries: u64,
-    /// How it lies on targets.
+    /// Layout of the data on targets.
     pub layout: Layout,
-    /// What it holds.
+    /// Location of the data.
     pub data: Data,
 }
 
 impl Inode {
-    /// Its type.
+    /// Type of the inode.
     pub fn kind(&self) -> FileKind {
         match self.mode & TYPE_MASK {
             0o100_000 => FileKind::Regular,
@@ -92,12 +92,12 @@ impl Inode {
         }
     }
 
-    /// Whether it is a directory.
+    /// True for a directory.
     pub fn is_dir(&self) -> bool {
         self.kind() == FileKind::Directory
     }
 
-    /// The type bits of its mode.
+    /// Type bits of the mode.
     pub fn type_bits(&self) -> u32 {
         self.mode & TYPE_MASK
     }
@@ -107,14 +107,14 @@ impl Inode {
         self.mode = self.type_bits() | (mode & !TYPE_MASK);
     }
 
-    /// Takes the set-id bits from what is no directory.
+    /// Clears the set-user-id and set-group-id bits that a write clears, unless the inode is a directory.
     pub fn drop_set_id(&mut self) {
         if !self.is_dir() {
             self.mode &= !set_id_bits(self.mode);
         }
     }
 
-    /// Its attributes as they travel.
+    /// Attributes as sent to clients.
     pub fn attr(&self) -> Attr {
         let [atime_ns, mtime_ns, ctime_ns, btime_ns] = self.times_ns;
         let Self { mode, nlink, uid, gid, rdev, size, cut, .. } = *self;
@@ -137,7 +137,7 @@ impl Inode {
         }
     }
 
-    /// The row's value.
+    /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.u8(FORMAT)
@@ -161,7 +161,7 @@ impl Inode {
         enc.finish()
     }
 
-    /// Reads a row's value.
+    /// Decodes a row's value.
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("inode", value);
         let format = dec.u8()?;

@@ -1,8 +1,8 @@
-//! Judging the rows of a file system: what is wrong with them, and how each thing is mended.
+//! Judging the rows of a file system: finds every inconsistency, and the repair for each.
 //!
-//! All rows are read; of each inode number some words are kept, nothing of a name or an attribute. A judgement is made
-//! at one moment: the caller keeps everybody from changing rows. What a later release wrote is reported, left alone,
-//! and nothing that may depend on it is judged.
+//! Reads all rows. For each inode number it keeps a few words in memory, but no name and no attribute. A
+//! judgement is made as of one moment: the caller prevents all changes of rows. Rows of a later release are
+//! reported and left alone, and nothing that may depend on them is judged.
 
 use crate::dirs::{SAME_HASH, check_name};
 use crate::error::MetaError;
@@ -22,47 +22,47 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Type bits of a directory.
 pub(crate) const DIRECTORY: u32 = 0o040_000;
-/// Mends of one kind that are kept; a repair judges again after it has done them.
+/// Most repairs of one kind that are kept. A repair judges again after it has done them.
 const KEPT_MENDS: usize = 1 << 14;
 
-/// How one thing is mended.
+/// The repair of one inconsistency.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mend {
-    /// Bits of blocks with an owner, groups that cannot be read, counts.
+    /// Mark blocks that have an owner as used, and make group rows and free counts right.
     MarkOwned,
-    /// Inode numbers up to here are in use.
+    /// Reserve inode numbers up to this one.
     ReserveInodes(u64),
-    /// Sessions up to here exist.
+    /// Count sessions up to this one.
     ReserveSessions(u64),
-    /// A new root directory.
+    /// Make a new root directory.
     MakeRoot,
-    /// The row gets another value.
+    /// Give the row (key) this value.
     Put(Vec<u8>, Vec<u8>),
-    /// The row goes.
+    /// Delete the row.
     Drop(Vec<u8>),
-    /// The row goes; its bytes are kept in lost+found.
+    /// Delete the row, after saving it in lost+found.
     Keep(Vec<u8>),
-    /// Map rows that cannot be read, and extents beyond their chunk.
+    /// Collect the blocks of unreadable map rows in files, delete those rows, and cut extents to their chunk.
     MapRows,
-    /// Extents that are empty or beyond the volume.
+    /// Cut extents to the volume, and delete empty ones.
     Extents,
-    /// An inode that is gone, made again from what there is of it.
+    /// Make a missing inode again, from the rows that belong to it.
     Remake(Ino),
-    /// An entry goes where its hash puts it.
+    /// Move an entry (directory, cookie) to the bucket in which its name is looked for.
     Rehome(Ino, u64),
-    /// An inode gets a name in lost+found.
+    /// Give an inode a name in lost+found.
     Reconnect(Ino),
-    /// A field of an inode.
+    /// Correct a field of an inode.
     Inode(Ino, Field),
-    /// A copy of blocks for each further owner.
+    /// Copy blocks that have several owners, so that each owner has its own.
     CopyDoubles,
-    /// Chunks get an inode of their own; with true only those beyond every offset.
+    /// Move chunks to new inodes; with true only the chunks beyond the largest file offset.
     MoveChunks(Ino, bool),
-    /// Bits of blocks without an owner.
+    /// Mark blocks without an owner as free.
     ClearUnowned,
 }
 
-/// What an inode's field must be.
+/// The correct value of an inode's field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
     Parent(Ino),
@@ -73,7 +73,7 @@ pub(crate) enum Field {
     ChunkBlocks(u32),
 }
 
-/// What an inode's row says.
+/// The parts of an inode's row that are needed to judge it.
 #[derive(Clone, Copy, Debug)]
 struct Brief {
     kind: FileKind,
@@ -83,28 +83,28 @@ struct Brief {
     parent: Ino,
     entries: u64,
     chunk_blocks: u32,
-    /// As the row numbers them: 0 none, 1 inline, 2 chunks.
+    /// As numbered in the row: 0 none, 1 inline, 2 chunks.
     data: u8,
     inline_bytes: u64,
 }
 
-/// What there is of one inode number.
+/// Everything that is known of one inode number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trace {
     row: Option<Brief>,
-    /// There is a row, and what it says is not known.
+    /// A row exists, but it cannot be decoded.
     opaque: bool,
     queued: bool,
     xattrs: bool,
     pub(crate) owned: Owned,
-    /// Names of what is no directory.
+    /// Number of names, if it is no directory.
     names: u32,
-    /// Where a directory's names stand: directory and cookie.
+    /// Directory and cookie of each name, if it is a directory.
     holders: Vec<(Ino, u64)>,
-    /// Rows of entries in it, and of these the directories.
+    /// Rows of entries in it; below, how many of these are directories.
     pub(crate) children: u64,
     subdirs: u32,
-    /// Some of its entries are not understood.
+    /// True if some of its entries are from a later release.
     unsure: bool,
 }
 
@@ -113,7 +113,7 @@ impl Trace {
         self.row.is_some() || self.opaque
     }
 
-    /// Something that holds data belongs to it.
+    /// True if data belongs to it.
     fn has_data(&self) -> bool {
         self.owned.chunks > 0 || self.xattrs || self.children > 0
     }
@@ -123,7 +123,7 @@ impl Trace {
     }
 }
 
-/// What there is, what is wrong and how it is mended.
+/// All findings, and the repairs for them.
 #[derive(Default)]
 pub(crate) struct Judgement {
     pub(crate) findings: Findings,
@@ -158,7 +158,7 @@ impl Judgement {
         self.traces.entry(ino).or_default()
     }
 
-    /// A row that cannot be read. Returns false for one of a later release.
+    /// Adds an unreadable row as a finding. Returns false for a row of a later release, which is left alone.
     fn unreadable(&mut self, kind: Kind, key: &[u8], error: &DecodeError, mend: Mend) -> bool {
         let ino = owner_of(key, 2, false).ok();
         let text = format!("row {}: {error}", hex(key));
@@ -182,7 +182,7 @@ impl Judgement {
         };
         let inode = match Inode::decode(value) {
             Ok(inode) => inode,
-            // Its attributes are all that is lost: a new one takes its place.
+            // Only its attributes are lost, and a new root directory takes its place.
             Err(DecodeError::Bad { .. } | DecodeError::Short { .. }) if ino == ROOT => return,
             Err(error) => {
                 self.unreadable(Kind::BadInodeRow, key, &error, Mend::Keep(key.to_vec()));
@@ -254,7 +254,7 @@ impl Judgement {
         self.findings = check.findings;
     }
 
-    /// Counts an entry's row; what it says is judged when all are counted.
+    /// Counts an entry's row. Entries are judged after all have been counted.
     fn count_entry(&mut self, key: &[u8]) {
         self.entries += 1;
         if let Ok((dir, _)) = decode_entry_key(key) {
@@ -373,8 +373,8 @@ impl Judgement {
         self.blocks_beyond_end += owned.blocks.saturating_sub(row.size.div_ceil(BLOCK_BYTES as u64));
     }
 
-    /// Walks from each directory upwards. Who comes back to where this walk was is in a cycle, of which one name goes;
-    /// the directory that loses it is then without a name.
+    /// Walks upwards from each directory. A walk that comes back to itself has found a cycle, of which one
+    /// name is removed. The directory that loses its name is then an orphan.
     fn judge_cycles(&mut self, traces: &BTreeMap<Ino, Trace>) {
         let mut done: BTreeSet<Ino> = BTreeSet::new();
         for (start, _) in traces.iter().filter(|(_, trace)| trace.is_dir()) {
@@ -387,7 +387,8 @@ impl Judgement {
                     None => break,
                 }
             }
-            // The walk ended where it had been itself, not at its end and not where another one had been.
+            // The walk met itself: it ended neither at a directory without a name nor where an earlier walk
+            // had been.
             let Some(begin) = walk.iter().position(|ino| *ino == at) else { continue };
             let Some((dir, cookie)) = traces.get(&at).and_then(|trace| trace.holder(at)) else { continue };
             let round = &walk[begin..];
@@ -398,7 +399,8 @@ impl Judgement {
 }
 
 impl Trace {
-    /// Where the one name of a directory stands that counts: in the parent that it says, else the first.
+    /// Directory and cookie of the one name of a directory that counts: the name in its row's parent, or else
+    /// the first.
     fn holder(&self, ino: Ino) -> Option<(Ino, u64)> {
         if ino == ROOT {
             return None;
@@ -409,7 +411,7 @@ impl Trace {
     }
 }
 
-/// Names of the directory and of the hash that are read just now.
+/// Names in the bucket (directory and hash) that is being read.
 #[derive(Default)]
 struct Bucket {
     place: (Ino, u64),
@@ -554,18 +556,18 @@ impl MetaTarget {
 }
 
 impl Trace {
-    /// How many names it has, and whether the queue of removed files has it.
+    /// Number of names, and true if it is in the queue of removed files.
     pub(crate) fn names_and_queue(&self) -> (u32, bool) {
         (self.names, self.queued)
     }
 
-    /// Whether it is a directory, if that is known.
+    /// True for a directory; none if the type is not known.
     fn known_dir(&self) -> Option<bool> {
         self.row.map(|_| self.is_dir())
     }
 }
 
-/// The row of an inode.
+/// Key and value of an inode's row.
 pub(crate) fn row_of(inode: &Inode) -> (Vec<u8>, Vec<u8>) {
     (inode_key(inode.ino), inode.encode())
 }

@@ -1,27 +1,31 @@
-//! Leases on inodes: what a client may keep of a file, and when it must say what it keeps back.
+//! Leases on inodes: what each client may cache of a file, and the revocations that make it give that up.
 //!
-//! A shared lease lets a client keep what it read, an exclusive one also change size and time of the file before it
-//! tells them. Nobody can be told without being asked: each client keeps one request waiting here (`Watch`), whose
-//! reply brings the calls for it. Whoever wants what others hold waits until they have answered, or their sessions
-//! have ended.
+//! A shared lease lets a client cache what it has read. An exclusive lease also lets it change size and time
+//! of the file before it sends them. The service cannot send anything unasked, so each client keeps one
+//! `Watch` request waiting here, and the replies carry its revocations. A request for something that others
+//! own waits until they have answered, or their sessions have ended.
 //!
-//! A client that nobody else is beside asks for nothing ([`Leases::alone`]). The first request of a second one waits
-//! until it has given up everything. After a restart nothing is known of who holds what: where there are several
-//! sessions, each gives up everything before anything is granted.
+//! A client that is the only one needs no leases ([`Leases::alone`]). The first request of a second client
+//! waits until the first one has given up everything. After a restart the service does not know who owns
+//! which lease: with several sessions, each must give up everything before anything is granted.
 //!
-//! A change of size may come from a session whose lease is shared and on its way back: its kernel drops no page that
-//! programs have changed before the change is answered. Whoever else has a lease gives it back first, and only where two such
-//! changes wait for each other the second to come does not wait.
+//! A change of size may come from a session that has only a shared lease which is being revoked, because its
+//! kernel does not drop pages that programs have changed before the change of size is answered. Every other
+//! session gives its lease back first. The exception is two such changes that wait for each other: then the
+//! second to arrive does not wait.
 //!
 //! Invariants:
-//! - an exclusive lease of one session and any of another on one inode never exist together;
-//! - a session that has not answered a call for an inode's lease is granted no other one on it;
-//! - nothing is granted, and nobody joins, while another session has not answered a call to give up everything;
-//! - a session is done with a stop only when it has no lease and has answered every call to give up everything;
-//! - a call names the newest grant it means, and numbers of grants rise: a grant that comes late to its client is
-//!   known to be void. They begin again with each start of the service, and mean nothing to another one;
-//! - nobody waits for an answer while it holds what the answer may need: no lock of a service, and no turn but that
-//!   of the inode's next lease.
+//! - an exclusive lease of one session and any lease of another session on the same inode never exist at the
+//!   same time;
+//! - a session that has not answered a revocation of its lease on an inode is granted no other lease on it;
+//! - nothing is granted, and nobody joins, while another session has not answered a revocation of everything;
+//! - a session is done with a stop of the service only when it has no lease and has answered every revocation
+//!   of everything;
+//! - a revocation names the newest grant that it covers, and grant numbers rise, so a client knows that a
+//!   grant which arrives late is void. The numbers start again with each start of the service and mean
+//!   nothing to another start;
+//! - no request waits for an answer while it has something locked that the answer may need: no lock of a
+//!   service, and no turn except that for the inode's next lease.
 
 use crate::error::MetaError;
 use crate::session::SessionInfo;
@@ -39,11 +43,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
-/// Calls to settle that failed and are remembered for those who wait for them.
+/// Failed sync requests that are remembered for the requests that wait for them.
 const MOST_FAILED: usize = 1024;
-/// A request with a slot waits no longer for other clients before it is to be asked again.
+/// Longest time that a request with a slot waits for other clients. After that its client is asked to send it
+/// again.
 const SLOT_WAIT: Duration = Duration::from_millis(100);
-/// A waiting request is answered after this even without news, so that its client sees that the service lives.
+/// A `Watch` request is answered after this time even without news, so that its client sees that the service
+/// is alive.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug)]
@@ -55,48 +61,49 @@ struct Held {
 #[derive(Clone, Copy, Debug)]
 struct Call {
     session: u64,
-    /// None for everything.
+    /// The inode; none for a revocation of everything.
     ino: Option<Ino>,
     settle: bool,
     grant: u64,
     sent: bool,
 }
 
-/// Who holds what.
+/// All leases, and the revocations that are not yet answered.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    /// Sessions that keep something, or may.
+    /// Sessions that own leases or may cache something.
     joined: BTreeSet<u64>,
-    /// The only one of them, when it knows or may know that it is.
+    /// The only session in `joined`, if it knows or may know that it is the only one.
     alone: Option<u64>,
     held: HashMap<Ino, BTreeMap<u64, Held>>,
     calls: BTreeMap<u64, Call>,
-    /// Numbers grants and calls.
+    /// Last number given to a grant or a revocation.
     last: u64,
-    /// Calls to settle that could not be done, lately, with their errno.
+    /// Sync requests that failed recently, by number, with their errno.
     failed: VecDeque<(u64, u16)>,
-    /// Inodes on which a session may try a lock again.
+    /// Inodes on which a session may try again to get a lock.
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
-    /// Changes of size that wait for the leases of others, by inode and session.
+    /// Number of changes of size that wait for the leases of others, by inode and session.
     resizing: BTreeMap<(Ino, u64), u32>,
-    /// Once the service stops: the sessions that it has asked for everything.
+    /// While the service stops: the sessions that were asked to give up everything.
     closing: Option<BTreeMap<u64, Leaving>>,
 }
 
-/// A session that gives up everything for a stop of the service.
+/// State of a session that gives up everything because the service stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
-    /// It was asked. What it read without a lease its kernel gives up only after requests that need one: it gets leases.
+    /// It was asked. It still gets leases: its kernel drops what was read without a lease only after requests
+    /// that need one.
     Called,
-    /// It was asked again, for the leases that it got meanwhile. It gets none.
+    /// It was asked again, because it got leases meanwhile. It gets none any more.
     CalledAgain,
-    /// It has nothing that only it knows, and gets nothing any more.
+    /// It has no unsynced changes, and is granted nothing any more.
     Done,
-    /// It could not make everything known, or durable, or has ended before it said that it did.
+    /// It could not sync everything, or its session ended before it reported that it did.
     Failed,
 }
 
-/// A change of size that waits, while it lives.
+/// A change of size that waits, counted until this is dropped.
 struct Resizing<'a>(&'a RefCell<Leases>, (Ino, u64));
 
 impl Drop for Resizing<'_> {
@@ -111,7 +118,7 @@ impl Drop for Resizing<'_> {
 }
 
 impl Leases {
-    /// After a restart: each of these sessions may hold anything.
+    /// State after a restart: each of these sessions may own any lease.
     pub(crate) fn restored(sessions: impl Iterator<Item = u64>) -> Self {
         let mut leases = Self { joined: sessions.collect(), ..Self::default() };
         match leases.joined.len() {
@@ -126,7 +133,7 @@ impl Leases {
         self.last
     }
 
-    /// The latest call, and who is alone: sessions wait to hear of these.
+    /// The latest number and the session that is alone: a change of either must wake the waiting requests.
     fn to_tell(&self) -> (u64, Option<u64>) {
         (self.last, self.alone)
     }
@@ -137,14 +144,15 @@ impl Leases {
         self.calls.insert(number, Call { session, ino: None, settle: false, grant, sent: false });
     }
 
-    /// Has every session give up everything, and lets none of them do anything after that.
+    /// Begins a stop: revokes everything from every session. A session gets leases only until it has answered
+    /// the last revocation.
     fn close(&mut self) {
         self.closing = Some(self.joined.iter().map(|session| (*session, Leaving::Called)).collect());
         self.alone = None;
         self.joined.clone().into_iter().for_each(|session| self.call_everything(session));
     }
 
-    /// A session has said that it keeps nothing any more.
+    /// A session has reported that it caches nothing any more.
     pub(crate) fn is_done(&mut self, session: u64) {
         if let Some(leaving) = self.leaving(session).filter(|leaving| **leaving != Leaving::Failed) {
             *leaving = Leaving::Done;
@@ -155,9 +163,10 @@ impl Leases {
         self.closing.as_mut()?.get_mut(&session)
     }
 
-    /// A session has given up everything. Where it got leases meanwhile, a stop asks once more.
+    /// A session has given up everything. If it got leases meanwhile, a stop asks it once more.
     fn gave_up_everything(&mut self, session: u64) {
-        // An older call may be answered after this one was made: only the last answer knows of all that it got.
+        // An older revocation may be answered after this one was made. Only the last answer covers all leases
+        // that it got.
         if self.owes_everything(|other| other == session) {
             return;
         }
@@ -173,7 +182,7 @@ impl Leases {
         }
     }
 
-    /// True if a stop of the service lets a session have leases, or there is none.
+    /// True unless the service stops and this session may not get leases any more.
     fn may_have_leases(&self, session: u64) -> bool {
         self.closing.as_ref().is_none_or(|all| all.get(&session) == Some(&Leaving::Called))
     }
@@ -182,7 +191,7 @@ impl Leases {
         self.calls.values().any(|call| call.ino.is_none() && wanted(call.session))
     }
 
-    /// Lets a session take part. Returns whether it may go on.
+    /// Lets a session take part. Returns false if it must wait.
     fn join(&mut self, session: u64) -> bool {
         if self.alone == Some(session) {
             return true;
@@ -193,7 +202,7 @@ impl Leases {
             self.call_everything(other);
         }
         if self.owes_everything(|other| other == session) {
-            // It has what it had, until it answers.
+            // It still owns what it had, until it answers.
             return true;
         }
         if self.closing.is_some() || self.owes_everything(|_| true) {
@@ -203,7 +212,7 @@ impl Leases {
         true
     }
 
-    /// The last one is alone.
+    /// If one session is left and no revocation is open, it is alone and needs no leases.
     fn note_alone(&mut self) {
         if self.joined.len() == 1 && self.calls.is_empty() && self.closing.is_none() {
             self.alone = self.joined.first().copied();
@@ -211,7 +220,7 @@ impl Leases {
         }
     }
 
-    /// A session keeps nothing any more. Without its end it may join again.
+    /// A session caches nothing any more. Unless it has ended, it may join again.
     pub(crate) fn leave(&mut self, session: u64) {
         self.joined.remove(&session);
         self.unlocked.remove(&session);
@@ -223,14 +232,14 @@ impl Leases {
             !holders.is_empty()
         });
         self.calls.retain(|_, call| call.session != session);
-        // It was ended without a word: nobody answers for it any more.
+        // It ended without an answer, and nobody will answer for it any more.
         if let Some(leaving @ (Leaving::Called | Leaving::CalledAgain)) = self.leaving(session) {
             *leaving = Leaving::Failed;
         }
         self.note_alone();
     }
 
-    /// Grants a lease, or calls those back that are in the way.
+    /// Grants a lease and returns its number, or revokes the leases that conflict with it.
     fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
         if !self.may_have_leases(session)
             || self.owes_everything(|other| other != session)
@@ -250,13 +259,14 @@ impl Leases {
         None
     }
 
-    /// Lets a session change a file's size, or calls the leases of others back. One that waits here too does not keep it.
+    /// Lets a session change a file's size, or revokes the leases of others. Another session's lease is no
+    /// obstacle if that session waits here too.
     fn try_resize(&mut self, session: u64, ino: Ino) -> Option<()> {
         let own = self.held.get(&ino).and_then(|holders| holders.get(&session));
         if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
             return Some(());
         }
-        // After a restart others may hold anything, but for those that wait here too.
+        // After a restart other sessions may own any lease; those that wait here too are no obstacle.
         let waits = |other: u64| self.resizing.keys().any(|(_, session)| *session == other);
         if self.owes_everything(|other| other != session && !waits(other)) {
             return None;
@@ -272,7 +282,7 @@ impl Leases {
         others.map(|(other, held)| (*other, held.grant)).collect()
     }
 
-    /// Whether a session was called to give back a lease of this grant or a later one.
+    /// True if a session has a revocation open that covers this grant or a later one.
     fn is_called(&self, session: u64, ino: Ino, grant: u64) -> bool {
         let called = |call: &Call| {
             call.session == session && call.ino == Some(ino) && !call.settle && call.grant >= grant
@@ -290,7 +300,8 @@ impl Leases {
         }
     }
 
-    /// Asks whoever else may have changed a file to make its changes known. Returns the call to wait for.
+    /// Asks the session that may have unsynced changes of a file to sync them. Returns the number of the
+    /// request to wait for; none if there is no such session.
     fn call_settle(&mut self, session: u64, ino: Ino) -> Option<u64> {
         let holders = self.held.get(&ino)?;
         let (other, held) = holders.iter().find(|(other, held)| **other != session && held.exclusive)?;
@@ -298,7 +309,8 @@ impl Leases {
         let waits = |(_, call): &(&u64, &Call)| {
             call.session == other && call.ino == Some(ino) && call.settle && !call.sent
         };
-        // One that its client has may be answered with what was known before.
+        // A request that has been sent may be answered with an older state of the file, so only one not yet
+        // sent is shared.
         if let Some((number, _)) = self.calls.iter().find(waits) {
             return Some(*number);
         }
@@ -307,7 +319,7 @@ impl Leases {
         Some(number)
     }
 
-    /// A call to settle, or to give up everything, could not be done. Before it is answered.
+    /// A session reports, before its answer, that it could not sync, or could not give up everything.
     fn failed(&mut self, session: u64, number: u64, errno: u32) {
         let Some(call) = self.calls.get(&number).filter(|call| call.session == session) else { return };
         match (call.settle, call.ino) {
@@ -326,7 +338,7 @@ impl Leases {
         }
     }
 
-    /// Whether a call to settle was answered, and how.
+    /// Result of a sync request: none until it is answered, and an errno if it failed.
     fn settled(&self, number: u64) -> Option<Result<(), u16>> {
         if self.calls.contains_key(&number) {
             return None;
@@ -366,21 +378,22 @@ impl Leases {
         }
     }
 
-    /// Whether several sessions take part.
+    /// True if several sessions take part.
     pub(crate) fn are_shared(&self) -> bool {
         self.joined.len() > 1
     }
 
-    /// A session may try again to lock an inode's bytes.
+    /// Notes that a session may try again to lock byte ranges of an inode.
     pub(crate) fn note_unlocked(&mut self, session: u64, ino: Ino) {
         self.unlocked.entry(session).or_default().insert(ino);
     }
 
-    /// What a session must hear.
+    /// News for a session; none if there are none.
     fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
         let alone = self.alone == Some(session);
         if request.alone && !alone && !self.owes_everything(|other| other == session) {
-            // It believes what is not so, and would ask again and again.
+            // The client believes that it is alone and is not. Without a revocation it would repeat the
+            // question for ever.
             self.call_everything(session);
         }
         let mut calls = Vec::new();
@@ -398,21 +411,21 @@ impl Leases {
     }
 }
 
-/// Whether a request makes its session one that may keep something.
+/// True for a kind of request after which its session may own leases or cache something.
 pub fn joins(kind: Kind) -> bool {
     !matches!(kind, Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::Sync | Kind::StatFs)
 }
 
 impl MetaTarget {
-    /// Waits until a session may take part: others have given up what they kept without asking. Call before anything
-    /// is locked.
+    /// Waits until a session may take part, that is, until other sessions have given up what they cached
+    /// without leases. Must be called before anything is locked.
     pub async fn join(&self, session: u64) -> Result<(), Failure> {
         self.wait_for(session, |leases| leases.join(session).then_some(())).await
     }
 
-    /// Has every session make durable what it keeps and do nothing more, before the service stops. Returns those that could
-    /// not, have not done so after `patience`, or were given up meanwhile, of those that are connected, as `is_connected` says
-    /// of a number.
+    /// Makes every session sync its changes and stop changing anything, before the service stops. Returns the
+    /// sessions that failed to, that did not finish within `patience`, or that ended meanwhile, limited to
+    /// those for which `is_connected` returns true (it takes a session number).
     pub async fn call_everything_back(
         &self,
         patience: Duration,
@@ -434,8 +447,8 @@ impl MetaTarget {
         asked.into_iter().filter(|info| leaving(info) != Some(Leaving::Done)).collect()
     }
 
-    /// Waits until what another session has changed of the inode that a request is about is known here. Call before
-    /// anything is locked.
+    /// Waits until another session's unsynced changes of the inode of a request are known here. Must be
+    /// called before anything is locked.
     pub async fn settle_elsewhere(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
         let ino = Ino(InodeRequest::decode(body).map_err(MetaError::from)?.ino);
         let Some(number) = self.leases.borrow_mut().call_settle(session, ino) else { return Ok(()) };
@@ -444,15 +457,15 @@ impl MetaTarget {
         settled.map_err(|errno| Failure {
             kind: Todo::Internal,
             errno: if errno == 0 { Errno::IO.raw_os_error() as u16 } else { errno },
-            message: "another client cannot make known what it changed of the file".into(),
+            message: "another client cannot sync its changes of the file".into(),
         })
     }
 
-    /// Grants a lease once nobody is in the way.
+    /// Grants a lease after all conflicting leases have been given back.
     pub async fn grant(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let request = LeaseRequest::decode(body).map_err(MetaError::from)?;
         if request.first != 0 || request.last != u64::MAX {
-            let why = "a lease on a part of a file: this release has them on whole files".to_owned();
+            let why = "a lease on a part of a file: this release has leases on whole files only".to_owned();
             return Err(MetaError::Request(why).into());
         }
         let ino = Ino(request.ino);
@@ -462,8 +475,8 @@ impl MetaTarget {
         Ok(LeaseReply { grant: granted }.encode_to_vec())
     }
 
-    /// Waits until a change of attributes may be made: of a size, until nobody else keeps what was before. Call before
-    /// anything is locked.
+    /// Waits until a change of attributes may be made. A change of size waits until no other session caches
+    /// the old state. Must be called before anything is locked.
     pub async fn may_resize(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
         if !self.leases.borrow().are_shared() {
             return Ok(());
@@ -475,14 +488,14 @@ impl MetaTarget {
         let ino = Ino(request.ino);
         *self.leases.borrow_mut().resizing.entry((ino, session)).or_default() += 1;
         let _waiting = Resizing(&self.leases, (ino, session));
-        // Another one that waits for this one goes on.
+        // Another change of size that waits for this session's lease can go on.
         self.lease_news.notify_waiters();
         let wait = self.wait_for(session, |leases| leases.try_resize(session, ino));
-        // Its client may need the slot to settle what another waits for.
+        // Bounded, because the client may need the slot to sync changes that another request waits for.
         timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
     }
 
-    /// True if another session may know another size and another time of a file.
+    /// True if another session may have a newer size and time of a file than the service.
     pub(crate) fn is_unsettled(&self, session: u64, ino: Ino) -> bool {
         !self.leases.borrow().held_by_others(session, ino, |held| held.exclusive).is_empty()
     }
@@ -508,11 +521,11 @@ impl MetaTarget {
         }
     }
 
-    /// Takes a client's answers, and waits for what it must hear.
+    /// Takes a client's answers, and waits for news for it.
     pub async fn watch(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let mut request = WatchRequest::decode(body).map_err(MetaError::from)?;
         if request.generation != self.target.config().generation {
-            // Its numbers are of another start.
+            // The request's numbers are from another start of the service.
             request.seen = 0;
             request.answered.clear();
             request.failed.clear();
@@ -556,8 +569,9 @@ mod tests {
         calls.map(|(number, _)| *number).collect()
     }
 
-    /// One session was alone and is called for the sake of another, and then for a stop. What it gets until the last answer it must
-    /// give up too: an answer to the older call was taken for that, and the stop did not wait for what it had written.
+    /// Regression: a session was alone and was asked to give up everything, first because another one joined
+    /// and then because the service stopped. The answer to the older request was taken for the answer to the
+    /// newer one, so the stop did not wait for changes made under leases that it got in between.
     #[test]
     fn a_stop_waits_for_the_answers_to_all_calls() {
         let mut leases = Leases::restored([FIRST].into_iter());
@@ -592,7 +606,7 @@ mod tests {
         assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
     }
 
-    /// The stop waited to its end for an answer of nobody.
+    /// Regression: the stop waited until its timeout for an answer of a session that had ended.
     #[test]
     fn a_stop_waits_for_no_session_that_has_ended() {
         let mut leases = Leases::restored([FIRST, SECOND].into_iter());
@@ -604,12 +618,12 @@ mod tests {
         assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
     }
 
-    /// A client and the service while that stops.
+    /// Model of one client and the service during a stop.
     struct Stop {
         leases: Leases,
-        /// It has changed something since it last gave up everything.
+        /// True if the client has changed something since it last gave up everything.
         keeps: bool,
-        /// Calls that have come to it, and answers that are on their way.
+        /// Revocations that have reached the client; below, its answers that are on their way.
         heard: BTreeSet<u64>,
         answers: Vec<u64>,
         inodes: u64,
@@ -627,7 +641,7 @@ mod tests {
     }
 
     impl Stop {
-        /// Returns false where that cannot happen now.
+        /// Applies an event. Returns false if it cannot happen now.
         fn take(&mut self, step: Step) -> bool {
             match step {
                 Step::Grant => {
@@ -650,7 +664,7 @@ mod tests {
                     self.leases.answered(FIRST, answer);
                     true
                 }
-                // Over another connection.
+                // It overtakes the others on another connection.
                 Step::LastAnswerArrives if self.answers.len() > 1 => {
                     let answer = self.answers.pop().expect("there are two");
                     self.leases.answered(FIRST, answer);
@@ -671,8 +685,8 @@ mod tests {
         }
     }
 
-    /// Whatever the order: a client that a stop takes for done keeps nothing and gets nothing, and one that has answered all that it
-    /// heard is not waited for.
+    /// In every order of events: a client that a stop takes for done caches nothing and gets nothing, and the
+    /// stop does not wait for a client that has answered everything that it has received.
     #[test]
     fn a_stop_is_done_with_a_client_that_keeps_nothing_in_every_order() {
         const STEPS: [Step; 6] = [
@@ -688,7 +702,7 @@ mod tests {
         while let Some(order) = left.pop() {
             let mut stop = Stop {
                 leases: Leases::restored([FIRST].into_iter()),
-                // It was alone, and asked for nothing that it changed.
+                // It was alone, and needed no lease for what it changed.
                 keeps: true,
                 heard: BTreeSet::new(),
                 answers: Vec::new(),
@@ -706,7 +720,7 @@ mod tests {
                 assert!(!stop.keeps, "{order:?}");
                 assert_eq!(stop.leases.try_grant(FIRST, Ino(0), true), None, "{order:?}");
             }
-            // It goes on until it has heard and answered everything.
+            // The client goes on until it has received and answered everything.
             while stop.take(Step::Hear) || stop.take(Step::AnswerArrives) {}
             let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
             assert!(!waits.contains(&stop.leases.leaving(FIRST).copied()), "{order:?} leaves it waiting");

@@ -1,14 +1,16 @@
 //! Metadata targets: the name space of whole filesets in a key-value store.
 //!
-//! Owns inodes, directories, links, extended attributes, sessions and the queue of removed files. Does not own data:
-//! a target does, and where both share one store, a cut or a removal is one transaction of both.
+//! Owns inodes, directories, links, extended attributes, sessions and the queue of removed files. Does not
+//! own file data: a storage target does. Where both share one store, a truncation or a removal is one
+//! transaction of both.
 //!
 //! Invariants:
-//! - one operation that changes something runs at a time, and is one transaction, so after a crash the name space is
-//!   a prefix of the acknowledged operations;
-//! - the result of a request with a sequence is stored in its transaction: a repeat is answered, not done again;
-//! - an inode without a name is in the queue of removed files from the transaction that took its last name until the
-//!   one that removes it, so a crash leaks nothing.
+//! - one operation that changes something runs at a time, and is one transaction, so after a crash the name
+//!   space is a prefix of the acknowledged operations;
+//! - the result of a request with a sequence number is stored in the request's own transaction, so a repeat
+//!   is answered from it and not executed again;
+//! - an inode without a name is in the queue of removed files from the transaction that takes its last name
+//!   until the transaction that removes the inode, so a crash leaks nothing.
 #![forbid(unsafe_code)]
 
 mod acl;
@@ -43,13 +45,14 @@ pub use repair::Repair;
 pub use session::{LEASE, Serving, SessionInfo};
 pub use target::{FsInfo, InUse, MetaTarget, Request};
 
-/// Longest name of a file in bytes.
+/// Longest file name, in bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest target of a symbolic link in bytes.
+/// Longest target of a symbolic link, in bytes.
 pub const PATH_MAX: usize = 4095;
-/// Longest value of an extended attribute in bytes.
+/// Longest value of an extended attribute, in bytes.
 pub const XATTR_MAX: usize = 64 * 1024;
-/// Most names of one inode.
+/// Most names (hard links) of one inode that is no directory.
 pub const LINK_MAX: u32 = 65_000;
-/// The root directory of the first fileset.
+/// Inode number of the root directory of the first fileset. The upper 16 bits of an inode number are the
+/// fileset.
 pub const ROOT: penstock_base::Ino = penstock_base::Ino((1 << 48) | 1);

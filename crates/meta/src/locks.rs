@@ -1,10 +1,10 @@
 //! Advisory locks of all clients: flock(2) and fcntl(2).
 //!
-//! Nobody waits here. Whoever may wait is told that something was given up, and asks again; so a lock that is waited
-//! for holds no request, and a client that goes away leaves nothing behind.
+//! No request waits here. A session that may wait is notified when something is released, and tries again. So
+//! a wait for a lock occupies no request, and a client that disappears leaves nothing behind.
 //!
-//! Locks are in memory. After a restart each client says its own again, and until all have done so or have ended,
-//! everybody else is told to ask again.
+//! Locks are in memory. After a restart each client reports its locks again. Until all clients have done so
+//! or have ended, requests for new locks are answered with "ask again".
 
 use crate::error::MetaError;
 use crate::target::MetaTarget;
@@ -15,23 +15,24 @@ use prost::Message;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 
-/// Locks of one file, so that nobody fills memory with them, and of one user in it, so that nobody keeps others from locking. Root may have
-/// all.
+/// Most locks of one file, so that nobody fills memory with them. Below: of one user in one file, so that
+/// nobody keeps others from locking it. The second bound does not apply to root.
 const MOST: usize = 1 << 16;
 const MOST_OF_USER_IN_FILE: usize = 1 << 14;
-/// Locks of one user in a session, and of all users in it together. They do not count for root.
+/// Most locks of one user in a session; below, of all users except root in a session. Neither applies to
+/// root.
 const MOST_OF_USER: usize = 1 << 17;
 const MOST_OF_SESSION: usize = 1 << 20;
 const ROOT: u32 = 0;
 
-/// A session and who it is within.
+/// Session, and the lock owner's number within it.
 type Owner = (u64, u64);
 
 #[derive(Default)]
 struct FileLocks {
-    /// Of fcntl, and of flock.
+    /// Locks of fcntl, then locks of flock.
     tables: [RangeLocks<Owner>; 2],
-    /// Sessions to be told when something is given up.
+    /// Sessions to notify when something is released.
     waiting: BTreeSet<u64>,
 }
 
@@ -45,15 +46,16 @@ impl FileLocks {
 #[derive(Default)]
 pub(crate) struct Locks {
     files: HashMap<Ino, FileLocks>,
-    /// Locks of each user in each session that has some.
+    /// Number of locks, for each session and user that has some.
     held: HashMap<(u64, u32), usize>,
 }
 
-/// By how many locks each user has more after a change; some users more than once.
+/// Changes of each user's number of locks; a user may be listed more than once.
 type Growth = Vec<(u32, isize)>;
 
 impl Locks {
-    /// Fails where a change leaves more locks than there may be. To give up a part of a lock may leave two.
+    /// Fails with ENOLCK if a change would leave more locks than the bounds allow. Releasing a part of a lock
+    /// may add one.
     fn check_bounds(&self, session: u64, table: &RangeLocks<Owner>, growth: &Growth) -> Result<(), Errno> {
         let total: isize = growth.iter().map(|(_, by)| by).sum();
         if total > 0 && table.len().saturating_add_signed(total) > MOST {
@@ -79,8 +81,8 @@ impl Locks {
         Ok(())
     }
 
-    /// What a request comes to; and whether something was given up. What was granted before a restart is `granted` again, however many
-    /// locks there are.
+    /// Applies a request. Returns the reply, and true if something was released. With `granted` the lock was
+    /// granted before a restart, and is granted again however many locks there are.
     fn change(
         &mut self,
         session: u64,
@@ -128,7 +130,7 @@ impl Locks {
                 first: held.first,
                 last: held.last,
                 change: LockChange::holding(held.exclusive).into(),
-                // A process of another client means nothing where this one asks.
+                // The process id of another client's process means nothing to this one.
                 pid: if held.owner.0 == session { held.pid } else { 0 },
                 flock: request.flock,
                 ..LockRequest::default()
@@ -144,7 +146,7 @@ impl Locks {
             if !granted {
                 self.check_bounds(session, table, &growth)?;
             }
-            // A shared one in the place of an exclusive one gives something up too.
+            // Replacing an exclusive lock by a shared one also releases something.
             given_up = true;
             table.set(wanted);
         }
@@ -158,7 +160,7 @@ impl Locks {
         Ok((reply, given_up))
     }
 
-    /// A session ends.
+    /// Removes all locks of a session that ends. Returns the inodes whose locks changed.
     fn end(&mut self, session: u64) -> Vec<Ino> {
         let mut changed = Vec::new();
         self.held.retain(|(of, _), _| *of != session);
@@ -176,7 +178,7 @@ impl Locks {
 }
 
 impl MetaTarget {
-    /// Sets, tests or gives up a lock.
+    /// Sets, tests or releases a lock.
     pub(crate) fn lock(&self, session: u64, request: &LockRequest) -> Result<Vec<u8>, MetaError> {
         if self.sessions.borrow().owe_opens() && request.change != i32::from(LockChange::Unlock) {
             return Ok(LockReply { early: true, ..LockReply::default() }.encode_to_vec());
@@ -189,7 +191,7 @@ impl MetaTarget {
         Ok(reply.encode_to_vec())
     }
 
-    /// Takes back a lock that a session held before a restart.
+    /// Restores a lock that a session had before a restart.
     pub(crate) fn reclaim_lock(&self, session: u64, request: &LockRequest) {
         let result = self.locks.borrow_mut().change(session, request, true);
         if !matches!(&result, Ok((LockReply { conflict: None, .. }, _))) {
@@ -197,7 +199,7 @@ impl MetaTarget {
                 session,
                 ino = request.ino,
                 ?result,
-                "a lock that a client held cannot be taken back"
+                "a lock that a client had before the restart cannot be restored"
             );
         }
     }
@@ -240,7 +242,7 @@ mod tests {
         assert_eq!(set(&mut locks, 1, &request(5, LockChange::Exclusive)).conflict, None);
         let conflict = set(&mut locks, 2, &request(5, LockChange::Shared)).conflict.unwrap();
         assert_eq!((conflict.first, conflict.last, conflict.change()), (0, 99, LockChange::Exclusive));
-        // flock knows nothing of them.
+        // Locks of flock and of fcntl do not conflict.
         let flock = LockRequest { flock: true, ..request(5, LockChange::Exclusive) };
         assert_eq!(set(&mut locks, 2, &flock).conflict, None);
         assert!(locks.files[&Ino(9)].waiting.contains(&2));
@@ -265,7 +267,8 @@ mod tests {
         }
     }
 
-    /// A user split one shared lock of a file until nobody else could lock any of it, and what was locked did not come back after a restart.
+    /// Regression: a user split one shared lock of a file until nobody else could lock any of it, and after a
+    /// restart those locks did not come back.
     #[test]
     fn giving_up_parts_of_a_lock_is_bounded_by_user() {
         let mut locks = Locks::default();
@@ -280,14 +283,14 @@ mod tests {
         assert_eq!(locks.change(2, &exclusive, false).unwrap().0.conflict, None);
         let other = byte(9, 1001, 2, LockChange::Exclusive);
         assert_eq!(locks.change(1, &other, false).unwrap().0.conflict, None);
-        // All of it can be given up.
+        // The whole lock can still be released.
         let all = LockRequest { change: LockChange::Unlock.into(), ..whole };
         assert!(locks.change(1, &all, false).is_ok());
         assert_eq!(locks.files[&Ino(9)].tables[0].len(), 2);
         assert_eq!(locks.held.get(&(1, 1000)), None);
     }
 
-    /// One user took all locks of a mount, and root and everybody else got none.
+    /// Regression: one user took all locks of a mount, and root and all other users got none.
     #[test]
     fn a_user_takes_no_locks_from_others() {
         let mut locks = Locks::default();
@@ -303,7 +306,7 @@ mod tests {
         for uid in [0, 1001] {
             assert!(locks.change(1, &byte(files, uid, 0, LockChange::Shared), false).is_ok());
         }
-        // What was granted before a restart comes back.
+        // A lock that was granted before a restart is restored beyond the bound.
         assert!(locks.change(1, &more, true).is_ok());
         assert_eq!(locks.held[&(1, 1000)], MOST_OF_USER + 1);
     }

@@ -1,7 +1,10 @@
-//! `/lost+found`: where a repair puts what has no place of its own. It is made when it is first needed.
+//! `/lost+found`: the directory for inodes and rows that have no other place after a repair.
 //!
-//! Inodes without a name get the name `inode-` and their number. Rows that cannot be read become extended attributes
-//! of the directory, `user.penstock.row.` and the key in hexadecimal digits, before they go.
+//! It is made when it is first needed.
+//!
+//! Inodes without a name get the name `inode-` and their number. Before a row that cannot be read is deleted,
+//! it is saved as an extended attribute of the directory, named `user.penstock.row.` and the key in
+//! hexadecimal digits.
 
 use crate::dirs::entry_row;
 use crate::error::MetaError;
@@ -16,19 +19,20 @@ use rustix::io::Errno;
 
 const NAME: &str = "lost+found";
 const KEPT_ROW: &str = "user.penstock.row.";
-/// Longest key that is written out in full.
+/// Longest key, in bytes, that is written out in full.
 const KEY_BYTES: usize = 100;
-/// Rows that are kept.
+/// Most rows that are saved.
 const KEPT_ROWS: usize = 1000;
 
 impl MetaTarget {
-    /// An inode as its row says, past the cache.
+    /// Reads an inode from its row, past the cache.
     pub(crate) async fn stored_inode(&self, ino: Ino) -> Result<Inode, MetaError> {
         let row = self.kv.get(inode_key(ino)).await?.ok_or(Errno::STALE)?;
         Ok(Inode::decode(&row)?)
     }
 
-    /// An inode as a repair makes it: nobody but its owner may use it.
+    /// A new inode as a repair makes it; the caller's `mode` lets only its owner use it, except for the root
+    /// directory.
     pub(crate) fn blank_inode(&self, ino: Ino, mode: u32, owner: (u32, u32)) -> Inode {
         let now = self.now_ns();
         let is_dir = mode & DIRECTORY == DIRECTORY;
@@ -50,11 +54,11 @@ impl MetaTarget {
         }
     }
 
-    /// The directory, made by `writes` where there is none.
+    /// Returns the directory. If there is none, `writes` makes it.
     pub(crate) async fn lost_found(&self, writes: &mut WriteSet) -> Result<Inode, MetaError> {
         let mut root = self.stored_inode(ROOT).await?;
         let mut name = NAME.to_owned();
-        // Whatever else has the name keeps it.
+        // Anything else that has the name keeps it.
         for number in 2..1000 {
             let Some((_, entry)) = self.find(ROOT, name.as_bytes()).await?.entry else { break };
             if let Ok(inode) = self.stored_inode(entry.ino).await
@@ -74,7 +78,7 @@ impl MetaTarget {
         Ok(inode)
     }
 
-    /// Gives an inode a name in the directory, with `writes` in the same transaction.
+    /// Gives an inode a name in the directory, in one transaction with `writes`.
     pub(crate) async fn reconnect(&self, mut inode: Inode, mut writes: WriteSet) -> Result<(), MetaError> {
         let mut dir = self.lost_found(&mut writes).await?;
         let mut name = format!("inode-{}", inode.ino);
@@ -102,8 +106,8 @@ impl MetaTarget {
         self.commit_repair(writes).await
     }
 
-    /// Moves an unreadable row into an extended attribute of the directory. Returns false when it does not fit: then it
-    /// stays where it is.
+    /// Moves an unreadable row into an extended attribute of the directory. Returns false if it does not fit;
+    /// then the row stays where it is.
     pub(crate) async fn keep_row(&self, key: &[u8]) -> Result<bool, MetaError> {
         let Some(value) = self.kv.get(key.to_vec()).await? else { return Ok(true) };
         let mut writes = WriteSet::new();
@@ -124,20 +128,21 @@ impl MetaTarget {
         Ok(true)
     }
 
-    /// Commits what a repair changes. It may use the reserve: it must not fail for want of space that it gives back.
+    /// Commits changes of a repair. They may use the headroom, because a repair must not fail for lack of
+    /// space that it would free.
     pub(crate) async fn commit_repair(&self, mut writes: WriteSet) -> Result<(), MetaError> {
         if writes.is_empty() {
             return Ok(());
         }
         self.transactions.set(self.transactions.get() + 1);
         let result = self.kv.commit(std::mem::take(writes.reclaims())).await;
-        // Entries may be among the rows, with keys that say nothing.
+        // The changes may include entries, and some of their keys cannot be decoded.
         self.entries.take();
         result?;
         Ok(())
     }
 
-    /// Moves an entry to where its name is looked for.
+    /// Moves an entry to the bucket in which its name is looked for.
     pub(crate) async fn rehome(&self, dir: Ino, cookie: u64) -> Result<(), MetaError> {
         let old = entry_key(dir, cookie);
         let Some(row) = self.kv.get(old.clone()).await? else { return Ok(()) };
@@ -145,7 +150,7 @@ impl MetaTarget {
         let found = self.find(dir, &entry.name).await?;
         let mut writes = WriteSet::new();
         writes.delete(old);
-        // Where the name stands already, this one is its double.
+        // If the name exists there already, this entry is a duplicate and is only deleted.
         if let Some(free) = found.free {
             writes.put(entry_key(dir, free), row);
         }

@@ -1,4 +1,4 @@
-//! Names come and go: lookup, make, link, unlink.
+//! Operations that add, find and remove names: lookup, make, link, unlink.
 
 use crate::dirs::entry_row;
 use crate::error::MetaError;
@@ -14,20 +14,20 @@ use rustix::io::Errno;
 
 pub(crate) const SET_GROUP_ID: u32 = 0o2000;
 
-/// A reply with an inode's attributes.
+/// Encodes a reply with an inode's attributes.
 pub(crate) fn attr_reply(inode: &Inode) -> Vec<u8> {
     AttrReply { attr: Some(inode.attr()), unsettled: false }.encode_to_vec()
 }
 
 impl MetaTarget {
-    /// The inode of a name.
+    /// Returns the attributes of the inode that a name refers to.
     pub(crate) async fn lookup(&self, request: NameRequest) -> Result<Vec<u8>, MetaError> {
         let dir = self.directory(Ino(request.dir)).await?;
         let (_, entry) = self.entry(dir.ino, &request.name).await?;
         Ok(attr_reply(&self.inode(entry.ino).await?))
     }
 
-    /// Makes a file, directory, symbolic link or special file; or a file without a name.
+    /// Makes a file, directory, symbolic link, special file, or a file without a name (O_TMPFILE).
     pub(crate) async fn make(&self, who: Request, request: MakeRequest) -> Result<Vec<u8>, MetaError> {
         let _one = self.changing.lock().await;
         let mut dir = self.directory(Ino(request.dir)).await?;
@@ -38,7 +38,8 @@ impl MetaTarget {
         let mut inode = self.new_inode(self.new_ino().await?, &dir, &request)?;
         self.inherit_acl(&dir, &mut inode, request.umask, &mut writes).await?;
         if request.nameless {
-            // Removed from the beginning, so that a crash leaks nothing; its user holds it.
+            // In the queue of removed files from the beginning, so that a crash leaks nothing. Its open keeps
+            // it from being reaped.
             if inode.kind() != FileKind::Regular || !request.open {
                 return Err(Errno::INVAL.into());
             }
@@ -109,8 +110,8 @@ impl MetaTarget {
         Ok(inode)
     }
 
-    /// Gives an inode another name. One that has none and is in use was made so: the kernel refuses to link what was
-    /// unlinked.
+    /// Adds a name to an inode. An inode without a name that is in use was made without one: the kernel
+    /// refuses to link an inode whose names were removed.
     pub(crate) async fn link(&self, who: Request, request: LinkRequest) -> Result<Vec<u8>, MetaError> {
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
@@ -165,7 +166,7 @@ impl MetaTarget {
         Ok(reply)
     }
 
-    /// Takes one name from an inode; `dir` is the directory that held it.
+    /// Takes one name from an inode; `dir` is the directory that contained it.
     pub(crate) fn remove_name(&self, dir: &mut Inode, inode: &mut Inode, writes: &mut WriteSet) {
         if inode.is_dir() {
             dir.nlink -= 1;
@@ -174,7 +175,7 @@ impl MetaTarget {
         self.drop_link(inode, writes);
     }
 
-    /// Deletes an inode's row; its other rows must be gone or go in the same transaction.
+    /// Deletes an inode's row. Its other rows must be gone, or be deleted in the same transaction.
     pub(crate) fn delete_inode(&self, ino: Ino, writes: &mut WriteSet) {
         writes.delete(inode_key(ino));
     }

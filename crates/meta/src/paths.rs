@@ -1,5 +1,6 @@
-//! From inodes to paths. An inode keeps no path, so the names are walked through: twice, however many inodes are
-//! asked for.
+//! Paths of inodes, found from the directory entries.
+//!
+//! An inode does not store its path, so all names are read: twice, for any number of inodes.
 
 use crate::error::MetaError;
 use crate::inode::Inode;
@@ -10,16 +11,16 @@ use penstock_base::Ino;
 use penstock_kv::for_each;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Deepest path that is written out.
+/// Most components of a path that is written out.
 const DEEPEST: usize = 1000;
-/// Names of one inode that are named.
+/// Most names of one inode that are listed.
 const MOST_NAMES: usize = 16;
 
 type Places = BTreeMap<Ino, Vec<(Ino, Vec<u8>)>>;
 
 impl MetaTarget {
-    /// Paths of inodes, from the root. What has no name has none; a path that does not begin at the root begins with
-    /// the number of its first directory.
+    /// Returns paths of inodes, from the root. An inode without a name has none. A path that cannot be
+    /// followed up to the root begins with the number of the last directory that was found.
     pub async fn find_paths(&self, inos: &BTreeSet<Ino>) -> Result<BTreeMap<Ino, Vec<String>>, MetaError> {
         if inos.is_empty() {
             return Ok(BTreeMap::new());
@@ -41,11 +42,11 @@ impl MetaTarget {
         Ok(paths)
     }
 
-    /// Where the names of the wanted inodes stand.
+    /// Directory and name of each entry that refers to a wanted inode.
     async fn places(&self, wanted: impl Fn(Ino, u32) -> bool) -> Result<Places, MetaError> {
         let mut places = Places::new();
         for_each(&*self.kv, all_entries(), |key, value| {
-            // What cannot be read is no path; a check reports it.
+            // An entry that cannot be read gives no path; a check reports it.
             if let (Ok((dir, _)), Ok(entry)) = (decode_entry_key(key), Entry::decode(value))
                 && wanted(entry.ino, entry.kind)
             {

@@ -1,4 +1,4 @@
-//! Listing a directory.
+//! Listing a directory, and reading a symbolic link.
 
 use crate::error::MetaError;
 use crate::inode::Data;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 const MOST: u32 = 1024;
 
 impl MetaTarget {
-    /// Entries behind a cookie, in the order of cookies.
+    /// Lists entries behind a cookie, in the order of cookies.
     pub(crate) async fn read_dir(&self, request: ReadDirRequest) -> Result<Vec<u8>, MetaError> {
         let dir = self.directory(Ino(request.dir)).await?;
         let limit = request.limit.clamp(1, MOST) as usize;
@@ -35,13 +35,13 @@ impl MetaTarget {
     async fn add_attributes(&self, entries: &mut [DirEntry]) -> Result<(), MetaError> {
         let rows = self.kv.get_many(entries.iter().map(|entry| inode_key(Ino(entry.ino))).collect()).await?;
         for (entry, row) in entries.iter_mut().zip(rows) {
-            // An entry whose inode went since has no attributes; the kernel asks for them again.
+            // An entry whose inode has been removed since has no attributes; the kernel asks for them again.
             entry.attr = row.map(|row| Inode::decode(&row)).transpose()?.map(|inode| inode.attr());
         }
         Ok(())
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link. EINVAL for any other inode.
     pub(crate) async fn read_link(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
         match self.inode(Ino(request.ino)).await?.data {
             Data::Inline(bytes) => Ok(BytesReply { bytes }.encode_to_vec()),

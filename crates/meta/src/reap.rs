@@ -1,8 +1,9 @@
-//! Removing files that have no name and no user any more.
+//! Reaping: removes files that have no name and no user any more.
 //!
-//! The queue is in rows, so a crash leaks nothing: what the next start finds has no user, but for clients of other
-//! processes, which open again what they had open before anything is removed. A file with many chunks goes in
-//! steps from its end; the last step takes its inode, its extended attributes and its place in the queue.
+//! The queue is in rows, so a crash leaks nothing. After a start a queued file has no user, except clients of
+//! other processes; they report their open files again before anything is removed. A file with many chunks is
+//! dropped in steps from its end. The last step deletes its inode, its extended attributes and its row in the
+//! queue.
 
 use crate::error::MetaError;
 use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
@@ -13,14 +14,14 @@ use penstock_kv::{ROWS_AT_ONCE, WriteSet, commit_apart, for_each_key};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Chunks dropped in one transaction, beside a few other rows.
+/// Most chunks dropped in one transaction, beside a few other rows.
 pub(crate) const STEP_CHUNKS: usize = ROWS_AT_ONCE - 16;
 const RETRY: Duration = Duration::from_secs(2);
-/// How long a removed file stays where several clients use the file system.
+/// Delay before a removed file is dropped, if several clients use the file system.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl MetaTarget {
-    /// Queues what the last start left.
+    /// Queues the files that the last start left.
     pub(crate) async fn queue_removed(&self) -> Result<(), MetaError> {
         for_each_key(&*self.kv, all_removed(), |key| {
             self.reap_queue.borrow_mut().extend(removed_ino(key).map(|ino| (Duration::ZERO, ino)));
@@ -33,7 +34,7 @@ impl MetaTarget {
     pub(crate) fn reap_if_removed(&self, ino: Ino) {
         let nameless = self.cache.borrow().get(ino).is_none_or(|inode| inode.nlink == 0);
         if nameless && !self.in_use.borrow().contains_key(&ino) {
-            // Another client may have found its name just before it went, and be about to open it.
+            // Another client may have looked up its name just before the removal, and be about to open it.
             let due = if self.leases.borrow().are_shared() { self.env.now() + GRACE } else { Duration::ZERO };
             self.reap_queue.borrow_mut().insert((due, ino));
             self.reap_wake.notify_one();
@@ -50,7 +51,7 @@ impl MetaTarget {
             };
             let rest = due.saturating_sub(self.env.now());
             if !rest.is_zero() {
-                // What comes meanwhile is looked at first, or the one that is due.
+                // A newly queued file may be due earlier, so the queue is looked at again.
                 let _ = penstock_base::env::timeout(&self.env, rest, self.reap_wake.notified()).await;
                 continue;
             }
@@ -66,7 +67,7 @@ impl MetaTarget {
         }
     }
 
-    /// Waits until all removed files without users are gone.
+    /// Waits until all removed files without users have been dropped.
     pub async fn wait_reaped(&self) {
         while (!self.reap_queue.borrow().is_empty() || self.reaping.get()) && !self.closed.get() {
             self.env.sleep(Duration::from_millis(5)).await;
@@ -76,21 +77,21 @@ impl MetaTarget {
     async fn reap(&self, ino: Ino) -> Result<(), MetaError> {
         let inode = match self.inode(ino).await {
             Ok(inode) => inode,
-            // Gone already: a file can be queued by its last close and by its last name.
+            // Already gone: a file can be queued both by its last close and by the removal of its last name.
             Err(MetaError::Posix(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
         if inode.nlink > 0 || self.in_use.borrow().contains_key(&ino) {
             return Ok(());
         }
-        // By the chunks that exist: its size says nothing of how many these are.
+        // Steps follow from the chunks that exist: the size does not give their number.
         for stop in self.target.cut_steps(0, ino, 0, STEP_CHUNKS).await? {
             let mut writes = WriteSet::new();
             writes.reclaims();
             self.target.cut(0, ino, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
         }
         let _one = self.changing.lock().await;
-        // Looked at again: a repair may have given it a name while this waited.
+        // Checked again: a repair may have given the file a name while this waited.
         if self.in_use.borrow().contains_key(&ino) || self.inode(ino).await?.nlink > 0 {
             return Ok(());
         }

@@ -1,7 +1,8 @@
-//! rename(2) and renameat2(2): every case.
+//! rename(2) and renameat2(2) in all cases.
 //!
-//! Refused: a directory into itself or below itself (EINVAL), a directory over a file (ENOTDIR), a file over a
-//! directory (EISDIR), anything over a directory with entries (ENOTEMPTY). Two names of one inode: nothing happens.
+//! Refused are: a directory into itself or below itself (EINVAL), a directory over a file (ENOTDIR), a file
+//! over a directory (EISDIR), anything over a directory with entries (ENOTEMPTY). If both names refer to one
+//! inode, nothing happens.
 
 use crate::dirs::{check_name, entry_row};
 use crate::error::MetaError;
@@ -17,7 +18,7 @@ use std::collections::{BTreeMap, btree_map};
 
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// The inodes that a rename touches, each once, however many roles it has.
+/// The inodes that a rename changes, each once, even if it has several roles.
 #[derive(Default)]
 struct Touched {
     inodes: BTreeMap<Ino, Inode>,
@@ -37,7 +38,7 @@ impl Touched {
 }
 
 impl MetaTarget {
-    /// Moves a name.
+    /// Renames a name, replaces another one, or exchanges two.
     pub(crate) async fn rename(&self, who: Request, request: RenameRequest) -> Result<Vec<u8>, MetaError> {
         if request.start != 0 && request.start != self.target.config().generation {
             return Err(MetaError::Restarted);
@@ -103,7 +104,8 @@ impl MetaTarget {
         Ok(reply)
     }
 
-    /// Puts a character device 0, 0 under the old name, which union file systems read as: nothing is here.
+    /// Puts a character device 0, 0 at the old name: union file systems read it as "the name does not exist
+    /// here".
     fn leave_whiteout(
         &self,
         ino: Ino,
@@ -131,7 +133,7 @@ impl MetaTarget {
         }
     }
 
-    /// The replaced inode loses the name; `dirs` are the old and the new directory of the moved one.
+    /// Takes the name from the replaced inode. `dirs` are the old and the new directory of the moved one.
     fn replaced(&self, touched: &mut Touched, other: &Entry, dirs: (Ino, Ino), writes: &mut WriteSet) {
         touched.get(dirs.0).entries -= 1;
         let mut gone = touched.get(other.ino).clone();
@@ -139,7 +141,7 @@ impl MetaTarget {
         *touched.get(other.ino) = gone;
     }
 
-    /// An inode now belongs to another directory.
+    /// Updates a moved inode, and for a directory its parent and the link counts of both directories.
     fn moved(&self, touched: &mut Touched, entry: &Entry, from: Ino, to: Ino) {
         let now = self.now_ns();
         let inode = touched.get(entry.ino);

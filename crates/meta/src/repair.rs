@@ -1,12 +1,14 @@
 //! Repairing a file system.
 //!
-//! Round by round: everything is judged, and the mends of the first kind that was found are done. Kinds are ordered so
-//! that what a mend relies on is right before it ([`FindingKind`]): first of all every block of a file is marked as
-//! used, so that nothing that is allocated later falls on one.
+//! Works in rounds. Each round judges everything, and then does the repairs of the first kind that has
+//! findings. Kinds are ordered so that everything a repair relies on has been repaired before it
+//! ([`FindingKind`]). First of all, every block of a file is marked as used, so that no later allocation
+//! overlaps one.
 //!
-//! Invariants: each mend is one transaction, or some of which each leaves a file system that the same judgement takes
-//! further, so a repair that a power cut interrupts is finished by the next one; nothing that holds data goes: it gets
-//! a name in `/lost+found`.
+//! Invariants:
+//! - each repair is one transaction, or several, each of which leaves a file system that the next judgement
+//!   can repair further, so a repair that a power cut interrupts is finished by the next one;
+//! - nothing that contains data is deleted: it gets a name in `/lost+found`.
 
 use crate::check::{CheckProgress, MetaCheck};
 use crate::error::MetaError;
@@ -20,26 +22,26 @@ use penstock_chunk::{ChunkKey, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Chunks moved, and rows kept, in one transaction.
+/// Most chunks moved, and rows saved, in one transaction.
 const BATCH: usize = penstock_kv::ROWS_AT_ONCE / 2 - 16;
-/// Rounds after which a repair gives up: each mends something, so this many are never needed.
+/// Rounds after which a repair gives up. Each round repairs something, so that many are never needed.
 const MOST_ROUNDS: u64 = 100_000;
 const REGULAR: u32 = 0o100_000;
 
-/// What a repair did.
+/// Result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repair {
-    /// What was found before.
+    /// Result of the check before the repair.
     pub before: MetaCheck,
-    /// Mends by the kind of what they mended, those of what became visible or changed on the way included.
+    /// Number of repairs by kind of finding, including findings that appeared or changed during the repair.
     pub mended: BTreeMap<Kind, u64>,
-    /// Files whose contents a person should look at.
+    /// Files whose contents a person should inspect, with their paths.
     pub suspects: BTreeMap<Ino, Vec<String>>,
-    /// What is found now.
+    /// Result of the check after the repair.
     pub after: MetaCheck,
 }
 
-/// Whether the contents of a file may be wrong where something of this kind was found.
+/// True if a finding of this kind means that the contents of the file may be wrong.
 fn is_suspect(kind: Kind) -> bool {
     matches!(
         kind,
@@ -54,8 +56,8 @@ fn is_suspect(kind: Kind) -> bool {
 }
 
 impl MetaTarget {
-    /// Repairs the file system. The caller serves no request meanwhile, and nobody has files open but those that the
-    /// queue of removed files names.
+    /// Repairs the file system. The caller must serve no request meanwhile, and nobody may have files open,
+    /// except files in the queue of removed files.
     pub async fn repair(&self) -> Result<Repair, MetaError> {
         let _one = self.changing.lock().await;
         self.target.commit_all().await?;
@@ -65,7 +67,7 @@ impl MetaTarget {
         self.entries.take();
         let result = self.repair_rounds().await;
         *self.progress.borrow_mut() = None;
-        // Whatever was done, memory must not say otherwise.
+        // The caches must not keep a state from before the repair, even if it failed.
         self.target.forget_chunks();
         self.cache.borrow_mut().clear();
         self.entries.take();
@@ -78,7 +80,7 @@ impl MetaTarget {
     async fn repair_rounds(&self) -> Result<Repair, MetaError> {
         let mut repair = Repair::default();
         let mut suspects = BTreeSet::new();
-        // Kinds of which a round left as many as there were.
+        // Kinds of which a round left as many findings as before.
         let mut stuck: BTreeSet<Kind> = BTreeSet::new();
         let mut last: Option<(Kind, u64)> = None;
         for round in 1..MOST_ROUNDS {
@@ -173,7 +175,7 @@ impl MetaTarget {
         self.commit_repair(writes).await
     }
 
-    /// A new file in lost+found, for chunks whose rows `writes` puts.
+    /// Makes a file in lost+found for chunks whose rows `writes` puts.
     async fn new_file(&self, size: u64, mut writes: WriteSet, ino: Ino) -> Result<(), MetaError> {
         let root = self.stored_inode(ROOT).await?;
         let mut inode = self.blank_inode(ino, REGULAR | 0o600, (root.uid, root.gid));
@@ -186,8 +188,9 @@ impl MetaTarget {
         u64::from(self.target.config().chunk_blocks) * BLOCK_BYTES as u64
     }
 
-    /// Rows that cannot be read, and extents beyond their chunk, own blocks that nobody can tell: all blocks that are
-    /// marked and owned by nothing are collected in files before the rows go.
+    /// Repairs map rows that cannot be read and extents beyond their chunk. It is unknown which blocks these
+    /// own, so all blocks that are marked as used and owned by nothing are collected in files before the rows
+    /// are deleted.
     async fn mend_map_rows(&self) -> Result<(), MetaError> {
         loop {
             let runs = self.target.unowned_runs(BATCH).await?;
@@ -214,8 +217,8 @@ impl MetaTarget {
         Ok(self.target.mend_extents().await?)
     }
 
-    /// An inode that is gone gets a row again: a directory if it has entries, else a file as long as its chunks. One
-    /// that waits to be dropped goes on waiting.
+    /// Gives a missing inode a row again: a directory if it has entries, or else a file as long as its
+    /// chunks. An inode in the queue of removed files stays there.
     async fn remake(&self, ino: Ino, judgement: &Judgement) -> Result<(), MetaError> {
         let Some(trace) = judgement.traces.get(&ino) else { return Ok(()) };
         let root = self.stored_inode(ROOT).await?;
@@ -235,7 +238,7 @@ impl MetaTarget {
         self.commit_repair(writes).await
     }
 
-    /// Chunks that cannot be where they are get a file of their own.
+    /// Moves chunks that cannot belong to their inode into new files.
     async fn move_chunks(&self, ino: Ino, far: bool) -> Result<(), MetaError> {
         let first = if far { chunks_of_a_file(self.target.config().chunk_blocks) } else { 0 };
         loop {
@@ -257,12 +260,12 @@ impl MetaTarget {
     }
 }
 
-/// An inode with one field put right.
+/// Returns an inode with one field corrected.
 fn mended(mut inode: Inode, field: Field) -> Inode {
     match field {
         Field::Parent(parent) => inode.parent = parent,
         Field::Links(links) => {
-            // More names than may be made are names all the same.
+            // Names beyond the limit are names all the same.
             inode.nlink = links;
             if links > LINK_MAX && !inode.is_dir() {
                 tracing::warn!(ino = %inode.ino, links, "an inode has more names than this release makes");
@@ -274,7 +277,7 @@ fn mended(mut inode: Inode, field: Field) -> Inode {
         Field::Data => match inode.kind() {
             FileKind::Regular => inode.data = Data::Chunks,
             FileKind::Directory | FileKind::Special => inode.data = Data::None,
-            // Its target is lost, and a link without one is none.
+            // Its target is lost, and a link without a target is none, so it becomes an empty file.
             FileKind::Symlink => {
                 inode.mode = REGULAR | (inode.mode & 0o777);
                 inode.data = Data::Chunks;

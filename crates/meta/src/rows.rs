@@ -1,9 +1,10 @@
-//! Keys of the name space's rows. Format: docs/format/kv.md. All numbers in keys are big-endian.
+//! Keys and values of the name space's rows in the key-value store. Format: docs/format/kv.md.
 //!
-//! Keys of what snapshots will keep have the branch after their tag and end in the birth, so that generations lie next
-//! to each other; today both are 0. The queue of removed files and the results of sessions belong to no snapshot.
+//! All numbers in keys are big-endian. In keys of rows that snapshots will keep, the branch follows the tag
+//! and the birth is last, so that versions of one row are adjacent; today both are 0. The queue of removed
+//! files and the results of sessions belong to no snapshot.
 //!
-//! Public for the fuzzer and for tools that look at a store; only this crate writes rows.
+//! Public for the fuzzer and for tools that inspect a store. Only this crate writes rows.
 
 use penstock_base::{Dec, DecodeError, Enc, Id128, Ino};
 use penstock_kv::Range;
@@ -23,42 +24,42 @@ fn key(tag: u8, words: &[u64]) -> Vec<u8> {
     key
 }
 
-/// The row of the file system.
+/// Key of the file system's own row.
 pub fn fs_key() -> Vec<u8> {
     vec![FS]
 }
 
-/// An inode's row.
+/// Key of an inode's row.
 pub fn inode_key(ino: Ino) -> Vec<u8> {
     key(INODE, &[0, ino.0, 0])
 }
 
-/// All inodes.
+/// Range of all inode rows.
 pub fn all_inodes() -> Range {
     (vec![INODE], vec![INODE + 1])
 }
 
-/// A directory entry's row, at its cookie.
+/// Key of a directory entry's row, at its cookie.
 pub fn entry_key(dir: Ino, cookie: u64) -> Vec<u8> {
     key(ENTRY, &[0, dir.0, cookie, 0])
 }
 
-/// Whether a key is a directory entry's.
+/// True if a key is a directory entry's.
 pub(crate) fn is_entry_key(key: &[u8]) -> bool {
     key.first() == Some(&ENTRY)
 }
 
-/// Entries of a directory with `from <= cookie < until`.
+/// Range of a directory's entries with `from <= cookie < until`.
 pub fn entry_range(dir: Ino, from: u64, until: u64) -> Range {
     (key(ENTRY, &[0, dir.0, from]), key(ENTRY, &[0, dir.0, until]))
 }
 
-/// All directory entries.
+/// Range of all directory entries.
 pub fn all_entries() -> Range {
     (vec![ENTRY], vec![ENTRY + 1])
 }
 
-/// Directory and cookie of an entry's key.
+/// Returns directory and cookie from an entry's key.
 pub fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
     let dec = Dec::new("directory entry key", key);
     let words: Option<&[u8; 32]> = key.strip_prefix(&[ENTRY]).and_then(|rest| rest.try_into().ok());
@@ -71,29 +72,29 @@ pub fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
     }
 }
 
-/// An extended attribute's row: the name, which has no NUL, ends in one, and then comes the birth.
+/// Key of an extended attribute's row: inode, name, a NUL (names contain none), and the birth.
 pub fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
     [&key(XATTR, &[0, ino.0])[..], name, &[0], &0u64.to_be_bytes()].concat()
 }
 
-/// All extended attributes of an inode.
+/// Range of all extended attributes of an inode.
 pub fn xattr_range(ino: Ino) -> Range {
     let from = key(XATTR, &[0, ino.0]);
     let until = ino.0.checked_add(1).map_or(vec![XATTR + 1], |next| key(XATTR, &[0, next]));
     (from, until)
 }
 
-/// The name in an extended attribute's key.
+/// Returns the name from an extended attribute's key; empty if the key is too short.
 pub fn xattr_name(key: &[u8]) -> &[u8] {
     key.get(17..key.len().saturating_sub(9)).unwrap_or_default()
 }
 
-/// All extended attributes.
+/// Range of all extended attributes.
 pub(crate) fn all_xattrs() -> Range {
     (vec![XATTR], vec![XATTR + 1])
 }
 
-/// Keys that no row of this release has.
+/// Ranges of keys that no row of this release has.
 pub(crate) fn unknown_keys() -> [Range; 5] {
     let end = vec![0xff; 64];
     [
@@ -105,8 +106,9 @@ pub(crate) fn unknown_keys() -> [Range; 5] {
     ]
 }
 
-/// The inode that a key names, of a row that belongs to the file system itself: its branch and, where the key has a
-/// birth behind `words` words, that too are 0.
+/// Returns the inode from the key of a row that belongs to an inode. The key has at least `words` numbers, of
+/// which the first is the branch and the second the inode, and with `birth` it ends in the birth. Branch and
+/// birth must be 0.
 pub(crate) fn owner_of(key: &[u8], words: usize, birth: bool) -> Result<Ino, DecodeError> {
     let what = "key";
     let len = 1 + words * 8;
@@ -122,7 +124,7 @@ pub(crate) fn owner_of(key: &[u8], words: usize, birth: bool) -> Result<Ino, Dec
     }
 }
 
-/// The inode in an inode's key.
+/// Returns the inode from an inode's key.
 pub(crate) fn decode_inode_key(key: &[u8]) -> Result<Ino, DecodeError> {
     match key.len() {
         25 => owner_of(key, 3, true),
@@ -130,7 +132,7 @@ pub(crate) fn decode_inode_key(key: &[u8]) -> Result<Ino, DecodeError> {
     }
 }
 
-/// The inode in an extended attribute's key, if it is one.
+/// Returns the inode from an extended attribute's key, if the key is valid.
 pub(crate) fn decode_xattr_key(key: &[u8]) -> Result<Ino, DecodeError> {
     let name = xattr_name(key);
     let ends = key.len() > 9 && key[key.len() - 9] == 0;
@@ -140,7 +142,7 @@ pub(crate) fn decode_xattr_key(key: &[u8]) -> Result<Ino, DecodeError> {
     }
 }
 
-/// The inode in the key of a file without a name, if row and key are right.
+/// Returns the inode from a row of the queue of removed files, if key and value are valid.
 pub(crate) fn decode_removed(key: &[u8], value: &[u8]) -> Result<Ino, DecodeError> {
     match key.len() == 17 && value == bare_value() {
         true => owner_of(key, 2, false),
@@ -148,74 +150,74 @@ pub(crate) fn decode_removed(key: &[u8], value: &[u8]) -> Result<Ino, DecodeErro
     }
 }
 
-/// The value of rows whose keys say everything: only their format.
+/// Value of rows whose key contains everything: only the format number.
 pub fn bare_value() -> Vec<u8> {
     vec![FORMAT]
 }
 
-/// The row of a file that has no name any more.
+/// Key of an inode's row in the queue of removed files.
 pub fn removed_key(ino: Ino) -> Vec<u8> {
     key(REMOVED, &[0, ino.0])
 }
 
-/// All files without a name.
+/// Range of the queue of removed files.
 pub fn all_removed() -> Range {
     (vec![REMOVED], vec![REMOVED + 1])
 }
 
-/// The inode in the key of a file without a name.
+/// Returns the inode from a key of the queue of removed files; none if the key is invalid.
 pub fn removed_ino(key: &[u8]) -> Option<Ino> {
     let words = key.strip_prefix(&[REMOVED]).filter(|words| words.len() == 16)?;
     Some(Ino(u64::from_be_bytes(words[8..].try_into().ok()?)))
 }
 
-/// The stored result of a session's request.
+/// Key of the stored result in one slot of a session.
 pub fn result_key(session: u64, slot: u64) -> Vec<u8> {
     key(RESULT, &[session, slot])
 }
 
-/// All stored results.
+/// Range of all stored results.
 pub fn all_results() -> Range {
     (vec![RESULT], vec![RESULT + 1])
 }
 
-/// A session whose client lives in another process.
+/// Key of a session whose client is another process.
 pub fn session_key(session: u64) -> Vec<u8> {
     key(SESSION, &[session])
 }
 
-/// All such sessions.
+/// Range of all such sessions.
 pub fn all_sessions() -> Range {
     (vec![SESSION], vec![SESSION + 1])
 }
 
-/// The session in a session's key.
+/// Returns the session number from a session's key.
 pub(crate) fn decode_session_key(key: &[u8]) -> Result<u64, DecodeError> {
     let word = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
     let bad = DecodeError::Bad { what: "session key", why: "wrong tag or length" };
     word.map(u64::from_be_bytes).ok_or(bad)
 }
 
-/// A session whose client lives in another process, and outlives this one.
+/// Row of a session whose client is another process and outlives this one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionRow {
-    /// Who it is, for people.
+    /// Name of the client, for people.
     pub client: String,
-    /// Where it mounts, for people.
+    /// Path at which the client mounts, for people.
     pub mount: String,
-    /// Milliseconds that it may be silent; 0 without a bound, for a client of this process.
+    /// Lease time of the session in milliseconds; 0 for none, as for a client of this process.
     pub lease_ms: u32,
 }
 
 impl SessionRow {
-    /// The row's value.
+    /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.u8(FORMAT).u32(self.lease_ms).bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
         enc.finish()
     }
 
-    /// Reads the row's value.
+    /// Decodes the row's value.
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("session row", value);
         let format = dec.u8()?;
@@ -230,24 +232,24 @@ impl SessionRow {
 /// The file system's own row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsRow {
-    /// The file system.
+    /// Identifier of the file system.
     pub id: Id128,
-    /// Its name.
+    /// Name of the file system.
     pub name: String,
-    /// Nanoseconds since 1970 when it was made.
+    /// Time of creation in nanoseconds since 1970.
     pub created_ns: i64,
-    /// Secret of the hash that places names in directories.
+    /// Secret key of the hash that makes directory cookies from names.
     pub secret: Id128,
-    /// Inode numbers up to here may be in use.
+    /// Highest reserved inode number: numbers up to it may be in use.
     pub reserved_ino: u64,
-    /// Sessions up to here may exist.
+    /// Highest session number that was given.
     pub last_session: u64,
     /// Blocks in a chunk of new files.
     pub chunk_blocks: u32,
 }
 
 impl FsRow {
-    /// The row's value.
+    /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.u8(FORMAT).id(self.id).i64(self.created_ns).id(self.secret).u64(self.reserved_ino);
@@ -255,7 +257,7 @@ impl FsRow {
         enc.finish()
     }
 
-    /// Reads the row's value.
+    /// Decodes the row's value.
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("file system row", value);
         let format = dec.u8()?;
@@ -275,7 +277,7 @@ impl FsRow {
 /// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The inode that the name names.
+    /// The inode to which the name refers.
     pub ino: Ino,
     /// Type bits of the inode's mode.
     pub kind: u32,
@@ -284,14 +286,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The row's value.
+    /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.u8(FORMAT).u64(self.ino.0).u32(self.kind).bytes(&self.name);
         enc.finish()
     }
 
-    /// Reads the row's value.
+    /// Decodes the row's value.
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("directory entry", value);
         let format = dec.u8()?;
@@ -307,23 +309,23 @@ impl Entry {
 pub struct ResultRow {
     /// The session.
     pub session: u64,
-    /// The request's slot: its sequence modulo the number of slots.
+    /// Slot of the request: its sequence number modulo the number of slots.
     pub slot: u64,
-    /// The request's number in the session.
+    /// Sequence number of the request in its session.
     pub sequence: u64,
-    /// The reply's body.
+    /// Body of the reply.
     pub body: Vec<u8>,
 }
 
 impl ResultRow {
-    /// The row's value.
+    /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.u8(FORMAT).u64(self.session).u64(self.slot).u64(self.sequence).bytes(&self.body);
         enc.finish()
     }
 
-    /// Reads the row's value.
+    /// Decodes the row's value.
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("session result", value);
         let format = dec.u8()?;

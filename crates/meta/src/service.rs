@@ -1,4 +1,4 @@
-//! The service: a request's body in, a reply's body out.
+//! The metadata service: dispatches requests by kind, from an encoded request to an encoded reply.
 
 use crate::ROOT;
 use crate::error::MetaError;
@@ -11,20 +11,20 @@ use penstock_wire::names::{AttrReply, EmptyReply, HelloReply, HelloRequest, Inod
 use penstock_wire::{Failure, Header, Kind, SLOTS, VERSION};
 use prost::Message;
 
-/// Bytes of what a client says of itself.
+/// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
-/// Sessions at a time. Each is a row until it ends.
+/// Most sessions that exist at the same time. Each is a row until it ends.
 const MOST_SESSIONS: usize = 1024;
 
 impl MetaTarget {
-    /// Does what a request asks. A repeat of a request that was done is answered with its stored result.
+    /// Executes a request. A repeat of a request that was executed is answered with its stored result.
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let who = Request::from(header);
         if who.sequence == 0 {
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
-        // A repeat that comes while the request is being done waits for its result.
+        // A repeat that arrives while the request is being executed waits for its result.
         let _slot = self.slots.exclusive((who.session, who.sequence % SLOTS)).await;
         match self.sessions.borrow().find(who) {
             Seen::New => {}
@@ -48,7 +48,8 @@ impl MetaTarget {
             Kind::End => {
                 self.leases.borrow_mut().is_done(who.session);
                 self.end_session(who.session).await?;
-                // After a crash it would be there again, and all others would wait for it as for one that is silent.
+                // Without the flush a crash would bring the session back, and all other clients would wait
+                // for its lease to end.
                 self.kv.flush().await?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
@@ -97,7 +98,7 @@ impl MetaTarget {
             self.close_inode(who.session, ino);
             return Ok(EmptyReply {}.encode_to_vec());
         }
-        // Counted before the inode is read: whoever removes it now sees the user.
+        // Counted before the inode is read, so that a removal from here on sees the user.
         self.open_inode(who.session, ino);
         match self.inode(ino).await {
             Ok(inode) => {
@@ -111,7 +112,8 @@ impl MetaTarget {
         }
     }
 
-    /// The first exchange. The session of a client in another process (`remote`) has a lease.
+    /// Serves the first exchange, which starts a session. With `remote` (a client of another process) it has
+    /// a lease time.
     pub async fn hello(&self, body: &[u8], remote: bool) -> Result<Vec<u8>, Failure> {
         Ok(self.first_exchange(Message::decode(body).map_err(MetaError::from)?, remote).await?)
     }
@@ -142,7 +144,7 @@ impl MetaTarget {
         let who = SessionRow { client: request.client, mount: request.mount, lease_ms };
         self.begin_session(session, who, &mut writes);
         let committed = self.commit(Request::default(), writes, Vec::new(), &[]).await;
-        // A number that a crash took would be given again, to somebody beside a client who has it and lives on.
+        // If a crash lost the number, it would be given to a second client while the first one still uses it.
         let durable = async || if remote { Ok(self.kv.flush().await?) } else { Ok(()) };
         let begun = match committed {
             Ok(()) => durable().await,

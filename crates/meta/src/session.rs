@@ -1,16 +1,20 @@
-//! Sessions: who is there, what each has open, and the results of its requests.
+//! Sessions: the connected clients, the inodes that each has open, and the results of their requests.
 //!
-//! A request that must be done once has a sequence, in the slot `sequence % SLOTS`. Its result is kept until the client
-//! uses the slot again, so that a repeat after a lost reply is answered and not done twice; one that is still being
-//! done is waited for; one whose slot was used since is refused, however late it comes.
+//! A request that must be executed once has a sequence number, in the slot `sequence % SLOTS`. Its result is
+//! kept until the client uses the slot again, so a repeat after a lost reply is answered and not executed
+//! again. A repeat of a request that is still being executed waits for it. A request whose slot has been used
+//! since is refused, however late it arrives.
 //!
-//! A session of this process lives as long as the process. One of another process has a row, lives over restarts of
-//! this one, and ends when nothing is heard of its client for the lease time, or when the client says so. With it end
-//! its opens and its results.
+//! A session of this process lives as long as the process. A session of another process has a row and
+//! survives restarts of this process. It ends when its client has been silent for the lease time, or when the
+//! client ends it. Its opens and results end with it.
 //!
-//! Invariants: results of changes are rows of the transaction that does them, so that a restart knows them as far as
-//! it knows the changes; a session is not silent while a request of it is being done; until every session that came
-//! over a restart has opened again what it had open, or has ended, no removed file is dropped.
+//! Invariants:
+//! - results of changes are rows of the transactions that make the changes, so a restart finds a result
+//!   exactly if it finds the change;
+//! - a session does not count as silent while one of its requests is being executed;
+//! - no removed file is dropped until every session that survived a restart has reported its open files
+//!   again, or has ended.
 
 use crate::error::MetaError;
 use crate::rows::{
@@ -26,41 +30,41 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// After this long without a word a session of another process ends, unless something else was set.
+/// Default lease time of a remote client's session: the session ends after this long without a request.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// What came of a request; results of this session that a restart has read back succeeded.
+/// Outcome of a request. Results that were read back after a restart are always successes.
 type Outcome = Result<Vec<u8>, Failure>;
 
-/// One client.
+/// One client's session.
 #[derive(Default)]
 struct Session {
     who: SessionRow,
-    /// It came over a restart, and has not opened again what it had open.
+    /// True if it survived a restart and has not yet reported its open files again.
     owes_opens: bool,
-    /// When a request of it last came or ended.
+    /// Time at which its last request arrived or ended.
     heard: Duration,
-    /// Requests that are being done.
+    /// Number of its requests that are being executed.
     active: u64,
-    /// The last request of each slot, and what came of it.
+    /// The last request of each slot: its sequence number and its outcome.
     results: BTreeMap<u64, (u64, Outcome)>,
     opens: BTreeMap<Ino, u64>,
 }
 
-/// A session as people see it.
+/// A session, as shown to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
-    /// Its number.
+    /// Number of the session.
     pub id: u64,
-    /// Who it is.
+    /// Name of the client.
     pub client: String,
-    /// Where it mounts; empty when it does not.
+    /// Path at which the client mounts; empty if it does not mount.
     pub mount: String,
-    /// How long its client may be silent; none for a client of this process.
+    /// Lease time; none for a client of this process.
     pub lease: Option<Duration>,
-    /// Since when nothing was heard of it.
+    /// Time since its last request; zero while a request is being executed.
     pub silent: Duration,
-    /// Inodes that it has open.
+    /// Number of inodes that it has open.
     pub open_inodes: u64,
 }
 
@@ -74,13 +78,13 @@ impl std::fmt::Display for SessionInfo {
     }
 }
 
-/// What is known of a request that must be done once.
+/// State of a request with a sequence number, by its slot.
 pub(crate) enum Seen {
-    /// It is to be done.
+    /// It must be executed.
     New,
-    /// It was done.
+    /// It was executed before, with this outcome.
     Done(Outcome),
-    /// Its slot was used since.
+    /// Its slot has been used by a later request.
     Late,
 }
 
@@ -95,7 +99,8 @@ impl Sessions {
     pub(crate) async fn load(kv: &dyn Kv, now: Duration) -> Result<Self, MetaError> {
         let mut sessions = Self::default();
         for_each(kv, all_sessions(), |key, value| {
-            // What cannot be read ends: its client is told.
+            // A session whose row cannot be read ends; its client's next request fails as of an ended
+            // session.
             if let (Ok(id), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
                 let session = Session { who, owes_opens: true, heard: now, ..Session::default() };
                 sessions.live.insert(id, session);
@@ -121,7 +126,7 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// What is known of a request.
+    /// Looks up a request in its session's slots.
     pub(crate) fn find(&self, who: Request) -> Seen {
         let results = self.live.get(&who.session).map(|session| &session.results);
         match results.and_then(|results| results.get(&(who.sequence % SLOTS))) {
@@ -131,21 +136,21 @@ impl Sessions {
         }
     }
 
-    /// Adds the result's row to the transaction that does the request.
+    /// Adds the result's row to the transaction that executes the request.
     pub(crate) fn record(who: Request, body: &[u8], writes: &mut WriteSet) {
         let slot = who.sequence % SLOTS;
         let row = ResultRow { session: who.session, slot, sequence: who.sequence, body: body.to_vec() };
         writes.put(result_key(who.session, slot), row.encode());
     }
 
-    /// Keeps what came of a request.
+    /// Keeps the outcome of a request in memory.
     pub(crate) fn keep(&mut self, who: Request, outcome: &Outcome) {
         if let Some(session) = self.live.get_mut(&who.session) {
             session.results.insert(who.sequence % SLOTS, (who.sequence, outcome.clone()));
         }
     }
 
-    /// Whether files without a name must wait for clients that may have them open.
+    /// True while removed files must stay, because clients may have them open and have not reported it yet.
     pub(crate) fn owe_opens(&self) -> bool {
         self.live.values().any(|session| session.owes_opens)
     }
@@ -169,7 +174,7 @@ impl Session {
     }
 }
 
-/// While it lives a request of a session is being done.
+/// Marks one request of a session as being executed, until it is dropped.
 pub struct Serving {
     meta: Rc<MetaTarget>,
     session: u64,
@@ -186,7 +191,8 @@ impl Drop for Serving {
 }
 
 impl MetaTarget {
-    /// Notes that a request has come. While it waits for other clients that says nothing more of its own.
+    /// Notes that a request has arrived. While a request waits for other clients, only this counts as a sign
+    /// of life.
     pub fn hear(&self, header: &Header) -> Result<(), Failure> {
         if header.kind == Kind::Hello {
             return Ok(());
@@ -196,7 +202,7 @@ impl MetaTarget {
         Ok(())
     }
 
-    /// Notes that a request that was heard is being done. Without a session only the first exchange is served.
+    /// Marks a request as being executed, after `hear`. Without a session only the first exchange is served.
     pub fn begin(self: &Rc<Self>, header: &Header) -> Result<Option<Serving>, Failure> {
         if header.kind == Kind::Hello {
             return Ok(None);
@@ -207,7 +213,8 @@ impl MetaTarget {
         Ok(Some(Serving { meta: self.clone(), session: header.session }))
     }
 
-    /// Begins a session; the writes make it outlive this process where its client does.
+    /// Starts a session. For a client of another process `writes` gets the row that lets the session survive
+    /// a restart.
     pub(crate) fn begin_session(&self, id: u64, who: SessionRow, writes: &mut WriteSet) {
         if who.lease_ms > 0 {
             writes.put(session_key(id), who.encode());
@@ -216,7 +223,7 @@ impl MetaTarget {
         self.sessions.borrow_mut().live.insert(id, Session { who, heard, ..Session::default() });
     }
 
-    /// Fails where a session has ended, or everything does.
+    /// Fails if the session has ended or the target has been stopped.
     pub(crate) fn check_session(&self, id: u64) -> Result<(), Failure> {
         match self.sessions.borrow().live.contains_key(&id) && !self.is_stopped() {
             true => Ok(()),
@@ -224,43 +231,45 @@ impl MetaTarget {
         }
     }
 
-    /// A session that could not be recorded has not begun.
+    /// Removes a session that could not be recorded, and therefore never began.
     pub(crate) fn forget_session(&self, id: u64) {
         self.sessions.borrow_mut().live.remove(&id);
     }
 
-    /// Notes where a client of this process mounts; nowhere when that is empty.
+    /// Sets the path at which a client of this process mounts; empty if it does not.
     pub fn note_mount(&self, session: u64, path: &str) {
         if let Some(found) = self.sessions.borrow_mut().live.get_mut(&session) {
             path.clone_into(&mut found.who.mount);
         }
     }
 
-    /// All sessions.
+    /// Lists all sessions.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         let now = self.env.now();
         self.sessions.borrow().live.iter().map(|(id, session)| session.info(*id, now)).collect()
     }
 
-    /// How long a client of another process may be silent.
+    /// Lease time of remote clients' sessions that start from now on.
     pub fn lease(&self) -> Duration {
         self.lease.get()
     }
 
-    /// Sets how long a client of another process may be silent. Sessions that are there keep what they were given.
+    /// Sets the lease time of remote clients. Sessions that exist keep theirs.
     pub fn set_lease(&self, lease: Duration) {
         self.lease.set(lease);
     }
 
-    /// Gives every session the whole lease again: this process was not there to hear them.
+    /// Restarts the lease time of every session, because this process was not running to receive their
+    /// requests.
     pub fn renew_leases(&self) {
         let now = self.env.now();
         self.sessions.borrow_mut().live.values_mut().for_each(|session| session.heard = now);
     }
 
-    /// Ends a session: its opens end, and its rows go.
+    /// Ends a session: its opens, leases and locks end, and its rows are deleted.
     pub async fn end_session(&self, id: u64) -> Result<(), MetaError> {
-        // Whoever is in the middle of a change of this session records its result before its rows are deleted.
+        // A request of this session that is changing something records its result before the session's rows
+        // are deleted.
         let _one = self.changing.lock().await;
         let Some(session) = self.sessions.borrow_mut().live.remove(&id) else { return Ok(()) };
         for (ino, count) in session.opens {
@@ -278,8 +287,9 @@ impl MetaTarget {
         self.commit(Request::default(), std::mem::take(writes.reclaims()), Vec::new(), &[]).await
     }
 
-    /// What a session has open and locked, as its client knows it after a restart. With `reclaimed` nothing is missing: of what
-    /// was told to this start, for a client says it in parts, and each is asked again until somebody answers.
+    /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
+    /// been reported to this start of the service: a client reports them in parts, and repeats each part
+    /// until it is answered.
     pub(crate) fn reclaim(&self, session: u64, ping: &PingRequest) {
         let PingRequest { opens, reclaimed: all, locks, start } = ping;
         if *start != self.target.config().generation {
@@ -299,7 +309,7 @@ impl MetaTarget {
         }
     }
 
-    /// Sets how often a session has an inode open, whatever was known.
+    /// Sets the number of times that a session has an inode open, whatever it was before.
     fn set_opens(&self, session: u64, ino: Ino, count: u64) {
         let mut sessions = self.sessions.borrow_mut();
         let Some(session) = sessions.live.get_mut(&session) else { return };
@@ -316,7 +326,7 @@ impl MetaTarget {
         }
     }
 
-    /// Notes that a session uses an inode.
+    /// Counts one open of an inode by a session.
     pub(crate) fn open_inode(&self, session: u64, ino: Ino) {
         if let Some(session) = self.sessions.borrow_mut().live.get_mut(&session) {
             *session.opens.entry(ino).or_default() += 1;
@@ -324,7 +334,7 @@ impl MetaTarget {
         }
     }
 
-    /// Notes that a session ends one use of an inode. What it has not open, as after a restart, it does not close.
+    /// Ends one open of an inode by a session. Does nothing if it has none, as after a restart.
     pub(crate) fn close_inode(&self, session: u64, ino: Ino) {
         let mut sessions = self.sessions.borrow_mut();
         let Some(session) = sessions.live.get_mut(&session) else { return };
@@ -348,7 +358,7 @@ fn ended(session: u64) -> Failure {
     }
 }
 
-/// Session, sequence and body of a stored result, if it is one and stands in its place.
+/// Returns session, sequence number and body of a stored result, if the row is valid and its key matches it.
 pub(crate) fn read_result(key: &[u8], value: &[u8]) -> Result<(u64, u64, Vec<u8>), DecodeError> {
     let ResultRow { session, slot, sequence, body } = ResultRow::decode(value)?;
     match key == result_key(session, slot) && sequence % SLOTS == slot {

@@ -1,4 +1,4 @@
-//! Attributes: reading and changing them, cutting a file, how full the file system is.
+//! Attributes: reading and changing them, truncating a file, and statfs.
 
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
@@ -14,26 +14,26 @@ use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
 use prost::Message;
 use rustix::io::Errno;
 
-/// Bytes of rows that an inode with its name takes, for statfs.
+/// Bytes of rows that an inode with its name takes, as statfs estimates it.
 const INODE_BYTES: u64 = 512;
 
 /// Blocks behind the end of a file that read as zeros as of a truncate generation.
 #[derive(Clone, Copy)]
 struct Cleared {
     cut: u64,
-    /// The first of them.
+    /// The first of these blocks.
     from: u64,
 }
 
 impl MetaTarget {
-    /// Attributes of an inode.
+    /// Returns an inode's attributes.
     pub(crate) async fn get_attr(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
         Ok(attr_reply(&self.inode(Ino(request.ino)).await?))
     }
 
-    /// Changes attributes. A new size makes what is behind it, and behind the
-    /// old one, read as zeros in the same transaction; of a file with many chunks behind it most are cleared in steps before,
-    /// each a transaction of its own, so that others change names meanwhile.
+    /// Changes attributes. With a new size, everything behind the new end and behind the old one reads as
+    /// zeros, in the same transaction. If a file has many chunks there, most of them are cleared before in
+    /// steps, each a transaction of its own, so that other requests can change names meanwhile.
     pub(crate) async fn set_attr(&self, who: Request, request: SetAttrRequest) -> Result<Vec<u8>, MetaError> {
         let mut known_cut = request.known_cut.filter(|_| !request.grow);
         let mut cleared = None;
@@ -47,7 +47,8 @@ impl MetaTarget {
             cleared.filter(|cleared| cleared.cut == inode.cut).map_or(u64::MAX, |cleared| cleared.from);
         let now = self.now_ns();
         let mut writes = WriteSet::new();
-        // With it begins what an fsync makes durable of contents that have their place.
+        // A sync of file contents that need no new blocks begins with this transaction, so it may use a part
+        // of the headroom.
         writes.changes_what_is_there();
         if request.drop_set_id {
             inode.drop_set_id();
@@ -64,7 +65,7 @@ impl MetaTarget {
         if !overtaken {
             *mtime = request.mtime_ns.unwrap_or(*mtime);
         }
-        // A settle tells of writes in the past: the file may have been changed otherwise since.
+        // A sync reports writes from the past; the file may have been changed otherwise since.
         *ctime = request.ctime_ns.map_or(now, |told| if request.grow { told.max(*ctime) } else { told });
         let mut cut_to = None;
         if let Some(size) = request.size.filter(|_| !overtaken) {
@@ -75,7 +76,8 @@ impl MetaTarget {
                 _ => return Err(Errno::INVAL.into()),
             }
             if !request.grow {
-                // Also when the file grows: what a crash left behind its end must not become its contents.
+                // Also if the file grows: data that a crash left behind its end must not become part of its
+                // contents.
                 inode.cut += 1;
                 cut_to = Some((size.min(inode.size), Behind::of(size, inode.size)));
             }
@@ -99,9 +101,9 @@ impl MetaTarget {
         Ok(reply)
     }
 
-    /// Clears what lies behind a new size of a file, and behind the old one, until one transaction suffices for the rest. A
-    /// crash on the way leaves a file of a size between the two if it is made shorter, with all that it had up to there, and
-    /// of the old size otherwise. Returns what was cleared.
+    /// Clears blocks behind a new size of a file, and behind the old one, until one transaction suffices for
+    /// the rest. A crash in between leaves a file that is made shorter with a size between the two, and with
+    /// all its data up to there; otherwise the old size. Returns the blocks that were cleared.
     async fn clear_behind(
         &self,
         ino: Ino,
@@ -124,7 +126,7 @@ impl MetaTarget {
             }
             check_cut(&inode, *known_cut)?;
             if inode.size > before.size || Behind::of(size, inode.size) != behind {
-                // Somebody else has changed it meanwhile.
+                // Another request has changed the file meanwhile.
                 return Ok(None);
             }
             inode.cut += 1;
@@ -135,7 +137,8 @@ impl MetaTarget {
             let (mut writes, cut) = (WriteSet::new(), inode.cut);
             writes.put(inode_key(ino), inode.encode());
             self.transactions.set(self.transactions.get() + 1);
-            // A write there since knew this truncate generation, for which it needs the lease of who cuts the file.
+            // A write there since then would know this truncate generation, and would need the lease of the
+            // truncating client.
             let until =
                 cleared.filter(|cleared| cleared.cut + 1 == cut).map_or(u64::MAX, |cleared| cleared.from);
             let result = self.target.cut(0, ino, stop..until, behind, cut, writes).await;
@@ -147,7 +150,8 @@ impl MetaTarget {
         Ok(cleared)
     }
 
-    /// How full the file system is: blocks by the target, inodes by the key-value store.
+    /// Usage of the file system: blocks as the target counts them, inodes as estimated from the space in the
+    /// key-value store.
     pub(crate) fn stat_fs(&self) -> Vec<u8> {
         let space = self.target.usage();
         let rows = self.kv.usage();
@@ -163,7 +167,7 @@ impl MetaTarget {
     }
 }
 
-/// Refuses a change by who knows the file as of another truncate generation.
+/// Refuses a change from a client that knows the file as of another truncate generation.
 fn check_cut(inode: &Inode, known: Option<u64>) -> Result<(), MetaError> {
     match known {
         Some(sent) if sent != inode.cut => Err(ChunkError::Truncated { found: inode.cut, sent }.into()),

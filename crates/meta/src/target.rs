@@ -1,4 +1,4 @@
-//! The metadata target: opening, transactions, inodes in use.
+//! The metadata target: opening, transactions, inode numbers, inodes in use.
 
 use crate::cache::InodeCache;
 use crate::entries::EntryCache;
@@ -22,15 +22,15 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Notify, RwLock};
 
-/// Inode numbers reserved at once.
+/// Inode numbers reserved by one transaction.
 const INO_RUN: u64 = 4096;
 
-/// Who asks, for operations that must not be done twice.
+/// Identifies a request, so that a repeat is answered from the slot table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request {
-    /// The session; 0 when there is none.
+    /// Session of the client; 0 for none.
     pub session: u64,
-    /// The request's number in it; 0 when a repeat does no harm.
+    /// Sequence number in the session; 0 for a request that may safely be executed twice.
     pub sequence: u64,
 }
 
@@ -40,16 +40,16 @@ impl From<&Header> for Request {
     }
 }
 
-/// What a file system is.
+/// Properties of a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsInfo {
-    /// Its identifier.
+    /// Identifier of the file system.
     pub id: Id128,
-    /// Its name.
+    /// Name of the file system.
     pub name: String,
-    /// Nanoseconds since 1970 when it was made.
+    /// Time of creation in nanoseconds since 1970.
     pub created_ns: i64,
-    /// Blocks in a chunk.
+    /// Blocks in a chunk of new files.
     pub chunk_blocks: u32,
 }
 
@@ -65,34 +65,35 @@ pub struct MetaTarget {
     pub(crate) entries: RefCell<EntryCache>,
     pub(crate) sessions: RefCell<Sessions>,
     pub(crate) leases: RefCell<Leases>,
-    /// Held by who gets the inode's next lease.
+    /// Owned by the request that is waiting for the inode's next lease.
     pub(crate) lease_turns: KeyedLocks<Ino>,
-    /// A call was made or answered, a lock given up, a session ended.
+    /// Notified when a revocation is sent or answered, a lock is released, or a session ends.
     pub(crate) lease_news: Notify,
     pub(crate) locks: RefCell<Locks>,
-    /// Held by the request of a slot, by session and slot.
+    /// Owned by the running request of a slot, by session and slot.
     pub(crate) slots: KeyedLocks<(u64, u64)>,
-    /// How long a client of another process may be silent.
+    /// Lease time of a remote client's session.
     pub(crate) lease: Cell<Duration>,
-    /// One operation that changes something runs at a time.
+    /// Serialises operations that change something.
     pub(crate) changing: Mutex<()>,
     pub(crate) transactions: Cell<u64>,
     pub(crate) in_use: RefCell<HashMap<Ino, u64>>,
-    /// Inodes known to have no access control list, and no extended attribute at all.
+    /// Inodes known to have no access control list; below, inodes known to have no extended attribute at all.
     pub(crate) without_acl: Noted<Ino>,
     pub(crate) without_xattrs: Noted<Ino>,
-    /// Removed files, by when they may be dropped.
+    /// Removed files, ordered by the earliest time at which they may be dropped.
     pub(crate) reap_queue: RefCell<std::collections::BTreeSet<(Duration, Ino)>>,
-    /// A removed file is being dropped, and is not in the queue.
+    /// True while a removed file is being reaped; it is then not in the queue.
     pub(crate) reaping: Cell<bool>,
     pub(crate) reap_wake: Notify,
     pub(crate) closed: Cell<bool>,
-    /// How far a check is.
+    /// Progress of a running check or repair.
     pub(crate) progress: RefCell<Option<crate::check::CheckProgress>>,
 }
 
 impl MetaTarget {
-    /// Opens the name space in `kv`, which `target` shares; an empty store gets an empty file system called `name`.
+    /// Opens the name space in `kv`, which `target` shares. An empty store gets an empty file system called
+    /// `name`.
     pub async fn open(
         env: &Env,
         kv: Rc<dyn Kv>,
@@ -139,20 +140,20 @@ impl MetaTarget {
         Ok(meta)
     }
 
-    /// What the file system is.
+    /// Properties of the file system.
     pub fn info(&self) -> FsInfo {
         let fs = self.fs.borrow();
         FsInfo { id: fs.id, name: fs.name.clone(), created_ns: fs.created_ns, chunk_blocks: fs.chunk_blocks }
     }
 
-    /// Stops the target's task.
+    /// Stops the background task and wakes all requests that wait, which then fail.
     pub fn stop(&self) {
         self.closed.set(true);
         self.reap_wake.notify_one();
         self.lease_news.notify_waiters();
     }
 
-    /// Whether it was stopped.
+    /// True once the target has been stopped.
     pub fn is_stopped(&self) -> bool {
         self.closed.get()
     }
@@ -161,7 +162,7 @@ impl MetaTarget {
         self.env.wall_ns()
     }
 
-    /// An inode, from memory or from its row.
+    /// Returns an inode, from the cache or from its row. ESTALE if it does not exist.
     pub(crate) async fn inode(&self, ino: Ino) -> Result<Inode, MetaError> {
         if let Some(inode) = self.cache.borrow().get(ino) {
             return Ok(inode.clone());
@@ -175,7 +176,7 @@ impl MetaTarget {
         Ok(inode)
     }
 
-    /// A directory's inode.
+    /// Returns a directory's inode. ENOTDIR if it is none.
     pub(crate) async fn directory(&self, ino: Ino) -> Result<Inode, MetaError> {
         let inode = self.inode(ino).await?;
         match inode.is_dir() {
@@ -184,8 +185,8 @@ impl MetaTarget {
         }
     }
 
-    /// A number for a new inode that no inode had before, not even one that a crash took: clients live over a crash of the
-    /// service, with what they had open.
+    /// Allocates an inode number that no inode had before, not even one that a crash lost: clients survive a
+    /// crash of the service, with the files that they had open.
     pub(crate) async fn new_ino(&self) -> Result<Ino, MetaError> {
         loop {
             let ino = self.next_ino.get() + 1;
@@ -194,7 +195,8 @@ impl MetaTarget {
                 self.next_ino.set(ino);
                 return Ok(Ino(ino));
             }
-            // Durable before a number of the run is used. It says nothing of other rows, and takes no more space.
+            // Made durable before a number of the run is used. The row only changes in place, so it may use
+            // the headroom.
             let row = FsRow { reserved_ino: ino + INO_RUN, ..self.fs.borrow().clone() };
             let mut writes = WriteSet::new();
             writes.put(fs_key(), row.encode()).reclaims();
@@ -204,10 +206,11 @@ impl MetaTarget {
         }
     }
 
-    /// Has a file of contents outlive a change of them that is under way, if it is there: a write may be late, and what it would
-    /// leave of a file that is gone nobody could remove.
+    /// Keeps a regular file from being reaped while its contents are being changed, and fails if it does not
+    /// exist. Otherwise a late write could leave chunks of a file that is gone, and nothing would ever remove
+    /// them.
     pub async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
-        // Counted before the inode is looked at: whoever removes it now sees the user.
+        // Counted before the inode is read, so that a removal from here on sees the user.
         self.use_inode(ino);
         let user = InUse { meta: self, ino };
         let known = self.cache.borrow().get(ino).map(Inode::kind);
@@ -221,7 +224,8 @@ impl MetaTarget {
         }
     }
 
-    /// Commits a transaction with the inodes that it changes and, for a request with a sequence, its result.
+    /// Commits a transaction with the inodes that it changes and, for a request with a sequence number, its
+    /// result.
     pub(crate) async fn commit(
         &self,
         request: Request,
@@ -251,16 +255,17 @@ impl MetaTarget {
         Ok(())
     }
 
-    /// Notes what a committed transaction says.
+    /// Puts the inodes of a committed transaction into the cache.
     pub(crate) fn committed(&self, inodes: Vec<Inode>) {
         let mut cache = self.cache.borrow_mut();
         for inode in inodes {
-            // An inode without a name is on its way out; only its users still ask for it.
+            // Inodes without a name too: their users still ask for them until they are reaped.
             cache.put(inode);
         }
     }
 
-    /// Takes a name from an inode that is no directory. Its last name puts it into the queue of removed files.
+    /// Takes a name from an inode that is no directory. Taking the last name puts it into the queue of
+    /// removed files.
     pub(crate) fn drop_link(&self, inode: &mut Inode, writes: &mut WriteSet) {
         inode.nlink -= 1;
         inode.times_ns[2] = self.now_ns();
@@ -269,7 +274,7 @@ impl MetaTarget {
         }
     }
 
-    /// Notes that an inode is in use and outlives its names.
+    /// Counts one use of an inode, which keeps it from being reaped.
     pub fn use_inode(&self, ino: Ino) {
         self.use_inode_times(ino, 1);
     }
@@ -278,7 +283,7 @@ impl MetaTarget {
         *self.in_use.borrow_mut().entry(ino).or_default() += times;
     }
 
-    /// Notes that a use ended.
+    /// Ends one use of an inode. The last use of an inode without a name queues it for reaping.
     pub fn release_inode(&self, ino: Ino) {
         self.release_inode_times(ino, 1);
     }
@@ -301,7 +306,7 @@ impl MetaTarget {
     }
 }
 
-/// A use of an inode, while it lives.
+/// A use of an inode, which ends when this is dropped.
 pub struct InUse<'a> {
     meta: &'a MetaTarget,
     ino: Ino,
@@ -323,10 +328,11 @@ fn changed_entries(writes: &WriteSet) -> Result<Vec<(Ino, u64, Option<Entry>)>, 
     Ok(entries)
 }
 
-/// The inode number behind which new ones are free: what is reserved, unless numbers beyond that are in use.
+/// Returns the number behind which inode numbers are free: the highest reserved one, or a higher one that is
+/// in use.
 async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
     let mut highest = reserved;
-    // Of this fileset only.
+    // Only numbers of this fileset.
     let last = Ino((ROOT.0 >> 48 << 48) | ((1 << 48) - 1));
     let inodes = (inode_key(Ino(reserved + 1)), inode_key(last));
     let chunks = (map_range(0, Ino(reserved + 1), 0).0, map_range(0, last, 0).0);
@@ -343,7 +349,7 @@ async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
         tracing::error!(
             highest,
             reserved,
-            "inode numbers beyond the reserved ones are in use: `penstock fs check --repair` mends it"
+            "inode numbers beyond the reserved ones are in use: `penstock fs check --repair` corrects it"
         );
     }
     Ok(highest)

@@ -1,4 +1,4 @@
-//! Extended attributes, a row each.
+//! Extended attributes, one row each.
 
 use crate::acl::is_acl;
 use crate::error::MetaError;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 const MOST: usize = 1024;
 
 impl MetaTarget {
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute. ENODATA if there is none.
     pub(crate) async fn get_xattr(&self, request: XattrRequest) -> Result<Vec<u8>, MetaError> {
         let ino = Ino(request.ino);
         if self.without_xattrs.contains(&ino) || is_acl(&request.name) && self.without_acl.contains(&ino) {
@@ -27,7 +27,7 @@ impl MetaTarget {
         Ok(BytesReply { bytes }.encode_to_vec())
     }
 
-    /// The names of an inode's extended attributes.
+    /// Lists the names of an inode's extended attributes.
     pub(crate) async fn list_xattr(&self, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
         if self.without_xattrs.contains(&Ino(request.ino)) {
             return Ok(NamesReply::default().encode_to_vec());
@@ -38,7 +38,7 @@ impl MetaTarget {
         Ok(NamesReply { names }.encode_to_vec())
     }
 
-    /// Sets an extended attribute.
+    /// Sets an extended attribute, within the bounds on names, values and their number.
     pub(crate) async fn set_xattr(&self, who: Request, request: XattrRequest) -> Result<Vec<u8>, MetaError> {
         let _one = self.changing.lock().await;
         if request.name.is_empty() || request.name.len() > NAME_MAX {
@@ -81,7 +81,7 @@ impl MetaTarget {
         Ok(reply)
     }
 
-    /// Removes an extended attribute.
+    /// Removes an extended attribute. ENODATA if there is none.
     pub(crate) async fn remove_xattr(
         &self,
         who: Request,
@@ -90,7 +90,7 @@ impl MetaTarget {
         let _one = self.changing.lock().await;
         let mut inode = self.inode(Ino(request.ino)).await?;
         let key = xattr_key(inode.ino, &request.name);
-        // An access control list that is not there says what the mode says.
+        // A missing access control list is equivalent to the mode, so removing it succeeds.
         if !is_acl(&request.name) && self.kv.get(key.clone()).await?.is_none() {
             return Err(Errno::NODATA.into());
         }

@@ -1,4 +1,4 @@
-//! What an administrator does: look, fail and replace drives, rebuild, scrub, check.
+//! Operations of an administrator: show state, fail and replace drives, keep events.
 
 use crate::assemble::Node;
 use crate::backing::{ANSWER, Found, read_superblock};
@@ -16,25 +16,25 @@ use std::rc::Rc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// An administrator's request was not done.
+/// Reason why an administrator's request was not done.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AdminError {
-    /// There is no such thing.
+    /// The named object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// It is refused; nothing was changed.
+    /// The request is refused; the store was not changed.
     #[error("{0}")]
     Refused(String),
-    /// An array failed at it.
+    /// An array failed.
     #[error(transparent)]
     Array(#[from] ArrayError),
-    /// The file system failed at it.
+    /// The file system failed.
     #[error(transparent)]
     Meta(#[from] penstock_meta::MetaError),
 }
 
 impl Node {
-    /// The drive with an id, or with an id that begins so.
+    /// Finds a drive by its id, the beginning of its id, or its path.
     fn find_drive(&self, id: &str) -> Result<Rc<DriveHandle>, AdminError> {
         let drives = self.drives.borrow();
         let mut matching =
@@ -48,7 +48,7 @@ impl Node {
         }
     }
 
-    /// The array with an id, the beginning of one, or a name; all of them for none.
+    /// Finds arrays by name, id or the beginning of an id; all arrays for none.
     pub fn find_arrays(&self, which: Option<&str>) -> Result<Vec<Rc<Array>>, AdminError> {
         let Some(which) = which else { return Ok(self.arrays.clone()) };
         let fits = |array: &&Rc<Array>| array.name() == which || array.id().to_string().starts_with(which);
@@ -59,7 +59,7 @@ impl Node {
         }
     }
 
-    /// Takes a drive out of service.
+    /// Takes a drive out of service. Refused if an array could not survive that.
     pub async fn fail_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
         let _one_at_a_time = self.changing_drives.lock().await;
         let drive = self.find_drive(id)?;
@@ -84,8 +84,8 @@ impl Node {
         Ok(self.drive_report(&drive))
     }
 
-    /// Puts a blank drive at `path` (or where the old one was) in the place of a failed or missing one. Where that failed for
-    /// some arrays it goes on with the same drive when it is asked for again.
+    /// Replaces a failed or missing drive by a blank one at `path`, or else at the old drive's path. If that
+    /// failed for some arrays, another request continues with the same drive.
     pub async fn replace_drive(&self, id: &str, path: Option<&str>) -> Result<DriveReport, AdminError> {
         let _one_at_a_time = self.changing_drives.lock().await;
         let old = self.find_drive(id)?;
@@ -102,9 +102,9 @@ impl Node {
             None => self.new_drive(&old, path).await?,
         };
         self.put_in_place(&old, &new).await?;
-        // Until it is written again, the file names the old drive beside the new one.
+        // Until this succeeds, the file names the old drive beside the new one.
         if let Err(why) = self.note_places() {
-            let text = format!("the places of the drives were not noted: {why}");
+            let text = format!("the paths of the drives could not be saved: {why}");
             self.events.add(Severity::Warning, EventKind::DriveReplaced, drive_object(new.id()), text);
         }
         let text = format!("replaced by drive {} at {}", new.id(), new.path());
@@ -117,8 +117,8 @@ impl Node {
         self.drives.borrow().iter().find(|drive| drive.is_online() && drive.path() == path).cloned()
     }
 
-    /// A drive of this store that took the place of a lost one in some arrays, and can take it in the others: a replacement
-    /// goes on that a restart interrupted.
+    /// Returns a drive of this store that replaced the lost one in some arrays and can replace it in the
+    /// others: the replacement continues that a restart interrupted.
     fn half_in_place(&self, old: &DriveHandle, path: Option<&str>) -> Option<Rc<DriveHandle>> {
         let path = path.unwrap_or(old.path());
         let new = self.online_at(path)?;
@@ -136,7 +136,7 @@ impl Node {
         fits.then_some(new)
     }
 
-    /// A blank drive that may take the place of a lost one.
+    /// Makes a blank drive that can replace a lost one.
     async fn new_drive(&self, old: &DriveHandle, path: Option<&str>) -> Result<Rc<DriveHandle>, AdminError> {
         if old.is_online() {
             return Err(AdminError::Refused(format!(
@@ -156,7 +156,7 @@ impl Node {
         }
         self.refuse_what_is_wanted(&path, old).await?;
         let wanted = self.needed_bytes(old.id());
-        // As large as the largest drive of the store: a lost one does not say how large it was.
+        // As large as the largest drive of the store, because the size of a lost drive is not known.
         let largest = self.drives.borrow().iter().map(|drive| drive.size_bytes()).max().unwrap_or(0);
         self.backing.create(&path, largest.max(wanted)).map_err(AdminError::Refused)?;
         let drive = self.backing.open(&path).map_err(AdminError::Refused)?;
@@ -176,8 +176,8 @@ impl Node {
         Ok(DriveHandle::online(self.env.clone(), path, drive, superblock))
     }
 
-    /// Refuses a path at which anything stands that somebody may want: only nothing, a blank, and drives of this store
-    /// that are not in use are written over.
+    /// Refuses a path with contents that somebody may need. Overwritten are only blank drives and drives of
+    /// this store that are not in use.
     async fn refuse_what_is_wanted(&self, path: &str, old: &DriveHandle) -> Result<(), AdminError> {
         let refuse = |why: String| {
             Err(AdminError::Refused(format!(
@@ -193,7 +193,7 @@ impl Node {
             Ok(drive) => drive,
             Err(why) => return refuse(why),
         };
-        // A file at the place where this store had the drive is that drive, however damaged.
+        // A file at the path where this store had the drive is that drive, even if it is damaged.
         let is_its_file = found == Found::File && path == old.path();
         let Some(read) = read_superblock(&self.env, &*drive).await else {
             return refuse(format!("{path}: no answer within {ANSWER:?}"));
@@ -224,10 +224,10 @@ impl Node {
         slices.map(|(offset, len)| offset + len).max().unwrap_or(0)
     }
 
-    /// Gives a new drive the slices of an old one in all arrays that have not done that yet. The new one is known from the first
-    /// change on, so that nobody takes it for something else, whatever fails.
+    /// Gives a new drive the slices of an old one in all arrays that have not done that yet. The new drive is
+    /// listed from the first change on, so that nothing takes it for something else, even after a failure.
     async fn put_in_place(&self, old: &Rc<DriveHandle>, new: &Rc<DriveHandle>) -> Result<(), AdminError> {
-        // One that is recorded in its place and did not get it is asked for again, too.
+        // Also if a member is recorded as replaced but does not use the new drive yet.
         let place = |array: &Rc<Array>| {
             let of = |drive: DriveId| Some((array.position_of(drive)?, array.slice_of(drive)?));
             of(old.id()).or_else(|| of(new.id()).filter(|(position, _)| !array.is_in_place(*position)))
@@ -239,7 +239,7 @@ impl Node {
             self.drives.borrow_mut().push(new.clone());
         }
         let replace = async {
-            // One that the next start does not find must not be the only one that has something.
+            // The next start must find the drive before it can be the only one that has some data.
             if !is_known {
                 self.note_places().map_err(AdminError::Refused)?;
             }
@@ -258,7 +258,7 @@ impl Node {
         let result: Result<(), AdminError> = replace.await;
         let is_done = !self.arrays.iter().any(|array| place(array).is_some());
         if !is_done && self.arrays.iter().any(|array| array.position_of(new.id()).is_some()) {
-            // It is asked for again.
+            // The list keeps both drives, and the administrator has to repeat the request.
             return result;
         }
         let mut drives = self.drives.borrow_mut();
@@ -271,8 +271,8 @@ impl Node {
         result
     }
 
-    /// Has the places of the drives noted by `keep` whenever a drive takes the place of another: before it gets anything, and
-    /// again when it has all.
+    /// Sets the function that saves the paths of the drives. It is called when a drive replaces another:
+    /// before the new one gets any data, and again when it is complete.
     pub fn keep_places(&self, keep: impl Fn(&Self) -> Result<(), String> + 'static) {
         *self.keep_places.borrow_mut() = Some(Rc::new(keep));
     }
@@ -282,7 +282,7 @@ impl Node {
         keep.map_or(Ok(()), |keep| keep(self))
     }
 
-    /// The file system.
+    /// Report of the file system.
     pub fn fs_report(&self) -> FsReport {
         let (info, space, rows, counts) =
             (self.meta.info(), self.target.usage(), self.usage(), self.target.counts());
@@ -311,7 +311,8 @@ impl Node {
         penstock_kv::Kv::usage(&*self.kv)
     }
 
-    /// Up to `limit` events behind a number, oldest first; `dir` is the folder with the event files.
+    /// Returns up to `limit` events with numbers above `seq`, oldest first. `dir` is the folder with the
+    /// event files.
     pub async fn events_after(&self, dir: &Path, seq: u64, limit: usize) -> Result<Vec<Event>, AdminError> {
         if let Some(events) = self.events.after(seq, limit) {
             return Ok(events);
@@ -321,12 +322,12 @@ impl Node {
         penstock_drive::runtime::blocking(read).await.map_err(AdminError::Refused)
     }
 
-    /// The events.
+    /// The list of events.
     pub fn events(&self) -> &Rc<Events> {
         &self.events
     }
 
-    /// Keeps events in files from now on, and tells how the store starts.
+    /// Writes events to files from now on, and adds events on the state at the start.
     pub fn keep_events(&self, found: Kept) {
         let (unclean, torn_lines) = (found.unclean, found.torn_lines);
         self.events.keep_in(found);
@@ -341,12 +342,12 @@ impl Node {
         self.greet_drives();
     }
 
-    /// All drives.
+    /// Reports of all drives.
     pub fn drive_reports(&self) -> Vec<DriveReport> {
         self.drives.borrow().iter().map(|drive| self.drive_report(drive)).collect()
     }
 
-    /// One drive, by its id or the beginning of it.
+    /// Report of one drive, by its id, the beginning of its id, or its path.
     pub fn show_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
         Ok(self.drive_report(&*self.find_drive(id)?))
     }
@@ -373,7 +374,7 @@ impl Node {
         }
     }
 
-    /// Arrays as reports.
+    /// Reports of the given arrays.
     pub fn array_reports(&self, arrays: &[Rc<Array>]) -> Vec<ArrayReport> {
         let now_ns = self.env.wall_ns();
         let report = |array: &Rc<Array>| ArrayReport {
@@ -384,7 +385,8 @@ impl Node {
         arrays.iter().map(report).collect()
     }
 
-    /// Everything at once. The caller adds what only the process knows: folder, mounts, API.
+    /// Report of everything. The caller adds folder, process-wide addresses and mounts, which only the
+    /// process knows.
     pub fn status(&self) -> StatusReport {
         let arrays = self.array_reports(&self.arrays);
         let drives = self.drive_reports();
@@ -438,7 +440,8 @@ impl Node {
     }
 }
 
-/// The worst array decides. A suspended array waits for the host or for drives, and loses nothing meanwhile.
+/// Health of the store: that of its worst array. A suspended array counts as degraded: it waits for the host
+/// or for drives, and loses nothing meanwhile.
 pub(crate) fn health(arrays: &[Rc<Array>], all_well: bool) -> &'static str {
     let rank = |state: ArrayState| match state {
         ArrayState::Ok => 0,

@@ -1,7 +1,7 @@
-//! Finding a store on its drives and starting everything that stands on it.
+//! Finding a store on its drives, and starting all its services.
 //!
-//! A drive that is missing, damaged, foreign or from a later release is named and left alone; the store starts
-//! whenever every array has enough members.
+//! A drive that is missing, damaged, foreign or from a later release is reported and not used. The store
+//! starts if every array has enough members.
 
 use crate::backing::{ANSWER, Backing, read_superblock};
 use crate::events::{EventKind, Events, Severity};
@@ -24,30 +24,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tokio::sync::{Notify, RwLock};
 
-/// A store does not start.
+/// Reason why a store does not start.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StartError {
-    /// What was asked cannot be done; nothing was changed.
+    /// The request cannot be done; nothing was changed.
     #[error("{0}")]
     Refused(String),
     /// No drive of a store was found.
     #[error("no drive of a store was found: {0}")]
     NoStore(String),
-    /// An array does not open.
+    /// An array cannot be opened.
     #[error(transparent)]
     Array(#[from] ArrayError),
-    /// The key-value store does not open.
+    /// The key-value store cannot be opened.
     #[error(transparent)]
     Kv(#[from] penstock_kv::KvError),
-    /// The target does not open.
+    /// The target cannot be opened.
     #[error(transparent)]
     Chunk(#[from] penstock_chunk::ChunkError),
-    /// The name space does not open.
+    /// The name space cannot be opened.
     #[error(transparent)]
     Meta(#[from] penstock_meta::MetaError),
 }
 
-/// What notes durably where the drives of a node are; the error says why it could not.
+/// Function that durably saves the paths of a node's drives; the error is the reason why it could not.
 pub(crate) type KeepPlaces = Rc<dyn Fn(&Node) -> Result<(), String>>;
 
 /// All roles of one machine.
@@ -61,37 +61,37 @@ pub struct Node {
     pub(crate) target: Rc<Target>,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
-    /// Blank drives that took the place of others since the start: what they lack is rebuilt, not brought up to date.
+    /// Blank drives that replaced others since the start: their strips are rebuilt, not brought up to date.
     pub(crate) replaced: RefCell<BTreeSet<DriveId>>,
-    /// Replacements that have begun and not ended: by lost drive, the one that takes its place.
+    /// Replacements that have begun and not ended: the new drive, by lost drive.
     pub(crate) replacing: RefCell<BTreeMap<DriveId, Rc<DriveHandle>>>,
-    /// One drive is failed or replaced at a time.
+    /// Serialises failing and replacing drives.
     pub(crate) changing_drives: tokio::sync::Mutex<()>,
-    /// Inodes of files that reads found damaged, as far as they are told of one by one.
+    /// Inodes of files that reads found damaged and that got an event.
     pub(crate) damaged: RefCell<BTreeSet<u64>>,
     pub(crate) warnings: Warnings,
     pub(crate) scrubs: Scrubs,
     pub(crate) latency: ServiceLatency,
     pub(crate) slow: RefCell<SlowDrives>,
     pub(crate) started_ns: i64,
-    /// Notes where the drives are, for the next start.
+    /// Saves the paths of the drives for the next start.
     pub(crate) keep_places: RefCell<Option<KeepPlaces>>,
-    /// Held shared by each request, and exclusively by a repair.
+    /// Locked shared by each request, and exclusively by a repair.
     pub(crate) serving: RwLock<()>,
     pub(crate) damage: RefCell<crate::fsck::Damage>,
-    /// It is being closed, or was abandoned.
+    /// True if it is being closed or was abandoned.
     pub(crate) closing: Cell<bool>,
-    /// Woken when the store cannot go on.
+    /// Notified when the store cannot continue.
     pub(crate) failed: Notify,
 }
 
-/// What was found under a path.
+/// A path and the drive found there, or the reason why there is none.
 pub struct Candidate {
     path: String,
     found: Result<(Rc<dyn penstock_drive::Drive>, Superblock), String>,
 }
 
-/// Looks at the drives under `paths`. One that does not answer is none.
+/// Opens the drives at `paths` and reads their superblocks. A drive that does not answer counts as unusable.
 pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> Vec<Candidate> {
     let look = |path: &String| {
         let (path, opened) = (path.clone(), backing.open(path));
@@ -114,18 +114,18 @@ pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> 
 }
 
 impl Candidate {
-    /// The store that the drive belongs to, if it is one of a store.
+    /// The store to which the drive belongs; none if the drive cannot be used.
     pub fn store(&self) -> Option<StoreId> {
         self.found.as_ref().ok().map(|(_, superblock)| superblock.store)
     }
 
-    /// Why the drive cannot be used, if it cannot.
+    /// Reason why the drive cannot be used, if it cannot.
     pub fn problem(&self) -> Option<&str> {
         self.found.as_ref().err().map(String::as_str)
     }
 }
 
-/// The newest descriptor of each array, from all superblocks.
+/// Decodes the newest descriptor of each array, from all superblocks.
 fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, ArrayError> {
     let mut newest: BTreeMap<ArrayId, (u64, Vec<u8>)> = BTreeMap::new();
     for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
@@ -139,15 +139,15 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
     newest.into_iter().map(|(array, (_, bytes))| Ok((array, Descriptor::decode(&bytes)?))).collect()
 }
 
-/// The way in which a store is started.
+/// Options of a start.
 pub struct Start {
-    /// The store, where several are found.
+    /// The store to start, needed if several are found.
     pub wanted: Option<StoreId>,
-    /// Places at which drives were last seen, for those that are not found.
+    /// Paths at which drives were last seen, for drives that are not found.
     pub last_paths: BTreeMap<DriveId, String>,
-    /// The way in which the key-value store runs.
+    /// Mode of the key-value store.
     pub mode: Mode,
-    /// Whether data is given up that only drives have which are not here.
+    /// Decides if the start may give up data that only missing drives have.
     pub lacking: Lacking,
 }
 
@@ -179,7 +179,7 @@ impl Node {
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
-        // All are read before one is changed: what is refused for one array leaves all as they are.
+        // All arrays are read before one is changed, so a refusal for one array leaves all of them unchanged.
         let (mut openings, roster) = (Vec::new(), Roster::new(env));
         for descriptor in descriptors.into_values() {
             openings.push(read_array(env, descriptor, &drives, ownership.clone(), &roster, lacking).await?);
@@ -237,7 +237,7 @@ impl Node {
         Ok(node)
     }
 
-    /// The store.
+    /// Identifier of the store.
     pub fn store(&self) -> StoreId {
         self.store
     }
@@ -247,12 +247,12 @@ impl Node {
         &self.arrays
     }
 
-    /// The key-value store. Who changes rows behind the services must start the node again.
+    /// The key-value store. After changing rows without the services, the caller must start the node again.
     pub fn kv(&self) -> Rc<dyn Kv> {
         self.kv.clone()
     }
 
-    /// The drives.
+    /// Handles of all drives, online or not.
     pub fn drives(&self) -> Vec<Rc<DriveHandle>> {
         self.drives.borrow().clone()
     }
@@ -265,7 +265,7 @@ impl Node {
         self.meta.stop();
         self.kv.flush().await?;
         self.kv.stop();
-        // Data first: what the key-value store says must find its data.
+        // Data first: rows of the key-value store must never refer to data that is not durable.
         for name in ["data", "meta"] {
             for array in self.arrays.iter().filter(|array| array.name() == name) {
                 array.close().await?;
@@ -274,7 +274,7 @@ impl Node {
         Ok(committed?)
     }
 
-    /// Stops as it is, without making anything durable.
+    /// Stops without making anything durable.
     pub fn abandon(&self) {
         self.closing.set(true);
         self.target.stop();
@@ -284,8 +284,8 @@ impl Node {
     }
 }
 
-/// A handle for every drive that some array names: online where it was found, missing where it was not. Of two copies of one
-/// drive the newer is used.
+/// Makes a handle for every drive that some array names: online if it was found, missing if not. Of two
+/// copies of one drive the newer one is used.
 fn handles(
     env: &Env,
     candidates: Vec<Candidate>,
@@ -321,8 +321,8 @@ fn handles(
         |(id, (path, drive, superblock))| (id, DriveHandle::online(env.clone(), path, drive, superblock));
     let found: BTreeMap<DriveId, Rc<DriveHandle>> = found.into_iter().map(online).collect();
     let mut handles: Vec<Rc<DriveHandle>> = Vec::new();
-    // The array with the fewest members first, so that drives come in the order in which a store is made of them: those
-    // of the data array begin behind those of `meta`.
+    // In the order in which a store is made of drives: the array with the fewest members comes first, because
+    // the members of the data array begin behind those of `meta`.
     let mut ordered: Vec<&Descriptor> = descriptors.values().collect();
     ordered.sort_by_key(|descriptor| descriptor.members.len());
     for member in ordered.into_iter().flat_map(|descriptor| &descriptor.members) {
@@ -338,8 +338,9 @@ fn handles(
     Ok(handles)
 }
 
-/// True if a superblock is newer than one of the same drive, by what both say of arrays; none if each is for another array. Updates
-/// that a copy has had count only between equals: they say nothing of what the other one had.
+/// True if `one` is newer than `other`, a superblock of the same drive, by the revisions that both have of
+/// arrays. None if each is newer for some array. The number of updates of the superblock itself decides only
+/// between equals, because a copy's own updates do not show that it contains the changes of the other.
 fn is_newer(one: &Superblock, other: &Superblock) -> Option<bool> {
     let revisions = |of: &Superblock| -> BTreeMap<ArrayId, u64> {
         of.arrays.iter().map(|entry| (entry.array, entry.revision)).collect()

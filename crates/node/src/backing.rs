@@ -1,4 +1,4 @@
-//! Where drives come from: files and devices of this machine, or the simulated world.
+//! Sources of drives: files and block devices of this machine, or the simulated world.
 
 use penstock_base::Env;
 use penstock_base::env::timeout;
@@ -10,12 +10,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What stands at the path of a drive to be.
+/// Kind of thing that exists at the path of a future drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing.
+    /// The path does not exist.
     Nothing,
-    /// A regular file that was never written to.
+    /// A regular file in which nothing is allocated.
     EmptyFile,
     /// A regular file with contents.
     File,
@@ -23,26 +23,27 @@ pub enum Found {
     Device,
 }
 
-/// A source of drives by path.
+/// A source of drives, by path.
 pub trait Backing {
-    /// Opens the drive at `path`. Fails when another process uses it.
+    /// Opens the drive at `path`. Fails if another process uses it.
     fn open(&self, path: &str) -> Result<Rc<dyn Drive>, String>;
 
-    /// Looks at what stands at `path`, and changes nothing.
+    /// Returns the kind of thing at `path`, and changes nothing.
     fn look(&self, path: &str) -> Result<Found, String>;
 
-    /// Makes a blank drive of `size_bytes` at `path`, in the place of whatever file is there: the caller made sure that
-    /// nobody wants it. A block device keeps its size.
+    /// Makes a blank drive of `size_bytes` at `path`, and replaces any regular file there: the caller made
+    /// sure that nobody needs it. A block device keeps its size.
     fn create(&self, path: &str, size_bytes: u64) -> Result<(), String>;
 
-    /// Allocates a range in full, so that later writes to it cannot find the host full.
+    /// Allocates a range of bytes on the host, so that later writes to it cannot fail because the host is
+    /// full.
     fn allocate(&self, path: &str, range: Range<u64>) -> Result<(), String>;
 }
 
-/// How long a drive may take to say what it is.
+/// Longest time that a drive may take to return its superblock.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 
-/// What a drive says it is. None where it does not answer within [`ANSWER`].
+/// Reads a drive's superblock. None if the drive does not answer within [`ANSWER`].
 pub(crate) async fn read_superblock(
     env: &Env,
     drive: &dyn Drive,
@@ -50,7 +51,7 @@ pub(crate) async fn read_superblock(
     timeout(env, ANSWER, superblock::read(drive)).await
 }
 
-/// Files and block devices.
+/// Drives that are files and block devices of this machine.
 pub struct FileBacking;
 
 impl Backing for FileBacking {
@@ -89,7 +90,7 @@ impl Backing for FileBacking {
         match std::fs::metadata(place) {
             Ok(found) if found.is_file() => std::fs::remove_file(place).map_err(fail)?,
             Ok(found) if found.is_dir() => return Err(format!("{path} is a directory")),
-            // A device is written over from its superblock on.
+            // A device is overwritten, beginning with its superblock.
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(fail(error)),

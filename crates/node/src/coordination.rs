@@ -1,4 +1,6 @@
-//! Coordination of one node: claims in a file of the store's folder. Byte map: docs/format/README.md.
+//! Coordination of one node: the claims of its arrays in a file of the store's folder.
+//!
+//! Byte map: docs/format/README.md.
 
 use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
@@ -38,7 +40,7 @@ fn is_zero(number: &u64) -> bool {
 pub struct Claims(pub BTreeMap<ArrayId, Claim>);
 
 impl Claims {
-    /// The file's bytes.
+    /// Encodes the claims as JSON.
     pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
         let row = |(array, claim): (&ArrayId, &Claim)| {
             let row = Row {
@@ -59,7 +61,7 @@ impl Claims {
         serde_json::to_vec_pretty(&self.0.iter().map(row).collect::<BTreeMap<_, _>>())
     }
 
-    /// Reads the file's bytes; the error says what is wrong with them.
+    /// Decodes the claims. The error is the reason why they cannot be decoded.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let rows: BTreeMap<String, Row> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let claim = |(array, row): (String, Row)| {
@@ -76,9 +78,9 @@ impl Claims {
             let since = |(first, until)| Since { first: Epoch(first), until: Epoch(until) };
             let since = row.accepted.into_iter().map(|(member, epochs)| (member, since(epochs)));
             let accepted = AcceptedLoss::new(since, row.accepted_used)
-                .ok_or_else(|| format!("{array}: a member that there is not, or an epoch of 0"))?;
+                .ok_or_else(|| format!("{array}: a member number out of range, or an epoch of 0"))?;
             let generations = Generations::new(row.generations).ok_or_else(|| {
-                format!("{array}: a member that there is not, or a drive that replaced none")
+                format!("{array}: a member number out of range, or a drive that replaced no other")
             })?;
             let (epoch, revision, stale) = (Epoch(row.epoch), row.revision, row.stale_members);
             let root_epoch = Epoch(row.root_epoch);
@@ -89,14 +91,14 @@ impl Claims {
     }
 }
 
-/// The file's name in the store's folder.
+/// Name of the file in the store's folder.
 pub const NAME: &str = "coordination";
-/// Bytes of each of the two places.
+/// Size of each of the two places of the file, in bytes.
 const PLACE_BYTES: usize = 64 * 1024;
 const MAGIC: &[u8; 8] = b"PENCLAIM";
 const HEADER_BYTES: usize = 24;
 
-/// One place of the file: the claims with their sequence, under a checksum.
+/// Encodes one place of the file: the claims with their sequence number, under a checksum.
 fn encode_place(seq: u64, claims: &Claims) -> Result<Vec<u8>, String> {
     let body = claims.encode().map_err(|error| error.to_string())?;
     if HEADER_BYTES + body.len() > PLACE_BYTES {
@@ -109,7 +111,7 @@ fn encode_place(seq: u64, claims: &Claims) -> Result<Vec<u8>, String> {
     Ok(place.finish())
 }
 
-/// Reads one place; none where it holds nothing whole.
+/// Decodes one place; none if it contains no complete record.
 fn decode_place(bytes: &[u8]) -> Option<(u64, Result<Claims, String>)> {
     let mut dec = Dec::new("claims", bytes);
     if dec.raw(8).ok()? != MAGIC {
@@ -122,19 +124,19 @@ fn decode_place(bytes: &[u8]) -> Option<(u64, Result<Claims, String>)> {
 
 /// Claims in the file [`NAME`]. The folder's lock keeps other processes away.
 ///
-/// The file is allocated when it is made and written in place from then on, each change into the place that does not hold
-/// the newest claims: a full host stops no change, and a power cut leaves the claims before or after it. Its writes block
-/// and are done beside the worker.
+/// The file is allocated when it is made, and written in place after that. Each change is written to the
+/// place that does not contain the newest claims, so a full host cannot prevent a change, and a power cut
+/// leaves the claims from before or after it. Writes block, and are executed outside the worker.
 pub struct FileOwnership {
     path: PathBuf,
     file: Arc<File>,
     claims: RefCell<Claims>,
-    /// The sequence of the last change; held while one is written.
+    /// Sequence number of the last change; locked while a change is written.
     seq: Mutex<u64>,
 }
 
 impl FileOwnership {
-    /// Opens the claims in `dir`; none yet is no error, since superblocks have epochs of their own.
+    /// Opens the claims in `dir`. A missing file is no error, since superblocks have epochs of their own.
     pub fn open(dir: &Path) -> Result<Self, String> {
         let path = dir.join(NAME);
         let fail = |error: std::io::Error| format!("{}: {error}", path.display());
@@ -157,7 +159,8 @@ impl FileOwnership {
             file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).map_err(fail)?;
             File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail)?;
         }
-        // A process that ended before its sync may have left the newest place; the next claim is written over the other one.
+        // A process that ended before its sync may have written the newest place. It must be durable before
+        // the next claim overwrites the other place.
         file.sync_data().map_err(fail)?;
         Ok(Self { path, file: Arc::new(file), claims: RefCell::new(claims), seq: Mutex::new(seq) })
     }
@@ -251,7 +254,7 @@ mod tests {
             assert!(matches!(swap(&claims, 1, 3), Err(ClaimError::Changed(found)) if *found == claim(2)));
         }
         assert_eq!(FileOwnership::open(&folder.0).unwrap().claim(ARRAY), claim(2));
-        // The change of sequence 2 lies in place 0.
+        // The change with sequence number 2 is in place 0.
         folder.corrupt(100, b"torn");
         let claims = FileOwnership::open(&folder.0).unwrap();
         assert_eq!(claims.claim(ARRAY), claim(1));
@@ -262,7 +265,7 @@ mod tests {
         assert!(FileOwnership::open(&folder.0).is_err());
     }
 
-    /// A file that was being made when the power went has no claims yet.
+    /// A file that was being made during a power cut contains no claims yet.
     #[test]
     fn a_file_that_was_not_finished_is_empty() {
         let folder = Folder::new("new");

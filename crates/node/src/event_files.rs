@@ -1,9 +1,10 @@
-//! Events in the store's folder: two files of JSON lines, `events.jsonl` and, before it, `events.1.jsonl`.
+//! Event files in the store's folder: JSON lines in `events.jsonl` and, with older events, `events.1.jsonl`.
 //!
-//! Format: docs/format/events.md. After a power cut the newest file may end in part of a line and may lack events
-//! that did not matter enough to be flushed; part of a line is cut off when the files are opened. A rotation makes the
-//! next file whole, puts the full one aside and gives the next its name; a cut between the two renames leaves only the
-//! one that was put aside, which is no loss.
+//! Format: docs/format/events.md. After a power cut the newest file may end in a partial line, and may lack
+//! events that were not important enough to be flushed. A partial line is removed when the files are opened.
+//! A rotation makes the next file completely, renames the full file to the old name, and then the next file
+//! to the new name. A power cut between the two renames leaves only the renamed full file, and nothing is
+//! lost.
 
 use crate::events::{Event, EventKind, IN_MEMORY, Severity};
 use serde::{Deserialize, Serialize};
@@ -14,15 +15,16 @@ use std::path::{Path, PathBuf};
 
 const NEW: &str = "events.jsonl";
 const OLD: &str = "events.1.jsonl";
-/// A file in the making.
+/// Name of a file that is being made.
 const MAKING: &str = "events.new";
-/// A file is put aside before it grows beyond this.
+/// A file is rotated before it grows beyond this size.
 const MOST_BYTES: u64 = 4 << 20;
-/// A file longer than this is none of ours.
+/// A longer file is not an event file.
 const READ_MOST_BYTES: u64 = 4 * MOST_BYTES;
-/// Events that may wait for a flush together.
+/// Most events that may wait for one flush.
 const UNSYNCED_MOST: u64 = 100;
-/// Numbers left out after an unclean end: more than can have been seen and not flushed.
+/// Numbers that are skipped after an unclean end: more than the events that can have been shown and not
+/// flushed.
 const SKIPPED_NUMBERS: u64 = IN_MEMORY as u64;
 const FORMAT: u32 = 1;
 
@@ -32,7 +34,7 @@ struct Head {
     penstock_events: u32,
 }
 
-/// The open files.
+/// The open event files of a folder.
 pub struct EventFiles {
     dir: PathBuf,
     file: File,
@@ -41,25 +43,25 @@ pub struct EventFiles {
     most_bytes: u64,
 }
 
-/// What a folder's event files hold when they are opened.
+/// Contents of a folder's event files when they are opened.
 pub struct Kept {
-    /// To append to.
+    /// The open files, to append to.
     pub files: EventFiles,
-    /// The last events.
+    /// The last events, oldest first.
     pub recent: Vec<Event>,
-    /// Number of the next one.
+    /// Number of the next event.
     pub next_seq: u64,
-    /// The instance that wrote last did not stop in order.
+    /// True if the instance that wrote last did not stop in order.
     pub unclean: bool,
-    /// Lines that are no events.
+    /// Number of lines that are no valid events.
     pub torn_lines: u64,
 }
 
-/// Events of one file, and the lines that are none.
+/// Contents of one file.
 struct Read {
     events: Vec<Event>,
     torn_lines: u64,
-    /// Bytes up to the end of the last whole line.
+    /// Number of bytes up to the end of the last complete line.
     whole_bytes: u64,
 }
 
@@ -91,7 +93,7 @@ fn read(path: &Path) -> Result<Option<Read>, String> {
     Ok(Some(found))
 }
 
-/// A file with nothing but its first line, durable under a name of its own.
+/// Makes a file that contains only its first line, durable under the name [`MAKING`].
 fn make(dir: &Path) -> io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
     options.create(true).truncate(true).read(true).write(true).mode(0o600);
@@ -107,13 +109,13 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// An event that says whether the instance before ended in order; a start that failed says nothing.
+/// True if an event, as the last one, shows how the previous instance ended. A failed start does not.
 fn says_end(event: &&Event) -> bool {
     event.kind != EventKind::StartFailed
 }
 
 impl EventFiles {
-    /// Opens the files in `dir`, makes them if need be, and cuts off a torn end.
+    /// Opens the files in `dir`, makes them if necessary, and removes a torn end.
     pub fn open(dir: &Path) -> Result<Kept, String> {
         let (mut events, mut torn_lines) = (Vec::new(), 0);
         for name in [OLD, NEW] {
@@ -145,7 +147,7 @@ impl EventFiles {
         Ok(Self { dir: dir.to_owned(), file, len: whole_bytes, unsynced: 0, most_bytes })
     }
 
-    /// Appends events; durable when one of them matters, and by groups otherwise.
+    /// Appends events. They are durable on return if one of them is important; otherwise groups are flushed.
     pub fn append(&mut self, events: &[Event]) -> io::Result<()> {
         let mut bytes = Vec::new();
         for event in events {
@@ -155,7 +157,7 @@ impl EventFiles {
         if self.len + bytes.len() as u64 > self.most_bytes {
             self.rotate()?;
         }
-        // What an attempt that failed left behind the end must not follow this.
+        // Bytes that a failed attempt left behind the end must not follow this batch.
         self.file.set_len(self.len)?;
         self.file.write_all_at(&bytes, self.len)?;
         self.unsynced += events.len() as u64;
@@ -177,7 +179,7 @@ impl EventFiles {
         sync_dir(&self.dir)
     }
 
-    /// Up to `limit` events behind a number, oldest first, from the files in `dir`.
+    /// Returns up to `limit` events with numbers above `seq`, oldest first, from the files in `dir`.
     pub fn read_after(dir: &Path, seq: u64, limit: usize) -> Result<Vec<Event>, String> {
         let mut found = Vec::new();
         for name in [OLD, NEW] {
@@ -189,7 +191,7 @@ impl EventFiles {
     }
 }
 
-/// Whether an event must survive a power cut that follows at once.
+/// True if an event must survive a power cut that follows immediately.
 fn matters(event: &Event) -> bool {
     event.severity > Severity::Info || matches!(event.kind, EventKind::Started | EventKind::Stopped)
 }

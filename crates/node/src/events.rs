@@ -1,8 +1,11 @@
-//! What happened, for people: numbered events, the last ones in memory, all of them in files where a process keeps
-//! some ([`EventFiles`]). Writing them is never in the way of the worker: a task hands batches to a thread.
+//! Events for people: numbered, the last ones in memory, and all of them in files if the process keeps files.
 //!
-//! Invariants: a number is never given twice in a store's folder; the order of events is the order of their numbers;
-//! what overflows the memory before it is written is lost, and an event says how much.
+//! Writing the files ([`EventFiles`]) never blocks the worker: a task passes batches to a thread.
+//!
+//! Invariants:
+//! - a number is never given twice in a store's folder;
+//! - the order of events is the order of their numbers;
+//! - events that overflow the memory before they are written are lost, and an event reports how many.
 
 use crate::event_files::{EventFiles, Kept};
 use penstock_base::Env;
@@ -14,16 +17,16 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Events in memory.
+/// Most events in memory.
 pub(crate) const IN_MEMORY: usize = 1000;
-/// Pause before a write that failed is tried again.
+/// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// How much an event matters.
+/// Importance of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Good to know.
+    /// For information.
     Info,
     /// Redundancy, speed or space is less than it should be.
     Warning,
@@ -31,7 +34,7 @@ pub enum Severity {
     Error,
 }
 
-/// What kind of thing happened.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
@@ -39,63 +42,63 @@ pub enum EventKind {
     Started,
     /// The instance stopped and everything is durable.
     Stopped,
-    /// The instance stopped and could not make everything durable.
+    /// The instance stopped but could not make everything durable.
     StopFailed,
-    /// The instance did not come up.
+    /// The instance could not start.
     StartFailed,
-    /// The instance before this one ended without stopping: killed, crashed or without power.
+    /// The previous instance ended without stopping: killed, crashed or without power.
     UncleanEnd,
     /// A drive failed, or was failed by an administrator.
     DriveFailed,
-    /// A drive that the store names was not found.
+    /// A drive that belongs to the store was not found.
     DriveMissing,
-    /// Something in a drive's place was not used.
+    /// A drive that was found was not used.
     DriveUnused,
     /// A drive that was missing or failed is in use again.
     DriveBack,
-    /// A drive was as it had been a while ago, and is made again from the others.
+    /// A drive has contents from before the last start, and is rebuilt from the others.
     DriveOutdated,
-    /// An array was started without drives that have what no other has, by the word of an administrator.
+    /// An administrator had an array start without drives that have data which no other drive has.
     LossAccepted,
-    /// A blank drive took the place of another one.
+    /// A blank drive replaced another one.
     DriveReplaced,
-    /// A drive answers much more slowly than the others.
+    /// A drive has become much slower than the others.
     DriveSlow,
-    /// A slow drive answers as the others do.
+    /// A slow drive is as fast as the others again.
     DriveSlowOver,
-    /// A lost drive's strips are being reconstructed.
+    /// Reconstruction of a lost drive's strips began.
     RebuildBegun,
-    /// They are, or could not all be.
+    /// Reconstruction of a lost drive's strips ended, completely or not.
     RebuildEnded,
-    /// A returned drive's strips are being brought up to date.
+    /// Bringing a returned drive's strips up to date began.
     ResyncBegun,
-    /// They are, or could not all be.
+    /// Bringing a returned drive's strips up to date ended, completely or not.
     ResyncEnded,
-    /// A scrub began or went on after a restart.
+    /// A scrub began, or continued after a restart.
     ScrubBegun,
     /// A scrub ended.
     ScrubEnded,
-    /// Blocks were written again from redundancy.
+    /// Blocks were reconstructed from redundancy and written again.
     BlocksRepaired,
-    /// Writes to an array wait.
+    /// An array was suspended: writes to it wait.
     ArraySuspended,
-    /// They go on.
+    /// A suspended array accepts writes again.
     ArrayResumed,
     /// An array's state changed.
     ArrayState,
-    /// The store cannot go on by itself: the instance ends, so that its supervisor starts it again.
+    /// The store cannot continue by itself: the instance ends, so that its supervisor starts it again.
     StoreFailed,
     /// The store's health changed.
     Health,
-    /// A store of blocks or rows passed 80, 90 or 95 % of its space.
+    /// Data or metadata reached 80, 90 or 95 % of its space.
     Full,
-    /// It fell well below that again.
+    /// Usage of data or metadata fell more than 5 percentage points below a level that it had reached.
     FullOver,
     /// The file system was mounted.
     Mounted,
     /// The file system was unmounted.
     Unmounted,
-    /// A client of another process was silent for longer than its lease: its session has ended.
+    /// A remote client was silent for longer than its lease time, and its session was ended.
     SessionEnded,
     /// A stripe cannot be read.
     StripeUnreadable,
@@ -107,7 +110,7 @@ pub enum EventKind {
     EventsTorn,
     /// Events were lost because they could not be written in time.
     EventsLost,
-    /// A kind of a later release.
+    /// A kind that a later release added.
     #[serde(other)]
     Unknown,
 }
@@ -115,17 +118,17 @@ pub enum EventKind {
 /// One event. Format in files: docs/format/events.md.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Its number; goes on over restarts.
+    /// Number of the event; numbers continue over restarts.
     pub seq: u64,
-    /// Nanoseconds since 1970.
+    /// Time in nanoseconds since 1970.
     pub time_ns: i64,
-    /// How much it matters.
+    /// Importance.
     pub severity: Severity,
-    /// What kind of thing happened.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// What it happened to: `node`, `drive ID`, `array NAME`, `fs NAME` or `inode NUMBER`.
+    /// Object of the event: `node`, `drive ID`, `array NAME`, `fs NAME` or `inode NUMBER`.
     pub object: String,
-    /// One sentence.
+    /// Description in one sentence.
     pub text: String,
 }
 
@@ -133,7 +136,7 @@ pub struct Event {
 pub struct Events {
     env: Env,
     seq: Cell<u64>,
-    /// Number of the last event in the files.
+    /// Number of the last event that is in the files.
     kept: Cell<u64>,
     keeping: Cell<bool>,
     recent: RefCell<VecDeque<Event>>,
@@ -142,7 +145,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// An empty list, in memory only.
+    /// Makes an empty list, in memory only.
     pub fn new(env: &Env) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),
@@ -155,7 +158,7 @@ impl Events {
         })
     }
 
-    /// Adds an event.
+    /// Adds an event, with the next number and the current time.
     pub fn add(
         &self,
         severity: Severity,
@@ -175,7 +178,8 @@ impl Events {
         self.wake.notify_one();
     }
 
-    /// Events behind a number from memory, oldest first, at most `limit`. None where older ones may be in files.
+    /// Returns at most `limit` events with numbers above `seq` from memory, oldest first. None if some of
+    /// them may be only in files.
     pub fn after(&self, seq: u64, limit: usize) -> Option<Vec<Event>> {
         let recent = self.recent.borrow();
         let first = recent.front().map_or(1, |event| event.seq);
@@ -185,13 +189,13 @@ impl Events {
         Some(recent.iter().filter(|event| event.seq > seq).take(limit).cloned().collect())
     }
 
-    /// The newest event of a drive, array or the like, among those in memory that `fits`.
+    /// The newest event in memory for which `fits` is true.
     pub(crate) fn newest(&self, fits: impl Fn(&Event) -> bool) -> Option<Event> {
         self.recent.borrow().iter().rev().find(|event| fits(event)).cloned()
     }
 
-    /// Keeps all events in files from now on. Those that were added before get numbers behind the ones in the files:
-    /// to be called before anybody sees a number.
+    /// Writes all events to files from now on. Events that were added before get numbers behind those in the
+    /// files, so this must be called before anybody sees a number.
     pub fn keep_in(self: &Rc<Self>, found: Kept) {
         let Kept { files, recent: mut before, next_seq, .. } = found;
         let mut recent = self.recent.borrow_mut();
@@ -241,7 +245,8 @@ impl Events {
         }
     }
 
-    /// Events that are not in the files, with one that says how many were lost where the memory was too short.
+    /// Events that are not yet in the files. If some overflowed the memory, an event that reports their
+    /// number comes first.
     fn unkept(&self) -> Vec<Event> {
         let kept = self.kept.get();
         let recent = self.recent.borrow();
@@ -263,7 +268,7 @@ impl Events {
         batch
     }
 
-    /// Waits until everything added so far is in the files, for at most `patience`. Returns whether it is.
+    /// Waits until everything added so far is in the files, for at most `patience`. Returns true if it is.
     pub async fn wait_kept(&self, patience: Duration) -> bool {
         let (wanted, end) = (self.seq.get(), self.env.now() + patience);
         while self.keeping.get() && self.kept.get() < wanted {

@@ -1,8 +1,8 @@
-//! The file system's health: checking and repairing it, and the files whose data is lost, by name.
+//! Health of the file system: checking and repairing it, and listing the files whose data is lost.
 //!
-//! A repair takes the service out of use: requests that came before it are done, those that come meanwhile wait until
-//! it has ended. Mounts are none of this crate's business; whoever owns one takes it away first, because the kernel
-//! keeps names that a repair may change.
+//! A repair suspends the service: it waits for requests that are running, and later requests wait until it
+//! has ended. This crate does not manage mounts. The owner of a mount removes it first, because the kernel
+//! caches names that a repair may change.
 
 use crate::admin::AdminError;
 use crate::assemble::Node;
@@ -19,14 +19,14 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Damaged files that the status names.
+/// Most damaged files that the status names.
 const NAMED_FILES: usize = 5;
 
-/// What is known of damaged files, and of what it was learnt.
+/// Damaged files as last looked up, and the unreadable stripes from which they were derived.
 #[derive(Default)]
 pub(crate) struct Damage {
     stripes: Vec<u64>,
-    /// By inode: names are for those who ask for them, and not for events and reports that are handed on.
+    /// Inode numbers only: names are shown on request, and not in events and reports that may be passed on.
     inodes: Vec<u64>,
 }
 
@@ -74,7 +74,7 @@ impl Node {
         Ok(report(&check, None))
     }
 
-    /// Checks the file system and mends what is wrong. Requests wait meanwhile.
+    /// Checks and repairs the file system. Requests wait meanwhile. Refused while the file system is mounted.
     pub async fn repair_fs(&self) -> Result<FsCheckReport, AdminError> {
         let _out_of_use = self.serving.write().await;
         self.refuse_while_mounted()?;
@@ -101,7 +101,7 @@ impl Node {
         format!("fs {}", self.meta.info().name)
     }
 
-    /// How far a running check or repair is.
+    /// Progress of a running check or repair; none if none runs.
     pub(crate) fn check_progress(&self) -> Option<FsCheckProgress> {
         let progress = self.meta.check_progress()?;
         Some(FsCheckProgress {
@@ -120,7 +120,8 @@ impl Node {
         self.named(name).map(|array| array.unreadable_stripes()).unwrap_or_default()
     }
 
-    /// Files whose data cannot be read any more, from the stripes that reads or scrubs found unreadable.
+    /// Lists files whose data cannot be read any more, from the stripes that reads or scrubs found
+    /// unreadable.
     pub async fn damaged_fs(&self) -> Result<DamagedReport, AdminError> {
         let runs = self.target.damaged().await.map_err(MetaError::from)?;
         let inos: BTreeSet<Ino> = runs.keys().copied().collect();
@@ -147,7 +148,8 @@ impl Node {
         })
     }
 
-    /// Looks for the names of damaged files when other stripes are unreadable than the last time.
+    /// Looks up the damaged files again if the set of unreadable stripes has changed, and adds an event for
+    /// each new one.
     pub(crate) async fn watch_damage(&self) {
         let stripes = self.unreadable("data");
         if self.damage.borrow().stripes == stripes {
@@ -168,7 +170,7 @@ impl Node {
         *self.damage.borrow_mut() = Damage { stripes, inodes };
     }
 
-    /// Why the health is `failed`, with the first files by inode.
+    /// Reasons for the health `failed`, with the inode numbers of the first files.
     pub(crate) fn damage_reasons(&self) -> Vec<String> {
         let damage = self.damage.borrow();
         let mut reasons = Vec::new();

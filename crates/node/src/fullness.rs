@@ -1,24 +1,25 @@
-//! How full the store is, and the warnings at 80, 90 and 95 %.
+//! Fullness of the store, and the warnings at 80, 90 and 95 %.
 //!
-//! A warning stands until use has fallen [`BACK_PERCENT`] below its level, so that a store that breathes around a level
-//! does not fill the list of events. Percentages are those of `df`: used blocks of those that files may ever use, the
-//! reserve for deletes left out. Fullness is no loss of redundancy and does not change the health.
+//! A warning is over when usage has fallen more than [`BACK_PERCENT`] below its level, so that usage which
+//! varies around a level does not fill the list of events. Percentages are those of `df`: used blocks as a
+//! share of the blocks that files may ever use, without the headroom for deletes. Fullness is no loss of
+//! redundancy and does not change the health.
 
 use crate::assemble::Node;
 use crate::events::{EventKind, Severity};
 use crate::report::SpaceReport;
 use std::cell::Cell;
 
-/// Percentages at which a warning comes.
+/// Percentages at which a warning is raised.
 const LEVELS: [u64; 3] = [80, 90, 95];
-/// How far below its level use must fall until a warning is over.
+/// Percentage points below its level at which a warning is still kept.
 const BACK_PERCENT: u64 = 5;
 
-/// The warnings that stand: how many of [`LEVELS`] are passed, for data and for metadata.
+/// The current warnings: the number of [`LEVELS`] that have been reached, for data and for metadata.
 #[derive(Default)]
 pub(crate) struct Warnings([Cell<usize>; 2]);
 
-/// The level after a look at how much is used.
+/// Returns the number of levels that count as reached, from the number before and the current usage.
 fn next_level(level: usize, used_percent: u64) -> usize {
     let reached = LEVELS.iter().filter(|at| used_percent >= **at).count();
     let held = LEVELS[..level].iter().filter(|at| used_percent + BACK_PERCENT >= **at).count();
@@ -30,7 +31,7 @@ fn warning_percent(level: usize) -> u64 {
 }
 
 impl Node {
-    /// How full data and metadata are.
+    /// Usage of data and metadata, with the current warnings.
     pub(crate) fn spaces(&self) -> Vec<SpaceReport> {
         let (space, rows) = (self.target.usage(), penstock_kv::Kv::usage(&*self.kv));
         let usable_blocks = space.total_blocks.saturating_sub(space.reserve_blocks);
@@ -45,7 +46,7 @@ impl Node {
         parts.into_iter().zip(&self.warnings.0).map(report).collect()
     }
 
-    /// Tells of levels that were passed, and of warnings that are over.
+    /// Adds events for levels that have been reached, and for warnings that are over.
     pub(crate) fn watch_fullness(&self) {
         let object = format!("fs {}", self.meta.info().name);
         for (space, level) in self.spaces().into_iter().zip(&self.warnings.0) {

@@ -1,4 +1,4 @@
-//! Latencies of all layers as plain data, and drives that have become slow.
+//! Latencies of all layers as plain data, and detection of slow drives.
 
 use crate::assemble::Node;
 use crate::events::{EventKind, Severity};
@@ -11,17 +11,17 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Drives are compared over this time.
+/// Length of the window over which drives are compared.
 const WINDOW: Duration = Duration::from_secs(10);
-/// A drive is slow when its mean is above this, and above so many times the median of the others.
+/// A drive is slow if its mean is above `SLOW` and above `SLOW_TIMES` times the median of the other drives.
 const SLOW: Duration = Duration::from_millis(100);
 const SLOW_TIMES: u32 = 4;
-/// Fewer I/Os in a window say nothing.
+/// A window with fewer I/Os than this is not judged.
 const FEWEST: u64 = 10;
-/// Windows in a row without slowness until it is over.
+/// Windows in a row that are not slow, after which a drive is no longer slow.
 const WELL_WINDOWS: u32 = 3;
 
-/// How long the services took for requests.
+/// Times that the services took for requests.
 #[derive(Default)]
 pub(crate) struct ServiceLatency {
     read: Histogram,
@@ -42,7 +42,7 @@ impl ServiceLatency {
 }
 
 impl LatencyReport {
-    /// What a histogram holds. `object` tells arrays and drives apart and may be empty.
+    /// Makes a report of a histogram. `object` names the array or drive, and is empty for other layers.
     pub fn new(layer: &str, op: &str, object: &str, histogram: &Histogram) -> Self {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (count, sum) = histogram.count_and_sum();
@@ -61,7 +61,7 @@ impl LatencyReport {
     }
 }
 
-/// Drives that are slow, each with the windows in a row in which it was not.
+/// The slow drives, each with the number of windows in a row in which it was not slow.
 #[derive(Default)]
 pub(crate) struct SlowDrives {
     last: Option<Duration>,
@@ -69,7 +69,7 @@ pub(crate) struct SlowDrives {
     slow: BTreeMap<DriveId, u32>,
 }
 
-/// Which of some means over a window are slow.
+/// Returns the drives that are slow, from the means of one window.
 fn slow_ones(means: &[(DriveId, Duration)]) -> Vec<DriveId> {
     let is_slow = |(id, mean): &&(DriveId, Duration)| {
         let mut others: Vec<Duration> =
@@ -87,7 +87,7 @@ fn count_and_sum(drive: &DriveHandle) -> (u64, Duration) {
 }
 
 impl SlowDrives {
-    /// Means of the window that has ended, of drives with enough I/O.
+    /// Means of the window that has ended, for drives with enough I/Os.
     fn means(&mut self, drives: &[Rc<DriveHandle>]) -> Vec<(DriveId, Duration)> {
         let mut means = Vec::new();
         let mut now = BTreeMap::new();
@@ -104,7 +104,8 @@ impl SlowDrives {
         means
     }
 
-    /// Looks once in a window. Returns drives that are slow now with their means, and drives that are not any more.
+    /// Evaluates one window. Returns the drives that have become slow, with their means, and the drives that
+    /// no longer are.
     fn look(&mut self, means: &[(DriveId, Duration)]) -> (Vec<(DriveId, Duration)>, Vec<DriveId>) {
         let slow = slow_ones(means);
         let new = means.iter().filter(|(id, _)| slow.contains(id) && !self.slow.contains_key(id));
@@ -159,7 +160,8 @@ impl Node {
         reports
     }
 
-    /// Tells of drives that became much slower than the others, and of those that recovered.
+    /// Adds events for drives that have become much slower than the others, and for slow drives that have
+    /// recovered.
     pub(crate) fn watch_slow_drives(&self) {
         let now = self.env.now();
         let mut slow = self.slow.borrow_mut();

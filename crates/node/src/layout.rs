@@ -1,9 +1,9 @@
-//! How a store is laid out over its drives, and making one.
+//! Layout of a store over its drives, and making a store.
 //!
 //! drive = superblock | metadata slice (the first 1+m drives) | data slice | superblock
 //!
-//! A power cut while a store is made leaves drives without superblocks, which nothing takes for a store: arrays are
-//! written first, superblocks last.
+//! Arrays are written first and superblocks last, so a power cut while a store is made leaves drives without
+//! superblocks, which are never taken for a store.
 
 use crate::assemble::StartError;
 use crate::backing::{Backing, read_superblock};
@@ -17,30 +17,31 @@ use penstock_drive::{DriveHandle, Slice};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Smallest drive: two logs, their tables and some stripes must fit.
+/// Smallest drive in bytes: two logs, their tables and some stripes must fit.
 pub const MIN_DRIVE_BYTES: u64 = 256 << 20;
 const STRIP_BLOCKS: u32 = 64;
-/// A stripe holds 1 MiB of data where the strip allows it.
+/// Data blocks in a stripe (1 MiB), if the bounds on strips allow it.
 const STRIPE_BLOCKS: usize = 256;
 
-/// A log has so many segments, or as many as it must have.
+/// Segments of a log, or more if the code needs more.
 const SEGMENTS: u64 = 32;
 
-/// How a store is to be made.
+/// Parameters of a store to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSpec {
-    /// The data array.
+    /// Parameters of the data array.
     pub data: CreateSpec,
-    /// The metadata array.
+    /// Parameters of the metadata array.
     pub meta: CreateSpec,
-    /// Size of each drive.
+    /// Size of each drive in bytes.
     pub drive_bytes: u64,
-    /// Size of a metadata slice.
+    /// Size of a metadata slice in bytes.
     pub meta_slice_bytes: u64,
 }
 
 impl StoreSpec {
-    /// A store of drives of `drive_bytes` with the code k+m.
+    /// A store on drives of `drive_bytes` each, with the code k+m. Refused if the code or the drive size is
+    /// out of bounds.
     pub fn new(k: usize, m: usize, drive_bytes: u64) -> Result<Self, StartError> {
         if k == 0 || k + m > 64 || m > MAX_PARITY {
             return Err(StartError::Refused(format!(
@@ -93,7 +94,8 @@ impl StoreSpec {
     }
 }
 
-/// Cuts the log into segments. Wide codes take a longer one than others on small drives, up to a quarter of the slice.
+/// Divides the log into segments. On small drives a wide code gets a longer log than others, up to a quarter
+/// of the slice.
 fn fit_log(array: &mut CreateSpec, slice_bytes: u64) -> Result<(), ArrayError> {
     let segments = Geometry::fewest_segments(array).max(SEGMENTS);
     loop {
@@ -109,7 +111,7 @@ fn cut(drive: &Rc<DriveHandle>, range: &Range<u64>) -> Slice {
     Slice::new(drive.clone(), range.start, range.end - range.start)
 }
 
-/// Makes a store on blank drives at `paths`, which must not exist or be blank. Returns its identifier.
+/// Makes a store on drives at `paths`, where nothing exists or the drives are blank. Returns its identifier.
 pub async fn create_store(
     env: &Env,
     backing: &dyn Backing,
@@ -149,8 +151,8 @@ pub async fn create_store(
         handles.push(DriveHandle::online(env.clone(), path.clone(), drive, superblock));
     }
     let meta_members = spec.meta.k + spec.meta.m;
-    // The first members of an array carry its log: those of the data array stand behind those of `meta`, so that not the
-    // same drives carry both logs.
+    // The first members of an array carry its log. The members of the data array begin behind those of
+    // `meta`, so that the same drives do not carry both logs if there are enough.
     let meta_drives: Vec<usize> = (0..meta_members).collect();
     let data_drives: Vec<usize> = (0..handles.len()).map(|at| (at + meta_members) % handles.len()).collect();
     let mut puts: Vec<Vec<(SliceEntry, ArrayEntry)>> = vec![Vec::new(); handles.len()];
@@ -198,7 +200,8 @@ pub async fn create_store(
 mod tests {
     use super::*;
 
-    /// With more than five strips of parity no store could be made, although up to eight are promised.
+    /// Regression: with more than five strips of parity no store could be made, although up to eight are
+    /// supported.
     #[test]
     fn a_store_of_every_code_can_be_made() {
         for drive_bytes in [MIN_DRIVE_BYTES, 1 << 30, 1 << 40] {

@@ -1,4 +1,4 @@
-//! Leases of sessions: a client of another process that is silent for too long is ended.
+//! Session leases: ends the session of a remote client that has been silent for too long.
 
 use crate::admin::AdminError;
 use crate::assemble::Node;
@@ -8,17 +8,17 @@ use penstock_meta::SessionInfo;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Looks in a lease: a session ends at most this part of its lease late.
+/// Checks in one lease time: a session ends late by at most one part in this many of its lease time.
 const LOOKS: u32 = 5;
 
 impl Node {
-    /// Sets how long a client of another process may be silent. At the start, before there are any.
+    /// Sets the lease time of remote clients' sessions. Called at the start, before there are any.
     pub fn set_lease(&self, lease: Duration) {
         self.meta.set_lease(lease);
     }
 
-    /// Has clients in other processes make durable what they keep, and do nothing more, before the service stops. Returns those
-    /// that have not done so after `patience` though they are connected.
+    /// Makes clients in other processes sync their changes and stop changing anything, before the service
+    /// stops. Returns the sessions that have not finished within `patience` although they are connected.
     pub async fn call_everything_back(
         &self,
         patience: Duration,
@@ -27,7 +27,7 @@ impl Node {
         self.meta.call_everything_back(patience, is_connected).await
     }
 
-    /// Sessions of clients, as reports.
+    /// Reports of all sessions.
     pub fn session_reports(&self) -> Vec<SessionReport> {
         let report = |session: SessionInfo| SessionReport {
             id: session.id,
@@ -40,13 +40,13 @@ impl Node {
         self.meta.sessions().into_iter().map(report).collect()
     }
 
-    /// Notes where the client of this process with that session mounts; nowhere when that is empty.
+    /// Sets the path at which a client of this process mounts; empty if it does not.
     pub fn note_mount(&self, session: u64, path: &str) {
         self.meta.note_mount(session, path);
     }
 
-    /// Refuses a repair while somebody has the file system mounted: kernels keep names and attributes of a mount, which
-    /// a repair may change behind them.
+    /// Refuses a repair while the file system is mounted: kernels cache names and attributes of a mount, and
+    /// a repair may change them without notice.
     pub fn refuse_while_mounted(&self) -> Result<(), AdminError> {
         let holds = |session: &SessionInfo| session.lease.is_some() || !session.mount.is_empty();
         match self.meta.sessions().into_iter().find(holds) {
@@ -62,7 +62,8 @@ impl Node {
         while !self.meta.is_stopped() {
             let (lease, before) = (self.meta.lease(), self.env.now());
             self.env.sleep(lease / LOOKS).await;
-            // This process was stopped, or had more to do than it could: it did not hear anybody either.
+            // This process was suspended or overloaded, and could not receive requests: no client counts as
+            // silent.
             if self.env.now() - before > lease / LOOKS * 2 {
                 self.meta.renew_leases();
                 continue;

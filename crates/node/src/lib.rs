@@ -1,8 +1,11 @@
-//! All roles of one machine, put together: drives into arrays, arrays into a key-value store, a target and a metadata
-//! target, and these behind one transport. Owns how a store is laid out over its drives, how it is found again, and
-//! what an administrator does to it.
+//! All roles of one machine assembled: drives, arrays, key-value store, target, metadata target and services.
 //!
-//! One store today: a data array k+m over all drives, and a metadata array 1+m over the first of them.
+//! The crate makes arrays of drives, a key-value store, a target and a metadata target on the arrays, and one
+//! transport to all of them.
+//!
+//! Owns the layout of a store over its drives, finding a store again, and the operations of an administrator.
+//! There is one store today: a data array k+m over all drives, and a metadata array 1+m over the first 1+m of
+//! them.
 #![forbid(unsafe_code)]
 
 mod admin;

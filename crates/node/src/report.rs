@@ -1,5 +1,6 @@
-//! The state of a store as plain data: what the REST API and the command line show. Keys are snake_case and end in
-//! their unit.
+//! State of a store as plain data, for the REST API and the command line.
+//!
+//! Keys are snake_case and end in their unit.
 #![allow(missing_docs)]
 
 use crate::scrubs::ScrubRecord;
@@ -10,25 +11,25 @@ use std::collections::BTreeMap;
 pub struct StatusReport {
     /// `ok`, `degraded`, `critical` or `failed`.
     pub health: String,
-    /// Why it is not `ok`, and what else needs attention, a line each.
+    /// Reasons why it is not `ok`, and other points that need attention, one line each.
     pub reasons: Vec<String>,
     pub redundancy_debt_stripes: u64,
-    /// Copies of logs and checkpoints that are missing.
+    /// Number of copies of logs and checkpoints that are missing.
     pub redundancy_debt_carriers: u64,
     pub store: String,
     pub version: String,
     pub pid: u32,
     pub dir: String,
-    /// REST over TCP; none when only the folder's socket serves it.
+    /// URL of REST over TCP; none if only the folder's socket serves it.
     pub api_url: Option<String>,
-    /// Clients over TCP, address and port; none when only the folder's socket serves them.
+    /// Address and port for clients over TCP; none if only the folder's socket serves them.
     pub tcp_address: Option<String>,
     pub mounts: Vec<String>,
     pub sessions: Vec<SessionReport>,
     pub started_ns: i64,
-    /// How drive I/O goes to the kernel: `io_uring` or `polling`.
+    /// Interface to the kernel for drive I/O: `io_uring` or `polling`.
     pub io_path: String,
-    /// How blocks are coded: the kernel in use.
+    /// Kernel in use that encodes blocks.
     pub code_path: String,
     pub total_bytes: u64,
     pub free_bytes: u64,
@@ -42,9 +43,9 @@ pub struct StatusReport {
 pub struct SessionReport {
     pub id: u64,
     pub client: String,
-    /// Where it mounts; empty when it does not.
+    /// Path at which it mounts; empty if it does not mount.
     pub mount: String,
-    /// Its client lives in another process, and it has a lease.
+    /// True if its client is another process; its session then has a lease time.
     pub remote: bool,
     pub silent_ms: u64,
     pub open_inodes: u64,
@@ -54,13 +55,13 @@ pub struct SessionReport {
 pub struct SpaceReport {
     /// `data` or `metadata`.
     pub name: String,
-    /// As in `df`: of what files may ever use.
+    /// Used share of the space that files may ever use, as in `df`.
     pub used_percent: u64,
-    /// The warning that stands: 80, 90 or 95; 0 for none.
+    /// The current warning: 80, 90 or 95; 0 for none.
     pub warning_percent: u64,
 }
 
-/// How often an operation of a layer took how long.
+/// Latency distribution of one operation of a layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LatencyReport {
     /// `fuse`, `client`, `target`, `metadata`, `kv`, `volume`, `log` or `drive`.
@@ -74,7 +75,7 @@ pub struct LatencyReport {
     pub p90_ns: u64,
     pub p99_ns: u64,
     pub max_ns: u64,
-    /// Times in nanoseconds, and how many were shorter.
+    /// Pairs of a time in nanoseconds and the number of operations that were shorter.
     pub below: Vec<(u64, u64)>,
 }
 
@@ -95,7 +96,7 @@ pub struct DriveReport {
     pub flushes: u64,
     pub read_bytes: u64,
     pub write_bytes: u64,
-    /// Arrays with a slice on it.
+    /// Names of the arrays with a slice on it.
     pub arrays: Vec<String>,
 }
 
@@ -105,7 +106,7 @@ pub struct JobReport {
     pub total_stripes: u64,
     pub failed_stripes: u64,
     pub started_ns: i64,
-    /// Seconds to the end at the speed so far; none in the first second.
+    /// Estimated seconds to the end at the speed so far; none in the first second.
     pub remaining_s: Option<u64>,
 }
 
@@ -127,7 +128,7 @@ pub struct ArrayReport {
     /// `ok`, `degraded`, `critical`, `failed` or `suspended`.
     pub state: String,
     pub suspended: Option<String>,
-    /// Why the array stopped by itself; a new start may open it.
+    /// Reason why the array stopped by itself; a new start may open it.
     pub stopped: Option<String>,
     pub redundancy_debt_stripes: u64,
     pub redundancy_debt_carriers: u64,
@@ -153,9 +154,9 @@ pub struct ArrayReport {
     pub members: Vec<MemberReport>,
     pub rebuild: Option<JobReport>,
     pub scrub: Option<JobReport>,
-    /// How the last scrub that came to its end ended.
+    /// Record of the last scrub that ran to its end.
     pub last_scrub: Option<ScrubRecord>,
-    /// When the next one is due; none where scrubs are not scheduled.
+    /// Time at which the next scrub is due, in nanoseconds since 1970; none if scrubs are not scheduled.
     pub next_scrub_ns: Option<i64>,
 }
 
@@ -189,22 +190,22 @@ pub struct FsReport {
     pub rewritten_chunks: u64,
     pub logged_chunks: u64,
     pub commits: u64,
-    /// A running check.
+    /// Progress of a running check or repair.
     pub check: Option<FsCheckProgress>,
 }
 
-/// One thing that is wrong. docs/fs-check.md explains the kinds.
+/// One inconsistency. docs/fs-check.md explains the kinds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindingReport {
     pub kind: String,
     pub inode: Option<u64>,
-    /// Names of the inode from the root; none where it has no name.
+    /// Paths of the inode from the root; none if it has no name.
     pub paths: Vec<String>,
     pub text: String,
     pub repairable: bool,
 }
 
-/// What is wrong: the first thousand of each kind, and how many there are of each.
+/// Inconsistencies: the first thousand of each kind, and the number of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindingsReport {
     pub findings: Vec<FindingReport>,
@@ -215,7 +216,7 @@ pub struct FindingsReport {
 pub struct FsCheckReport {
     /// `clean`, `mended` or `damaged`.
     pub result: String,
-    /// Nothing is wrong now.
+    /// True if nothing is wrong now.
     pub clean: bool,
     pub inodes: u64,
     pub names: u64,
@@ -223,20 +224,20 @@ pub struct FsCheckReport {
     pub chunks: u64,
     pub blocks: u64,
     pub blocks_beyond_end: u64,
-    /// What is wrong now.
+    /// Inconsistencies that exist now.
     #[serde(flatten)]
     pub now: FindingsReport,
-    /// What a repair did; none for a check.
+    /// Result of the repair; none for a check.
     pub repair: Option<FsRepairReport>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FsRepairReport {
-    /// What was wrong before.
+    /// Inconsistencies before the repair.
     pub before: FindingsReport,
-    /// Mends by kind, those of what became visible on the way included.
+    /// Number of repairs by kind, including kinds that appeared during the repair.
     pub mended: BTreeMap<String, u64>,
-    /// Files whose contents a person should look at.
+    /// Files whose contents a person should inspect.
     pub suspect_files: Vec<FileReport>,
 }
 
@@ -246,14 +247,14 @@ pub struct FileReport {
     pub paths: Vec<String>,
 }
 
-/// How far a running check or repair is.
+/// Progress of a running check or repair.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FsCheckProgress {
     pub repair: bool,
-    /// A repair judges everything again after each step.
+    /// Number of the round: a repair judges everything again after each step.
     pub round: u64,
     pub phase: String,
-    /// Rows of the name space seen in this round.
+    /// Rows of the name space read in this round.
     pub rows: u64,
 }
 
@@ -262,26 +263,26 @@ pub struct FsCheckProgress {
 pub struct DamagedReport {
     pub files: Vec<DamagedFile>,
     pub damaged_bytes: u64,
-    /// Stripes of the data array that could not be read when last tried.
+    /// Number of stripes of the data array that could not be read when last tried.
     pub unreadable_stripes: u64,
-    /// Stripes of the metadata array that could not be read: names, maps or attributes may be among them.
+    /// Stripes of the metadata array that could not be read; they may contain names, maps or attributes.
     pub unreadable_metadata_stripes: Vec<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedFile {
     pub inode: u64,
-    /// Its names from the root; none for an open file without a name.
+    /// Paths from the root; none for an open file without a name.
     pub paths: Vec<String>,
     pub ranges: Vec<DamagedRange>,
 }
 
-/// A run of bytes that reads give an error for.
+/// A range of bytes of a file for which reads return an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedRange {
     pub offset_bytes: u64,
     pub length_bytes: u64,
-    /// Where it lies on the data volume, in blocks of 4 KiB.
+    /// First block on the data volume, in blocks of 4 KiB.
     pub volume_block: u64,
     pub blocks: u64,
 }

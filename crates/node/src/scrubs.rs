@@ -1,10 +1,12 @@
-//! Scrubs: one of each array at a time, asked for or due every so many days, and what is remembered of them.
+//! Scrubs, one of each array at a time: requested or scheduled ones, and the record of past ones.
 //!
-//! `scrubs.json` in the store's folder holds, for each array, how its last scrub ended and how far a running one is, so
-//! that a restart goes on with it and repeats a few seconds at most. It is a convenience, like `store.json`: without it
-//! a scrub is due one period after the store was made, so at once for an older store, and nothing else is lost.
-//! Scheduled scrubs rest after each stripe as long as it took; one that is asked for does not, and takes the place of a
-//! scheduled one that runs.
+//! `scrubs.json` in the store's folder contains, for each array, the result of its last scrub and the
+//! progress of a running one, so a restart continues it and repeats a few seconds at most. The file is a
+//! convenience, like `store.json`: without it a scrub is due one period after the store was made, that is at
+//! once for an older store, and nothing else is lost.
+//!
+//! Scheduled scrubs pause after each stripe for as long as the stripe took. A requested scrub does not, and
+//! replaces a scheduled one that is running.
 
 use crate::admin::AdminError;
 use crate::assemble::Node;
@@ -24,33 +26,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 const NAME: &str = "scrubs.json";
-/// How often it is asked whether a scrub is due.
+/// Interval between checks for scrubs that are due.
 const ASK: Duration = Duration::from_secs(60);
-/// How often the position of a running scrub is kept.
+/// Interval at which the position of a running scrub is saved.
 const KEEP: Duration = Duration::from_secs(5);
 /// Pause after a scheduled scrub that failed.
 const RETRY: Duration = Duration::from_secs(3600);
-/// Unreadable stripes that are remembered one by one.
+/// Most unreadable stripes that are recorded by number.
 const UNREADABLE_MOST: usize = 1000;
 
-/// A scrub as it is kept: a running one, or the last one that ended.
+/// Saved state of a scrub: of one that is running, or of the last one that ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubRecord {
-    /// Nanoseconds since 1970 when it began.
+    /// Time at which it began, in nanoseconds since 1970.
     pub started_ns: i64,
-    /// When it ended; 0 while it runs.
+    /// Time at which it ended, in nanoseconds since 1970; 0 while it runs.
     pub ended_ns: i64,
-    /// Where a running one goes on.
+    /// Stripe at which a running one continues.
     pub next_stripe: u64,
-    /// Stripes verified.
+    /// Number of stripes verified.
     pub stripes: u64,
-    /// Contents that did not verify.
+    /// Number of contents that did not verify.
     pub checksum_errors: u64,
-    /// Blocks written again.
+    /// Number of blocks that were written again.
     pub repaired_blocks: u64,
-    /// Stripes whose parity disagreed while all strips verified.
+    /// Number of stripes whose parity disagreed although all strips verified.
     pub parity_defects: u64,
-    /// Stripes that cannot be read, the first thousand.
+    /// Stripes that cannot be read; the first thousand.
     pub unreadable_stripes: Vec<u64>,
 }
 
@@ -66,24 +68,24 @@ struct Contents {
     arrays: BTreeMap<String, OfArray>,
 }
 
-/// Where the records are kept.
+/// Storage for the records of scrubs.
 pub trait ScrubKeeper {
-    /// What was kept, if anything was.
+    /// Reads the saved bytes; none if nothing was saved.
     fn load(&self) -> Result<Option<Vec<u8>>, String>;
-    /// Replaces it, durably.
+    /// Replaces the saved bytes, durably.
     fn save(&self, bytes: Vec<u8>) -> LocalBoxFuture<'_, Result<(), String>>;
 }
 
-/// The file in the store's folder.
+/// The file `scrubs.json` in the store's folder.
 pub struct ScrubFile {
     path: PathBuf,
     next: Cell<u64>,
-    /// Number of the newest write: one that was overtaken by a later one is left out.
+    /// Number of the newest write: a write that a later one has overtaken is skipped.
     written: Arc<Mutex<u64>>,
 }
 
 impl ScrubFile {
-    /// The file in `dir`.
+    /// Makes the handle of the file in `dir`; reads nothing.
     pub fn new(dir: &Path) -> Rc<Self> {
         Rc::new(Self { path: dir.join(NAME), next: Cell::new(1), written: Arc::default() })
     }
@@ -112,12 +114,12 @@ impl ScrubKeeper for ScrubFile {
     }
 }
 
-/// What a node knows of its scrubs.
+/// State of a node's scrubs.
 #[derive(Default)]
 pub(crate) struct Scrubs {
     records: RefCell<BTreeMap<ArrayId, OfArray>>,
     one: KeyedLocks<ArrayId>,
-    /// Arrays whose running scrub was not asked for.
+    /// Arrays with a running scrub that was scheduled, not requested.
     scheduled: RefCell<BTreeSet<ArrayId>>,
     keeper: RefCell<Option<Rc<dyn ScrubKeeper>>>,
     period: Cell<Option<Duration>>,
@@ -153,7 +155,7 @@ fn record_of(progress: &ScrubProgress, superblocks: u64, ended_ns: i64) -> Scrub
 }
 
 impl Scrubs {
-    /// How the last scrub of an array ended.
+    /// Result of the last scrub of an array; none if none has ended.
     pub(crate) fn last(&self, array: ArrayId) -> Option<ScrubRecord> {
         self.records.borrow().get(&array)?.last.clone()
     }
@@ -183,28 +185,30 @@ impl Scrubs {
         match result {
             Ok(()) => self.failing.set(false),
             Err(why) if self.failing.replace(true) => tracing::debug!(why, "scrubs not kept"),
-            Err(why) => tracing::warn!(why, "how far scrubs are cannot be kept: a restart begins them anew"),
+            Err(why) => tracing::warn!(why, "scrub progress cannot be saved: a restart begins anew"),
         }
     }
 }
 
 impl Node {
-    /// Keeps how scrubs stand, and scrubs each array when `period` is over since its last scrub; none for never.
+    /// Saves the state of scrubs with `keeper`, and scrubs each array when `period` has passed since its last
+    /// scrub; none for never.
     pub fn schedule_scrubs(self: &Rc<Self>, period: Option<Duration>, keeper: Rc<dyn ScrubKeeper>) {
         let loaded = keeper.load().and_then(|bytes| bytes.map_or(Ok(()), |bytes| self.scrubs.load(&bytes)));
         if let Err(why) = loaded {
-            tracing::warn!(why, "when scrubs ended is not known: they are due by the age of the store");
+            tracing::warn!(why, "past scrubs are unknown: scrubs are due by the age of the store");
         }
         *self.scrubs.keeper.borrow_mut() = Some(keeper);
         self.scrubs.period.set(period);
         match period {
             Some(_) => self.env.spawn("scrubs", Box::pin(self.clone().scrub_task())),
-            // Nobody goes on with what was interrupted.
+            // No task will continue an interrupted scrub.
             None => self.scrubs.records.borrow_mut().values_mut().for_each(|record| record.running = None),
         }
     }
 
-    /// Nanoseconds since 1970 when the next scrub of an array is due; none where scrubs are not scheduled.
+    /// Time at which the next scrub of an array is due, in nanoseconds since 1970; none if scrubs are not
+    /// scheduled.
     pub(crate) fn next_scrub_ns(&self, array: ArrayId) -> Option<i64> {
         let period_ns = i64::try_from(self.scrubs.period.get()?.as_nanos()).ok()?;
         let since = self.scrubs.last(array).map_or(self.meta.info().created_ns, |last| last.ended_ns);
@@ -232,7 +236,7 @@ impl Node {
         }
     }
 
-    /// Scrubs an array and the superblocks of its drives, from the start and without rests.
+    /// Scrubs an array and the superblocks of its drives, from the beginning and without pauses.
     pub async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
         if self.scrubs.scheduled.borrow().contains(&array.id()) {
             array.stop_scrub();
@@ -253,8 +257,8 @@ impl Node {
         })
     }
 
-    /// Runs one scrub and keeps how far it is. Returns how it ended and the superblocks repaired; none when it was
-    /// stopped on the way.
+    /// Runs one scrub and saves its progress. Returns its record and the number of superblocks repaired; none
+    /// if it was stopped.
     async fn run_scrub(
         &self,
         array: &Rc<Array>,
@@ -322,7 +326,7 @@ impl Node {
         Ok(found.map(|_| (record, superblocks)))
     }
 
-    /// Keeps the position of a running scrub from time to time, for as long as it is asked to.
+    /// Saves the position of a running scrub at intervals, until the caller drops the future.
     async fn keep_position(
         &self,
         array: ArrayId,
@@ -350,7 +354,7 @@ impl Node {
 }
 
 impl ScrubRecord {
-    /// Whether nothing was wrong.
+    /// True if nothing was wrong.
     pub fn is_clean(&self) -> bool {
         self.checksum_errors == 0 && self.parity_defects == 0 && self.unreadable_stripes.is_empty()
     }

@@ -11,16 +11,16 @@ use penstock_wire::data::{
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
 use std::rc::Rc;
 
-/// Body and payload of a reply, or why there are none.
+/// Body and payload of a reply, or the error reply.
 type Outcome = Result<(Vec<u8>, Vec<penstock_base::Buf>), Failure>;
 
-/// The transport within a process: bodies are encoded and decoded, payload passes by reference.
+/// Transport within a process: bodies are encoded and decoded, payload is passed by reference.
 pub struct InProcess {
     node: Rc<Node>,
 }
 
 impl InProcess {
-    /// A transport to the services of `node`.
+    /// Makes a transport to the services of `node`.
     pub fn new(node: Rc<Node>) -> Rc<Self> {
         Rc::new(Self { node })
     }
@@ -34,7 +34,8 @@ impl Transport for InProcess {
             let header = Header::decode(&bytes, &request.body)?;
             let (reply, answer) = tokio::sync::oneshot::channel();
             let node = self.node.clone();
-            // A task of its own: a client that stops waiting must not stop a service in the middle of a transaction.
+            // In a task of its own, because a client that stops waiting must not stop a service in the middle
+            // of a transaction.
             let serve = async move {
                 let _ = reply.send(node.serve(Frame { header, ..request }, false).await);
             };
@@ -44,13 +45,13 @@ impl Transport for InProcess {
     }
 }
 
-/// The services as clients in other processes reach them: their sessions have leases.
+/// The services for clients in other processes, whose sessions have a lease time.
 pub struct ForOthers {
     node: Rc<Node>,
 }
 
 impl ForOthers {
-    /// The services of `node`.
+    /// Makes the services of `node` available to other processes.
     pub fn new(node: Rc<Node>) -> Rc<Self> {
         Rc::new(Self { node })
     }
@@ -67,7 +68,7 @@ fn failure(error: &ChunkError) -> Failure {
 }
 
 impl Node {
-    /// Does what a request asks and returns the reply. `remote` is a request from another process.
+    /// Executes a request and returns the reply. `remote` is true for a request from another process.
     pub async fn serve(&self, request: Frame, remote: bool) -> Frame {
         let result = self.serve_request(&request, remote).await;
         let mut reply = Frame::reply(&request.header, result);
@@ -87,7 +88,8 @@ impl Node {
         latency.time(&self.env, self.dispatch(request, remote)).await
     }
 
-    /// What waits for other clients, before anything is held that they may need. Returns what is done with that.
+    /// Executes the part of a request that waits for other clients, before anything is locked that they may
+    /// need. Returns the outcome if that completes the request.
     async fn serve_lease(&self, request: &Frame) -> Option<Outcome> {
         let Header { kind, session, .. } = request.header;
         let bytes = |result: Result<Vec<u8>, Failure>| Some(result.map(|body| (body, Vec::new())));

@@ -1,5 +1,7 @@
-//! `store.json`: which store a folder holds and where its drives were last seen. A convenience: the drives say
-//! everything else themselves, and a folder without this file is searched.
+//! `store.json`: the store of a folder and the paths at which its drives were last seen.
+//!
+//! A convenience: the drives contain everything else themselves, and without this file the folder is searched
+//! for drives.
 
 use crate::assemble::Node;
 use penstock_base::{DriveId, StoreId};
@@ -10,7 +12,7 @@ use std::path::Path;
 
 const NAME: &str = "store.json";
 
-/// Replaces a file whole: a power cut leaves the old one or the new one.
+/// Replaces a file as a whole: after a power cut it is the old one or the new one.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let beside = path.with_extension("new");
     let mut file = std::fs::File::create(&beside)?;
@@ -20,23 +22,23 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// The file's contents.
+/// Contents of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreFile {
-    /// Layout of this file.
+    /// Format number of the file; 1.
     pub format: u32,
-    /// The store.
+    /// Identifier of the store.
     pub store: String,
-    /// Code of its data array, as in `4+2`.
+    /// Code of the data array, as in `4+2`.
     pub code: String,
-    /// Size of a drive in bytes.
+    /// Size of the largest drive, in bytes.
     pub drive_bytes: u64,
-    /// Paths by the drives' ids.
+    /// Path of each drive, by the drive's identifier.
     pub drives: BTreeMap<String, String>,
 }
 
 impl StoreFile {
-    /// What a running node would save.
+    /// Returns the contents to save for a running node.
     pub fn of(node: &Node) -> Self {
         let drives = node.drives();
         let code = node.arrays().iter().find(|array| array.name() == "data").map(|array| array.geometry());
@@ -49,7 +51,7 @@ impl StoreFile {
         }
     }
 
-    /// Reads the file in `dir`; none when there is none.
+    /// Reads the file in `dir`; none if there is no file.
     pub fn load(dir: &Path) -> Result<Option<Self>, String> {
         let path = dir.join(NAME);
         let bytes = match std::fs::read(&path) {
@@ -63,7 +65,7 @@ impl StoreFile {
         Ok(Some(found))
     }
 
-    /// Reads the file's bytes; the error says what is wrong with them.
+    /// Decodes the file. The error is the reason why it cannot be decoded.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let found: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         match found.format {
@@ -72,28 +74,28 @@ impl StoreFile {
         }
     }
 
-    /// The file's bytes.
+    /// Encodes the file.
     pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec_pretty(self)
     }
 
-    /// Replaces the file in `dir`, durably.
+    /// Replaces the file in `dir`, durably. Does nothing if it would not change.
     pub fn save(&self, dir: &Path) -> Result<(), String> {
         let path = dir.join(NAME);
         let bytes = self.encode().map_err(|error| error.to_string())?;
-        // A full host keeps no store from being started that has not changed.
+        // A full host must not prevent the start of a store that has not changed.
         if std::fs::read(&path).is_ok_and(|known| known == bytes) {
             return Ok(());
         }
         replace_file(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// The store's id.
+    /// Identifier of the store; none if the file's text is not one.
     pub fn store_id(&self) -> Option<StoreId> {
         self.store.parse().ok().map(StoreId)
     }
 
-    /// Paths by drive.
+    /// Path of each drive; entries with an invalid identifier are left out.
     pub fn paths(&self) -> BTreeMap<DriveId, String> {
         let row = |(id, path): (&String, &String)| Some((DriveId(id.parse().ok()?), path.clone()));
         self.drives.iter().filter_map(row).collect()

@@ -1,5 +1,6 @@
-//! Looking at drives, arrays and space twice a second: what changed becomes events, and an array is told of a drive that
-//! another one lost.
+//! The watch: checks drives, arrays and space twice a second, and turns changes into events.
+//!
+//! It also reports a drive that one array lost to the other arrays.
 
 use crate::admin::health;
 use crate::assemble::Node;
@@ -11,36 +12,36 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Between two looks of a stop.
+/// Interval of the checks while a stop waits.
 const STUCK_LOOK: Duration = Duration::from_millis(500);
-/// How often drives and arrays are looked at.
+/// Interval of the checks of drives and arrays.
 const WATCH: Duration = Duration::from_millis(500);
-/// Repairs within this time are one event.
+/// Repairs within this time become one event.
 const REPAIRS: Duration = Duration::from_secs(60);
-/// Stripes and files that are named one by one; beyond that a sum is given.
+/// Most stripes and files that are named one by one; for more, events give a number.
 pub(crate) const NAMED_MOST: usize = 20;
 
-/// An array as it was when last looked at.
+/// State of an array when it was last checked.
 struct Seen {
     state: ArrayState,
     suspended: Option<String>,
-    /// Repaired blocks and checksum errors that an event told of.
+    /// Repaired blocks and checksum errors that events have reported.
     repaired: (u64, u64),
-    /// When the last event on repairs came.
+    /// Time of the last event on repairs.
     repairs_at: Option<Duration>,
     unreadable: BTreeSet<u64>,
-    /// Members whose last rebuild did not end well: trying again every few seconds is no news.
+    /// Members whose last rebuild was not complete: retries every few seconds cause no further events.
     failing: BTreeSet<usize>,
 }
 
-/// What the watch remembers.
+/// State that the watch remembers.
 struct Watch {
     drives: Vec<(DriveId, DriveState)>,
     arrays: Vec<Seen>,
     health: &'static str,
 }
 
-/// A drive as the object of an event.
+/// A drive's name as the object of an event.
 pub(crate) fn drive_object(id: DriveId) -> String {
     format!("drive {id}")
 }
@@ -112,7 +113,7 @@ impl Seen {
         match note {
             Note::Outdated { position } => {
                 let text = format!(
-                    "drive {} was as it had been before the last start: nothing on it counts, and it is made again",
+                    "drive {} has contents from before the last start: nothing on it counts, and it is rebuilt",
                     drive(position)
                 );
                 events.add(Severity::Warning, EventKind::DriveOutdated, array_object(array), text);
@@ -140,8 +141,8 @@ impl Seen {
                 let rebuild = is_rebuild(position, whole);
                 let kind = if rebuild { EventKind::RebuildEnded } else { EventKind::ResyncEnded };
                 let how = match (complete, failed) {
-                    (true, _) => "nothing is owed on it".to_owned(),
-                    (false, 0) => "not all is done; it goes on".to_owned(),
+                    (true, _) => "all its strips are valid".to_owned(),
+                    (false, 0) => "some stripes are left; it continues".to_owned(),
                     (false, failed) => format!("{failed} stripes could not be done; they are tried again"),
                 };
                 let text =
@@ -151,7 +152,7 @@ impl Seen {
         }
     }
 
-    /// One event for the first repair, and one a minute for those that follow.
+    /// Adds an event for the first repair, and one a minute for further ones.
     fn repairs(&mut self, array: &Array, report: &Report, events: &Events, now: Duration) {
         let found = (report.counts.repaired_blocks, report.counts.checksum_errors);
         let soon = self.repairs_at.is_some_and(|at| now < at + REPAIRS);
@@ -184,7 +185,7 @@ impl Node {
         self.drives.borrow().iter().map(|drive| (drive.id(), drive.state())).collect()
     }
 
-    /// Notes changes of drives and arrays as events until the arrays are closed.
+    /// Adds events for changes of drives, arrays and the store, until the node is closed.
     pub(crate) async fn watch_task(self: Rc<Self>) {
         let mut watch = Watch {
             drives: self.drive_states(),
@@ -223,7 +224,7 @@ impl Node {
         let now = self.drive_states();
         for (id, state) in now.iter().filter(|state| !watch.drives.contains(state)) {
             let (severity, kind) = match state {
-                // A replacement; whoever put it there told of it.
+                // A replacement, for which the replacing request adds the event.
                 DriveState::Online => continue,
                 DriveState::Failed(_) => (Severity::Warning, EventKind::DriveFailed),
                 DriveState::Missing(_) => (Severity::Warning, EventKind::DriveMissing),
@@ -234,13 +235,14 @@ impl Node {
         watch.drives = now;
     }
 
-    /// Why the store cannot go on by itself: an array that stopped, or the key-value store. A new start may.
+    /// Reason why the store cannot continue by itself: an array or the key-value store stopped. A new start
+    /// may succeed.
     pub fn failure(&self) -> Option<String> {
         let stopped = |array: &Rc<Array>| Some(format!("array {}: {}", array.name(), array.stopped()?));
         self.arrays.iter().find_map(stopped).or_else(|| self.kv.failure())
     }
 
-    /// Waits until the store cannot go on by itself, and says why.
+    /// Waits until the store cannot continue by itself. Returns the reason.
     pub async fn fails(&self) -> String {
         loop {
             self.failed.notified().await;
@@ -250,7 +252,8 @@ impl Node {
         }
     }
 
-    /// Returns when writes of some array have waited for `patience` in all since this was called, and says why.
+    /// Waits until writes of some array have been suspended for `patience` in total since the call. Returns
+    /// the reason.
     pub async fn stuck(&self, patience: Duration) -> String {
         let mut waited = Duration::ZERO;
         loop {
@@ -261,7 +264,7 @@ impl Node {
             let Some(why) = self.arrays.iter().find_map(suspended) else { continue };
             if waited.is_zero() {
                 let most = patience.as_secs();
-                tracing::warn!(why, "the stop waits for that, {most} s at most");
+                tracing::warn!(why, "the stop waits for the drives or the host, {most} s at most");
             }
             waited += STUCK_LOOK;
             if waited >= patience {
@@ -295,7 +298,7 @@ impl Node {
     fn tell_arrays(&self, drive: DriveId, state: &DriveState) {
         for array in &self.arrays {
             if let Some(position) = array.position_of(drive) {
-                // It may wait for coordination, and the watch must go on.
+                // In a task of its own: it may wait for coordination, and the watch must go on.
                 let (array, events, why) = (array.clone(), self.events.clone(), state.reason().to_owned());
                 let record = async move {
                     if let Err(error) = array.fail_member(position, &why).await {
@@ -308,8 +311,8 @@ impl Node {
         }
     }
 
-    /// Tells of drives that are missing, of those that are back since the instance before this one, and of a health
-    /// that is not ok.
+    /// Adds events for drives that are missing, for drives that were missing or failed under the previous
+    /// instance and are back, and for a health that is not ok.
     pub(crate) fn greet_drives(&self) {
         use EventKind::{DriveBack, DriveFailed, DriveMissing, DriveReplaced};
         for drive in self.drives.borrow().iter() {
@@ -341,7 +344,7 @@ impl Node {
         }
     }
 
-    /// Tells once of each file that a read found damaged.
+    /// Adds one event for each file that a read found damaged, up to [`NAMED_MOST`] files.
     pub(crate) fn note_damaged(&self, ino: u64, chunk: u64, why: &str) {
         let mut damaged = self.damaged.borrow_mut();
         if damaged.len() >= NAMED_MOST || !damaged.insert(ino) {

@@ -1,8 +1,10 @@
-//! One code k+m: makes, updates and verifies the parity strips of a stripe, and finds a strip that is silently wrong.
+//! One code k+m: encodes, updates and verifies the parity strips of a stripe, and locates one silently wrong
+//! strip.
 //!
-//! Owns the parity matrix and the choice of kernel. Decoding is planned in `crate::plan`.
+//! Owns the parity matrix and the choice of kernel. `crate::plan` plans decoding.
 //!
-//! All strips of one call have the same length; anything else is a bug of the caller and is asserted.
+//! All strips of one call must have the same length. The code asserts this: anything else is a bug of the
+//! caller.
 
 use crate::field::multiply;
 use crate::kernel::{Checksums, Kernel, Residency, SourceCrcs, tiles};
@@ -11,7 +13,8 @@ use crate::{CodeError, DecodePlan, MAX_PARITY, MAX_STRIPS};
 use penstock_base::{BLOCK_BYTES, crc32c};
 use std::ops::Range;
 
-/// Bytes of each strip that `verify` codes at once: the tile's parity (32 KiB at most) stays in L1.
+/// Bytes of each strip that `verify` encodes in one step. The parity of one tile (at most 32 KiB) stays in
+/// L1.
 const VERIFY_TILE_BYTES: usize = BLOCK_BYTES;
 
 /// The parity of one tile.
@@ -21,7 +24,8 @@ fn scratch() -> Scratch {
     [[0; VERIFY_TILE_BYTES]; MAX_PARITY]
 }
 
-/// A pass that moves what a code's pass moves and computes nothing but sums, for benchmarks: see [`Code::traffic`].
+/// A pass with the memory traffic of a code's pass but only sums as arithmetic, for benchmarks: see
+/// [`Code::traffic`].
 #[derive(Clone, Debug)]
 pub struct Traffic {
     matrix: Matrix,
@@ -29,23 +33,24 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Every output becomes the sum of the sources.
+    /// Sets every output to the sum of the sources.
     pub fn run(&self, sources: &[&[u8]], outputs: &mut [&mut [u8]], residency: Residency) {
         self.kernel.dot(&self.matrix, sources, outputs, residency, None);
     }
 }
 
-/// What the syndromes of a stripe say: the sums of its parity strips and of what they should be.
+/// The result of comparing a stripe's parity with its data by syndromes. The syndrome of a parity strip is
+/// the sum of its actual and its expected bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Parity agrees with the data.
     None,
-    /// One strip explains every byte that disagrees: the strip at this position.
+    /// One wrong strip, at this position, explains every byte that disagrees.
     ///
-    /// With m = 2 two wrong strips can look like a third one wherever both are wrong in the same byte; each further
-    /// parity strip makes that 256 times less likely for every such byte.
+    /// With m = 2, two strips that are wrong in the same bytes can look like one other wrong strip. Each
+    /// further parity strip makes this 256 times less likely for each such byte.
     Strip(usize),
-    /// No single strip explains it, or m is below 2 and nothing can be told.
+    /// No single strip explains the disagreement, or m is below 2, where no strip can be located.
     Unlocated,
 }
 
@@ -59,8 +64,8 @@ pub struct Code {
 impl Code {
     /// The code k+m, with the fastest kernel of this processor.
     ///
-    /// `k` is at least 1, `m` at most [`MAX_PARITY`] (0 for no parity), `k + m` at most [`MAX_STRIPS`];
-    /// anything else is [`CodeError::Geometry`].
+    /// Returns [`CodeError::Geometry`] unless `k` is at least 1, `m` at most [`MAX_PARITY`] (0 for no parity)
+    /// and `k + m` at most [`MAX_STRIPS`].
     pub fn new(k: usize, m: usize) -> Result<Code, CodeError> {
         if k == 0 || m > MAX_PARITY || k > MAX_STRIPS - m {
             return Err(CodeError::Geometry { k, m });
@@ -70,7 +75,7 @@ impl Code {
 
     /// The same code on a kernel of the caller's choice, for tests and benchmarks.
     ///
-    /// [`CodeError::KernelUnavailable`] if this processor cannot run it.
+    /// Returns [`CodeError::KernelUnavailable`] if this processor cannot run the kernel.
     pub fn with_kernel(self, kernel: Kernel) -> Result<Code, CodeError> {
         if !kernel.is_available() {
             return Err(CodeError::KernelUnavailable { kernel: kernel.name() });
@@ -78,12 +83,12 @@ impl Code {
         Ok(Code { kernel, ..self })
     }
 
-    /// Data strips of a stripe.
+    /// The number of data strips of a stripe.
     pub fn k(&self) -> usize {
         self.matrix.columns()
     }
 
-    /// Parity strips of a stripe.
+    /// The number of parity strips of a stripe.
     pub fn m(&self) -> usize {
         self.matrix.rows()
     }
@@ -93,7 +98,7 @@ impl Code {
         self.kernel
     }
 
-    /// What a byte of data strip `column` (0..k) is multiplied by in parity strip `row` (0..m).
+    /// The coefficient of data strip `column` (0..k) in parity strip `row` (0..m).
     pub fn coefficient(&self, row: usize, column: usize) -> u8 {
         self.matrix.cell(row, column)
     }
@@ -103,7 +108,8 @@ impl Code {
         self.encode_with(data, parity, Residency::Warm, None);
     }
 
-    /// The same, for data in the caches or in memory, with the checksums of all strips if they are wanted.
+    /// As [`Code::encode`], with a hint where the data is, and with the checksums of all strips if
+    /// `checksums` is given.
     pub fn encode_with(
         &self,
         data: &[&[u8]],
@@ -114,15 +120,16 @@ impl Code {
         self.kernel.dot(&self.matrix, data, parity, residency, checksums);
     }
 
-    /// The memory traffic of this code's passes that make `made` strips from k, without their arithmetic.
+    /// A pass that moves as much memory as a pass of this code that makes `made` strips from k, without its
+    /// arithmetic.
     pub fn traffic(&self, made: usize) -> Traffic {
         assert!(made <= MAX_PARITY, "{made} strips of one pass");
         Traffic { matrix: Matrix::ones(made, self.k()), kernel: self.kernel }
     }
 
-    /// Brings all m parity strips up to date, in place, after data strip `column` changed from `old` to `new`.
+    /// Updates all m parity strips in place after data strip `column` changed from `old` to `new`.
     ///
-    /// The strips may be the same byte range of the real ones.
+    /// The slices may cover any byte range of the strips, the same range in all of them.
     pub fn update(&self, column: usize, old: &[u8], new: &[u8], parity: &mut [&mut [u8]]) {
         assert!(column < self.k(), "data strip {column} of {}", self.k());
         assert_eq!(parity.len(), self.m(), "parity strips");
@@ -133,7 +140,7 @@ impl Code {
         self.kernel.multiply_add(&coefficients[..self.m()], old, new, parity);
     }
 
-    /// Whether the parity strips agree with the data strips. Works in tiles on the stack.
+    /// True if the parity strips agree with the data strips. Works in tiles on the stack.
     pub fn verify(&self, data: &[&[u8]], parity: &[&[u8]]) -> bool {
         let mut made = scratch();
         self.tiles(data, parity).all(|range| {
@@ -142,8 +149,9 @@ impl Code {
         })
     }
 
-    /// The same, with the CRC32C of every block of all strips, data and then parity, in the same pass over memory.
-    /// Strips are whole blocks.
+    /// As [`Code::verify`], and stores the CRC32C of every block in `crcs` in the same pass over memory: data
+    /// strips first, then parity strips, each with its blocks in order. Strips must be a whole number of
+    /// blocks.
     pub fn verify_checked(&self, data: &[&[u8]], parity: &[&[u8]], crcs: &mut [u32]) -> bool {
         let (k, blocks) = (self.k(), data[0].len() / BLOCK_BYTES);
         assert!(data[0].len().is_multiple_of(BLOCK_BYTES), "a checksum covers a whole block");
@@ -160,7 +168,7 @@ impl Code {
             for (row, strip) in parity.iter().enumerate() {
                 let same = made[row] == strip[range.clone()];
                 agrees &= same;
-                // The same bytes have the same checksum.
+                // Equal bytes have equal checksums.
                 crcs[(k + row) * blocks + block] =
                     if same { of_made[row] } else { crc32c(&strip[range.clone()]) };
             }
@@ -168,7 +176,7 @@ impl Code {
         agrees
     }
 
-    /// Which strip is wrong where parity disagrees with data although nothing else tells: see [`Fault`].
+    /// Finds the wrong strip when parity disagrees with data and no checksum names a strip: see [`Fault`].
     pub fn locate(&self, data: &[&[u8]], parity: &[&[u8]]) -> Fault {
         let (mut fault, mut syndromes) = (Fault::None, scratch());
         for range in self.tiles(data, parity) {
@@ -187,16 +195,18 @@ impl Code {
         fault
     }
 
-    /// The error e in data strip j makes the syndrome of each row r c(r, j) e, byte by byte; one in parity strip r
-    /// makes that of row r alone not zero. No two positions make the same of one byte, since any two columns of
-    /// (C | I) with two or more rows are independent in an MDS code.
+    /// Locates the fault in one tile from its syndromes, one for each parity strip.
+    ///
+    /// An error e in data strip j makes the syndrome of each row r equal to c(r, j) e, byte by byte. An error
+    /// in parity strip r makes only the syndrome of row r nonzero. No two positions explain the same byte,
+    /// because in an MDS code any two columns of (C | I) with two or more rows are independent.
     fn locate_in(&self, syndromes: &[&[u8]]) -> Fault {
         let (k, m) = (self.k(), self.m());
         let bytes = syndromes.first().map_or(0, |row| row.len());
         let wrong = (0..bytes).find(|&byte| syndromes.iter().any(|row| row[byte] != 0));
         let Some(first) = wrong else { return Fault::None };
         let explains = |position: usize, byte: usize| match position.checked_sub(k) {
-            // Row 0 is all ones: its syndrome is the error.
+            // Row 0 is all ones, so its syndrome is the error itself.
             None => (0..m).all(|row| {
                 syndromes[row][byte] == multiply(self.matrix.cell(row, position), syndromes[0][byte])
             }),
@@ -209,7 +219,7 @@ impl Code {
         }
     }
 
-    /// The ranges that `verify` and `locate` work on, of strips of one stripe.
+    /// The byte ranges that `verify` and `locate` process one at a time. Asserts the shape of the stripe.
     fn tiles(&self, data: &[&[u8]], parity: &[&[u8]]) -> impl Iterator<Item = Range<usize>> + use<> {
         assert_eq!(data.len(), self.k(), "data strips");
         assert_eq!(parity.len(), self.m(), "parity strips");
@@ -219,7 +229,7 @@ impl Code {
         tiles(strip_bytes, VERIFY_TILE_BYTES)
     }
 
-    /// The parity of a range of the data strips.
+    /// Encodes one range of the data strips into `made`.
     fn encode_tile(
         &self,
         data: &[&[u8]],
@@ -235,19 +245,21 @@ impl Code {
         self.encode_with(&tiles[..self.k()], &mut made[..self.m()], Residency::Warm, checksums);
     }
 
-    /// How to make the strips at the positions `lost` from k of the others.
+    /// Plans how to make the strips at the positions `lost` from k of the others.
     ///
-    /// [`CodeError::TooManyLost`] if more than m are lost; [`CodeError::NoSuchPosition`] or
-    /// [`CodeError::RepeatedPosition`] if the list is no set of positions.
+    /// Returns [`CodeError::TooManyLost`] if more than m strips are lost, [`CodeError::NoSuchPosition`] for a
+    /// position outside the stripe, and [`CodeError::RepeatedPosition`] for a position that is listed twice.
     pub fn plan(&self, lost: &[usize]) -> Result<DecodePlan, CodeError> {
         DecodePlan::from_survivors(&self.matrix, self.kernel, lost)
     }
 
-    /// How to make the strips at the positions `wanted` from k of those at the positions `available`.
+    /// Plans how to make the strips at the positions `wanted` from k of the strips at the positions
+    /// `available`.
     ///
-    /// A wanted strip is never a source, also when it is available: its content can be checked this way.
-    /// [`CodeError::TooFewSources`] if fewer than k available strips are left; [`CodeError::NoSuchPosition`] or
-    /// [`CodeError::RepeatedPosition`] if a list is no set of positions.
+    /// A wanted strip is never a source, even if it is available, so its content can be checked against the
+    /// others. Returns [`CodeError::TooFewSources`] if fewer than k available strips are not wanted,
+    /// [`CodeError::NoSuchPosition`] for a position outside the stripe, and [`CodeError::RepeatedPosition`]
+    /// for a position that is listed twice.
     pub fn plan_with(&self, available: &[usize], wanted: &[usize]) -> Result<DecodePlan, CodeError> {
         DecodePlan::from_available(&self.matrix, self.kernel, available, wanted)
     }

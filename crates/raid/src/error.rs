@@ -1,60 +1,61 @@
-//! Operating errors of the code: what a caller, a configuration or too many failures can ask for in vain.
+//! Errors of codes and decode plans: bad geometry, too many lost strips, bad positions, a kernel that cannot
+//! run.
 
 use crate::{MAX_PARITY, MAX_STRIPS};
 
-/// Why a code or a plan cannot be made.
+/// The reason why a code or a plan cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodeError {
-    /// The geometry is outside what the code is proved for.
+    /// The geometry is outside the bounds for which the code is proved.
     #[error(
         "there is no code {k}+{m}: it needs at least 1 data strip, at most {MAX_PARITY} parity strips and at \
          most {MAX_STRIPS} strips in all"
     )]
     Geometry {
-        /// Data strips asked for.
+        /// The requested number of data strips.
         k: usize,
-        /// Parity strips asked for.
+        /// The requested number of parity strips.
         m: usize,
     },
 
     /// More strips of the stripe are lost than it has parity strips.
     #[error("{lost} strips of a stripe are lost, at most {allowed} can be made again")]
     TooManyLost {
-        /// How many strips are lost.
+        /// The number of lost strips.
         lost: usize,
-        /// How many lost strips the code survives: m.
+        /// The number of lost strips that the code survives: m.
         allowed: usize,
     },
 
-    /// Fewer strips can be read than decoding takes.
+    /// Fewer than k strips can be read.
     #[error("{available} strips of a stripe can be read besides the wanted ones, {required} are required")]
     TooFewSources {
-        /// How many available strips are not wanted ones.
+        /// The number of available strips that are not wanted.
         available: usize,
-        /// How many strips decoding reads: k.
+        /// The number of strips that decoding reads: k.
         required: usize,
     },
 
     /// A position is outside the stripe.
     #[error("there is no strip at position {position}: a stripe of this code has {strips} strips")]
     NoSuchPosition {
-        /// The position that was named.
+        /// The position in the caller's list.
         position: usize,
-        /// k + m.
+        /// The number of strips of a stripe, k + m.
         strips: usize,
     },
 
-    /// A position is named twice in one list.
+    /// One list contains a position twice.
     #[error("position {position} is named twice")]
     RepeatedPosition {
-        /// The position that was named twice.
+        /// The repeated position.
         position: usize,
     },
 
-    /// This processor cannot run the kernel that was asked for.
+    /// This processor cannot run the requested kernel.
     #[error("the {kernel} kernel does not run on this processor")]
     KernelUnavailable {
-        /// The name of the kernel.
+        /// The name of the kernel, as `Kernel::name` returns it.
         kernel: &'static str,
     },
 }

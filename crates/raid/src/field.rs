@@ -1,9 +1,11 @@
-//! Scalar arithmetic in GF(2^8) modulo x^8 + x^4 + x^3 + x^2 + 1 (0x11d), the field of Linux md, ZFS and ISA-L.
+//! Scalar arithmetic in GF(2^8) modulo x^8 + x^4 + x^3 + x^2 + 1 (0x11d), the field of Linux md, ZFS and
+//! ISA-L.
 //!
-//! Invariants: 2 generates the multiplicative group, so `EXP[i]` is 2^i and `LOG` its inverse; addition and
-//! subtraction are both XOR. Used for matrices and tables only; strips go through `crate::kernel`.
+//! Invariants: 2 generates the multiplicative group, so `EXP[i]` is 2^i and `LOG` is its inverse. Addition
+//! and subtraction are both XOR. Only matrices and tables use this arithmetic; strips go through
+//! `crate::kernel`.
 
-/// The field polynomial; bit 8 falls away when a product is reduced.
+/// The field polynomial. Bit 8 drops out when a product is reduced.
 const POLYNOMIAL: u16 = 0x11d;
 
 /// The order of the multiplicative group.
@@ -40,12 +42,12 @@ const fn log_table() -> [u8; 256] {
     table
 }
 
-/// 2^exponent.
+/// 2^exponent, for any exponent.
 pub(crate) const fn power_of_two(exponent: usize) -> u8 {
     EXP[exponent % ORDER]
 }
 
-/// a * b.
+/// The product a * b.
 pub(crate) const fn multiply(a: u8, b: u8) -> u8 {
     if a == 0 || b == 0 {
         return 0;
@@ -53,7 +55,7 @@ pub(crate) const fn multiply(a: u8, b: u8) -> u8 {
     EXP[LOG[a as usize] as usize + LOG[b as usize] as usize]
 }
 
-/// 1 / a. Zero has no inverse.
+/// The inverse 1 / a. Panics for zero, which has none.
 pub(crate) const fn invert(a: u8) -> u8 {
     assert!(a != 0, "zero has no inverse");
     EXP[ORDER - LOG[a as usize] as usize]
@@ -63,7 +65,7 @@ pub(crate) const fn invert(a: u8) -> u8 {
 mod tests {
     use super::*;
 
-    /// Shift and add, straight from the definition.
+    /// Multiplies by shift and add, straight from the definition.
     fn multiply_by_definition(a: u8, b: u8) -> u8 {
         let mut product: u16 = 0;
         for bit in (0..8).rev() {

@@ -1,22 +1,23 @@
-//! The kernel family and its one dispatch: the arithmetic of whole strips, at the speed of the processor.
+//! Dispatch over the kernel tiers, which do the arithmetic of strips with the vector instructions of the
+//! processor.
 //!
-//! Two primitives serve everything: `dot` makes strips as linear combinations of others (encode, decode,
-//! verify, syndromes) and, if asked, the CRC32C of all their blocks in the same pass; `multiply_add` folds a change
-//! of one strip into others (update). How they work: `docs/kernels.md`.
+//! There are two primitives. `dot` makes strips as linear combinations of other strips (encode, decode,
+//! verify, syndromes) and, on request, the CRC32C of all their blocks in the same pass. `multiply_add` adds a
+//! change of one strip to other strips (update). `docs/kernels.md` describes how they work.
 //!
 //! ```text
-//! kernel.rs   dispatch, groups of four outputs, what is left of a strip behind whole vectors
-//! group.rs    what one pass makes, and its shape              portable.rs the reference
-//! columns.rs  the loops over strips, once for all SIMD tiers  tier.rs     a tier's functions, by macro for SIMD
-//! folding.rs  the same with checksums                         gfni.rs     coefficients as bit matrices
-//! vector.rs   what a SIMD tier brings
-//! avx512_gfni.rs, avx2.rs (shuffles; GFNI), neon.rs: the tiers
+//! kernel.rs   dispatch, groups of four outputs, the tail of a strip that is shorter than a vector
+//! group.rs    one pass over the sources, and its shape        portable.rs the reference tier
+//! columns.rs  the loops over strips, once for all SIMD tiers  tier.rs     entry points of a tier
+//! folding.rs  the same loops with checksums                   gfni.rs     coefficients as bit matrices
+//! vector.rs   the vector operations that a SIMD tier defines
+//! avx512_gfni.rs, avx2.rs (shuffles; GFNI), neon.rs: the SIMD tiers
 //! ```
 //!
 //! Invariants:
 //! - every tier gives the same bytes and checksums for every length and alignment (`tests/code/kernels.rs`);
 //! - shapes and lengths are asserted here, once, for every tier;
-//! - the tier is chosen once per process; a tier that the processor lacks never runs.
+//! - the default tier is chosen once per process; a tier that the processor lacks never runs.
 
 mod group;
 mod portable;
@@ -56,14 +57,14 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use tier::Tier;
 
-/// Bytes of each strip that are made by all groups, or coded and then checked, before the next ones: a tile of a
-/// stripe of 64 strips is 1 MiB, which the L2 of today's server processors holds.
+/// Bytes of each strip that all groups process before the next tile begins. With 64 strips a tile of the
+/// stripe is 1 MiB, which fits the L2 of current server processors.
 const TILE_BYTES: usize = 16 << 10;
 
-/// A tier of the kernels. Which of them run here, [`Kernel::available`] says.
+/// A tier of the kernels. [`Kernel::available`] lists the tiers that run on this processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Byte tables, on every processor; the reference for the others.
+    /// Byte tables, on every processor. The reference for the other tiers.
     Portable,
     /// 64-bit Arm: table look-ups on 16 bytes.
     Neon,
@@ -71,8 +72,8 @@ pub enum Kernel {
     Avx2,
     /// x86-64 with AVX2 and the GFNI affine instruction, on 32 bytes.
     Avx2Gfni,
-    /// x86-64 with AVX-512 (F, BW), the GFNI affine instruction and VPCLMULQDQ, on 64 bytes; checksums are folded in
-    /// the same registers.
+    /// x86-64 with AVX-512 (F, BW), the GFNI affine instruction and VPCLMULQDQ, on 64 bytes. Folds checksums
+    /// from the same registers.
     Avx512Gfni,
 }
 
@@ -82,34 +83,36 @@ const ALL: [Kernel; 5] = [Kernel::Portable, Kernel::Neon, Kernel::Avx2, Kernel::
 static FASTEST: LazyLock<Kernel> =
     LazyLock::new(|| *Kernel::available().last().expect("the portable kernel runs everywhere"));
 
-/// Where the bytes of a pass are, as the caller knows it. The result is the same.
+/// The caller's hint where the bytes of a pass are. It changes the speed, never the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Residency {
-    /// In the caches, or the outputs are read again soon.
+    /// The sources are in the caches, or the outputs are read again soon.
     #[default]
     Warm,
-    /// In memory, and nobody reads the outputs soon but a device: sources are prefetched, and outputs that begin at
-    /// multiples of 64 bytes go past the caches.
+    /// The sources are in memory, and no processor reads the outputs soon. If all outputs begin at multiples
+    /// of 64 bytes, tiers that can do so prefetch the sources and store the outputs past the caches.
     Cold,
 }
 
-/// Checksums that a pass makes: the CRC32C of each block of 4 KiB. Strips are whole blocks then.
+/// The checksums that a pass makes: the CRC32C of each 4 KiB block. Strips must then be a whole number of
+/// blocks.
 ///
-/// All are in strip order: those of the first strip, then those of the second.
+/// Checksums are in strip order: those of all blocks of the first strip, then those of the second, and so on.
 #[derive(Debug)]
 pub struct Checksums<'a> {
-    /// Of the strips that are read.
+    /// Checksums of the strips that the pass reads.
     pub sources: SourceCrcs<'a>,
-    /// Of the strips that are made.
+    /// Receives the checksums of the strips that the pass makes.
     pub outputs: &'a mut [u32],
 }
 
 /// The checksums of the strips that a pass reads.
 #[derive(Debug)]
 pub enum SourceCrcs<'a> {
-    /// The caller has them, and they are right: that of a sum of sources is made from them.
+    /// The caller provides them, and they must be right: the checksum of an output that is the sum of the
+    /// sources is computed from them.
     Known(&'a [u32]),
-    /// The caller wants them.
+    /// The pass computes them.
     Wanted(&'a mut [u32]),
 }
 
@@ -133,7 +136,7 @@ impl Kernel {
         ALL.into_iter().filter(|kernel| kernel.is_available()).collect()
     }
 
-    /// The name of the kernel, as benchmarks and logs show it.
+    /// The name of the kernel in benchmarks and log messages.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Portable => "portable",
@@ -149,7 +152,7 @@ impl Kernel {
         *FASTEST
     }
 
-    /// What it does; none for one of another architecture.
+    /// The functions of this kernel; `None` if it belongs to another architecture.
     fn tier(self) -> Option<&'static Tier> {
         match self {
             Kernel::Portable => Some(&portable::TIER),
@@ -166,7 +169,7 @@ impl Kernel {
         }
     }
 
-    /// The tier of a kernel that runs here.
+    /// The functions of this kernel. Panics if it belongs to another architecture.
     fn running(self) -> &'static Tier {
         self.tier().expect("a code never holds a kernel that the processor lacks")
     }
@@ -175,7 +178,7 @@ impl Kernel {
         self.tier().is_some_and(|tier| (tier.is_available)())
     }
 
-    /// `outputs[i]` becomes the sum over j of `matrix` cell (i, j) times `sources[j]`, byte by byte.
+    /// Sets `outputs[i]` to the sum over j of `matrix` cell (i, j) times `sources[j]`, byte by byte.
     pub(crate) fn dot(
         self,
         matrix: &Matrix,
@@ -200,7 +203,7 @@ impl Kernel {
         match checksums {
             _ if mirror => copy(sources[0], outputs, checksums),
             Some(checksums) => self.dot_checked(matrix, sources, outputs, residency, checksums),
-            // One group needs no tiles: it reads each source once.
+            // A single group needs no tiles: it reads each source once.
             None if outputs.len() <= GROUP_ROWS => {
                 self.dot_range(matrix, sources, outputs, residency, 0..strip_bytes);
             }
@@ -212,7 +215,7 @@ impl Kernel {
         }
     }
 
-    /// A range of all outputs, group after group.
+    /// Makes one byte range of all outputs, one group after the other.
     fn dot_range(
         self,
         matrix: &Matrix,
@@ -235,7 +238,7 @@ impl Kernel {
         }
     }
 
-    /// All outputs and the checksums of every block, in one pass over memory.
+    /// Makes all outputs and the checksums of every block, in one pass over memory.
     fn dot_checked(
         self,
         matrix: &Matrix,
@@ -266,7 +269,7 @@ impl Kernel {
                     }
                 }
             }
-            // The other tiers check a block of every strip while it is still in the first cache.
+            // The other tiers compute the checksums of a block of every strip while the block is still in L1.
             _ => {
                 for range in tiles(strip_bytes, BLOCK_BYTES) {
                     self.dot_range(matrix, sources, outputs, Residency::Warm, range.clone());
@@ -276,17 +279,19 @@ impl Kernel {
         }
     }
 
-    /// Reads whole runs of vectors and returns a byte that depends on them: what reading costs, for benchmarks.
+    /// Measures reading, for benchmarks: reads `bytes` and returns a byte that depends on them. A SIMD tier
+    /// skips a tail that is shorter than eight vectors.
     pub fn read(self, bytes: &[u8], residency: Residency) -> u8 {
         (self.running().read)(bytes, residency == Residency::Cold)
     }
 
-    /// Writes zeros over whole runs of vectors, past the caches if they are cold: what writing costs, for benchmarks.
+    /// Measures writing, for benchmarks: fills `bytes` with zeros, past the caches if they are cold and
+    /// aligned. A SIMD tier skips a tail that is shorter than eight vectors.
     pub fn fill(self, bytes: &mut [u8], residency: Residency) {
         (self.running().fill)(bytes, residency == Residency::Cold);
     }
 
-    /// `outputs[i]` grows by `coefficients[i]` times (`old` + `new`), byte by byte.
+    /// Adds `coefficients[i]` times (`old` + `new`) to `outputs[i]`, byte by byte.
     pub(crate) fn multiply_add(self, coefficients: &[u8], old: &[u8], new: &[u8], outputs: &mut [&mut [u8]]) {
         assert_eq!(outputs.len(), coefficients.len(), "output strips");
         assert_eq!(old.len(), new.len(), "old and new strip differ in length");
@@ -301,12 +306,12 @@ impl Kernel {
     }
 }
 
-/// Ranges of at most `tile_bytes` bytes, one after the other.
+/// Consecutive ranges of at most `tile_bytes` bytes that cover a strip.
 pub(crate) fn tiles(strip_bytes: usize, tile_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     (0..strip_bytes).step_by(tile_bytes.max(1)).map(move |at| at..strip_bytes.min(at + tile_bytes))
 }
 
-/// A mirror: nothing to compute.
+/// The pass of a mirror: copies the source to every output.
 fn copy(source: &[u8], outputs: &mut [&mut [u8]], checksums: Option<Checksums<'_>>) {
     outputs.iter_mut().for_each(|output| output.copy_from_slice(source));
     let Some(checksums) = checksums else { return };
@@ -324,7 +329,7 @@ fn copy(source: &[u8], outputs: &mut [&mut [u8]], checksums: Option<Checksums<'_
     }
 }
 
-/// The checksums of one block of every strip.
+/// Computes the checksums of one block of every strip.
 fn check_blocks(
     sources: &[&[u8]],
     outputs: &[&mut [u8]],

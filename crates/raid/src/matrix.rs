@@ -1,16 +1,17 @@
-//! Coefficient matrices of up to 8 rows: the parity matrices that define the code, and small inversion.
+//! Coefficient matrices of up to 8 rows: the parity matrices that define the code, and the inversion of small
+//! ones.
 //!
-//! The parity matrix of a geometry is a format (`docs/format/code.md`): changing one cell makes every array
-//! written before unreadable after a failure.
+//! The parity matrix of a geometry is a format (`docs/format/code.md`). If one cell changes, every array
+//! written before becomes unreadable after a failure.
 //!
 //! Invariants of a parity matrix:
 //! - row 0 is all ones, so parity strip 0 is the XOR of the data strips;
 //! - column 0 is all ones, so every parity strip of a code with k = 1 is a mirror;
 //! - the matrix for k data strips is the first k columns of the one for k + 1;
-//! - those for 5 to 7 parity strips are the first rows of the one for 8, and the one for 4 stands alone;
+//! - the matrices for 5 to 7 parity strips are the first rows of the one for 8; the one for 4 stands alone;
 //! - every square submatrix is invertible. For m <= 3 the minors are Vandermonde determinants of distinct
-//!   points 2^j times a monomial, nonzero for j < 255. A Cauchy matrix has no zero minor, and scaling its rows
-//!   and columns by nonzero factors keeps that.
+//!   points 2^j times a monomial, nonzero for j < 255. A Cauchy matrix has no zero minor, and scaling its
+//!   rows and columns by nonzero factors keeps that property.
 
 use crate::field::{invert, multiply, power_of_two};
 use crate::{MAX_PARITY, MAX_STRIPS};
@@ -22,24 +23,25 @@ pub(crate) struct Matrix {
     columns: usize,
     /// Cells outside `rows` x `columns` are zero and never read.
     cells: [[u8; MAX_STRIPS]; MAX_PARITY],
-    /// Of the rows 0 to 3 and 4 to 7. General until [`Matrix::shaped`] has looked.
+    /// The shapes of rows 0 to 3 and of rows 4 to 7. `General` until [`Matrix::shaped`] sets them.
     shapes: [Shape; MAX_PARITY / GROUP_ROWS],
 }
 
-/// Most rows that a kernel works on at once: as many as the registers hold columns of.
+/// Maximum number of rows in a group that a kernel makes in one pass, limited by the registers for their
+/// sums.
 pub(crate) const GROUP_ROWS: usize = 4;
 
-/// What is special about the rows of a group, for kernels. The general way is right for every group.
+/// A property of the rows of a group that lets a kernel compute less. `General` is right for every group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// Each product is computed.
+    /// Every product is computed.
     General,
-    /// This row of the group is all ones: the sources themselves are added to it.
+    /// This row of the group is all ones: the kernel adds the sources to it without products.
     OnesRow(usize),
-    /// Row r of the group is the powers of 2^r, as in P, P+Q and P+Q+R: Horner's rule over the sources in falling
-    /// order takes one constant for a row instead of one for each source.
+    /// Row r of the group holds the powers of 2^r, as in P, P+Q and P+Q+R. Horner's rule over the sources in
+    /// falling order takes one constant for a row instead of one for each source.
     Powers,
-    /// All rows are ones: the same sum for every output.
+    /// All rows are ones: every output is the same sum.
     Ones,
 }
 
@@ -60,7 +62,7 @@ impl Matrix {
         matrix.shaped()
     }
 
-    /// The parity matrix of the code k+m: cell (i, j) is what data strip j contributes to parity strip i.
+    /// The parity matrix of the code k+m: cell (i, j) is the coefficient of data strip j in parity strip i.
     pub(crate) fn parity(k: usize, m: usize) -> Matrix {
         let mut matrix = Matrix::zero(m, k);
         for row in 0..m {
@@ -88,7 +90,7 @@ impl Matrix {
         &self.cells[row][..self.columns]
     }
 
-    /// The matrix, all of whose cells are set, with what is special about them.
+    /// Returns the matrix with the shapes of its groups set. To be called when all cells are final.
     pub(crate) fn shaped(mut self) -> Matrix {
         for group in 0..self.rows.div_ceil(GROUP_ROWS) {
             let rows = group * GROUP_ROWS..self.rows.min((group + 1) * GROUP_ROWS);
@@ -109,7 +111,7 @@ impl Matrix {
         self
     }
 
-    /// The shape of the group that begins with a row.
+    /// The shape of the group that begins with row `first_row`, a multiple of `GROUP_ROWS`.
     pub(crate) fn shape(&self, first_row: usize) -> Shape {
         assert!(first_row.is_multiple_of(GROUP_ROWS) && first_row < self.rows, "a group begins there");
         self.shapes[first_row / GROUP_ROWS]
@@ -125,11 +127,11 @@ impl Matrix {
     }
 }
 
-/// Cell of a parity matrix of more than 3 rows: the Cauchy matrix 1 / (x_i + y_j) with x_i = i and
-/// y_j = `points` + j, its rows and columns scaled so that row 0 and column 0 are all ones:
-/// (x_i + y_0) (x_0 + y_j) / ((x_i + y_j) (x_0 + y_0)). There are at most `points` rows.
+/// A cell of a parity matrix of more than 3 rows: the Cauchy matrix 1 / (x_i + y_j) with x_i = i and y_j =
+/// `points` + j, its rows and columns scaled so that row 0 and column 0 are all ones: (x_i + y_0) (x_0 + y_j)
+/// / ((x_i + y_j) (x_0 + y_0)). There are at most `points` rows.
 fn cauchy(points: usize, row: usize, column: usize) -> u8 {
-    // At most 64 columns keep y_j below 72, and x_i < points <= y_j: no sum is zero.
+    // At most 64 columns keep y_j below 72, and x_i < points <= y_j, so no sum is zero.
     assert!(row < points && points <= MAX_PARITY && column < MAX_STRIPS, "a cell of the proved matrices");
     let x = |i: usize| i as u8;
     let y = |j: usize| (points + j) as u8;
@@ -138,12 +140,13 @@ fn cauchy(points: usize, row: usize, column: usize) -> u8 {
     multiply(numerator, invert(denominator))
 }
 
-/// A square matrix of up to 8 rows; cells outside its size are never read.
+/// A square matrix of up to 8 rows. Cells outside its size are never read.
 pub(crate) type Square = [[u8; MAX_PARITY]; MAX_PARITY];
 
 /// The inverse of the first `size` rows and columns of `square`, by Gauss-Jordan elimination.
 ///
-/// `square` must be a submatrix of a parity matrix: those are all invertible, so a missing pivot is a bug.
+/// `square` must be a submatrix of a parity matrix. Those are all invertible, so a missing pivot is a bug and
+/// panics.
 pub(crate) fn invert_square(mut square: Square, size: usize) -> Square {
     let mut inverse: Square = [[0; MAX_PARITY]; MAX_PARITY];
     for (i, row) in inverse.iter_mut().enumerate() {
@@ -177,7 +180,7 @@ mod tests {
 
     #[test]
     fn inverse_times_square_is_the_identity() {
-        // Columns far apart, and with a zero on the diagonal so that rows are swapped.
+        // The columns are far apart, and a zero on the diagonal forces a row swap.
         let mut square = [[0; MAX_PARITY]; MAX_PARITY];
         for (row, cells) in [[0, 1, 1, 1], [1, 0, 7, 9], [1, 3, 5, 0], [1, 250, 17, 4]].iter().enumerate() {
             square[row][..4].copy_from_slice(cells);

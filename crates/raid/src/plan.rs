@@ -1,25 +1,27 @@
 //! Decode plans: which k strips to read, and the coefficients that make the lost strips from them.
 //!
 //! Invariants of a plan:
-//! - sources are k distinct positions, none of them lost, in rising order (so data strips come first), and of
-//!   the parity strips the lowest: one lost data strip is made from the others and the XOR strip alone;
-//! - every coefficient is nonzero, because in an MDS code no strip is determined by fewer than k others.
+//! - The sources are k distinct positions in rising order, none of them lost, so data strips come first. Of
+//!   the parity strips they include the lowest: one lost data strip is made from the other data strips and
+//!   the XOR strip alone.
+//! - Every coefficient is nonzero, because in an MDS code no strip is determined by fewer than k others.
 //!
 //! A plan depends on positions only, never on content, so one plan serves every stripe with the same losses.
-//! Making one costs about e^2 k multiplications for e unread data strips, since only an e x e system is solved.
+//! Making a plan costs about e^2 k multiplications for e unread data strips, since only an e x e system is
+//! solved.
 
 use crate::field::multiply;
 use crate::kernel::{Checksums, Kernel, Residency};
 use crate::matrix::{Matrix, Square, invert_square};
 use crate::{CodeError, MAX_PARITY};
 
-/// How to make some strips of a stripe from k others. Made by [`Code::plan`](crate::Code::plan) or
+/// A plan for making some strips of a stripe from k others. Made by [`Code::plan`](crate::Code::plan) or
 /// [`Code::plan_with`](crate::Code::plan_with).
 #[derive(Clone, Debug)]
 pub struct DecodePlan {
     sources: Vec<usize>,
     lost: Vec<usize>,
-    /// Row i makes `lost[i]`, column j belongs to `sources[j]`.
+    /// Row i makes `lost[i]`; column j belongs to `sources[j]`.
     matrix: Matrix,
     kernel: Kernel,
 }
@@ -30,24 +32,26 @@ impl DecodePlan {
         &self.sources
     }
 
-    /// The positions that the plan makes, in the order in which they were asked for.
+    /// The positions that the plan makes, in the order of the caller's list.
     pub fn lost(&self) -> &[usize] {
         &self.lost
     }
 
-    /// What a byte of source `column` is multiplied by in the strip that the plan makes as its `row`-th.
+    /// The coefficient of source `column` (0..k) in the strip `lost()[row]`.
     pub fn coefficient(&self, row: usize, column: usize) -> u8 {
         self.matrix.cell(row, column)
     }
 
     /// Makes the strips at `lost()` into `out` from the strips at `sources()`, each in that order.
     ///
-    /// All strips have the same length; they may be the same byte range of the real ones.
+    /// All slices have the same length. They may cover any byte range of the strips, the same range in all of
+    /// them.
     pub fn decode(&self, sources: &[&[u8]], out: &mut [&mut [u8]]) {
         self.decode_with(sources, out, Residency::Warm, None);
     }
 
-    /// The same, for sources in the caches or in memory, with the checksums of all strips if they are wanted.
+    /// As [`DecodePlan::decode`], with a hint where the sources are, and with the checksums of all strips if
+    /// `checksums` is given.
     pub fn decode_with(
         &self,
         sources: &[&[u8]],
@@ -88,7 +92,8 @@ impl DecodePlan {
         Ok(DecodePlan::new(parity, kernel, usable_set, wanted))
     }
 
-    /// `usable_set` has a bit for each position that may be read: at least k, and none of `lost`.
+    /// A plan that reads the first k positions of `usable_set` (bit i for position i), which has at least k
+    /// and none of `lost`.
     fn new(parity: &Matrix, kernel: Kernel, usable_set: u64, lost: &[usize]) -> DecodePlan {
         let (k, m) = (parity.columns(), parity.rows());
         let sources: Vec<usize> =
@@ -131,8 +136,8 @@ fn position_set(positions: &[usize], strips: usize) -> Result<u64, CodeError> {
 
 /// Rows that make the data strips at the positions `unread` from the sources.
 ///
-/// With A the columns `unread` of the e parity rows among the sources, and B their other columns: A unread +
-/// B data = parity, so unread = A^-1 parity + A^-1 B data (minus is plus).
+/// Let A be the columns `unread` of the e parity rows among the sources, and B their other columns. Then A
+/// unread + B data = parity, so unread = A^-1 parity + A^-1 B data (minus is plus).
 fn unread_data(parity: &Matrix, sources: &[usize], unread: &[usize]) -> Matrix {
     let k = parity.columns();
     let parity_rows: Vec<usize> = sources.iter().filter_map(|position| position.checked_sub(k)).collect();
@@ -164,8 +169,8 @@ fn unread_data(parity: &Matrix, sources: &[usize], unread: &[usize]) -> Matrix {
     made
 }
 
-/// What source `column` contributes to the parity strip `row`: its own coefficient if it is a data strip, plus
-/// what it contributes to the unread data strips.
+/// The coefficient of source `column` in the parity strip `row`: its own coefficient if it is a data strip,
+/// plus its share through the unread data strips.
 fn parity_cell(
     parity: &Matrix,
     row: usize,

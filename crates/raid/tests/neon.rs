@@ -1,7 +1,8 @@
-//! The NEON tier on any machine: the tests of this crate, built for 64-bit Arm and run under qemu's emulation.
+//! Runs the tests of this crate for the NEON tier on any machine: built for 64-bit Arm, under qemu's
+//! emulation.
 //!
-//! Wants the target's standard library (`rustup target add aarch64-unknown-linux-musl`) and `qemu-aarch64` (Debian's
-//! qemu-user); where one is missing the test prints SKIPPED and why.
+//! Needs the target's standard library (`rustup target add aarch64-unknown-linux-musl`) and `qemu-aarch64`
+//! (Debian's qemu-user). If one is missing, the test prints SKIPPED and the reason.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::process::Command;
 
 const TARGET: &str = "aarch64-unknown-linux-musl";
 
-/// What runs programs for 64-bit Arm, or why nothing does.
+/// The program that runs 64-bit Arm binaries, or the reason why there is none.
 fn runner() -> Result<&'static str, String> {
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
     let libraries = Command::new(rustc).args(["--print", "target-libdir", "--target", TARGET]).output();

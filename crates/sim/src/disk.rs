@@ -1,4 +1,4 @@
-//! Drives with a live and a durable image.
+//! Simulated drives, each with a live and a durable image.
 
 use crate::World;
 use penstock_base::env::Runtime;
@@ -21,40 +21,40 @@ struct Pending {
     site: &'static str,
 }
 
-/// What a power cut leaves of the writes that no flush covers.
+/// The unflushed writes that survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutMode {
     /// None of them.
     Nothing,
     /// All of them.
     Everything,
-    /// Each write by chance.
+    /// A random subset of the writes.
     Writes,
-    /// Each sector by chance.
+    /// A random subset of the sectors of each write.
     Sectors,
 }
 
 impl CutMode {
-    /// A mode drawn from `world`.
+    /// A random mode, drawn from `world`.
     pub fn draw(world: &World) -> Self {
         [Self::Nothing, Self::Everything, Self::Writes, Self::Sectors][world.below(4) as usize]
     }
 }
 
-/// The medium: survives power cuts and worlds.
+/// The medium of a drive. It survives power cuts and worlds.
 pub struct SimDisk {
     size_bytes: u64,
     live: RefCell<Image>,
     durable: RefCell<Image>,
     pending: RefCell<Vec<Pending>>,
     order: Cell<u64>,
-    /// Blocks that have space although nothing was written there.
+    /// Blocks that have space on the host although they were never written.
     allocated: RefCell<Vec<Range<u64>>>,
     full: Cell<bool>,
 }
 
 impl SimDisk {
-    /// A disk of zeros.
+    /// A medium full of zeros. `size_bytes` is a multiple of 4096.
     pub fn new(size_bytes: u64) -> Rc<Self> {
         assert!(size_bytes.is_multiple_of(BLOCK_BYTES as u64), "a disk is whole blocks");
         Rc::new(Self {
@@ -68,14 +68,14 @@ impl SimDisk {
         })
     }
 
-    /// Gives bytes space, as a file's allocation does.
+    /// Allocates space on the host for a range of bytes, as a file's allocation does.
     pub fn allocate(&self, bytes: Range<u64>) {
         let block = BLOCK_BYTES as u64;
         self.allocated.borrow_mut().push(bytes.start / block..bytes.end.div_ceil(block));
     }
 
-    /// From now on the host of the disk has no room for blocks that were never written nor allocated, or has some
-    /// again. Space that was discarded stays.
+    /// Sets whether the host is full. While it is, writes to blocks that were neither written nor allocated
+    /// before fail with [`DriveError::HostFull`]. Discarded blocks keep their space.
     pub fn set_full(&self, full: bool) {
         self.full.set(full);
     }
@@ -86,7 +86,7 @@ impl SimDisk {
         self.full.get() && !(block..block + count).all(|at| has_space(&at))
     }
 
-    /// What the power cut leaves becomes the contents.
+    /// Cuts the power: the contents become the durable image, with the unflushed writes that `mode` keeps.
     pub fn cut(&self, world: &World, mode: CutMode) {
         let pending = std::mem::take(&mut *self.pending.borrow_mut());
         let mut durable = self.durable.borrow_mut();
@@ -106,8 +106,8 @@ impl SimDisk {
         *self.live.borrow_mut() = durable.clone();
     }
 
-    /// Loses what no flush covers, as a drive or a kernel whose flush failed may: of each write it is drawn whether it is
-    /// there, gone at once, or gone after the next power cut.
+    /// Loses unflushed writes, as a drive or a kernel may after a flush failed. Each write randomly becomes
+    /// durable, disappears from the contents, or disappears at the next power cut.
     pub fn forget_unflushed(&self, world: &World) {
         let pending = std::mem::take(&mut *self.pending.borrow_mut());
         let (mut live, mut durable) = (self.live.borrow_mut(), self.durable.borrow_mut());
@@ -131,12 +131,12 @@ impl SimDisk {
         self.order.get()
     }
 
-    /// Sites of writes older than `mark` that no flush covers yet.
+    /// Sites of the unflushed writes that are older than `mark`.
     pub fn unflushed_before(&self, mark: u64) -> Vec<&'static str> {
         self.pending.borrow().iter().filter(|write| write.order < mark).map(|write| write.site).collect()
     }
 
-    /// Overwrites a block behind everybody's back.
+    /// Overwrites a block in both images without a write. `bytes` has 4096 bytes.
     pub fn corrupt(&self, block: u64, bytes: &[u8]) {
         let data = Buf::copy_from(bytes);
         assert_eq!(data.len(), BLOCK_BYTES);
@@ -144,18 +144,18 @@ impl SimDisk {
         self.live.borrow_mut().insert(block, data);
     }
 
-    /// The contents of a block.
+    /// The live contents of a block.
     pub fn peek(&self, block: u64) -> Buf {
         self.live.borrow().get(&block).cloned().unwrap_or_else(|| Buf::zeroed(BLOCK_BYTES))
     }
 
-    /// Blocks that were ever written and are not all zeros.
+    /// Numbers of the blocks that are not all zeros.
     pub fn used_blocks(&self) -> Vec<u64> {
         let live = self.live.borrow();
         live.iter().filter(|(_, data)| data.iter().any(|byte| *byte != 0)).map(|(block, _)| *block).collect()
     }
 
-    /// A copy of the medium as it is now, everything durable.
+    /// A copy of the medium with its live contents, all of them durable.
     pub fn duplicate(&self) -> Rc<Self> {
         let copy = Self::new(self.size_bytes);
         *copy.live.borrow_mut() = self.live.borrow().clone();
@@ -183,8 +183,8 @@ fn mix_sectors(world: &World, old: Option<&Buf>, new: &Buf) -> Buf {
     mixed.freeze()
 }
 
-/// A disk plugged into a world. A write, flush or discard that was begun happens although its caller gives up: it runs in
-/// a task of its own.
+/// A medium connected to a world as a drive. A write, flush or discard runs in a task of its own, so it
+/// completes even if its caller gives up.
 #[derive(Clone)]
 pub struct SimDrive {
     world: World,
@@ -192,12 +192,12 @@ pub struct SimDrive {
 }
 
 impl SimDrive {
-    /// Plugs `disk` into `world`.
+    /// Connects `disk` to `world`.
     pub fn new(world: &World, disk: Rc<SimDisk>) -> Rc<Self> {
         Rc::new(Self { world: world.clone(), disk })
     }
 
-    /// Runs `work` to its end, also when nobody waits for it.
+    /// Runs `work` to its end, even if the caller stops waiting for it.
     async fn to_its_end<T: 'static>(
         &self,
         work: impl Future<Output = Result<T, DriveError>> + 'static,
@@ -236,7 +236,7 @@ impl SimDrive {
         Ok(at / BLOCK_BYTES as u64)
     }
 
-    /// Writes into the live image. Returns the write's number.
+    /// Writes into the live image. Returns the number of the write.
     fn apply(&self, block: u64, data: Buf, site: &'static str) -> u64 {
         let mut live = self.disk.live.borrow_mut();
         for (index, part) in (block..).zip(split(&data)) {
@@ -248,7 +248,8 @@ impl SimDrive {
         order
     }
 
-    /// Makes one write durable, and older ones of the same blocks, which it must not be overtaken by.
+    /// Makes one write durable, and with it the older unflushed writes that overlap it, since it must not
+    /// overtake them.
     fn harden(&self, order: u64) {
         let mut pending = self.disk.pending.borrow_mut();
         let Some(mine) = pending.iter().find(|write| write.order == order) else { return };
@@ -328,7 +329,7 @@ impl Drive for SimDrive {
         Box::pin(self.to_its_end(async move {
             let block = this.check("discard", at, len as usize)?;
             this.pause().await;
-            // A drive may drop the space at once or keep it until it is written again.
+            // A drive may free the space now, or keep the contents until the next write.
             if this.world.below(2) == 0 {
                 this.apply(block, Buf::zeroed(len as usize), io.site);
             }

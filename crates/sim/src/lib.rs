@@ -1,11 +1,12 @@
-//! The simulated world: time, chance, tasks and drives from one seed, with power cuts.
+//! The simulated world: time, random numbers, tasks and drives from one seed, with power cuts.
 //!
-//! Owns the executor ([`World`]), drives with a live and a durable image ([`SimDisk`]), streams of bytes that come in
-//! parts and break ([`SimLink`]), and cut plans. Knows nothing
-//! of arrays or files: the tests of those crates build their systems inside it.
+//! Owns the executor ([`World`]), drives with a live and a durable image ([`SimDisk`]), byte streams that
+//! break and that pass bytes in parts of any length ([`SimLink`]), and plans for power cuts. Knows nothing of
+//! arrays or files: the tests of those crates build their systems inside it.
 //!
-//! Invariants: one seed gives one run, to the last read; a world that is cut never polls a task again; what a disk
-//! holds after a cut is its durable image plus any subset of the later writes, each 512-byte sector whole.
+//! Invariants: one seed gives one run, to the last read. A world that is cut never polls a task again. After
+//! a cut a medium holds its durable image plus any subset of the later writes, and each 512-byte sector is
+//! either old or new.
 #![forbid(unsafe_code)]
 
 mod disk;

@@ -1,5 +1,7 @@
-//! A stream of bytes between two ends in one world: it takes and gives parts of any length, holds little, and breaks
-//! when told to, with what is on its way.
+//! A simulated byte stream between two ends in one world, which tests can delay, damage and break.
+//!
+//! It passes bytes in parts of any length and holds at most 64 KiB in each direction. Bytes in flight are
+//! lost when it breaks.
 
 use crate::World;
 use penstock_base::LocalBoxFuture;
@@ -11,24 +13,24 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Bytes on their way in one direction.
+/// The most bytes in flight in one direction.
 const CAPACITY: usize = 64 << 10;
 
 #[derive(Default)]
 struct Pipe {
     bytes: RefCell<VecDeque<u8>>,
     closed: Cell<bool>,
-    /// Bytes on their way come later, and the end of the stream too.
+    /// Bytes in flight, and the end of the stream, are held back for now.
     held: Cell<bool>,
-    /// Nobody reads any more, and the writer has not heard of it.
+    /// The reader is gone and the writer does not know it yet: written bytes are dropped.
     deaf: Cell<bool>,
     came: Notify,
     went: Notify,
-    /// A bit of the byte that is this many bytes away is flipped.
+    /// The byte that is written after this many others gets a bit flipped.
     damage_in: Cell<Option<usize>>,
 }
 
-/// One end.
+/// One end of the stream.
 pub struct SimLink {
     world: World,
     reads: Rc<Pipe>,
@@ -36,7 +38,7 @@ pub struct SimLink {
 }
 
 impl SimLink {
-    /// Both ends of a stream.
+    /// Returns both ends of a new stream.
     pub fn pair(world: &World) -> (Rc<Self>, Rc<Self>) {
         let (there, back): (Rc<Pipe>, Rc<Pipe>) = Default::default();
         let one = Self { world: world.clone(), reads: back.clone(), writes: there.clone() };
@@ -44,7 +46,7 @@ impl SimLink {
         (Rc::new(one), Rc::new(other))
     }
 
-    /// Breaks it: what is on its way is lost.
+    /// Breaks the stream in both directions. Bytes in flight are lost.
     pub fn cut(&self) {
         for pipe in [&self.reads, &self.writes] {
             pipe.bytes.borrow_mut().clear();
@@ -53,19 +55,19 @@ impl SimLink {
         self.close();
     }
 
-    /// From here on the other end gets nothing until this one breaks.
+    /// Holds back everything that this end sends, until the stream breaks.
     pub fn stall(&self) {
         self.writes.held.set(true);
     }
 
-    /// The same, and this one gets nothing from the other.
+    /// Holds back everything in both directions, until the stream breaks.
     pub fn silence(&self) {
         self.stall();
         self.reads.held.set(true);
     }
 
-    /// Breaks this end alone. What it has sent comes to the other one `after` that, with the end of the stream, and what the other one sends
-    /// until then goes nowhere.
+    /// Breaks this end alone. The other end receives the bytes that were in flight, and the end of the
+    /// stream, after `after`. Bytes that it sends until then are lost.
     pub fn cut_late(&self, after: Duration) {
         let (sent, answers) = (self.writes.clone(), self.reads.clone());
         if sent.closed.get() {

@@ -1,11 +1,11 @@
-//! Which seeds a campaign runs.
+//! The seeds that a campaign runs.
 
 use std::ops::Range;
 
-/// The seeds of `PENSTOCK_SEEDS=A..B`, or those given.
+/// Returns the range in `PENSTOCK_SEEDS=A..B`, or `otherwise` if the variable is unset or has no `..`.
 ///
 /// # Panics
-/// When the variable has a range of something else than numbers.
+/// If A or B is not a number.
 pub fn seeds(otherwise: Range<u64>) -> Range<u64> {
     let given = std::env::var("PENSTOCK_SEEDS").ok();
     match given.as_deref().and_then(|range| range.split_once("..")) {

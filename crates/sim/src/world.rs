@@ -1,4 +1,4 @@
-//! The executor: ready tasks in an order drawn from the seed, time that jumps to the next timer, and power cuts.
+//! The executor: runs ready tasks in random order, lets time jump to the next timer, and cuts the power.
 
 use penstock_base::env::{Env, LocalBoxFuture, Runtime};
 use std::cell::{Cell, RefCell};
@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// The world was cut from power while a future ran.
+/// The power was cut while a future ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut;
 
-/// When to cut: at the `nth` write (0 is the first) from the named site.
+/// Plans a power cut at the `nth` write from a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutPlan {
-    /// The write site.
+    /// Name of the write site.
     pub site: String,
-    /// Which of its writes.
+    /// Number of the write among those of the site; 0 is the first.
     pub nth: u64,
 }
 
@@ -63,7 +63,7 @@ pub struct World {
 }
 
 impl World {
-    /// A world whose every choice comes from `seed`.
+    /// A world that draws every choice from `seed`. Its clock starts at one second.
     pub fn new(seed: u64) -> Self {
         let inner = Inner {
             now: Cell::new(Duration::from_secs(1)),
@@ -80,12 +80,12 @@ impl World {
         Self { inner: Rc::new(inner) }
     }
 
-    /// The runtime to hand to the code under test.
+    /// The runtime to give to the code under test.
     pub fn env(&self) -> Env {
         Rc::new(self.clone())
     }
 
-    /// Plans one power cut.
+    /// Plans one power cut, in place of any earlier plan.
     pub fn plan_cut(&self, plan: CutPlan) {
         *self.inner.plan.borrow_mut() = Some(plan);
     }
@@ -95,33 +95,34 @@ impl World {
         self.inner.cut.set(true);
     }
 
-    /// Whether the power is cut.
+    /// True if the power is cut.
     pub fn is_cut(&self) -> bool {
         self.inner.cut.get()
     }
 
-    /// How often each write site was passed.
+    /// The number of writes and discards from each site so far.
     pub fn hits(&self) -> BTreeMap<&'static str, u64> {
         self.inner.hits.borrow().clone()
     }
 
-    /// Polls so far: two runs of one seed agree in it.
+    /// The number of polls so far. Two runs of one seed have the same.
     pub fn steps(&self) -> u64 {
         self.inner.steps.get()
     }
 
-    /// Lets time pass while nothing of the machine runs, as when its process is stopped or its virtual machine moved.
+    /// Advances the clock while no task runs, as when the process is stopped or its virtual machine is
+    /// migrated.
     pub fn pause(&self, period: Duration) {
         self.inner.now.set(self.inner.now.get() + period);
     }
 
-    /// A number below `bound`.
+    /// A random number below `bound`, which is at least 1.
     pub fn below(&self, bound: u64) -> u64 {
         assert!(bound > 0, "there is no number below 0");
         self.random() % bound
     }
 
-    /// Counts a write at `site` and cuts the power if it is the planned one.
+    /// Counts a write or discard at `site`, and cuts the power if it is the planned one.
     pub(crate) fn pass(&self, site: &'static str) {
         let mut hits = self.inner.hits.borrow_mut();
         let count = hits.entry(site).or_default();
@@ -132,7 +133,8 @@ impl World {
         *count += 1;
     }
 
-    /// Runs `main` and everything it spawned until `main` is done or the power is cut.
+    /// Runs `main` and everything it spawned until `main` is done or the power is cut. Panics if no task is
+    /// ready and no timer is set.
     pub fn run<T>(&self, main: impl Future<Output = T>) -> Result<T, Cut> {
         let mut main = pin!(main);
         self.push_ready(MAIN);
@@ -162,10 +164,11 @@ impl World {
         }
     }
 
-    /// Drops every task and timer, as a power cut does. Call it before the next world uses the same disks.
+    /// Drops every task and timer, as a power cut does. Call it before another world uses the same media.
     pub fn destroy(&self) {
         self.inner.cut.set(true);
-        // A dropped task may drop the last handle on another thing with tasks of its own: until none are left.
+        // Dropping a task may drop the last handle on an object that spawns tasks, so this repeats until none
+        // are left.
         loop {
             let tasks = std::mem::take(&mut *self.inner.tasks.borrow_mut());
             if tasks.is_empty() {
@@ -230,7 +233,7 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         let key = (self.until, self.id);
-        // The waker's drop must not run under the borrow.
+        // The borrow must end before the waker is dropped.
         let _waker = self.world.inner.timers.try_borrow_mut().ok().and_then(|mut timers| timers.remove(&key));
     }
 }
@@ -256,7 +259,7 @@ impl Runtime for World {
     }
 
     fn random(&self) -> u64 {
-        // xorshift64*
+        // The generator is xorshift64*.
         let mut x = self.inner.random.get().max(1);
         x ^= x >> 12;
         x ^= x << 25;

@@ -1,26 +1,29 @@
-//! Bodies of the data path: fixed, little-endian, may grow at the end.
+//! Message bodies of the data path: fixed layout, little-endian.
+//!
+//! Later releases may add fields at the end of a body; a reader ignores bytes behind the fields that it
+//! knows.
 
 use penstock_base::{BLOCK_BYTES, Dec, DecodeError, Enc, Ino, MAX_FILE_BYTES};
 
-/// Blocks of the longest file. A chunk has one at least, so no index of a chunk is above this.
+/// Blocks of the longest file. A chunk has at least one block, so no chunk index is greater.
 const MOST_BLOCKS: u64 = MAX_FILE_BYTES / BLOCK_BYTES as u64;
 
-/// Which blocks of which chunk, and what the sender knows of the file.
+/// A range of blocks of a chunk, and the file's state as the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
-    /// The branch.
+    /// The branch: 0, others are rejected.
     pub branch: u64,
     /// The inode.
     pub ino: Ino,
-    /// Index of the chunk.
+    /// Index of the chunk in the file.
     pub chunk: u64,
-    /// First block in the chunk.
+    /// First block, counted from the start of the chunk.
     pub block: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub count: u32,
-    /// The newest snapshot of the fileset that the sender knows; 0 before there are any.
+    /// The newest snapshot of the fileset that the sender knows: 0, others are rejected.
     pub snapshot: u64,
-    /// The truncate generation of the inode that the sender knows.
+    /// The truncate generation of the inode, as the sender knows it.
     pub cut: u64,
 }
 
@@ -53,19 +56,19 @@ impl ChunkRef {
     }
 }
 
-/// The body of a read.
+/// Encodes the body of a read.
 pub fn encode_read(chunk: &ChunkRef) -> Vec<u8> {
     let mut enc = Enc::new();
     chunk.put(&mut enc);
     enc.finish()
 }
 
-/// Reads the body of a read.
+/// Decodes the body of a read.
 pub fn decode_read(body: &[u8]) -> Result<ChunkRef, DecodeError> {
     ChunkRef::take(&mut Dec::new("read request", body))
 }
 
-/// The body of a write: the blocks' CRC32C follow. The payload is the blocks.
+/// Encodes the body of a write: the range and the CRC32C of each block. The blocks are the payload.
 pub fn encode_write(chunk: &ChunkRef, crcs: &[u32]) -> Vec<u8> {
     let mut enc = Enc::new();
     chunk.put(&mut enc);
@@ -73,18 +76,19 @@ pub fn encode_write(chunk: &ChunkRef, crcs: &[u32]) -> Vec<u8> {
     enc.finish()
 }
 
-/// Reads the body of a write.
+/// Decodes the body of a write. Fails unless there is a checksum for each block.
 pub fn decode_write(body: &[u8]) -> Result<(ChunkRef, Vec<u32>), DecodeError> {
     let mut dec = Dec::new("write request", body);
     let chunk = ChunkRef::take(&mut dec)?;
     let crcs = take_crcs(&mut dec)?;
     match crcs.len() == chunk.count as usize {
         true => Ok((chunk, crcs)),
-        false => Err(dec.bad("as many checksums as blocks")),
+        false => Err(dec.bad("the number of checksums is not the number of blocks")),
     }
 }
 
-/// The body of replies to reads and writes: the target's generation, and for a read the CRC32C of each block.
+/// Encodes the body of the reply to a read, write, commit or change of space: the target's generation, and
+/// for a read the CRC32C of each block.
 pub fn encode_reply(generation: u64, crcs: &[u32]) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u64(generation);
@@ -92,20 +96,21 @@ pub fn encode_reply(generation: u64, crcs: &[u32]) -> Vec<u8> {
     enc.finish()
 }
 
-/// Reads the body of a reply to a read, write or commit.
+/// Decodes the body of the reply to a read, write, commit or change of space.
 pub fn decode_reply(body: &[u8]) -> Result<(u64, Vec<u32>), DecodeError> {
     let mut dec = Dec::new("data reply", body);
     Ok((dec.u64()?, take_crcs(&mut dec)?))
 }
 
-/// The body of a commit. With `deferred`, the sender makes the shared key-value store durable next.
+/// Encodes the body of a commit. With `deferred`, the target commits the map rows without making them
+/// durable; the sender makes the shared key-value store durable next.
 pub fn encode_commit(branch: u64, ino: Ino, deferred: bool) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u64(branch).u64(ino.0).u32(u32::from(deferred));
     enc.finish()
 }
 
-/// Reads the body of a commit.
+/// Decodes the body of a commit into branch, inode and `deferred`.
 pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
     let mut dec = Dec::new("commit request", body);
     let (branch, ino, flags) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
@@ -118,29 +123,29 @@ pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
     }
 }
 
-/// Where in a file something is looked for.
+/// A search for data or a hole in a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeekRef {
-    /// The branch.
+    /// The branch: 0, others are rejected.
     pub branch: u64,
     /// The inode.
     pub ino: Ino,
-    /// A hole is looked for, not data.
+    /// True to search for a hole, false to search for data.
     pub hole: bool,
-    /// First block of the file that counts.
+    /// First block of the search, counted from the start of the file.
     pub from: u64,
-    /// Block of the file behind the last one that counts.
+    /// End of the search (exclusive), counted from the start of the file.
     pub until: u64,
 }
 
-/// The body of a seek.
+/// Encodes the body of a seek.
 pub fn encode_seek(seek: &SeekRef) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u64(seek.branch).u64(seek.ino.0).u32(u32::from(seek.hole)).u64(seek.from).u64(seek.until);
     enc.finish()
 }
 
-/// Reads the body of a seek.
+/// Decodes the body of a seek.
 pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
     let mut dec = Dec::new("seek request", body);
     let (branch, ino, flags) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
@@ -157,47 +162,48 @@ pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
     Ok(SeekRef { branch, ino, hole: flags == 1, from, until })
 }
 
-/// The body of the reply to a seek: the first block found, or the one behind the last that counts.
+/// Encodes the body of the reply to a seek: the first block found, or the end of the search if none was
+/// found.
 pub fn encode_found(block: u64) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u64(block);
     enc.finish()
 }
 
-/// Reads the body of the reply to a seek.
+/// Decodes the body of the reply to a seek.
 pub fn decode_found(body: &[u8]) -> Result<u64, DecodeError> {
     Dec::new("seek reply", body).u64()
 }
 
-/// What happens to the space of a range of blocks.
+/// A change of the allocation of a range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpaceChange {
-    /// What has no space gets some; it reads as before.
+    /// Reserves space for blocks that have none. All blocks read as before.
     Reserve = 0,
-    /// All of it has space and reads as zeros.
+    /// Makes all blocks reserved, so that they read as zeros.
     Zero = 1,
-    /// None of it has space, and it reads as zeros.
+    /// Gives all space back, so that the blocks read as zeros.
     Punch = 2,
 }
 
-/// A change of the space of a file.
+/// A change of the allocation of a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceRef {
-    /// The branch.
+    /// The branch: 0, others are rejected.
     pub branch: u64,
     /// The inode.
     pub ino: Ino,
-    /// What is done.
+    /// The change.
     pub change: SpaceChange,
-    /// First block of the file.
+    /// First block, counted from the start of the file.
     pub from: u64,
-    /// Block of the file behind the last one.
+    /// End of the range (exclusive), counted from the start of the file.
     pub until: u64,
-    /// The truncate generation of the inode that the sender knows.
+    /// The truncate generation of the inode, as the sender knows it.
     pub cut: u64,
 }
 
-/// The body of a change of space.
+/// Encodes the body of a change of space.
 pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u64(space.branch).u64(space.ino.0).u32(space.change as u32);
@@ -205,7 +211,7 @@ pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
     enc.finish()
 }
 
-/// Reads the body of a change of space.
+/// Decodes the body of a change of space.
 pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     let mut dec = Dec::new("space request", body);
     let (branch, ino, change) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);

@@ -1,16 +1,16 @@
-//! The header that begins every message.
+//! The header of every message, and frames of header, body and payload.
 
 use penstock_base::{Buf, Dec, DecodeError, Enc, crc32c_append};
 
 const MAGIC: &[u8; 4] = b"PNSK";
-/// Bytes of a header.
+/// The length of a header in bytes.
 pub const HEADER_BYTES: usize = 96;
 const CRC_AT: usize = 92;
 const REPLY: u16 = 1;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
-        /// What a message asks for.
+        /// The kind of a message. The numbers travel on the wire.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum Kind {
@@ -18,7 +18,7 @@ macro_rules! kinds {
         }
 
         impl Kind {
-            /// Reads a kind as it travels.
+            /// Decodes the number on the wire; none if this release does not know it.
             pub fn from_u16(raw: u16) -> Option<Self> {
                 match raw {
                     $($value => Some(Self::$name),)*
@@ -30,72 +30,72 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Settles versions and identity; the first message of a session.
+    /// Begins a session: agrees on the version and identifies the client.
     Hello = 0x01,
-    /// The client lives: its session goes on.
+    /// Renews the lease of the session.
     Ping = 0x02,
-    /// The session ends, and what it had open is closed.
+    /// Ends the session and closes its open files.
     End = 0x03,
-    /// The sender closes the connection; the body says why. Has no reply.
+    /// The sender closes the connection; the body contains the reason. Has no reply.
     Closing = 0x04,
-    /// Waits for what the service has to say: leases that others want, locks that are free. Answers such.
+    /// Answers revocations of leases, and waits for news: further revocations, and locks that may be free.
     Watch = 0x05,
-    /// Blocks of a chunk.
+    /// Reads blocks of a chunk.
     Read = 0x10,
-    /// Blocks into a chunk.
+    /// Writes blocks of a chunk.
     Write = 0x11,
     /// Makes a file's data durable.
     Commit = 0x12,
-    /// Reserved: a strip, fetched by a client that has a plan.
+    /// Reserved: a client that has a plan reads a strip.
     FetchStrip = 0x13,
-    /// Reserved: a strip, placed by a client that has a reservation.
+    /// Reserved: a client that has a reservation writes a strip.
     PlaceStrip = 0x14,
-    /// Where data or a hole begins in a file.
+    /// Finds the next data or hole in a file.
     Seek = 0x15,
     /// Reserves space of a file, or gives it back.
     Space = 0x16,
-    /// A name in a directory.
+    /// Looks up a name in a directory.
     Lookup = 0x20,
-    /// Attributes of an inode.
+    /// Reads the attributes of an inode.
     GetAttr = 0x21,
-    /// Changes attributes; cuts or extends a file.
+    /// Changes attributes; truncates or extends a file.
     SetAttr = 0x22,
-    /// A new file, directory, symbolic link or special file.
+    /// Creates a file, directory, symbolic link or special file.
     Make = 0x23,
-    /// Another name for an inode.
+    /// Adds a name to an inode.
     Link = 0x24,
     /// Removes a name.
     Unlink = 0x25,
-    /// Moves a name.
+    /// Renames an entry, or exchanges two.
     Rename = 0x26,
-    /// Entries of a directory.
+    /// Lists entries of a directory.
     ReadDir = 0x27,
-    /// Target of a symbolic link.
+    /// Reads the target of a symbolic link.
     ReadLink = 0x28,
-    /// An inode is in use.
+    /// Opens an inode: counts a user of it.
     Open = 0x29,
-    /// An inode is no longer in use.
+    /// Closes an inode: ends one use of it.
     Close = 0x2a,
-    /// Value of an extended attribute.
+    /// Reads an extended attribute.
     GetXattr = 0x2b,
     /// Sets an extended attribute.
     SetXattr = 0x2c,
-    /// Names of extended attributes.
+    /// Lists the names of extended attributes.
     ListXattr = 0x2d,
     /// Removes an extended attribute.
     RemoveXattr = 0x2e,
-    /// How full the file system is.
+    /// Reads the total and free space of the file system.
     StatFs = 0x2f,
     /// Makes the name space durable.
     Sync = 0x30,
-    /// Asks for a lease on an inode.
+    /// Acquires a lease on an inode.
     Lease = 0x31,
-    /// Sets, tests or gives up a lock on bytes of a file.
+    /// Sets, tests or releases a lock on bytes of a file.
     Lock = 0x32,
 }
 
 impl Kind {
-    /// Reserved kinds have numbers and no meaning yet: they are refused by name.
+    /// True for a kind that has a number and no meaning yet. Services reject it with an error that names it.
     pub fn is_reserved(self) -> bool {
         matches!(self, Self::FetchStrip | Self::PlaceStrip)
     }
@@ -104,40 +104,40 @@ impl Kind {
 /// The header's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What is asked for.
+    /// The kind of the request, also in its reply.
     pub kind: Kind,
-    /// Whether this is the reply.
+    /// True in a reply.
     pub reply: bool,
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub body_bytes: u32,
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub payload_bytes: u32,
-    /// The client's session; 0 before the first exchange.
+    /// The client's session; 0 before Hello was answered.
     pub session: u64,
-    /// Number of the request in the session; 0 for requests that may be repeated without harm.
+    /// Number of the request in the session ([`crate::SLOTS`]); 0 for idempotent requests.
     pub sequence: u64,
     /// The tenant the request is charged to; 0 is the system.
     pub tenant: u32,
-    /// The class of its I/O.
+    /// The I/O class of the request, a number as in `penstock_drive::Class`.
     pub class: u8,
     /// The addressed object: an array, a target or a fileset.
     pub object: u64,
-    /// The object's epoch as the sender knows it.
+    /// The object's epoch, as the sender knows it.
     pub epoch: u64,
-    /// Milliseconds from arrival within which the sender wants the reply; 0 is no limit.
+    /// Time in milliseconds from arrival within which the sender wants the reply; 0 is no limit.
     pub deadline_ms: u32,
-    /// In a reply: 0, or what the caller must do ([`penstock_base::Kind`]).
+    /// In a reply: 0 for success, or the action that the caller must take ([`penstock_base::Kind`]).
     pub status: u16,
-    /// In a reply: 0, or the POSIX error number that belongs to the status.
+    /// In a reply: the POSIX error number that belongs to the status, or 0.
     pub errno: u16,
-    /// The request's number on its connection; 0 within a process.
+    /// The request's number on its connection, repeated in the reply; 0 within a process.
     pub request: u64,
-    /// In a reply: the target's generation.
+    /// In a reply: the target's generation, which changes with each start of the service.
     pub generation: u64,
 }
 
 impl Header {
-    /// The header of a request of `kind`.
+    /// The header of a request of `kind`, with all other fields 0, except the class, which is 1 (client).
     pub fn request(kind: Kind) -> Self {
         Self {
             kind,
@@ -158,7 +158,7 @@ impl Header {
         }
     }
 
-    /// The header's bytes; its CRC covers it and the body.
+    /// Encodes the header. Its CRC covers header and body.
     pub fn encode(&self, body: &[u8]) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(MAGIC)
@@ -178,7 +178,8 @@ impl Header {
         enc.finish()
     }
 
-    /// Lengths of body and payload as a header says them, before its checksum can be known: only for who bounds them.
+    /// Returns the lengths of body and payload. The checksum cannot be verified before the body is received,
+    /// so the caller must check both lengths against a bound.
     pub fn lengths(bytes: &[u8; HEADER_BYTES]) -> Result<(usize, usize), DecodeError> {
         let mut dec = Dec::new("message header", bytes);
         if dec.raw(4)? != MAGIC {
@@ -188,11 +189,11 @@ impl Header {
         Ok((dec.u32()? as usize, dec.u32()? as usize))
     }
 
-    /// Reads a header and checks it together with the body.
+    /// Decodes a header and verifies the checksum over header and body.
     pub fn decode(bytes: &[u8], body: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("message header", bytes);
         if bytes.len() != HEADER_BYTES {
-            return Err(dec.bad("not one header"));
+            return Err(dec.bad("wrong length of the header"));
         }
         if dec.raw(4)? != MAGIC {
             return Err(dec.bad("wrong magic number"));
@@ -229,7 +230,7 @@ impl Header {
             generation: dec.u64()?,
         };
         if header.body_bytes as usize != body.len() {
-            return Err(dec.bad("length of the body"));
+            return Err(dec.bad("wrong length of the body"));
         }
         Ok(header)
     }
@@ -242,12 +243,12 @@ pub struct Frame {
     pub header: Header,
     /// The encoded body.
     pub body: Vec<u8>,
-    /// The payload, in runs of whole blocks, by reference.
+    /// The payload: buffers of whole blocks, by reference.
     pub payload: Vec<Buf>,
 }
 
 impl Frame {
-    /// A request.
+    /// A request with the default header of its kind.
     pub fn request(kind: Kind, body: Vec<u8>, payload: Vec<Buf>) -> Self {
         let header = Header {
             body_bytes: body.len() as u32,
@@ -257,7 +258,7 @@ impl Frame {
         Self { header, body, payload }
     }
 
-    /// The reply to a request.
+    /// The reply to `request`. A failure becomes a status, an error number and a message in the body.
     pub fn reply(request: &Header, result: Result<(Vec<u8>, Vec<Buf>), Failure>) -> Self {
         let (status, errno, body, payload) = match result {
             Ok((body, payload)) => (0, 0, body, payload),
@@ -276,7 +277,7 @@ impl Frame {
         frame
     }
 
-    /// What a reply says.
+    /// Returns body and payload of a reply, or the failure that it reports.
     pub fn into_result(self) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
         if self.header.status == 0 {
             return Ok((self.body, self.payload));
@@ -287,29 +288,30 @@ impl Frame {
     }
 }
 
-/// A request failed at the service, or did not get there.
+/// The failure of a request: reported by the service, or of the transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// What the caller must do.
+    /// The action that the caller must take.
     pub kind: penstock_base::Kind,
-    /// The POSIX error number that belongs to it; 0 when the kind decides.
+    /// The POSIX error number; 0 if the caller derives it from the kind.
     pub errno: u16,
-    /// What went wrong.
+    /// The cause, for people.
     pub message: String,
 }
 
 const EAGAIN: u16 = 11;
 
 impl Failure {
-    /// A failure without a POSIX error of its own.
+    /// A failure without a POSIX error number.
     pub fn new(kind: penstock_base::Kind, message: impl ToString) -> Self {
         Self { kind, errno: 0, message: message.to_string() }
     }
 
-    /// Nothing was done: another client is waited for, and the same request may be made again at once.
+    /// A failure that asks the client to repeat the same request without delay. The service did nothing: it
+    /// still waits for another client.
     pub fn ask_again() -> Self {
-        let message = "another client is waited for".into();
+        let message = "the service waits for another client".into();
         Self { kind: penstock_base::Kind::Retry, errno: EAGAIN, message }
     }
 

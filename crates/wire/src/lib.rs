@@ -1,8 +1,10 @@
-//! Messages between clients and services: a fixed header, a body, and a payload that is never copied to be framed.
+//! Messages between clients and services: a header, a body, and a payload that is framed without a copy.
+//!
 //! Format: docs/format/wire.md.
 //!
-//! Data-path bodies (read, write, commit) are fixed and little-endian and may grow at the end; all others are
-//! protobuf. The payload is covered by the CRC32C of its blocks, which the body carries. Pure: no I/O.
+//! Bodies of the data path (read, write, commit, seek, space) have a fixed little-endian layout and may grow
+//! at the end. All others are protobuf. The body contains the CRC32C of each block of the payload. This crate
+//! has no I/O.
 #![forbid(unsafe_code)]
 
 pub mod data;
@@ -13,11 +15,12 @@ pub mod transport;
 pub use header::{Failure, Frame, HEADER_BYTES, Header, Kind};
 pub use transport::{Service, Transport};
 
-/// Requests of one session whose results are kept: a request with a sequence stands in slot `sequence % SLOTS`, which
-/// has one request at a time, and each use of a slot adds `SLOTS`.
+/// Number of slots of a session. A request with a sequence uses slot `sequence % SLOTS`, and the service
+/// keeps its result. A slot has one request in flight at a time, and each use of it raises the sequence by
+/// `SLOTS`.
 pub const SLOTS: u64 = 64;
 
-/// Version of the messages of this release. Two adjacent versions work together.
+/// Message version of this release. Two adjacent versions work together.
 pub const VERSION: u16 = 1;
 
 #[cfg(test)]

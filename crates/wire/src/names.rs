@@ -1,10 +1,11 @@
-//! Bodies of the name space, in protobuf. Field numbers are for ever.
+//! Message bodies of the name space, in protobuf. Field numbers never change.
 #![allow(missing_docs)]
 
 use prost::Message;
 
-/// The set-id bits of a mode that fall when another writes to the file or gets it: the set-group-id bit only where the
-/// group may execute it, since elsewhere it never meant another group.
+/// Returns the set-id bits of `mode` that must be cleared when a non-owner writes to the file or its owner
+/// changes. The set-group-id bit is included only with group-execute permission: without it the bit does not
+/// grant a group.
 pub fn set_id_bits(mode: u32) -> u32 {
     const SET_UID: u32 = 0o4000;
     const SET_GID: u32 = 0o2000;
@@ -55,7 +56,7 @@ pub struct NameRequest {
     pub dir: u64,
     #[prost(bytes = "vec", tag = "2")]
     pub name: Vec<u8>,
-    /// For an unlink: the name must be a directory's.
+    /// For an unlink: fail unless the name is a directory's.
     #[prost(bool, tag = "3")]
     pub directory: bool,
 }
@@ -70,7 +71,7 @@ pub struct InodeRequest {
 pub struct AttrReply {
     #[prost(message, optional, tag = "1")]
     pub attr: Option<Attr>,
-    /// Of a file that was opened: another client may know another size and another time.
+    /// In the reply to an open: another client may have a size and a time of this file that it has not sent.
     #[prost(bool, tag = "2")]
     pub unsettled: bool,
 }
@@ -94,16 +95,18 @@ pub struct SetAttrRequest {
     pub mtime_ns: Option<i64>,
     #[prost(int64, optional, tag = "8")]
     pub ctime_ns: Option<i64>,
-    /// The size only grows: it is what a writer has reached, not a truncation.
+    /// The size is the end of the last write, not a truncation: it only grows.
     #[prost(bool, tag = "9")]
     pub grow: bool,
-    /// With `grow`: the truncate generation that the writer knew. A file that was cut since keeps its size.
+    /// With `grow`: the truncate generation that the writer knew. If the file was truncated since, its size
+    /// and modification time stay.
     #[prost(uint64, tag = "10")]
     pub cut: u64,
-    /// The set-user-id bit falls, and the set-group-id bit of what its group may execute; not those of a directory.
+    /// Clear the bits that [`set_id_bits`] returns, unless the inode is a directory.
     #[prost(bool, tag = "11")]
     pub drop_set_id: bool,
-    /// Without `grow`: the truncate generation that the size which is to change belongs to. Of another one nothing is changed.
+    /// Without `grow`: the truncate generation on which the change is based. Nothing changes if the inode has
+    /// another one.
     #[prost(uint64, optional, tag = "12")]
     pub known_cut: Option<u64>,
 }
@@ -126,13 +129,13 @@ pub struct MakeRequest {
     /// Target of a symbolic link.
     #[prost(bytes = "vec", tag = "7")]
     pub target: Vec<u8>,
-    /// The new file is open at once.
+    /// Open the new file in the same request.
     #[prost(bool, tag = "8")]
     pub open: bool,
-    /// A file without a name, which goes when its last user closes it unless it is given one before.
+    /// Create a file without a name. It is removed when its last user closes it, unless it got a name before.
     #[prost(bool, tag = "9")]
     pub nameless: bool,
-    /// Permissions that are not given, where the directory hands down no access control list.
+    /// Permission bits to clear, unless the directory has a default access control list.
     #[prost(uint32, tag = "10")]
     pub umask: u32,
 }
@@ -160,18 +163,19 @@ pub struct RenameRequest {
     /// Fail if the new name exists.
     #[prost(bool, tag = "5")]
     pub no_replace: bool,
-    /// Both names exist and change places.
+    /// Exchange both names, which must exist.
     #[prost(bool, tag = "6")]
     pub exchange: bool,
-    /// A character device 0, 0 takes the old name.
+    /// Put a whiteout, a character device 0, 0, in place of the old name.
     #[prost(bool, tag = "7")]
     pub whiteout: bool,
-    /// Owner of that device.
+    /// Owner of the whiteout.
     #[prost(uint32, tag = "8")]
     pub uid: u32,
     #[prost(uint32, tag = "9")]
     pub gid: u32,
-    /// The start of the service that has what was written to the moved file; 0 for any.
+    /// The generation of the service that has the data written to the moved file; 0 for any. A service of
+    /// another generation rejects the request with RefreshMap.
     #[prost(uint64, tag = "10")]
     pub start: u64,
 }
@@ -180,12 +184,12 @@ pub struct RenameRequest {
 pub struct ReadDirRequest {
     #[prost(uint64, tag = "1")]
     pub dir: u64,
-    /// Entries after this cookie; 0 for all.
+    /// List only entries after this cookie; 0 for all.
     #[prost(uint64, tag = "2")]
     pub after: u64,
     #[prost(uint32, tag = "3")]
     pub limit: u32,
-    /// Bring the attributes too.
+    /// Include the attributes of each entry.
     #[prost(bool, tag = "4")]
     pub attributes: bool,
 }
@@ -199,7 +203,7 @@ pub struct DirEntry {
     /// Type bits as in `st_mode`.
     #[prost(uint32, tag = "3")]
     pub kind: u32,
-    /// Stable place of the entry in its directory.
+    /// Stable position of the entry in its directory.
     #[prost(uint64, tag = "4")]
     pub cookie: u64,
     #[prost(message, optional, tag = "5")]
@@ -212,7 +216,7 @@ pub struct ReadDirReply {
     pub entries: Vec<DirEntry>,
     #[prost(bool, tag = "2")]
     pub end: bool,
-    /// The directory above.
+    /// The parent directory.
     #[prost(uint64, tag = "3")]
     pub parent: u64,
 }
@@ -231,13 +235,13 @@ pub struct XattrRequest {
     pub name: Vec<u8>,
     #[prost(bytes = "vec", tag = "3")]
     pub value: Vec<u8>,
-    /// Fail if it exists.
+    /// Fail if the attribute exists.
     #[prost(bool, tag = "4")]
     pub create: bool,
-    /// Fail if it does not exist.
+    /// Fail if the attribute does not exist.
     #[prost(bool, tag = "5")]
     pub replace: bool,
-    /// With an access control list: the set-group-id bit goes.
+    /// With an access control list: clear the set-group-id bit of the mode.
     #[prost(bool, tag = "6")]
     pub kill_set_group_id: bool,
 }
@@ -268,10 +272,10 @@ pub struct HelloRequest {
     pub oldest_version: u32,
     #[prost(uint32, tag = "2")]
     pub newest_version: u32,
-    /// Who mounts: host and process, for people.
+    /// Host and process of the client, for people.
     #[prost(string, tag = "3")]
     pub client: String,
-    /// Where it mounts, for people; empty for a client that does not.
+    /// Mount point, for people; empty for a client that does not mount.
     #[prost(string, tag = "4")]
     pub mount: String,
 }
@@ -287,7 +291,8 @@ pub struct HelloReply {
     pub root: u64,
     #[prost(uint32, tag = "4")]
     pub chunk_blocks: u32,
-    /// The session ends when the service hears nothing for this long; 0 for a session that ends with its process.
+    /// Lease time of the session in milliseconds: it ends when the client is silent for this long. 0 for a
+    /// session that ends with its process.
     #[prost(uint32, tag = "5")]
     pub lease_ms: u32,
 }
@@ -296,62 +301,63 @@ pub struct HelloReply {
 pub struct OpenCount {
     #[prost(uint64, tag = "1")]
     pub ino: u64,
-    /// How often the client has it open, at most 2^32.
+    /// The number of times that the client has it open; 0 if not at all.
     #[prost(uint32, tag = "2")]
     pub count: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct PingRequest {
-    /// After a restart of the service: what the client has open.
+    /// After a restart of the service: inodes that the client has open.
     #[prost(message, repeated, tag = "1")]
     pub opens: Vec<OpenCount>,
-    /// Nothing that it has open is missing, with what it sent before.
+    /// The list of opens and locks, together with earlier pings to this start of the service, is complete.
     #[prost(bool, tag = "2")]
     pub reclaimed: bool,
-    /// After a restart of the service: the locks that the client holds.
+    /// After a restart of the service: locks that the client owns.
     #[prost(message, repeated, tag = "3")]
     pub locks: Vec<LockRequest>,
-    /// The start of the service that is told this; another one knows nothing of what went before and leaves it alone.
+    /// The generation of the service that the client reports this to. A service of another generation ignores
+    /// opens and locks: it lacks the earlier parts.
     #[prost(uint64, tag = "4")]
     pub start: u64,
 }
 
-/// A lease that is given back, or asked for.
+/// A request for a lease.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseRequest {
     #[prost(uint64, tag = "1")]
     pub ino: u64,
-    /// The holder may change the file; otherwise it may keep what it reads.
+    /// The owner may also keep a size and a time that it has not sent; otherwise it may only cache reads.
     #[prost(bool, tag = "2")]
     pub exclusive: bool,
-    /// First byte; always 0.
+    /// First byte; must be 0: leases are on full files.
     #[prost(uint64, tag = "3")]
     pub first: u64,
-    /// Last byte; always the greatest number.
+    /// Last byte; must be 2^64-1.
     #[prost(uint64, tag = "4")]
     pub last: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseReply {
-    /// The number of this grant; later ones of the same start of the service are greater.
+    /// The number of this grant. Numbers rise within one start of the service.
     #[prost(uint64, tag = "1")]
     pub grant: u64,
 }
 
-/// What a client must do because of others.
+/// A revocation: a client must give a lease back, or sync a file, because another client waits.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseCall {
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// The inode; 0 for all, when the client was alone until now.
+    /// The inode; 0 revokes everything, also state that the client keeps without a lease.
     #[prost(uint64, tag = "2")]
     pub ino: u64,
-    /// Make known what was written, and keep the lease; otherwise give it back.
+    /// True: sync the file and keep the lease. False: sync the file and give the lease back.
     #[prost(bool, tag = "3")]
     pub settle: bool,
-    /// Grants up to this one are meant.
+    /// Revokes grants with this number and smaller ones.
     #[prost(uint64, tag = "4")]
     pub grant: u64,
 }
@@ -366,82 +372,82 @@ pub struct ReleasedLease {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchRequest {
-    /// Calls with greater numbers are news.
+    /// The greatest number of a revocation that the client has received.
     #[prost(uint64, tag = "1")]
     pub seen: u64,
-    /// Calls that were answered.
+    /// Numbers of revocations that the client has carried out.
     #[prost(uint64, repeated, tag = "2")]
     pub answered: Vec<u64>,
     #[prost(message, repeated, tag = "3")]
     pub released: Vec<ReleasedLease>,
-    /// Wait for news.
+    /// Reply only when there is news, or after a time limit.
     #[prost(bool, tag = "4")]
     pub wait: bool,
-    /// The client believes to be alone.
+    /// The client believes that it is the only one.
     #[prost(bool, tag = "5")]
     pub alone: bool,
-    /// The client keeps nothing any more, until its next request.
+    /// The client has given up all cached state and all leases, until its next request.
     #[prost(bool, tag = "6")]
     pub leaves: bool,
-    /// The start of the service whose numbers these are.
+    /// The generation of the service that gave these numbers. Another one ignores them.
     #[prost(uint64, tag = "7")]
     pub generation: u64,
-    /// Calls to settle, of those answered, that could not be done.
+    /// Those of the `answered` revocations for which the sync failed.
     #[prost(message, repeated, tag = "8")]
     pub failed: Vec<FailedSettle>,
 }
 
-/// Why a client could not say what it changed of a file, or of all of them.
+/// The error of a client that could not sync a file, or all files, for a revocation.
 #[derive(Clone, PartialEq, Message)]
 pub struct FailedSettle {
-    /// The call.
+    /// The number of the revocation.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// errno(3); 0 for none that fits.
+    /// errno(3); 0 if none fits.
     #[prost(uint32, tag = "2")]
     pub errno: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchReply {
-    /// Nobody else uses the file system: the client needs no leases.
+    /// No other client uses the file system: the client needs no leases.
     #[prost(bool, tag = "1")]
     pub alone: bool,
     #[prost(message, repeated, tag = "2")]
     pub calls: Vec<LeaseCall>,
-    /// Inodes on which locks that the client asked for may be free.
+    /// Inodes with locks that the client waits for and that may be free now.
     #[prost(uint64, repeated, tag = "3")]
     pub unlocked: Vec<u64>,
 }
 
-/// An advisory lock.
+/// An advisory lock: a request to set, release or test it, or a lock in the way of one.
 #[derive(Clone, PartialEq, Message)]
 pub struct LockRequest {
     #[prost(uint64, tag = "1")]
     pub ino: u64,
-    /// Who holds it, as its client tells them apart.
+    /// The owner, a number that its client chooses.
     #[prost(uint64, tag = "2")]
     pub owner: u64,
     #[prost(uint64, tag = "3")]
     pub first: u64,
-    /// Last byte, itself locked.
+    /// Last byte (inclusive).
     #[prost(uint64, tag = "4")]
     pub last: u64,
     #[prost(enumeration = "LockChange", tag = "5")]
     pub change: i32,
-    /// The process that asks, as its host knows it.
+    /// The process that asks, as its host numbers it.
     #[prost(uint32, tag = "6")]
     pub pid: u32,
-    /// Of flock(2), which knows nothing of those of fcntl(2).
+    /// True for a flock(2) lock. Locks of flock(2) and of fcntl(2) never conflict.
     #[prost(bool, tag = "7")]
     pub flock: bool,
-    /// Only say what is in the way.
+    /// Test only: report a conflicting lock and set nothing.
     #[prost(bool, tag = "8")]
     pub test: bool,
-    /// The client will ask again when it hears that something was given up.
+    /// On a conflict, report in Watch when the lock may be free: the client will ask again.
     #[prost(bool, tag = "9")]
     pub wait: bool,
-    /// The user it counts for.
+    /// The user against whose limit the lock counts.
     #[prost(uint32, tag = "10")]
     pub uid: u32,
 }
@@ -455,7 +461,7 @@ pub enum LockChange {
 }
 
 impl LockChange {
-    /// What sets a lock of this kind.
+    /// The change that sets an exclusive or a shared lock.
     pub fn holding(exclusive: bool) -> Self {
         if exclusive { Self::Exclusive } else { Self::Shared }
     }
@@ -463,10 +469,10 @@ impl LockChange {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct LockReply {
-    /// What is in the way; none when it is set, or could be.
+    /// A conflicting lock; none if the lock was set, or in a test could be set.
     #[prost(message, optional, tag = "1")]
     pub conflict: Option<LockRequest>,
-    /// The service was started again and does not know all locks yet: ask again.
+    /// The service has restarted and does not have all locks yet: the client must ask again.
     #[prost(bool, tag = "2")]
     pub early: bool,
 }

@@ -1,4 +1,4 @@
-//! Golden bytes of every message: a change of them is a new version.
+//! Golden bytes of every message: a change of these bytes needs a new message version.
 
 use crate::data::{
     ChunkRef, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,
@@ -245,7 +245,8 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&EmptyReply {}, "");
 }
 
-/// A chunk index from the wire was multiplied by the blocks of a chunk when its file was cut.
+/// Regression: a truncation multiplied a chunk index from the wire by the blocks of a chunk, which
+/// overflowed.
 #[test]
 fn a_chunk_beyond_the_largest_file_is_refused() {
     let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, snapshot: 0, cut: 0 };

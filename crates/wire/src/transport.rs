@@ -1,17 +1,19 @@
-//! How frames get from a client to a service.
+//! The traits between clients and services: [`Transport`] carries requests, [`Service`] answers them.
 
 use crate::header::{Failure, Frame};
 use penstock_base::LocalBoxFuture;
 
-/// Carries requests and brings replies. In one process bodies are encoded and decoded as on a network, and payload
-/// buffers pass by reference; TCP stands behind the same trait (`penstock-fabric`).
+/// Carries requests to a service and returns the replies. Within a process bodies are encoded and decoded as
+/// on a network, and payload buffers pass by reference. Connections between processes implement the same
+/// trait (`penstock-fabric`).
 pub trait Transport {
-    /// Sends a request and waits for its reply. An error means that no reply came; the request may have been done.
+    /// Sends a request and waits for its reply. An error means that no reply came; the service may have
+    /// carried out the request.
     fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>>;
 }
 
-/// What answers requests that come from other processes.
+/// Answers requests that come from other processes.
 pub trait Service {
-    /// Does what a request asks, to its end, and gives the reply.
+    /// Carries out a request to its end and returns the reply.
     fn serve(&self, request: Frame) -> LocalBoxFuture<'_, Frame>;
 }

@@ -1,8 +1,9 @@
-//! The results of campaigns: a file of JSON lines that only grows.
+//! Reads and appends to the results of campaigns, a file of JSON lines.
 //!
-//! A line is one run of one item: `campaign`, `item`, `commit`, `with` (what else decides the result), `verdict`
-//! (`passed`, `failed`, `hung`), `ended_s` (seconds since 1970), `seconds`, and `figures`, or `output` where it did not
-//! pass. The last line of an item counts. A line that a crash cut off is skipped.
+//! A line records one run of one item: `campaign`, `item`, `commit`, `with` (other settings that determine
+//! the result), `verdict` (`passed`, `failed`, `hung`), `ended_s` (seconds since 1970), `seconds`, and
+//! `figures`, or `output` if the item did not pass. Lines are never changed or removed. The last line of an
+//! item counts. A line that a crash cut short is skipped.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 pub(super) enum Verdict {
     Passed,
     Failed,
-    /// It did not come to its end in time.
+    /// The process ran out of time while this item was running.
     Hung,
 }
 
@@ -31,7 +32,7 @@ impl Verdict {
     }
 }
 
-/// The results of one campaign with one commit.
+/// The results of one campaign at one commit, and the file that they are appended to.
 pub(super) struct Results {
     file: File,
     campaign: String,
@@ -41,8 +42,8 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// Opens the file, and reads what is in it of this campaign with this commit. What ran with changes that no commit
-    /// has does not count.
+    /// Opens or creates the file and reads the results of this campaign with these settings at this commit.
+    /// Results of a `-dirty` commit are ignored, because no commit identifies the tree that ran.
     pub(super) fn open(path: &Path, campaign: &str, with: &str, commit: &str) -> Result<Self> {
         let mut items = BTreeMap::new();
         let text = match std::fs::read_to_string(path) {
@@ -60,7 +61,7 @@ impl Results {
             file.write_all(b"\n")?;
         }
         let [campaign, with, commit] = [campaign, with, commit].map(str::to_owned);
-        // What failed before runs again and counts only then.
+        // An item that failed before runs again and counts only after that.
         items.retain(|_, passed| *passed);
         Ok(Self { file, campaign, with, commit, items })
     }
@@ -69,7 +70,7 @@ impl Results {
         self.items.get(&item).copied().unwrap_or(false)
     }
 
-    /// Appends a line. `what` is the figures, or the output where it did not pass.
+    /// Appends a line. `what` is the figures if the item passed, otherwise the last lines of its output.
     pub(super) fn add(&mut self, item: u64, verdict: Verdict, seconds: f64, what: Value) -> Result<()> {
         let ended_s = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
         let mut line = json!({
@@ -96,7 +97,7 @@ impl Results {
         self.passed() < self.items.len()
     }
 
-    /// What failed, as words.
+    /// Lists the failed items in words, or says that none failed.
     pub(super) fn failures(&self) -> String {
         let failed: Vec<String> =
             self.items.iter().filter(|(_, passed)| !**passed).map(|(item, _)| item.to_string()).collect();

@@ -1,5 +1,6 @@
-//! Evaluates licence expressions as in annex D of the SPDX specification 2.3, and the older form with
-//! slashes that crates once used (`MIT/Apache-2.0`, a choice).
+//! Evaluates licence expressions as annex D of the SPDX specification 2.3 defines them.
+//!
+//! The older form with slashes that crates once used is accepted too: `MIT/Apache-2.0` is a choice.
 //!
 //! ```text
 //! or   = and *( ("OR" / "/") and )
@@ -12,11 +13,11 @@ use std::vec::IntoIter;
 
 use anyhow::{Result, bail, ensure};
 
-/// Parentheses deeper than this are refused: the parser recurses.
+/// Parentheses nested deeper than this are rejected, because the parser recurses.
 const DEPTH_MAX: usize = 32;
 
-/// Whether the expression can be met with allowed licences only. `allowed` is asked for an id, or for
-/// `ID WITH EXCEPTION` as a whole.
+/// Returns true if allowed licences alone satisfy the expression. `allowed` is called with an id, or with
+/// `ID WITH EXCEPTION` as one string.
 pub(super) fn allows(expression: &str, allowed: &dyn Fn(&str) -> bool) -> Result<bool> {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<String> = spaced.split_whitespace().map(str::to_owned).collect();
@@ -105,14 +106,14 @@ mod tests {
             ("GPL-2.0/LGPL-2.1", false),
             ("(MIT OR Apache-2.0) AND Unicode-3.0", true),
             ("(MIT OR Apache-2.0) AND MPL-2.0", false),
-            // AND binds closer than OR
+            // AND binds closer than OR.
             ("MIT OR Apache-2.0 AND MPL-2.0", true),
             ("MPL-2.0 AND Apache-2.0 OR MIT", true),
             ("(MPL-2.0 OR MIT) AND MPL-2.0", false),
             ("Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT", true),
             ("Apache-2.0 WITH LLVM-exception", true),
             ("GPL-2.0 WITH Classpath-exception-2.0", false),
-            // an exception changes the licence: it is not the plain one
+            // An exception changes the licence: this is not plain MIT.
             ("MIT WITH LLVM-exception", false),
             ("((MIT))", true),
         ];

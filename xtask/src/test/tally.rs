@@ -1,18 +1,18 @@
-//! Reads what `cargo test` prints and counts.
+//! Parses the output of `cargo test` and counts passed, failed and skipped tests.
 //!
-//! The format is that of Rust's own test harness: a header per test binary from cargo, then `running N tests`,
-//! a line per test, the output of passed tests (with `--show-output`) and their names, the output of failed
-//! tests and their names, and one result line. A run that began and has no result line has died; it counts
-//! as failed, whatever cargo's exit status says.
+//! The format is that of Rust's own test harness: a header per test binary from cargo, then
+//! `running N tests`, a line per test, the output of passed tests (with `--show-output`) and their names, the
+//! output of failed tests and their names, and one result line. A run that began but has no result line has
+//! died. It counts as failed, whatever cargo's exit status is.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::process::ExitStatus;
 
-/// Where in the harness's output we are.
+/// The part of the harness's output that the parser is in.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Part {
-    /// Between runs: cargo speaks.
+    /// Between runs: output of cargo itself.
     #[default]
     Cargo,
     Tests,
@@ -22,7 +22,7 @@ enum Part {
     FailedNames,
 }
 
-/// Counts over all checks and test binaries.
+/// Counts over all checks and test binaries, and the state of the parser.
 #[derive(Default)]
 pub(crate) struct Tally {
     passed: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Tally {
     ignored: Vec<String>,
 
     part: Part,
-    /// What cargo said it runs, and how many result lines came since.
+    /// The test binary that cargo announced, and the number of result lines since then.
     binary: Option<(String, usize)>,
     /// The passed test whose output is being read.
     current: Option<String>,
@@ -42,28 +42,28 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts a check.
+    /// Counts a check that passed.
     pub(crate) fn pass(&mut self) {
         self.passed += 1;
     }
 
-    /// Counts a failure that is no test's.
+    /// Counts a failure that belongs to no test.
     pub(crate) fn fail(&mut self, what: String) {
         self.failed += 1;
         self.failures.push(what);
     }
 
-    /// Whether the whole is a failure.
+    /// True if anything failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed > 0
     }
 
-    /// Tests and checks that passed.
+    /// The number of tests and checks that passed, without those that printed SKIPPED.
     pub(crate) fn passed(&self) -> usize {
         self.passed
     }
 
-    /// Takes one line; says whether a person wants to see it.
+    /// Parses one line. Returns true if the line is to be shown.
     pub(crate) fn feed(&mut self, line: &str) -> bool {
         let plain = without_escapes(line);
         let plain = plain.as_str();
@@ -97,7 +97,7 @@ impl Tally {
             Part::FailedNames => {
                 match plain.strip_prefix("    ") {
                     Some(name) => self.failures_of_run.push(name.to_owned()),
-                    // a failed test had printed such a line itself: what followed it were no names
+                    // A failed test itself printed the earlier line, so the lines after that were not names.
                     None if plain == "failures:" => self.failures_of_run.clear(),
                     None => {
                         self.feed_result(plain);
@@ -120,7 +120,7 @@ impl Tally {
                     let binary = self.binary_name();
                     self.ignored.push(format!("ignored {name} in {binary}{reason}"));
                 } else if let Some(at) = line.find("SKIPPED ").filter(|at| is_skip_place(&line[..*at])) {
-                    // not captured: a child process wrote it, or the run asked for bare output
+                    // The line was not captured: a child process wrote it, or the run used `--nocapture`.
                     let name = line[at..].split_once(':').map_or(&line[at..], |(name, _)| name);
                     self.skip(name.trim_start_matches("SKIPPED ").to_owned(), &line[at..]);
                 } else {
@@ -131,7 +131,7 @@ impl Tally {
         true
     }
 
-    /// Only a SKIPPED line is shown, once per test.
+    /// Parses a line of the output of passed tests. Only SKIPPED lines are shown, one per test.
     fn feed_passed_output(&mut self, line: &str) -> bool {
         if line == "successes:" {
             self.part = Part::PassedNames;
@@ -156,7 +156,7 @@ impl Tally {
         is_new
     }
 
-    /// Counts a result line; says whether it was one.
+    /// Counts a result line. Returns false if the line is not one.
     fn feed_result(&mut self, line: &str) -> bool {
         let Some([passed, failed, ignored]) = result(line) else { return false };
         let skips = self.skips_of_run.len();
@@ -176,7 +176,7 @@ impl Tally {
         true
     }
 
-    /// Counts a run that has not come to its result line.
+    /// Counts the current run as failed if it has not reached its result line.
     fn close_run(&mut self) {
         if self.part != Part::Cargo {
             let binary = self.binary_name();
@@ -197,12 +197,12 @@ impl Tally {
         }
     }
 
-    /// Counts what is open when cargo has ended.
+    /// Ends the count when cargo has ended. A run or a binary that is still open counts as failed.
     pub(crate) fn end(&mut self, status: ExitStatus) {
         self.close_binary();
-        // a failed test explains the status; without one the build failed, or cargo itself
+        // A failed test explains a non-zero exit status. Without one, the build failed or cargo itself did.
         if !status.success() && self.failures.iter().all(|failure| failure.starts_with("check ")) {
-            self.fail(format!("cargo test: {status}; what it says is above"));
+            self.fail(format!("cargo test: {status}; its output is above"));
         }
     }
 
@@ -211,7 +211,7 @@ impl Tally {
     }
 }
 
-/// What a person wants at the end: names of what failed, reasons of what was skipped, the counts.
+/// The summary at the end: reasons of skipped tests, names of failures, and the counts.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in self.skips.iter().chain(&self.ignored) {
@@ -224,7 +224,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// The name of the test binary in cargo's header, indented as cargo does it.
+/// Returns the name of the test binary if the line is cargo's header, with cargo's indentation.
 fn header(line: &str) -> Option<&str> {
     if let Some(name) = line.strip_prefix("   Doc-tests ") {
         return Some(name);
@@ -233,7 +233,7 @@ fn header(line: &str) -> Option<&str> {
     let (source, path) = rest.rsplit_once(" (")?;
     let path = path.strip_suffix(')')?;
     let file = path.rsplit('/').next().unwrap_or(path);
-    // `unittests src/lib.rs` is the same in every crate; the binary has the crate's name, then a hash
+    // `unittests src/lib.rs` is the same in every crate. The file name is the name of the crate and a hash.
     Some(file.rsplit_once('-').map_or(source, |(name, _)| name))
 }
 
@@ -244,19 +244,20 @@ fn is_running(line: &str) -> bool {
     count.is_some_and(|count| count.parse::<usize>().is_ok())
 }
 
-/// Name and reason of an ignored test.
+/// Returns the name and the reason if the line is that of an ignored test.
 fn ignored(line: &str) -> Option<(&str, &str)> {
     let (name, verdict) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     let reason = verdict.strip_prefix("ignored")?;
     (reason.is_empty() || reason.starts_with(',')).then_some((name, reason))
 }
 
-/// A SKIPPED line begins a line, or follows the harness's `test name ... `, which has no line end yet.
+/// True if a SKIPPED line may begin after `before`: at the start of a line, or after the harness's
+/// `test name ... `, which has no line end yet.
 fn is_skip_place(before: &str) -> bool {
     before.is_empty() || (before.starts_with("test ") && before.ends_with(" ... "))
 }
 
-/// Passed, failed and ignored of a result line.
+/// Returns the passed, failed and ignored counts if the line is a result line.
 fn result(line: &str) -> Option<[usize; 3]> {
     let rest = line.strip_prefix("test result: ")?;
     let (_, counts) = rest.split_once(". ")?;
@@ -271,7 +272,7 @@ fn result(line: &str) -> Option<[usize; 3]> {
     Some([found[0]?, found[1]?, found[2]?])
 }
 
-/// Drops terminal colours.
+/// Removes terminal escape sequences, such as colours.
 fn without_escapes(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();
@@ -280,7 +281,7 @@ fn without_escapes(line: &str) -> String {
             plain.push(character);
             continue;
         }
-        // ESC [ parameters letter; ESC ( letter resets the character set
+        // Either ESC [ parameters letter, or ESC ( letter, which resets the character set.
         match characters.next() {
             Some('[') => while characters.next().is_some_and(|inside| !inside.is_ascii_alphabetic()) {},
             Some('(') => drop(characters.next()),

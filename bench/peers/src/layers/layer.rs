@@ -1,12 +1,13 @@
-//! The layers that processor time is given to, and the rules by which a sample finds its own.
+//! The layers that processor time is attributed to, and the rules that find the layer of a sample.
 //!
-//! A sample is the calls that were open at one moment, innermost first. Code of the program belongs to the innermost
-//! source file, inlined ones too, of a crate that has a layer; the standard library and crates without a layer work for
-//! whoever called them. The kernel's calls are put into classes by the functions that are open, the most telling first.
+//! A sample is the calls that were open at one time, innermost first. Code of the program is attributed to
+//! the innermost source file, inlined calls included, of a crate that has a layer. The standard library and
+//! crates without a layer count for their caller. The kernel's calls are put into classes by the functions
+//! that are open. The first rule that matches counts; the most specific rules come first.
 
 use serde::Serialize;
 
-/// Where processor time goes.
+/// A layer of the program, or a class of the kernel's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Layer {
@@ -39,7 +40,7 @@ pub(crate) enum Layer {
 }
 
 impl Layer {
-    /// All of them and their names, in the order of the tables.
+    /// All layers with their names, in the order of the tables.
     pub(crate) const ALL: [(Self, &'static str); 25] = [
         (Self::Fuse, "FUSE, ours"),
         (Self::Client, "client library"),
@@ -69,7 +70,7 @@ impl Layer {
     ];
 }
 
-/// A source file without the folder of all crates or packages; none for what is in neither.
+/// Returns the path of a source file below the folder of all crates or packages, or `None` outside of both.
 pub(crate) fn inside(path: &str) -> Option<&str> {
     match path.split_once("/registry/src/") {
         Some((_, rest)) => rest.split_once('/').map(|(_, inside)| inside),
@@ -79,7 +80,7 @@ pub(crate) fn inside(path: &str) -> Option<&str> {
     }
 }
 
-/// The layer of a source file; none where it works for its caller.
+/// Returns the layer of a source file, or `None` if it counts for its caller.
 pub(crate) fn of_file(path: &str) -> Option<Layer> {
     let inside = inside(path)?;
     if path.contains("/registry/src/") {
@@ -105,7 +106,7 @@ pub(crate) fn of_file(path: &str) -> Option<Layer> {
     })
 }
 
-/// The layer of a package of others, named with its version.
+/// Returns the layer of a package from a registry, named with its version.
 fn of_package(package: &str) -> Option<Layer> {
     let is = |name: &str| {
         package.strip_prefix(name).is_some_and(|rest| {
@@ -125,7 +126,7 @@ fn of_package(package: &str) -> Option<Layer> {
     table.into_iter().find(|(_, names)| names.iter().any(|name| is(name))).map(|(layer, _)| layer)
 }
 
-/// The layer of a function of the C library or the loader.
+/// Returns the layer of a function of the C library or the loader.
 pub(crate) fn of_libc(symbol: &str) -> Layer {
     const ALLOCATOR: [&str; 14] = [
         "malloc",
@@ -151,7 +152,7 @@ pub(crate) fn of_libc(symbol: &str) -> Layer {
     }
 }
 
-/// The class of the kernel's open functions, innermost first.
+/// Returns the class of the kernel's open functions, which are given innermost first.
 pub(crate) fn of_kernel(functions: &[&str]) -> Layer {
     let begins =
         |words: &[&str]| functions.iter().any(|function| words.iter().any(|word| function.starts_with(word)));
@@ -179,7 +180,8 @@ pub(crate) fn of_kernel(functions: &[&str]) -> Layer {
     {
         return Layer::KernelInterrupts;
     }
-    // Where interrupts are let in again shows what was done without them: here, waking whoever waits for the reply.
+    // Work that runs with interrupts disabled is sampled at the place that enables them again. Here that is
+    // the wake-up of the process that waits for the reply.
     let wakes = functions.first().is_some_and(|leaf| leaf.starts_with("_raw_spin_unlock_irq"))
         && begins(&["fuse_request_end", "fuse_aio_complete"]);
     if wakes || begins(&SCHEDULER) {

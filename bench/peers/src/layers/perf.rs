@@ -1,10 +1,11 @@
-//! Recording with perf: who runs, at even steps of each processor's time, with the calls that are open.
+//! Records with perf the calls that are open on each processor, at regular intervals.
 //!
-//! The processors are looked at and not the processes: a timer that is set anew whenever a thread starts to run costs
-//! more than the threads of a small read, and misses what comes before it is set.
+//! perf samples processors instead of processes. A timer per process is set anew whenever one of its threads
+//! starts to run. That costs more than the work of the threads in a small read, and misses the work before
+//! the timer is set.
 //!
-//! perf is told through a pipe when the work begins and ends, so that neither its own start nor preparing falls into
-//! the recording.
+//! A pipe tells perf when the work begins and ends, so that neither its start nor the preparation is
+//! recorded.
 
 use crate::guard::Guard;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,15 +16,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time between two samples of a processor: each costs tens of microseconds. It keeps no step with clocks of the kernel.
+/// Time between two samples of a processor. A sample costs tens of microseconds. The value keeps out of step
+/// with the kernel's clocks.
 pub(crate) const STEP: Duration = Duration::from_micros(997);
-/// How long perf may take to answer.
+/// Time limit for an answer of perf.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// One open call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// In the kernel an address, else a place in `object`.
+    /// An address if it is in the kernel, otherwise an offset in the file `object`.
     pub(crate) at: u64,
     pub(crate) symbol: String,
     pub(crate) object: String,
@@ -35,15 +37,15 @@ impl Frame {
     }
 }
 
-/// What one moment was spent on.
+/// The calls that were open on one processor at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sample {
     pub(crate) process: u32,
-    /// Innermost first.
+    /// The innermost call is first.
     pub(crate) frames: Vec<Frame>,
 }
 
-/// Errors say what to install.
+/// Checks that perf runs. The error says which package to install.
 pub(crate) fn ensure_there() -> Result<()> {
     let found = Command::new("perf").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     ensure!(
@@ -53,7 +55,7 @@ pub(crate) fn ensure_there() -> Result<()> {
     Ok(())
 }
 
-/// A recording that is going on.
+/// A recording that is in progress.
 #[derive(Debug)]
 pub(crate) struct Recording {
     child: Child,
@@ -64,7 +66,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Records all processors; `folder` is for its files.
+    /// Starts to record all processors. perf's files are put into `folder`.
     pub(crate) fn start(folder: &Path) -> Result<Self> {
         let [data, orders, answers] = ["perf.data", "orders", "answers"].map(|name| folder.join(name));
         for pipe in [&orders, &answers] {
@@ -80,7 +82,7 @@ impl Recording {
         command.args(["--call-graph", "fp", "-m", "8M", "--delay", "-1", "-a", "-o"]).arg(&data);
         command.arg(format!("--control=fifo:{},{}", orders.display(), answers.display()));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Both ways, so that opening does not wait for perf and reading does not end when it has.
+        // Open for reading and writing, so that opening does not wait for perf and reading does not end.
         let open = |path| {
             OpenOptions::new()
                 .read(true)
@@ -98,7 +100,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Gives an order and waits until it is carried out.
+    /// Sends an order to perf and waits until perf acknowledges it.
     fn order(&mut self, order: &str) -> Result<()> {
         self.orders.write_all(format!("{order}\n").as_bytes())?;
         let (start, mut answer) = (Instant::now(), String::new());
@@ -120,7 +122,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Ends it; gives the file with the samples.
+    /// Ends the recording and returns the file with the samples.
     pub(crate) fn stop(mut self) -> Result<PathBuf> {
         self.order("disable")?;
         self.orders.write_all(b"stop\n")?;
@@ -133,7 +135,7 @@ impl Recording {
     }
 }
 
-/// Hands on every sample of these processes in a recording.
+/// Passes on every sample of these processes in a recording.
 pub(crate) fn read(data: &Path, processes: &[u32], mut on_sample: impl FnMut(&Sample)) -> Result<()> {
     let mut command = Command::new("perf");
     let ids = processes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -168,7 +170,8 @@ enum Line {
     Other,
 }
 
-/// A sample is its process on a line, then `address symbol (object)` for each open call, then an empty line.
+/// Parses a line of `perf script`. A sample is a line with its process, then `address symbol (object)` for
+/// each open call, then an empty line.
 fn parse(line: &str) -> Line {
     let text = line.trim();
     if text.is_empty() {

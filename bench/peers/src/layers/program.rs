@@ -1,4 +1,4 @@
-//! From places in the program's file to source files, with its line tables.
+//! Maps offsets in the program's file to source files, by its line tables.
 
 use super::layer::{Layer, inside, of_file};
 use addr2line::Loader;
@@ -8,12 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::Rc;
 
-/// What stands at a place.
+/// The source code at an offset.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// None where only the standard library and the like are at work.
+    /// `None` if only code without a layer is open there, such as the standard library.
     pub(crate) layer: Option<Layer>,
-    /// File and function that give the layer; without one the outermost.
+    /// File and function that determine the layer. Without a layer, the outermost ones.
     pub(crate) function: Rc<str>,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Program {
     known: BTreeMap<u64, Place>,
 }
 
-/// A part of the file that is loaded: places in the file and addresses differ by its start.
+/// A part of the file that is loaded. Within it, offsets in the file and addresses differ by a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Segment {
     offset: u64,
@@ -39,7 +39,7 @@ impl Program {
         Ok(Self { loader, segments: segments(&file)?, known: BTreeMap::new() })
     }
 
-    /// What stands at a place in the file.
+    /// Returns the source code at an offset in the file. Each offset is looked up once.
     pub(crate) fn at(&mut self, offset: u64) -> Place {
         if let Some(place) = self.known.get(&offset) {
             return place.clone();
@@ -54,11 +54,11 @@ impl Program {
         let Some(address) = address(&self.segments, offset) else { return nothing() };
         let Ok(mut frames) = self.loader.find_frames(address) else { return nothing() };
         let mut place = nothing();
-        // Inlined calls, innermost first. What cannot be read ends them.
+        // Inlined calls, innermost first. A call that cannot be read ends them.
         while let Ok(Some(frame)) = frames.next() {
             let file = frame.location.as_ref().and_then(|location| location.file).unwrap_or("unknown");
             if let Some(name) = frame.function.as_ref().and_then(|name| name.demangle().ok()) {
-                // Types that it is made for are long and say little.
+                // Type parameters are left out: they are long and add little.
                 let name = without_hash(&name).split('<').next().unwrap_or_default();
                 place.function = format!("{} {name}", inside(file).unwrap_or(file)).into();
             }
@@ -76,7 +76,7 @@ fn address(segments: &[Segment], offset: u64) -> Option<u64> {
     Some(offset - segment.offset + segment.address)
 }
 
-/// The loaded parts of a 64-bit little-endian ELF file.
+/// Returns the loaded parts of a 64-bit little-endian ELF file.
 fn segments(file: &std::fs::File) -> Result<Vec<Segment>> {
     const PT_LOAD: u64 = 1;
     const HEADER_BYTES: usize = 64;
@@ -102,7 +102,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// A name without the hash that the compiler ends it with.
+/// Returns a name without the hash that the compiler appends.
 fn without_hash(name: &str) -> &str {
     match name.rsplit_once("::h") {
         Some((name, hash)) if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => name,
@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// The test's own program has line tables. It finds a function where perf would say that it is.
+    /// The test's own program has line tables. The test uses an offset as perf reports it.
     #[test]
     fn a_program_is_read() {
         let mut program = Program::open(&std::env::current_exe().unwrap()).unwrap();

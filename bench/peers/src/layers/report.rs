@@ -1,4 +1,4 @@
-//! The tables of layers: medians of the rounds, and their layout.
+//! Computes the medians of the rounds for each layer, and formats them as tables.
 
 use super::layer::Layer;
 use super::{Round, Seconds, Subject};
@@ -7,35 +7,35 @@ use crate::report::table;
 use crate::rounds::median;
 use serde::Serialize;
 
-/// What a run found.
+/// All results of a run.
 #[derive(Serialize)]
 pub(super) struct Outcome {
     pub(super) host: Host,
     pub(super) rounds: u64,
-    /// Share of all processors that went to neither the store nor the work: perf and whatever else ran.
+    /// Share (0 to 1) of all processor time that went neither to the store nor to the work: perf and others.
     pub(super) other_work: f64,
     pub(super) step_us: u128,
     pub(super) lines: Vec<Column>,
 }
 
-/// One line. Figures are medians of the rounds, in `unit`.
+/// One workload. Figures are medians of the rounds, in `unit`.
 #[derive(Serialize)]
 pub(super) struct Column {
     id: &'static str,
     label: &'static str,
     unit: &'static str,
     rows: Vec<Row>,
-    /// All samples of the process.
+    /// The sum of all samples of the process.
     sum: f64,
-    /// What /proc says of the process.
+    /// Processor time of the process as in /proc.
     process: f64,
-    /// The same in runs at which nobody looked.
+    /// The same in runs without perf.
     unlooked: f64,
-    /// Samples over /proc: median, lowest and highest.
+    /// The sum of the samples over the time in /proc: median, lowest and highest.
     covered: [f64; 3],
-    /// Share of the samples that is attributed to a layer.
+    /// Share (0 to 1) of the samples that is attributed to a layer.
     attributed: f64,
-    /// Not of the process: the kernel's part of the caller's time.
+    /// The kernel's part of the caller's time, which is not in the sum.
     caller: f64,
     functions: Vec<Function>,
 }
@@ -107,7 +107,7 @@ impl Column {
 }
 
 impl Outcome {
-    /// Tables as Markdown.
+    /// Formats the results as Markdown tables.
     pub(super) fn text(&self) -> String {
         let mut out = format!(
             "{}\nother work, perf among it, took {:.0} % of the processors; medians of {} rounds; a sample every {} us\n",
@@ -124,7 +124,7 @@ impl Outcome {
         };
         let layers = |pick: &dyn Fn(&Row) -> f64| -> Vec<Vec<String>> {
             let named = Layer::ALL.into_iter().enumerate();
-            // A layer that nothing was found of has no row; the one for nothing always has.
+            // A layer without samples has no row. The row of unattributed samples is always there.
             let named = named.filter(|(index, (layer, _))| {
                 *layer == Layer::Unknown || self.lines.iter().any(|line| pick(&line.rows[*index]) > 0.0)
             });

@@ -1,7 +1,7 @@
-//! What the drives allow: the bytes of a rebuild, read from k drives and written to one, by plain copies.
+//! Measures the rate that the drives allow: plain copies that read k drives and write one, as a rebuild does.
 //!
-//! The drive that is written to has failed and is about to be replaced. Its file is made blank first, as the one that
-//! replaces it is: the copies, too, write where nothing is yet. They read the places that hold data.
+//! The drive that is written has failed and is about to be replaced. Its file is made empty first, like that
+//! of the drive that replaces it, so the copies also write to unallocated places. They read only data.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::fs::{OFlags, SeekFrom};
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Length of each read and write: a strip.
+/// Length of each read and write in bytes: one strip.
 pub(crate) const STRIP_BYTES: usize = 256 << 10;
 
-/// Copies `strips` strips by so many threads onto a drive that is made blank; gives the seconds until they are durable.
+/// Makes a drive's file empty and copies `strips` strips onto it. Returns the seconds until they are durable.
 pub(crate) fn run(from: &[PathBuf], to: &Path, strips: usize, threads: usize) -> Result<f64> {
     let readers = from.iter().map(|path| open(path)).collect::<Result<Vec<File>>>()?;
     let writer = open(to)?;
@@ -44,7 +44,7 @@ pub(crate) fn run(from: &[PathBuf], to: &Path, strips: usize, threads: usize) ->
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Past the page cache, where the file system can.
+/// Opens a file with O_DIRECT, or without it if the file system does not support that.
 fn open(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -52,7 +52,7 @@ fn open(path: &Path) -> Result<File> {
     direct.or_else(|_| options.open(path)).with_context(|| format!("{} cannot be opened", path.display()))
 }
 
-/// Where there is data for whole strips, from the start: reading a hole costs less.
+/// Returns the offsets of the first strips that hold only data: reading a hole costs less.
 fn places(file: &File, wanted: usize) -> Result<Vec<u64>> {
     const STEP: u64 = STRIP_BYTES as u64;
     let mut places = Vec::new();
@@ -60,7 +60,7 @@ fn places(file: &File, wanted: usize) -> Result<Vec<u64>> {
     while places.len() < wanted {
         at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(data) => data.next_multiple_of(STEP),
-            // There is none behind.
+            // There is no data behind this offset.
             Err(rustix::io::Errno::NXIO) => break,
             Err(error) => return Err(error.into()),
         };

@@ -1,4 +1,4 @@
-//! Failing and replacing drives of a store, and seeing when the rebuild begins and ends.
+//! Fails and replaces drives of a store, and detects the begin and end of the rebuild.
 
 use crate::peer::Store;
 use crate::proc::Processes;
@@ -10,21 +10,21 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Data strips, of six drives.
+/// The number of data strips of a stripe. The store has six drives.
 pub(crate) const K: usize = 4;
-/// Drives without metadata, which is on the first three.
+/// The drives without metadata, by their places in the list of drives. Metadata is on the first three.
 pub(crate) const DRIVES: [usize; 3] = [3, 4, 5];
-/// How often the instance is asked how far it is.
+/// Interval at which the instance is asked for its progress.
 const POLL: Duration = Duration::from_millis(10);
-/// How long one rebuild may take.
+/// Time limit of one rebuild.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
 
-/// One rebuild, or more of them together.
+/// One rebuild, or the sum of several.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Rebuilt {
     pub(crate) strip_bytes: f64,
     pub(crate) seconds: f64,
-    /// Processor time of whoever did it, with whatever else it did meanwhile.
+    /// Processor time in seconds of the process that did it, including its other work meanwhile.
     pub(crate) cpu_seconds: f64,
 }
 
@@ -40,25 +40,25 @@ impl Rebuilt {
     }
 }
 
-/// The drives of a store 4+2.
+/// The drives of a running store 4+2, and its process.
 pub(crate) struct Drives {
     rest: Rest,
     process: Processes,
 }
 
 impl Drives {
-    /// Of a store that runs.
+    /// Connects to a running store.
     pub(crate) fn of(store: &Store) -> Result<Self> {
         Ok(Self { rest: Rest::of(&store.dir)?, process: Processes::One(store.process) })
     }
 
-    /// Where a drive is.
+    /// Returns the path of a drive.
     pub(super) fn path(&self, index: usize) -> Result<PathBuf> {
         let drive = self.drive(index)?;
         Ok(PathBuf::from(drive["path"].as_str().context("a drive has a path")?))
     }
 
-    /// Strips that each drive holds.
+    /// Returns the number of strips that each drive holds.
     pub(super) fn strips(&self) -> Result<usize> {
         let array = self.array()?;
         Ok(array["written_stripes"].as_u64().context("an array counts stripes")? as usize)
@@ -79,7 +79,7 @@ impl Drives {
         Ok(())
     }
 
-    /// Replaces a failed drive and waits until it is whole; meanwhile times count.
+    /// Replaces a failed drive and waits until the array is healthy. Meanwhile `phase` counts times.
     pub(crate) fn rebuild(&self, index: usize, phase: &Phase) -> Result<Rebuilt> {
         let drive = self.drive(index)?;
         let begun = Instant::now();

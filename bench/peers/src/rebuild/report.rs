@@ -1,4 +1,4 @@
-//! The tables of a rebuild.
+//! Formats the results of a rebuild as tables.
 
 use super::drives::Rebuilt;
 use super::{AIM, Beside, DRIVES, Felt, Outcome, Round};
@@ -6,7 +6,7 @@ use crate::report::{number, table};
 use crate::rounds::median;
 
 impl Outcome {
-    /// The median of the rounds, with the lowest and the highest.
+    /// Formats the median of the rounds, with the lowest and the highest.
     fn cell(&self, text: impl Fn(f64) -> String, of: impl Fn(&Round) -> f64) -> String {
         let mut all: Vec<f64> = self.rounds.iter().map(of).collect();
         all.sort_by(f64::total_cmp);
@@ -19,7 +19,7 @@ impl Outcome {
         }
     }
 
-    /// Tables as Markdown.
+    /// Formats the results as Markdown tables.
     pub(super) fn text(&self) -> String {
         let mut out = format!(
             "{}\nother work took {:.0} % of the processors; {} rounds\n4+2 on {}, drives of {} MiB, {} MiB of data; {} drives one after the other\n",

@@ -1,24 +1,25 @@
-//! The memory of one core: a stripe that stays in its caches, and many that do not.
+//! The memory that one core works on: a stripe that stays in its caches, and many stripes that do not.
 
 use penstock_base::BLOCK_BYTES;
 
-/// Bytes of a strip of the stripe that stays in L2.
+/// Bytes of each strip of the stripe that stays in L2.
 pub(super) const WARM_STRIP_BYTES: usize = 64 << 10;
 
-/// Bytes of a strip of the stripes that come from memory.
+/// Bytes of each strip of the stripes that come from memory.
 pub(super) const COLD_STRIP_BYTES: usize = 128 << 10;
 
-/// From strip to strip of the warm stripe: no power of two, for the sets of L1.
+/// Distance in bytes between strips of the warm stripe. It is no power of two, so that strips do not share
+/// sets of L1.
 const WARM_STEP_BYTES: usize = WARM_STRIP_BYTES + BLOCK_BYTES + 5 * 64;
 
-/// Most strips of a measured code.
+/// Maximum number of strips of a measured code.
 const MAX_STRIPS: usize = 18;
 
-/// How much memory a core works on.
+/// The amount of memory that a core works on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     cold_bytes: usize,
-    /// Data bytes of a warm run: some milliseconds.
+    /// Data bytes that a warm run processes, which takes some milliseconds.
     pub(super) warm_run_bytes: usize,
 }
 
@@ -26,7 +27,7 @@ impl Sizes {
     pub(super) fn new(quick: bool, cores: usize) -> Self {
         match quick {
             true => Self { cold_bytes: 8 << 20, warm_run_bytes: 4 << 20 },
-            // Beyond the last cache also where that is large; many cores share it.
+            // Larger than the last-level cache even if that is large; many cores share the total.
             false => {
                 Self { cold_bytes: ((4 << 30) / cores).clamp(128 << 20, 1 << 30), warm_run_bytes: 256 << 20 }
             }
@@ -34,7 +35,7 @@ impl Sizes {
     }
 }
 
-/// Memory that begins at a multiple of a page.
+/// Memory that begins at a page boundary.
 struct Pages {
     bytes: Vec<u8>,
     start: usize,
@@ -42,7 +43,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// Pages with bytes that are all there.
+    /// Fills every page, so that all of them are allocated.
     fn new(len: usize) -> Self {
         let mut bytes = vec![0_u8; len + BLOCK_BYTES];
         for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
@@ -62,7 +63,7 @@ pub(super) struct Bed {
     pub(super) sizes: Sizes,
     cold: Pages,
     warm: Pages,
-    /// Checksums of a stripe.
+    /// The checksums of one stripe.
     pub(super) crcs: Vec<u32>,
 }
 
@@ -73,23 +74,23 @@ impl Bed {
         Self { sizes, cold: Pages::new(sizes.cold_bytes), warm, crcs }
     }
 
-    /// All cold memory.
+    /// All of the cold memory.
     pub(super) fn cold(&mut self) -> &mut [u8] {
         self.cold.all()
     }
 
-    /// The first bytes of the warm memory.
+    /// The first `bytes` bytes of the warm memory.
     pub(super) fn near(&mut self, bytes: usize) -> &mut [u8] {
         &mut self.warm.all()[..bytes]
     }
 
-    /// The strips of the warm stripe.
+    /// The strips of the warm stripe, and space for their checksums.
     pub(super) fn warm_stripe(&mut self, strips: usize) -> (Vec<&mut [u8]>, &mut [u32]) {
         let steps = self.warm.all().chunks_exact_mut(WARM_STEP_BYTES).take(strips);
         (steps.map(|step| &mut step[..WARM_STRIP_BYTES]).collect(), &mut self.crcs)
     }
 
-    /// The cold stripes, one after the other, each with its strips.
+    /// The cold stripes in order, each as its strips, and space for the checksums of one stripe.
     pub(super) fn cold_stripes(
         &mut self,
         strips: usize,

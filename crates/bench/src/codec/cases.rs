@@ -1,4 +1,4 @@
-//! What is timed: one operation over the memory of a core, ours or a peer's.
+//! The cases that are timed: one operation over the memory of a core, by our kernels or by a peer.
 
 use super::beds::{Bed, COLD_STRIP_BYTES, WARM_STRIP_BYTES};
 use super::isal::Isal;
@@ -9,22 +9,22 @@ use std::hint::black_box;
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Reads so many bytes again and again.
+    /// Reads this many bytes repeatedly.
     ReadNear(usize),
-    /// Writes so many bytes again and again.
+    /// Writes this many bytes repeatedly.
     FillNear(usize),
     /// Reads the cold memory.
     ReadFar,
-    /// Writes the cold memory, past the caches or not.
+    /// Writes the cold memory, past the caches if true.
     FillFar(bool),
-    /// Multiplies what is in L1.
+    /// Multiplies data that is in L1.
     Products,
     Encode,
-    /// With the checksums of all strips.
+    /// Encodes with the checksums of all strips.
     EncodeChecked,
-    /// With so many data strips lost.
+    /// Decodes with this many data strips lost.
     Decode(usize),
-    /// Of one block.
+    /// Updates parity after a change of one block.
     Update,
 }
 
@@ -41,7 +41,7 @@ impl Op {
     }
 }
 
-/// Where the data is.
+/// The place of the data: caches or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Warmth {
     Warm,
@@ -73,7 +73,7 @@ impl Warmth {
 
 type Strips<'a> = Vec<&'a mut [u8]>;
 
-/// Works on the memory of a core and returns the bytes of data that it has done.
+/// Works on the memory of a core, and returns the number of data bytes that it processed.
 pub(super) struct Case(Box<dyn Fn(&mut Bed) -> usize + Sync>);
 
 impl Case {
@@ -81,7 +81,7 @@ impl Case {
         (self.0)(bed)
     }
 
-    /// What memory or ports do by themselves.
+    /// A case that measures the rate of memory or of products by itself.
     pub(super) fn limit(kernel: Kernel, op: Op) -> Self {
         if op == Op::Products {
             return Self::products(kernel);
@@ -114,8 +114,8 @@ impl Case {
         }))
     }
 
-    /// Products of four general rows over one strip of 4 KiB taken for all sources, so that all of it is in L1 and a
-    /// call is long: bytes that were multiplied.
+    /// Products of four general rows. One strip of 4 KiB serves as every source, so that all data is in L1
+    /// and a call is long. Counts the bytes that were multiplied.
     fn products(kernel: Kernel) -> Self {
         const K: usize = 28;
         let code = Code::new(K, 4).and_then(|code| code.with_kernel(kernel)).expect("the kernel is there");
@@ -133,7 +133,7 @@ impl Case {
         }))
     }
 
-    /// Our own kernels.
+    /// A case of our own kernels.
     pub(super) fn own(code: &Code, op: Op, warmth: Warmth) -> Result<Self, CodeError> {
         let (k, m) = (code.k(), code.m());
         let residency = warmth.residency();
@@ -152,7 +152,7 @@ impl Case {
             }),
             Op::Decode(lost) => {
                 let plan = code.plan(&(0..lost).collect::<Vec<_>>())?;
-                // Lost are the first strips, and what is read are the k that follow them.
+                // The first strips are lost; the plan reads the k strips after them.
                 Self::of_stripes(k, m, warmth, move |strips, _| {
                     let (made, sources) = strips.split_at_mut(lost);
                     plan.decode_with(&shared(&sources[..k]), made, residency, None);
@@ -165,7 +165,7 @@ impl Case {
         })
     }
 
-    /// The traffic of a cold pass without its arithmetic.
+    /// The memory traffic of a cold pass without its arithmetic.
     pub(super) fn twin(code: &Code, op: Op) -> Self {
         let (k, m) = (code.k(), code.m());
         match op {
@@ -186,7 +186,7 @@ impl Case {
         }
     }
 
-    /// What ISA-L has for the same, with its names.
+    /// The functions of ISA-L for the same operation, with their names.
     pub(super) fn peers(isal: &Isal, code: &Code, op: Op, warmth: Warmth) -> Vec<(&'static str, Self)> {
         let (k, m) = (code.k(), code.m());
         let isal = *isal;
@@ -259,7 +259,7 @@ impl Case {
         }))
     }
 
-    /// Over single blocks: of strip 1, with the new contents from where strip 0 is.
+    /// A case over single blocks: block by block, strip 1 changes to the content of strip 0.
     fn of_blocks(
         k: usize,
         m: usize,
@@ -286,7 +286,8 @@ impl Case {
                 let mut stripes: Vec<Strips<'_>> = stripes.collect();
                 let per_strip = COLD_STRIP_BYTES / BLOCK_BYTES;
                 let all = stripes.len() * per_strip;
-                // An odd step that is no divisor visits every block once, in no order that a prefetcher follows.
+                // An odd step that is coprime to the count visits every block once, in an order that no
+                // prefetcher follows. Nothing here ensures that it is coprime.
                 let step = (all as f64 * 0.618) as usize | 1;
                 for index in 0..all {
                     let at = index * step % all;

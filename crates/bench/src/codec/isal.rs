@@ -1,10 +1,10 @@
-//! Intel's ISA-L, loaded while the benchmark runs where it is installed: the peer of the kernels.
+//! Intel's ISA-L, the peer of the kernels, loaded at run time if it is installed.
 //!
-//! The functions and their shapes are those of ISA-L's headers `erasure_code.h`, `raid.h` and `crc.h` (2.30).
+//! The functions and their types are those of ISA-L's headers `erasure_code.h`, `raid.h` and `crc.h` (2.30).
 //! The library stays loaded until the process ends, so its functions may be called at any time.
 //!
-//! Safety invariant: every call passes pointers to as many strips as the function reads or writes, each of them with
-//! the length that is passed, taken from slices that are borrowed as long as the call.
+//! Safety invariant: every call passes pointers to as many strips as the function reads or writes. Each strip
+//! has the length that is passed, and its slice is borrowed for the duration of the call.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
@@ -17,7 +17,7 @@ type EncodeDataUpdate =
 type Gen = unsafe extern "C" fn(c_int, c_int, *mut *mut c_void) -> c_int;
 type Crc32Iscsi = unsafe extern "C" fn(*mut c_uchar, c_int, c_uint) -> c_uint;
 
-/// Its functions.
+/// The functions of the library.
 #[derive(Clone, Copy)]
 pub(crate) struct Isal {
     init_tables: InitTables,
@@ -28,19 +28,19 @@ pub(crate) struct Isal {
     crc32_iscsi: Crc32Iscsi,
 }
 
-/// Coefficients as ISA-L takes them, 32 bytes for each.
+/// Coefficients in ISA-L's form, 32 bytes for each.
 pub(super) struct Tables {
     bytes: Vec<u8>,
     rows: usize,
 }
 
-/// Most strips of a call.
+/// Maximum number of strips in a call.
 const MAX_STRIPS: usize = 32;
 
 impl Isal {
-    /// The library, if it is installed.
+    /// Loads the library; `None` if it is not installed.
     pub(crate) fn load() -> Option<Self> {
-        // SAFETY: ISA-L's initialisers only look at the processor.
+        // SAFETY: ISA-L's initialisers only detect the processor.
         let library = unsafe { libloading::Library::new("libisal.so.2") }.ok()?;
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         // SAFETY: the types are those of ISA-L's headers.
@@ -59,12 +59,12 @@ impl Isal {
     pub(super) fn tables(&self, k: usize, rows: usize, cell: impl Fn(usize, usize) -> u8) -> Tables {
         let mut cells: Vec<u8> = (0..rows * k).map(|at| cell(at / k, at % k)).collect();
         let mut bytes = vec![0; 32 * rows * k];
-        // SAFETY: `rows` x `k` cells, and 32 bytes for each of them.
+        // SAFETY: there are `rows` x `k` cells, and 32 bytes for each of them.
         unsafe { (self.init_tables)(k as c_int, rows as c_int, cells.as_mut_ptr(), bytes.as_mut_ptr()) };
         Tables { bytes, rows }
     }
 
-    /// `made[i]` becomes the sum of the sources times the coefficients of row i.
+    /// Sets `made[i]` to the sum of the sources times the coefficients of row i.
     pub(super) fn encode(&self, tables: &Tables, sources: &[&[u8]], made: &mut [&mut [u8]]) {
         let len = sources[0].len();
         assert!(sources.iter().all(|strip| strip.len() == len) && sources.len() <= MAX_STRIPS, "shape");
@@ -80,7 +80,7 @@ impl Isal {
         unsafe { (self.encode_data)(len as c_int, k, rows, tables, from.as_mut_ptr(), to.as_mut_ptr()) };
     }
 
-    /// P, or P and Q, of the first k strips into those that follow.
+    /// Computes P, or P and Q, of the first k strips into the strips after them.
     pub(super) fn simple_parity(&self, k: usize, strips: &mut [&mut [u8]]) {
         let len = strips[0].len();
         let made = strips.len() - k;
@@ -93,12 +93,12 @@ impl Isal {
             2 => self.pq_gen,
             made => unreachable!("{made} parity strips"),
         };
-        // SAFETY: by the invariant of this file; the last strips are written.
+        // SAFETY: by the invariant of this file; only the strips after the first k are written.
         let result = unsafe { function((k + made) as c_int, len as c_int, all.as_mut_ptr()) };
         assert_eq!(result, 0, "ISA-L takes these strips");
     }
 
-    /// Brings parity up to date after data strip `column` changed.
+    /// Updates parity after data strip `column` changed from `old` to `new`.
     pub(super) fn update(
         &self,
         tables: &Tables,
@@ -149,7 +149,7 @@ mod tests {
     #[repr(align(64))]
     struct Block([u8; 4096]);
 
-    /// The same bytes from both, so that the benchmark compares the same work.
+    /// Both must make the same bytes, so that the benchmark compares the same work.
     #[test]
     fn isal_makes_the_same_bytes() {
         let Some(isal) = Isal::load() else {

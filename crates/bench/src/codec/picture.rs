@@ -1,22 +1,23 @@
-//! The roofline of one core as a picture: what the kernels do under what memory and ports allow.
+//! Draws the roofline of one core as SVG: the rates of the kernels below the ceilings of memory and ports.
 //!
-//! Across: products for each byte that is moved between memory and core, m k / (k + m): a product is a byte of data
-//! times a coefficient, added to a parity strip. Up: products in a second. Both logarithmic, so a bandwidth is a slope;
-//! that of a code with more parity is lower, because writes are slower than reads, hence the bends.
+//! The horizontal axis is the number of products for each byte moved between memory and core, m k / (k + m).
+//! A product is a byte of data times a coefficient, added to a parity strip. The vertical axis is products
+//! per second. Both axes are logarithmic, so a bandwidth is a sloping line. It bends because writes are
+//! slower than reads, which lowers the bandwidth of a code with more parity.
 
 use super::cases::{Op, Warmth};
 use std::fmt::Write;
 
-/// One core under its ceilings.
+/// The rates of one core and its ceilings.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     kernel: &'static str,
-    /// Products in a second, in L1, in 10^9.
+    /// 10^9 products per second in L1.
     pub(super) products: f64,
     pub(super) columns: Vec<Column>,
 }
 
-/// One code: rates of data in GB/s.
+/// The rates of one code in GB/s of data.
 #[derive(Clone, Debug)]
 pub(super) struct Column {
     k: usize,
@@ -72,7 +73,7 @@ impl Column {
             _ => return,
         };
         match own {
-            // With checksums the ceiling is that of L2 alone.
+            // The ceiling of a pass with checksums is L2 alone.
             Series::WarmChecked => self.warm_roof = Some(ceiling),
             Series::Cold => self.cold_roof = Some(ceiling),
             _ => {}
@@ -90,7 +91,7 @@ impl Column {
     }
 }
 
-/// Places of the picture for values of both axes.
+/// Maps values of both axes to places in the picture.
 struct Axes {
     across: [f64; 2],
     up: [f64; 2],
@@ -106,7 +107,7 @@ impl Axes {
     }
 }
 
-/// The picture, as SVG.
+/// Returns the picture as SVG.
 pub fn draw(roofline: &Roofline) -> String {
     let mut columns = roofline.columns.clone();
     columns.sort_by(|a, b| a.intensity().total_cmp(&b.intensity()));
@@ -162,7 +163,7 @@ fn frame(svg: &mut String, roofline: &Roofline, columns: &[Column], axes: &Axes)
     for (at, column) in columns.iter().enumerate() {
         let x = axes.x(column.intensity());
         line(svg, [x, TOP, x, BOTTOM], "#e5e7eb", "");
-        // Neighbours are close: every second name stands lower.
+        // Neighbours are close, so every second name stands lower.
         let y = BOTTOM + if at % 2 == 0 { 18.0 } else { 34.0 };
         text(svg, [x, y], "middle", &format!("{}+{}", column.k, column.m));
     }

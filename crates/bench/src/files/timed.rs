@@ -1,4 +1,4 @@
-//! Reads that go on for as long as the caller wants, each one timed while the caller says that times count.
+//! Timed reads that go on until the caller ends them, and count only while the caller measures.
 
 use super::{Folder, MIB, open, place, together};
 use penstock_base::BufMut;
@@ -12,22 +12,22 @@ const WAITING: u8 = 0;
 const COUNTING: u8 = 1;
 const OVER: u8 = 2;
 
-/// Whether times count; set by one thread and looked at by those that read.
+/// The phase of the reads: not counting, counting or over. One thread sets it, the reading threads check it.
 #[derive(Debug, Default)]
 pub struct Phase(AtomicU8);
 
 impl Phase {
-    /// From now on times count.
+    /// Reads count from now on.
     pub fn count(&self) {
         self.0.store(COUNTING, Ordering::SeqCst);
     }
 
-    /// From now on times do not count.
+    /// Reads do not count from now on.
     pub fn wait(&self) {
         self.0.store(WAITING, Ordering::SeqCst);
     }
 
-    /// The reads end.
+    /// Ends the reads.
     pub fn end(&self) {
         self.0.store(OVER, Ordering::SeqCst);
     }
@@ -37,7 +37,7 @@ impl Phase {
     }
 }
 
-/// How long reads took.
+/// The durations of reads.
 #[derive(Clone, Debug, Default)]
 pub struct Timed {
     /// In rising order.
@@ -45,18 +45,18 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// Times in any order.
+    /// Takes durations in any order.
     pub fn new(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         Self { sorted: times }
     }
 
-    /// How many there were.
+    /// The number of reads.
     pub fn count(&self) -> usize {
         self.sorted.len()
     }
 
-    /// The time that the share `per_mille` of all did not exceed; zero when there were none.
+    /// The duration that `per_mille` thousandths of the reads did not exceed; zero if there were none.
     pub fn quantile(&self, per_mille: usize) -> Duration {
         let below = (self.sorted.len() * per_mille).div_ceil(1000);
         self.sorted.get(below.saturating_sub(1)).copied().unwrap_or_default()
@@ -64,8 +64,8 @@ impl Timed {
 }
 
 impl Folder {
-    /// Reads `bytes` at a time at places spread over the file, past the page cache, by `jobs` threads, until the phase
-    /// ends. A time counts when its read began and ended while times did.
+    /// Reads `bytes` at a time at places spread over the file, past the page cache, with `jobs` threads,
+    /// until the phase ends. A read counts if it began and ended while the phase was counting.
     pub fn read_while(&self, bytes: usize, jobs: usize, phase: &Phase) -> io::Result<Timed> {
         let all = Mutex::new(Vec::new());
         let blocks = self.amount.file_mib * MIB / bytes;

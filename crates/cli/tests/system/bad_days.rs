@@ -1,4 +1,4 @@
-//! Bad input and bad days: each gives one to three lines that say what, which, why and what to do, and harms nothing.
+//! Tests of bad input and faults: messages name failure, object, reason and remedy; nothing is damaged.
 
 use crate::store::{Store, can_mount, shell, wait_until};
 use rustix::fs::XattrFlags;
@@ -9,7 +9,7 @@ use std::process::{Output, Stdio};
 
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
 
-/// The command was refused in one to three lines that contain `words`.
+/// Asserts that the command was refused in one to three lines that contain `words`.
 fn refused(output: &Output, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "it was refused: {text}");
@@ -42,7 +42,7 @@ fn a_drive_missing_small_foreign_future_or_noise_is_named_and_left_alone() {
     let good = std::fs::read(&path).unwrap();
     let mut future = good.clone();
     for copy in [0, good.len() - 64 * 1024] {
-        // A later version, with the checksum that goes with it.
+        // A later format version with a valid checksum.
         future[copy + 8] = 9;
         let crc = penstock_base::crc32c(&future[copy..copy + 52]);
         future[copy + 52..copy + 56].copy_from_slice(&crc.to_le_bytes());
@@ -82,7 +82,7 @@ fn a_drive_missing_small_foreign_future_or_noise_is_named_and_left_alone() {
     }
     std::fs::write(&path, &good).unwrap();
     store.up();
-    // It comes back with old contents, and is brought up to date.
+    // The drive returns with old contents and is brought up to date.
     store.ok(&["array", "rebuild", "--wait"]);
     wait_until("the store is whole", || store.json(&["status"])["health"] == "ok");
     store.audit();
@@ -102,7 +102,7 @@ fn too_many_lost_drives_are_refused_and_a_store_is_never_made_over_one() {
     for path in &paths[..3] {
         std::fs::rename(store.home.join(path.file_name().unwrap()), path).unwrap();
     }
-    // Without its list of drives the folder is searched.
+    // Without `store.json` the folder is searched for drives.
     std::fs::remove_file(store.dir.join("store.json")).unwrap();
     store.up();
     still_there(&store);
@@ -119,7 +119,7 @@ fn too_many_lost_drives_are_refused_and_a_store_is_never_made_over_one() {
 #[test]
 fn drives_from_the_past_that_are_needed_are_used_only_by_an_administrators_word() {
     let Some(store) = started("past") else { return };
-    // One of those that carry the log of the data array, which begins behind the drives of the other one, stays.
+    // One carrier of the data array's log stays: its carriers begin after the members of the metadata array.
     let paths: Vec<_> = store.drives().into_iter().map(|(_, path)| path).skip(2).take(3).collect();
     let (past, right) = (store.home.join("past"), store.home.join("right"));
     let copy = |to: &Path| {
@@ -158,7 +158,7 @@ fn drives_from_the_past_that_are_needed_are_used_only_by_an_administrators_word(
         store.ok(&["events"]).contains("by an administrator's word")
     });
     store.down();
-    // It was said once.
+    // The loss was accepted once; later starts do not ask again.
     store.up();
     still_there(&store);
 }
@@ -224,7 +224,7 @@ fn the_api_asks_for_token_host_and_origin() {
     store.down();
 }
 
-/// A body that comes after its header, as a busy client sends it, and a second request on the same connection.
+/// Sends a body after its header, as a busy client does, then a second request on the same connection.
 fn a_late_body_costs_no_connection(address: &str, bearer: &str) {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -303,7 +303,7 @@ fn a_full_host_suspends_and_goes_on() {
     store.down();
 }
 
-/// It waited for room for ever, and said nothing.
+/// Regression: the stop waited forever for space on the host, without a message.
 #[test]
 fn a_stop_on_a_full_host_ends_and_says_why() {
     let Some((store, small)) = on_a_host_of("330m", "a_stop_on_a_full_host_ends_and_says_why") else {
@@ -336,7 +336,8 @@ fn a_stop_on_a_full_host_ends_and_says_why() {
     store.down();
 }
 
-/// An instance that was killed on a host with 1 MiB left comes up again, serves what is there, and lets others mount.
+/// An instance that was killed on a host with 1 MiB left starts again, serves its data, and allows further
+/// mounts.
 #[test]
 fn a_store_starts_on_a_host_that_is_almost_full() {
     let test = "a_store_starts_on_a_host_that_is_almost_full";
@@ -365,7 +366,8 @@ fn a_store_starts_on_a_host_that_is_almost_full() {
     store.down();
 }
 
-/// What any user may do with sizes and attributes stops nobody else, and a write takes privileges from a program.
+/// An ordinary user cannot block others with extreme sizes or attributes; a write removes a program's
+/// privileges.
 #[test]
 fn a_user_without_rights_stops_nobody_and_keeps_no_privileges() {
     let Some(store) = started("nobody") else { return };
@@ -382,12 +384,12 @@ fn a_user_without_rights_stops_nobody_and_keeps_no_privileges() {
         return;
     }
     shell(&format!("chmod 1777 {mount}"));
-    // 4 EiB without data, removed with and without its row in the store.
+    // Files of 4 EiB without data, removed before and after their row is in the store.
     shell(&format!(
         "{as_nobody} bash -c 'cd {mount} && truncate -s 4E f && rm f && truncate -s 4E g && exec 3<g && rm g && sync -d . && exec 3<&-'"
     ));
     assert_eq!(store.json(&["fs", "check"])["clean"], true);
-    // Attributes of 64 KiB until there is no space for rows: the store says so, and goes on.
+    // Attributes of 64 KiB until no space for rows is left: this returns ENOSPC, and the store continues.
     let set = |file: &str, name: &str, value: &[u8]| {
         rustix::fs::setxattr(store.mount.join(file), name, value, XattrFlags::empty())
     };
@@ -419,7 +421,7 @@ fn a_user_without_rights_stops_nobody_and_keeps_no_privileges() {
     store.down();
 }
 
-/// A store whose folder lies on a small file system of its own.
+/// Creates a store with its folder on a separate, small file system. None if this machine cannot do that.
 fn on_a_host_of(size: &str, test: &str) -> Option<(Store, Unmount)> {
     if !can_mount(test) {
         return None;
@@ -483,7 +485,8 @@ fn signals_stop_it_in_order() {
     store.down();
 }
 
-/// Any file was taken for a blank drive, and removed: a photograph, and a drive that another store had in use.
+/// Regression: a replacement took any file for a blank drive and removed it, even a drive in use by another
+/// store.
 #[test]
 fn a_replacement_writes_over_nothing_that_somebody_may_want() {
     let Some(store) = started("wanted") else { return };
@@ -507,7 +510,7 @@ fn a_replacement_writes_over_nothing_that_somebody_may_want() {
         refused(&replaced(path), &[why]);
     }
     assert_eq!(std::fs::read(&photograph).unwrap(), [9; 100_000]);
-    // Nor when the other store is stopped.
+    // The other store's drive is also refused while that store is stopped.
     other.down();
     refused(&replaced(theirs), &["of another store"]);
     other.up();

@@ -1,9 +1,9 @@
-//! What tests for `cargo xtask campaign` share: the items that are asked for, and the lines that say how they went.
+//! Shared code of the tests for `cargo xtask campaign`: the choice of items, and the lines that report them.
 
 use serde_json::Value;
 use std::ops::Range;
 
-/// Runs the items of `PENSTOCK_SEEDS=A..B`, or those given, and prints the figures of each.
+/// Runs the items of `PENSTOCK_SEEDS=A..B`, or of `otherwise`, and prints the figures of each.
 pub fn run(otherwise: Range<u64>, run_item: impl Fn(u64) -> Value) {
     for item in penstock_sim::seeds(otherwise) {
         println!("campaign begin {item}");
@@ -11,7 +11,7 @@ pub fn run(otherwise: Range<u64>, run_item: impl Fn(u64) -> Value) {
     }
 }
 
-/// A number from a variable of the environment.
+/// Returns the number in an environment variable, or `otherwise` if it is not set.
 pub fn number(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).map_or(otherwise, |text| text.parse().unwrap())
 }

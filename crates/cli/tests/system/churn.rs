@@ -1,5 +1,7 @@
-//! A long life: files are made, overwritten, appended to and removed while the store is 90 % full, with a full store
-//! now and then. Rates, memory and space are printed over time; what must hold whatever the machine is asserted.
+//! Long-term test of a store that is 90 % full, and at times entirely full.
+//!
+//! Creates, overwrites, appends to and removes files. Prints throughput, memory and space over time. Asserts
+//! only results that do not depend on the machine.
 
 use crate::campaign;
 use crate::store::{Random, Store, can_mount};
@@ -13,23 +15,23 @@ use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
-/// Rows of the table from one full store to the next.
+/// Rows of the printed table between two fillings of the store.
 const ROWS_BETWEEN: u32 = 6;
-/// Below this memory is still being filled with caches.
+/// In shorter runs caches are still filling, so memory growth is not asserted.
 const WARM: Duration = Duration::from_secs(600);
 
-/// What is in a file: each block is one number, repeated.
+/// Expected contents of a file: one number for each block, which is repeated through the block.
 type Contents = Vec<u64>;
 
 struct Churn {
     store: Store,
     random: Random,
     files: BTreeMap<u64, Contents>,
-    /// Files ever made, and numbers ever written.
+    /// Number of files created so far, and the next number to write into a block.
     made: u64,
     stamp: u64,
     blocks: u64,
-    /// Blocks that files may fill.
+    /// Number of blocks that files may fill.
     target: u64,
     steps: u64,
     written: u64,
@@ -45,7 +47,7 @@ impl Churn {
         self.store.mount.join(format!("c{}/f{number}", number % 8))
     }
 
-    /// Writes blocks of a file from one on, each with a number of its own.
+    /// Writes `count` blocks of a file, each with its own number, from block `first`.
     fn write(&mut self, number: u64, first: u64, count: u64) -> std::io::Result<()> {
         let file = File::options().create(true).truncate(false).write(true).open(self.path(number))?;
         let stamps: Vec<u64> = (0..count).map(|at| self.stamp + at).collect();
@@ -88,7 +90,7 @@ impl Churn {
         self.blocks -= self.files.remove(&number).unwrap().len() as u64;
     }
 
-    /// Removes files until so many blocks fit.
+    /// Removes random files until `blocks` more blocks fit.
     fn make_room(&mut self, blocks: u64) {
         while self.blocks + blocks > self.target {
             let number = self.some_file();
@@ -96,7 +98,7 @@ impl Churn {
         }
     }
 
-    /// One operation. There is always room for it.
+    /// Runs one random operation. It always has enough space.
     fn step(&mut self) {
         let length = self.some_length();
         self.steps += 1;
@@ -141,7 +143,8 @@ impl Churn {
         self.space()["available_bytes"].as_u64().unwrap()
     }
 
-    /// Fills the store until it says that it is full, and gives the space back. Returns what was still available.
+    /// Fills the store until ENOSPC and frees the space again. Returns the bytes that were available at
+    /// ENOSPC.
     fn fill(&mut self) -> u64 {
         let path = self.store.mount.join("ballast");
         let file = File::create(&path).unwrap();
@@ -160,7 +163,7 @@ impl Churn {
         self.check(number);
         drop(file);
         std::fs::remove_file(&path).unwrap();
-        // What was freed is usable when its removal is durable; a write waits for that.
+        // Freed space is usable when its removal is durable; a write waits for that.
         let file = File::create(&path).unwrap();
         for at in (0..end / 2).step_by(MIB as usize) {
             file.write_all_at(&bytes, at).unwrap_or_else(|error| panic!("space is back: {error}"));

@@ -1,4 +1,4 @@
-//! Databases on mounts while the service is killed: what they were told is durable is there.
+//! Tests databases on mounts while the service is killed: everything reported as committed must survive.
 
 use crate::campaign;
 use crate::remote_mount::{OPTIONS, mount_at, up_alone};
@@ -13,7 +13,7 @@ const SQLITE: &str = include_str!("sqlite.py");
 const POSTGRES: &str = include_str!("postgres.py");
 const POSTGRES_PROGRAMS: &str = "/usr/lib/postgresql";
 const BETWEEN_KILLS: Duration = Duration::from_secs(5);
-/// A program that has not ended so long after its time hangs.
+/// A program that runs this much longer than planned is considered hung.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn runs(program: &str, words: &[&str]) -> bool {
@@ -21,7 +21,7 @@ fn runs(program: &str, words: &[&str]) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Kills the service and starts it again, so often, and waits for the programs.
+/// Kills and restarts the service `kills` times, then waits for the programs.
 fn kill_under(store: &Store, kills: u64, programs: &mut [Child]) {
     for _ in 0..kills {
         std::thread::sleep(BETWEEN_KILLS);
@@ -35,7 +35,7 @@ fn kill_under(store: &Store, kills: u64, programs: &mut [Child]) {
     }
 }
 
-/// Time for so many kills, and something before and behind them.
+/// Seconds that a program runs: enough for `kills` kills, with a margin before and after them.
 fn seconds(kills: u64) -> String {
     (BETWEEN_KILLS.as_secs() * (kills + 1) + kills).to_string()
 }
@@ -47,7 +47,7 @@ fn sqlite(store: &Store, database: &Path, words: [&str; 3]) -> Child {
     program.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap()
 }
 
-/// Two writers on each of two mounts.
+/// Runs two SQLite writers on each of two mounts.
 fn sqlite_on_two_mounts(name: &str, kills: u64) {
     if !can_mount(name) {
         return;
@@ -90,7 +90,8 @@ fn sqlite_on_two_mounts(name: &str, kills: u64) {
     store.down();
 }
 
-/// On a mount of its own process, which outlives the service. Returns false where there is no Postgres.
+/// Runs Postgres on a mount with its own process, which outlives the service. Skips where there is no
+/// Postgres.
 fn postgres(name: &str, kills: u64) {
     if !can_mount(name) {
         return;
@@ -126,7 +127,7 @@ fn postgres(name: &str, kills: u64) {
     let output = File::create(store.home.join("said")).unwrap();
     let mut program = Command::new("setpriv");
     program.args([format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".into()]);
-    // One that other users may run.
+    // The system's Python, which other users can execute.
     program
         .args(["/usr/bin/python3", "-c", POSTGRES])
         .arg(&data)
@@ -135,7 +136,7 @@ fn postgres(name: &str, kills: u64) {
         .arg(&programs);
     let program = program.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
     let mut running = [program.current_dir("/").spawn().unwrap()];
-    // The program that sets up the database is not made for a disk that loses something.
+    // initdb does not tolerate storage that loses writes: killing begins after it has finished.
     while running[0].try_wait().unwrap().is_none() && notes.metadata().unwrap().len() == 0 {
         std::thread::sleep(Duration::from_millis(100));
     }

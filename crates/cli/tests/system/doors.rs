@@ -1,4 +1,4 @@
-//! Who may come in: other users, who takes a port, who connects and says nothing.
+//! Tests of access control: other users, a stranger on a port of the service, and silent connections.
 
 use crate::remote_mount::{OPTIONS, kill, up_alone};
 use crate::store::{Store, can_mount, shell, wait_until};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const AS_NOBODY: [&str; 5] = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
 
-/// Starts the store without a mount, with listeners on TCP.
+/// Starts the store without a mount, with both TCP listeners.
 fn up_with_ports(store: &Store) {
     up_alone(store, &["--port", "0", "--tcp", "127.0.0.1:0"]);
 }
@@ -26,7 +26,7 @@ fn token(store: &Store, name: &str) -> String {
     std::fs::read_to_string(store.dir.join(name)).unwrap().trim().to_owned()
 }
 
-/// Another user, if this machine lets the test be one.
+/// True if this machine allows the test to run commands as another user. Prints SKIPPED if not.
 fn another_user(test: &str) -> bool {
     let can =
         Command::new("setpriv").args(AS_NOBODY).arg("true").status().is_ok_and(|status| status.success());
@@ -73,7 +73,7 @@ fn another_user_comes_in_by_no_door() {
     }
     let store = Store::new("others", &OPTIONS);
     up_alone(&store, &[]);
-    // Even where the modes are open, as after a careless chmod -R, and the program is another one.
+    // Access is refused even with open modes, as after a careless chmod -R, and to other programs.
     for name in ["api.sock", "data.sock"] {
         std::fs::set_permissions(store.dir.join(name), std::fs::Permissions::from_mode(0o777)).unwrap();
     }
@@ -99,7 +99,7 @@ fn another_user_comes_in_by_no_door() {
     store.down();
 }
 
-/// The service is gone, and its ports are somebody else's now.
+/// Another process takes the ports of a killed service.
 #[test]
 fn who_takes_the_ports_of_a_killed_service_hears_no_token() {
     let test = "who_takes_the_ports_of_a_killed_service_hears_no_token";
@@ -116,7 +116,7 @@ fn who_takes_the_ports_of_a_killed_service_hears_no_token() {
     store.ok(&["mount", by_folder.to_str().unwrap(), "--detach"]);
     assert_eq!(std::fs::read(by_folder.join("file")).unwrap(), b"contents");
     kill("-9", store.pid().unwrap());
-    // The kernel gives a port free a moment after its process is gone.
+    // The kernel frees a port a moment after its process is gone.
     let take = |address: SocketAddr| {
         let mut taken = None;
         wait_until("the port is free", || {
@@ -127,7 +127,7 @@ fn who_takes_the_ports_of_a_killed_service_hears_no_token() {
     };
     let (thief, api_thief) = (take(data), take(api));
     api_thief.set_nonblocking(true).unwrap();
-    // The mount over TCP knocks, and greets whoever is there.
+    // The mount over TCP reconnects and sends its greeting to the stranger.
     let (mut stream, _) = thief.accept().unwrap();
     let mut heard = vec![0; 44];
     stream.read_exact(&mut heard).unwrap();
@@ -143,7 +143,7 @@ fn who_takes_the_ports_of_a_killed_service_hears_no_token() {
     let secret = token(&store, "token.data");
     assert!(!heard.windows(16).any(|part| secret.as_bytes().windows(16).any(|of| of == part)));
     drop((thief, api_thief, stream));
-    // The same port again: the mount goes on.
+    // On the same port again, the mount reconnects and continues.
     up_alone(&store, &["--tcp", &data.to_string()]);
     std::fs::write(store.mount.join("again"), b"more").unwrap();
     assert_eq!(std::fs::read(by_folder.join("again")).unwrap(), b"more");
@@ -167,9 +167,9 @@ fn the_silent_keep_nobody_out_and_the_metrics_token_opens_metrics_only() {
     for address in [data, api] {
         silent.extend((0..200).map(|_| TcpStream::connect(address).unwrap()));
     }
-    // Headers that come byte by byte count as silence.
+    // A header that arrives byte by byte counts as silence.
     for stream in silent.iter_mut().skip(200) {
-        // It may have made room already.
+        // The connection may have been closed already for a newer one.
         let _ = stream.write_all(b"GET /v1/sta");
     }
     let ask = |token: &str, path: &str| {
@@ -189,7 +189,7 @@ fn the_silent_keep_nobody_out_and_the_metrics_token_opens_metrics_only() {
     let pid = store.pid().unwrap();
     let held = std::fs::read_dir(PathBuf::from(format!("/proc/{pid}/fd"))).unwrap().count();
     assert!(held < 400, "{held} descriptors for 400 connections that say nothing");
-    // Who is silent is sent away.
+    // A silent connection is closed in the end.
     silent[399].set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let mut rest = Vec::new();
     let _ = silent[399].read_to_end(&mut rest);

@@ -1,4 +1,4 @@
-//! The end of a mount: what shows it elsewhere, what hides it, the next one, and a lease that ends first.
+//! Tests of the end of a mount: bind mounts of it, mounts over it, the next mount, and a lapsed lease.
 
 use crate::python::Python;
 use crate::remote_mount::{OPTIONS, mount_at, up_alone};
@@ -8,14 +8,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Why a mount point does not stand for its mount alone.
+/// Reasons why a mount point and its mount are not the same thing.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Kind {
-    /// A bind mount shows it too.
+    /// A bind mount shows the same file system.
     Bound,
-    /// It was unmounted lazily while a file was open.
+    /// The mount was unmounted lazily while a file was open.
     Lazy,
-    /// Another file system was mounted over it.
+    /// Another file system is mounted over it.
     Over,
 }
 
@@ -35,7 +35,7 @@ impl Kind {
             Self::Bound => drop(shell(&format!("umount {}", other.display()))),
             Self::Lazy => {}
             Self::Over => {
-                // Another file system there is not ours to take.
+                // The other file system must still be there: Penstock may not unmount it.
                 assert_eq!(std::fs::read_to_string(mount.join("theirs")).unwrap(), "theirs\n");
                 shell(&format!("umount {}", mount.display()));
             }
@@ -51,7 +51,8 @@ fn may_mount_at_will(test: &str) -> bool {
     is_root
 }
 
-/// A stop waited for ever for what somebody else holds, and unmounted what somebody else had mounted there.
+/// Regression: a stop waited forever for users of the mount elsewhere, and unmounted a foreign file system
+/// over it.
 #[test]
 fn a_stop_ends_its_mount_and_nothing_else() {
     let test = "a_stop_ends_its_mount_and_nothing_else";
@@ -94,7 +95,8 @@ fn a_stop_ends_its_mount_and_nothing_else() {
     store.down_in_peace();
 }
 
-/// Without force nothing is taken from who uses it: it is said why the mount goes on, and it ends with its last user.
+/// Without force, an unmount takes the mount from no user: it reports the reason, and the mount ends with its
+/// last user.
 #[test]
 fn an_unmount_says_why_the_mount_goes_on() {
     let test = "an_unmount_says_why_the_mount_goes_on";
@@ -132,7 +134,7 @@ fn an_unmount_says_why_the_mount_goes_on() {
     store.down_in_peace();
 }
 
-/// A file system that somebody has moved over a mount was taken off in its place.
+/// Regression: a foreign file system that was moved over a mount was unmounted in its place.
 #[test]
 fn an_unmount_takes_nothing_off_that_was_moved_over_a_mount() {
     let test = "an_unmount_takes_nothing_off_that_was_moved_over_a_mount";
@@ -159,7 +161,7 @@ fn an_unmount_takes_nothing_off_that_was_moved_over_a_mount() {
     store.down_in_peace();
 }
 
-/// Below a mount that does not answer it was looked for without end.
+/// Regression: a stop hung when the mount point lies below a mount that does not answer.
 #[test]
 fn a_stop_waits_for_no_mount_that_its_own_lies_in() {
     let test = "a_stop_waits_for_no_mount_that_its_own_lies_in";
@@ -176,11 +178,11 @@ fn a_stop_waits_for_no_mount_that_its_own_lies_in() {
     store.mount_by_rest(&inner).unwrap();
     std::fs::write(inner.join("file"), "written").unwrap();
     signal("-STOP", outer);
-    // The kernel may look into the folder above by what it keeps of it.
+    // Waits until the kernel's cached entry of the directory above expires.
     std::thread::sleep(std::time::Duration::from_secs(2));
     store.down();
     signal("-CONT", outer);
-    // Its lease has ended, and what is mounted in it cannot be reached.
+    // The outer mount's lease has lapsed, so mounts inside it are unreachable.
     shell(&format!("umount -l {}", outer_store.mount.display()));
     store.up();
     assert_eq!(std::fs::read_to_string(store.mount.join("file")).unwrap(), "written");
@@ -189,7 +191,8 @@ fn a_stop_waits_for_no_mount_that_its_own_lies_in() {
     outer_store.down();
 }
 
-/// The writes of a mount were settled beside the next one, which lost those that it had taken meanwhile.
+/// Regression: writes of an ended mount were synced while the next mount was running, whose own new writes
+/// were lost.
 #[test]
 fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {
     if !can_mount("the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled") {
@@ -229,8 +232,8 @@ fn the_next_mount_keeps_what_it_takes_while_the_last_one_is_settled() {
     store.down_in_peace();
 }
 
-/// Of a connection that was aborted the kernel says nothing: locks and files that were open on the instance's own mount stayed until it
-/// was started again.
+/// Regression: the kernel does not report an aborted connection. Locks and open files of the instance's own
+/// mount stayed until the instance restarted.
 #[test]
 fn locks_and_open_files_go_with_a_mount_that_is_aborted() {
     let test = "locks_and_open_files_go_with_a_mount_that_is_aborted";
@@ -257,7 +260,7 @@ sys.stdin.read()
     let free_bytes = store.free_bytes();
     let Some(mut holder) = Python::start(test, script, &[&store.mount]) else { return };
     holder.says("ready");
-    // It aborts the connection, and says that the mount is in use.
+    // `umount -f` aborts the connection, and reports that the mount is in use.
     let aborted = Command::new("umount").arg("-f").arg(&store.mount).output().unwrap();
     assert!(!aborted.status.success(), "{aborted:?}");
     holder.close_input();
@@ -276,13 +279,14 @@ sys.stdin.read()
     store.down();
 }
 
-/// A mount that was stopped for longer than its lease served its old pages for ever.
+/// Regression: a mount that was stopped for longer than its lease served old pages forever.
 #[test]
 fn pages_go_with_the_lease() {
     if !can_mount("pages_go_with_the_lease") {
         return;
     }
-    // In a process of its own: whatever this one starts has its open files too, and closing them waits for their mount.
+    // Runs in a separate process: a child of this one would inherit its open files, and closing them waits
+    // for their mount.
     let script = "
 import os, sys, time
 fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -316,10 +320,10 @@ except OSError as error:
         theirs.sync_all().unwrap();
         drop(theirs);
         signal("-CONT", pid);
-        // An error says so too.
+        // An error is acceptable too.
         wait_until("the read to show what was written", || reader.ended().is_some());
         assert!(reader.ended().is_some_and(|status| status.success()));
-        // Its session is over, and it says so from then on.
+        // The session has ended, and every operation of this mount fails from now on.
         store.ok(&["umount", store.mount.to_str().unwrap()]);
         mount_at(&store, &store.mount);
         assert!(std::fs::read(&path).unwrap() == [b'b'; 12_288]);
@@ -330,15 +334,15 @@ except OSError as error:
     }
 }
 
-/// Locks that programs give up while their mount says all of them again: the service heard first that one is given up and then that it is held,
-/// and kept it for ever.
+/// Regression: a program released locks while its mount was reporting all of them again after a restart. The
+/// service processed the release before the report, and kept the locks forever.
 #[test]
 fn locks_that_are_given_up_over_a_restart_stay_so() {
     let test = "locks_that_are_given_up_over_a_restart_stay_so";
     if !can_mount(test) {
         return;
     }
-    // So many are said in several messages.
+    // Enough locks to fill several messages.
     const GIVES_UP: &str = "
 import fcntl, random, sys, time
 files = [open(f'{sys.argv[1]}/locked{number}', 'w+') for number in range(40)]

@@ -1,10 +1,11 @@
-//! `fs check --repair` and `fs damaged` from the command line: exit statuses and what is printed. What a repair mends
-//! is tested on planted damage, in the tests of `penstock-node`.
+//! Tests `fs check --repair` and `fs damaged` from the command line: exit statuses and output.
+//!
+//! The tests of `penstock-node` plant damage and test its repairs.
 
 use crate::store::{Store, can_mount};
 use serde_json::{Value, json};
 
-/// Runs a command that ends with this exit status; returns its standard output and error.
+/// Runs a command that must end with this exit status. Returns its standard output and standard error.
 fn exits(store: &Store, words: &[&str], status: i32) -> (String, String) {
     let output = store.run(words);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -27,7 +28,7 @@ fn a_repair_needs_an_unmounted_store_and_leaves_a_healthy_one_as_it_is() {
     std::fs::create_dir(store.mount.join("folder")).unwrap();
     let contents = vec![7; 3 << 20];
     std::fs::write(store.mount.join("folder/file"), &contents).unwrap();
-    // Freed blocks wait to be discarded: they are no finding.
+    // Freed blocks that wait to be discarded are no finding.
     std::fs::write(store.mount.join("gone"), &contents).unwrap();
     std::fs::File::open(store.mount.join("gone")).unwrap().sync_all().unwrap();
     std::fs::remove_file(store.mount.join("gone")).unwrap();
@@ -41,7 +42,7 @@ fn a_repair_needs_an_unmounted_store_and_leaves_a_healthy_one_as_it_is() {
     assert!(err.contains("nosuch"), "{err}");
 
     store.ok(&["umount"]);
-    // Nobody is there to answer.
+    // Standard input is no terminal, so the question cannot be answered.
     let (_, err) = exits(&store, &["fs", "check", "--repair"], 8);
     assert!(err.contains("--yes"), "{err}");
     let check = json_of(&store, &["fs", "check", "--repair", "--yes", "--json"]);

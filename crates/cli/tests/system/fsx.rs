@@ -1,4 +1,5 @@
-//! fsx on a mount while drives fail and are rebuilt. `cargo xtask campaign fsx` installs the program and names it.
+//! Runs fsx on a mount while drives fail and are rebuilt. `cargo xtask campaign fsx` installs the program and
+//! names it.
 
 use crate::campaign;
 use crate::store::{Random, Store, can_mount};
@@ -6,18 +7,18 @@ use serde_json::{Value, json};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A child that does not outlive its test.
+/// A child process that is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended cannot be killed, and need not be.
+        // Fails if the child has ended, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Takes one or two drives out of service and puts blank ones in their places.
+/// Takes one or two drives out of service and replaces them by blank ones. Returns their number.
 fn fail_and_rebuild(store: &Store, random: &mut Random) -> u64 {
     let drives = store.drives();
     let first = random.below(6) as usize;
@@ -51,7 +52,7 @@ fn exercise(program: &str, seed: u64) -> Value {
         if let Some(status) = fsx.0.try_wait().unwrap() {
             break status;
         }
-        // What ended before this was done while fsx ran.
+        // Counts only rebuilds that ended while fsx was running.
         rounds += 1;
     };
     assert!(status.success(), "fsx: {status}\n{}", std::fs::read_to_string(&log).unwrap());

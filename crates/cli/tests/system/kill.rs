@@ -1,4 +1,4 @@
-//! Line 01.2: kill -9 at random moments under a mixed load with fsync.
+//! Kills the service with kill -9 at random moments under a mixed load with fsync (`cargo xtask show 01.2`).
 
 use crate::campaign;
 use crate::store::{Random, Store, can_mount};
@@ -8,17 +8,17 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What one writer knows of its files: the bytes as last synced, and those written since.
+/// Expected state of one writer's files: contents as last synced, and all contents since.
 #[derive(Default)]
 struct Writer {
     synced: BTreeMap<String, Vec<u8>>,
-    /// Every state of files since their sync: of each byte, any of these may be there.
+    /// All states of a file since its last sync. Each byte may have its value from any of them.
     touched: BTreeMap<String, Vec<Vec<u8>>>,
     acknowledged: u64,
 }
 
 impl Writer {
-    /// Writes until the mount goes away.
+    /// Writes until the mount is gone.
     fn run(mut self, folder: PathBuf, seed: u64) -> Self {
         let mut random = Random(seed | 1);
         while self.step(&folder, &mut random).is_ok() {}
@@ -32,7 +32,7 @@ impl Writer {
         let now = now.cloned().unwrap_or_default();
         match random.below(10) {
             0 => {
-                // Renamed into place: afterwards the old or the new one is there, whole.
+                // Replaces the file by rename: afterwards either the old or the new one is there, complete.
                 let mut bytes = vec![0; 1 + random.below(100_000) as usize];
                 random.fill(&mut bytes);
                 let beside = folder.join(format!("{name}.new"));
@@ -71,7 +71,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Everything acknowledged must be there. Returns the state found, which the next life starts from.
+    /// Asserts that everything acknowledged is there. Returns the state that was found, for the next round.
     fn check(&self, folder: &Path) -> Self {
         let mut found = Self { acknowledged: self.acknowledged, ..Self::default() };
         for (name, synced) in &self.synced {
@@ -90,7 +90,7 @@ impl Writer {
                         let old = synced.get(at);
                         let was_there =
                             Some(byte) == old || states.iter().any(|state| state.get(at) == Some(byte));
-                        // A byte that was never synced may read as zero.
+                        // A byte that was never synced may be zero.
                         assert!(
                             was_there || (old.is_none() && *byte == 0),
                             "{name}: byte {at} was never there"
@@ -109,7 +109,7 @@ impl Writer {
     }
 }
 
-/// Kills one process after the other of one store. Returns how many fsyncs were acknowledged.
+/// Kills the service `count` times on one store. Returns the number of acknowledged fsyncs.
 fn kills(count: u64, seed: u64) -> u64 {
     let store = Store::new("kill", &["--drive-size", "512M"]);
     store.up();
@@ -133,7 +133,7 @@ fn kills(count: u64, seed: u64) -> u64 {
         std::thread::sleep(Duration::from_millis(200 + random.below(3000)));
         store.kill();
         let states: Vec<Writer> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        // The mount of the killed process is stale; `up` takes it away.
+        // The mount of the killed process is stale; `up` removes it.
         store.up();
         writers = states
             .iter()

@@ -1,4 +1,4 @@
-//! A mount that does not reach its service for longer than its lease, and lives.
+//! Tests a live mount that is cut off from its service for longer than its lease.
 
 use crate::python::Python;
 use crate::remote_mount::{OPTIONS, mount_at, mounted, up_alone};
@@ -17,14 +17,14 @@ const FILE_BYTES: usize = 1 << 20;
 /// Longer than the lease of these stores, which is 3 s.
 const LAPSE: Duration = Duration::from_secs(5);
 
-/// Stands between a mount and its service, and forwards what they say.
+/// A proxy between a mount and its service that can stop forwarding.
 struct Line {
     /// True while it forwards.
     open: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Line {
-    /// Serves in `folder` as the instance in `service` does.
+    /// Listens in `folder` and forwards to the instance in `service`.
     fn new(folder: &Path, service: &Path) -> Self {
         std::fs::create_dir_all(folder).unwrap();
         let listener = UnixListener::bind(folder.join("data.sock")).unwrap();
@@ -53,7 +53,7 @@ impl Line {
             let len = from.read(&mut bytes).unwrap_or(0);
             Self::wait(gate);
             if len == 0 || to.write_all(&bytes[..len]).is_err() {
-                // The other direction ends by that too.
+                // Closes the other direction as well.
                 let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
                 return;
             }
@@ -66,19 +66,19 @@ impl Line {
     }
 }
 
-/// Reads the middle of a file by a thread.
+/// Reads the byte in the middle of a file on another thread.
 fn read_soon(file: &File) -> Receiver<std::io::Result<u8>> {
     let file = file.try_clone().unwrap();
     let (done, result) = channel();
     std::thread::spawn(move || {
         let mut byte = [0];
-        // The test may have failed while it waited.
+        // The receiver is gone if the test has failed meanwhile.
         let _ = done.send(file.read_exact_at(&mut byte, FILE_BYTES as u64 / 2).map(|()| byte[0]));
     });
     result
 }
 
-/// Says a byte of a map, again each time that it is told to.
+/// Prints a byte of a shared map, again on each line of input.
 const LOOKS: &str = "
 import mmap, os, sys
 f = os.open(sys.argv[1], os.O_RDONLY)
@@ -87,7 +87,7 @@ while True:
     print(chr(m[len(m) // 2]), flush=True)
     sys.stdin.readline()
 ";
-/// The same with a read.
+/// Prints the same byte, obtained by a read.
 const READS: &str = "
 import os, sys
 f = os.open(sys.argv[1], os.O_RDONLY)
@@ -96,7 +96,7 @@ while True:
     print(chr(os.pread(f, 1, middle)[0]), flush=True)
     sys.stdin.readline()
 ";
-/// Writes the whole file again and again when it is told to.
+/// Writes the whole file over and over after a line of input.
 const WRITES: &str = "
 import os, sys
 f = os.open(sys.argv[1], os.O_WRONLY)
@@ -106,7 +106,8 @@ sys.stdin.readline()
 while True:
     os.pwrite(f, data, 0)
 ";
-/// Does so too, then reads ahead as much as the kernel sends at a time, and stores into a page that a write has filled.
+/// Does the same, then requests as much read-ahead as the kernel sends at a time, and stores into a page that
+/// a write has filled.
 const WRITES_AND_STORES: &str = "
 import mmap, os, sys, threading
 f = os.open(sys.argv[1], os.O_RDWR)
@@ -127,7 +128,8 @@ print('stored', flush=True)
 sys.stdin.readline()
 ";
 const STORED: usize = 100;
-/// Stores into one page each of [`STORED`] files through maps, and syncs them, when it is told to.
+/// Stores into one page of each of [`STORED`] files through maps, and syncs them, each step after a line of
+/// input.
 const STORES: &str = "
 import mmap, os, sys
 maps = []
@@ -156,7 +158,7 @@ fn start_storing(test: &str, folder: &Path) -> Option<Python> {
     Some(storing)
 }
 
-/// A store with a mount that goes over a line, and with another one beside it.
+/// A store with one mount behind a [`Line`], and a place for another, direct mount.
 struct CutOff {
     store: Store,
     line: Line,
@@ -181,19 +183,19 @@ impl CutOff {
         Self { store, line, mount, other, pid }
     }
 
-    /// From here on it is not alone.
+    /// Mounts the second one. From here on the first is not alone.
     fn mount_other(&self) {
         mount_at(&self.store, &self.other);
     }
 
-    /// Changes the file while the line is cut.
+    /// Changes the file through the other mount while the line is cut.
     fn change_beside(&self) {
         let new = OpenOptions::new().write(true).open(self.other.join("file")).unwrap();
         new.write_all_at(&vec![b'n'; FILE_BYTES], 0).unwrap();
         new.sync_all().unwrap();
     }
 
-    /// Call with nothing open in the mount that was cut off.
+    /// Unmounts and stops. The caller has closed everything in the mount that was cut off.
     fn end(self) {
         let at = self.mount.display();
         shell(&format!("umount {at} || umount -l {at}"));
@@ -203,7 +205,8 @@ impl CutOff {
     }
 }
 
-/// It showed its pages for ever, after another mount had changed the file, and said nothing.
+/// Regression: a mount that was cut off served its cached pages forever, without an error, after another
+/// mount changed the file.
 #[test]
 fn a_mount_that_is_cut_off_shows_nothing_old() {
     if !can_mount("a_mount_that_is_cut_off_shows_nothing_old") {
@@ -219,7 +222,7 @@ fn a_mount_that_is_cut_off_shows_nothing_old() {
         Python::start("a_mount_that_is_cut_off_shows_nothing_old", LOOKS, &[cut_off.mount.join("file")]);
     let Some(mut mapped) = mapped else { return };
     mapped.says("o");
-    // One that is away from the pages of the file when the line is cut.
+    // A file with no pages in the kernel's cache when the line is cut.
     std::fs::write(cut_off.other.join("unread"), vec![b'o'; FILE_BYTES]).unwrap();
     let unread = File::open(cut_off.mount.join("unread")).unwrap();
     cut_off.line.set(false);
@@ -237,8 +240,10 @@ fn a_mount_that_is_cut_off_shows_nothing_old() {
     cut_off.end();
 }
 
-/// The line is cut while a program writes through pages. `beside` is what it does then; `readers` say what they see when the file was changed
-/// by the other mount. The store has a short name, since the path of a socket has few bytes.
+/// Cuts the line while a program writes through cached pages. `beside` runs while the line is cut; `readers`
+/// print the byte that they see after the other mount changed the file.
+///
+/// The store's name is short, because the path of a Unix socket is limited to about 100 bytes.
 fn cut_off_while_writing(
     (test, name): (&str, &str),
     script: &str,
@@ -251,7 +256,7 @@ fn cut_off_while_writing(
     let cut_off = CutOff::new(name);
     let path = cut_off.mount.join("file");
     File::create(cut_off.mount.join("file-big")).unwrap().set_len(4 << 30).unwrap();
-    // Opened while the mount is alone, so all go through pages.
+    // Opened while the mount is alone, so that all use cached pages.
     let start = |script: &str| Python::start(test, script, &[&path]);
     let Some(mut writing) = start(script) else { return };
     writing.says("ready");
@@ -274,14 +279,16 @@ fn cut_off_while_writing(
     cut_off.end();
 }
 
-/// The kernel shows pages that a write has filled before the write is answered. They were left in it, as if they were locked.
+/// Regression: the kernel shows pages that a write has filled before the write is answered. The client took
+/// such pages for locked and left them in the cache.
 #[test]
 fn a_write_in_flight_keeps_no_pages_in_a_mount_that_is_cut_off() {
     let test = "a_write_in_flight_keeps_no_pages_in_a_mount_that_is_cut_off";
     cut_off_while_writing((test, "writing-cut-off"), WRITES, &[LOOKS, READS], |_| ());
 }
 
-/// The kernel held the write-back of a page back behind other requests, and a write that had filled it seemed to have it locked.
+/// Regression: the kernel delayed the write-back of a page behind other requests, and the client assumed that
+/// the write which had filled the page had it locked.
 #[test]
 fn a_write_back_that_never_reaches_a_mount_keeps_no_page_in_it() {
     let test = "a_write_back_that_never_reaches_a_mount_keeps_no_page_in_it";
@@ -292,7 +299,7 @@ fn a_write_back_that_never_reaches_a_mount_keeps_no_page_in_it() {
     });
 }
 
-/// Nobody else changes anything while the service is away, for however long: what waited goes on.
+/// While the service is away and nothing else changes, waiting operations continue however long it takes.
 #[test]
 fn a_mount_goes_on_when_its_service_was_away_for_long() {
     if !can_mount("a_mount_goes_on_when_its_service_was_away_for_long") {
@@ -328,7 +335,8 @@ fn a_mount_goes_on_when_its_service_was_away_for_long() {
     store.down();
 }
 
-/// Pages that wait to be written back, which nobody answers, kept the kernel from dropping those of other files.
+/// Regression: dirty pages whose write-back was not answered kept the kernel from dropping pages of other
+/// files.
 #[test]
 fn pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off() {
     if !can_mount("pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off") {
@@ -352,7 +360,7 @@ fn pages_to_be_written_keep_no_old_ones_in_a_mount_that_is_cut_off() {
     cut_off.end();
 }
 
-/// Pages that are taken for written while the service is away are written when it is back.
+/// Pages written back while the service is away are stored when it returns.
 #[test]
 fn pages_written_back_while_the_service_is_away_are_kept() {
     if !can_mount("pages_written_back_while_the_service_is_away_are_kept") {

@@ -1,7 +1,8 @@
-//! The real program: real processes, real FUSE mounts, real files, kill -9.
+//! System tests of the real program: real processes, FUSE mounts, files, and kill -9.
 //!
-//! Needs /dev/fuse; where that is missing each test prints SKIPPED. `PENSTOCK_SHOW=full` with the ignored tests is the
-//! full form (`cargo xtask show`); those named `campaign_of_…` are for `cargo xtask campaign`.
+//! The tests need /dev/fuse; without it each prints SKIPPED. The ignored tests are the full form:
+//! `cargo xtask show` runs them with `PENSTOCK_SHOW=full`, and `cargo xtask campaign` runs those named
+//! `campaign_of_…`.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 
 mod bad_days;

@@ -1,4 +1,5 @@
-//! Two mounts under a load of everything at once. Nothing is said of contents here: the mounts go on, and agree at the end.
+//! Runs a mixed load on two mounts. Contents are not checked while it runs: the mounts must not hang, and
+//! must agree at the end.
 
 use crate::remote_mount::{mount_at, up_alone};
 use crate::store::can_mount;
@@ -10,18 +11,18 @@ use std::time::{Duration, Instant};
 
 const PROGRAM: &str = include_str!("mixed.py");
 const PROGRAMS: usize = 20;
-/// A program that has not ended so long after its time hangs.
+/// A program that runs this much longer than planned is considered hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 const BETWEEN_KILLS: Duration = Duration::from_secs(4);
 const FILES: [&str; 3] = ["one", "two", "three"];
 
-/// The kernel's numbers of FUSE connections, as long as nothing hangs.
+/// The kernel's numbers of the FUSE connections. Call before anything can hang.
 fn connections(mounts: &[PathBuf; 2]) -> Vec<u64> {
     use std::os::unix::fs::MetadataExt;
     mounts.iter().map(|mount| rustix::fs::minor(mount.metadata().unwrap().dev()).into()).collect()
 }
 
-/// Ends all requests of mounts that hang, so that their programs can end.
+/// Aborts all requests of hung mounts, so that their programs can end.
 fn abort(connections: &[u64], control: &Path) {
     std::fs::create_dir_all(control).unwrap();
     let mounted = Command::new("mount").args(["-t", "fusectl", "none"]).arg(control).status();
@@ -46,7 +47,7 @@ fn mixed_load(name: &str, seconds: u64, seed: usize, kills: bool) {
     }
     let (store, mounts, _) = two(name);
     if kills {
-        // The mount of the instance goes with it.
+        // The instance's own mount would end with the instance.
         store.ok(&["umount", mounts[0].to_str().unwrap()]);
         mount_at(&store, &mounts[0]);
     }
@@ -107,7 +108,8 @@ fn two_mounts_go_on_under_a_mixed_load() {
     mixed_load("two_mounts_go_on_under_a_mixed_load", 8, 0, false);
 }
 
-/// Mounts whose leases the service did not know any more dropped pages that were locked for reads which waited for the other.
+/// Regression: after a restart the service did not know the mounts' leases. Each mount dropped pages that
+/// were locked for reads which waited for the other one.
 #[test]
 fn two_mounts_go_on_under_a_mixed_load_and_kills_of_the_service() {
     mixed_load("two_mounts_go_on_under_a_mixed_load_and_kills_of_the_service", 20, 500, true);

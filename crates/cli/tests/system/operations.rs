@@ -1,4 +1,4 @@
-//! What an administrator sees: events over restarts and kills, and what the other commands say of them.
+//! Tests of the administrator's view: events over restarts and kills, and the commands that report them.
 
 use crate::remote_mount::{OPTIONS, up_alone};
 use crate::store::{Store, can_mount, shell, wait_until};
@@ -22,7 +22,7 @@ fn last_seq(events: &[Value]) -> u64 {
     events.last().unwrap()["seq"].as_u64().unwrap()
 }
 
-/// Each of `wanted` occurs, in this order.
+/// Asserts that each of `wanted` occurs, in this order.
 fn in_order(events: &[Value], wanted: &[&str]) {
     let mut found = kinds(events).into_iter();
     for kind in wanted {
@@ -61,7 +61,7 @@ fn events_tell_the_story_over_restarts_and_kills() {
         "{text}"
     );
 
-    // A follower sees what comes, and ends with the instance.
+    // A follower prints new events and ends with the instance.
     let since = last_seq(&story);
     let follower = Store::program()
         .args([
@@ -87,7 +87,7 @@ fn events_tell_the_story_over_restarts_and_kills() {
     let lines: Vec<Value> = followed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(kinds(&lines), ["unmounted"], "{followed}");
 
-    // Without an instance the files are read. A torn end is cut off and said.
+    // Without an instance the files are read. A torn last line is dropped, with an event.
     assert_eq!(events(&store, since), lines);
     let file = store.dir.join("events.jsonl");
     let mut torn = std::fs::read(&file).unwrap();
@@ -99,12 +99,12 @@ fn events_tell_the_story_over_restarts_and_kills() {
     store.up();
     let new = events(&store, last_seq(&lines));
     in_order(&new, &["started", "unclean_end", "events_torn", "drive_missing", "health", "mounted"]);
-    // It misses something.
+    // This write makes the absent drive stale.
     std::fs::write(store.mount.join("meanwhile"), vec![8; 5 << 20]).unwrap();
     store.down();
     std::fs::rename(&away, &drive).unwrap();
     store.up();
-    // A rebuild is a resync of everything that is written, which it may be.
+    // The return may be handled as a rebuild, which is a resync of everything that is written.
     wait_until("the drive's return is whole", || {
         let events = events(&store, last_seq(&new));
         let whole = |event: &&Value| {
@@ -189,7 +189,7 @@ fn a_debug_bundle_has_the_state_and_no_secrets() {
 #[test]
 fn the_service_manager_is_told_of_start_and_stop() {
     let store = Store::new("notify", &SMALL);
-    // Its own short path: a socket's has few bytes.
+    // A short path, because the path of a Unix socket is limited to about 100 bytes.
     let socket = std::env::temp_dir().join(format!("penstock-notify-{}", std::process::id()));
     let listener = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
     let mut up = Store::program();
@@ -224,13 +224,13 @@ fn systemd_takes_the_unit() {
         Err(error) => eprintln!("SKIPPED systemd_takes_the_unit: no systemd-analyze ({error})"),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            // Unknown keys and values are told of and are no failure.
+            // Unknown keys and values are reported, but are no failure.
             assert!(output.status.success() && !said.contains("penstock@"), "{said}");
         }
     }
 }
 
-/// The helper of mount(8) with this program in it, installed into `folder`.
+/// Installs the helper of mount(8) into `folder`, with the path of this program.
 fn install_helper(folder: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/fstab/mount.fuse.penstock");
     let script = std::fs::read_to_string(source)
@@ -270,7 +270,7 @@ fn the_helper_of_mount_is_silent_and_makes_no_store() {
     let (code, said) = mount("noexec");
     assert!(code == Some(1) && said.contains("option noexec"), "{code:?}: {said}");
     for _ in 0..2 {
-        // A stopped store first, then one that runs without a mount.
+        // First with a stopped store, then with one that runs without a mount.
         assert_eq!(mount("rw,nofail,x-systemd.automount,scrub-days=7"), (Some(0), String::new()));
         assert_eq!(std::fs::read(store.mount.join("file")).unwrap(), b"kept");
         let at = store.mount.display().to_string();
@@ -279,7 +279,7 @@ fn the_helper_of_mount_is_silent_and_makes_no_store() {
     store.down();
 }
 
-/// mount(8) itself, with the helper laid over /usr/sbin in a mount namespace of its own.
+/// Runs mount(8) itself, with an overlay that puts the helper into /usr/sbin, in a separate mount namespace.
 #[test]
 fn mount_finds_the_helper() {
     let test = "mount_finds_the_helper";
@@ -313,7 +313,8 @@ fn mount_finds_the_helper() {
     assert_eq!(output.stdout, b"x\n", "nothing is said but by cat");
 }
 
-/// The number of a job that a start of the service had began again at 1: a command that waited took another job's result for its own.
+/// Regression: job numbers began at 1 after each start, so a command that waited took the result of another
+/// job for its own.
 #[test]
 fn a_job_is_known_only_to_the_start_that_began_it() {
     let store = Store::new("jobs", &OPTIONS);
@@ -342,7 +343,7 @@ fn a_job_is_known_only_to_the_start_that_began_it() {
     up_alone(&store, &[]);
     let second = scrub();
     assert_eq!(job(second)["id"].as_u64(), Some(second));
-    assert!(job(first).to_string().contains("ends with the start"), "{}", job(first));
+    assert!(job(first).to_string().contains("jobs end when"), "{}", job(first));
     let umount = store.run(&["umount"]);
     let said = String::from_utf8_lossy(&umount.stderr);
     assert!(!umount.status.success() && said.contains("not mounted"), "{said}");

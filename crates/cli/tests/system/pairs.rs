@@ -1,4 +1,4 @@
-//! Every pair of drives lost: failed under load, and deleted while the store is stopped.
+//! Loses each pair of drives: failed under load, and deleted while the store is stopped.
 
 use crate::campaign;
 use crate::store::{Random, Store, can_mount, manifest, shell, wait_until};
@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const DRIVES: usize = 6;
 
-/// The pairs in order: 0 is drives 0 and 1, 14 is drives 4 and 5.
+/// Returns a pair by number: 0 is drives 0 and 1, 14 is drives 4 and 5.
 fn pair(number: u64) -> [usize; 2] {
     let mut pairs = (0..DRIVES).flat_map(|a| (a + 1..DRIVES).map(move |b| [a, b]));
     pairs.nth(number as usize).expect("six drives have 15 pairs")
 }
 
-/// Files of many sizes.
+/// Writes files of many sizes.
 fn fill(folder: &Path, random: &mut Random, files: usize) {
     for number in 0..files {
         let dir = folder.join(format!("d{}", number % 7));
@@ -27,7 +27,7 @@ fn fill(folder: &Path, random: &mut Random, files: usize) {
     }
 }
 
-/// Writes files over and over until told to stop; every one must be whole in the end.
+/// Writes files repeatedly until it is stopped; every file must be complete at the end.
 struct Writer {
     stop: Arc<AtomicBool>,
     written: Arc<AtomicU64>,

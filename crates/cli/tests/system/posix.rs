@@ -1,4 +1,4 @@
-//! What the kernel and the mount do together, call by call.
+//! Tests system calls on a mount, through the kernel.
 
 use crate::store::{Store, can_mount, shell};
 use rustix::fs::{
@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
 const BLOCK: u64 = 4096;
 
-/// A mounted store, or nothing where this machine cannot mount.
+/// Returns a mounted store, or None if this machine cannot mount.
 fn mounted(test: &str) -> Option<Store> {
     can_mount(test).then(|| {
         let store = Store::new("posix", &SMALL);
@@ -26,7 +26,7 @@ fn new_file(store: &Store, name: &str) -> File {
     File::options().read(true).write(true).create_new(true).open(store.mount.join(name)).unwrap()
 }
 
-/// lseek(2): a write that is only in memory counts, and the end of the file is a hole.
+/// lseek(2): a write that is only in memory counts as data, and the end of the file is a hole.
 #[test]
 fn lseek_tells_data_from_holes() {
     let Some(store) = mounted("lseek_tells_data_from_holes") else { return };
@@ -51,7 +51,7 @@ fn lseek_tells_data_from_holes() {
     store.down_in_peace();
 }
 
-/// fallocate(2) in all its modes, with what the kernel keeps of the file in memory.
+/// fallocate(2) in all its modes, together with the kernel's cached pages.
 #[test]
 fn fallocate_reserves_zeroes_and_punches() {
     let Some(store) = mounted("fallocate_reserves_zeroes_and_punches") else { return };
@@ -86,7 +86,7 @@ fn fallocate_reserves_zeroes_and_punches() {
     store.down();
 }
 
-/// copy_file_range(2) after writes, and into pages that the kernel has.
+/// copy_file_range(2) from unsynced writes, and into cached pages.
 #[test]
 fn copy_file_range_copies_what_was_written() {
     let Some(store) = mounted("copy_file_range_copies_what_was_written") else { return };
@@ -110,7 +110,7 @@ fn copy_file_range_copies_what_was_written() {
     store.down();
 }
 
-/// open(2) with `O_TMPFILE`, and linkat(2) of what it made.
+/// open(2) with `O_TMPFILE`, and linkat(2) of the resulting file.
 #[test]
 fn a_temporary_file_has_no_name_until_it_is_linked() {
     let Some(store) = mounted("a_temporary_file_has_no_name_until_it_is_linked") else { return };
@@ -170,7 +170,7 @@ fn a_whiteout_stays_and_birth_is_told() {
     store.down();
 }
 
-/// acl(5) by setfacl and getfacl: access, default, inheritance, chmod, and the umask beside them.
+/// acl(5) with setfacl and getfacl: access, default, inheritance, chmod and the umask.
 #[test]
 fn access_control_lists_work() {
     let test = "access_control_lists_work";

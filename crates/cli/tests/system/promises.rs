@@ -1,4 +1,4 @@
-//! Promises to a program whose call returns: writes that are synced by their own flags, and a stop of the service.
+//! Tests of durability on return of a call: writes with sync flags, and a stop of the service.
 
 use crate::remote_mount::{OPTIONS, mount_at, up_alone};
 use crate::store::{Store, can_mount, wait_until};
@@ -16,7 +16,7 @@ const SYNC: i32 = 0o4_010_000;
 const DIRECT: i32 = 0o40_000;
 const APPEND: i32 = 0o2000;
 
-/// Files by how they are opened, and whether each write has RWF_DSYNC.
+/// Files by open flags; the last field is true if each write passes RWF_DSYNC.
 const WAYS: [(&str, i32, bool); 9] = [
     ("sync", SYNC, false),
     ("dsync", DSYNC, false),
@@ -41,7 +41,7 @@ fn write_in_all_ways(mount: &Path) {
             false => file.write_all(&[7; 8192]).unwrap(),
             true => {
                 let bytes = [IoSlice::new(&[7; 8192])];
-                // As writev: where the descriptor is.
+                // Writes at the descriptor's position, as writev does.
                 let written = rustix::io::pwritev2(&file, &bytes, u64::MAX, ReadWriteFlags::DSYNC).unwrap();
                 assert_eq!(written, 8192);
             }
@@ -49,7 +49,8 @@ fn write_in_all_ways(mount: &Path) {
     }
 }
 
-/// The kernel syncs no write by itself that passes its pages by: such writes were gone with the service.
+/// Regression: the kernel does not sync direct writes itself, so such writes were lost when the service was
+/// killed.
 #[test]
 fn writes_with_sync_flags_are_durable_when_they_return() {
     if !can_mount("writes_with_sync_flags_are_durable_when_they_return") {
@@ -80,8 +81,8 @@ fn writes_with_sync_flags_are_durable_when_they_return() {
     }
 }
 
-/// Mounts of other processes know the size of what they wrote last. A stop of the service asks them for it before it says that
-/// everything is durable, and does not say so where one gives no answer.
+/// Mounts in other processes have the newest sizes of the files they wrote. A stop has them sync before it
+/// reports that everything is durable, and reports failure if one does not answer.
 #[test]
 fn a_stop_makes_durable_what_mounts_keep() {
     if !can_mount("a_stop_makes_durable_what_mounts_keep") {
@@ -105,10 +106,11 @@ fn a_stop_makes_durable_what_mounts_keep() {
         let found = std::fs::read(other.join(name)).unwrap();
         assert!(found == [3; 100_000], "{name}: {} bytes", found.len());
     }
-    // All of it was durable: nothing is told as lost.
+    // Everything was durable, so no loss is reported.
     open.iter().for_each(|file| file.sync_all().unwrap());
     drop(open);
-    // With nothing left open there: a process that is started closes it on its way, which would wait for the stopped one.
+    // Keeps no file open there: a child process closes its inherited descriptors, which would wait for the
+    // stopped mount.
     drop(write(&store.mount, "lost"));
     let signal = |signal: &str| {
         assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
@@ -131,7 +133,8 @@ fn line(number: u64) -> Vec<u8> {
     format!("{number:>15}\n").into_bytes()
 }
 
-/// Appends lines to a file by pwrite, with an fsync after some of them, until that fails or `over` says so. Returns how many were taken.
+/// Appends lines to a file by pwrite, with an fsync after every 40, until one fails or `over` is set. Returns
+/// the number of lines written.
 fn write_lines(path: &Path, over: &AtomicBool) -> u64 {
     let file = OpenOptions::new().create(true).read(true).write(true).truncate(true).open(path).unwrap();
     let mut taken = 0;
@@ -157,7 +160,8 @@ fn has_lines(path: &Path, taken: u64) {
     assert_eq!(wrong, None, "{}: of {taken} lines this is wrong first; it has {lines}", path.display());
 }
 
-/// Programs write to files of `mount` until `stop` has ended that. Returns how many lines each file took.
+/// Runs programs that write to files of `mount` while `stop` runs. Returns the number of lines that each file
+/// took.
 fn write_over(mount: &Path, stop: impl FnOnce()) -> Vec<u64> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -170,8 +174,9 @@ fn write_over(mount: &Path, stop: impl FnOnce()) -> Vec<u64> {
     })
 }
 
-/// A mount that is in use when the service stops, or its own process, was only detached and went on: what it took after the last look
-/// was lost, and the middle of files became zeros although an fsync had said that all is there.
+/// Regression: a mount in use was only detached when the service or its own process stopped, and kept
+/// accepting writes. Those after the last sync were lost, and the middle of files became zeros although an
+/// fsync had succeeded.
 #[test]
 fn a_mount_that_is_stopped_in_use_loses_nothing() {
     if !can_mount("a_mount_that_is_stopped_in_use_loses_nothing") {
@@ -207,7 +212,8 @@ fn a_mount_that_is_stopped_in_use_loses_nothing() {
     store.down();
 }
 
-/// With one mount alone a page that the kernel had locked for a read or a write waited for a lease that the stop refused.
+/// Regression: on a lone mount, a page that the kernel had locked for a read or a write waited for a lease,
+/// which the stopping service refused.
 #[test]
 fn a_stop_waits_for_no_program_of_a_lone_mount() {
     if !can_mount("a_stop_waits_for_no_program_of_a_lone_mount") {
@@ -227,7 +233,8 @@ fn a_stop_waits_for_no_program_of_a_lone_mount() {
                 }
             });
         }
-        // Whatever it says: programs go on with the next start.
+        // Programs continue after the next start, with whatever outcome of the stops; the outcome is checked
+        // below.
         let mut stops = Vec::new();
         let taken = write_over(&store.mount, || {
             for _ in 0..2 {
@@ -239,7 +246,7 @@ fn a_stop_waits_for_no_program_of_a_lone_mount() {
         assert!(stops.iter().all(|stop| stop.status.success()), "{stops:?}");
         for (number, taken) in taken.into_iter().enumerate() {
             let path = store.mount.join(format!("lines{number}"));
-            // All of it was durable: nothing is told as lost.
+            // Everything was durable, so no loss is reported.
             File::open(&path).unwrap().sync_all().unwrap();
             has_lines(&path, taken);
         }
@@ -248,7 +255,8 @@ fn a_stop_waits_for_no_program_of_a_lone_mount() {
     store.ok(&["down"]);
 }
 
-/// Programs that go on writing where a mount was, after its process was killed, do not keep it from being started again.
+/// Programs that go on writing at the mount point after the mount's process was killed do not prevent a new
+/// mount.
 #[test]
 fn a_start_takes_the_place_of_a_mount_whose_programs_go_on() {
     if !can_mount("a_start_takes_the_place_of_a_mount_whose_programs_go_on") {
@@ -260,7 +268,7 @@ fn a_start_takes_the_place_of_a_mount_whose_programs_go_on() {
     std::thread::scope(|scope| {
         for number in 0..3 {
             let (file, over) = (store.mount.join(format!("log{number}")), &over);
-            // While nobody serves the mount these fail.
+            // These writes fail while nothing is mounted.
             scope.spawn(move || {
                 while !over.load(Relaxed) {
                     let _ = std::fs::write(&file, b"entry");
@@ -276,7 +284,7 @@ fn a_start_takes_the_place_of_a_mount_whose_programs_go_on() {
     });
     wait_until("a file of theirs", || store.mount.join("log0").exists());
     store.down();
-    // What they wrote beside the mount is not the store's.
+    // Files that they wrote below the mount point do not belong to the store.
     std::fs::remove_dir_all(&store.mount).unwrap();
     std::fs::create_dir(&store.mount).unwrap();
 }

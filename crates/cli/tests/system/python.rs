@@ -1,17 +1,17 @@
-//! Programs in Python that a test starts, hears line by line and tells to go on.
+//! Runs Python programs for tests: reads their output line by line and sends them input.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
-/// A program, killed when it is dropped.
+/// A running program, which is killed when this is dropped.
 pub struct Python {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Python {
-    /// Starts one; says SKIPPED where there is no Python.
+    /// Starts a program. Prints SKIPPED and returns None if there is no Python.
     pub fn start(test: &str, script: &str, args: &[impl AsRef<OsStr>]) -> Option<Self> {
         let mut python = Command::new("python3");
         python.args(["-c", script]).args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -26,7 +26,7 @@ impl Python {
         Some(Self { child, output })
     }
 
-    /// The next line that it says; empty if it has ended.
+    /// Returns the next line of output; empty if the program has ended.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -37,17 +37,17 @@ impl Python {
         assert_eq!(self.line(), line);
     }
 
-    /// Ends a `sys.stdin.readline()` of it.
+    /// Lets a `sys.stdin.readline()` in the program return.
     pub fn tell(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
-    /// Ends a `sys.stdin.read()` of it.
+    /// Lets a `sys.stdin.read()` in the program return.
     pub fn close_input(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// Its status, once it has ended by itself.
+    /// Returns the exit status. None while the program runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
@@ -55,7 +55,7 @@ impl Python {
 
 impl Drop for Python {
     fn drop(&mut self) {
-        // It may have ended.
+        // The program may have ended already.
         let _ = (self.child.kill(), self.child.wait());
     }
 }

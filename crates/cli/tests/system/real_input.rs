@@ -1,4 +1,4 @@
-//! Line 01.1: real files, equal by SHA-256 through restarts, lost drives, rebuilds and noise.
+//! Compares real files by SHA-256 after restarts, lost drives, rebuilds and noise (`cargo xtask show 01.1`).
 
 use crate::store::{Random, Store, can_mount, manifest, shell, wait_until};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -16,7 +16,7 @@ struct Size {
 const SHORT: Size = Size { files: 2_000, big_mib: 256, drive: "640M" };
 const FULL: Size = Size { files: 20_000, big_mib: 1024, drive: "4G" };
 
-/// Python with pyarrow, if there is one.
+/// Returns a Python that has pyarrow and sqlite3, if there is one.
 fn python() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools/venv/bin/python");
     let found = std::env::var_os("PENSTOCK_PYTHON").map_or(beside, PathBuf::from);
@@ -27,7 +27,7 @@ fn python() -> Option<PathBuf> {
     works.then_some(found)
 }
 
-/// Copies real files of this machine below `to`.
+/// Copies `count` real files of this machine below `to`.
 fn copy_tree(to: &Path, count: usize) {
     let roots = "/usr/lib/python3* /usr/local/lib/python3* \"$HOME\"/.pyenv/versions/*/lib \"$HOME\"/.cargo/registry/src \"$HOME\"/.rustup/toolchains/*/share /usr/share /usr/include";
     shell(&format!(
@@ -126,7 +126,8 @@ fn real_input(size: &Size) {
     input.store.down();
 }
 
-/// The first two drives, which hold metadata too, deleted while stopped; then rebuilt, and two others lost.
+/// Deletes the first two drives, which contain metadata too, while the store is stopped; rebuilds; then loses
+/// two others.
 fn lose_two_while_stopped(input: &Input) {
     let drives = input.store.drives();
     input.store.down();
@@ -193,7 +194,7 @@ fn lose_two_under_load(input: &Input) {
     input.check("after the rebuild under load and a restart");
 }
 
-/// 1 % of one drive overwritten with noise, superblock included, behind the store's back.
+/// Overwrites 1 % of one drive with noise while the store is stopped, including the first superblock.
 fn noise(input: &Input) {
     let drives = input.store.drives();
     input.store.down();

@@ -1,4 +1,4 @@
-//! A mount by a process of its own, and the bad days of both processes.
+//! Tests a mount in its own process, with kills of the mount and of the service.
 
 use crate::store::{Store, can_mount, is_alive, wait_until};
 use std::fs::File;
@@ -16,7 +16,7 @@ pub fn up_alone(store: &Store, more: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Mounts in a process of its own; its id.
+/// Mounts in a separate process. Returns its process id.
 fn mount(store: &Store) -> u32 {
     mount_at(store, &store.mount)
 }
@@ -25,7 +25,7 @@ pub fn mount_at(store: &Store, path: &Path) -> u32 {
     mounted(&store.ok(&["mount", path.to_str().unwrap(), "--detach"]))
 }
 
-/// The id of the process that a mount in the background named.
+/// Returns the process id in the output of `mount --detach`.
 pub fn mounted(said: &str) -> u32 {
     let words: Vec<&str> = said.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let at = words.iter().position(|word| *word == "process").unwrap();
@@ -57,16 +57,17 @@ fn a_mount_of_its_own_process_over_kills_of_both() {
     assert_eq!(std::fs::read(store.mount.join("file")).unwrap(), contents);
     assert!(store.ok(&["status"]).contains(&format!("process {first}")));
 
-    // The one that serves is killed and started again, elsewhere: the mount goes on.
+    // The service is killed and restarted: the mount continues.
     File::open(store.mount.join("file")).unwrap().sync_all().unwrap();
     let mut open = File::options().read(true).append(true).open(store.mount.join("file")).unwrap();
     open.write_all(b"not synced").unwrap();
     store.kill();
     up_alone(&store, &[]);
-    // The mount hears of it. A close by who does not look at what it says takes the word of a loss from nobody.
+    // A request lets the mount notice the restart. A close that ignores errors must not consume the report of
+    // lost writes, which the next fsync returns.
     std::fs::read_dir(&store.mount).unwrap().for_each(|entry| drop(entry.unwrap()));
     drop(open.try_clone().unwrap());
-    // The periodic sync may have been faster than the kill.
+    // The periodic sync may have run before the kill.
     let kept = match open.sync_all() {
         Ok(()) => &b"not synced"[..],
         Err(error) => {
@@ -79,7 +80,7 @@ fn a_mount_of_its_own_process_over_kills_of_both() {
     open.sync_all().unwrap();
     assert!(std::fs::metadata(store.mount.join("folder")).unwrap().is_dir());
 
-    // A file that is open and has no name; the mount's process is killed with it.
+    // An open file without a name; the mount's process is killed while it is open.
     let doomed = store.mount.join("doomed");
     std::fs::write(&doomed, &contents).unwrap();
     let mut held = File::open(&doomed).unwrap();
@@ -94,7 +95,7 @@ fn a_mount_of_its_own_process_over_kills_of_both() {
     wait_until("what it had open is gone", || inodes() == 3);
     drop((open, held));
 
-    // The next mount takes the remains away, and ends in order.
+    // The next mount removes the stale one, and ends in order.
     let third = mount(&store);
     let found = std::fs::read(store.mount.join("file")).unwrap();
     assert!(found.starts_with(&[&contents, kept].concat()) && found.ends_with(b"again"), "{}", found.len());

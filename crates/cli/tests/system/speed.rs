@@ -1,12 +1,13 @@
-//! Line 01.6: a first feel of speed, beside a file system that does nothing, in the same run. Never a test that fails
-//! on a figure.
+//! First measurement of speed, interleaved with a file system that does nothing (`cargo xtask show 01.6`).
+//!
+//! No figure makes a test fail.
 
 use crate::store::{Store, can_mount};
 use penstock_bench::files::{Amount, Folder, Work};
 use std::time::Duration;
 
 const RUNS: usize = 5;
-/// Name, work, unit, and how many units of the work make one of it.
+/// Name, workload, unit, and the number of the workload's units in one of those.
 const LINES: [(&str, Work, &str, f64); 7] = [
     ("1 MiB O_DIRECT write, fsync at the end", Work::WriteDirect, "MB/s", 1e6),
     ("1 MiB O_DIRECT read", Work::ReadDirect, "MB/s", 1e6),

@@ -1,4 +1,4 @@
-//! A store in a folder of its own, run by the real program, cleaned up whatever happens.
+//! Test helper: a store in its own folder, run by the real program and removed when it is dropped.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 static NEXT: AtomicU32 = AtomicU32::new(0);
 const LIVENESS: Duration = Duration::from_secs(120);
 
-/// Whether this machine can mount; says SKIPPED when it cannot.
+/// True if this machine can mount. Prints SKIPPED if not.
 pub fn can_mount(test: &str) -> bool {
     let fuse = Path::new("/dev/fuse").exists();
     let helper = is_root() || Path::new("/usr/bin/fusermount3").exists();
@@ -31,7 +31,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A folder for a store; nothing runs yet.
+    /// Creates a folder for a store. No instance runs yet.
     pub fn new(name: &str, options: &[&str]) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let base = std::env::var_os("PENSTOCK_TEST_DIR")
@@ -51,7 +51,7 @@ impl Store {
         Self::program().arg("--dir").arg(&self.dir).args(words).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Runs a command that must work.
+    /// Runs a command that must succeed. Returns its standard output.
     pub fn ok(&self, words: &[&str]) -> String {
         let output = self.run(words);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -90,7 +90,7 @@ impl Store {
         assert!(!self.dir.join("run.json").exists(), "a stopped instance leaves no run.json");
     }
 
-    /// The same for an instance that nothing went wrong with, which has said of no error.
+    /// Stops the instance and asserts that its log contains no error.
     pub fn down_in_peace(&self) {
         self.down();
         let log = self.log();
@@ -106,7 +106,7 @@ impl Store {
         Some(serde_json::from_slice::<Value>(&run).ok()?["pid"].as_u64()? as u32)
     }
 
-    /// kill -9, and waits until the process is gone.
+    /// Sends kill -9 and waits until the process is gone.
     pub fn kill(&self) {
         let pid = self.pid().expect("it runs");
         assert!(Command::new("kill").arg("-9").arg(pid.to_string()).status().unwrap().success());
@@ -130,7 +130,7 @@ impl Store {
         wait_until("the store is whole", || self.json(&["status"])["health"] == "ok");
     }
 
-    /// Has the instance mount at a path, by its REST API.
+    /// Has the instance mount at a path, through its REST API.
     pub fn mount_by_rest(&self, path: &Path) -> Result<(), String> {
         let body = format!("{{\"path\": \"{}\"}}", path.display());
         let mut curl = Command::new("curl");
@@ -154,7 +154,7 @@ impl Store {
         self.json(&["status"])["free_bytes"].as_u64().unwrap()
     }
 
-    /// Removes everything; all space must come back, and nothing be left of what was there.
+    /// Removes all files. Asserts that all space is free again and nothing else is left.
     pub fn check_empty(&self, free_bytes: u64) {
         shell(&format!("rm -rf {0}/* && sync -f {0}", self.mount.display()));
         let written = || {
@@ -169,7 +169,7 @@ impl Store {
         self.audit();
     }
 
-    /// Everything that must hold of a store at rest.
+    /// Asserts everything that holds for a store at rest: clean check, clean scrub, full redundancy.
     pub fn audit(&self) {
         let check = self.json(&["fs", "check"]);
         assert_eq!(check["clean"], true, "{check}");
@@ -189,7 +189,7 @@ impl Drop for Store {
             let _ = Command::new("kill").arg("-9").arg(pid.to_string()).status();
             wait_until("the process is gone", || !is_alive(pid));
         }
-        // Also those of processes of their own, which end when their mount is taken away.
+        // Unmounts the mounts of separate processes too; these end when they are unmounted.
         let home = self.home.display().to_string();
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let here =
@@ -212,7 +212,7 @@ pub fn is_alive(pid: u32) -> bool {
     state.is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
 }
 
-/// Waits for something that must come; the bound only says that it never did.
+/// Waits until `done` returns true. Panics after [`LIVENESS`], which is generous for every machine.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -221,7 +221,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Runs a shell script that must work.
+/// Runs a shell script that must succeed. Returns its standard output.
 pub fn shell(script: &str) -> String {
     let output = Command::new("bash").arg("-c").arg(format!("set -euo pipefail\n{script}")).output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
@@ -229,12 +229,12 @@ pub fn shell(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// SHA-256 of every file below a folder, by relative path.
+/// Returns the SHA-256 of every file below a folder, by relative path.
 pub fn manifest(folder: &Path) -> String {
     shell(&format!("cd {} && find . -type f -print0 | sort -z | xargs -0 -r sha256sum", folder.display()))
 }
 
-/// Small pseudo-random numbers from a seed.
+/// Pseudo-random numbers from a seed other than 0 (xorshift and a multiplication).
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,7 +1,7 @@
-//! Two mounts of one file system, by two processes: the same files, at the same time.
+//! Tests two mounts of one file system by two processes, used at the same time.
 //!
-//! Histories of what several threads did through both are checked for linearizability by porcupine
-//! (`tests/linearizable`), where Go is installed.
+//! Histories of operations through both mounts are checked for linearizability by porcupine
+//! (`tests/linearizable`), if Go is installed.
 
 use crate::python::Python;
 use crate::remote_mount::{OPTIONS, kill, mount_at, up_alone};
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 const RECORD: usize = 32;
 
-/// A store that is mounted by its own process and by another one.
+/// Creates a store with the instance's own mount and a second one in its own process. Returns that process's
+/// id too.
 pub(crate) fn two(name: &str) -> (Store, [PathBuf; 2], u32) {
     let store = Store::new(name, &OPTIONS);
     store.up();
@@ -54,7 +55,7 @@ fn two_mounts_show_one_file_system() {
     growth_is_seen_without_a_look(&mounts);
     programs_with_maps_take_turns(&mounts);
     growth_is_known_before_it_matters(&mounts);
-    // A mount that dies gives its leases and its locks back.
+    // A mount that is killed loses its leases and locks.
     let path = |at: usize| mounts[at].join("held");
     write_new(&path(0), &[1; 100_000]);
     let theirs = OpenOptions::new().read(true).write(true).open(path(1)).unwrap();
@@ -78,7 +79,8 @@ fn two_mounts_show_one_file_system() {
     store.down();
 }
 
-/// A write takes a program's capabilities from a file also when another mount gave them between two times alone.
+/// A write removes a program's capabilities from a file, even if another mount set them between two periods
+/// in which this mount was alone.
 fn capabilities_that_another_gave_go(store: &Store, mounts: &[PathBuf; 2]) {
     let name = "program";
     let append = || {
@@ -87,7 +89,8 @@ fn capabilities_that_another_gave_go(store: &Store, mounts: &[PathBuf; 2]) {
     };
     let leaves = || {
         store.ok(&["umount", mounts[1].to_str().unwrap()]);
-        // Until the mount that is left knows that it is alone: it may hear of that later, and then looks anyway.
+        // Waits until the remaining mount knows that it is alone. If it learns this later, it checks the
+        // capabilities anyway.
         std::thread::sleep(Duration::from_secs(2));
     };
     leaves();
@@ -129,7 +132,8 @@ fn appends_from_both(mounts: &[PathBuf; 2]) {
     }
 }
 
-/// Who opens a name while another renames versions over it finds one of them, whole, and never an older one again.
+/// A name that another mount replaces by rename always opens to one complete version, never to an older one
+/// than before.
 fn renames_against_opens(mounts: &[PathBuf; 2]) {
     let version = |number: u64| number.to_le_bytes().repeat(3000);
     write_new(&mounts[0].join("name"), &version(0));
@@ -156,8 +160,8 @@ fn renames_against_opens(mounts: &[PathBuf; 2]) {
 }
 
 fn locks_keep_others_out(mounts: &[PathBuf; 2]) {
-    // A counter that each round reads and writes under a lock: fcntl from one half of the threads' rounds, as all of
-    // them must use one kind.
+    // In each round, increments a counter in the file under a lock. One file is used with fcntl locks,
+    // another with flock.
     for kind in ["fcntl", "flock"] {
         write_new(&mounts[0].join(kind), &0u64.to_le_bytes());
         let rounds = 40;
@@ -165,7 +169,8 @@ fn locks_keep_others_out(mounts: &[PathBuf; 2]) {
             for mount in mounts.iter().chain(mounts) {
                 scope.spawn(move || {
                     for _ in 0..rounds {
-                        // POSIX locks belong to the process: threads of this one would not keep each other out.
+                        // POSIX locks belong to the process, so threads of this one would not exclude each
+                        // other.
                         let _turn = (kind == "fcntl").then(|| turn_of(mount));
                         let file = OpenOptions::new().read(true).write(true).open(mount.join(kind)).unwrap();
                         match kind {
@@ -175,7 +180,7 @@ fn locks_keep_others_out(mounts: &[PathBuf; 2]) {
                         let mut bytes = [0; 8];
                         file.read_exact_at(&mut bytes, 0).unwrap();
                         file.write_all_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), 0).unwrap();
-                        // close() gives the lock up.
+                        // close() releases the lock.
                     }
                 });
             }
@@ -183,7 +188,7 @@ fn locks_keep_others_out(mounts: &[PathBuf; 2]) {
         let found = std::fs::read(mounts[1].join(kind)).unwrap();
         assert_eq!(u64::from_le_bytes(found.try_into().unwrap()), 4 * rounds, "{kind}");
     }
-    // Parts of a file, and what is in the way; a wait that a signal ends.
+    // A lock that conflicts with the other mount's, and a wait for it that a signal ends.
     let held = File::open(mounts[0].join("flock")).unwrap();
     held.lock().unwrap();
     let tried = File::open(mounts[1].join("flock")).unwrap();
@@ -199,8 +204,10 @@ fn locks_keep_others_out(mounts: &[PathBuf; 2]) {
     tried.lock().unwrap();
 }
 
-/// Programs on both mounts that read a file, and then write a part of a page of it: the kernel locked the page until the
-/// write had its lease, which each took from the other one's page.
+/// Runs programs on both mounts that read a file and then write part of a page of it.
+///
+/// Regression: the kernel had the page locked until the write had its lease, which each mount needed from the
+/// page of the other.
 fn read_then_write(mounts: &[PathBuf; 2], period: Duration) {
     write_new(&mounts[0].join("turns"), &[1; 50_000]);
     let start = Instant::now();
@@ -219,13 +226,13 @@ fn read_then_write(mounts: &[PathBuf; 2], period: Duration) {
     });
 }
 
-/// One lock for each mount, within this process.
+/// Returns one mutex for each mount, within this process.
 fn turn_of(mount: &Path) -> std::sync::MutexGuard<'static, ()> {
     static TURNS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
     TURNS[usize::from(mount.ends_with("other"))].lock().unwrap()
 }
 
-/// A program that is given both mounts.
+/// Runs a script with both mounts as its arguments.
 fn run_python(what: &str, script: &str, mounts: &[PathBuf; 2]) {
     let mut python = Command::new("python3");
     let done = python.args(["-c", script]).args(mounts).stdin(Stdio::null()).output();
@@ -236,7 +243,7 @@ fn run_python(what: &str, script: &str, mounts: &[PathBuf; 2]) {
     }
 }
 
-/// What one maps and changes the other sees, in its own map and by read.
+/// Changes through a map on one mount are visible on the other, both in its map and by read.
 fn mapped_files(mounts: &[PathBuf; 2]) {
     let script = "
 import mmap, os, sys
@@ -282,8 +289,8 @@ for child in children:
     run_python("mapped files", script, mounts);
 }
 
-/// A program writes, punches, zeros and copies bytes of a page while others of its mount store in other bytes of it. All find
-/// what they did last, with readers on the other mount or without.
+/// Programs write, punch, zero and copy bytes of a page while others on the same mount store into other bytes
+/// of it. All find their last values, with and without readers on the other mount.
 fn writes_beside_stores(mounts: &[PathBuf; 2]) {
     let script = "
 import ctypes, mmap, os, signal, sys, time
@@ -344,8 +351,8 @@ for readers in (0, 1):
     run_python("writes beside stores", script, mounts);
 }
 
-/// A program appends while others of both mounts store into maps of what it has appended, in the last page too, and follow it: all
-/// is kept, and nobody finds anything but what was appended.
+/// A program appends while others on both mounts read the file, and store into maps of the appended records,
+/// in the last page too. Everything is kept, and readers find only appended records.
 fn appends_beside_stores(mounts: &[PathBuf; 2]) {
     let script = "
 import mmap, os, signal, sys, time
@@ -420,7 +427,8 @@ for path in (mine, theirs):
     run_python("appends beside stores", script, mounts);
 }
 
-/// An instance is told to mount in a directory of another mount of its own store: looking at that needs the instance.
+/// An instance mounts in a directory of another mount of its own store: examining that directory needs the
+/// instance.
 #[test]
 fn an_instance_mounts_inside_another_mount() {
     if !can_mount("an_instance_mounts_inside_another_mount") {
@@ -436,7 +444,7 @@ fn an_instance_mounts_inside_another_mount() {
     end(&store, &mounts);
 }
 
-/// The beginning of a script: programs on both mounts that store into maps of the same files as fast as they can.
+/// First part of a script: programs on both mounts store into maps of the same files as fast as they can.
 const STORES: &str = "
 import mmap, os, signal, sys, time
 FILES = 64
@@ -463,7 +471,8 @@ def end(children):
         os.waitpid(child, 0)
 ";
 
-/// Many programs on each mount store into maps of the same files as fast as they can: none waits until the others end.
+/// Many programs on each mount store into maps of the same files as fast as they can: none waits until the
+/// others end.
 fn programs_with_maps_take_turns(mounts: &[PathBuf; 2]) {
     let script = "
 ROUNDS = 3
@@ -490,8 +499,8 @@ for number in range(FILES):
     run_python("maps of many programs", &format!("{STORES}{script}"), mounts);
 }
 
-/// A mount is killed while its kernel drops pages for the other one. Threads that waited for pages there kept it, and the programs on
-/// it, for ever.
+/// Regression: when a mount was killed while its kernel dropped pages for the other one, threads that waited
+/// for pages kept the connection open, and programs on the mount hung forever.
 #[test]
 fn programs_end_when_their_mount_is_killed() {
     if !can_mount("programs_end_when_their_mount_is_killed") {
@@ -511,7 +520,7 @@ end(children)
     };
     programs.says("ready");
     std::thread::sleep(Duration::from_secs(3));
-    // So they do where the guard was killed before: there is another one.
+    // The same holds after the guard was killed, because another guard is started.
     let guard = || {
         let threads = std::fs::read_dir(format!("/proc/{other}/task")).unwrap().flatten();
         let children =
@@ -520,7 +529,7 @@ end(children)
     };
     let first = guard().expect("a guard");
     kill("-9", first);
-    // The mount may end before the next guard has asked to hear of that.
+    // The mount may be killed before the next guard has asked for the signal of its end.
     let give_up = Instant::now() + Duration::from_secs(60);
     let next = loop {
         match guard().filter(|another| *another != first) {
@@ -548,8 +557,8 @@ end(children)
     end(&store, &mounts);
 }
 
-/// Descriptors and a map from before another mount made the file longer come to its new end without a read or a question for
-/// attributes: for sendfile and faults of a map the kernel asks for no size.
+/// Descriptors and a map from before another mount extended the file reach its new end without a read or a
+/// request for attributes: for sendfile and page faults the kernel does not ask for the size.
 fn growth_is_seen_without_a_look(mounts: &[PathBuf; 2]) {
     let script = "
 import ctypes, mmap, os, sys, time
@@ -584,9 +593,9 @@ for size in (200, 5000, 1000000):
     run_python("growth", script, mounts);
 }
 
-/// A program that changes a file which another mount has made longer just before loses nothing and overwrites nothing: what
-/// it stores through a map behind the old end is written back, the end that it finds after its own append is the end, and under
-/// a lock so is that of a kernel that appends by itself.
+/// A program that changes a file just after another mount extended it loses and overwrites nothing. Stores
+/// through a map beyond the old end are written back, the end after its own append is the true end, and under
+/// a lock so is the end at which the kernel itself appends.
 fn growth_is_known_before_it_matters(mounts: &[PathBuf; 2]) {
     let script = "
 import ctypes, fcntl, mmap, os, sys
@@ -636,8 +645,10 @@ for n in range(12):
     run_python("sizes", script, mounts);
 }
 
-/// A lock of a process goes when it closes the file, and not when a handle is released that it used before: a child that had
-/// inherited that handle took the lock away which its parent had got through another one since.
+/// A process loses its lock when it closes the file, not when a handle is released that it used earlier.
+///
+/// Regression: a child that had inherited an earlier handle released the lock that its parent had acquired
+/// through a newer one.
 fn locks_outlive_handles_of_others(mounts: &[PathBuf; 2]) {
     write_new(&mounts[0].join("posix"), b"");
     let open = |at: usize| OpenOptions::new().read(true).write(true).open(mounts[at].join("posix")).unwrap();
@@ -650,21 +661,23 @@ fn locks_outlive_handles_of_others(mounts: &[PathBuf; 2]) {
     fcntl_lock(&second, FlockOperation::LockExclusive).unwrap();
     assert!(child.wait().unwrap().success());
     std::thread::sleep(Duration::from_millis(300));
-    // To the service the other mount is another process.
+    // To the service, the other mount is another process.
     let other = open(1);
     assert!(fcntl_lock(&other, FlockOperation::NonBlockingLockExclusive).is_err(), "the lock is held");
     drop(second);
     fcntl_lock(&other, FlockOperation::LockExclusive).unwrap();
 }
 
-/// Reads end where the file ends, whatever the kernel believed before: they ended at an older size when a notice to drop pages
-/// crossed the kernel's question for the size, and went on with zeros when another mount had cut the file. Two programs on
-/// each mount append, and with `locks` also cut; readers know the size that was acknowledged before they began. Returns
-/// how many reads there were.
+/// Reads end where the file ends, whatever size the kernel has cached. Two programs on each mount append, and
+/// with `locks` also truncate; readers know a size that was acknowledged before they began. Returns the
+/// number of reads.
+///
+/// Regression: reads ended at an older size when a notice to drop pages crossed the kernel's request for the
+/// size, and continued with zeros after another mount had truncated the file.
 fn reads_reach_the_end(mounts: &[PathBuf; 2], locks: bool, wanted: u64, period: Duration) -> u64 {
     let name = format!("growing-{locks}");
     write_new(&mounts[0].join(&name), b"");
-    // From here on both know that they are two.
+    // From here on each mount knows of the other.
     write_new(&mounts[1].join(format!("{name}.size")), &0u64.to_le_bytes());
     let (start, reads) = (Instant::now(), AtomicU64::new(0));
     let appends = Mutex::new(());
@@ -688,7 +701,7 @@ fn reads_reach_the_end(mounts: &[PathBuf; 2], locks: bool, wanted: u64, period: 
                         let mut end = file.metadata().unwrap().len();
                         if locks && round % 16 >= 8 || end > 4 << 20 {
                             end /= 3;
-                            // Without locks nobody may look meanwhile.
+                            // Without locks, size 0 tells readers not to check during the truncation.
                             size.write_all_at(&0u64.to_le_bytes(), 0).unwrap();
                             file.set_len(if locks { end } else { 0 }).unwrap();
                             end = if locks { end } else { 0 };
@@ -726,7 +739,7 @@ fn reads_reach_the_end(mounts: &[PathBuf; 2], locks: bool, wanted: u64, period: 
                         file.unlock().unwrap();
                         assert_eq!((found, zeros), (wanted, 0), "round {round} of {who}");
                     }
-                    // One that was cut and grew meanwhile says nothing.
+                    // A file that was truncated and extended meanwhile proves nothing.
                     assert!(
                         locks || again < wanted || found >= wanted,
                         "round {round} of {who}: {found} < {wanted}"
@@ -738,8 +751,9 @@ fn reads_reach_the_end(mounts: &[PathBuf; 2], locks: bool, wanted: u64, period: 
     reads.load(Relaxed)
 }
 
-/// After a restart of the service the mounts keep nothing that it does not know of: they wrote over each other, and each read
-/// what it had kept.
+/// After a restart of the service, the mounts keep no data under leases that it does not know.
+///
+/// Regression: they overwrote each other's data, and each read its own cached pages.
 fn files_shared_over_a_restart(store: &Store, mounts: &[PathBuf; 2]) {
     let open = |at: usize| OpenOptions::new().read(true).write(true).open(mounts[at].join("shared")).unwrap();
     write_new(&mounts[1].join("shared"), &[0; 8]);
@@ -755,7 +769,7 @@ fn files_shared_over_a_restart(store: &Store, mounts: &[PathBuf; 2]) {
         }
     };
     rounds(&files, 40);
-    // The mount of the instance itself goes with it, so both are mounts of their own from here on.
+    // The instance's own mount ends with the instance, so both are separate processes from here on.
     drop(files);
     store.ok(&["umount", mounts[0].to_str().unwrap()]);
     mount_at(store, &mounts[0]);
@@ -789,14 +803,14 @@ fn two_mounts_agree_under_locks_and_after_a_restart() {
     store.ok(&["down"]);
 }
 
-/// Operations as the checker reads them.
+/// A history of operations, in the format that the checker reads.
 struct History {
     start: Instant,
     lines: Mutex<Vec<String>>,
 }
 
 impl History {
-    /// Does an operation and notes when it began, when it ended, and what came of it.
+    /// Runs an operation and records its start, its end and its result.
     fn note(
         &self,
         about: (&str, &str, usize),
@@ -817,7 +831,7 @@ impl History {
     }
 }
 
-/// What one thread does through one mount.
+/// Operations of one thread through one mount.
 fn live(history: &History, mount: &Path, client: usize, rounds: usize) {
     let open = |name: &str| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
     let (register, log, lock) = (open("register"), open("log"), open("lock"));
@@ -894,7 +908,8 @@ fn live(history: &History, mount: &Path, client: usize, rounds: usize) {
     }
 }
 
-/// One thread's work while the service is killed: all under a lock, and what it writes is durable before the lock goes.
+/// Operations of one thread while the service is killed. All are under a lock, and writes are durable before
+/// the lock is released.
 fn live_over_kills(history: &History, mount: &Path, client: usize, over: &AtomicBool) {
     let open = |name: &str| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
     let (register, lock) = (open("register"), open("lock"));
@@ -912,7 +927,7 @@ fn live_over_kills(history: &History, mount: &Path, client: usize, over: &Atomic
             0 => history.note(about, "write", &format!("{client}-{round:0>5}"), || {
                 let word = format!("{client}-{round:0>5}");
                 let write = || register.write_all_at(word.as_bytes(), 0).and_then(|()| register.sync_all());
-                // A kill may have taken what was written before the sync.
+                // A kill may have lost the write before the sync.
                 while let Err(error) = write() {
                     assert_eq!(error.raw_os_error(), Some(5), "{error}");
                 }
@@ -969,7 +984,7 @@ fn histories_over_two_mounts_are_linearizable() {
         }
     });
     check(history, 5);
-    // The checker finds what is wrong: a read of something else.
+    // The checker must find an error: a read of a value that was not written.
     let text = std::fs::read_to_string(&file).unwrap();
     let wrong = text.replacen("\"op\":\"read\",\"out\":\"", "\"op\":\"read\",\"out\":\"wrong", 1);
     std::fs::write(&file, wrong).unwrap();
@@ -977,7 +992,7 @@ fn histories_over_two_mounts_are_linearizable() {
     wait_until("both sessions are there", || {
         store.json(&["status"])["sessions"].as_array().unwrap().len() == 2
     });
-    // The mount of the instance goes with it.
+    // The instance's own mount would end with the instance.
     store.ok(&["umount", mounts[0].to_str().unwrap()]);
     mount_at(&store, &mounts[0]);
     std::fs::write(mounts[0].join("register"), b"").unwrap();
@@ -1004,7 +1019,7 @@ fn histories_over_two_mounts_are_linearizable() {
     store.ok(&["down"]);
 }
 
-/// The full form: `PENSTOCK_READS` of them, half under locks.
+/// Full form: runs `PENSTOCK_READS` reads, half of them under locks.
 #[test]
 #[ignore = "many reads: with --ignored"]
 fn campaign_of_reads() {

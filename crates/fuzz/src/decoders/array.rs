@@ -1,4 +1,4 @@
-//! What an array keeps on its slices.
+//! Decoders of the structures that an array stores on its slices.
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, agrees, unsealed};
@@ -61,7 +61,7 @@ fn descriptors() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// `trailer`.
+/// `trailer`: the last block of a strip.
 pub(super) const TRAILER: Decoder = Decoder {
     name: "trailer",
     most_bytes: BLOCK_BYTES,
@@ -86,14 +86,14 @@ pub(super) const TRAILER: Decoder = Decoder {
 };
 
 fn seal_block(bytes: &mut Vec<u8>) {
-    // A block of another length is refused before anything else: most inputs are to get further.
+    // A block of another length is refused before anything else. Most inputs must get further.
     if !bytes.len().is_multiple_of(7) {
         bytes.resize(BLOCK_BYTES, 0);
     }
     seal_crc(bytes, 4, &[8..BLOCK_BYTES]);
 }
 
-/// `table-page`.
+/// `table-page`: a page of the stripe table.
 pub(super) const TABLE_PAGE: Decoder = Decoder {
     name: "table-page",
     most_bytes: BLOCK_BYTES,
@@ -108,7 +108,7 @@ pub(super) const TABLE_PAGE: Decoder = Decoder {
     check: |bytes| agrees(bytes, &Form::Value, TablePage::decode, |page| page.encode().to_vec()),
 };
 
-/// `root`.
+/// `root`: the root of a checkpoint.
 pub(super) const ROOT: Decoder = Decoder {
     name: "root",
     most_bytes: BLOCK_BYTES,
@@ -135,7 +135,7 @@ pub(super) const ROOT: Decoder = Decoder {
         let verdict = agrees(bytes, &Form::Value, Root::decode, |root| root.encode().to_vec())?;
         if let Ok(root) = Root::decode(bytes) {
             same_head(bytes, &root.encode(), 96)?;
-            // What an opening counts on from.
+            // An opening increments these counters. None of them may overflow.
             let _ = (root.seq + 1, root.incarnation + 1, root.durable.next(), root.order + 1);
             let _ = (root.versions_reserved.0 + 1, root.replay_segment + 1, root.replay_seq.next());
         }
@@ -143,7 +143,7 @@ pub(super) const ROOT: Decoder = Decoder {
     },
 };
 
-/// `segment-header`.
+/// `segment-header`: the header of a log segment.
 pub(super) const SEGMENT_HEADER: Decoder = Decoder {
     name: "segment-header",
     most_bytes: BLOCK_BYTES,
@@ -170,7 +170,7 @@ pub(super) const SEGMENT_HEADER: Decoder = Decoder {
     },
 };
 
-/// The first `len` bytes agree, but for the checksum, which covers the whole block.
+/// Checks that the first `len` bytes agree, except for the checksum, which covers the full block.
 fn same_head(bytes: &[u8], again: &Buf, len: usize) -> Result<(), String> {
     let differ = |at: &usize| !(4..8).contains(at) && bytes[*at] != again[*at];
     match (0..len).find(differ) {
@@ -179,7 +179,7 @@ fn same_head(bytes: &[u8], again: &Buf, len: usize) -> Result<(), String> {
     }
 }
 
-/// `log-record`: a head with its entries; the payload behind it is not looked at.
+/// `log-record`: the head of a record with its entries. The payload behind it is ignored.
 pub(super) const LOG_RECORD: Decoder = Decoder {
     name: "log-record",
     most_bytes: 4 * BLOCK_BYTES,
@@ -235,7 +235,8 @@ fn records() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Also finds the number of payload blocks with which the entries are accepted: to guess it is no test of anything.
+/// Recomputes the checksum, and finds a number of payload blocks with which the entries are accepted. Random
+/// numbers would almost never agree with the entries, and would test nothing.
 fn seal_record(bytes: &mut [u8]) {
     let end = 64usize.saturating_add(number(bytes, 60));
     let Some(fields) = bytes.get(44..60).filter(|_| end <= bytes.len()) else { return };

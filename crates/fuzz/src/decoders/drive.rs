@@ -1,4 +1,4 @@
-//! The superblock.
+//! Decoder of the superblock.
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, Verdict, agrees};
@@ -7,10 +7,10 @@ use penstock_drive::superblock::{ArrayEntry, SUPERBLOCK_BYTES, SliceEntry, Super
 
 const HEADER_BYTES: usize = 64;
 
-/// `superblock`.
+/// `superblock`: one copy of it.
 pub(super) const SUPERBLOCK: Decoder = Decoder {
     name: "superblock",
-    // A little more than a copy has room for.
+    // A little longer than a copy.
     most_bytes: SUPERBLOCK_BYTES + 4096,
     seeds,
     seal: |bytes| seal(bytes),
@@ -43,7 +43,7 @@ fn seeds() -> Vec<Vec<u8>> {
     [blank, full].map(|superblock| contents(&superblock)).to_vec()
 }
 
-/// A copy without the zeros behind its body.
+/// The bytes of a copy without the zeros behind its body.
 fn contents(superblock: &Superblock) -> Vec<u8> {
     let copy = superblock.encode();
     copy[..HEADER_BYTES + number(&copy, 12)].to_vec()
@@ -56,6 +56,6 @@ fn seal(bytes: &mut [u8]) {
 }
 
 fn check(bytes: &[u8]) -> Result<Verdict, String> {
-    // Rows of the slice table have reserved bytes, so other bytes may say the same.
+    // Rows of the slice table have reserved bytes, so different bytes may decode to the same value.
     agrees(bytes, &Form::Value, Superblock::decode, contents)
 }

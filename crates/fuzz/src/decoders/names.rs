@@ -1,11 +1,12 @@
-//! Bodies of the name space. The first byte of an input says which message the rest is.
+//! Decoders of message bodies of the name space. The first byte of an input selects the message.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
 use penstock_wire::names::*;
 use prost::Message;
 use std::fmt::Debug;
 
-/// `names-body`. Field order and unknown fields are free in protobuf, so only values are compared.
+/// `names-body`: protobuf does not fix the order of fields and allows unknown ones, so only values are
+/// compared.
 pub(super) const NAMES: Decoder =
     Decoder { name: "names-body", most_bytes: 1024, seeds, seal: unsealed, check };
 

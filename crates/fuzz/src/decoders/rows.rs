@@ -1,4 +1,4 @@
-//! The key-value volume, and the rows and keys of the target and of the name space.
+//! Decoders of the key-value volume, and of the rows and keys of the target and of the name space.
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
@@ -11,7 +11,7 @@ use penstock_kv::journal::{Mark, Record};
 use penstock_meta::rows as meta;
 use penstock_meta::{Data, Inode, Layout};
 
-/// `kv-volume`.
+/// `kv-volume`: the header of the key-value volume.
 pub(super) const VOLUME_HEADER: Decoder = Decoder {
     name: "kv-volume",
     most_bytes: 4096,
@@ -23,7 +23,7 @@ pub(super) const VOLUME_HEADER: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, VolumeHeader::decode, VolumeHeader::encode),
 };
 
-/// `journal-record`.
+/// `journal-record`: a record of its journal.
 pub(super) const JOURNAL_RECORD: Decoder = Decoder {
     name: "journal-record",
     most_bytes: 4096,
@@ -35,14 +35,14 @@ pub(super) const JOURNAL_RECORD: Decoder = Decoder {
             .to_vec()
     },
     seal: |bytes| {
-        // Its body's length decides what the checksum covers.
+        // The length of the body decides which bytes the checksum covers.
         let end = number(bytes, 40).saturating_add(48).min(bytes.len()).max(12);
         seal_crc(bytes, 8, &[12..end]);
     },
     check: |bytes| agrees(bytes, &SAME, Record::decode, Record::encode),
 };
 
-/// `journal-mark`.
+/// `journal-mark`: the value of the mark's row.
 pub(super) const JOURNAL_MARK: Decoder = Decoder {
     name: "journal-mark",
     most_bytes: 64,
@@ -51,7 +51,7 @@ pub(super) const JOURNAL_MARK: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, Mark::decode, Mark::encode),
 };
 
-/// `map-row`. Every extent of an accepted row has an end.
+/// `map-row`: the map of a chunk. The end of every extent of an accepted row can be computed.
 pub(super) const MAP: Decoder = Decoder {
     name: "map-row",
     most_bytes: 4096,
@@ -73,10 +73,10 @@ pub(super) const MAP: Decoder = Decoder {
     },
 };
 
-/// Words of a group's row.
+/// Number of 64-bit words in a group's row.
 const GROUP_WORDS: usize = 512;
 
-/// `group-row`.
+/// `group-row`: the bits of an allocation group.
 pub(super) const GROUP: Decoder = Decoder {
     name: "group-row",
     most_bytes: 5000,
@@ -96,7 +96,7 @@ pub(super) const GROUP: Decoder = Decoder {
     },
 };
 
-/// `chunk-keys`: the key of a map row or of an allocation group. From a map key come the ranges of scans.
+/// `chunk-keys`: the key of a map row or of an allocation group. A map key must lie in its range for scans.
 pub(super) const CHUNK_KEYS: Decoder = Decoder {
     name: "chunk-keys",
     most_bytes: 64,
@@ -119,7 +119,7 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
     },
 };
 
-/// A key lies in its range.
+/// Checks that a key lies in its range.
 fn ordered(from: &[u8], key: &[u8], until: &[u8]) -> Result<(), String> {
     match from <= key && key < until {
         true => Ok(()),
@@ -127,7 +127,7 @@ fn ordered(from: &[u8], key: &[u8], until: &[u8]) -> Result<(), String> {
     }
 }
 
-/// `fs-row`.
+/// `fs-row`: the row of the file system.
 pub(super) const FILE_SYSTEM: Decoder = Decoder {
     name: "fs-row",
     most_bytes: 512,
@@ -147,7 +147,7 @@ pub(super) const FILE_SYSTEM: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, meta::FsRow::decode, meta::FsRow::encode),
 };
 
-/// `inode-row`. An accepted one has attributes, and chunks that have blocks.
+/// `inode-row`: an accepted one gives attributes, and its chunks have at least one block.
 pub(super) const INODE: Decoder = Decoder {
     name: "inode-row",
     most_bytes: 1024,
@@ -186,7 +186,7 @@ pub(super) const INODE: Decoder = Decoder {
     },
 };
 
-/// `entry-row`.
+/// `entry-row`: a directory entry.
 pub(super) const ENTRY: Decoder = Decoder {
     name: "entry-row",
     most_bytes: 512,
@@ -198,7 +198,7 @@ pub(super) const ENTRY: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, meta::Entry::decode, meta::Entry::encode),
 };
 
-/// `result-row`.
+/// `result-row`: the result of a request.
 pub(super) const RESULT: Decoder = Decoder {
     name: "result-row",
     most_bytes: 512,
@@ -210,7 +210,7 @@ pub(super) const RESULT: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, meta::ResultRow::decode, meta::ResultRow::encode),
 };
 
-/// `session-row`.
+/// `session-row`: a client's session.
 pub(super) const SESSION: Decoder = Decoder {
     name: "session-row",
     most_bytes: 512,
@@ -219,8 +219,8 @@ pub(super) const SESSION: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, meta::SessionRow::decode, meta::SessionRow::encode),
 };
 
-/// `name-keys`: keys of directory entries, extended attributes and removed files, and the ranges of scans over what
-/// they name.
+/// `name-keys`: keys of directory entries, extended attributes and removed files, and the ranges of scans
+/// over them.
 pub(super) const NAME_KEYS: Decoder = Decoder {
     name: "name-keys",
     most_bytes: 400,
@@ -236,7 +236,7 @@ pub(super) const NAME_KEYS: Decoder = Decoder {
 };
 
 fn name_keys(bytes: &[u8]) -> Result<Verdict, String> {
-    // Any bytes but zeros may be the name of an attribute.
+    // Any bytes except zeros may be the name of an attribute.
     let name: Vec<u8> = bytes.iter().copied().filter(|byte| *byte != 0).collect();
     let _ = meta::xattr_name(bytes);
     let removed = |bytes: &[u8]| meta::removed_ino(bytes).ok_or(());

@@ -1,4 +1,4 @@
-//! Files and words in text: what a folder holds, and what people write.
+//! Decoders of text: the files of a store's folder, and values that people type.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
 use penstock_array::ownership::{AcceptedLoss, Claim, Generations, Since};
@@ -8,7 +8,7 @@ use penstock_node::{Claims, StoreFile};
 use std::collections::BTreeMap;
 use std::str::from_utf8;
 
-/// `coordination-json`.
+/// `coordination-json`: the claims of a node.
 pub(super) const CLAIMS: Decoder = Decoder {
     name: "coordination-json",
     most_bytes: 2048,
@@ -41,7 +41,7 @@ pub(super) const CLAIMS: Decoder = Decoder {
     },
 };
 
-/// `store-json`. An accepted file names its store and its drives, or does not.
+/// `store-json`: an accepted file gives its store and its drives, or an error.
 pub(super) const STORE_FILE: Decoder = Decoder {
     name: "store-json",
     most_bytes: 2048,
@@ -71,7 +71,7 @@ fn text_of(bytes: &[u8]) -> Result<&str, String> {
     from_utf8(bytes).map_err(|error| error.to_string())
 }
 
-/// An accepted text begins with a digit and has no other characters than those that it may have.
+/// Checks that an accepted text begins with a digit and has only characters that `known` accepts.
 fn plain(bytes: &[u8], verdict: Verdict, known: impl Fn(u8) -> bool) -> Result<Verdict, String> {
     let sound = bytes.first().is_some_and(u8::is_ascii_digit) && bytes.iter().all(|byte| known(*byte));
     match verdict == Verdict::Refused || sound {
@@ -80,7 +80,7 @@ fn plain(bytes: &[u8], verdict: Verdict, known: impl Fn(u8) -> bool) -> Result<V
     }
 }
 
-/// `size`: as in `4G`.
+/// `size`: a size in bytes such as `4G`.
 pub(super) const SIZE: Decoder = Decoder {
     name: "size",
     most_bytes: 64,
@@ -93,7 +93,7 @@ pub(super) const SIZE: Decoder = Decoder {
     },
 };
 
-/// `code`: as in `4+2`.
+/// `code`: a code such as `4+2`.
 pub(super) const CODE: Decoder = Decoder {
     name: "code",
     most_bytes: 64,
@@ -116,7 +116,7 @@ pub(super) const ID: Decoder = Decoder {
         let lower = bytes.to_ascii_lowercase();
         let decode = |bytes: &[u8]| text_of(bytes)?.parse::<Id128>().map_err(|error| error.to_string());
         let verdict = agrees(&lower, &crate::check::SAME, decode, |id| id.to_string().into_bytes())?;
-        // Either case is one id.
+        // Both cases give the same id.
         match decode(bytes).is_ok() == (verdict == Verdict::Accepted) {
             true => Ok(verdict),
             false => Err("upper and lower case differ".into()),

@@ -1,4 +1,4 @@
-//! Headers of messages, bodies of the data path, and what connections make of bytes.
+//! Decoders of message headers, bodies of the data path, and the byte streams of connections.
 
 use super::seal_crc;
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
@@ -46,7 +46,7 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
         Header::decode(header, body).map(|header| (header, body.to_vec()))
     };
     let join = |(header, body): &(Header, Vec<u8>)| [header.encode(body), body.clone()].concat();
-    // Reserved bytes, which the checksum covers.
+    // The ranges are reserved bytes, which the checksum covers.
     let verdict = agrees(bytes, &Form::Bytes(&[10..12, 41..44, 84..96]), split, join)?;
     if let Ok((header, body)) = split(bytes) {
         let result = Frame { header, body, payload: Vec::new() }.into_result();
@@ -60,7 +60,7 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
 const CHUNK: ChunkRef =
     ChunkRef { branch: 0, ino: Ino((1 << 48) | 2), chunk: 3, block: 4, count: 2, snapshot: 0, cut: 7 };
 
-/// `read-body`.
+/// `read-body`: the body of a read request.
 pub(super) const READ: Decoder = Decoder {
     name: "read-body",
     most_bytes: 256,
@@ -69,7 +69,7 @@ pub(super) const READ: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, decode_read, encode_read),
 };
 
-/// `write-body`.
+/// `write-body`: the body of a write request.
 pub(super) const WRITE: Decoder = Decoder {
     name: "write-body",
     most_bytes: 2048,
@@ -77,7 +77,7 @@ pub(super) const WRITE: Decoder = Decoder {
         let whole = ChunkRef { block: 0, count: 256, ..CHUNK };
         vec![encode_write(&CHUNK, &[8, 9]), encode_write(&whole, &[1; 256])]
     },
-    // As many checksums as blocks, and not more than there are bytes.
+    // Sets the count of checksums to the number of blocks, at most as many as fit in the input.
     seal: |bytes| {
         let most = bytes.len().saturating_sub(52) as u32 / 4;
         if let Some(field) = bytes.get(28..32) {
@@ -92,7 +92,7 @@ pub(super) const WRITE: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, decode_write, |(chunk, crcs)| encode_write(chunk, crcs)),
 };
 
-/// `commit-body`.
+/// `commit-body`: the body of a commit request.
 pub(super) const COMMIT: Decoder = Decoder {
     name: "commit-body",
     most_bytes: 128,
@@ -103,7 +103,7 @@ pub(super) const COMMIT: Decoder = Decoder {
     },
 };
 
-/// `reply-body`.
+/// `reply-body`: the body of a reply of the data path.
 pub(super) const REPLY: Decoder = Decoder {
     name: "reply-body",
     most_bytes: 2048,
@@ -112,7 +112,7 @@ pub(super) const REPLY: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, decode_reply, |(generation, crcs)| encode_reply(*generation, crcs)),
 };
 
-/// `greeting`: what a client says first.
+/// `greeting`: the first message of a client.
 pub(super) const GREETING: Decoder = Decoder {
     name: "greeting",
     most_bytes: 128,
@@ -121,7 +121,7 @@ pub(super) const GREETING: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, Greeting::decode, Greeting::encode),
 };
 
-/// `challenge`: what a server answers over TCP.
+/// `challenge`: the answer of a server over TCP.
 pub(super) const CHALLENGE: Decoder = Decoder {
     name: "challenge",
     most_bytes: 128,
@@ -133,7 +133,7 @@ pub(super) const CHALLENGE: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, Challenge::decode, Challenge::encode),
 };
 
-/// `proof`: what a client answers to a challenge.
+/// `proof`: the answer of a client to a challenge.
 pub(super) const PROOF: Decoder = Decoder {
     name: "proof",
     most_bytes: 64,
@@ -142,7 +142,7 @@ pub(super) const PROOF: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, Proof::decode, Proof::encode),
 };
 
-/// `welcome`: what a server answers at last.
+/// `welcome`: the last message of a server in the exchange.
 pub(super) const WELCOME: Decoder = Decoder {
     name: "welcome",
     most_bytes: WELCOME_HEAD_BYTES + REASON_BYTES + 16,
@@ -158,14 +158,14 @@ pub(super) const WELCOME: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, Welcome::decode, Welcome::encode),
 };
 
-/// `frames`: a stream of frames as a connection takes it, in parts. What a length field says is bounded before memory is
-/// taken for it, and a frame that is taken goes out as it came.
+/// `frames`: a stream of frames as a connection receives it, in parts. Length fields are bounded before
+/// memory is allocated for them, and an accepted frame is sent again as it came.
 pub(super) const FRAMES: Decoder = Decoder {
     name: "frames",
     most_bytes: 3 * penstock_base::BLOCK_BYTES,
     seeds: streams,
     seal: |bytes| {
-        // The first frame's checksum, where its lengths leave its body inside.
+        // The checksum of the first frame, if its lengths leave its body inside the input.
         let body = super::number(bytes, 12);
         seal_crc(
             bytes,
@@ -200,7 +200,7 @@ fn bytes_of(frames: &[Frame]) -> Vec<u8> {
     bytes
 }
 
-/// Accepted is a stream of whole frames.
+/// Accepts only a stream of complete frames.
 fn check_frames(bytes: &[u8]) -> Result<Verdict, String> {
     let step = 1 + bytes.first().map_or(0, |byte| usize::from(*byte));
     let (mut receiver, mut frames, mut rest) = (Receiver::default(), Vec::new(), bytes);
@@ -225,14 +225,14 @@ fn check_frames(bytes: &[u8]) -> Result<Verdict, String> {
     if receiver.is_inside() || frames.is_empty() {
         return Ok(Verdict::Refused);
     }
-    // Reserved bytes and the checksums over them are not kept, so lengths and bodies are compared.
+    // Frames do not keep reserved bytes and the checksums over them, so only the lengths are compared.
     let again = bytes_of(&frames);
     match again.len() == bytes.len() {
         true => Ok(Verdict::Accepted),
         false => Err(format!("{} bytes go out as {}", bytes.len(), again.len())),
     }
 }
-/// `seek-body`.
+/// `seek-body`: the body of a seek request.
 pub(super) const SEEK: Decoder = Decoder {
     name: "seek-body",
     most_bytes: 128,
@@ -244,7 +244,7 @@ pub(super) const SEEK: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, decode_seek, encode_seek),
 };
 
-/// `found-body`: the reply to a seek.
+/// `found-body`: the body of a reply to a seek.
 pub(super) const FOUND: Decoder = Decoder {
     name: "found-body",
     most_bytes: 64,
@@ -253,7 +253,7 @@ pub(super) const FOUND: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, decode_found, |block| encode_found(*block)),
 };
 
-/// `space-body`.
+/// `space-body`: the body of a request that changes a file's space.
 pub(super) const SPACE: Decoder = Decoder {
     name: "space-body",
     most_bytes: 128,

@@ -1,6 +1,6 @@
-//! The short form: every decoder for five seconds, and every input that once broke one.
+//! The short form of fuzzing: every decoder for five seconds, and every input that once broke one.
 //!
-//! `PENSTOCK_FUZZ_SEED` gives other inputs. A failure prints the input; put it into `regressions.rs`.
+//! `PENSTOCK_FUZZ_SEED` selects other inputs. A failure prints the input: add it to `regressions.rs`.
 #![allow(clippy::disallowed_methods)]
 
 mod regressions;
@@ -9,7 +9,7 @@ use penstock_fuzz::campaign::{self, Limits};
 use penstock_fuzz::{DECODERS, find};
 use std::time::Duration;
 
-/// For each decoder.
+/// Time for each decoder.
 const TIME: Duration = Duration::from_secs(5);
 
 fn short(name: &str) {

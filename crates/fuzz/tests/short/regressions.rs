@@ -1,8 +1,8 @@
-//! Inputs that once broke a decoder, each named after what broke. They are refused today.
+//! Inputs that once broke a decoder, each with its defect. Decoders handle all of them correctly today.
 
 use penstock_fuzz::{Verdict, campaign, find, hex};
 
-/// What broke, the decoder, the input.
+/// The defect, the decoder, and an input that must be refused.
 const REGRESSIONS: [(&str, &str, &str); 13] = [
     (
         "a counter of a root was counted on from its last value",
@@ -72,7 +72,7 @@ const REGRESSIONS: [(&str, &str, &str); 13] = [
     ("a sign passed for a digit of a code", "code", "382b2b33"),
 ];
 
-/// What broke, the decoder, an input that is accepted.
+/// The defect, the decoder, and an input that must be accepted.
 const ACCEPTED: [(&str, &str, &str); 2] = [
     (
         "the range of the last inode's chunks overflowed",

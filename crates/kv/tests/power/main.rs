@@ -1,4 +1,4 @@
-//! Power cuts under redb on a mirrored array: what is left is a prefix of the write sets with all flushed ones.
+//! Power cuts under redb on a mirrored array: a prefix of the write sets survives, with all flushed ones.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod site;
@@ -15,7 +15,7 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 /// The rows after each write set since the last flush.
 struct Model {
     states: Vec<Rows>,
-    /// Number of the first state, and of the newest whose commit returned.
+    /// Number of the first state, and of the newest state whose commit returned.
     first: usize,
     acknowledged: usize,
 }
@@ -79,7 +79,7 @@ async fn open(site: &Site, world: &World, lost: &[usize]) -> Rc<AheadKv> {
     AheadKv::open(&world.env(), engine).await.unwrap()
 }
 
-/// Reads all rows a few at a time, as those do who do not know how many there are.
+/// Reads all rows in pages, like a caller that does not know how many there are.
 async fn paged(kv: &AheadKv, page: usize) -> Rows {
     let mut rows = Rows::new();
     let mut from = Vec::new();
@@ -119,7 +119,7 @@ async fn work(site: &Site, world: &World, model: &Shared, steps: u64) {
     flush(&kv, model).await.unwrap();
 }
 
-/// Opens what a cut left; what is found counts from now on.
+/// Opens the store after a cut. The rows found are the first state of the model from then on.
 async fn check(site: &Site, world: &World, lost: &[usize], model: &Shared, what: &str) {
     let kv = open(site, world, lost).await;
     let found = rows(&kv).await;
@@ -129,7 +129,7 @@ async fn check(site: &Site, world: &World, lost: &[usize], model: &Shared, what:
         assert!(allowed, "{what}: {} rows are no prefix with all flushed write sets", found.len());
         *model = Model { states: vec![found], first: 0, acknowledged: 0 };
     }
-    // It goes on from there.
+    // The store accepts commits after the cut.
     for _ in 0..10 {
         commit(&kv, world, model).await.unwrap();
     }
@@ -152,7 +152,7 @@ fn cut_once(seed: u64, steps: u64, name: &str, nth: u64, lost: &[usize]) {
     again.destroy();
 }
 
-/// Cuts at evenly spread passes of each site.
+/// Cuts the power at evenly spread passes of each site.
 fn campaign(seed: u64, steps: u64, per_site: u64, lose: usize, cuts: &mut BTreeMap<&'static str, u64>) {
     let (site, model, world) = (Site::new(), Shared::default(), World::new(seed));
     world.run(work(&site, &world, &model, steps)).unwrap();
@@ -195,7 +195,7 @@ fn show_power_cuts() {
     }
 }
 
-/// What no flush covers takes space only once, however often it is written over.
+/// Unflushed changes take space only once, however often they are overwritten.
 #[test]
 fn rows_written_over_without_a_flush_fit() {
     let (site, world) = (Site::new(), World::new(9));
@@ -221,8 +221,9 @@ fn rows_written_over_without_a_flush_fit() {
     world.destroy();
 }
 
-/// Rows of every length, put until there is no space and taken away in patterns that leave pages as empty as redb lets
-/// them be: the store says that it is full and goes on. With values of 64 KiB the engine broke at 58 % of the budget.
+/// Puts rows of every length until there is no space, and deletes them in patterns that leave pages as empty
+/// as redb allows. The store reports that it is full and continues to work. With values of 64 KiB the engine
+/// once failed at 58 % of the budget.
 #[test]
 fn a_full_store_says_so_and_goes_on() {
     for (seed, lengths) in
@@ -235,7 +236,7 @@ fn a_full_store_says_so_and_goes_on() {
             while refused < 5 {
                 let mut writes = WriteSet::new();
                 let len = lengths.start + world.below(lengths.end - lengths.start);
-                // Short rows many at a time.
+                // Short rows, many in one transaction.
                 let keys: Vec<u64> = (0..1 + 2_000 / (len + 100)).map(|_| world.below(u64::MAX)).collect();
                 next += 1;
                 for key in &keys {
@@ -245,7 +246,7 @@ fn a_full_store_says_so_and_goes_on() {
                     Ok(()) => there.extend(keys),
                     Err(KvError::NoSpace { .. }) => {
                         refused += 1;
-                        // Two of three neighbours, then a third of what is left at random.
+                        // Deletes two of three neighbours, then a third of the rest at random.
                         there.sort_unstable();
                         let mut kept = Vec::new();
                         let mut removed = Vec::new();
@@ -276,21 +277,21 @@ fn a_full_store_says_so_and_goes_on() {
     }
 }
 
-/// Rows in order, some of them removed, and again until nothing fits.
+/// Puts rows in order and deletes some of them, in turn, until no more fit.
 struct Thinned {
     key: fn(u64) -> Vec<u8>,
     value: usize,
-    /// Rows of a transaction.
+    /// Rows in one transaction.
     together: usize,
-    /// Of so many rows the first ones stay.
+    /// Of each `period` rows the first `keep` stay.
     period: u64,
     keep: u64,
-    /// It is full when fewer rows than these fit.
+    /// The store counts as full when fewer new rows than this fit.
     least: u64,
 }
 
 impl Thinned {
-    /// Returns how many rows were made.
+    /// Returns the number of rows that were put.
     async fn fill(&self, kv: &AheadKv) -> u64 {
         let (mut next, together) = (0u64, self.together as u64);
         loop {
@@ -323,8 +324,8 @@ impl Thinned {
     }
 }
 
-/// The engine broke while half of the volume was free when its file had been doubled beyond the volume, and the store did not
-/// open again.
+/// The engine once failed while half of the volume was free: its file had doubled beyond the volume. After
+/// that the store could not be opened.
 #[test]
 fn a_store_that_is_filled_and_thinned_out_goes_on() {
     for (disk_mib, period, keep) in [(96, 2, 1), (96, 5, 2), (128, 5, 2)] {
@@ -343,8 +344,9 @@ fn a_store_that_is_filled_and_thinned_out_goes_on() {
     }
 }
 
-/// Rows that get longer while space elsewhere is given back, as the map of a file does that is punched: a full store takes them up
-/// to a bound, and what is removed beyond that. The engine broke, and did not open again.
+/// Rows get longer while space elsewhere is freed, like the map of a file when holes are punched. A full
+/// store accepts such rows up to a bound, and deletes beyond it. The engine once failed here, and could not
+/// be opened again.
 #[test]
 fn rows_that_get_longer_break_no_full_store() {
     let (site, world) = (Site::of(48 << 20), World::new(952));
@@ -384,7 +386,7 @@ fn rows_that_get_longer_break_no_full_store() {
     world.destroy();
 }
 
-/// Keys alone are those of a scan, with what is not with the engine yet.
+/// The keys alone are those of a scan, with changes that the engine does not have yet.
 #[test]
 fn keys_are_those_of_the_rows() {
     let (site, world) = (Site::new(), World::new(954));
@@ -411,7 +413,8 @@ fn keys_are_those_of_the_rows() {
     world.destroy();
 }
 
-/// What is longer than the journal goes to the engine when it is flushed, and what follows to the journal again.
+/// A transaction that is longer than the journal goes to the engine when it is flushed. Later ones go to the
+/// journal again.
 #[test]
 fn transactions_of_all_lengths_survive_a_cut() {
     for cut_after in 1..=6 {
@@ -444,8 +447,8 @@ fn transactions_of_all_lengths_survive_a_cut() {
     }
 }
 
-/// A full store takes a transaction that is as long as may be, over rows that lie apart, and refuses a longer one by name. The
-/// engine broke at it.
+/// A full store accepts a transaction of the greatest length, over rows that lie apart, and refuses a longer
+/// one with an error that names the reason. The engine once failed at the longer one.
 #[test]
 fn a_transaction_that_is_too_long_breaks_nothing() {
     let (site, world) = (Site::of(64 << 20), World::new(960));
@@ -465,7 +468,7 @@ fn a_transaction_that_is_too_long_breaks_nothing() {
             }
         }
         kv.flush().await.unwrap();
-        // Shorter ones until one is taken, the longest that there can be.
+        // Tries shorter and shorter transactions until one is accepted, so the longest possible one.
         let mut rows = count;
         loop {
             let mut writes = WriteSet::new();
@@ -496,7 +499,8 @@ fn a_transaction_that_is_too_long_breaks_nothing() {
     world.destroy();
 }
 
-/// redb makes its file smaller when it opens; what grows again is zeroed first, behind the end of the file.
+/// redb makes its file smaller when it opens. Before the file grows again, the bytes behind its end are
+/// zeroed.
 #[test]
 fn a_store_that_shrank_grows_again() {
     let (site, model) = (Site::new(), Shared::default());
@@ -515,15 +519,15 @@ fn a_store_that_shrank_grows_again() {
     }
 }
 
-/// Rows with long keys that differ at their ends, as of extended attributes: pages that lead to others hold few of such keys. The
-/// engine broke, and broke again at the first deletes of each later opening.
+/// Rows with long keys that differ at their ends, like those of extended attributes: a branch page holds few
+/// such keys. The engine once failed here, and again at the first deletes of each later opening.
 #[test]
 fn a_store_of_long_keys_is_filled_and_thinned_out() {
     for (disk_mib, value, period, keep) in [(96, 0, 14, 5), (96, 51, 12, 4), (160, 51, 12, 4)] {
         let (site, world) = (Site::of(disk_mib << 20), World::new(960));
         let key = |number: u64| {
             let (file, name) = (number / 250, number % 250);
-            // So long that as few rows as may be stay in a page.
+            // Long enough that a page holds as few rows as possible.
             format!("{file:>17}user.{}{name:06}{}", "x".repeat(244), "-".repeat(9)).into_bytes()
         };
         let run = world.run(async {

@@ -1,4 +1,4 @@
-//! Three simulated disks with a mirrored array.
+//! Three simulated drives with a mirrored array, which survive power cuts.
 
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::MemoryOwnership;
@@ -13,7 +13,7 @@ use std::rc::Rc;
 const DISK_BYTES: u64 = 12 << 20;
 const SLICE_AT: u64 = 1 << 20;
 
-/// What survives a power cut.
+/// The parts of a test that survive a power cut: the media of the drives, and the claims.
 pub struct Site {
     disk_bytes: u64,
     disks: Vec<Rc<SimDisk>>,
@@ -29,7 +29,7 @@ impl Site {
         Self::of(DISK_BYTES)
     }
 
-    /// On disks of this size.
+    /// A mirrored array on three new drives of this size in bytes.
     pub fn of(disk_bytes: u64) -> Self {
         let (m, log_bytes) = (2, 3 << 20);
         let spec =
@@ -64,7 +64,7 @@ impl Site {
         Self { disks, disk_bytes, ownership: Rc::default() }
     }
 
-    /// Opens the array without the disks in `lost`.
+    /// Opens the array without the drives in `lost`.
     pub async fn open(&self, world: &World, lost: &[usize]) -> Volume {
         let env = world.env();
         let mut handles: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Golden bytes of every row and key of the name space, and what may not be read.
+//! Tests of the name space's rows: golden bytes of every row and key, and values that decoding must refuse.
 
 use super::*;
 use crate::inode::{Data, Inode, Layout};
@@ -103,7 +103,7 @@ fn inodes_are_as_in_the_first_release() {
     }
 }
 
-/// The last inode number was counted on.
+/// Regression: the end of the range was computed as the inode number plus one, which overflowed here.
 #[test]
 fn the_last_inode_has_a_range_of_attributes() {
     let (from, until) = xattr_range(Ino(u64::MAX));
@@ -113,7 +113,8 @@ fn the_last_inode_has_a_range_of_attributes() {
     assert!(until <= xattr_key(Ino(7), b""));
 }
 
-/// Sizes of files are divided by the blocks of a chunk, and links are counted on.
+/// Code divides file sizes by the blocks of a chunk and increments the counters, so decoding refuses such
+/// values.
 #[test]
 fn an_inode_that_breaks_arithmetic_is_refused() {
     let good = inode(Data::None);

@@ -1,9 +1,11 @@
+//! Tests of event files: appending, rotation, torn ends and numbers after an unclean end.
+
 use super::*;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A folder that is removed whatever happens.
+/// A folder that is removed when this is dropped.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -42,7 +44,7 @@ fn numbers_go_on_and_an_end_without_stop_is_known() {
     let mut kept = EventFiles::open(&dir.0).unwrap();
     assert_eq!((kept.next_seq, kept.unclean, kept.torn_lines), (1, false, 0));
     kept.files.append(&[event(1, EventKind::Started), event(2, EventKind::Stopped)]).unwrap();
-    // A start that failed does not hide how the instance before it ended.
+    // A start that failed does not hide whether the instance before it ended in order.
     let mut kept = EventFiles::open(&dir.0).unwrap();
     assert_eq!((kept.next_seq, kept.unclean), (3, false));
     kept.files.append(&[event(3, EventKind::StartFailed)]).unwrap();
@@ -70,7 +72,7 @@ fn every_cut_of_the_file_opens_and_keeps_the_whole_lines() {
         assert_eq!(kept.recent.len(), lines.saturating_sub(1), "cut at {len}");
         let torn = len > 0 && whole[len - 1] != b'\n';
         assert_eq!(kept.torn_lines, u64::from(torn), "cut at {len}");
-        // What is appended behind a torn end is found again.
+        // Events that are appended behind a torn end are found again.
         kept.files.append(&[event(9, EventKind::Started)]).unwrap();
         let again = EventFiles::open(&dir.0).unwrap();
         assert_eq!((again.torn_lines, numbers(&again.recent).last()), (0, Some(&9)), "cut at {len}");
@@ -111,7 +113,7 @@ fn two_files_hold_the_newest_and_no_more_than_their_bound() {
     let found = EventFiles::read_after(&dir.0, 0, 1000).unwrap();
     assert!(found.len() > 20 && found.len() < 200, "{}", found.len());
     assert_eq!(numbers(&found), (201 - found.len() as u64..=200).collect::<Vec<_>>());
-    // A cut between the two renames of a rotation.
+    // A power cut between the two renames of a rotation.
     std::fs::rename(dir.0.join(NEW), dir.0.join(OLD)).unwrap();
     let kept = EventFiles::open(&dir.0).unwrap();
     assert_eq!(kept.next_seq, 201 + SKIPPED_NUMBERS);

@@ -1,9 +1,8 @@
-//! Random lives of a whole machine: seeds choose load, power cuts and what happens to drives; nothing that was synced
-//! may be lost.
+//! Random lives of a whole machine: seeds choose load, power cuts and drive faults; synced data must survive.
 //!
-//! `PENSTOCK_SEEDS=A..B` runs other seeds than the default few; `cargo xtask campaign cuts` does so and keeps the
-//! results. What is done to drives in one seed ([`crate::mischief`]) is within what the code promises, so every failure
-//! is a defect.
+//! `PENSTOCK_SEEDS=A..B` runs other seeds than the default few; `cargo xtask campaign cuts` does so and keeps
+//! the results. The drive faults of a seed ([`crate::mischief`]) are within what the code survives, so every
+//! failure is a defect.
 
 use crate::load::{Load, TASKS};
 use crate::machine::{Machine, Opened, Site};
@@ -13,9 +12,9 @@ use penstock_sim::{CutPlan, World};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Codes that are drawn from.
+/// Codes from which a seed draws.
 const CODES: [(usize, usize); 6] = [(4, 2), (4, 2), (3, 0), (1, 1), (1, 2), (8, 3)];
-/// Sites where the power is cut, besides at any time.
+/// Sites where the power is cut, in addition to cuts at any time.
 const SITES: [&str; 16] = [
     "log.append",
     "log.append",
@@ -34,10 +33,10 @@ const SITES: [&str; 16] = [
     "superblock.copy0",
     "superblock.copy1",
 ];
-/// No life takes that long: one that does waits for nothing.
+/// Time that no life takes, unless it waits for something that never comes.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What a seed decides, and what its lives remember.
+/// The decisions of a seed, and the state that it keeps from life to life.
 struct Fate {
     dice: World,
     seed: u64,
@@ -47,12 +46,12 @@ struct Fate {
     lives: u64,
     prepared: bool,
     cuts: BTreeMap<&'static str, u64>,
-    /// Bytes of a store in which nothing is.
+    /// Free bytes of the empty store.
     free_bytes: u64,
     repaired_blocks: u64,
 }
 
-/// Says how to run a seed alone if the test ends in its middle.
+/// Prints the command that runs a seed alone, if the test panics during it.
 struct Alone(u64);
 
 impl Drop for Alone {
@@ -91,7 +90,7 @@ impl Fate {
         }
         if self.chance(3) {
             let replaced = machine.replace_missing().await;
-            // The drives that they replace may come back, and are nothing to the store any more.
+            // The drives that were replaced may come back, and no longer belong to the store.
             self.mischief.unlucky.extend(replaced);
         }
         let tasks = (0..TASKS).map(|task| {
@@ -160,7 +159,7 @@ impl Fate {
         site.plans.borrow_mut().clear();
     }
 
-    /// Lost drives are replaced and a scrub mends the rest, so that the next one finds nothing.
+    /// Replaces lost drives and repairs the rest by a scrub, so that the next scrub finds nothing.
     async fn mend(&mut self, machine: &Machine) {
         machine.rebuild().await;
         for array in machine.node.arrays() {
@@ -177,8 +176,8 @@ impl Fate {
         }
     }
 
-    /// The last life: everything is mended, proven clean, and still there without any m drives; when everything is
-    /// removed, its space is back.
+    /// Runs the last life. Everything is repaired, checked to be clean, and still readable without any m
+    /// drives. After everything has been removed, its space is free again.
     fn run_last(&mut self, site: &Site, load: &Load) {
         let world = World::new(self.dice.random());
         let (k, m) = self.code;

@@ -1,4 +1,4 @@
-//! Power cuts at every named write site, alone and with a lost drive.
+//! Tests of power cuts at every named write site, alone and with a lost drive.
 
 use crate::machine::{Machine, Planned, Site, path};
 use crate::model::Model;
@@ -72,7 +72,7 @@ fn cut_once(seed: u64, steps: u64, site_name: &str, nth: u64, lost: &[usize]) {
     after.destroy();
 }
 
-/// Cuts at evenly spread passes of each site. Returns how many there were at each.
+/// Cuts the power at evenly spread passes of each site. Returns the number of passes of each site.
 pub fn campaign(seed: u64, steps: u64, per_site: u64, lose: usize) -> BTreeMap<&'static str, u64> {
     let hits = survey(seed, steps);
     eprintln!("write sites passed: {hits:?}");
@@ -125,7 +125,8 @@ fn show_power_cuts() {
     }
 }
 
-/// Starts and closes, with the power cut where it is planned. Returns what the start said when it was not.
+/// Starts and closes a store, with the power cut where planned. Returns the result of the start, or none if
+/// the power was cut.
 fn start_once(site: &Site, seed: u64, cut: Option<CutPlan>) -> Option<Result<(), String>> {
     let world = World::new(seed);
     let has_cut = cut.is_some();
@@ -143,8 +144,8 @@ fn start_once(site: &Site, seed: u64, cut: Option<CutPlan>) -> Option<Result<(),
     run.ok()
 }
 
-/// The power is cut while second copies of superblocks are written, and at the next start while first copies are: the one
-/// copy that was whole was overwritten.
+/// Regression: the power was cut while second copies of superblocks were written, and at the next start while
+/// first copies were written. That overwrote the only valid copy.
 #[test]
 fn two_cuts_in_starts_leave_a_whole_superblock_everywhere() {
     let mut cut_twice = 0;
@@ -174,8 +175,9 @@ fn two_cuts_in_starts_leave_a_whole_superblock_everywhere() {
     assert!(cut_twice > 100, "{cut_twice}");
 }
 
-/// A drive fails at the first start of a store, between the moments in which its two arrays are taken over: the one that was
-/// only read recorded that before it was claimed, and its own claim was refused for ever.
+/// Regression: a drive failed at the first start of a store, between taking over its two arrays. The array
+/// that had only been read recorded the failure before it was claimed, and its own claim was then refused for
+/// ever.
 #[test]
 fn a_drive_that_fails_at_the_first_start_does_not_hold_it_up() {
     for (op, nth) in [Op::Write, Op::Flush].into_iter().flat_map(|op| (0..16).map(move |nth| (op, nth))) {

@@ -1,4 +1,4 @@
-//! Files whose data is beyond repair, by name.
+//! Tests of files with data beyond repair: they are listed by name, and writing makes them readable again.
 
 use crate::machine::{DISK_BYTES, Machine, Site, path};
 use crate::model::{make_file, read_all};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const FILE_BYTES: usize = 1 << 20;
 
-/// Every block of every file differs from every other one.
+/// Contents of a file in which every block differs from every other block of every file.
 fn contents(file: u8) -> Vec<u8> {
     let block = |at: usize| {
         let mut block = vec![file + 1; BLOCK_BYTES];
@@ -19,7 +19,8 @@ fn contents(file: u8) -> Vec<u8> {
     (0..FILE_BYTES / BLOCK_BYTES).flat_map(block).collect()
 }
 
-/// Overwrites the column that holds a block of a file on three members of the 4+2 array: one of them holds it.
+/// Overwrites the column with a block of a file on three members of the 4+2 array, one of which has the block
+/// itself.
 fn corrupt(site: &Site, block: &[u8]) {
     let disks = site.disks.borrow();
     let holds = |number: &usize| {
@@ -87,7 +88,7 @@ fn damaged_files_are_named_until_they_are_overwritten_or_removed() {
         machine.env.sleep(Duration::from_secs(2)).await;
         let status = node.status();
         assert_eq!(status.health, "failed");
-        // By inode: reports are handed on, and names are nobody else's business.
+        // Inode numbers only: reports are passed on, and must not contain names.
         let over_ino = ino_of(&machine, "over").await;
         let (inode, reasons) = (over_ino.0.to_string(), &status.reasons);
         assert!(reasons.iter().any(|why| why.contains(&inode)), "{reasons:?}");
@@ -95,7 +96,7 @@ fn damaged_files_are_named_until_they_are_overwritten_or_removed() {
         let ino = ino_of(&machine, "over").await;
         assert!(machine.client.read(ino, 40 * BLOCK_BYTES as u64, BLOCK_BYTES as u64).await.is_err());
         assert_eq!(read_all(&machine, ino_of(&machine, "whole").await).await, contents(0));
-        // Only what is damaged is written again; the other blocks of its stripe stay.
+        // Only the damaged blocks are written again; the other blocks of their stripe stay.
         let mut whole = contents(1);
         for range in &over.ranges {
             let fresh = vec![9; range.length_bytes as usize];

@@ -1,4 +1,4 @@
-//! Direct writes beside programs that store into pages of the same file, on one mount and with a second one.
+//! Tests of direct writes beside programs that store into mapped pages of the same file, on one mount or two.
 
 use crate::remote::{Way, make, on_machine};
 use crate::shared::{drop_all, end, open, several};
@@ -13,14 +13,14 @@ use tokio::sync::Notify;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 2;
-/// Each has eight bytes of every page for itself.
+/// Number of programs that store. Each owns eight bytes of every page.
 const STORERS: usize = 2;
 const WRITERS: usize = 2;
 
 #[derive(Clone)]
 enum Page {
     Absent,
-    /// For a request, or to be dropped.
+    /// Locked for a request, or to be dropped.
     Locked,
     Present {
         bytes: Vec<u8>,
@@ -28,7 +28,7 @@ enum Page {
     },
 }
 
-/// A kernel, as far as it has a file that programs have mapped and write to.
+/// Model of a kernel with one file that programs have mapped and write to.
 struct Kernel {
     env: Env,
     client: Weak<Client>,
@@ -38,7 +38,7 @@ struct Kernel {
     ended: Cell<usize>,
 }
 
-/// Where somebody's bytes of a page are.
+/// The bytes of a page that belong to one program.
 fn place(who: usize) -> Range<usize> {
     who * 8..who * 8 + 8
 }
@@ -49,7 +49,7 @@ impl Kernel {
         self.unlocked.notify_waiters();
     }
 
-    /// Locks a page, and says what it was.
+    /// Locks a page, and returns its state before.
     async fn lock(&self, page: usize) -> Page {
         loop {
             let unlocked = self.unlocked.notified();
@@ -61,7 +61,7 @@ impl Kernel {
         }
     }
 
-    /// The page as a program that touches it finds it, locked.
+    /// Returns the page as a program that touches it finds it, and leaves it locked.
     async fn fault(&self, client: &Client, page: usize) -> (Vec<u8>, bool) {
         match self.lock(page).await {
             Page::Present { bytes, changed } => (bytes, changed),
@@ -90,7 +90,7 @@ impl Kernel {
         self.set(page, Page::Absent);
     }
 
-    /// A program stores its number into its bytes again and again. It always finds them as it left them.
+    /// A program stores its number into its bytes again and again. It must always find them as it left them.
     async fn stores(self: Rc<Self>, client: Rc<Client>, who: usize, rounds: u64) {
         let mut last = [0; PAGES];
         for round in 1..=rounds {
@@ -110,7 +110,7 @@ impl Kernel {
         self.ended.set(self.ended.get() + 1);
     }
 
-    /// A program writes its bytes directly, or punches them out. It always finds what it wrote last.
+    /// A program writes its bytes directly, or punches them out. It must always find its last write.
     async fn writes(self: Rc<Self>, client: Rc<Client>, who: usize, rounds: u64) {
         for round in 1..=rounds {
             let page = (round as usize / 2 + who) % PAGES;

@@ -1,4 +1,4 @@
-//! Programs that fault pages in as fast as they can, while other clients want the file.
+//! Tests of programs that fault pages in as fast as they can, while other clients want the file.
 
 use crate::remote::{Way, make, on_machine};
 use crate::shared::{drop_all, end, open, several};
@@ -18,21 +18,21 @@ const PAGES: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
     Absent,
-    /// For a request, or to be dropped.
+    /// Locked for a request, or to be dropped.
     Locked,
     Present(u8),
 }
 
-/// A kernel, as far as it has a file that a program has mapped.
+/// Model of a kernel with one file that a program has mapped.
 struct Mapped {
     env: Env,
     client: Weak<Client>,
     ino: Ino,
     pages: RefCell<[Page; PAGES]>,
     unlocked: Notify,
-    /// Sending a changed page before it is dropped takes this long.
+    /// Time that it takes to send a changed page before it is dropped.
     sending: Duration,
-    /// The end of the file by the program's own writes.
+    /// End of the file after the program's own writes.
     end: Cell<u64>,
     ends: Cell<bool>,
 }
@@ -54,7 +54,7 @@ impl Mapped {
         }
     }
 
-    /// Stores into one page after another. Missing ones are read, with those ahead.
+    /// Stores into one page after another. Missing pages are read, together with those ahead.
     async fn stores(self: Rc<Self>, client: Rc<Client>) {
         for page in (0..PAGES).cycle().take_while(|_| !self.ends.get()) {
             self.env.sleep(Duration::from_micros(10)).await;
@@ -117,7 +117,8 @@ impl KernelCache for Mapped {
     }
 }
 
-/// A program stores into a file through pages, and another one makes it longer, while a second client writes it again and again.
+/// One program stores into a file through pages and another makes the file longer, while a second client
+/// writes the file again and again.
 fn others_have_their_turn(seed: u64, sending: Duration) {
     on_machine(330 + seed, async |_, machine| {
         let way = Way::new(&machine);
@@ -167,13 +168,14 @@ fn others_have_their_turn(seed: u64, sending: Duration) {
 
 #[test]
 fn programs_that_fault_pages_in_keep_no_lease() {
-    // Some as long as who drops pages waits before it lets requests in.
+    // Some take as long as the client, when it drops pages, waits before it lets requests in.
     for (seed, micros) in [8000, 5000, 5000, 4990, 2500].into_iter().enumerate() {
         others_have_their_turn(seed as u64, Duration::from_micros(micros));
     }
 }
 
-/// A kernel that takes some time for all pages, and is done with a piece as soon as somebody was let in.
+/// Model of a kernel that takes some time to drop all pages, and completes a piece as soon as a request was
+/// let in.
 struct Slow {
     env: Env,
     drops: Cell<u32>,
@@ -188,7 +190,7 @@ impl KernelCache for Slow {
             if bytes == (0..u64::MAX) {
                 return self.env.sleep(Duration::from_millis(20)).await;
             }
-            // Done when it is looked at once more after the time in which nobody is let in.
+            // Completes when it is polled once more after the time in which no request is let in.
             let mut looks = 0;
             let done = |_: &mut Context<'_>| {
                 looks += 1;
@@ -212,8 +214,9 @@ impl KernelCache for Slow {
     }
 }
 
-/// A write is let in because a page that is being dropped may be locked for it, and in the same moment that is dropped. It is
-/// served before the lease goes or after it has come back.
+/// A write is let in because a page that is being dropped may be locked for it, and the page is dropped at
+/// the same moment. The write must be served before the lease is given back, or after it has been acquired
+/// again.
 #[test]
 fn a_lease_does_not_go_under_a_request_that_was_let_in() {
     on_machine(340, async |_, machine| {
@@ -225,7 +228,7 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
         clients[1].set_kernel_cache(Some(slow.clone()));
         let inside = Rc::new(Cell::new(false));
         for round in 0..10 {
-            // Its lease does not go before this is settled.
+            // The client must sync this write before it gives its lease back.
             clients[1].write(ino, 0, &[1; 100]).await.unwrap();
             let (client, is_inside, kernel) = (clients[1].clone(), inside.clone(), slow.clone());
             let env = machine.env.clone();
@@ -256,10 +259,10 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
     });
 }
 
-/// A kernel that does not drop its pages within the time it is given.
+/// Model of a kernel that does not drop its pages within the time that it gets.
 struct Stubborn {
     env: Env,
-    /// Whether the lapse lasted when that was over, each time.
+    /// For each lapse: true if it still lasted when that time was over.
     lasted: RefCell<Vec<bool>>,
 }
 
@@ -285,7 +288,8 @@ impl KernelCache for Stubborn {
     }
 }
 
-/// The service answers again while a kernel cannot drop its pages, or does not. Only then the mount has to end.
+/// The service answers again while a kernel cannot drop its pages, or it does not answer. Only in the second
+/// case the mount has to end.
 #[test]
 fn a_lapse_that_is_over_ends_no_mount() {
     on_machine(341, async |_, machine| {
@@ -295,7 +299,7 @@ fn a_lapse_that_is_over_ends_no_mount() {
         let kernel = Rc::new(Stubborn { env: machine.env.clone(), lasted: RefCell::default() });
         clients[1].set_kernel_cache(Some(kernel.clone()));
         let lease = penstock_meta::LEASE;
-        // Half of the lease is used, the next quarter is for the kernel.
+        // Half of the lease time is used up, and the next quarter is for the kernel.
         for (away, lasted) in [(lease * 5 / 8, false), (lease * 7 / 8, true)] {
             clients[1].get_attr(ino).await.unwrap();
             let server = way.server.borrow_mut().take();

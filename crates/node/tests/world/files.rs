@@ -1,4 +1,4 @@
-//! Files and names on a healthy machine.
+//! Tests of files and names on a healthy machine.
 
 use crate::machine::{Machine, Site, on_machine};
 use crate::model::{Model, list, make_file, pattern, read_all};
@@ -73,7 +73,7 @@ fn every_case_of_rename() {
     });
 }
 
-/// A list as the kernel sends it: tag, permissions, id.
+/// Encodes an access control list as the kernel sends it: tag, permissions, id.
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut value = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {
@@ -108,19 +108,20 @@ fn access_control_lists_and_modes_agree() {
         let file = made(dir, "file", 0o100_666).await;
         assert_eq!(set(file, NAMES[1], list(7, 7, 0)).await, Err(EACCES), "no default list on a file");
         assert_eq!(set(file, NAMES[0], vec![2, 0, 0, 0]).await, Err(EINVAL));
-        // A list sets the mode, and a chmod the list.
+        // Setting a list changes the mode, and a chmod changes the list.
         set(file, NAMES[0], list(6, 6, 4)).await.unwrap();
         assert_eq!(mode(file).await, 0o764);
         let chmod = SetAttrRequest { ino: file.0, mode: Some(0o640), ..SetAttrRequest::default() };
         client.set_attr(chmod).await.unwrap();
         let wanted = acl(&[(1, 6, NONE), (2, 6, 1000), (4, 5, NONE), (16, 4, NONE), (32, 0, NONE)]);
         assert_eq!(client.get_xattr(file, NAMES[0]).await.unwrap(), wanted);
-        // One that says what the mode says is not kept; to remove what is not there is no failure.
+        // A list that is equivalent to the mode is not stored, and removing a list that does not exist
+        // succeeds.
         set(file, NAMES[0], acl(&[(1, 7, NONE), (4, 4, NONE), (32, 1, NONE)])).await.unwrap();
         assert_eq!(mode(file).await, 0o741);
         assert_eq!(client.get_xattr(file, NAMES[0]).await.unwrap_err().errno, ENODATA);
         client.remove_xattr(file, NAMES[0]).await.unwrap();
-        // What a directory hands down is limited by the mode that is asked for, and not by the umask.
+        // An inherited list is limited by the requested mode and not by the umask.
         set(dir, NAMES[1], list(7, 7, 2)).await.unwrap();
         assert_eq!(mode(dir).await, 0o755);
         let inherits = made(dir, "inherits", 0o100_666).await;
@@ -169,7 +170,7 @@ fn a_whiteout_takes_the_old_name() {
     });
 }
 
-/// A file without a name gets one, or goes with its last user, or with the power.
+/// A file without a name gets one, or is removed with its last user or by a power cut.
 #[test]
 fn a_file_is_made_without_a_name() {
     let site = Site::new();
@@ -259,7 +260,7 @@ fn sparse_files_read_as_zeros_and_cut_bytes_never_come_back() {
                 assert!(bytes[from..].iter().all(|byte| *byte == 0), "size {size}");
             }
         }
-        // Growing over the end by a write must not show what was there before either.
+        // Nor may a write that grows the file show the old bytes behind the end.
         client.write(ino, 0, &[9; 4096]).await.unwrap();
         let request = SetAttrRequest { ino: ino.0, size: Some(10), ..SetAttrRequest::default() };
         client.set_attr(request).await.unwrap();
@@ -331,7 +332,7 @@ fn set_id_bits_fall_where_they_mean_something() {
             client.drop_set_id(ino).await.unwrap();
             assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o7777, after, "of {before:o}");
         }
-        // What is given away in the same step keeps what is asked for.
+        // Bits that are requested in the same step as a new owner stay.
         let given = SetAttrRequest {
             ino: ino.0,
             mode: Some(0o4755),

@@ -1,4 +1,4 @@
-//! The hosts of all drives are full: what a store goes on with, and whether it starts.
+//! Tests of full hosts: the start and the operations of a store whose drives' hosts have no space.
 
 use crate::machine::{Machine, Site};
 use crate::model::make_file;
@@ -16,7 +16,8 @@ async fn write(machine: &Machine, name: &str, contents: &[u8]) -> Result<(), Fai
     machine.client.fsync(ino).await
 }
 
-/// Reads a file and removes it, neither of which may wait for room on a host. False where it is not there.
+/// Reads and removes a file, neither of which may wait for space on a host. Returns false if the file does
+/// not exist.
 async fn read_and_remove(machine: &Machine, name: &str, contents: &[u8]) -> bool {
     let root = machine.client.root();
     let found = timeout(&machine.env, PATIENCE, machine.client.lookup(root, name.as_bytes())).await;
@@ -30,7 +31,8 @@ async fn read_and_remove(machine: &Machine, name: &str, contents: &[u8]) -> bool
     true
 }
 
-/// Files could not be read whose stripes waited for the host, and the next start waited for it.
+/// Regression: files could not be read if their stripes waited for space on the host, and the next start
+/// waited too.
 #[test]
 fn a_store_on_a_full_host_starts_and_files_are_read_and_removed() {
     let site = Site::of(4, 2);

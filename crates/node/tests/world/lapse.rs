@@ -1,4 +1,4 @@
-//! A client that does not reach its service for about as long as its lease, and lives.
+//! Tests of a client that cannot reach its service for about its lease time, and stays alive.
 
 use crate::model::make_file;
 use crate::remote::{Way, mount, on_machine};
@@ -17,7 +17,8 @@ async fn read(client: &Client, pages: &Pages, ino: Ino) -> Result<u64, Failure> 
     Ok(bytes.try_into().map_or(0, u64::from_le_bytes))
 }
 
-/// It went by its leases, and its kernel by its pages, for as long as it heard nothing, while others changed the file.
+/// Regression: while a client received nothing, it kept using its leases, and its kernel its pages, although
+/// others changed the file.
 #[test]
 fn a_client_that_is_cut_off_tells_nothing_old() {
     let (lost, kept) = (Cell::new(0), Cell::new(0));

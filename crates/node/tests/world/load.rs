@@ -1,9 +1,9 @@
-//! A load of every kind of operation by several tasks, and what must be left of it after a crash.
+//! A load of every kind of operation by several tasks, and the model of the state that a crash may leave.
 //!
-//! Each task has a directory of its own, in which it alone changes names, so the names found there after a crash must
-//! be those after some prefix of its operations that holds all that were synced. All tasks write to the files of one
-//! more directory. Of each file the images since its last sync are kept: after a crash every block is that of one of
-//! them, or zeros if it changed.
+//! Each task has a directory of its own, in which it alone changes names. So the names found there after a
+//! crash must be those after some prefix of its operations that contains all synced ones. All tasks write to
+//! the files of one more directory. The images of each file since its last sync are kept. After a crash,
+//! every block must be as in one of them, or zeros if it has changed.
 
 use crate::machine::Machine;
 use crate::model::{pattern, read_all};
@@ -19,10 +19,10 @@ const SHARED: usize = TASKS;
 const BLOCK: usize = 4096;
 const DIRECTORY: u32 = 0o040_755;
 const REGULAR: u32 = 0o100_644;
-/// Files stay small, so that all of them fit.
+/// Largest file in bytes, so that all of them fit.
 const MOST_BYTES: u64 = 1_500_000;
 
-/// What a name stands for; the number of an inode that is being made is not known.
+/// The file of a name. The number of an inode that is being made is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
     ino: u64,
@@ -40,7 +40,7 @@ struct Tree {
     states: Vec<Names>,
     /// Number of the newest state whose operation returned.
     acknowledged: u64,
-    /// From this state on, a file (by inode) is at least as new as an image.
+    /// A file (by inode) is at least as new as an image, if this state or a later one is found.
     promises: Vec<(u64, u64, u64)>,
 }
 
@@ -64,11 +64,11 @@ impl Tree {
     }
 }
 
-/// The images of a file since its last sync, which is the first.
+/// The images of a file since its last sync; the first is the synced one.
 #[derive(Clone, Default)]
 struct File {
     first: u64,
-    /// Number of the newest image whose operation returned: operations on one file return in order.
+    /// Number of the newest image whose operation returned. Operations on one file return in order.
     acknowledged: u64,
     images: Vec<Rc<Vec<u8>>>,
 }
@@ -117,7 +117,7 @@ fn same_block(a: &[u8], b: &[u8], index: usize) -> bool {
     block(a) == block(b)
 }
 
-/// What all tasks did.
+/// Operations and state of all tasks.
 #[derive(Default)]
 pub struct Load {
     trees: RefCell<Vec<Tree>>,
@@ -125,7 +125,7 @@ pub struct Load {
     open: RefCell<BTreeSet<u64>>,
     /// Open files without a name, by task.
     orphans: RefCell<BTreeSet<(usize, u64)>>,
-    /// Operations that have not returned.
+    /// Number of operations that have not returned.
     running: Cell<u64>,
 }
 
@@ -142,7 +142,7 @@ fn some_name(machine: &Machine) -> String {
 }
 
 impl Load {
-    /// Directories of the tasks and the shared files, durable.
+    /// Makes the directories of the tasks and the shared files, and syncs them.
     pub async fn prepare(&self, machine: &Machine) -> Result<(), Failure> {
         for task in 0..=TASKS {
             let root = make(machine, machine.client.root().0, &format!("t{task}"), DIRECTORY).await?;
@@ -175,7 +175,7 @@ impl Load {
         self.trees.borrow_mut()[task].acknowledged = state;
     }
 
-    /// One random operation of `task`.
+    /// Executes one random operation of `task`.
     pub async fn step(&self, machine: &Machine, task: usize) -> Result<(), Failure> {
         self.running.set(self.running.get() + 1);
         let result = self.try_step(machine, task).await;
@@ -229,7 +229,7 @@ impl Load {
         }
     }
 
-    /// Adds an image; returns its number.
+    /// Adds an image of a file. Returns its number.
     fn change(&self, ino: u64, change: impl FnOnce(&mut Vec<u8>)) -> u64 {
         let mut files = self.files.borrow_mut();
         let file = files.get_mut(&ino).expect("a file that is used is known");
@@ -274,7 +274,7 @@ impl Load {
     async fn fsync(&self, machine: &Machine, ino: u64) -> Result<(), Failure> {
         let image = self.files.borrow()[&ino].acknowledged;
         let states: Vec<u64> = self.trees.borrow().iter().map(|tree| tree.acknowledged).collect();
-        // Chunks of other files may be on their way to the drives, whether or not a task waits for them.
+        // Chunks of other files may be written at this time, even if no task waits for them.
         let waits = |other: &u64| *other != ino && machine.client.is_unsettled(Ino(*other));
         let others = self.running.get() > 1 || self.files.borrow().keys().any(waits);
         machine.fsync(Ino(ino), others).await?;
@@ -288,7 +288,7 @@ impl Load {
         Ok(())
     }
 
-    /// Files whose rename is durable are as new as they were then.
+    /// Drops the images from before a rename that has become durable: they may not be found any more.
     fn keep_promises(&self) {
         let mut files = self.files.borrow_mut();
         for tree in self.trees.borrow_mut().iter_mut() {
@@ -441,7 +441,7 @@ impl Load {
         Ok(())
     }
 
-    /// Checks a store after a crash or a stop. What is found counts from now on.
+    /// Checks a store after a crash or a stop. The state that is found becomes the model's state.
     pub async fn settle(&self, machine: &Machine) {
         for task in 0..=TASKS {
             let root = self.trees.borrow()[task].root;
@@ -465,7 +465,7 @@ impl Load {
             });
             all.filter(|(node, _)| !node.directory).map(|(node, path)| (node.ino, path)).collect()
         };
-        // This life may be cut here too: what is known stays until all is checked.
+        // The power may be cut in this life too, so the model is kept until all checks have passed.
         let known = self.files.borrow().clone();
         let mut files = BTreeMap::new();
         for (ino, path) in named {
@@ -483,7 +483,7 @@ impl Load {
         self.running.set(0);
     }
 
-    /// Ends all uses, so that nothing stays in use without a name.
+    /// Ends all uses, so that no file without a name stays in use.
     pub async fn release_all(&self, machine: &Machine) -> Result<(), Failure> {
         let open = std::mem::take(&mut *self.open.borrow_mut());
         self.orphans.borrow_mut().clear();
@@ -502,12 +502,12 @@ impl Load {
 }
 
 impl Load {
-    /// Removes every name, those of the tasks too, and ends all uses.
+    /// Removes every name, including the task directories, and ends all uses.
     pub async fn remove_all(&self, machine: &Machine) -> Result<(), Failure> {
         let client = &machine.client;
         for task in 0..=TASKS {
             let mut paths: Vec<(String, Node)> = self.names(task).into_iter().collect();
-            // What is in a directory comes before it.
+            // Contents of a directory come before the directory.
             paths.sort_by_key(|(path, _)| std::cmp::Reverse(path.matches('/').count()));
             for (path, node) in paths {
                 let dir = self.dir_of(task, &path).expect("what has a name is in a directory");

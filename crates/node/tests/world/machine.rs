@@ -1,4 +1,4 @@
-//! A simulated machine with a store on it.
+//! A simulated machine with a store on it: starts, lives and checks.
 
 use penstock_array::CreateSpec;
 use penstock_array::ownership::MemoryOwnership;
@@ -16,30 +16,30 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Size of each drive of a store of 4+2.
+/// Size of each drive of a store with the code 4+2, in bytes.
 pub const DISK_BYTES: u64 = 40 << 20;
 const META_BYTES: u64 = 20 << 20;
 
-/// Disks by path; drives that replace others join them.
+/// Contents of drives, by path; drives that replace others are added.
 pub type Disks = Rc<RefCell<BTreeMap<String, Rc<SimDisk>>>>;
 
 /// Drives as they were opened in one life, by path.
 pub type Opened = Rc<RefCell<BTreeMap<String, Rc<FaultyDrive>>>>;
 
-/// A fault for a drive as soon as it is opened.
+/// A fault that a drive gets as soon as it is opened.
 #[derive(Clone, Debug)]
 pub struct Planned {
     pub op: Op,
     pub nth: u64,
     pub fault: Fault,
-    /// The bytes of the drive that it stays within.
+    /// The bytes of the drive to which the fault is limited.
     pub within: Range<u64>,
 }
 
-/// Faults by path.
+/// Planned faults, by path.
 pub type Plans = Rc<RefCell<BTreeMap<String, Vec<Planned>>>>;
 
-/// What survives a power cut.
+/// Everything that survives a power cut.
 pub struct Site {
     pub disks: Disks,
     /// Faults of the next life.
@@ -48,7 +48,7 @@ pub struct Site {
     pub spec: StoreSpec,
 }
 
-/// One life of the machine.
+/// One life of the machine: from a start to a stop or a power cut.
 pub struct Machine {
     pub world: World,
     pub env: Env,
@@ -102,7 +102,7 @@ pub fn path(number: usize) -> String {
     format!("disk{number}")
 }
 
-/// A store whose data slices have so many bytes together.
+/// A store whose data slices have `data_bytes` bytes together.
 fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
     let array = |name: &str, k, m| CreateSpec {
         name: name.to_owned(),
@@ -121,12 +121,12 @@ fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
 }
 
 impl Site {
-    /// A store of 4+2.
+    /// A store with the code 4+2.
     pub fn new() -> Self {
         Self::of(4, 2)
     }
 
-    /// A store of as much data, whatever its code.
+    /// A store with another code and as much data as one of 4+2.
     pub fn of(k: usize, m: usize) -> Self {
         Self::with_data(k, m, (DISK_BYTES - META_BYTES) * 4)
     }
@@ -147,7 +147,7 @@ impl Site {
         Self { disks: backing.disks, plans: Rc::default(), ownership: Rc::default(), spec }
     }
 
-    /// Size of each drive.
+    /// Size of each drive in bytes.
     pub fn disk_bytes(&self) -> u64 {
         self.spec.drive_bytes
     }
@@ -157,12 +157,12 @@ impl Site {
         self.start_without(world, &lost).await
     }
 
-    /// Starts the store with all disks but those under the paths in `lost`.
+    /// Starts the store with all drives except those at the paths in `lost`.
     pub async fn start_without(&self, world: &World, lost: &[String]) -> Result<Machine, StartError> {
         self.start_recording(world, lost, &Opened::default()).await
     }
 
-    /// As [`Site::start_without`]; drives are put into `opened` as they are opened.
+    /// Like [`Site::start_without`]; also puts drives into `opened` as they are opened.
     pub async fn start_recording(
         &self,
         world: &World,
@@ -185,8 +185,8 @@ impl Site {
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")
             .await
             .map_err(|failure| StartError::Refused(failure.to_string()))?;
-        // Nobody else is there: from here on operations begin in the order in which they are asked for. Where other
-        // clients come over a restart, they are not waited for.
+        // With no other client, operations begin from here on in the order in which they are requested. Other
+        // clients that survived a restart are not waited for.
         if node.session_reports().len() == 1 && client.get_attr(client.root()).await.is_ok() {
             let asked = env.now();
             while !client.is_alone() {
@@ -207,7 +207,7 @@ impl Site {
         }
     }
 
-    /// A copy of the site, with what coordination knows, whose disks can be damaged.
+    /// A copy of the site and of its claims, with drives that can be damaged.
     pub fn duplicate(&self) -> Self {
         let disks: BTreeMap<_, _> =
             self.disks.borrow().iter().map(|(path, disk)| (path.clone(), disk.duplicate())).collect();
@@ -221,7 +221,7 @@ impl Site {
 }
 
 impl Machine {
-    /// Replaces lost drives by blank ones. Returns the paths of these.
+    /// Replaces lost drives by blank ones. Returns the paths of the new drives.
     pub async fn replace_missing(&self) -> Vec<String> {
         let missing: Vec<_> = self.node.drives().into_iter().filter(|drive| !drive.is_online()).collect();
         let mut paths = Vec::new();
@@ -234,7 +234,7 @@ impl Machine {
         paths
     }
 
-    /// Replaces lost drives by blank ones and waits until nothing is owed.
+    /// Replaces lost drives by blank ones, and waits until there is no redundancy debt.
     pub async fn rebuild(&self) {
         self.replace_missing().await;
         for array in self.node.arrays() {
@@ -242,7 +242,7 @@ impl Machine {
         }
     }
 
-    /// Disks on which every array has an active member, with the count of their writes so far.
+    /// Drives on which every array has an active member, each with its number of writes so far.
     fn active_disks(&self) -> Vec<(Rc<SimDisk>, u64)> {
         let reports: Vec<_> = self.node.arrays().iter().map(|array| array.report()).collect();
         let active = |drive: &penstock_base::DriveId| {
@@ -255,15 +255,15 @@ impl Machine {
         online.filter_map(|drive| disks.get(drive.path())).map(|disk| (disk.clone(), disk.order())).collect()
     }
 
-    /// fsync, and proof that the drives were flushed for it.
+    /// Calls fsync, and asserts that the drives were flushed for it.
     ///
-    /// What it stands on is every write that returned before it began: log records (`log.append`) and the headers of
-    /// their segments (`log.segment`), strips of fresh stripes (`fresh.strip`) and their trailers (`fresh.trailer`).
-    /// Not part of it: destage, checkpoints, rebuild and repair, which the log stands in for until they are flushed
-    /// themselves; strips of a chunk that another task is writing (`others`); and anything on a member that is
-    /// recorded as stale.
+    /// The fsync covers every write that returned before it began: log records (`log.append`) and the headers
+    /// of their segments (`log.segment`), strips of fresh stripes (`fresh.strip`) and their trailers
+    /// (`fresh.trailer`). It does not cover destage, checkpoints, rebuild and repair, for which the log is
+    /// the durable copy until they are flushed themselves; strips of a chunk that another task is writing
+    /// (`others`); and anything on a member that is recorded as stale.
     pub async fn fsync(&self, ino: Ino, others: bool) -> Result<(), Failure> {
-        // A file without unsettled writes needs no flush.
+        // A file without unsynced writes needs no flush.
         let marks = if self.client.is_unsettled(ino) { self.active_disks() } else { Vec::new() };
         self.client.fsync(ino).await?;
         let after = self.active_disks();
@@ -282,7 +282,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Everything that must hold of a store at rest.
+    /// Asserts everything that must hold for a store at rest.
     pub async fn audit(&self) {
         let check = self.node.check_fs().await.unwrap();
         assert!(check.clean, "{:?}", check.now);
@@ -290,14 +290,14 @@ impl Machine {
             let scrub = array.scrub().await.unwrap();
             assert!(scrub.is_clean(), "{}: {scrub:?}", array.name());
         }
-        // Twice: the first check makes everything durable, which gives back what was freed.
+        // Checked twice: the first check makes everything durable, which frees the blocks of removed data.
         let check = self.node.check_fs().await.unwrap();
         let space = self.node.fs_report();
         let used = (space.total_bytes - space.free_bytes) / penstock_base::BLOCK_BYTES as u64;
         assert_eq!(used, check.blocks, "blocks that are used belong to files: {check:?}");
     }
 
-    /// Nothing is left of what was in the store: no inode but the root, no block, no written stripe.
+    /// Asserts that the store is empty: no inode except the root, no used block, no written stripe.
     pub async fn check_empty(&self, free_bytes: u64) {
         let data = self.node.arrays().iter().find(|array| array.name() == "data").unwrap();
         // Removing and discarding are tasks of their own; a minute is more than they ever need.
@@ -325,14 +325,14 @@ impl Machine {
     }
 }
 
-/// Runs a test on a new store, which is whole afterwards.
+/// Runs a test on a new store, which must pass all checks afterwards.
 pub fn on_machine(seed: u64, test: impl AsyncFnOnce(&Machine)) {
     let site = Site::new();
     let world = World::new(seed);
     live(&site, &world, test);
 }
 
-/// Runs a life that ends in order, with a store that is whole.
+/// Runs a life that ends with a stop, and audits the store.
 fn live(site: &Site, world: &World, life: impl AsyncFnOnce(&Machine)) {
     let run = world.run(async {
         let machine = site.start(world, &[]).await.unwrap();

@@ -1,4 +1,4 @@
-//! The whole path in the simulated world, from client library to drives.
+//! Tests of the whole path in the simulated world, from the client library to the drives.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod campaign;

@@ -1,12 +1,13 @@
-//! What a seed of the campaign does to drives, within what m redundant strips promise.
+//! Drive faults that a seed of the campaign causes, within what m redundant strips survive.
 //!
-//! Two ways, which share a budget of m. *Unlucky* drives are chosen first, and anything may happen to them: they
-//! are missing, fail, are silent, lose, tear, misdirect or damage what is written, rot, come back blank or as they
-//! were long ago. *Spread* damage may come to all others, but is counted in stripes: the drives are divided into
-//! zones, at the same places on each, and in each zone only some drives are damaged. A zone begins with a margin that
-//! is left alone, longer than a strip with its trailer, a log record or a copy of a superblock, so that none of these
-//! is damaged in two zones. A full host, slow drives and a pause of the whole machine may come to any; unlucky drives
-//! may be so slow that their writes land after their caller gave up.
+//! There are two ways, which share a budget of m. *Unlucky* drives are chosen first, and anything may happen
+//! to them: they are missing, fail, are silent, lose, tear, misdirect or damage writes, rot, return blank or
+//! in an old state. *Spread* damage may happen to all other drives, but is counted in stripes: the drives are
+//! divided into zones, at the same places on each, and in each zone only some drives are damaged. A zone
+//! begins with a margin that is never damaged. The margin is longer than a strip with its trailer, a log
+//! record or a copy of a superblock, so none of these is damaged in two zones. Any drive may have a full
+//! host, be slow or stand still with a pause of the whole machine. Unlucky drives may be so slow that their
+//! writes reach the drive after the caller gave up.
 
 use crate::machine::{Opened, Planned, Site, path};
 use penstock_array::ArrayError;
@@ -23,33 +24,33 @@ use std::time::Duration;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const ZONE_BLOCKS: u64 = 64;
 const MARGIN_BLOCKS: u64 = 20;
-/// Drives misbehave within this time of a life.
+/// Faults begin within this time of a life, in microseconds.
 const SOON_US: u64 = 20_000_000;
 
-/// What happens to the drives in one seed.
+/// The drive faults of one seed.
 pub struct Mischief {
     dice: World,
     seed: u64,
     drives: u64,
-    /// Paths of the drives to which anything may happen, and of those that took their place.
+    /// Paths of the drives to which anything may happen, and of the drives that replaced them.
     pub unlucky: Vec<String>,
-    /// Whether they do worse than being missing.
+    /// True if worse can happen to them than to be missing.
     vicious: bool,
-    /// Whether they also give or keep other contents than were written, without an error. Where they do not, nothing
-    /// may be found wrong in the end.
+    /// True if they may also return or store other contents than were written, without an error. If false,
+    /// scrubs and checks must find nothing wrong in the end.
     lies: bool,
-    /// Other drives that may be damaged in each zone.
+    /// Number of other drives that may be damaged in each zone.
     spread: u64,
     full_hosts: bool,
-    /// Unlucky drives as they once were.
+    /// Copies of unlucky drives in an older state.
     old: BTreeMap<String, Rc<SimDisk>>,
-    /// Whether contents may be wrong without an error.
+    /// True if contents may be wrong without an error.
     pub silent: bool,
-    /// How often each thing was done, for the figures of the seed.
+    /// Number of times that each fault occurred, for the statistics of the seed.
     pub done: BTreeMap<&'static str, u64>,
 }
 
-/// Where a zone may be damaged.
+/// The blocks of a zone that may be damaged.
 fn core(zone: u64) -> Range<u64> {
     let start = zone * ZONE_BLOCKS;
     start + MARGIN_BLOCKS..start + ZONE_BLOCKS
@@ -60,7 +61,8 @@ fn bytes(blocks: Range<u64>) -> Range<u64> {
 }
 
 impl Mischief {
-    /// For a store of `drives` drives, of which `most` may be faulty at a time and nothing may come of it.
+    /// Draws the faults for a store of `drives` drives, of which `most` may be faulty at a time without any
+    /// loss.
     pub fn new(seed: u64, drives: u64, most: u64) -> Self {
         let dice = World::new(seed.wrapping_mul(0x6c62_272e_07bb_0142) ^ 0x55);
         // A quarter of the seeds has power cuts and missing drives only.
@@ -120,7 +122,7 @@ impl Mischief {
                 self.plan_one(site, &path, bytes(core(zone)), false);
             }
         }
-        // Slow, but not too slow to answer: no damage, whatever the number of drives.
+        // Slow, but within the deadline: no damage, for any number of drives.
         let slow = path(self.dice.below(self.drives) as usize);
         let period = Fault::Slow(Duration::from_millis(self.dice.below(8000)));
         self.add(site, &slow, Op::Write, period, 0..u64::MAX);
@@ -149,7 +151,7 @@ impl Mischief {
             12 => (Op::Flush, Fault::FailToldLate(self.long_or_short())),
             13 => (Op::DurableWrite, Fault::FailToldLate(self.long_or_short())),
             14 => (Op::DurableWrite, Fault::SlowFail(self.long_or_short())),
-            // Some later than their deadline: they land after their caller gave up.
+            // Some take longer than their deadline: their writes reach the drive after the caller gave up.
             11 => (Op::Write, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
             _ => (Op::Flush, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
         };
@@ -182,7 +184,7 @@ impl Mischief {
         block / ZONE_BLOCKS
     }
 
-    /// Drives that go away in the middle of a life, and hosts that are full for a while.
+    /// Starts the tasks that remove drives during a life, and that make hosts full for a while.
     pub fn spawn(&mut self, site: &Site, world: &World, opened: &Opened) {
         let soon = |dice: &World| Duration::from_micros(dice.below(SOON_US));
         let gone =
@@ -234,7 +236,8 @@ impl Mischief {
         }
     }
 
-    /// A store stops in order, unless its host is full for too long: then it stops as it is, and says so.
+    /// Checks the result of a stop. It must succeed, unless a host is full for too long: then the store
+    /// reports that, and stops without making everything durable.
     pub fn stopped(&self, result: Result<(), StartError>) {
         match result {
             Err(StartError::Array(ArrayError::Suspended(why))) if self.full_hosts && why == "host full" => {}
@@ -242,7 +245,7 @@ impl Mischief {
         }
     }
 
-    /// Between two lives: counts which faults came, and damages what lies on the drives.
+    /// Between two lives: counts the faults that occurred, and damages contents of the drives.
     pub fn rest(&mut self, site: &Site, opened: &Opened, planned: usize) {
         let waiting: usize = opened.borrow().values().map(|drive: &Rc<FaultyDrive>| drive.waiting()).sum();
         let unopened: usize = site.plans.borrow().values().map(Vec::len).sum();

@@ -1,4 +1,4 @@
-//! A load of file operations and what must be left of it.
+//! A load of file operations, and a model of the state that must be left of it.
 
 use crate::machine::Machine;
 use penstock_base::Ino;
@@ -9,17 +9,17 @@ use penstock_wire::names::{MakeRequest, ReadDirRequest, RenameRequest};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known of one file: its bytes as last synced, and what was done since.
+/// Model of one file: its bytes as last synced, and the images since then.
 #[derive(Clone, Debug, Default)]
 pub struct FileModel {
     pub ino: u64,
     pub synced: Vec<u8>,
     pub now: Vec<u8>,
-    /// For every byte that changed since the sync, the values it had in between are in here as whole images.
+    /// Every value that a byte had since the sync is in one of these images of the full file.
     pub images: Vec<Vec<u8>>,
 }
 
-/// Files by name, and names that may or may not be there after a crash.
+/// Files by name, and names that may or may not exist after a crash.
 #[derive(Default)]
 pub struct Model {
     pub files: RefCell<BTreeMap<String, FileModel>>,
@@ -44,7 +44,7 @@ pub fn pattern(world: &penstock_sim::World, len: usize) -> Vec<u8> {
 }
 
 impl Model {
-    /// One random operation on the files of `task`.
+    /// Executes one random operation on the files of `task`.
     pub async fn step(&self, machine: &Machine, task: u64) -> Result<(), Failure> {
         let world = &machine.world;
         let name = format!("t{task}-{}", world.below(4));
@@ -100,7 +100,7 @@ impl Model {
         };
         let len = [100, 4096, 10_000, 70_000, 1 << 20][world.below(5) as usize]
             .min(1 + world.below(1 << 20) as usize);
-        // Whole chunks go past the log.
+        // Writes of full chunks bypass the log.
         let (offset, len) =
             if world.below(5) == 0 { ((world.below(2) << 20) as usize, 1 << 20) } else { (offset, len) };
         let data = pattern(world, len);
@@ -147,7 +147,7 @@ impl Model {
     pub async fn fsync(&self, machine: &Machine, name: &str, ino: Ino) -> Result<(), Failure> {
         let image = self.files.borrow()[name].now.clone();
         let done = self.files.borrow()[name].images.len();
-        // Names that nobody changes meanwhile are durable afterwards: this task's only.
+        // The fsync also makes names durable that nobody is changing, that is, the names of this task only.
         let mine = name.split('-').next().unwrap().to_owned() + "-";
         machine.fsync(ino, true).await?;
         let mut files = self.files.borrow_mut();
@@ -185,8 +185,8 @@ impl Model {
         }
     }
 
-    /// Checks a store after a crash: names that were synced are there; each of their bytes is what was synced or what
-    /// was written since.
+    /// Checks a store after a crash: names that were synced exist, and each byte of their files is as synced
+    /// or as written since.
     pub async fn check_crashed(&self, machine: &Machine) {
         let names = list(machine).await;
         let files = self.files.borrow().clone();
@@ -197,7 +197,7 @@ impl Model {
                 continue;
             };
             if unsure {
-                // Which file stands under the name now is open; that it can be read is not.
+                // It is open which file has the name now, but it must be readable.
                 read_all(machine, Ino(*ino)).await;
                 continue;
             }
@@ -207,7 +207,7 @@ impl Model {
         }
     }
 
-    /// Checks a store that was stopped in order: everything is as it was last.
+    /// Checks a store that was stopped in order: everything is in its last state.
     pub async fn check_stopped(&self, machine: &Machine) {
         let names = list(machine).await;
         let files = self.files.borrow().clone();

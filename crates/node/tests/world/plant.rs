@@ -1,4 +1,4 @@
-//! Damage of every kind, planted as rows behind the services' back.
+//! Plants damage of every kind, by changing rows without the services.
 
 use crate::machine::Machine;
 use penstock_base::{FindingKind as Kind, Ino};
@@ -18,7 +18,7 @@ pub struct Known {
     pub other: Ino,
 }
 
-/// Rows, by the keys that docs/format/kv.md gives them.
+/// Access to rows by the keys that docs/format/kv.md defines.
 pub struct Rows {
     kv: Rc<dyn Kv>,
 }
@@ -123,7 +123,8 @@ impl Rows {
         self.put(group, value).await;
     }
 
-    /// Plants one kind of damage. Returns whether it outlives a start; what does not is only found before one.
+    /// Plants one kind of damage. Returns true if the damage survives a start; else only a check before a
+    /// start finds it.
     pub async fn plant(&self, kind: Kind, known: &Known) -> bool {
         let Known { root, keep, victim, dir, inner, other } = *known;
         match kind {
@@ -222,7 +223,7 @@ impl Rows {
                 self.set_bit(3000, true).await;
                 return false;
             }
-            // Not in the rows: the test writes it to the volume.
+            // Not in the rows: the test writes the stripe on the volume.
             Kind::WrittenFreeStripe => return false,
         }
         true

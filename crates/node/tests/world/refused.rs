@@ -1,4 +1,4 @@
-//! Starts that are refused.
+//! Tests of starts that are refused.
 
 use crate::machine::Site;
 use crate::model::make_file;
@@ -6,8 +6,9 @@ use penstock_base::Ino;
 use penstock_node::StartError;
 use penstock_sim::{CutMode, World};
 
-/// The data array cannot do without the drives that are away, the one with the metadata can. When all are back, and one other
-/// drive is lost, the metadata was what the refused start had made of it.
+/// Regression: the data array cannot start without the drives that are away, and the metadata array can. Then
+/// all return and another drive is lost. The metadata was in the state in which the refused start had left
+/// it.
 fn refused_then_one_is_lost(k: usize, m: usize) {
     let site = Site::of(k, m);
     let life = |seed: u64, lost: &[usize]| -> Result<(), StartError> {

@@ -1,4 +1,4 @@
-//! What once broke.
+//! Regression tests of defects in files, restarts and leases.
 
 use crate::machine::{Machine, Planned, Site, path, with_a_cut_between};
 use crate::model::{make_file, read_all};
@@ -28,7 +28,7 @@ fn what_a_crash_left_behind_the_end_is_not_in_a_hole() {
             let ino = make_file(machine, name).await.unwrap();
             machine.client.write(ino, 0, &[7; 200_000]).await.unwrap();
         }
-        // Makes the blocks durable; the sizes are still with the client.
+        // Makes the blocks durable; the sizes are still only in the client.
         machine.node.check_fs().await.unwrap();
     };
     let after = async |machine: &Machine| {
@@ -89,7 +89,8 @@ fn inode_numbers_are_reserved_again_when_the_transaction_that_did_failed() {
     with_a_cut_between(70, before, after);
 }
 
-/// Enough scattered writes make a chunk worth writing again; a cut leaves what was synced, whichever way it went.
+/// Enough scattered writes cause a chunk to be rewritten in full. A power cut leaves the synced data, before
+/// and after that.
 #[test]
 fn chunks_written_here_and_there_are_written_again_as_a_whole() {
     const MIB: usize = 1 << 20;
@@ -114,7 +115,8 @@ fn chunks_written_here_and_there_are_written_again_as_a_whole() {
         assert_eq!(new.rewritten_chunks, new.whole_chunks - old.whole_chunks, "of {}", new.whole_chunks);
         assert!(new.rewritten_chunks > 0);
         assert!(read_all(machine, ino).await == expected(200));
-        // The last chunk ends with the file, and one block more is a hole's neighbour: block by block.
+        // The last chunk ends with the file, and one further block is next to a hole: both are written block
+        // by block.
         resize(machine, ino, 8 << 20).await;
         machine.client.write(ino, 6 << 20, &[9; 300_000]).await.unwrap();
         machine.client.fsync(ino).await.unwrap();
@@ -129,7 +131,7 @@ fn chunks_written_here_and_there_are_written_again_as_a_whole() {
     with_a_cut_between(70, before, after);
 }
 
-/// The superblocks were read without a deadline: one silent drive, and nothing started.
+/// Regression: superblocks were read without a deadline, so one silent drive prevented every start.
 #[test]
 fn a_drive_that_never_answers_is_missing_at_a_start() {
     let site = Site::new();
@@ -148,8 +150,8 @@ fn a_drive_that_never_answers_is_missing_at_a_start() {
     world.destroy();
 }
 
-/// An open that was answered before the file was cut, and hears of it after, has old news: the file could not be written to
-/// any more.
+/// Regression: an open was answered before the file was truncated, and its client received the answer after
+/// the truncation. The client kept the old truncate generation, and could not write to the file any more.
 #[test]
 fn a_file_that_is_opened_while_it_is_cut_can_be_written() {
     on_machine(9900, async |_, machine| {

@@ -1,4 +1,4 @@
-//! Clients in other processes: connections that break, sessions that end, and a service that is started again.
+//! Tests of clients in other processes: connections that break, sessions that end, restarts of the service.
 
 use crate::machine::{Machine, Site};
 use penstock_base::env::timeout;
@@ -36,7 +36,7 @@ fn greeting() -> Vec<u8> {
     Greeting::new([7; NONCE_BYTES]).encode()
 }
 
-/// The way to a server that may be another one next time.
+/// The path to a server, which a restart of the service replaces.
 pub struct Way {
     pub world: World,
     pub server: RefCell<Option<Rc<Server>>>,
@@ -74,7 +74,8 @@ impl Way {
         Ok(mine)
     }
 
-    /// Breaks connections from time to time, while the result lives. At times what was sent over one comes later.
+    /// Breaks connections from time to time, until the result is dropped. Sometimes data that was sent on a
+    /// broken connection arrives later.
     pub fn breaks(self: &Rc<Self>) -> Breaks {
         let over = Rc::new(Cell::new(false));
         let (way, env, ends) = (self.clone(), self.world.env(), over.clone());
@@ -105,7 +106,7 @@ impl Way {
     }
 }
 
-/// Connections break while it lives.
+/// Connections break until this is dropped.
 pub struct Breaks(Rc<Cell<bool>>);
 
 impl Drop for Breaks {
@@ -137,7 +138,8 @@ pub fn on_machine(seed: u64, test: impl AsyncFnOnce(&Site, Machine)) {
     world.destroy();
 }
 
-/// The service is started again on the same disks, without having made anything durable; meanwhile nobody listens for `down`.
+/// Starts the service again on the same drives, without making anything durable before. No server listens for
+/// `down`.
 pub async fn restart(site: &Site, machine: Machine, way: &Rc<Way>, down: Duration) -> Machine {
     way.server.borrow_mut().take().unwrap().stop();
     machine.node.abandon();
@@ -161,7 +163,7 @@ pub async fn read(client: &Client, ino: Ino) -> Vec<u8> {
     parts.iter().flat_map(|part| part.to_vec()).collect()
 }
 
-/// What one writer does; each step fails if it is done twice or not at all.
+/// The operations of one writer. Each step fails if it is executed twice or not at all.
 async fn live(client: &Client, number: usize) {
     let root = client.root();
     for round in 0..8 {
@@ -216,8 +218,9 @@ fn every_request_is_done_once_over_connections_that_break() {
     });
 }
 
-/// Connections break at the client's end, and what it had sent comes to the service later, when the client has sent it again over
-/// another one and gone on: a write from before then took the place of a later one that was acknowledged.
+/// Regression: connections break at the client's end. Requests that it had sent reach the service later,
+/// after the client has sent them again on another connection and continued. An old write then overwrote a
+/// later one that had been acknowledged.
 #[test]
 fn what_comes_late_over_a_connection_that_broke_is_not_done() {
     for seed in 0..6 {
@@ -257,7 +260,7 @@ fn what_comes_late_over_a_connection_that_broke_is_not_done() {
 fn strangers_are_told_why_and_cost_nothing() {
     on_machine(81, async |_, machine| {
         let way = Way::new(&machine);
-        // Another token, and the right one from elsewhere.
+        // A wrong token, and the right token from another address.
         let other = Token::new(&"f".repeat(64)).unwrap();
         let elsewhere = "127.0.0.1:7001".parse().unwrap();
         for credential in [Credential::Token(other, address()), Credential::Token(token(), elsewhere)] {
@@ -304,7 +307,7 @@ fn strangers_are_told_why_and_cost_nothing() {
             machine.env.sleep(Duration::from_secs(10)).await;
             assert_eq!(server.connections(), 0);
         }
-        // Who says nothing has little time.
+        // A connection that sends nothing is closed after a short time.
         let _silent = way.open().unwrap();
         machine.env.sleep(penstock_fabric::HANDSHAKE * 2).await;
         assert_eq!(server.connections(), 0);
@@ -312,11 +315,13 @@ fn strangers_are_told_why_and_cost_nothing() {
     });
 }
 
-/// A stranger at the server's address hears nothing that the token made, and nothing that can be passed on.
+/// A stranger at the server's address receives nothing that the token authenticates, and nothing that it
+/// could pass on.
 #[test]
 fn who_took_the_address_of_a_server_learns_nothing_and_serves_nobody() {
     on_machine(86, async |_, machine| {
-        /// Whoever took the address: it passes what it hears on to the server, which listens elsewhere now.
+        /// A stranger that has taken the address. It passes everything to the server, which now listens
+        /// elsewhere.
         struct Thief {
             world: World,
             server: Rc<Server>,
@@ -383,7 +388,7 @@ fn the_silent_keep_nobody_out() {
         let silent: Vec<_> = (0..penstock_fabric::NEWCOMERS * 2).map(|_| way.open().unwrap()).collect();
         let server = way.server.borrow().clone().unwrap();
         assert_eq!(server.connections(), penstock_fabric::NEWCOMERS);
-        // Each of them takes a place away from one of theirs.
+        // Each of these mounts takes the place of one of the stranger's connections.
         let mut mounts = Vec::new();
         for _ in 0..penstock_fabric::CONNECTIONS {
             mounts.push(Remote::connect(&machine.env, way.clone()).await.unwrap());
@@ -425,7 +430,8 @@ fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
             }
             machine.env.sleep(Duration::from_millis(5)).await;
         }
-        // What fits into the stream itself, and the requests that are done at once; far from all.
+        // Only the bytes that fit into the stream itself and the requests that are executed at the same time
+        // were taken.
         let most = (64 << 10) + (penstock_fabric::REQUESTS + 2) * 144 + 100;
         assert!(sent > 64 << 10 && sent < most, "{sent} bytes were taken");
         assert_eq!(server.connections(), 1);
@@ -464,7 +470,7 @@ fn a_repeat_is_answered_and_not_done_again() {
             let (name, mode) = (name.into(), 0o100_644);
             MakeRequest { dir: root, name, mode, ..MakeRequest::default() }.encode_to_vec()
         };
-        // Both at once, as after a connection that was lost in the middle.
+        // The same request twice at the same time, as after a connection that broke while it was executed.
         let twice = (request(Kind::Make, SLOTS + 5, file("a")), request(Kind::Make, SLOTS + 5, file("a")));
         let (one, other) = futures_util::future::join(twice.0, twice.1).await;
         assert_eq!((one.is_ok(), one), (true, other));
@@ -472,10 +478,10 @@ fn a_repeat_is_answered_and_not_done_again() {
         request(Kind::Make, SLOTS + 5, file("a")).await.unwrap();
         let missing = request(Kind::Unlink, SLOTS + 7, name("a")).await.unwrap_err();
         assert_eq!(missing.errno, 2, "the repeat made nothing");
-        // A failure is a result too.
+        // A failure is a stored result too.
         request(Kind::Make, SLOTS + 8, file("a")).await.unwrap();
         assert_eq!(request(Kind::Unlink, SLOTS + 7, name("a")).await.unwrap_err(), missing);
-        // A request whose slot was used again comes too late to be done.
+        // A request whose slot was used again is too late to be executed.
         request(Kind::Unlink, 2 * SLOTS + 6, name("a")).await.unwrap();
         request(Kind::Make, 2 * SLOTS + 5, file("a")).await.unwrap();
         let late = request(Kind::Unlink, SLOTS + 6, name("a")).await.unwrap_err();
@@ -502,7 +508,7 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
         let lease = penstock_meta::LEASE;
         machine.env.sleep(lease * 4).await;
         assert_eq!(read(&client, ino).await, [7; 50_000], "a client that lives keeps its session");
-        // It is cut off. Who wants what it had waits until it is given up.
+        // The client is cut off. Other clients wait for its lease until its session ends.
         let kept = make(&client, "kept").await.unwrap();
         client.write(kept, 0, &[8; 50_000]).await.unwrap();
         client.fsync(kept).await.unwrap();
@@ -544,7 +550,7 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
         client.unlink(root, b"open", false).await.unwrap();
         client.sync().await.unwrap();
         client.write(ino, 10_000, &[2; 10_000]).await.unwrap();
-        // The process that serves is killed, and started again.
+        // The process of the service is killed and restarted.
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
         let failure = client.fsync(ino).await.unwrap_err();
         assert_eq!(failure.errno, EIO, "{failure}");
@@ -565,8 +571,8 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
     });
 }
 
-/// The making of a file is lost in a restart, and a client that has it open goes on writing: it had its blocks, which nobody
-/// could ever remove.
+/// Regression: a restart loses the creation of a file that a client has open, and the client continues to
+/// write. The writes allocated blocks that nothing could ever free.
 #[test]
 fn a_file_that_was_lost_takes_no_more_writes() {
     on_machine(91, async |site, machine| {
@@ -577,7 +583,7 @@ fn a_file_that_was_lost_takes_no_more_writes() {
         let ino = make(&client, "lost").await.unwrap();
         client.write(ino, 0, &[1; 8192]).await.unwrap();
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
-        // On its way while nobody listened: sent again as soon as somebody does.
+        // The request is sent while no server listens, and sent again as soon as one does.
         let block = Buf::copy_from(&[2; BLOCK_BYTES]);
         let at = ChunkRef { branch: 0, ino, chunk: 0, block: 1, count: 1, snapshot: 0, cut: 0 };
         let body = encode_write(&at, &crc32c_blocks(&block));
@@ -594,8 +600,8 @@ fn a_file_that_was_lost_takes_no_more_writes() {
     });
 }
 
-/// The session of a client was lost in a restart with the last number that was given, and the next client got both: one was
-/// answered with what the other had asked.
+/// Regression: a restart lost a session with the last number that was given, and the next client got the same
+/// number. One client received a reply to the other's request.
 #[test]
 fn no_session_number_is_given_twice() {
     on_machine(93, async |site, machine| {
@@ -615,7 +621,8 @@ fn no_session_number_is_given_twice() {
     });
 }
 
-/// The numbers of files whose making was lost were given to others, for which who had them open then wrote.
+/// Regression: the numbers of files whose creation was lost were given to other files, to which the clients
+/// with the old files open then wrote.
 #[test]
 fn no_inode_number_is_given_twice() {
     on_machine(92, async |site, mut machine| {
@@ -670,7 +677,8 @@ fn a_size_that_was_lost_is_told_by_the_fsync_of_its_file() {
     });
 }
 
-/// A size that a client cannot make known fails whoever asks for it: they were told an old one, and that all is durable.
+/// Regression: if a client cannot sync a size, everyone who asks for the size gets an error. They got an old
+/// size, and a successful fsync.
 #[test]
 fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
     on_machine(89, async |_, machine| {
@@ -690,7 +698,7 @@ fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
     });
 }
 
-/// Makes names and attributes until there is room for no other row.
+/// Makes names and attributes until there is no space for another row.
 async fn fill_rows(machine: &Machine) {
     let mut full = None;
     for number in 0..5000 {
@@ -712,8 +720,8 @@ async fn fill_rows(machine: &Machine) {
     while make(&machine.client, &format!("more {}", machine.world.below(1 << 40))).await.is_ok() {}
 }
 
-/// A client that could not settle what it had written kept its lease for ever, and whoever wanted the file waited as long. Now it
-/// is lost after 10 s, and its fsync says so, once.
+/// Regression: a client that could not sync its writes kept its lease for ever, and everyone who wanted the
+/// file waited as long. Now the writes are lost after 10 s, and its fsync reports that once.
 #[test]
 fn what_cannot_be_settled_is_lost_and_told() {
     on_machine(92, async |_, machine| {
@@ -723,7 +731,7 @@ fn what_cannot_be_settled_is_lost_and_told() {
         client.write(ino, 0, &[1; 100]).await.unwrap();
         client.fsync(ino).await.unwrap();
         fill_rows(&machine).await;
-        // Each in a chunk of its own, which needs a row.
+        // Each block is in a chunk of its own, which needs a row.
         for chunk in 0..64u64 {
             client.write(ino, chunk << 20, &[2; 4096]).await.unwrap();
         }
@@ -738,7 +746,7 @@ fn what_cannot_be_settled_is_lost_and_told() {
     });
 }
 
-/// A service that counts what it begins, and ends nothing.
+/// A service that counts the requests that it begins, and completes none.
 #[derive(Default)]
 struct Endless(Cell<usize>);
 
@@ -749,7 +757,7 @@ impl Service for Endless {
     }
 }
 
-/// A client of an endless service, its connections and the server.
+/// A client of an endless service, with its connections and the server.
 async fn with_endless(machine: &Machine) -> (Rc<Way>, Rc<Endless>, Rc<Server>, Rc<Remote>) {
     let (way, endless) = (Way::new(machine), Rc::new(Endless::default()));
     let server = Server::new(&machine.env, endless.clone(), machine.node.store(), Some(token()));
@@ -758,7 +766,8 @@ async fn with_endless(machine: &Machine) -> (Rc<Way>, Rc<Endless>, Rc<Server>, R
     (way, endless, server, remote)
 }
 
-/// Requests that may wait for other clients are many, and each may be as long as any: one connection took all memory.
+/// Regression: many requests may wait for other clients, and each may have the largest size, so one
+/// connection used all memory.
 #[test]
 fn bodies_of_requests_that_wait_are_bounded() {
     on_machine(94, async |_, machine| {
@@ -775,8 +784,9 @@ fn bodies_of_requests_that_wait_are_bounded() {
     });
 }
 
-/// Writes wait in the service, for a host that is full for example, and their client, whose requests are not taken any more, connects
-/// again and again. Each time it sent them all once more, and all waited.
+/// Regression: writes wait in the service, for example for a full host. Their client, whose requests are not
+/// accepted any more, reconnects again and again. Each time it sent all requests again, and all of them
+/// waited.
 #[test]
 fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
     on_machine(95, async |_, machine| {
@@ -802,9 +812,9 @@ fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
     });
 }
 
-/// A client that says what it has after a restart says it in parts, and each part is asked again until somebody answers. The service was
-/// started once more in the middle: the last part told the next start that nothing is missing, and what the client had locked
-/// went to others.
+/// Regression: after a restart a client reports its state in parts, and repeats each part until it is
+/// answered. The service restarted once more in between. The last part told the new start that nothing was
+/// missing, and locks of the client were granted to others.
 #[test]
 fn a_start_believes_nothing_that_was_said_to_another() {
     on_machine(97, async |site, machine| {
@@ -857,8 +867,8 @@ fn a_start_believes_nothing_that_was_said_to_another() {
     });
 }
 
-/// A count of opens costs as much as any other, and what names no type of file makes none: an entry that no kernel takes could not be
-/// removed.
+/// Counting opens costs the same for every number, and a mode without a valid file type makes no inode.
+/// Regression: an entry with a type that no kernel accepts could not be removed.
 #[test]
 fn numbers_without_sense_are_refused_or_cost_nothing() {
     on_machine(96, async |_, machine| {
@@ -882,7 +892,7 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         let (dir, name, mode) = (root, "fifo".into(), 0o010_600);
         let fifo = MakeRequest { dir, name, mode, ..MakeRequest::default() };
         ask(Kind::Make, SLOTS + 10, fifo.encode_to_vec()).await.unwrap();
-        // Not a name either, and no later check would take its row for one.
+        // This is no valid attribute name either, and a check would not decode its row.
         let odd =
             XattrRequest { ino: root, name: b"user.\0".to_vec(), value: vec![1], ..XattrRequest::default() };
         ask(Kind::SetXattr, SLOTS + 11, odd.encode_to_vec()).await.unwrap_err();

@@ -1,5 +1,4 @@
-//! Repair: each kind of damage is planted, found by its kind and mended, and nothing else changes; and power cuts in
-//! the middle of it.
+//! Tests of repair: each kind of damage is planted, found and repaired, also with power cuts in between.
 
 use crate::machine::{Machine, Site};
 use crate::model::{make_file, read_all};
@@ -66,7 +65,7 @@ async fn walk(machine: &Machine) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
         let request = ReadDirRequest { dir: dir.0, after: 0, limit: 1000, attributes: false };
         for entry in machine.client.read_dir(request).await.unwrap().entries {
             let name = String::from_utf8(entry.name.clone()).unwrap();
-            // Found by its name too, not only in the list.
+            // The name must also be found by a lookup, not only in the listing.
             let attr = machine.client.lookup(dir, &entry.name).await.unwrap();
             assert_eq!(attr.ino, entry.ino);
             let path = format!("{path}/{name}");
@@ -87,7 +86,7 @@ fn has(report: &BTreeMap<String, u64>, kind: Kind) -> bool {
     report.contains_key(kind.word())
 }
 
-/// What must hold after a repair, whatever was planted.
+/// Asserts everything that must hold after a repair, whatever damage was planted.
 async fn check_mended(machine: &Machine, kind: Kind, report: &FsCheckReport) {
     let again = machine.node.check_fs().await.unwrap();
     assert!(again.clean && again.now.counts.is_empty(), "{kind}: left {:?}", again.now);
@@ -108,7 +107,8 @@ async fn check_mended(machine: &Machine, kind: Kind, report: &FsCheckReport) {
         found.keys()
     );
     let repair = report.repair.as_ref().unwrap();
-    // After a power cut the next repair may find that the copies are made already; then only the first one named them.
+    // After a power cut the next repair may find that the copies have been made; then only the first repair
+    // named them.
     if kind == Kind::DoubleOwnedBlock && has(&repair.before.counts, kind) {
         let suspects = &repair.suspect_files;
         let paths: Vec<&String> = suspects.iter().flat_map(|file| &file.paths).collect();
@@ -156,7 +156,7 @@ async fn find_and_mend(machine: &Machine, kind: Kind) {
     assert_eq!(found.clean, kind.is_waste(), "{kind}");
     let report = machine.node.repair_fs().await.unwrap();
     let repair = report.repair.as_ref().unwrap();
-    // Counts are loaded again by the mend of what was planted with them.
+    // A wrong free count is also corrected by the repair of the damage that was planted with it.
     let mended = kind == Kind::WrongFreeCount || has(&repair.mended, kind);
     assert!(has(&repair.before.counts, kind) && mended, "{kind}: {report:?}");
     assert_eq!(report.result, "mended", "{kind}: left {:?}", report.now);
@@ -214,7 +214,7 @@ fn requests_wait_while_a_repair_runs() {
     world.destroy();
 }
 
-/// Several kinds at once.
+/// Several kinds of damage in one store.
 const MIXED: [Kind; 7] = [
     Kind::BlockNotMarked,
     Kind::InodeReservationTooLow,

@@ -1,4 +1,4 @@
-//! Who a member is: replacements of drives that fail half way and are asked for again, and drives that come back as they were.
+//! Tests of replaced drives: replacements that fail half way, and drives that return in an old state.
 
 use crate::machine::{Machine, Opened, Planned, Site};
 use crate::model::make_file;
@@ -23,7 +23,7 @@ async fn fail_first_drive(machine: &Machine) -> DriveId {
     drive.id()
 }
 
-/// Waits until everything is whole, and says how the store is then.
+/// Waits until everything is rebuilt, and returns the health of the store.
 async fn health_when_rebuilt(machine: &Machine) -> String {
     for array in machine.node.arrays() {
         let rebuilt =
@@ -35,7 +35,7 @@ async fn health_when_rebuilt(machine: &Machine) -> String {
     status.health
 }
 
-/// Reads a file without as many drives as the code survives the loss of, the first of all stays.
+/// Reads a file with as many drives lost as the code survives; the first drive is never lost.
 fn read_without_others(site: &Site, m: usize, name: &str, bytes: usize) -> Result<(), String> {
     let lost: Vec<String> = (1..=m).map(|number| format!("disk{number}")).collect();
     let world = World::new(93);
@@ -50,8 +50,9 @@ fn read_without_others(site: &Site, m: usize, name: &str, bytes: usize) -> Resul
     run.unwrap()
 }
 
-/// The host is full when a drive takes the place of a lost one, and the administrator makes room and asks again. The second attempt
-/// took the first one's drive for nobody's and removed it, while an array used it and everything was said to be well.
+/// Regression: the host is full when a drive replaces a lost one, and the administrator frees space and
+/// repeats the request. The second attempt treated the first one's drive as unused and removed it, while an
+/// array used it and the health was ok.
 fn a_full_host_meets_a_replacement(k: usize, m: usize, full_after: Duration) {
     let (site, world) = (Site::of(k, m), World::new(77));
     let run = world.run(async {
@@ -85,7 +86,7 @@ fn a_full_host_meets_a_replacement(k: usize, m: usize, full_after: Duration) {
     });
     let refused = run.unwrap();
     world.destroy();
-    // As many drives are lost as the code allows; all was healthy before.
+    // As many drives are lost as the code allows, and the health was ok before.
     let lost: Vec<String> = (1..=m).map(|number| format!("disk{number}")).collect();
     let world = World::new(78);
     let run = world.run(async {
@@ -105,8 +106,9 @@ fn a_replacement_that_met_a_full_host_is_asked_for_again() {
     }
 }
 
-/// The power goes when coordination has a replacement and no superblock says so yet. What the new drive had got meanwhile was recorded
-/// as valid on its position, which was the old drive's again: it was found whole, and what was synced could not be read with m
+/// Regression: the power is cut when coordination has a replacement that no superblock contains yet. Strips
+/// that the new drive had received were recorded as valid at its position. After the cut the position
+/// belonged to the old drive again, which was taken as up to date, and synced data could not be read with m
 /// other drives lost.
 fn cut_while_a_replacement_is_recorded(k: usize, m: usize, slow: Duration) {
     let (site, world, opened) = (Site::of(k, m), World::new(91), Opened::default());
@@ -156,15 +158,15 @@ fn a_cut_while_a_replacement_is_recorded_loses_nothing() {
     }
 }
 
-/// One array has taken a new drive and the other has not when the instance is started again. The new one was refused as a drive in
-/// use, and no way was left but one more drive.
+/// Regression: the instance restarts when one array has taken a new drive and the other has not. The new
+/// drive was refused as a drive in use, and only one more drive could have completed the replacement.
 fn a_restart_amid_a_replacement(k: usize, m: usize) {
     let (site, world) = (Site::of(k, m), World::new(77));
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
         write_durably(&machine, "file", 100_000).await;
         let id = fail_first_drive(&machine).await.to_string();
-        // The host is full when the drive takes its superblock before the second array.
+        // The host becomes full when the drive takes its superblock before the second array.
         let full = Planned { op: Op::Write, nth: 2, fault: Fault::HostFull, within: 0..65_536 };
         site.plans.borrow_mut().insert("disk0".to_owned(), vec![full]);
         machine.node.replace_drive(&id, None).await.unwrap_err();
@@ -187,7 +189,7 @@ fn a_restart_amid_a_replacement(k: usize, m: usize) {
             (health_when_rebuilt(&machine).await.as_str(), machine.node.drives().len()),
             ("ok", k + m)
         );
-        // It is done: the drive is one of the store, in use.
+        // The replacement is complete: the drive belongs to the store and is in use.
         machine.node.replace_drive(&id, Some("disk0")).await.unwrap_err();
         let other = machine.node.drives().into_iter().find(|drive| drive.path() == "disk1").unwrap();
         let other = other.id().to_string();
@@ -208,8 +210,9 @@ fn a_replacement_goes_on_after_a_restart() {
     a_restart_amid_a_replacement(4, 2);
 }
 
-/// The only other drive takes no superblock for a while when a drive takes the place of a lost one: the replacement gives up. Asked for
-/// again it said that there is no such drive, and one array had no redundancy until the next start.
+/// Regression: while a drive replaces a lost one, the only other drive accepts no superblock for a while, so
+/// the replacement fails. A repeated request was answered with "no such drive", and one array had no
+/// redundancy until the next start.
 fn a_replacement_that_nobody_named(k: usize, m: usize, attempts: u64) {
     let (site, world, opened) = (Site::of(k, m), World::new(79), Opened::default());
     let run = world.run(async {
@@ -244,8 +247,8 @@ fn a_replacement_that_nobody_named_is_asked_for_again() {
     a_replacement_that_nobody_named(1, 1, 50);
 }
 
-/// A drive comes back as it was a while ago, after a stop in order or a power cut. It was taken as it was, and what had been synced
-/// since could not be read with m other drives lost.
+/// Regression: after a stop or a power cut a drive returns in an older state. It was used as it was, and data
+/// that had been synced since could not be read with m other drives lost.
 fn a_drive_comes_back_from_the_past(k: usize, m: usize, beside: bool, cut: bool) {
     let site = Site::of(k, m);
     let mut past = None;
@@ -263,14 +266,14 @@ fn a_drive_comes_back_from_the_past(k: usize, m: usize, beside: bool, cut: bool)
         site.cut(&world);
         past.get_or_insert_with(|| site.disks.borrow()["disk0"].duplicate());
     }
-    // A copy that stands first among the paths, or instead of the drive.
+    // A copy at a path before all others, or in the place of the drive.
     let path = if beside { "copy" } else { "disk0" };
     site.disks.borrow_mut().insert(path.to_owned(), past.unwrap());
     for life in 0..2 {
         let world = World::new(111 + life);
         let run = world.run(async {
             let machine = site.start(&world, &[]).await.unwrap();
-            // In the middle of it the power goes again.
+            // The power is cut again during this life.
             if life == 0 && cut {
                 machine.env.sleep(Duration::from_millis(20)).await;
                 world.cut();
@@ -300,7 +303,8 @@ fn a_drive_from_the_past_is_made_again() {
     }
 }
 
-/// Two drives of a store of 4+2 are as they were before its last start, in order: the start never ended.
+/// Regression: two drives of a store of 4+2 are in the state from before its last start, which ended with a
+/// stop. The start never ended.
 #[test]
 fn two_drives_from_the_past_are_made_again() {
     let site = Site::of(4, 2);
@@ -316,7 +320,7 @@ fn two_drives_from_the_past_are_made_again() {
     assert_eq!(read_without_others(&site, 2, "file1", 4 << 20), Ok(()));
 }
 
-/// A life that ends in order, with everything whole and a file more.
+/// Runs a life that adds a file and ends with a stop, with everything up to date.
 fn one_life(site: &Site, seed: u64, name: &str) {
     let world = World::new(seed);
     let run = world.run(async {
@@ -331,8 +335,9 @@ fn one_life(site: &Site, seed: u64, name: &str) {
     site.cut(&world);
 }
 
-/// An old copy takes the place of a drive that is away, is made again and serves. The drive comes back beside it: it had more updates
-/// of its superblock, and was used, and with the other drives away everything was as it had been long before.
+/// Regression: an old copy takes the place of a drive that is away, is rebuilt and used. Then the drive
+/// returns beside the copy. Its superblock had more updates, so it was used, and with the other drives away
+/// the store was in a state from long before.
 fn both_copies_are_there(k: usize, m: usize, without: bool) {
     let site = Site::of(k, m);
     one_life(&site, 301, "a");
@@ -358,15 +363,16 @@ fn of_two_copies_of_a_drive_the_one_that_served_last_is_used() {
     }
 }
 
-/// The copy of a site in which only some of the disks are there.
+/// A copy of the site with only some of its drives.
 fn with_only(site: &Site, there: &[&String]) -> Site {
     let copy = site.duplicate();
     copy.disks.borrow_mut().retain(|path, _| there.contains(&path));
     copy
 }
 
-/// Disks are replaced one after the other, and then any of those that the store has and had are found. Where coordination said that
-/// a place is whole, the disk was taken that had been there before: what was written since was gone, and nobody was told.
+/// Regression: drives are replaced one after the other, and then any of the drives that the store has and had
+/// are found. If coordination recorded a position as up to date, the drive that had been there earlier was
+/// used. Data written since was lost, and nothing reported it.
 #[test]
 fn whatever_disks_are_found_after_replacements_a_store_starts_with_all_or_not_at_all() {
     for (k, m, replacements) in [(1, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2)] {
@@ -426,7 +432,8 @@ fn whatever_disks_are_found_after_replacements_a_store_starts_with_all_or_not_at
     }
 }
 
-/// Where the new drive is must be known to the next start before the drive has anything that no other has.
+/// The path of the new drive must be saved for the next start before the drive has anything that no other
+/// drive has.
 #[test]
 fn nothing_changes_for_a_replacement_whose_place_cannot_be_noted() {
     crate::machine::on_machine(96, async |machine| {
@@ -453,7 +460,8 @@ fn nothing_changes_for_a_replacement_whose_place_cannot_be_noted() {
     });
 }
 
-/// A drive that does not answer was waited for without an end, and nobody could fail or replace any other.
+/// Regression: a drive that does not answer was waited for without a limit, and no other drive could be
+/// failed or replaced.
 #[test]
 fn a_drive_that_does_not_answer_is_no_replacement() {
     let (site, world) = (Site::new(), World::new(99));
@@ -477,8 +485,9 @@ fn a_drive_that_does_not_answer_is_no_replacement() {
     world.destroy();
 }
 
-/// As many drives as it takes to start are as they were at an earlier stop, and none of the others is there. They were taken: what was
-/// synced since was not there, and when the right drives came back they were made again from the old ones.
+/// Regression: as many drives as a start needs are in the state of an earlier stop, and no other drive is
+/// there. They were used without the data that had been synced since, and when the right drives returned they
+/// were rebuilt from the old ones.
 #[test]
 fn drives_that_are_all_from_the_past_start_nothing() {
     for (k, m) in [(1, 1), (1, 2), (2, 1), (4, 2)] {
@@ -508,7 +517,7 @@ fn drives_that_are_all_from_the_past_start_nothing() {
         let refused = run.unwrap().unwrap_err();
         assert!(refused.contains("the checkpoint's root of the last start"), "{k}+{m}: {refused}");
         world.destroy();
-        // Who wants them all the same takes away what coordination knows.
+        // Deleting the claims is the way to start with them all the same.
         let (forgetful, world) = (Site { ownership: Rc::default(), ..site.duplicate() }, World::new(104));
         let run = world.run(async {
             let machine = forgetful.start(&world, &away).await.unwrap();
@@ -531,8 +540,9 @@ fn drives_that_are_all_from_the_past_start_nothing() {
     }
 }
 
-/// After a replacement the power goes when the store says for the first time that it is well, and as many of the other drives are lost
-/// as it survives: it said so while the superblocks that name the new copy of the log were written.
+/// Regression: after a replacement the power is cut as soon as the store reports that it is ok, and as many
+/// of the other drives are lost as it survives. It had reported ok while the superblocks that name the new
+/// copy of the log were still being written.
 #[test]
 fn a_store_that_says_it_is_well_survives_losses_at_once() {
     for (k, m) in [(1, 2), (2, 1), (4, 2)] {

@@ -1,4 +1,4 @@
-//! Rot: blocks of a small store overwritten behind everybody's back.
+//! Tests of rot: blocks of a small store are overwritten without a write by the store.
 
 use crate::machine::{Site, path};
 use crate::model::Model;
@@ -21,7 +21,7 @@ fn store_with_files() -> (Site, Model) {
     (site, model)
 }
 
-/// Overwrites one block in a copy of the site; everything must be as it was, and be repaired.
+/// Overwrites one block in a copy of the site. All files must be unchanged, and the block must be repaired.
 fn damage(site: &Site, model: &Model, disk: usize, block: u64, noise: &[u8]) -> u64 {
     let copy = site.duplicate();
     copy.disks.borrow()[&path(disk)].corrupt(block, noise);

@@ -1,4 +1,4 @@
-//! Scheduled scrubs in the simulated world, where a day is over at once.
+//! Tests of scheduled scrubs in the simulated world, in which a day takes no real time.
 
 use crate::machine::{Machine, Site};
 use crate::model::Model;
@@ -60,7 +60,7 @@ fn scrubs_come_when_they_are_due_and_go_on_after_a_restart() {
     run.unwrap();
     world.destroy();
 
-    // A scrub that was on its way when the power went: as kept, with a position in the middle.
+    // A scrub that was running at a power cut, as saved, with a position in the middle.
     let mut contents: serde_json::Value = serde_json::from_slice(kept.0.borrow().as_ref().unwrap()).unwrap();
     for record in contents["arrays"].as_object_mut().unwrap().values_mut() {
         let mut running = record["last"].clone();
@@ -83,7 +83,7 @@ fn scrubs_come_when_they_are_due_and_go_on_after_a_restart() {
         );
         let ended = texts(&machine, EventKind::ScrubEnded);
         assert!(ended.len() == 2 && ended.iter().all(|text| text.contains("5 blocks repaired")), "{ended:?}");
-        // One that is asked for begins at the start, and its end counts.
+        // A requested scrub begins at the start, and its result replaces the last one.
         let asked = machine.node.scrub(&machine.node.arrays()[0]).await.unwrap();
         assert!(asked.clean && asked.stripes > 0, "{asked:?}");
         machine.stop().await;

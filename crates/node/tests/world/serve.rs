@@ -1,5 +1,6 @@
-//! Requests of any kind with numbers at their limits are answered: no panic, nothing that goes on for ever, and others are
-//! served afterwards.
+//! Tests of requests with numbers at their limits: each is answered, and other clients are served afterwards.
+//!
+//! No request may cause a panic or an endless loop.
 //!
 //! `PENSTOCK_SEEDS=A..B` runs other seeds than the default few.
 
@@ -17,7 +18,7 @@ use penstock_wire::data::{
 use penstock_wire::{Frame, Kind};
 use std::time::Duration;
 
-/// Requests of one seed.
+/// Number of requests of one seed.
 const REQUESTS: u64 = 400;
 
 /// Draws the parts of requests.
@@ -68,7 +69,7 @@ impl Draw<'_> {
         (0..len).map(|at| (b'a' + (at % 23) as u8) ^ if self.below(500) == 0 { 0xff } else { 0 }).collect()
     }
 
-    /// A protobuf message with fields that some request has: each number of a field with a type that is drawn.
+    /// A protobuf message with random fields: each field number that some request has, with a random type.
     fn message(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for field in 1..=14u64 {
@@ -111,7 +112,7 @@ impl Draw<'_> {
         let body = match kind {
             Kind::Read => encode_read(&self.chunk()),
             Kind::Write => {
-                // The transport has verified the payload.
+                // The transport has verified the payload before.
                 let data = Buf::zeroed(self.below(5) as usize * BLOCK_BYTES);
                 let crcs = crc32c_blocks(&data);
                 let chunk = ChunkRef { count: crcs.len() as u32, ..self.chunk() };
@@ -136,7 +137,7 @@ fn varint(bytes: &mut Vec<u8>, mut value: u64) {
     bytes.push(value as u8);
 }
 
-/// Whether an ordinary client is served.
+/// True if an ordinary client is served.
 async fn is_served(machine: &Machine, number: u64) {
     let client = &machine.client;
     let name = format!("ordinary-{number}");
@@ -160,7 +161,7 @@ fn requests_with_any_numbers_stop_nobody() {
                 inos.push(make(&other, name).await.unwrap().0);
             }
             let draw = Draw { world: &machine.world, inos };
-            // Hello makes sessions that nobody ends, and End and Closing end this one.
+            // Hello starts sessions that nobody ends, and End and Closing end this one.
             let kinds: Vec<Kind> = (0..0x40)
                 .filter_map(Kind::from_u16)
                 .filter(|kind| !matches!(kind, Kind::Hello | Kind::End | Kind::Closing | Kind::Lease))
@@ -171,7 +172,7 @@ fn requests_with_any_numbers_stop_nobody() {
                 frame.header.session = if draw.below(20) == 0 { draw.number() } else { other.session() };
                 frame.header.sequence = 0;
                 let served = machine.node.serve(frame, true);
-                // A request may wait for other clients, as long as they live.
+                // A request may wait for other clients for as long as their sessions last.
                 let _ = timeout(&machine.env, Duration::from_secs(120), served).await;
                 if number % 100 == 99 {
                     timeout(&machine.env, Duration::from_secs(600), is_served(&machine, number))

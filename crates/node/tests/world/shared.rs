@@ -1,4 +1,4 @@
-//! Several clients of one file system: each sees what the others did, whatever comes between.
+//! Tests of several clients of one file system: each sees the changes of the others, also after failures.
 
 use crate::machine::{Machine, Site};
 use crate::remote::{Way, make, on_machine, read, request_of, restart};
@@ -22,7 +22,7 @@ const EIO: u16 = 5;
 const EEXIST: u16 = 17;
 const RECORD: usize = 16;
 
-/// A client over a connection of its own.
+/// Connects a client over a connection of its own.
 async fn join(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>) {
     let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
     (Client::connect(&machine.env, remote.clone(), "another").await.unwrap(), remote)
@@ -57,16 +57,16 @@ pub(crate) async fn open(client: &Client, name: &str) -> Ino {
     ino
 }
 
-/// What a kernel would keep: whole files, until it is told to drop pages of them.
+/// Model of a kernel's page cache: full files, until pages of them must be dropped.
 pub struct Pages {
     world: World,
     files: RefCell<BTreeMap<Ino, Vec<u8>>>,
-    /// A size is being changed: no page is dropped.
+    /// True while a size is being changed; no page is dropped then.
     resizing: Cell<bool>,
     resized: Notify,
 }
 
-/// Drops all pages of files, where nobody has one locked for long.
+/// Drops all pages of files, if none of them is locked for long.
 pub async fn drop_all(cache: &impl KernelCache, files: Vec<(Ino, u64)>) {
     for (ino, _) in files {
         cache.drop_pages(ino, 0..u64::MAX).await;
@@ -109,7 +109,7 @@ impl Pages {
         pages
     }
 
-    /// Reads as a program does: from pages where there are some.
+    /// Reads as a program does: from cached pages if there are any.
     pub async fn try_read(&self, client: &Client, ino: Ino, len: u64) -> Result<Vec<u8>, Failure> {
         if let Some(kept) = self.files.borrow().get(&ino) {
             return Ok(kept.clone());
@@ -185,7 +185,7 @@ fn appends_of_all_clients_are_there_once_and_in_their_order() {
     });
 }
 
-/// A write or a read of the register, in the order of time.
+/// A write or a read of the register, with its start and end time.
 struct Event {
     value: u64,
     from: u64,
@@ -273,13 +273,13 @@ fn a_lock_keeps_all_others_out_and_outlives_a_restart() {
         let ino = open(&clients[1], "counter").await;
         assert_eq!(read(&clients[1], ino).await, 60u64.to_le_bytes());
         clients[1].fsync(ino).await.unwrap();
-        // What one holds over a restart of the service, the others do not get.
+        // A lock that one client owns across a restart of the service is not granted to another.
         assert_eq!(clients[1].lock(&lock(ino, 7, LockChange::Exclusive)).await.unwrap(), None);
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         let conflict = clients[2].lock(&lock(ino, 7, LockChange::Shared)).await.unwrap();
         assert_eq!(conflict.unwrap().change(), LockChange::Exclusive);
         assert_eq!(read(&clients[2], ino).await, 60u64.to_le_bytes());
-        // Its holder goes away without a word.
+        // The owner of the lock disappears without releasing it.
         let waits = clients[2].lock_waiting(lock(ino, 7, LockChange::Exclusive), &never);
         let gone = async {
             way.server.borrow_mut().take();
@@ -290,7 +290,7 @@ fn a_lock_keeps_all_others_out_and_outlives_a_restart() {
         let rest = vec![machine.client.clone(), clients[2].clone()];
         clients[2].release(ino).await.unwrap();
         clients[2].sync().await.unwrap();
-        // Another one's fsync made its writes durable, which it cannot know.
+        // Another client's fsync made its writes durable, but it cannot know that.
         assert_eq!(clients[2].fsync(ino).await.unwrap_err().errno, EIO);
         end(machine, rest, remotes).await;
     });
@@ -318,8 +318,8 @@ fn a_name_is_made_by_one() {
     });
 }
 
-/// Leases from before a restart had numbers above all that the service gave since, and were kept when it took them back:
-/// two clients held one file exclusively.
+/// Regression: leases from before a restart had higher numbers than all leases that the service granted
+/// since. The clients kept them when they were revoked, and two clients had an exclusive lease on one file.
 #[test]
 fn clients_that_shared_a_file_agree_after_a_restart() {
     for seed in 110..114 {
@@ -337,7 +337,7 @@ fn clients_that_shared_a_file_agree_after_a_restart() {
                     let (writer, reader) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
                     value += 1;
                     pages[writer].write(&clients[1 + writer], inos[writer], &value.to_le_bytes()).await;
-                    // After a restart the names that were made before are told of once.
+                    // After a restart the loss of names that were made before is reported once.
                     let synced = clients[1 + writer].fsync(inos[writer]).await;
                     assert!(synced.is_ok() || round < 2, "life {life} round {round}: {synced:?}");
                     let found = pages[reader].read(&clients[1 + reader], inos[reader], 8).await;
@@ -355,8 +355,9 @@ fn clients_that_shared_a_file_agree_after_a_restart() {
     }
 }
 
-/// Two clients that ask, many at a time, for files that the other one has not settled: each waits for the other, who needs
-/// room for the settling. 160 opens by any user ended both sessions, with all that was not synced.
+/// Regression: two clients request, many at a time, files that the other one has not synced. Each waits for
+/// the other, which needs slots for the sync. 160 opens by any user ended both sessions, and lost everything
+/// that was not synced.
 #[test]
 fn many_that_wait_for_each_other_are_served() {
     on_machine(116, async |_, machine| {
@@ -402,8 +403,8 @@ fn many_that_wait_for_each_other_are_served() {
     });
 }
 
-/// Restarts the service so many microseconds after a change of a client has begun. Returns the change's outcome too, and whether it
-/// met the restart.
+/// Restarts the service `delay` microseconds after a change of a client has begun. Also returns the change's
+/// result, and true if the change was running during the restart.
 async fn restart_during(
     site: &Site,
     machine: Machine,
@@ -424,8 +425,8 @@ async fn restart_during(
     (machine, result, met)
 }
 
-/// What a client knows of a file that it has alone can be old all the same: a change of size is done in steps, and where a start of the
-/// service that ended did some of them the change is made again. fallocate failed then.
+/// Regression: a client's state of a file can be old even if it is the only client. A change of size is made
+/// in steps, and is repeated if some of the steps were made before a restart. fallocate failed in that case.
 #[test]
 fn space_of_a_file_is_changed_though_a_part_of_that_was_done_before() {
     on_machine(118, async |_, machine| {
@@ -455,8 +456,9 @@ fn space_of_a_file_is_changed_though_a_part_of_that_was_done_before() {
     });
 }
 
-/// A change of a file that takes several requests, over a restart of the service between two of them: it is there, or an fsync
-/// says that it is not. The first part was lost and the rest acknowledged, and the fsync said nothing.
+/// Regression: a change of a file needs several requests, and the service restarts between two of them.
+/// Either the change is complete, or an fsync must report that it is not. The first part was lost and the
+/// rest acknowledged, and the fsync reported nothing.
 #[test]
 fn what_straddles_a_restart_is_done_again_or_told() {
     on_machine(117, async |site, machine| {
@@ -497,8 +499,8 @@ fn what_straddles_a_restart_is_done_again_or_told() {
     });
 }
 
-/// A file whose contents a crash took keeps its own name until somebody was told: a rename put it over a durable file, said that it
-/// was done, and both were gone.
+/// Regression: a file whose contents were lost in a crash must keep its own name until the loss has been
+/// reported. A rename put it over a durable file and succeeded, and both files' contents were lost.
 #[test]
 fn a_file_that_lost_its_contents_takes_no_other_name() {
     on_machine(118, async |site, machine| {
@@ -551,7 +553,8 @@ fn size_of(ino: Ino, size: u64) -> SetAttrRequest {
     SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() }
 }
 
-/// An fsync covered what its own client had written, and not what another had: after a crash the old bytes were there.
+/// Regression: an fsync covered the writes of its own client but not those of another client. After a crash
+/// the old bytes were there.
 #[test]
 fn an_fsync_covers_what_another_client_wrote() {
     on_machine(120, async |site, machine| {
@@ -570,7 +573,7 @@ fn an_fsync_covers_what_another_client_wrote() {
         )
         .await;
         assert!(found.len() == 15_000 && found[..5000] == [1; 5000] && found[5000..] == [2; 10_000]);
-        // Who wrote it cannot know that, and is told that it may be lost.
+        // The client that wrote it cannot know that, and is told that the data may be lost.
         assert_eq!(clients[1].fsync(ino).await.unwrap_err().errno, EIO);
         clients[1].release(ino).await.unwrap();
         clients[2].release(other).await.unwrap();
@@ -579,7 +582,8 @@ fn an_fsync_covers_what_another_client_wrote() {
     });
 }
 
-/// Of several files that a restart took writes of, one fsync took the word for all; so did an fsync of a directory.
+/// Regression: when several files lost writes in a restart, one fsync reported the loss for all of them. So
+/// did an fsync of a directory.
 #[test]
 fn every_file_that_lost_writes_hears_of_it() {
     on_machine(121, async |site, machine| {
@@ -596,7 +600,8 @@ fn every_file_that_lost_writes_hears_of_it() {
         for ino in &inos[..3] {
             one.write(*ino, 4096, &[2; 4096]).await.unwrap();
         }
-        // Another client looks at two of them: they are settled for it, and not synced.
+        // Another client looks at two of the files: their size and time are sent for it, but they are not
+        // synced.
         for name in ["f1", "f2"] {
             let ino = Ino(clients[2].lookup(clients[2].root(), name.as_bytes()).await.unwrap().ino);
             assert_eq!(clients[2].get_attr(ino).await.unwrap().size, 8192);
@@ -610,7 +615,8 @@ fn every_file_that_lost_writes_hears_of_it() {
         for ino in &inos {
             one.fsync(*ino).await.unwrap();
         }
-        // A descriptor that was open all the time hears of it although another one did.
+        // A descriptor that was open all the time also gets the error, although another descriptor has had
+        // it.
         assert_eq!(one.fsync_through(inos[0], &through).await.unwrap_err().errno, EIO);
         one.fsync_through(inos[0], &through).await.unwrap();
         for ino in inos {
@@ -621,7 +627,7 @@ fn every_file_that_lost_writes_hears_of_it() {
     });
 }
 
-/// A settle told the time of the last write, and a change of the mode since then was forgotten.
+/// Regression: a sync sent the time of the last write, which replaced the time of a later change of the mode.
 #[test]
 fn the_time_of_a_change_never_goes_back() {
     on_machine(122, async |_, machine| {
@@ -638,7 +644,8 @@ fn the_time_of_a_change_never_goes_back() {
     });
 }
 
-/// A time that a program set was overtaken by that of the write before it, which another client's look had sent.
+/// Regression: a time that a program set was overwritten by the time of the write before it, which was sent
+/// because another client looked at the file.
 #[test]
 fn a_time_that_was_set_stays() {
     for seed in 300..312 {
@@ -674,7 +681,7 @@ fn a_time_that_was_set_stays() {
     }
 }
 
-/// A number at its limit in a request ended the process.
+/// Regression: a number at its limit in a request ended the process.
 #[test]
 fn numbers_at_their_limits_are_answered() {
     on_machine(123, async |_, machine| {
@@ -688,7 +695,8 @@ fn numbers_at_their_limits_are_answered() {
     });
 }
 
-/// Removing a file walked its size, 4 GiB at a time: of one of 4 EiB that is a day of the only worker.
+/// Regression: removing a file walked through its size, 4 GiB at a time. For a file of 4 EiB that took the
+/// only worker a day.
 #[test]
 fn huge_files_without_data_are_removed_at_once() {
     on_machine(124, async |_, machine| {
@@ -710,7 +718,7 @@ fn huge_files_without_data_are_removed_at_once() {
     });
 }
 
-/// A kernel that lets go of a page only when what it sends of it has been taken.
+/// Model of a kernel that unlocks a page only after the data that it sends from the page has been accepted.
 struct Locked {
     taken: Cell<bool>,
     news: Notify,
@@ -742,18 +750,19 @@ impl KernelCache for Locked {
     }
 }
 
-/// What a program does while its kernel keeps pages of the file that must be dropped.
+/// Operation of a program during which its kernel keeps pages of the file that must be dropped.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     Page,
     Resize(u64),
-    /// Nothing is kept for this one.
+    /// The kernel keeps no page for this one.
     Write,
 }
 
-/// Two clients that may read a file, and a kernel behind each that drops no page before something has been taken or answered:
-/// a changed page that is on its way, or a change of size, which holds the writing of pages up. Whoever asks second for
-/// the right to change the file has its shared lease called, and waited for the answer to its own request.
+/// Regression: two clients may read a file, and the kernel of each drops no page before something has been
+/// accepted or answered: a changed page that is being sent, or a change of size, during which no pages are
+/// written. The shared lease of the client that is second to request the right to change the file is revoked.
+/// That revocation waited for the answer to the client's own request.
 #[test]
 fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
     let deeds = [
@@ -817,7 +826,7 @@ fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
             });
             let sizes: Vec<usize> = sizes.collect();
             assert!(sizes.contains(&found.len()) || sizes.is_empty() && found.len() == 9000, "{deeds:?}");
-            // What one change of size has cut off does not come back with the other.
+            // Bytes that one change of size has cut off do not return with the other.
             assert!(found.iter().skip(9000).all(|byte| *byte == 0), "of {deeds:?}");
             let kept = found.iter().skip(5000).take(4000);
             assert!(found.len() < 20_000 || sizes.len() < 2 || kept.clone().all(|byte| *byte != 2));
@@ -829,7 +838,8 @@ fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
     }
 }
 
-/// Reads end where the file was cut last, also in pages, while its leases are called and the kernel of who cuts it drops none.
+/// Reads end at the last truncation of the file, also in pages, while leases are revoked and the truncating
+/// kernel drops no page.
 #[test]
 fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
     for seed in 200..210 {
@@ -855,7 +865,8 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
                             }
                             (2, 0) => {
                                 let hold = client.hold(ino, Purpose::Write).await.unwrap();
-                                // Inside of it, as the lease says: what is changed is not the size.
+                                // Within the size, which does not change under this lease: the write does not
+                                // change the size.
                                 let inside = client.get_attr(ino).await.unwrap().size > 0;
                                 let bytes = penstock_client::stage(0, &[who as u8; 1]);
                                 if inside {
@@ -868,7 +879,7 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
                                 let found = pages.read(client, ino, 1 << 20).await.len() as u64;
                                 let until = tick();
                                 let cuts = cuts.borrow();
-                                // One that is not noted yet runs.
+                                // A truncation that is not recorded yet is still running.
                                 let Some(cut) = cuts.iter().find(|cut| cut.0 == found) else { continue };
                                 assert!(cut.1 < until);
                                 let newer = cuts.iter().find(|other| other.1 > cut.2 && other.2 < from);
@@ -888,8 +899,9 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
     }
 }
 
-/// The growth of a file was lost and that was told. What a program then stored again through its map, which the kernel still had, was
-/// cut at the end of the file, and its msync and fsync said that all was done.
+/// Regression: the growth of a file was lost, and the loss was reported. Then a program stored again through
+/// its mapping, which the kernel still had. That data was cut off at the end of the file, and msync and fsync
+/// succeeded.
 #[test]
 fn a_page_behind_an_end_that_was_lost_is_refused() {
     on_machine(119, async |site, machine| {
@@ -911,7 +923,7 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
                 .await
                 .map_err(|failure| failure.errno)
         };
-        // Wholly behind the end, over it, and before it.
+        // Stores completely behind the end, across it, and before it.
         assert_eq!(store(897_024).await, Err(EIO));
         assert_eq!(store(897_024).await, Err(EIO));
         assert_eq!(store(299_008).await, Err(EIO));
@@ -921,7 +933,7 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
             (bytes.len(), bytes[294_911], bytes[294_912], bytes[299_999]),
             (300_000, b'o', b'n', b'n')
         );
-        // The kernel hears of this size, so what it has behind another client's end is not kept.
+        // The kernel is notified of this size, so pages that it has behind another client's end are dropped.
         client.set_attr(size_of(ino, 400_000)).await.unwrap();
         assert_eq!(store(897_024).await, Ok(()));
         client.fsync(ino).await.unwrap();
@@ -930,8 +942,8 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
     });
 }
 
-/// Changes of attributes that were acknowledged before are durable after an fsync of any file, and a loss is told by it: it said
-/// nothing where the changed file was known.
+/// Regression: changes of attributes that were acknowledged before are durable after an fsync of any file,
+/// and that fsync must report their loss. It did not if the changed file was known.
 #[test]
 fn an_fsync_of_another_file_tells_that_attributes_were_lost() {
     on_machine(120, async |site, machine| {
@@ -956,8 +968,8 @@ fn an_fsync_of_another_file_tells_that_attributes_were_lost() {
     });
 }
 
-/// A write of a user over a restart is made again by the client. What it had taken before (set-id bits, capabilities) was lost with
-/// the start before, and not taken again.
+/// Regression: a user's write is repeated by the client after a restart. The set-id bits and capabilities
+/// that the write had removed before the restart came back, and were not removed again.
 #[test]
 fn what_a_write_takes_from_a_file_is_durable_before_the_write() {
     on_machine(121, async |site, machine| {
@@ -978,7 +990,8 @@ fn what_a_write_takes_from_a_file_is_durable_before_the_write() {
     });
 }
 
-/// A mount that ended in order was there again after a crash soon after, and everybody waited for it as for one that is silent.
+/// Regression: a mount that had ended in order was there again after a crash soon after, and all others
+/// waited for its lease time.
 #[test]
 fn a_client_that_ended_is_not_waited_for_after_a_crash() {
     on_machine(122, async |site, machine| {
@@ -1003,8 +1016,8 @@ fn a_client_that_ended_is_not_waited_for_after_a_crash() {
     });
 }
 
-/// One client made a file longer, and another one had a map of it: the growth was lost, and what the other one stored there was cut
-/// away while its msync and fsync said that all was done.
+/// Regression: one client made a file longer, and another one had it mapped. The growth was lost, and data
+/// that the other one stored there was cut off, although its msync and fsync succeeded.
 #[test]
 fn a_page_behind_an_end_that_another_client_lost_is_refused() {
     on_machine(123, async |site, machine| {
@@ -1032,7 +1045,8 @@ fn a_page_behind_an_end_that_another_client_lost_is_refused() {
     });
 }
 
-/// Set-id bits were taken by one start of the service and made durable by the next, which still had them.
+/// Regression: set-id bits were removed under one start of the service, and the next start, which still had
+/// them, made the write durable.
 #[test]
 fn what_a_write_takes_is_taken_again_over_a_restart() {
     on_machine(124, async |site, machine| {
@@ -1050,7 +1064,7 @@ fn what_a_write_takes_is_taken_again_over_a_restart() {
             (machine, result, met) = restart_during(site, machine, &way, delay, take).await;
             result.unwrap();
             straddled += u32::from(met);
-            // Whatever was lost is lost by now.
+            // Everything that the restart can lose is lost by now.
             machine = restart(site, machine, &way, Duration::ZERO).await;
             assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o6000, 0, "after {delay} us");
         }
@@ -1062,7 +1076,7 @@ fn what_a_write_takes_is_taken_again_over_a_restart() {
     });
 }
 
-/// The way to a service on which the replies to some requests come late.
+/// A connection to a service on which the replies to requests of one kind arrive late.
 struct Late {
     remote: Rc<Remote>,
     kind: Kind,
@@ -1083,8 +1097,9 @@ impl Transport for Late {
     }
 }
 
-/// A reply waited at its client while the service was started again, as behind a lease that had run out. The lease in it was taken for one of
-/// the new start, which knew nothing of it and asked for it back from nobody.
+/// Regression: a reply waited at its client while the service restarted, as if behind a lease that had
+/// expired. The client took the lease in it for one of the new start, which did not know that lease and
+/// revoked it from nobody.
 #[test]
 fn what_another_start_granted_is_nothing_to_the_next() {
     on_machine(98, async |site, machine| {
@@ -1102,10 +1117,10 @@ fn what_another_start_granted_is_nothing_to_the_next() {
         let mut size = 0;
         let append = async |size: u64| {
             writer.write(ino, size, b"!").await.unwrap();
-            // Also what was lost is told once.
+            // A loss is reported once here too.
             drop(writer.fsync(ino).await);
         };
-        // The numbers of grants are far from their beginning.
+        // Raises the grant numbers far above those of a new start.
         for _ in 0..10 {
             append(size).await;
             size += 1;

@@ -1,4 +1,4 @@
-//! Space of files: data and holes, what is reserved, and what is given back.
+//! Tests of the space of files: data and holes, reservations, and freed blocks.
 
 use crate::machine::{Machine, Site, on_machine, with_a_cut_between};
 use crate::model::{make_file, pattern, read_all};
@@ -13,7 +13,7 @@ const ENXIO: u16 = 6;
 const EFBIG: u16 = 27;
 const BLOCK: u64 = 4096;
 
-/// What SEEK_DATA and SEEK_HOLE find from an offset on; an error number instead of an offset as a negative number.
+/// Results of SEEK_DATA and SEEK_HOLE from an offset; an error is its errno as a negative number.
 async fn seek(machine: &Machine, ino: Ino, offset: u64) -> [i64; 2] {
     let found = |result: Result<u64, penstock_client::Failure>| match result {
         Ok(offset) => offset as i64,
@@ -23,7 +23,7 @@ async fn seek(machine: &Machine, ino: Ino, offset: u64) -> [i64; 2] {
     [found(client.seek(ino, offset, false).await), found(client.seek(ino, offset, true).await)]
 }
 
-/// What is found in the file of the next test.
+/// Checks the data and holes of the file that the next test makes.
 async fn check_seeks(machine: &Machine, ino: Ino, far: u64) {
     let none = -i64::from(ENXIO);
     let (data, hole, size) = (2 * BLOCK as i64, 4 * BLOCK as i64, far as i64 + 3);
@@ -62,7 +62,7 @@ fn data_and_holes_are_found_in_memory_and_on_the_volume() {
     });
     run.unwrap();
     world.destroy();
-    // Nothing is in memory now.
+    // After the restart no chunk is in memory.
     let world = World::new(62);
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
@@ -98,7 +98,7 @@ async fn fill(machine: &Machine, ino: Ino) {
     machine.client.fsync(ino).await.unwrap();
 }
 
-/// A reservation outlives growing, a full volume and a power cut.
+/// A reservation survives growing, a full volume and a power cut.
 #[test]
 fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
     const LEN: u64 = 3 << 20;
@@ -109,7 +109,7 @@ fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
         change(machine, kept, BLOCK, LEN - BLOCK - 5, Reserve).await;
         assert_eq!(free_bytes(machine), free - (LEN - BLOCK), "whole blocks are taken at once");
         assert_eq!(client.get_attr(kept).await.unwrap().size, 0);
-        // Behind its end, and then within the file: the size does not change what is reserved.
+        // Behind the end, and then within the file: the size does not change the reservation.
         let request = SetAttrRequest { ino: kept.0, size: Some(BLOCK), ..SetAttrRequest::default() };
         client.set_attr(request).await.unwrap();
         client.write(kept, 2 << 20, b"in the middle").await.unwrap();
@@ -150,7 +150,7 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
                 machine.fsync(ino, false).await.unwrap();
             }
             let at = u64::from(settled) << 20;
-            // 16 blocks and a part at each end; then as many zeroed, which keep their place.
+            // 16 blocks and a part at each end; then as many that are zeroed, which keep their blocks.
             change(machine, ino, at + 100, 17 * BLOCK, Punch).await;
             bytes[at as usize + 100..][..17 * BLOCK as usize].fill(0);
             change(machine, ino, at + 40 * BLOCK + 1, 17 * BLOCK, Zero).await;
@@ -161,7 +161,7 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
             free += 16 * BLOCK;
             assert_eq!(free_bytes(machine), free, "settled {settled}");
         }
-        // The block at the end goes whole, and what is reserved behind it with it.
+        // The last block is freed as a whole, and with it the blocks that are reserved behind it.
         client.write(ino, 3 << 20, b"tail").await.unwrap();
         change(machine, ino, (3 << 20) + BLOCK, 8 * BLOCK, Reserve).await;
         change(machine, ino, 3 << 20, 20 * BLOCK, Punch).await;
@@ -169,12 +169,12 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
         assert_eq!(free_bytes(machine), free);
         bytes.extend([0; 4]);
         assert!(read_all(machine, ino).await == bytes);
-        // More than there is: nothing is taken.
+        // More than the space that exists: nothing is allocated.
         let failure = client.change_space(ino, 0, 1 << 40, Reserve, false).await.unwrap_err();
         assert_eq!(failure.kind, Kind::NoSpace);
         assert_eq!(free_bytes(machine), free);
         assert_eq!(client.get_attr(ino).await.unwrap().size, (3 << 20) + 4);
-        // Behind the end and never written; gone with the file.
+        // Behind the end and never written; freed with the file.
         change(machine, ino, 1 << 50, 5 << 20, Reserve).await;
         client.unlink(client.root(), b"file", false).await.unwrap();
         client.release(ino).await.unwrap();
@@ -196,7 +196,7 @@ fn a_copy_is_exact_at_any_offset_and_ends_with_its_source() {
         assert_eq!(client.copy((from, 123), (to, 5000), u64::MAX).await.unwrap(), len);
         assert!(read_all(machine, to).await == wanted);
         assert_eq!(client.copy((from, data.len() as u64), (to, 0), 1).await.unwrap(), 0, "at the end");
-        // Within one file, and a call that is bounded.
+        // Within one file, and with a bounded length.
         assert_eq!(client.copy((to, 5000), (to, 4 << 20), 100_000).await.unwrap(), 100_000);
         assert!(read_all(machine, to).await[4 << 20..] == wanted[5000..105_000]);
         client.write(from, 20 << 20, b"end").await.unwrap();
@@ -206,7 +206,8 @@ fn a_copy_is_exact_at_any_offset_and_ends_with_its_source() {
     });
 }
 
-/// More chunks behind the end than one transaction takes: what is behind reads as zeros and is given back, in steps.
+/// More chunks behind the end than one transaction can change: everything there reads as zeros and is freed,
+/// in steps.
 #[test]
 fn files_with_many_chunks_are_cut_in_steps() {
     on_machine(66, async |machine| {
@@ -224,7 +225,7 @@ fn files_with_many_chunks_are_cut_in_steps() {
             client.change_space(ino, at(chunk), BLOCK, Reserve, true).await.unwrap();
         }
         assert!(client.stat_fs().await.unwrap().free_blocks + CHUNKS <= free);
-        // They stay reserved, and read as zeros.
+        // The blocks stay reserved, and read as zeros.
         for size in [at(CHUNKS), 200, at(CHUNKS)] {
             resize(size).await;
             for chunk in [1, 4000, CHUNKS - 1].into_iter().filter(|chunk| at(*chunk) < size) {
@@ -233,7 +234,7 @@ fn files_with_many_chunks_are_cut_in_steps() {
                 client.write(ino, at(chunk), &[2; BLOCK as usize]).await.unwrap();
             }
         }
-        // A second client looks meanwhile.
+        // A second client makes names meanwhile.
         let names = async {
             for number in 0..20 {
                 machine.env.sleep(std::time::Duration::from_millis(1)).await;
@@ -249,8 +250,8 @@ fn files_with_many_chunks_are_cut_in_steps() {
     });
 }
 
-/// What one request changes of very many rows is more than one transaction: a file written in very many chunks, with very many
-/// attributes, is made durable and removed.
+/// A request that changes very many rows needs more than one transaction: a file that was written in very
+/// many chunks and has very many attributes is synced and removed.
 #[test]
 fn files_of_many_rows_are_synced_and_removed_in_steps() {
     on_machine(67, async |machine| {
@@ -284,7 +285,7 @@ fn long_name(number: u64) -> String {
     format!("{number}{}", "x".repeat(200))
 }
 
-/// Makes files until there is no room for the row of one more. Returns how many.
+/// Makes files until there is no space for another row. Returns the number of files.
 async fn fill_with_names(machine: &Machine) -> u64 {
     let mut names = 0;
     loop {
@@ -299,7 +300,7 @@ async fn fill_with_names(machine: &Machine) -> u64 {
     }
 }
 
-/// On a store full of names a file is made shorter that has writes for whose rows there is no room.
+/// On a store full of names, a file is truncated that has writes for whose rows there is no space.
 #[test]
 fn a_store_full_of_names_lets_files_be_made_shorter() {
     on_machine(69, async |machine| {
@@ -338,9 +339,9 @@ fn a_store_full_of_names_lets_files_be_made_shorter() {
     });
 }
 
-/// A store that is full of names takes what is written to places that are there. Each hole makes the row of its chunk longer:
-/// punching brings the rows no further beyond their budget than what is kept for that; then fsync says so, and what is removed
-/// gives room again.
+/// A store that is full of names accepts writes to blocks that exist. Each hole makes the row of its chunk
+/// longer. Punching may use no more than the headroom beyond the budget of rows; then fsync returns an error,
+/// and removing files frees space again.
 #[test]
 fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
     let site = Site::with_data(4, 2, 640 << 20);
@@ -371,7 +372,7 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
                 Err(failure) if failure.kind == Kind::NoSpace => refused += 1,
                 Err(failure) => panic!("{failure}"),
             }
-            // What is not with the engine yet counts in full.
+            // Rows that the engine does not have yet count in full.
             machine.env.sleep(Duration::from_secs(1)).await;
             assert!(space().meta_used_bytes <= budget * 9 / 8, "{:?}", space());
             if space().meta_used_bytes > budget
@@ -379,7 +380,7 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
             {
                 client.write(database, offset, &pattern(&world, 9000)).await.unwrap();
                 client.fsync(database).await.unwrap_or_else(|failure| panic!("at {offset}: {failure}"));
-                // A whole chunk is written to another place.
+                // A full chunk is written to another place.
                 for chunk in [0, 2] {
                     client.write(database, chunk << 20, &pattern(&world, 1 << 20)).await.unwrap();
                     client.fsync(database).await.unwrap_or_else(|failure| panic!("chunk {chunk}: {failure}"));
@@ -387,7 +388,7 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
             }
         }
         assert!(refused > 0 && overwrites.next().is_none(), "{refused} refused, {:?}", space());
-        // What is removed gives room to what waited; the bound holds for no removal.
+        // Removing files frees space for the waiting rows; the bound does not apply to removals.
         let free = free_bytes(&machine);
         for number in 0..names {
             client.unlink(client.root(), long_name(number).as_bytes(), false).await.unwrap();

@@ -1,5 +1,5 @@
 //! The tiers on 32-byte registers: products by byte shuffles (any processor with AVX2), or by the affine
-//! instruction where GFNI is there without AVX-512.
+//! instruction on processors that have GFNI without AVX-512.
 
 use super::columns;
 use super::group::Group;
@@ -7,62 +7,62 @@ use super::tier::{Tier, tier};
 use super::vector::Vector;
 use std::arch::x86_64::*;
 
-/// What both tiers do alike.
+/// The operations that are the same in both tiers.
 macro_rules! plain_operations {
     () => {
         const BYTES: usize = size_of::<__m256i>();
 
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { Self(_mm256_setzero_si256()) }
         }
 
         #[inline(always)]
         unsafe fn load(from: *const u8) -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { Self(_mm256_loadu_si256(from.cast())) }
         }
 
         #[inline(always)]
         unsafe fn store(self, to: *mut u8) {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { _mm256_storeu_si256(to.cast(), self.0) }
         }
 
         #[inline(always)]
         unsafe fn stream(self, to: *mut u8) {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { _mm256_stream_si256(to.cast(), self.0) }
         }
 
         #[inline(always)]
         unsafe fn fence() {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { _mm_sfence() }
         }
 
         #[inline(always)]
         unsafe fn prefetch(from: *const u8) {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
         }
 
         #[inline(always)]
         unsafe fn xor(self, other: Self) -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { Self(_mm256_xor_si256(self.0, other.0)) }
         }
     };
 }
 
 pub(super) mod shuffle {
-    //! A product is the sum of two look-ups, of the low and of the high half of each byte.
+    //! Products as the sum of two look-ups, one for the low and one for the high half of each byte.
 
     use super::*;
     use crate::kernel::vector::{HALF_BYTES, HalfBytes};
 
-    /// Whether processor and operating system support this tier.
+    /// True if the processor and the operating system support this tier.
     fn is_available() -> bool {
         is_x86_feature_detected!("avx2")
     }
@@ -73,12 +73,12 @@ pub(super) mod shuffle {
     tier! {
         vector: Ymm,
         features: "avx2",
-        // 16 registers: two tables for each row leave room for few sums.
+        // There are 16 registers. Two tables for each row leave few of them for sums.
         columns: 4, 2, 2, 2,
         checked: false,
     }
 
-    // SAFETY: each operation is what its name says, on the features that the tier asks for.
+    // SAFETY: each operation does what its name says and uses only the features of the tier.
     unsafe impl Vector for Ymm {
         type Product = &'static HalfBytes;
         type Factor = (__m256i, __m256i);
@@ -92,7 +92,7 @@ pub(super) mod shuffle {
 
         #[inline(always)]
         unsafe fn factor(product: &'static HalfBytes) -> (__m256i, __m256i) {
-            // SAFETY: as this function demands; each table is 16 aligned bytes.
+            // SAFETY: guaranteed by the caller; each table is 16 aligned bytes.
             unsafe {
                 let low = _mm_load_si128(product.low.as_ptr().cast());
                 let high = _mm_load_si128(product.high.as_ptr().cast());
@@ -102,7 +102,7 @@ pub(super) mod shuffle {
 
         #[inline(always)]
         unsafe fn times(self, (low, high): (__m256i, __m256i)) -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let half = _mm256_set1_epi8(0x0f);
                 let low = _mm256_shuffle_epi8(low, _mm256_and_si256(self.0, half));
@@ -113,7 +113,7 @@ pub(super) mod shuffle {
 
         #[inline(always)]
         unsafe fn double(self) -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let carries = _mm256_cmpgt_epi8(_mm256_setzero_si256(), self.0);
                 let reduction = _mm256_and_si256(carries, _mm256_set1_epi8(0x1d));
@@ -124,12 +124,12 @@ pub(super) mod shuffle {
 }
 
 pub(super) mod gfni {
-    //! A product is one affine instruction on 32 bytes.
+    //! Products as one affine instruction on 32 bytes.
 
     use super::*;
     use crate::kernel::gfni::AFFINE;
 
-    /// Whether processor and operating system support this tier.
+    /// True if the processor and the operating system support this tier.
     fn is_available() -> bool {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("gfni")
     }
@@ -144,7 +144,7 @@ pub(super) mod gfni {
         checked: false,
     }
 
-    // SAFETY: each operation is what its name says, on the features that the tier asks for.
+    // SAFETY: each operation does what its name says and uses only the features of the tier.
     unsafe impl Vector for Ymm {
         type Product = u64;
         type Factor = __m256i;
@@ -158,25 +158,25 @@ pub(super) mod gfni {
 
         #[inline(always)]
         unsafe fn factor(product: u64) -> __m256i {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { _mm256_set1_epi64x(product.cast_signed()) }
         }
 
         #[inline(always)]
         unsafe fn times(self, factor: __m256i) -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { Self(_mm256_gf2p8affine_epi64_epi8::<0>(self.0, factor)) }
         }
 
         #[inline(always)]
         unsafe fn double(self) -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.times(Self::factor(AFFINE[2])) }
         }
 
         #[inline(always)]
         unsafe fn horner_once(self, power: usize, a: Self) -> Self {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.times(Self::factor(AFFINE[1 << power])).xor(a) }
         }
     }

@@ -1,10 +1,10 @@
-//! The AVX-512 tier: a product by a constant is one GFNI affine instruction on 64 bytes, a sum of three one
-//! `vpternlogq`, and CRC32C is folded by VPCLMULQDQ, which has a port of its own beside the affine instruction.
+//! The AVX-512 tier: one GFNI affine instruction multiplies 64 bytes by a constant, VPCLMULQDQ folds CRC32C.
 //!
-//! Every processor with AVX-512 and GFNI has VPCLMULQDQ too (Intel from Ice Lake, AMD from Zen 4 on).
+//! One `vpternlogq` is a sum of three. VPCLMULQDQ runs on another port than the affine instruction. Every
+//! processor with AVX-512 and GFNI has VPCLMULQDQ too (Intel from Ice Lake, AMD from Zen 4 on).
 //!
-//! Folding follows Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ" (Intel, 2009),
-//! in the bit-reflected form.
+//! Folding follows Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ" (Intel,
+//! 2009), in the bit-reflected form.
 
 use super::SourceCrcs;
 use super::columns;
@@ -15,10 +15,10 @@ use super::tier::{Tier, tier};
 use super::vector::Vector;
 use std::arch::x86_64::*;
 
-/// `vpternlogq` truth table of a three-way XOR.
+/// The `vpternlogq` truth table of a three-way XOR.
 const XOR3: i32 = 0x96;
 
-/// Whether processor and operating system support this tier.
+/// True if the processor and the operating system support this tier.
 fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -38,7 +38,7 @@ tier! {
     checked: true,
 }
 
-// SAFETY: each operation is what its name says, on the features that the tier asks for.
+// SAFETY: each operation does what its name says and uses only the features of the tier.
 unsafe impl Vector for Zmm {
     const BYTES: usize = size_of::<__m512i>();
     type Product = u64;
@@ -51,74 +51,73 @@ unsafe impl Vector for Zmm {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(_mm512_setzero_si512()) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(_mm512_loadu_si512(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_storeu_si512(to.cast(), self.0) }
     }
 
     #[inline(always)]
     unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_stream_si512(to.cast(), self.0) }
     }
 
     #[inline(always)]
     unsafe fn fence() {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm_sfence() }
     }
 
     #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 
     #[inline(always)]
     unsafe fn xor(self, other: Self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(_mm512_xor_si512(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn xor3(self, a: Self, b: Self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(_mm512_ternarylogic_epi64::<XOR3>(self.0, a.0, b.0)) }
     }
 
     #[inline(always)]
     unsafe fn factor(product: u64) -> __m512i {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_set1_epi64(product.cast_signed()) }
     }
 
     #[inline(always)]
     unsafe fn times(self, factor: __m512i) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(_mm512_gf2p8affine_epi64_epi8::<0>(self.0, factor)) }
     }
 
     #[inline(always)]
     unsafe fn double(self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.times(Self::factor(AFFINE[2])) }
     }
 
     #[inline(always)]
     unsafe fn horner(self, power: usize, a: Self, b: Self) -> Self {
-        // One sum: self * 4^power + a * 2^power + b.
-        // SAFETY: as this function demands.
+        // As one sum: self * 4^power + a * 2^power + b. SAFETY: guaranteed by the caller.
         unsafe {
             let (once, twice) = (Self::factor(AFFINE[1 << power]), Self::factor(AFFINE[1 << (2 * power)]));
             self.times(twice).xor3(a.times(once), b)
@@ -127,17 +126,18 @@ unsafe impl Vector for Zmm {
 
     #[inline(always)]
     unsafe fn horner_once(self, power: usize, a: Self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.times(Self::factor(AFFINE[1 << power])).xor(a) }
     }
 }
 
-/// The factors that carry a 128-bit lane over `bytes` bytes: of its low and of its high half.
+/// The factors that move a 128-bit lane ahead by `bytes` bytes: for its low and for its high half.
 const fn over(bytes: usize) -> [u64; 2] {
     [power_of_x(8 * bytes + 32), power_of_x(8 * bytes - 32)]
 }
 
-/// x^exponent modulo the polynomial of CRC32C, with its bits reflected, as a carry-less product wants it.
+/// x^exponent modulo the polynomial of CRC32C, bit-reflected and shifted left by one, as a carry-less product
+/// needs it.
 const fn power_of_x(exponent: usize) -> u64 {
     let mut power: u32 = 1;
     let mut i = 0;
@@ -151,18 +151,19 @@ const fn power_of_x(exponent: usize) -> u64 {
 #[repr(C, align(64))]
 struct Lanes([[u64; 2]; 4]);
 
-/// Over one to four vectors: index i is for i + 1 of them.
+/// Factors that move a lane over one to four vectors: index i is for i + 1 vectors.
 static OVER_VECTORS: [Lanes; 4] =
     [Lanes([over(64); 4]), Lanes([over(128); 4]), Lanes([over(192); 4]), Lanes([over(256); 4])];
 
-/// Over the lanes that follow each one in its vector; the last has none: zeros, so that it brings nothing.
+/// Factors that move each lane over the lanes that follow it in its vector. The last lane has none to pass;
+/// its factors are zeros, so that its products are zero.
 static OVER_LANES: Lanes = Lanes([over(48), over(32), over(16), [0; 2]]);
 
 impl Zmm {
-    /// Both halves of each lane times their factors: (low, high).
+    /// The products of both halves of each lane with their factors: (low, high).
     #[inline(always)]
     unsafe fn carried(self, lanes: &Lanes) -> (Self, Self) {
-        // SAFETY: as this function demands; `lanes` is 64 bytes.
+        // SAFETY: guaranteed by the caller; `lanes` is 64 aligned bytes.
         unsafe {
             let factors = _mm512_load_si512(lanes.0.as_ptr().cast());
             let low = _mm512_clmulepi64_epi128::<0x00>(self.0, factors);
@@ -176,9 +177,9 @@ impl Zmm {
 unsafe impl Fold for Zmm {
     #[inline(always)]
     unsafe fn fold(state: Self, column: &[Self; folding::FOLD_VECTORS]) -> Self {
-        // Each of the first three vectors is carried to the place of the last one, and the state over all four: one
-        // fold is on the chain from column to column, and the others wait for nothing.
-        // SAFETY: as this function demands.
+        // Moves each of the first three vectors to the place of the last one, and the state over all four.
+        // Only the fold of the state depends on the previous column; the others are independent. SAFETY:
+        // guaranteed by the caller.
         unsafe {
             let mut sum = column[3];
             for (i, vector) in column[..3].iter().enumerate() {
@@ -192,10 +193,10 @@ unsafe impl Fold for Zmm {
 
     #[inline(always)]
     unsafe fn residue(state: Self) -> u32 {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let (low, high) = state.carried(&OVER_LANES);
-            // The last lane (two words of 64 bits) goes in as it is; its factors are zeros.
+            // The last lane (two 64-bit words) is added unchanged; its factors are zeros.
             let last = _mm512_maskz_mov_epi64(0b1100_0000, state.0);
             let lanes = low.xor3(high, Self(last)).0;
             let half = _mm256_xor_si256(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));

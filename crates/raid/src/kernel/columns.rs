@@ -1,17 +1,18 @@
-//! The loops over strips, once for all tiers.
+//! The loops over strips, written once for all SIMD tiers.
 //!
-//! Shape of `dot`: a column of some vectors is held in registers for all outputs while the sources pass by in
-//! pairs, so each source is read once and each output written once, and a coefficient is brought into registers
-//! once for each column instead of each vector. What is done with a pair is decided by the group's shape.
+//! `dot` keeps the sums of one column (a few vectors) of all outputs in registers while it reads the sources
+//! in pairs. So it reads each source once and writes each output once, and it loads a coefficient into
+//! registers once for each column instead of once for each vector. The group's shape decides the arithmetic
+//! of a pair.
 //!
-//! `COLD`: the data comes from memory. Sources are prefetched some lines ahead, since the processor's own
-//! prefetcher stops at the end of each page and follows few streams; outputs are streamed past the caches, which
-//! saves reading every line before it is overwritten.
+//! `COLD` means that the data comes from memory. The loop then prefetches sources 1 KiB ahead, because the
+//! processor's own prefetcher stops at the end of each page and follows few streams. It streams outputs past
+//! the caches, which saves reading every cache line before it is overwritten.
 //!
-//! Safety invariant: everything here reads and writes only inside the range of a [`Dot`], whole vectors of each
-//! strip, through pointers that it took from slices which have that range.
+//! Safety invariant: everything here reads and writes only inside the range of a [`Dot`], in whole vectors of
+//! each strip, through pointers taken from slices that contain that range.
 
-// Rows and vectors are places in several arrays at once.
+// Rows and vectors index several arrays at the same time.
 #![allow(clippy::needless_range_loop)]
 
 use super::group::Group;
@@ -21,27 +22,28 @@ use crate::matrix::Shape;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// The shapes as parameters of the loops; `XOR_FIRST` has its row of ones in front.
+/// The shapes as parameters of the loops. For `XOR_FIRST` the row of ones is moved to row 0.
 pub(super) const GENERAL: u8 = 0;
 pub(super) const XOR_FIRST: u8 = 1;
 pub(super) const POWERS: u8 = 2;
 pub(super) const ONES: u8 = 3;
 
-/// How far ahead of the loads a cold pass prefetches.
+/// Distance in bytes between a load and the prefetch of a cold pass.
 const PREFETCH_BYTES: usize = 1024;
 
 const LINE_BYTES: usize = 64;
 
-/// A group as the loops take it: pointers to the strips, and the coefficients of each source.
+/// A group in the form that the loops take: pointers to the strips, and the coefficients of each source.
 pub(super) struct Dot<V: Vector, const ROWS: usize> {
     pub(super) sources: [*const u8; MAX_STRIPS],
-    /// Those of the first `count` sources are set, but for the shape `Powers`.
+    /// Set for the first `count` sources, except in the shape `Powers`.
     products: [MaybeUninit<[V::Product; ROWS]>; MAX_STRIPS],
     pub(super) count: usize,
     outputs: [*mut u8; ROWS],
     pub(super) strip_bytes: usize,
     pub(super) range: Range<usize>,
-    /// Which output of the group the loops work on as row i, and whether source j is the j-th from the end.
+    /// `output_order[i]` is the output of the group that the loops handle as row i. If `reversed`, source j
+    /// is the j-th from the end.
     pub(super) output_order: [usize; ROWS],
     pub(super) reversed: bool,
 }
@@ -89,16 +91,19 @@ impl<V: Vector, const ROWS: usize> Dot<V, ROWS> {
         dot
     }
 
-    /// Whether streaming stores can go to all outputs.
+    /// True if streaming stores can go to all outputs: each one begins at a multiple of the vector size.
     pub(super) fn can_stream(&self) -> bool {
         self.outputs.iter().all(|output| (output.addr() + self.range.start).is_multiple_of(V::BYTES))
     }
 }
 
+/// Makes the range of all outputs of a group.
+///
 /// # Safety
 ///
-/// The processor has the features of V; the sources may be read and the outputs written, by nobody else. With
-/// `COLD` the outputs can be streamed to.
+/// The processor has the features of V. Until this returns, the sources may be read and the outputs written,
+/// and nobody else writes the sources or accesses the outputs. With `COLD`, the outputs are aligned for
+/// streaming stores.
 #[inline(always)]
 pub(super) unsafe fn dot<
     V: Vector,
@@ -112,21 +117,23 @@ pub(super) unsafe fn dot<
     let column_bytes = VECTORS * V::BYTES;
     let mut at = dot.range.start;
     while dot.range.end - at >= column_bytes {
-        // SAFETY: as this function demands, and the column ends at or before the range.
+        // SAFETY: guaranteed by the caller, and the column ends at or before the end of the range.
         unsafe { dot_column::<V, ROWS, VECTORS, SHAPE, COLD>(dot, at) };
         at += column_bytes;
     }
     while dot.range.end > at {
-        // SAFETY: as this function demands; the range is whole vectors.
+        // SAFETY: guaranteed by the caller; the range is a whole number of vectors.
         unsafe { dot_column::<V, ROWS, 1, SHAPE, COLD>(dot, at) };
         at += V::BYTES;
     }
     if COLD {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::fence() };
     }
 }
 
+/// Makes one column of all outputs of a group.
+///
 /// # Safety
 ///
 /// As for `dot`, and the column at `at` is inside the strips.
@@ -141,7 +148,7 @@ unsafe fn dot_column<
     dot: &Dot<V, ROWS>,
     at: usize,
 ) {
-    // SAFETY: as this function demands; the loads are inside the column.
+    // SAFETY: guaranteed by the caller; the loads are inside the column.
     unsafe {
         let mut sums = [[V::zero(); VECTORS]; ROWS];
         let mut source = 0;
@@ -180,17 +187,18 @@ unsafe fn dot_column<
     }
 }
 
-/// The factors of a source in each row; zeros of no meaning in the shape without products.
+/// The factors of a source in each row. In the shape `Powers`, which uses none, they are those of coefficient
+/// 0.
 ///
 /// # Safety
 ///
-/// The processor has the features of V; `dot` is of the shape, and has this source.
+/// The processor has the features of V; `dot` has the shape `SHAPE`, and has this source.
 #[inline(always)]
 pub(super) unsafe fn factors<V: Vector, const ROWS: usize, const SHAPE: u8>(
     dot: &Dot<V, ROWS>,
     source: usize,
 ) -> [V::Factor; ROWS] {
-    // SAFETY: as this function demands: `Dot::new` has set the products of every source but for `Powers`.
+    // SAFETY: guaranteed by the caller; `Dot::new` sets the products of every source except for `Powers`.
     unsafe {
         let products = match SHAPE {
             POWERS => [V::product(0); ROWS],
@@ -204,12 +212,14 @@ pub(super) unsafe fn factors<V: Vector, const ROWS: usize, const SHAPE: u8>(
     }
 }
 
+/// Loads one column of a strip.
+///
 /// # Safety
 ///
 /// The processor has the features of V, and the column at `from` may be read.
 #[inline(always)]
 pub(super) unsafe fn load_column<V: Vector, const VECTORS: usize>(from: *const u8) -> [V; VECTORS] {
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut column = [V::zero(); VECTORS];
         for (i, vector) in column.iter_mut().enumerate() {
@@ -228,7 +238,7 @@ pub(super) unsafe fn add_pair<V: Vector, const SHAPE: u8>(
     times_a: V::Factor,
     times_b: V::Factor,
 ) -> V {
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match SHAPE {
             ONES => sum.xor3(a, b),
@@ -241,7 +251,7 @@ pub(super) unsafe fn add_pair<V: Vector, const SHAPE: u8>(
 
 #[inline(always)]
 pub(super) unsafe fn add_one<V: Vector, const SHAPE: u8>(sum: V, row: usize, a: V, times: V::Factor) -> V {
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match SHAPE {
             ONES => sum.xor(a),
@@ -252,17 +262,22 @@ pub(super) unsafe fn add_one<V: Vector, const SHAPE: u8>(sum: V, row: usize, a: 
     }
 }
 
+/// Prefetches one column, `PREFETCH_BYTES` after `from`.
+///
 /// # Safety
 ///
-/// Any address will do: a prefetch never faults.
+/// The processor has the features of V. `from` may be any address: a prefetch never faults.
 #[inline(always)]
 pub(super) unsafe fn prefetch<V: Vector, const VECTORS: usize>(from: *const u8) {
     for line in 0..(VECTORS * V::BYTES).div_ceil(LINE_BYTES) {
-        // SAFETY: as this function demands. Past the end of a strip the address is nobody's, which is no harm.
+        // SAFETY: guaranteed by the caller. Past the end of a strip the address is nobody's, which is no
+        // harm.
         unsafe { V::prefetch(from.wrapping_add(PREFETCH_BYTES + line * LINE_BYTES)) };
     }
 }
 
+/// Stores one column of all outputs.
+///
 /// # Safety
 ///
 /// As for `dot_column`.
@@ -274,7 +289,8 @@ pub(super) unsafe fn store_column<V: Vector, const ROWS: usize, const VECTORS: u
 ) {
     for (output, sums) in dot.outputs.iter().zip(sums) {
         for (i, sum) in sums.iter().enumerate() {
-            // SAFETY: as this function demands; with `COLD` the output is aligned, and so is each vector of it.
+            // SAFETY: guaranteed by the caller; with `COLD` the output is aligned, and so is each of its
+            // vectors.
             unsafe {
                 match COLD {
                     true => sum.stream(output.add(at + i * V::BYTES)),
@@ -285,12 +301,12 @@ pub(super) unsafe fn store_column<V: Vector, const ROWS: usize, const VECTORS: u
     }
 }
 
-/// `outputs[i]` grows by `products[i]` times (`old` + `new`), over `bytes` bytes.
+/// Adds `products[i]` times (`old` + `new`) to `outputs[i]`, over `bytes` bytes.
 ///
 /// # Safety
 ///
-/// The processor has the features of V; `bytes`, whole vectors, may be read from `old` and `new` and written to
-/// the outputs, by nobody else.
+/// The processor has the features of V. `bytes` is a whole number of vectors; that many bytes may be read
+/// from `old` and `new` and written to the outputs, and nobody else accesses them meanwhile.
 #[inline(always)]
 pub(super) unsafe fn multiply_add<V: Vector, const ROWS: usize, const VECTORS: usize>(
     products: &[V::Product; ROWS],
@@ -301,7 +317,7 @@ pub(super) unsafe fn multiply_add<V: Vector, const ROWS: usize, const VECTORS: u
 ) {
     let column_bytes = VECTORS * V::BYTES;
     let mut at = 0;
-    // SAFETY: as this function demands; each column ends at or before `bytes`.
+    // SAFETY: guaranteed by the caller; each column ends at or before `bytes`.
     unsafe {
         while bytes - at >= column_bytes {
             multiply_add_column::<V, ROWS, VECTORS>(products, old.add(at), new.add(at), outputs, at);
@@ -314,7 +330,8 @@ pub(super) unsafe fn multiply_add<V: Vector, const ROWS: usize, const VECTORS: u
     }
 }
 
-/// One column of all outputs. A coefficient 1 needs no case of its own: stores bound this loop, not products.
+/// Updates one column of all outputs. A coefficient of 1 needs no special case: stores bound this loop, not
+/// products.
 ///
 /// # Safety
 ///
@@ -327,7 +344,7 @@ unsafe fn multiply_add_column<V: Vector, const ROWS: usize, const VECTORS: usize
     outputs: &[*mut u8; ROWS],
     at: usize,
 ) {
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut delta = load_column::<V, VECTORS>(old);
         for (delta, new) in delta.iter_mut().zip(load_column::<V, VECTORS>(new)) {
@@ -343,17 +360,18 @@ unsafe fn multiply_add_column<V: Vector, const ROWS: usize, const VECTORS: usize
     }
 }
 
-/// Vectors that `read` and `fill` handle at once.
+/// Number of vectors in one step of `read` and `fill`.
 const RUN_VECTORS: usize = 8;
 
-/// The XOR of all whole vectors of `bytes` bytes at `from`, folded into one byte of no meaning: so that they are read.
+/// Reads `bytes` bytes at `from` in runs of `RUN_VECTORS` vectors, without an incomplete last run. Returns
+/// one byte of their XOR, so that the compiler keeps the loads.
 ///
 /// # Safety
 ///
 /// The processor has the features of V; `bytes` bytes may be read.
 #[inline(always)]
 pub(super) unsafe fn read<V: Vector, const COLD: bool>(from: *const u8, bytes: usize) -> u8 {
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sums = [V::zero(); RUN_VECTORS];
         let mut at = 0;
@@ -376,14 +394,16 @@ pub(super) unsafe fn read<V: Vector, const COLD: bool>(from: *const u8, bytes: u
     }
 }
 
-/// Fills whole runs of vectors of `bytes` bytes at `to` with zeros, past the caches if `COLD`.
+/// Fills `bytes` bytes at `to` with zeros in runs of `RUN_VECTORS` vectors, without an incomplete last run.
+/// With `COLD` the stores go past the caches.
 ///
 /// # Safety
 ///
-/// The processor has the features of V; `bytes` bytes may be written, and with `COLD` be streamed to.
+/// The processor has the features of V; `bytes` bytes may be written, and with `COLD` are aligned for
+/// streaming stores.
 #[inline(always)]
 pub(super) unsafe fn fill<V: Vector, const COLD: bool>(to: *mut u8, bytes: usize) {
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let zero = V::zero();
         let mut at = 0;

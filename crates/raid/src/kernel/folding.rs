@@ -1,8 +1,9 @@
-//! The loop over strips that also folds the CRC32C of every 4 KiB block in the same registers.
+//! The loop over strips that also folds the CRC32C of every 4 KiB block from the same registers.
 //!
-//! A fold carries the remainder of what came before over a column, so what is kept of a strip is one vector. It begins
-//! each block with zeros; what a CRC's initial value adds is the same for all blocks and is added at the end
-//! ([`ZERO_BLOCK_CRC`]). CRC is linear: the checksum of an output that is the sum of the sources is the sum of theirs.
+//! A fold adds a column to the remainder of the bytes before it, so the state of a strip is one vector. The
+//! state begins each block as zeros. The contribution of a CRC's initial value is the same for all blocks and
+//! is added at the end ([`ZERO_BLOCK_CRC`]). CRC is linear: if an output is the sum of the sources, its
+//! checksum is the sum of theirs.
 //!
 //! Safety invariant: as for `super::columns`.
 
@@ -13,7 +14,7 @@ use crate::MAX_STRIPS;
 use penstock_base::{BLOCK_BYTES, ZERO_BLOCK_CRC};
 use std::mem::MaybeUninit;
 
-/// Vectors of a column, whose CRC is folded at once.
+/// Number of vectors in a column that is folded in one step.
 pub(super) const FOLD_VECTORS: usize = 4;
 
 /// A vector that can fold CRC32C: for tiers whose carry-less multiplication is as wide as their registers.
@@ -22,16 +23,17 @@ pub(super) const FOLD_VECTORS: usize = 4;
 ///
 /// As for [`Vector`].
 pub(super) unsafe trait Fold: Vector {
-    /// Folds a column into `state`, the remainder of what came before it.
+    /// Folds a column into `state`, the remainder of the bytes before it.
     unsafe fn fold(state: Self, column: &[Self; FOLD_VECTORS]) -> Self;
 
-    /// The CRC of what was folded into `state`, begun with zeros and without final XOR.
+    /// The CRC of everything folded into `state`, from an initial value of zero and without the final XOR.
     unsafe fn residue(state: Self) -> u32;
 }
 
-/// `columns::dot`, with the CRC32C of every block of the outputs and, if `WANTED`, of the sources; else those are known.
+/// `columns::dot` that also makes the CRC32C of every block of the outputs and, if `WANTED`, of the sources.
+/// Otherwise the checksums of the sources are known.
 ///
-/// Both have a checksum for each block of each strip, strip after strip in the order of the group.
+/// Both lists have a checksum for each block of each strip, strip after strip in the order of the group.
 ///
 /// # Safety
 ///
@@ -56,7 +58,7 @@ pub(super) unsafe fn dot_checked<
     assert!(output_crcs.len() == ROWS * blocks, "a checksum for each block of the outputs");
     assert!(source_crcs.len() == dot.count * blocks, "a checksum for each block of the sources");
     assert!(WANTED == matches!(source_crcs, SourceCrcs::Wanted(_)), "the loop for these checksums");
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     let zero = unsafe { V::zero() };
     let mut source_states = [const { MaybeUninit::uninit() }; MAX_STRIPS];
     for block in dot.range.start / BLOCK_BYTES..dot.range.end / BLOCK_BYTES {
@@ -66,7 +68,7 @@ pub(super) unsafe fn dot_checked<
         let mut output_states = [zero; ROWS];
         for column in 0..BLOCK_BYTES / column_bytes {
             let at = block * BLOCK_BYTES + column * column_bytes;
-            // SAFETY: as this function demands; the column is inside the block.
+            // SAFETY: guaranteed by the caller; the column is inside the block.
             unsafe {
                 checked_column::<V, ROWS, SHAPE, COLD, WANTED>(
                     dot,
@@ -82,7 +84,7 @@ pub(super) unsafe fn dot_checked<
             sum ^= match source_crcs {
                 SourceCrcs::Known(crcs) => crcs[source * blocks + block] ^ ZERO_BLOCK_CRC,
                 SourceCrcs::Wanted(crcs) => {
-                    // SAFETY: as this function demands.
+                    // SAFETY: guaranteed by the caller.
                     let residue = unsafe { V::residue(state.assume_init()) };
                     crcs[source * blocks + block] = residue ^ ZERO_BLOCK_CRC;
                     residue
@@ -92,27 +94,29 @@ pub(super) unsafe fn dot_checked<
         for (place, state) in output_states.iter().enumerate() {
             let residue = match is_sum::<SHAPE>(place) {
                 true => sum,
-                // SAFETY: as this function demands.
+                // SAFETY: guaranteed by the caller.
                 false => unsafe { V::residue(*state) },
             };
             output_crcs[dot.output_order[place] * blocks + block] = residue ^ ZERO_BLOCK_CRC;
         }
     }
     if COLD {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::fence() };
     }
 }
 
-/// Whether an output is the sum of the sources, and its CRC therefore the sum of theirs.
+/// True if the output in this place is the sum of the sources, so that its CRC is the sum of theirs.
 #[inline(always)]
 fn is_sum<const SHAPE: u8>(place: usize) -> bool {
     place == 0 && SHAPE != GENERAL
 }
 
+/// Makes one column of all outputs of a group, and folds its checksums.
+///
 /// # Safety
 ///
-/// As for `columns::dot_column`; the states of the sources are set.
+/// As for `columns::dot_column`; the states of the sources are initialised.
 #[inline(always)]
 unsafe fn checked_column<
     V: Fold,
@@ -126,7 +130,7 @@ unsafe fn checked_column<
     source_states: &mut [MaybeUninit<V>; MAX_STRIPS],
     output_states: &mut [V; ROWS],
 ) {
-    // SAFETY: as this function demands; the loads are inside the column.
+    // SAFETY: guaranteed by the caller; the loads are inside the column.
     unsafe {
         let mut sums = [[V::zero(); FOLD_VECTORS]; ROWS];
         let mut source = 0;
@@ -176,11 +180,13 @@ unsafe fn checked_column<
     }
 }
 
+/// Folds a column into a state.
+///
 /// # Safety
 ///
-/// The processor has the features of V, and the state is set.
+/// The processor has the features of V, and the state is initialised.
 #[inline(always)]
 unsafe fn fold_into<V: Fold>(state: &mut MaybeUninit<V>, column: &[V; FOLD_VECTORS]) {
-    // SAFETY: as this function demands.
+    // SAFETY: guaranteed by the caller.
     unsafe { state.write(V::fold(state.assume_init(), column)) };
 }

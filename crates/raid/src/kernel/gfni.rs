@@ -1,6 +1,6 @@
-//! What the affine instruction of GFNI takes: products by a constant as bit matrices.
+//! Coefficients as bit matrices, the operand of the GFNI affine instruction.
 //!
-//! The field of the byte multiplication that GFNI has built in is another one (0x11b); the affine instruction
+//! The byte multiplication instruction of GFNI is fixed to another field (0x11b). The affine instruction
 //! multiplies by any matrix over GF(2), so by a constant of any field of 256 elements.
 
 use crate::field::multiply;
@@ -8,8 +8,8 @@ use crate::field::multiply;
 /// `AFFINE[a]` is the bit matrix of "times a".
 pub(super) static AFFINE: [u64; 256] = affine_table();
 
-/// Bit i of a product is the parity of byte 7 - i of the matrix and the operand. Bit j of that byte is
-/// therefore bit i of a * 2^j.
+/// Bit i of a product is the parity of the AND of the operand and byte 7 - i of the matrix. Bit j of that
+/// byte is therefore bit i of a * 2^j.
 const fn affine_table() -> [u64; 256] {
     let mut table = [0; 256];
     let mut a = 0;

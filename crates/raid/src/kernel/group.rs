@@ -1,10 +1,10 @@
-//! A group of outputs: what one pass over the sources makes.
+//! A group of outputs that one pass over the sources makes.
 
 use crate::matrix::{Matrix, Shape};
 use std::ops::Range;
 
-/// A pass over a range of strips that makes a group of outputs: rows `first_row` on of the matrix, as many as
-/// there are `outputs`: at least one, at most [`GROUP_ROWS`].
+/// A pass over a range of strips that makes a group of outputs. The outputs are the rows of the matrix from
+/// `first_row` on; there are at least one and at most [`GROUP_ROWS`] of them.
 pub(super) struct Group<'a, 'b> {
     pub(super) matrix: &'a Matrix,
     pub(super) first_row: usize,
@@ -15,7 +15,7 @@ pub(super) struct Group<'a, 'b> {
 }
 
 impl Group<'_, '_> {
-    /// What is special about the coefficients.
+    /// The shape of the group's coefficients.
     pub(super) fn shape(&self) -> Shape {
         self.matrix.shape(self.first_row)
     }

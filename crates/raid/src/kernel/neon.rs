@@ -1,7 +1,7 @@
-//! The tier of 64-bit Arm: a product is the sum of two table look-ups, of the low and of the high half of each
-//! byte. NEON is part of every such processor.
+//! The tier of 64-bit Arm: a product is the sum of two table look-ups, one for each half of a byte.
 //!
-//! It has no prefetch and no streaming store that stable Rust offers, so a cold pass is a warm one.
+//! NEON is part of every 64-bit Arm processor. Stable Rust offers neither prefetch nor streaming stores for
+//! it, so a cold pass runs like a warm one.
 
 use super::columns;
 use super::group::Group;
@@ -9,7 +9,7 @@ use super::tier::{Tier, tier};
 use super::vector::{HALF_BYTES, HalfBytes, Vector};
 use std::arch::aarch64::*;
 
-/// NEON is part of the base architecture.
+/// Always true: NEON is part of the base architecture.
 fn is_available() -> bool {
     true
 }
@@ -24,7 +24,7 @@ tier! {
     checked: false,
 }
 
-// SAFETY: each operation is what its name says.
+// SAFETY: each operation does what its name says.
 unsafe impl Vector for Quad {
     const BYTES: usize = size_of::<uint8x16_t>();
     type Product = &'static HalfBytes;
@@ -37,25 +37,25 @@ unsafe impl Vector for Quad {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(vdupq_n_u8(0)) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(vld1q_u8(from)) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { vst1q_u8(to, self.0) }
     }
 
     #[inline(always)]
     unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.store(to) }
     }
 
@@ -67,19 +67,19 @@ unsafe impl Vector for Quad {
 
     #[inline(always)]
     unsafe fn xor(self, other: Self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(veorq_u8(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn factor(product: &'static HalfBytes) -> (uint8x16_t, uint8x16_t) {
-        // SAFETY: as this function demands; each table is 16 bytes.
+        // SAFETY: guaranteed by the caller; each table is 16 bytes.
         unsafe { (vld1q_u8(product.low.as_ptr()), vld1q_u8(product.high.as_ptr())) }
     }
 
     #[inline(always)]
     unsafe fn times(self, (low, high): (uint8x16_t, uint8x16_t)) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let low = vqtbl1q_u8(low, vandq_u8(self.0, vdupq_n_u8(0x0f)));
             let high = vqtbl1q_u8(high, vshrq_n_u8::<4>(self.0));
@@ -89,7 +89,7 @@ unsafe impl Vector for Quad {
 
     #[inline(always)]
     unsafe fn double(self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let carries = vreinterpretq_u8_s8(vshrq_n_s8::<7>(vreinterpretq_s8_u8(self.0)));
             let reduction = vandq_u8(carries, vdupq_n_u8(0x1d));

@@ -1,8 +1,8 @@
-//! The portable tier and reference of the family: a table look-up for each byte product, XOR for coefficient 1, and
-//! Horner's rule on eight bytes at a time for the powers of P+Q and P+Q+R.
+//! The portable tier, which is the reference for all others and runs on every processor.
 //!
-//! The caller (`Kernel`) has asserted shapes and lengths. Each source is read once for each output; the loops
-//! without tables are left to the compiler to vectorise.
+//! A product is a table look-up for each byte; coefficient 1 is an XOR; the powers of P+Q and P+Q+R use
+//! Horner's rule on eight bytes at a time. The caller (`Kernel`) has asserted shapes and lengths. Each source
+//! is read once for each output. The compiler vectorises the loops without tables.
 
 use super::group::Group;
 use super::tier::Tier;
@@ -10,7 +10,8 @@ use crate::field::multiply;
 use crate::matrix::Shape;
 use std::ops::Range;
 
-/// `PRODUCTS[a][b]` is a * b: 64 KiB, of which a call touches 256 bytes for each distinct coefficient.
+/// `PRODUCTS[a][b]` is a * b. The table has 64 KiB; a call touches 256 bytes of it for each distinct
+/// coefficient.
 static PRODUCTS: [[u8; 256]; 256] = products();
 
 const fn products() -> [[u8; 256]; 256] {
@@ -62,7 +63,7 @@ fn add_product(coefficient: u8, source: &[u8], output: &mut [u8]) {
     }
 }
 
-/// `output` becomes `output` times 2^power, plus `source`.
+/// Sets `output` to `output` times 2^power, plus `source`.
 fn horner(power: usize, output: &mut [u8], source: &[u8]) {
     let (words, rest) = output.as_chunks_mut::<8>();
     let (source_words, source_rest) = source.as_chunks::<8>();
@@ -75,13 +76,13 @@ fn horner(power: usize, output: &mut [u8], source: &[u8]) {
     }
 }
 
-/// Each of eight bytes times 2: shifted, and reduced by 0x1d where its highest bit falls out.
+/// Doubles each of eight bytes: shifts it, and reduces it by 0x1d where its highest bit drops out.
 fn double(word: u64) -> u64 {
     let carries = word >> 7 & 0x0101_0101_0101_0101;
     ((word & 0x7f7f_7f7f_7f7f_7f7f) << 1) ^ (carries * 0x1d)
 }
 
-/// A range of `Kernel::multiply_add`.
+/// `Kernel::multiply_add` over one byte range.
 pub(super) fn multiply_add(
     coefficients: &[u8],
     old: &[u8],

@@ -1,36 +1,41 @@
-//! The entry points of a tier, made by one macro for all of them: from a group of outputs to the loop of its
-//! number of rows, its shape and its stores, as one function with the tier's features.
+//! The entry points of a tier, made for all SIMD tiers by one macro.
+//!
+//! They lead from a group of outputs to the loop for its number of rows, its shape and its kind of stores,
+//! which becomes one function compiled with the tier's features.
 
 use super::SourceCrcs;
 use super::group::Group;
 
-/// See `Kernel::dot`, with checksums: those of the group's sources and outputs.
+/// `Kernel::dot` of a group with the checksums of its sources and outputs.
 pub(super) type DotChecked = fn(&mut Group<'_, '_>, &mut SourceCrcs<'_>, &mut [u32]);
 
-/// See `Kernel::multiply_add`: coefficients, old, new and outputs, over so many bytes from the start, whole vectors.
+/// `Kernel::multiply_add` with coefficients, old, new and outputs, over the first bytes of the strips: the
+/// last argument, a whole number of vectors.
 pub(super) type MultiplyAdd = fn(&[u8], &[u8], &[u8], &mut [&mut [u8]], usize);
 
-/// What a tier does, for a processor that has it.
+/// The functions of a tier.
 pub(super) struct Tier {
-    /// Whether processor and operating system support it.
+    /// True if the processor and the operating system support the tier. The other functions may run only
+    /// then.
     pub(super) is_available: fn() -> bool,
-    /// Bytes of which a pass handles whole multiples; what is left is the portable tier's.
+    /// Size of a vector in bytes. A pass handles multiples of it; the portable tier handles the tail.
     pub(super) vector_bytes: usize,
-    /// A range of a group, whole vectors.
+    /// Makes the range of a group, a whole number of vectors.
     pub(super) dot: fn(&mut Group<'_, '_>),
-    /// The same in one pass with checksums, where the tier has that.
+    /// The same in one pass with checksums; `None` if the tier cannot do that.
     pub(super) dot_checked: Option<DotChecked>,
-    /// The change of one strip folded into others.
+    /// Adds the change of one strip to other strips.
     pub(super) multiply_add: MultiplyAdd,
-    /// See `Kernel::read`; cold or not.
+    /// See `Kernel::read`; the flag is true for cold bytes.
     pub(super) read: fn(&[u8], bool) -> u8,
-    /// See `Kernel::fill`; cold or not.
+    /// See `Kernel::fill`; the flag is true for cold bytes.
     pub(super) fill: fn(&mut [u8], bool),
 }
 
-/// Makes the `TIER` of a SIMD tier beside its `is_available`; with `dot_checked` where `checked` is true.
+/// Makes the `TIER` of a SIMD tier in the module that defines its `is_available`; with `dot_checked` if
+/// `checked` is true.
 ///
-/// `columns` are the vectors of a column for one to four outputs: as many as the registers hold.
+/// `columns` are the numbers of vectors in a column for one to four outputs, as many as fit the registers.
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_macros))]
 macro_rules! tier {
     (
@@ -67,7 +72,8 @@ macro_rules! tier {
             assert!(is_available(), "a code never holds a kernel that the processor lacks");
             let shape = group.shape();
             let dot = columns::Dot::<$vector, ROWS>::new(group);
-            // SAFETY: the features are there; the group has its outputs for itself, and streams only where it can.
+            // SAFETY: the processor has the features; the group borrows its outputs exclusively, and streams
+            // only to aligned ones.
             unsafe {
                 match (shape, group.cold && dot.can_stream()) {
                     (Shape::Powers, false) => strips::<ROWS, VECTORS, POWERS, false>(&dot),
@@ -89,7 +95,7 @@ macro_rules! tier {
         unsafe fn strips<const ROWS: usize, const VECTORS: usize, const SHAPE: u8, const COLD: bool>(
             dot: &columns::Dot<$vector, ROWS>,
         ) {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { columns::dot::<$vector, ROWS, VECTORS, SHAPE, COLD>(dot) }
         }
 
@@ -123,8 +129,8 @@ macro_rules! tier {
             assert!(outputs.iter().all(|strip| strip.len() >= bytes), "an output is too short");
             let products: [_; ROWS] = std::array::from_fn(|row| <$vector>::product(coefficients[row]));
             let outputs: [*mut u8; ROWS] = std::array::from_fn(|row| outputs[row].as_mut_ptr());
-            // SAFETY: the features are there and all strips have `bytes` bytes, both asserted above; the outputs are
-            // borrowed exclusively until this function returns.
+            // SAFETY: the processor has the features and all strips have `bytes` bytes, both asserted above;
+            // the outputs are borrowed exclusively until this function returns.
             unsafe { multiply_add_strips(&products, old.as_ptr(), new.as_ptr(), &outputs, bytes) };
         }
 
@@ -139,13 +145,13 @@ macro_rules! tier {
             outputs: &[*mut u8; ROWS],
             bytes: usize,
         ) {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe { columns::multiply_add::<$vector, ROWS, 4>(products, old, new, outputs, bytes) }
         }
 
         fn read(bytes: &[u8], cold: bool) -> u8 {
             assert!(is_available(), "the processor has the kernel");
-            // SAFETY: the features are there, and the bytes are borrowed.
+            // SAFETY: the processor has the features, and the bytes are borrowed.
             unsafe { read_bytes(bytes, cold) }
         }
 
@@ -154,7 +160,7 @@ macro_rules! tier {
         /// The processor has the features.
         #[target_feature(enable = $features)]
         unsafe fn read_bytes(bytes: &[u8], cold: bool) -> u8 {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match cold {
                     true => columns::read::<$vector, true>(bytes.as_ptr(), bytes.len()),
@@ -165,16 +171,17 @@ macro_rules! tier {
 
         fn fill(bytes: &mut [u8], cold: bool) {
             assert!(is_available(), "the processor has the kernel");
-            // SAFETY: the features are there, and the bytes are borrowed exclusively.
+            // SAFETY: the processor has the features, the bytes are borrowed exclusively, and only aligned
+            // ones are streamed to.
             unsafe { fill_bytes(bytes, cold && bytes.as_ptr().addr().is_multiple_of(VECTOR_BYTES)) }
         }
 
         /// # Safety
         ///
-        /// The processor has the features; if `cold`, the bytes can be streamed to.
+        /// The processor has the features; if `cold`, the bytes are aligned for streaming stores.
         #[target_feature(enable = $features)]
         unsafe fn fill_bytes(bytes: &mut [u8], cold: bool) {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match cold {
                     true => columns::fill::<$vector, true>(bytes.as_mut_ptr(), bytes.len()),
@@ -214,7 +221,8 @@ macro_rules! tier {
             let shape = group.shape();
             let dot = columns::Dot::<$vector, ROWS>::new(group);
             let cold = group.cold && dot.can_stream();
-            // SAFETY: the features are there; the group has its outputs for itself, and streams only where it can.
+            // SAFETY: the processor has the features; the group borrows its outputs exclusively, and streams
+            // only to aligned ones.
             unsafe {
                 match shape {
                     Shape::Powers => checked::<ROWS, POWERS>(&dot, cold, source_crcs, output_crcs),
@@ -228,7 +236,7 @@ macro_rules! tier {
 
         /// # Safety
         ///
-        /// As for `folding::dot_checked`; if `cold`, the outputs can be streamed to.
+        /// As for `folding::dot_checked`; if `cold`, the outputs are aligned for streaming stores.
         unsafe fn checked<const ROWS: usize, const SHAPE: u8>(
             dot: &columns::Dot<$vector, ROWS>,
             cold: bool,
@@ -236,7 +244,7 @@ macro_rules! tier {
             output_crcs: &mut [u32],
         ) {
             let wanted = matches!(source_crcs, SourceCrcs::Wanted(_));
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match (cold, wanted) {
                     (false, false) => {
@@ -262,7 +270,7 @@ macro_rules! tier {
             source_crcs: &mut SourceCrcs<'_>,
             output_crcs: &mut [u32],
         ) {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 folding::dot_checked::<$vector, ROWS, SHAPE, COLD, WANTED>(dot, source_crcs, output_crcs);
             }

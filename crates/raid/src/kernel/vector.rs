@@ -1,11 +1,12 @@
-//! What a tier brings: one vector of bytes, and the few operations on it that coding takes.
+//! The trait that a SIMD tier implements: one vector of bytes and the operations on it that the loops use.
 //!
-//! The loops over strips (`super::columns`) are written once, for any [`Vector`]. They and everything here is
-//! `#[inline(always)]`, so that it all becomes one function of the tier, which has the processor's features
-//! enabled: only there are the intrinsics instructions.
+//! The loops over strips (`super::columns`) are written once, for any [`Vector`]. The loops and all
+//! operations here are `#[inline(always)]`, so that they become part of one function of the tier, which
+//! enables the processor's features: only in such a function do the intrinsics compile to single
+//! instructions.
 //!
-//! Invariant: for every tier `times` by a coefficient is multiplication in GF(2^8) of each byte
-//! (`tests/code/kernels.rs` compares all tiers with the portable one).
+//! Invariant: in every tier `times` multiplies each byte by a coefficient in GF(2^8) (`tests/code/kernels.rs`
+//! compares all tiers with the portable one).
 
 use crate::field::multiply;
 
@@ -13,12 +14,12 @@ use crate::field::multiply;
 ///
 /// # Safety
 ///
-/// All operations may be called only where the processor has the tier's features.
+/// All operations may be called only if the processor has the tier's features.
 pub(super) unsafe trait Vector: Copy {
-    /// Bytes of one vector; streaming stores need addresses that are multiples of it.
+    /// Bytes of one vector. Streaming stores need addresses that are multiples of it.
     const BYTES: usize;
 
-    /// A coefficient as a pass over strips keeps it.
+    /// A coefficient in the form that a pass keeps in memory.
     type Product: Copy;
 
     /// A coefficient in registers.
@@ -38,24 +39,24 @@ pub(super) unsafe trait Vector: Copy {
     /// `BYTES` bytes at `to` may be written.
     unsafe fn store(self, to: *mut u8);
 
-    /// Stores past the caches, where the tier can; to be followed by [`Vector::fence`].
+    /// Stores past the caches if the tier can. [`Vector::fence`] must follow.
     ///
     /// # Safety
     ///
     /// `BYTES` bytes at `to`, a multiple of `BYTES`, may be written.
     unsafe fn stream(self, to: *mut u8);
 
-    /// Makes streamed bytes visible to others before anything that is stored later.
+    /// Orders streaming stores before all later stores, as other processors see them.
     unsafe fn fence();
 
-    /// Asks for the line at `from`, which may be any address.
+    /// Prefetches the cache line at `from`, which may be any address.
     unsafe fn prefetch(from: *const u8);
 
     unsafe fn xor(self, other: Self) -> Self;
 
     #[inline(always)]
     unsafe fn xor3(self, a: Self, b: Self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.xor(a).xor(b) }
     }
 
@@ -63,30 +64,30 @@ pub(super) unsafe trait Vector: Copy {
 
     unsafe fn times(self, factor: Self::Factor) -> Self;
 
-    /// Times 2.
+    /// Multiplies each byte by 2.
     unsafe fn double(self) -> Self;
 
     /// Two steps of Horner's rule with the factor `2^power`: `(self * 2^power + a) * 2^power + b`.
     #[inline(always)]
     unsafe fn horner(self, power: usize, a: Self, b: Self) -> Self {
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.horner_once(power, a).horner_once(power, b) }
     }
 
-    /// One step: `self * 2^power + a`.
+    /// One step of Horner's rule: `self * 2^power + a`.
     #[inline(always)]
     unsafe fn horner_once(self, power: usize, a: Self) -> Self {
         let mut sum = self;
         for _ in 0..power {
-            // SAFETY: as this function demands.
+            // SAFETY: guaranteed by the caller.
             sum = unsafe { sum.double() };
         }
-        // SAFETY: as this function demands.
+        // SAFETY: guaranteed by the caller.
         unsafe { sum.xor(a) }
     }
 }
 
-/// The products of one coefficient with all low and all high half bytes: what a byte shuffle looks up.
+/// The products of one coefficient with all low and with all high half bytes: the tables of a byte shuffle.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 pub(super) struct HalfBytes {
@@ -94,7 +95,8 @@ pub(super) struct HalfBytes {
     pub(super) high: [u8; 16],
 }
 
-/// `HALF_BYTES[a]` is for the coefficient a: 8 KiB, of which a pass touches 32 bytes for each distinct one.
+/// `HALF_BYTES[a]` is for the coefficient a. The table has 8 KiB; a pass touches 32 bytes of it for each
+/// distinct coefficient.
 pub(super) static HALF_BYTES: [HalfBytes; 256] = half_bytes();
 
 const fn half_bytes() -> [HalfBytes; 256] {
@@ -116,7 +118,8 @@ const fn half_bytes() -> [HalfBytes; 256] {
 mod tests {
     use super::*;
 
-    /// What the shuffling tiers do with a vector, for every byte and coefficient, without their instructions.
+    /// Computes products as the shuffling tiers do, for every byte and coefficient, without their
+    /// instructions.
     #[test]
     fn two_look_ups_of_half_bytes_are_a_product() {
         for a in 0..=255_u8 {

@@ -1,4 +1,4 @@
-//! Checksums made in the pass that codes, and what syndromes tell of a strip that is silently wrong.
+//! Tests of checksums made in the coding pass, and of locating a silently wrong strip by syndromes.
 
 use crate::random::Random;
 use crate::stripe::{encode, exclusive, random_data, shared};
@@ -145,7 +145,8 @@ fn several_wrong_strips_are_not_taken_for_one() {
         let code = Code::new(k, m).unwrap();
         let mut stripe = random_data(&mut random, k, 9000);
         stripe.extend(encode(&code, &stripe));
-        // In different bytes: each tells its own strip. In all bytes: no strip explains all.
+        // Errors in different bytes name different strips. With errors in all bytes no single strip explains
+        // all.
         let mut apart = stripe.clone();
         apart[0][17] ^= 4;
         apart[k][8000] ^= 4;
@@ -166,7 +167,7 @@ fn without_a_second_parity_strip_nothing_is_located() {
     assert_eq!(locate(&code, &stripe), Fault::Unlocated);
 }
 
-/// 1+m are mirrors: with one of three copies different, the two that agree are the right ones.
+/// 1+m codes are mirrors: if one of three copies differs, the two that agree are right.
 #[test]
 fn the_odd_one_of_three_copies_is_found() {
     let code = Code::new(1, 2).unwrap();

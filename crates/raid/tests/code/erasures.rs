@@ -1,10 +1,10 @@
-//! Every erasure pattern of small codes, and samples of the largest ones.
+//! Tests of every erasure pattern of small codes, and of samples of the largest ones.
 
 use crate::random::Random;
 use crate::stripe::{decode, encode, random_data, subsets};
 use penstock_raid::{Code, Kernel, MAX_PARITY, MAX_STRIPS};
 
-/// Checks that `plan(lost)` reads k survivors, the first ones, and makes the lost strips in their order.
+/// Checks that `plan(lost)` reads the first k survivors, and makes the lost strips in the order of the list.
 fn check_plan(code: &Code, stripe: &[Vec<u8>], lost: &[usize]) {
     let label = format!("{}+{} without {lost:?} on {}", code.k(), code.m(), code.kernel().name());
     let plan = code.plan(lost).unwrap();

@@ -1,4 +1,4 @@
-//! What is refused, with what the message says, and which misuse is a bug.
+//! Tests of the requests that are rejected with an error, its messages, and the misuse that panics.
 
 use penstock_raid::{Code, CodeError, Kernel, MAX_STRIPS};
 
@@ -44,7 +44,7 @@ fn too_few_available_strips_are_refused() {
     let code = Code::new(4, 2).unwrap();
     let error = code.plan_with(&[0, 1, 5], &[2]).unwrap_err();
     assert_eq!(error, CodeError::TooFewSources { available: 3, required: 4 });
-    // A wanted strip is no source.
+    // A wanted strip is never a source.
     let error = code.plan_with(&[0, 1, 2, 5], &[2]).unwrap_err();
     assert_eq!(error, CodeError::TooFewSources { available: 3, required: 4 });
     assert_eq!(error.to_string(), "3 strips of a stripe can be read besides the wanted ones, 4 are required");
@@ -57,7 +57,7 @@ fn lists_that_are_no_set_of_positions_are_refused() {
     assert_eq!(code.plan(&[6]).unwrap_err(), outside);
     assert_eq!(code.plan_with(&[0, 1, 2, 3, 6], &[4]).unwrap_err(), outside);
     assert_eq!(code.plan_with(&[0, 1, 2, 3], &[6]).unwrap_err(), outside);
-    // Shifting by a position of 64 or more would be a bug of its own.
+    // A shift by a position of 64 or more would overflow.
     let far = CodeError::NoSuchPosition { position: usize::MAX, strips: 6 };
     assert_eq!(code.plan(&[usize::MAX]).unwrap_err(), far);
 

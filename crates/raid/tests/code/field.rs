@@ -1,6 +1,6 @@
 //! GF(2^8) by shift and add, straight from the definition, so that no test trusts the crate's tables.
 
-/// a * b modulo 0x11d.
+/// The product a * b modulo 0x11d.
 pub(crate) fn multiply(mut a: u8, mut b: u8) -> u8 {
     let mut product = 0;
     while b != 0 {
@@ -17,12 +17,12 @@ pub(crate) fn multiply(mut a: u8, mut b: u8) -> u8 {
     product
 }
 
-/// a^exponent.
+/// The power a^exponent.
 pub(crate) fn power(a: u8, exponent: usize) -> u8 {
     (0..exponent).fold(1, |product, _| multiply(product, a))
 }
 
-/// 1 / a, as a^254.
+/// The inverse 1 / a, as a^254.
 pub(crate) fn invert(a: u8) -> u8 {
     assert_ne!(a, 0);
     power(a, 254)

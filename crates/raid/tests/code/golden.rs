@@ -1,9 +1,10 @@
-//! Parity bytes of fixed stripes, computed elsewhere with plain field arithmetic: the format must not drift.
+//! Tests of parity bytes of fixed stripes, computed elsewhere with plain field arithmetic: the format must
+//! not change.
 //!
-//! Byte i of data strip j is (167 j + 13 i + j i^2 + 5) mod 256, 32 bytes to a strip. Parity strip r is the sum
-//! over j of c(r, j) times data strip j, modulo 0x11d, with c(r, j) = (2^r)^j for 4+2 and 8+3, and for 10+4
-//! C(r, j) = 1 / (r + (4 + j)), its columns divided by row 0 and then its rows by column 0; for 5+8 the same of
-//! 1 / (r + (8 + j)).
+//! Byte i of data strip j is (167 j + 13 i + j i^2 + 5) mod 256, 32 bytes to a strip. Parity strip r is the
+//! sum over j of c(r, j) times data strip j, modulo 0x11d. For 4+2 and 8+3, c(r, j) = (2^r)^j. For 10+4, the
+//! matrix is C(r, j) = 1 / (r + (4 + j)), its columns divided by row 0 and then its rows by column 0. For 5+8
+//! it is the same of 1 / (r + (8 + j)).
 
 use crate::stripe::{encode, shared};
 use penstock_raid::{Code, Kernel};

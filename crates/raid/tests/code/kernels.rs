@@ -1,17 +1,18 @@
-//! Every kernel tier gives the bytes of the definition, at all lengths and alignments, and touches no others.
+//! Tests that every kernel tier gives the bytes of the definition, at all lengths and alignments, and writes
+//! no others.
 
 use crate::random::Random;
 use crate::stripe::{encode, encode_by_definition, random_data, shared};
 use penstock_raid::{Code, Kernel, MAX_PARITY, MAX_STRIPS, Residency, kernel_name};
 use std::io::Write;
 
-/// Bytes before and after each output strip that a kernel must leave alone; more than a column of any kernel.
+/// Bytes before and after each output strip that a kernel must not change; more than a column of any kernel.
 const GUARD_BYTES: usize = 640;
 
 const LARGE_LENGTHS: [usize; 12] = [511, 512, 513, 575, 767, 1023, 1024, 1025, 4095, 4096, 4097, 33_333];
 
-/// The SIMD tiers of this processor, with a note on stderr that `test` was skipped if there is none. Written past the
-/// harness, which would keep it.
+/// The SIMD tiers of this processor. If there is none, prints to stderr that `test` was skipped, past the
+/// test harness, which would capture the note.
 fn simd(test: &str) -> Vec<Kernel> {
     let tiers: Vec<Kernel> =
         Kernel::available().into_iter().filter(|kernel| *kernel != Kernel::Portable).collect();
@@ -26,7 +27,7 @@ fn code_on(kernel: Kernel, k: usize, m: usize) -> Code {
     Code::new(k, m).unwrap().with_kernel(kernel).unwrap()
 }
 
-/// Strips that begin at chosen distances from a multiple of 64, between guards.
+/// Strips between guards, each at a chosen distance from a multiple of 64.
 struct Strips {
     buffers: Vec<Vec<u8>>,
     starts: Vec<usize>,
@@ -58,8 +59,8 @@ impl Strips {
         strips.map(|(buffer, &start)| &buffer[start..start + self.strip_bytes]).collect()
     }
 
-    /// Lets `write` fill the strips on the tier `kernel` and, from the same state, on the portable one; the
-    /// whole buffers must agree, guards included.
+    /// Lets `write` fill the strips on the tier `kernel` and, from the same state, on the portable one. The
+    /// entire buffers must agree, guards included.
     fn check(&mut self, label: &str, kernel: Kernel, write: impl Fn(Kernel, &mut [&mut [u8]])) {
         let mut reference = self.buffers.clone();
         let run = |buffers: &mut [Vec<u8>], kernel| {
@@ -76,7 +77,7 @@ impl Strips {
     }
 }
 
-/// Encode, decode and update of one geometry at one length and alignment against the portable tier.
+/// Compares encode, decode and update of one geometry at one length and alignment with the portable tier.
 fn check_against_portable(
     tier: Kernel,
     (k, m): (usize, usize),
@@ -100,7 +101,7 @@ fn check_against_portable(
     outputs.check(&format!("update {label}"), tier, |kernel, parity| {
         code_on(kernel, k, m).update(column, sources[column], sources[(column + 1) % k], parity);
     });
-    // Any bytes will do for sources: a decode is a linear combination like another.
+    // Any bytes serve as sources: decoding is just another linear combination.
     let mut positions: Vec<usize> = (0..k + m).collect();
     let lost: Vec<usize> = (0..m).map(|_| positions.swap_remove(random.below(positions.len()))).collect();
     outputs.check(&format!("decode {label}"), tier, |kernel, made| {
@@ -110,7 +111,8 @@ fn check_against_portable(
 
 #[test]
 fn simd_equals_portable_at_all_alignments_and_short_lengths() {
-    // One geometry for each row count of the kernels, with odd and even numbers of sources, and one of two groups.
+    // One geometry for each row count of the kernels, with odd and even numbers of sources, and one with two
+    // groups.
     let geometries = [(5, 1), (4, 2), (7, 3), (6, 4), (3, 6)];
     for tier in simd("simd_equals_portable_at_all_alignments_and_short_lengths") {
         for strip_bytes in 0..=300 {

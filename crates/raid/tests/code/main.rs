@@ -1,10 +1,11 @@
 //! Tests of the erasure code against definitions of their own, on every kernel that the processor runs.
 //!
 //! ```text
-//! mds.rs       every minor of every parity matrix       golden.rs   parity bytes computed elsewhere
-//! erasures.rs  every erasure pattern of small codes     kernels.rs  SIMD tier against the portable one
-//! errors.rs    what is refused, and how                 field.rs    field arithmetic of the tests' own
-//! checksums.rs checksums in the same pass, wrong strips
+//! mds.rs       minors and cells of the parity matrices   golden.rs   parity bytes computed elsewhere
+//! erasures.rs  every erasure pattern of small codes      kernels.rs  SIMD tiers against the portable one
+//! errors.rs    rejected requests, messages, panics       field.rs    the tests' own field arithmetic
+//! checksums.rs checksums in the same pass, wrong strips  random.rs   reproducible pseudo-random bytes
+//! stripe.rs    stripes as vectors of strips
 //! ```
 
 #![allow(clippy::unwrap_used)]

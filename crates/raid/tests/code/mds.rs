@@ -1,8 +1,9 @@
-//! Any k strips make all others, for every allowed geometry: no minor of a parity matrix is zero.
+//! Tests that any k strips determine all others: no minor of a parity matrix is zero.
 //!
-//! A stripe that lost data strips U is decodable from the parity rows R exactly if the minor (R, U) is nonzero.
-//! The matrix for k data strips is a prefix of the one for the largest k, so the minors of the largest are all
-//! the minors there are.
+//! A stripe that lost data strips U is decodable from the parity rows R exactly if the minor (R, U) is
+//! nonzero. The matrix for k data strips is a prefix of the one for the largest k, so the minors of the
+//! largest matrix include all others. For m <= 4 the tests compute all of them. For m of 5 to 8 they check
+//! every cell against the Cauchy matrix, whose minors are nonzero, and compute a sample of minors.
 
 use crate::field::{invert, multiply, power};
 use crate::random::Random;
@@ -12,7 +13,7 @@ use penstock_raid::{Code, MAX_PARITY, MAX_STRIPS};
 /// The rows and columns of a square submatrix.
 type Minor = (Vec<usize>, Vec<usize>);
 
-/// Products by table: 64 KiB of `multiply`, for half a million determinants.
+/// A 64 KiB table of `multiply`, for more than half a million determinants.
 struct Products(Vec<[u8; 256]>);
 
 impl Products {
@@ -24,7 +25,8 @@ impl Products {
         self.0[usize::from(a)][usize::from(b)]
     }
 
-    /// By expansion along the first of `rows`; signs do not exist here.
+    /// The determinant by expansion along the first of `rows`. In this field minus is plus, so there are no
+    /// signs.
     fn determinant(&self, matrix: &[Vec<u8>], rows: &[usize], columns: &[usize]) -> u8 {
         let Some((&row, rows)) = rows.split_first() else {
             return 1;
@@ -40,7 +42,7 @@ impl Products {
         sum
     }
 
-    /// How many minors there are, and the first that is zero.
+    /// The number of minors that were computed, and the first that is zero.
     fn zero_minor(&self, matrix: &[Vec<u8>]) -> (usize, Option<Minor>) {
         let mut count = 0;
         for size in 1..=matrix.len() {
@@ -65,7 +67,7 @@ fn parity_matrix(code: &Code) -> Vec<Vec<u8>> {
 #[test]
 fn no_minor_of_any_geometry_is_zero() {
     let products = Products::new();
-    // Sum over s of C(m, s) C(64 - m, s): every choice of rows and columns.
+    // The sum over s of C(m, s) C(64 - m, s): every choice of rows and columns.
     for (m, minors) in [(1, 63), (2, 2015), (3, 41_663), (4, 635_375)] {
         let code = Code::new(MAX_STRIPS - m, m).unwrap();
         assert_eq!(products.zero_minor(&parity_matrix(&code)), (minors, None), "{}+{m}", code.k());
@@ -116,13 +118,13 @@ fn cells_follow_the_formulas_of_the_format() {
     }
 }
 
-/// Cell of the unscaled matrix. All `i` and `points + j` are distinct as long as i < points.
+/// A cell of the unscaled matrix. All `i` and `points + j` are distinct as long as i < points.
 fn cauchy(points: usize, i: usize, j: usize) -> u8 {
     invert(i as u8 ^ (points + j) as u8)
 }
 
-/// The minor (rows, columns) is the determinant of the Cauchy matrix, a product of differences over a product of sums
-/// that has no zero factor, times the factors of its rows and columns.
+/// The minor (rows, columns) is the determinant of the Cauchy matrix times the factors of its rows and
+/// columns. That determinant is a product of differences over a product of sums, and has no zero factor.
 #[test]
 fn minors_of_five_to_eight_rows_are_those_of_a_cauchy_matrix() {
     let (products, mut random) = (Products::new(), Random::new(7));
@@ -170,7 +172,7 @@ fn five_to_seven_rows_are_the_first_of_eight() {
     }
 }
 
-/// Why m = 4 is not simply a fourth row 8^j: the check must find that pitfall.
+/// Shows why m = 4 is not simply a fourth row 8^j: the check must find the zero minor.
 #[test]
 fn four_vandermonde_rows_fail_from_22_data_strips() {
     let products = Products::new();

@@ -1,4 +1,4 @@
-//! Bytes that look random and are the same in every run.
+//! Pseudo-random bytes that are the same in every run.
 
 /// Marsaglia's xorshift64.
 pub(crate) struct Random(u64);

@@ -1,4 +1,4 @@
-//! Whole stripes as vectors of strips, for tests that do not care where the bytes lie.
+//! Stripes as vectors of strips, for tests that do not depend on where the bytes lie.
 
 use crate::field::multiply;
 use crate::random::Random;
@@ -16,7 +16,7 @@ pub(crate) fn random_data(random: &mut Random, k: usize, strip_bytes: usize) -> 
     (0..k).map(|_| random.bytes(strip_bytes)).collect()
 }
 
-/// The parity strips, made by `Code::encode` over bytes that must not matter.
+/// The parity strips made by `Code::encode`, into buffers whose previous content must not matter.
 pub(crate) fn encode(code: &Code, data: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut parity = vec![vec![0xa5; data[0].len()]; code.m()];
     code.encode(&shared(data), &mut exclusive(&mut parity));
@@ -31,7 +31,7 @@ pub(crate) fn encode_by_definition(code: &Code, data: &[Vec<u8>]) -> Vec<Vec<u8>
     (0..code.m()).map(|row| (0..data[0].len()).map(|i| byte(row, i)).collect()).collect()
 }
 
-/// The strips that `plan` makes of a stripe whose lost strips it never sees.
+/// The strips that `plan` makes of a stripe, from its sources only.
 pub(crate) fn decode(plan: &DecodePlan, stripe: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let sources: Vec<&[u8]> = plan.sources().iter().map(|&position| stripe[position].as_slice()).collect();
     let mut made = vec![vec![0x5a; stripe[0].len()]; plan.lost().len()];

@@ -1,9 +1,11 @@
+//! Tests of the tally on recorded output of complete, failed and interrupted runs.
+
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use super::{Tally, header, result, without_escapes};
 
-/// Feeds a whole output; gives the tally as printed and the lines that are shown.
+/// Feeds the complete output of a run to a tally. Returns the printed tally and the lines that are shown.
 fn check(output: &str, exit_code: i32) -> (String, Vec<String>) {
     let mut tally = Tally::default();
     let shown = output.lines().filter(|line| tally.feed(line)).map(str::to_owned).collect();
@@ -97,7 +99,8 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
 
 error: test failed, to rerun pass `-p penstock-node --test crash`
 ";
-    // a failed test that prints a result line of its own is the one thing the format cannot tell apart
+    // The format cannot tell a result line that a failed test prints itself from a genuine one, so that line
+    // is changed here.
     let output = output.replace("test result: ok. 9", "a test result: ok. 9");
     let (tally, shown) = check(&output, 101);
     assert_eq!(tally, "FAILED bad in crash\n1 passed, 1 failed, 0 skipped");
@@ -128,7 +131,7 @@ running 1 test
 ";
     let expected = "FAILED a: died before its result line\nFAILED b: ended before it ran its tests\n\
                     FAILED d: died before its result line\n0 passed, 3 failed, 0 skipped";
-    // also when cargo was content: a test may have called exit(0)
+    // Also if cargo reports success: a test may have called exit(0).
     assert_eq!(check(died, 0).0, expected);
     assert_eq!(check(died, 101).0, expected);
 }

@@ -6,7 +6,8 @@ use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
-use penstock_base::{BLOCK_BYTES, SECTOR_BYTES};
+use crate::place::{Position, Positions, SegmentNo};
+use penstock_base::{BLOCK_BYTES, SECTOR_BYTES, Stripe};
 use penstock_raid::Code;
 use std::ops::Range;
 
@@ -174,8 +175,13 @@ impl Geometry {
     }
 
     /// Start of segment `number` of the log.
-    pub fn segment_at(&self, number: u64) -> u64 {
-        (number % self.segments) * u64::from(self.segment_bytes)
+    pub fn segment_at(&self, number: SegmentNo) -> u64 {
+        (number.0 % self.segments) * u64::from(self.segment_bytes)
+    }
+
+    /// Blocks of a log segment, its header included.
+    pub fn segment_blocks(&self) -> u32 {
+        self.segment_bytes / BLOCK_BYTES as u32
     }
 
     /// Bytes of the log region.
@@ -224,19 +230,19 @@ impl Geometry {
     }
 
     /// Start of the strip of `stripe`.
-    pub fn strip_at(&self, stripe: u64) -> u64 {
-        assert!(stripe < self.stripes, "stripe {stripe} of {}", self.stripes);
-        self.strips_at() + stripe * self.strip_slot_bytes()
+    pub fn strip_at(&self, stripe: Stripe) -> u64 {
+        assert!(stripe.0 < self.stripes, "stripe {stripe} of {}", self.stripes);
+        self.strips_at() + stripe.0 * self.strip_slot_bytes()
     }
 
     /// Place of a block of the strip of `stripe`.
-    pub fn block_at(&self, stripe: u64, column: u32) -> u64 {
+    pub fn block_at(&self, stripe: Stripe, column: u32) -> u64 {
         assert!(column < self.strip_blocks, "column {column} of {}", self.strip_blocks);
         self.strip_at(stripe) + u64::from(column) * BLOCK
     }
 
     /// Place of the trailer of the strip of `stripe`.
-    pub fn trailer_at(&self, stripe: u64) -> u64 {
+    pub fn trailer_at(&self, stripe: Stripe) -> u64 {
         self.strip_at(stripe) + u64::from(self.strip_blocks) * BLOCK
     }
 
@@ -246,14 +252,30 @@ impl Geometry {
     }
 
     /// Position and column of a data block of a stripe.
-    pub fn locate(&self, block: u32) -> (usize, u32) {
+    pub fn locate(&self, block: u32) -> (Position, u32) {
         assert!(block < self.stripe_blocks(), "block {block} of {}", self.stripe_blocks());
-        ((block / self.strip_blocks) as usize, block % self.strip_blocks)
+        (Position::new((block / self.strip_blocks) as usize), block % self.strip_blocks)
     }
 
-    /// Positions of all strips as a mask.
-    pub fn all_strips(&self) -> u64 {
-        u64::MAX >> (64 - self.strips())
+    /// The data block of a stripe at a position and column: the inverse of [`Self::locate`].
+    pub fn block_of(&self, position: Position, column: u32) -> u32 {
+        assert!(position.index() < self.k && column < self.strip_blocks, "no data at {position}, {column}");
+        position.index() as u32 * self.strip_blocks + column
+    }
+
+    /// Positions of all strips.
+    pub fn all_strips(&self) -> Positions {
+        Positions::first(self.strips())
+    }
+
+    /// Positions of the data strips, ascending.
+    pub fn data_strips(&self) -> impl Iterator<Item = Position> + use<> {
+        (0..self.k).map(Position::new)
+    }
+
+    /// Positions of the parity strips, ascending.
+    pub fn parity_strips(&self) -> impl Iterator<Item = Position> + use<> {
+        (self.k..self.strips()).map(Position::new)
     }
 }
 
@@ -273,7 +295,7 @@ mod tests {
             let geometry = Geometry::fit(&spec, mib << 20).unwrap();
             assert!(geometry.end() <= mib << 20, "{k}+{m}");
             assert!(geometry.end() + 2 * geometry.strip_slot_bytes() > mib << 20, "{k}+{m} wastes space");
-            assert!(geometry.page_at(geometry.pages() - 1, 1) + BLOCK == geometry.strip_at(0));
+            assert!(geometry.page_at(geometry.pages() - 1, 1) + BLOCK == geometry.strip_at(Stripe(0)));
         }
     }
 

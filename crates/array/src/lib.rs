@@ -1,54 +1,71 @@
-//! Arrays: slices of drives under one code, as volumes of verified 4 KiB blocks. All that is hard about drives,
-//! crashes and rot is solved here; what stands on a volume sees blocks that are right or an error, and writes that
-//! happened or did not.
+//! Arrays: slices of drives under one code, as volumes of verified 4 KiB blocks. Everything hard about drives, crashes
+//! and rot is solved here; the layers above see blocks that are right or an error, and writes that happened or did not.
 //!
 //! Owns the stripe table, the log, checkpoints, strips with their trailers, destage, rebuild and scrub. Does not own
 //! drives or superblocks (`penstock-drive`), nor the decision who may write ([`ownership::Ownership`]).
 //!
-//! One worker thread owns an array and everything in this crate runs on it; the stripe lock orders what
-//! touches one stripe. Lock order: checkpoint, reconfiguration, stripe, log.
+//! The parts, each standing on those above it:
+//!
+//! | part | owns |
+//! |---|---|
+//! | `context` | identity, geometry, counters, whether the array runs |
+//! | `queue` | entries that wait for the log |
+//! | `members` | slices and their lives, the claim, who carries the log |
+//! | `stripes` | the stripe map, versions, the overlay of dirty blocks, stripe locks |
+//! | `log` | segments, log space, the writer, checkpoints, replay |
+//! | `strips` | reads with proof, reconstruction, writes with trailers |
+//! | `durability`, `block_io` | the order of flushes; reads, writes and discards of blocks |
+//! | `jobs` | destage, rebuild, repair, scrub, replacement of carriers |
+//! | `array`, `volume`, `open` | the facade, ranges of blocks, making and opening |
+//!
+//! One worker thread owns an array and everything in this crate runs on it; the stripe lock orders what touches one
+//! stripe. The order of locks is in `ranks`.
 //!
 //! Power cut, step by step:
-//! - data entry in the log, not flushed: the write may be lost, whole;
+//! - data entry in the log, not flushed: the write may be lost, in full;
 //! - strips of a fresh stripe written, table record not durable: the stripe is still unwritten, its strips are noise;
 //! - destage record durable, strips half written: replay writes them again from the record;
 //! - table pages of a checkpoint written, root not: the pages' number is above the root's, so they do not count;
 //! - root written: the log before its replay segment is free.
 #![forbid(unsafe_code)]
 
-mod carriers;
-mod checkpoint;
-mod destage;
-mod engine;
+mod array;
+mod block_io;
+mod context;
+mod counters;
+mod durability;
 mod error;
+mod events;
 pub mod format;
 mod geometry;
+mod jobs;
 mod log;
-mod maintain;
-mod member;
-mod metascrub;
-mod notes;
+mod members;
 mod open;
-mod outdated;
-mod overlay;
-pub mod ownership;
-mod reconfigure;
-mod replay;
-mod room;
-mod roster;
+pub mod place;
+mod queue;
+mod ranks;
+mod report;
 mod salvage;
-mod scrub;
-mod strip;
-mod table;
+mod site;
+mod stripes;
+mod strips;
+#[cfg(test)]
+mod test_env;
 mod volume;
 
-pub use engine::{Array, ArrayLatency, ArrayState, Counts, MemberReport, Report};
+pub use array::Array;
+pub use block_io::{Blocks, Discard};
+pub use counters::{ArrayLatency, Counts};
 pub use error::ArrayError;
+pub use events::ArrayEvent;
 pub use geometry::{CreateSpec, Geometry};
-pub use maintain::JobProgress;
-pub use notes::Note;
+pub use jobs::JobProgress;
+pub use jobs::scrub::{Pace, ScrubProgress, ScrubReport};
+pub use members::{MemberReport, Roster, ownership};
 pub use open::{Lacking, MemberSlice, Opening, create, open};
 pub use penstock_raid::MAX_PARITY;
-pub use roster::Roster;
-pub use scrub::{Pace, ScrubProgress, ScrubReport};
-pub use volume::{Blocks, Discard, Volume};
+pub use place::{Position, Positions};
+pub use report::{ArrayState, Report};
+pub use site::Site;
+pub use volume::Volume;

@@ -1,26 +1,26 @@
-//! Reading as much of a range as can be read.
+//! Salvage: reads as much of a range as can be read.
 //!
-//! Absent, unreadable and damaged are three answers: a block that the drive does not give up is neither zeros nor wrong,
-//! and who must decide by it stops instead.
+//! Absent, unreadable and damaged are three answers. A block that the drive does not return is neither zeros nor wrong;
+//! a caller that depends on it must stop.
 
 use futures_util::StreamExt;
 use futures_util::stream;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_drive::{DriveError, Io, Slice};
 
-/// Blocks read at a time after a read of the whole range failed.
+/// Blocks read at the same time after a read of the full range failed.
 const AT_A_TIME: usize = 16;
 
-/// The bytes of a range; zeros where a block could not be read.
+/// The bytes of a range, with zeros for blocks that could not be read.
 pub(crate) struct Salvaged {
     bytes: Buf,
-    /// By block; empty when all could be read.
+    /// By block, true if it could not be read; empty if all could be.
     unreadable: Vec<bool>,
     answered: bool,
 }
 
 impl Salvaged {
-    /// The answer of a drive that is not asked.
+    /// The result for a drive that is not asked.
     pub(crate) fn nothing(len: usize) -> Self {
         Self {
             bytes: BufMut::zeroed(len).freeze(),
@@ -29,29 +29,29 @@ impl Salvaged {
         }
     }
 
-    /// True if the drive said anything, if only that it cannot.
+    /// True if the drive answered, if only with an error.
     pub(crate) fn answered(&self) -> bool {
         self.answered
     }
 
-    /// The bytes, with zeros in the place of what could not be read.
+    /// The bytes, with zeros for blocks that could not be read.
     pub(crate) fn bytes(&self) -> &Buf {
         &self.bytes
     }
 
-    /// Whether all of these blocks could be read.
+    /// True if all of these blocks could be read.
     pub(crate) fn has(&self, first_block: usize, blocks: usize) -> bool {
         let end = (first_block + blocks).min(self.bytes.len() / BLOCK_BYTES);
         self.unreadable.is_empty() || self.unreadable[first_block.min(end)..end].iter().all(|bad| !bad)
     }
 
-    /// Whether anything could not be read.
+    /// True if a block could not be read.
     pub(crate) fn lacks_some(&self) -> bool {
         !self.unreadable.is_empty()
     }
 }
 
-/// Reads `len` bytes at `at`: in one go, and block by block when the drive answers that with an error. A drive that does
+/// Reads `len` bytes at `at` with one I/O, and block by block if the drive answers that with an error. A drive that does
 /// not answer is not asked again.
 pub(crate) async fn read(slice: &Slice, at: u64, len: usize, io: Io) -> Salvaged {
     assert!(len.is_multiple_of(BLOCK_BYTES), "whole blocks are read");

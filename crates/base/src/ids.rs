@@ -100,8 +100,8 @@ newtype!(
     Version(u64)
 );
 newtype!(
-    /// Number of a stripe within its array, from 0.
-    StripeIndex(u64)
+    /// Number of a stripe within its array.
+    Stripe(u64)
 );
 newtype!(
     /// Sequence of a record in an array's log.
@@ -111,6 +111,18 @@ newtype!(
     /// Number of an inode; the upper 16 bits contain the fileset's id.
     Ino(u64)
 );
+
+impl Stripe {
+    /// `count` stripes from this one on.
+    pub fn run(self, count: u64) -> impl DoubleEndedIterator<Item = Self> + Clone {
+        (self.0..self.0 + count).map(Self)
+    }
+
+    /// The stripe after this one.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
 
 impl LogSeq {
     /// The sequence after this one.

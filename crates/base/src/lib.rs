@@ -18,6 +18,7 @@ pub mod map;
 pub mod newcomers;
 pub mod noted;
 pub mod range_locks;
+pub mod rank;
 pub mod status;
 pub mod text;
 

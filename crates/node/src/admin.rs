@@ -6,7 +6,7 @@ use crate::event_files::{EventFiles, Kept};
 use crate::events::{Event, EventKind, Events, Severity};
 use crate::report::{ArrayReport, DriveReport, FsReport, JobReport, MemberReport, StatusReport};
 use crate::watch::drive_object;
-use penstock_array::{Array, ArrayError, ArrayState, JobProgress};
+use penstock_array::{Array, ArrayError, ArrayState, JobProgress, Position};
 use penstock_base::env::random_id;
 use penstock_base::{BLOCK_BYTES, DriveId};
 use penstock_drive::superblock::{Superblock, SuperblockError, slices_end};
@@ -63,7 +63,7 @@ impl Node {
     pub async fn fail_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
         let _one_at_a_time = self.changing_drives.lock().await;
         let drive = self.find_drive(id)?;
-        let members: Vec<(Rc<Array>, usize)> = self
+        let members: Vec<(Rc<Array>, Position)> = self
             .arrays
             .iter()
             .filter_map(|array| Some((array.clone(), array.position_of(drive.id())?)))

@@ -2,6 +2,7 @@
 //!
 //! Byte map: docs/format/README.md.
 
+use penstock_array::Positions;
 use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_drive::runtime::blocking;
@@ -46,14 +47,18 @@ impl Claims {
             let row = Row {
                 epoch: claim.epoch.0,
                 revision: claim.revision,
-                stale_members: claim.stale,
+                stale_members: claim.stale.bits(),
                 accepted: claim
                     .accepted
                     .members()
-                    .map(|(at, since)| (at, (since.first.0, since.until.0)))
+                    .map(|(at, since)| (at.index(), (since.first.0, since.until.0)))
                     .collect(),
-                accepted_used: claim.accepted.used(),
-                generations: claim.generations.replaced().collect(),
+                accepted_used: claim.accepted.used().bits(),
+                generations: claim
+                    .generations
+                    .replaced()
+                    .map(|(at, generation)| (at.index(), generation))
+                    .collect(),
                 root_epoch: claim.root_epoch.0,
             };
             (array.to_string(), row)
@@ -77,12 +82,13 @@ impl Claims {
             }
             let since = |(first, until)| Since { first: Epoch(first), until: Epoch(until) };
             let since = row.accepted.into_iter().map(|(member, epochs)| (member, since(epochs)));
-            let accepted = AcceptedLoss::new(since, row.accepted_used)
+            let accepted = AcceptedLoss::new(since, Positions::from_bits(row.accepted_used))
                 .ok_or_else(|| format!("{array}: a member number out of range, or an epoch of 0"))?;
             let generations = Generations::new(row.generations).ok_or_else(|| {
                 format!("{array}: a member number out of range, or a drive that replaced no other")
             })?;
-            let (epoch, revision, stale) = (Epoch(row.epoch), row.revision, row.stale_members);
+            let (epoch, revision) = (Epoch(row.epoch), row.revision);
+            let stale = Positions::from_bits(row.stale_members);
             let root_epoch = Epoch(row.root_epoch);
             let claim = Claim { epoch, revision, stale, accepted, generations, root_epoch };
             Ok((ArrayId(id), claim))

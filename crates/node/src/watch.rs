@@ -5,7 +5,7 @@
 use crate::admin::health;
 use crate::assemble::Node;
 use crate::events::{EventKind, Events, Severity};
-use penstock_array::{Array, ArrayState, Note, Report};
+use penstock_array::{Array, ArrayEvent, ArrayState, Position, Report};
 use penstock_base::DriveId;
 use penstock_drive::DriveState;
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ struct Seen {
     repairs_at: Option<Duration>,
     unreadable: BTreeSet<u64>,
     /// Members whose last rebuild was not complete: retries every few seconds cause no further events.
-    failing: BTreeSet<usize>,
+    failing: BTreeSet<Position>,
 }
 
 /// State that the watch remembers.
@@ -65,8 +65,8 @@ impl Seen {
 
     fn look(&mut self, array: &Array, replaced: &BTreeSet<DriveId>, events: &Events, now: Duration) {
         let report = array.report();
-        for note in array.take_notes() {
-            self.rebuild(array, &report, note, replaced, events);
+        for event in array.take_events() {
+            self.rebuild(array, &report, event, replaced, events);
         }
         self.suspension(array, &report, events);
         if report.state != self.state {
@@ -103,33 +103,33 @@ impl Seen {
         &mut self,
         array: &Array,
         report: &Report,
-        note: Note,
+        event: ArrayEvent,
         replaced: &BTreeSet<DriveId>,
         events: &Events,
     ) {
-        let drive = |position: usize| report.members[position].drive;
-        let is_rebuild = |position: usize, whole: bool| whole || replaced.contains(&drive(position));
+        let drive = |position: Position| report.members[position.index()].drive;
+        let is_rebuild = |position: Position, whole: bool| whole || replaced.contains(&drive(position));
         let word = |rebuild: bool| if rebuild { "rebuild" } else { "resync" };
-        match note {
-            Note::Outdated { position } => {
+        match event {
+            ArrayEvent::Outdated { position } => {
                 let text = format!(
                     "drive {} has contents from before the last start: nothing on it counts, and it is rebuilt",
                     drive(position)
                 );
                 events.add(Severity::Warning, EventKind::DriveOutdated, array_object(array), text);
             }
-            Note::LossAccepted { why } => {
+            ArrayEvent::LossAccepted { why } => {
                 let text = format!("started by an administrator's word all the same: {why}");
                 events.add(Severity::Error, EventKind::LossAccepted, array_object(array), text);
             }
-            Note::RebuildBegun { position, .. } if self.failing.contains(&position) => {}
-            Note::RebuildBegun { position, stripes, whole } => {
+            ArrayEvent::RebuildBegun { position, .. } if self.failing.contains(&position) => {}
+            ArrayEvent::RebuildBegun { position, stripes, whole } => {
                 let rebuild = is_rebuild(position, whole);
                 let kind = if rebuild { EventKind::RebuildBegun } else { EventKind::ResyncBegun };
                 let text = format!("{} of drive {} begun: {stripes} stripes", word(rebuild), drive(position));
                 events.add(Severity::Info, kind, array_object(array), text);
             }
-            Note::RebuildEnded { position, stripes, failed, whole, complete } => {
+            ArrayEvent::RebuildEnded { position, stripes, failed, whole, complete } => {
                 let failed_before = match complete {
                     true => self.failing.remove(&position),
                     false => !self.failing.insert(position),

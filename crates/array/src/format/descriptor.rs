@@ -1,6 +1,8 @@
 //! The array's descriptor, which every superblock of its drives carries. Byte map: docs/format/superblock.md.
 
+use crate::place::{Position, Positions};
 use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch};
+use penstock_raid::MAX_STRIPS;
 use std::collections::BTreeSet;
 
 const FORMAT: u16 = 2;
@@ -59,9 +61,15 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// Members that are stale, as a bit mask.
-    pub(crate) fn stale(&self) -> u64 {
-        (0..).zip(&self.members).filter(|(_, member)| member.stale).map(|(at, _)| 1u64 << at).sum()
+    /// Members that are stale.
+    pub(crate) fn stale(&self) -> Positions {
+        let stale = self.members.iter().enumerate().filter(|(_, member)| member.stale);
+        stale.map(|(at, _)| Position::new(at)).collect()
+    }
+
+    /// Members that carry the log, in their order.
+    pub(crate) fn carriers(&self) -> impl Iterator<Item = Position> {
+        self.carriers.iter().copied().map(Position::from)
     }
 
     /// The descriptor's bytes.
@@ -113,6 +121,7 @@ impl Descriptor {
         }
         let distinct = carriers.iter().collect::<BTreeSet<_>>().len() == carriers.len();
         let sound = members.len() == usize::from(k) + usize::from(m)
+            && members.len() <= MAX_STRIPS
             && distinct
             && carriers.iter().all(|carrier| usize::from(*carrier) < members.len());
         if !sound {

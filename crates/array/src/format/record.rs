@@ -3,8 +3,11 @@
 //! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block, so the chain value
 //! (the head's CRC) stands for the whole record.
 
-use crate::geometry::Geometry;
-use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, Version, crc32c};
+use crate::place::{Position, Positions};
+use penstock_base::{
+    ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, Stripe, Version, crc32c,
+};
+use penstock_raid::MAX_STRIPS;
 
 const MAGIC: &[u8; 4] = b"PREC";
 const FORMAT: u16 = 1;
@@ -14,7 +17,7 @@ const HEADER_BYTES: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StripPatch {
     /// Position in the stripe.
-    pub position: u16,
+    pub position: Position,
     /// Its new version.
     pub version: Version,
     /// Columns whose blocks are in the payload, ascending.
@@ -29,7 +32,7 @@ pub enum Entry {
     /// Data blocks of one stripe, waiting to be destaged.
     Data {
         /// The stripe.
-        stripe: u64,
+        stripe: Stripe,
         /// Place in the order of all data entries.
         order: u64,
         /// First data block within the stripe.
@@ -40,22 +43,22 @@ pub enum Entry {
     /// A stripe that was unwritten now holds whole strips of one version.
     Fresh {
         /// The stripe.
-        stripe: u64,
+        stripe: Stripe,
         /// Data entries up to here are void.
         upto: u64,
         /// The version of every strip.
         version: Version,
         /// Strips that were not written.
-        stale: u64,
+        stale: Positions,
         /// Data blocks contained, and up to which order.
         contained: Vec<(u32, u64)>,
     },
     /// Everything that is about to be written into strips of a written stripe.
     Destage {
         /// The stripe.
-        stripe: u64,
+        stripe: Stripe,
         /// Strips that will not be written.
-        stale: u64,
+        stale: Positions,
         /// Data blocks contained, and up to which order.
         contained: Vec<(u32, u64)>,
         /// The strips' new contents.
@@ -64,7 +67,7 @@ pub enum Entry {
     /// Stripes that are unwritten from now on.
     Discard {
         /// First stripe.
-        stripe: u64,
+        stripe: Stripe,
         /// Number of stripes.
         count: u64,
         /// Data entries up to here are void.
@@ -78,18 +81,18 @@ pub enum Entry {
     /// Strips that became stale, or valid again.
     Strips {
         /// The stripe.
-        stripe: u64,
+        stripe: Stripe,
         /// Now stale.
-        set: u64,
+        set: Positions,
         /// Valid again.
-        clear: u64,
+        clear: Positions,
         /// Version of those that are valid again.
         version: Version,
     },
     /// All strips of a member are stale: it starts from nothing.
     MemberReset {
         /// The member.
-        member: u16,
+        member: Position,
     },
 }
 
@@ -97,19 +100,19 @@ impl Entry {
     fn encode(&self, enc: &mut Enc) {
         match self {
             Self::Data { stripe, order, block, crcs } => {
-                enc.u8(1).u64(*stripe).u64(*order).u32(*block);
+                enc.u8(1).u64(stripe.0).u64(*order).u32(*block);
                 encode_crcs(enc, crcs);
             }
             Self::Fresh { stripe, upto, version, stale, contained } => {
-                enc.u8(2).u64(*stripe).u64(*upto).u64(version.0).u64(*stale);
+                enc.u8(2).u64(stripe.0).u64(*upto).u64(version.0).u64(stale.bits());
                 encode_contained(enc, contained);
             }
             Self::Destage { stripe, stale, contained, patches } => {
-                enc.u8(3).u64(*stripe).u64(*stale);
+                enc.u8(3).u64(stripe.0).u64(stale.bits());
                 encode_contained(enc, contained);
                 enc.u16(patches.len() as u16);
                 for patch in patches {
-                    enc.u16(patch.position).u64(patch.version.0).u32(patch.columns.len() as u32);
+                    enc.u16(patch.position.number()).u64(patch.version.0).u32(patch.columns.len() as u32);
                     patch.columns.iter().for_each(|column| {
                         enc.u16(*column);
                     });
@@ -117,16 +120,16 @@ impl Entry {
                 }
             }
             Self::Discard { stripe, count, upto } => {
-                enc.u8(4).u64(*stripe).u64(*count).u64(*upto);
+                enc.u8(4).u64(stripe.0).u64(*count).u64(*upto);
             }
             Self::Versions { reserved } => {
                 enc.u8(5).u64(reserved.0);
             }
             Self::Strips { stripe, set, clear, version } => {
-                enc.u8(6).u64(*stripe).u64(*set).u64(*clear).u64(version.0);
+                enc.u8(6).u64(stripe.0).u64(set.bits()).u64(clear.bits()).u64(version.0);
             }
             Self::MemberReset { member } => {
-                enc.u8(7).u16(*member);
+                enc.u8(7).u16(member.number());
             }
         }
     }
@@ -134,38 +137,39 @@ impl Entry {
     fn decode(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
         Ok(match dec.u8()? {
             1 => Self::Data {
-                stripe: dec.u64()?,
+                stripe: Stripe(dec.u64()?),
                 order: dec.counter()?,
                 block: dec.u32()?,
                 crcs: decode_crcs(dec)?,
             },
             2 => Self::Fresh {
-                stripe: dec.u64()?,
+                stripe: Stripe(dec.u64()?),
                 upto: dec.counter()?,
                 version: Version(dec.counter()?),
-                stale: dec.u64()?,
+                stale: Positions::from_bits(dec.u64()?),
                 contained: decode_contained(dec)?,
             },
             3 => Self::decode_destage(dec)?,
-            4 => Self::Discard { stripe: dec.u64()?, count: dec.u64()?, upto: dec.counter()? },
+            4 => Self::Discard { stripe: Stripe(dec.u64()?), count: dec.u64()?, upto: dec.counter()? },
             5 => Self::Versions { reserved: Version(dec.counter()?) },
             6 => Self::Strips {
-                stripe: dec.u64()?,
-                set: dec.u64()?,
-                clear: dec.u64()?,
+                stripe: Stripe(dec.u64()?),
+                set: Positions::from_bits(dec.u64()?),
+                clear: Positions::from_bits(dec.u64()?),
                 version: Version(dec.counter()?),
             },
-            7 => Self::MemberReset { member: dec.u16()? },
+            7 => Self::MemberReset { member: decode_position(dec)? },
             kind => return Err(dec.unknown("entry kind", u64::from(kind))),
         })
     }
 
     fn decode_destage(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
-        let (stripe, stale, contained) = (dec.u64()?, dec.u64()?, decode_contained(dec)?);
+        let (stripe, stale) = (Stripe(dec.u64()?), Positions::from_bits(dec.u64()?));
+        let contained = decode_contained(dec)?;
         let patch_count = dec.u16()?;
         let mut patches = Vec::new();
         for _ in 0..patch_count {
-            let (position, version, count) = (dec.u16()?, Version(dec.counter()?), dec.u32()?);
+            let (position, version, count) = (decode_position(dec)?, Version(dec.counter()?), dec.u32()?);
             let columns = (0..count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
             let crcs = decode_crcs(dec)?;
             if columns.iter().any(|column| usize::from(*column) >= crcs.len()) {
@@ -193,44 +197,9 @@ impl Entry {
         }
     }
 
-    /// Whether the entry speaks of stripes, strips and blocks that an array of this geometry has, and leaves its table
-    /// in a state that it can have: what a drive holds is never asserted on.
-    pub(crate) fn fits(&self, geo: &Geometry) -> bool {
-        let contained = |blocks: &[(u32, u64)]| blocks.iter().all(|(block, _)| *block < geo.stripe_blocks());
-        let masks = |masks: &[u64]| masks.iter().all(|mask| mask & !geo.all_strips() == 0);
-        match self {
-            Self::Data { stripe, block, crcs, .. } => {
-                let end = (*block as usize).saturating_add(crcs.len());
-                *stripe < geo.stripes && end <= geo.stripe_blocks() as usize
-            }
-            Self::Fresh { stripe, version, stale, contained: blocks, .. } => {
-                *stripe < geo.stripes && version.0 != 0 && masks(&[*stale]) && contained(blocks)
-            }
-            Self::Destage { stripe, stale, contained: blocks, patches } => {
-                let patch = |patch: &StripPatch| {
-                    usize::from(patch.position) < geo.strips()
-                        && patch.version.0 != 0
-                        && patch.crcs.len() == geo.strip_blocks as usize
-                };
-                // Without a patch it could mark strips of a stripe as stale that holds nothing.
-                let sound = *stripe < geo.stripes && masks(&[*stale]) && !patches.is_empty();
-                sound && contained(blocks) && patches.iter().all(patch)
-            }
-            Self::Discard { stripe, count, .. } => {
-                stripe.checked_add(*count).is_some_and(|end| end <= geo.stripes)
-            }
-            Self::Versions { .. } => true,
-            Self::Strips { stripe, set, clear, version } => {
-                // Version 0 would make a stripe with stale strips unwritten.
-                *stripe < geo.stripes && masks(&[*set, *clear]) && (*clear == 0 || version.0 != 0)
-            }
-            Self::MemberReset { member } => usize::from(*member) < geo.strips(),
-        }
-    }
-
     /// The entry that strips of a stripe became stale.
-    pub fn stale_strips(stripe: u64, set: u64) -> Self {
-        Self::Strips { stripe, set, clear: 0, version: Version(0) }
+    pub fn stale_strips(stripe: Stripe, set: Positions) -> Self {
+        Self::Strips { stripe, set, clear: Positions::NONE, version: Version(0) }
     }
 
     /// Bytes of the entry in a record's head.
@@ -238,6 +207,15 @@ impl Entry {
         let mut enc = Enc::new();
         self.encode(&mut enc);
         enc.len()
+    }
+}
+
+/// A position that some stripe can have.
+fn decode_position(dec: &mut Dec<'_>) -> Result<Position, DecodeError> {
+    let number = dec.u16()?;
+    match usize::from(number) < MAX_STRIPS {
+        true => Ok(Position::from(number)),
+        false => Err(dec.unknown("position", number.into())),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::descriptor::MemberEntry;
 use super::{check_block, seal_block};
+use crate::place::{Position, Positions};
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
 
 const MAGIC: &[u8; 4] = b"PROT";
@@ -36,7 +37,7 @@ pub struct Root {
     /// The owner's epoch. Superblocks of members that count are of this epoch or a later one, ...
     pub epoch: Epoch,
     /// ... but for these members, as a bit mask: they did not take theirs.
-    pub behind: u64,
+    pub behind: Positions,
 }
 
 /// Stands for one page of the stripe table as one checkpoint wrote it.
@@ -53,8 +54,8 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 impl Root {
     /// An epoch of which a member's own superblock is at least. One that is stale by coordination alone counted when this root
     /// was written.
-    pub(crate) fn least_epoch(&self, position: usize, member: &MemberEntry, is_stale: bool) -> Epoch {
-        let is_behind = self.behind & 1 << position != 0;
+    pub(crate) fn least_epoch(&self, position: Position, member: &MemberEntry, is_stale: bool) -> Epoch {
+        let is_behind = self.behind.contains(position);
         match is_behind || is_stale && member.stale {
             true => member.epoch,
             false => member.epoch.max(self.epoch),
@@ -70,7 +71,7 @@ impl Root {
             .u64(self.replay_segment)
             .u64(self.replay_seq.0);
         enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order).u64(self.table_sum);
-        enc.u64(self.epoch.0).u64(self.behind);
+        enc.u64(self.epoch.0).u64(self.behind.bits());
         seal_block(&mut enc)
     }
 
@@ -96,7 +97,7 @@ impl Root {
             order: dec.counter()?,
             table_sum: dec.u64()?,
             epoch: Epoch(dec.counter()?),
-            behind: dec.u64()?,
+            behind: Positions::from_bits(dec.u64()?),
         })
     }
 }

@@ -11,6 +11,9 @@ const MAGIC: &[u8; 4] = b"PTBL";
 const FORMAT: u16 = 1;
 const HEADER_BYTES: usize = 48;
 
+/// Pages that are read or made with one I/O of 1 MiB.
+pub(crate) const PAGES_IN_A_PIECE: u64 = 256;
+
 /// Entries in one page for stripes of `strips` strips.
 pub fn entries_per_page(strips: usize) -> usize {
     (BLOCK_BYTES - HEADER_BYTES) / entry_bytes(strips)

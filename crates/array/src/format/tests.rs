@@ -7,8 +7,10 @@ use super::segment::SegmentHeader;
 use super::table_page::TablePage;
 use super::trailer::Trailer;
 use crate::geometry::Geometry;
+use crate::place::Position;
+use crate::place::Positions;
 use penstock_base::{
-    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, SECTOR_BYTES, StripeIndex, Version, crc32c,
+    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, SECTOR_BYTES, Stripe, Version, crc32c,
     crc32c_blocks,
 };
 use std::fmt::Debug;
@@ -32,7 +34,7 @@ fn root() -> Root {
         order: 77,
         table_sum: 12,
         epoch: Epoch(6),
-        behind: 4,
+        behind: Positions::from_bits(4),
     }
 }
 
@@ -53,13 +55,7 @@ fn page() -> TablePage {
 }
 
 fn trailer() -> Trailer {
-    Trailer {
-        array: ARRAY,
-        stripe: StripeIndex(6),
-        position: 2,
-        version: Version(11),
-        crcs: vec![1, 2, 3, 4],
-    }
+    Trailer { array: ARRAY, stripe: Stripe(6), position: 2, version: Version(11), crcs: vec![1, 2, 3, 4] }
 }
 
 fn descriptor() -> Descriptor {
@@ -93,15 +89,36 @@ fn descriptor() -> Descriptor {
 fn record() -> (RecordHead, Vec<Buf>) {
     let payload = vec![Buf::copy_from(&[0x5a; BLOCK_BYTES]), Buf::copy_from(&[0xc3; BLOCK_BYTES])];
     let crcs: Vec<u32> = payload.iter().flat_map(|block| crc32c_blocks(block)).collect();
-    let patch = StripPatch { position: 2, version: Version(13), columns: vec![1], crcs: vec![5, crcs[1]] };
+    let patch = StripPatch {
+        position: Position::new(2),
+        version: Version(13),
+        columns: vec![1],
+        crcs: vec![5, crcs[1]],
+    };
     let entries = vec![
-        Entry::Data { stripe: 1, order: 7, block: 3, crcs: vec![crcs[0]] },
-        Entry::Fresh { stripe: 2, upto: 6, version: Version(12), stale: 1, contained: vec![(0, 5)] },
-        Entry::Destage { stripe: 3, stale: 2, contained: vec![(1, 4)], patches: vec![patch] },
-        Entry::Discard { stripe: 4, count: 2, upto: 7 },
+        Entry::Data { stripe: Stripe(1), order: 7, block: 3, crcs: vec![crcs[0]] },
+        Entry::Fresh {
+            stripe: Stripe(2),
+            upto: 6,
+            version: Version(12),
+            stale: Positions::from_bits(1),
+            contained: vec![(0, 5)],
+        },
+        Entry::Destage {
+            stripe: Stripe(3),
+            stale: Positions::from_bits(2),
+            contained: vec![(1, 4)],
+            patches: vec![patch],
+        },
+        Entry::Discard { stripe: Stripe(4), count: 2, upto: 7 },
         Entry::Versions { reserved: Version(2 << 20) },
-        Entry::Strips { stripe: 5, set: 1, clear: 2, version: Version(14) },
-        Entry::MemberReset { member: 1 },
+        Entry::Strips {
+            stripe: Stripe(5),
+            set: Positions::from_bits(1),
+            clear: Positions::from_bits(2),
+            version: Version(14),
+        },
+        Entry::MemberReset { member: Position::new(1) },
     ];
     let (seq, durable) = (LogSeq(45), LogSeq(44));
     (RecordHead { array: ARRAY, incarnation: 2, seq, chain: 0x0a0b_0c0d, durable, entries }, payload)
@@ -270,34 +287,21 @@ fn a_page_of_strips_that_do_not_exist_is_refused() {
     }
 }
 
-/// Such entries left a stripe with stale strips and nothing written, which the table asserts on.
-#[test]
-fn entries_that_leave_an_impossible_stripe_do_not_fit() {
-    let geometry = Geometry::of(&opened_descriptor()).unwrap();
-    let destage = |patches| Entry::Destage { stripe: 0, stale: 1, contained: Vec::new(), patches };
-    let patch = StripPatch { position: 2, version: Version(13), columns: Vec::new(), crcs: vec![0; 64] };
-    assert!(destage(vec![patch]).fits(&geometry));
-    assert!(!destage(Vec::new()).fits(&geometry));
-    let strips = |clear, version| Entry::Strips { stripe: 0, set: 0, clear, version: Version(version) };
-    assert!(strips(2, 5).fits(&geometry) && strips(0, 0).fits(&geometry));
-    assert!(!strips(2, 0).fits(&geometry) && !strips(8, 5).fits(&geometry));
-}
-
 /// Columns of a patch that do not ascend were taken as they are.
 #[test]
 fn columns_that_do_not_ascend_are_refused() {
     let (head, _) = record();
     for columns in [vec![1, 0], vec![1, 1]] {
-        let patch = StripPatch { position: 2, version: Version(13), columns, crcs: vec![5, 6] };
-        let entry = Entry::Destage { stripe: 3, stale: 2, contained: Vec::new(), patches: vec![patch] };
+        let patch =
+            StripPatch { position: Position::new(2), version: Version(13), columns, crcs: vec![5, 6] };
+        let entry = Entry::Destage {
+            stripe: Stripe(3),
+            stale: Positions::from_bits(2),
+            contained: Vec::new(),
+            patches: vec![patch],
+        };
         let payload = vec![Buf::zeroed(BLOCK_BYTES), Buf::zeroed(BLOCK_BYTES)];
         let (bytes, _) = RecordHead { entries: vec![entry], ..head.clone() }.encode(&payload);
         assert!(RecordHead::decode(&bytes).unwrap_err().to_string().contains("ascend"));
     }
-}
-
-fn opened_descriptor() -> Descriptor {
-    let mut descriptor = Descriptor { stripes: 10, ..descriptor() };
-    descriptor.members.iter_mut().for_each(|member| member.len = 256 << 20);
-    descriptor
 }

@@ -3,7 +3,7 @@
 //! Its contents lie in its first sectors under a CRC of their own. For strips of up to 116 blocks that is one
 //! sector, which a power cut leaves whole.
 
-use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, Enc, StripeIndex, Version, crc32c_append};
+use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, Enc, Stripe, Version, crc32c_append};
 
 const MAGIC: &[u8; 4] = b"PTRL";
 const FORMAT: u16 = 1;
@@ -18,7 +18,7 @@ pub struct Trailer {
     /// The array.
     pub array: ArrayId,
     /// The stripe.
-    pub stripe: StripeIndex,
+    pub stripe: Stripe,
     /// Position in the stripe: data strips first, then parity.
     pub position: u16,
     /// The version that the stripe table must name for this strip.
@@ -49,7 +49,7 @@ impl Trailer {
             return Err(dec.bad("wrong magic number"));
         }
         let (format, position) = (dec.u16()?, dec.u16()?);
-        let (array, stripe, version) = (ArrayId(dec.id()?), StripeIndex(dec.u64()?), Version(dec.u64()?));
+        let (array, stripe, version) = (ArrayId(dec.id()?), Stripe(dec.u64()?), Version(dec.u64()?));
         let (count, crc) = (dec.u32()?, dec.u32()?);
         if count > MAX_STRIP_BLOCKS {
             return Err(dec.bad("too many blocks"));

@@ -4,6 +4,8 @@
 
 use crate::bench::{Load, SLICE_AT, Site, plan, spec};
 use crate::replaced::duplicate;
+use penstock_array::Position;
+use penstock_array::Site as WriteSite;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::format::root::Root;
 use penstock_array::ownership::{Claim, Ownership};
@@ -21,22 +23,28 @@ const PLACES: [&str; 15] = [
     "superblock.copy0",
     "superblock.copy0",
     "superblock.copy1",
-    "replay.mend",
-    "replay.void",
-    "replay.redo",
-    "checkpoint.root",
-    "checkpoint.root",
-    "log.append",
-    "log.append",
-    "destage.strip",
-    "checkpoint.page",
-    "rebuild.strip",
-    "carrier.copy",
-    "fresh.strip",
+    WriteSite::ReplayMend.name(),
+    WriteSite::ReplayVoid.name(),
+    WriteSite::ReplayRedo.name(),
+    WriteSite::CheckpointRoot.name(),
+    WriteSite::CheckpointRoot.name(),
+    WriteSite::LogAppend.name(),
+    WriteSite::LogAppend.name(),
+    WriteSite::DestageStrip.name(),
+    WriteSite::CheckpointPage.name(),
+    WriteSite::RebuildStrip.name(),
+    WriteSite::CarrierCopy.name(),
+    WriteSite::FreshStrip.name(),
 ];
 /// Those before the root of an opening is durable.
-const BEFORE_A_ROOT: [&str; 6] =
-    ["superblock.copy0", "superblock.copy1", "replay.redo", "replay.mend", "replay.void", "checkpoint.root"];
+const BEFORE_A_ROOT: [&str; 6] = [
+    "superblock.copy0",
+    "superblock.copy1",
+    WriteSite::ReplayRedo.name(),
+    WriteSite::ReplayMend.name(),
+    WriteSite::ReplayVoid.name(),
+    WriteSite::CheckpointRoot.name(),
+];
 const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (3, 0), (1, 2)];
 /// States of a drive from the past that are kept.
 const KEPT: usize = 5;
@@ -235,7 +243,7 @@ impl Story {
             return Ok(false);
         }
         for at in wrong.iter().copied() {
-            if claim.accepted.members().any(|(member, _)| member == at) || lost.contains(&at) {
+            if claim.accepted.members().any(|(member, _)| member == Position::new(at)) || lost.contains(&at) {
                 let disk = self.site.disks[at].duplicate();
                 self.past[at].push(disk);
             } else {

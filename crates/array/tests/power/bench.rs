@@ -1,5 +1,7 @@
 //! A small array on simulated disks, and a model of what it must hold.
 
+use penstock_array::Position;
+use penstock_array::Site as WriteSite;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{Array, ArrayError, CreateSpec, Lacking, Roster, Volume, create, open};
@@ -181,7 +183,7 @@ impl Machine {
         let id = DriveId(Id128::from_words(life, position as u64 + 100));
         let sb = Superblock { drive: id, size_bytes: DISK_BYTES, ..Default::default() };
         let handle = DriveHandle::online(self.env.clone(), "new".into(), drive, sb);
-        self.array.replace_member(position, &handle, slice_of(&handle)).await?;
+        self.array.replace_member(Position::new(position), &handle, slice_of(&handle)).await?;
         self.replaced.borrow_mut().insert(position);
         Ok(())
     }
@@ -329,10 +331,10 @@ impl Load {
                 continue;
             }
             let owed = machine.disks[position].unflushed_before(marks[position]);
-            let is_owed = |site: &str| match site {
-                "log.append" | "log.segment" => true,
-                "fresh.strip" | "fresh.trailer" => !in_flight,
-                _ => false,
+            let is_one_of = |site: &str, sites: &[WriteSite]| sites.iter().any(|of| of.name() == site);
+            let is_owed = |site: &str| {
+                is_one_of(site, &[WriteSite::LogAppend, WriteSite::LogSegment])
+                    || !in_flight && is_one_of(site, &[WriteSite::FreshStrip, WriteSite::FreshTrailer])
             };
             let owed: Vec<_> = owed.into_iter().filter(|site| is_owed(site)).collect();
             assert!(owed.is_empty(), "a flush returned and member {position} has not flushed {owed:?}");

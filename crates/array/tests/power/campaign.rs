@@ -8,8 +8,10 @@
 //! time. Harmless to data, and done to all of them: hosts that are full for a while, discards that take long, and pauses of the whole machine.
 
 use crate::bench::{Load, Machine, SLICE_AT, Site, buf_of, plan, spec, tags};
+use penstock_array::Site as WriteSite;
 use penstock_array::{ArrayError, CreateSpec, Discard, Geometry};
 use penstock_base::BLOCK_BYTES;
+use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, FaultyDrive, Op, Pace};
 use penstock_sim::{CutMode, SimDisk, World};
@@ -40,24 +42,24 @@ const WIDE: [(usize, usize, u32, u32); 8] = [
 ];
 /// Sites where the power is cut, besides at any time.
 const SITES: [&str; 18] = [
-    "log.append",
-    "log.segment",
-    "fresh.strip",
-    "fresh.trailer",
-    "destage.strip",
-    "destage.trailer",
-    "checkpoint.page",
-    "checkpoint.root",
+    WriteSite::LogAppend.name(),
+    WriteSite::LogSegment.name(),
+    WriteSite::FreshStrip.name(),
+    WriteSite::FreshTrailer.name(),
+    WriteSite::DestageStrip.name(),
+    WriteSite::DestageTrailer.name(),
+    WriteSite::CheckpointPage.name(),
+    WriteSite::CheckpointRoot.name(),
     "discard.punch",
-    "replay.redo",
-    "replay.mend",
-    "replay.void",
-    "rebuild.strip",
+    WriteSite::ReplayRedo.name(),
+    WriteSite::ReplayMend.name(),
+    WriteSite::ReplayVoid.name(),
+    WriteSite::RebuildStrip.name(),
     "superblock.copy0",
     "superblock.copy1",
-    "carrier.copy",
-    "scrub.repair",
-    "metascrub.log",
+    WriteSite::CarrierCopy.name(),
+    WriteSite::ScrubRepair.name(),
+    WriteSite::MetadataRepair.name(),
 ];
 /// No life takes that long: one that does waits for nothing.
 const LONG: Duration = Duration::from_secs(3600);
@@ -475,7 +477,7 @@ fn run_beyond(seed: u64) -> usize {
                     // m+1 strips lack the column: whatever of it is not in the log is gone.
                     let start = dice.below((k + m) as u64) as usize;
                     for at in 0..=m {
-                        let block = (SLICE_AT + geo.block_at(stripe, column)) / BLOCK_BYTES as u64;
+                        let block = (SLICE_AT + geo.block_at(Stripe(stripe), column)) / BLOCK_BYTES as u64;
                         site.disks[(start + at) % (k + m)].corrupt(block, &[0x5a; BLOCK_BYTES]);
                     }
                     damaged.insert((stripe, column));

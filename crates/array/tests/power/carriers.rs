@@ -2,6 +2,9 @@
 
 use crate::bench::{DISK_BYTES, Machine, SLICE_AT, Site, plan, spec, tags, write};
 use penstock_array::ArrayError;
+use penstock_array::Position;
+use penstock_array::Site as WriteSite;
+use penstock_array::place::SegmentNo;
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
@@ -63,7 +66,7 @@ fn whole_again(how: How, clean: bool) {
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=5).await?;
-        let at = SLICE_AT + machine.array.geometry().segment_at(1) + BAD * BLOCK_BYTES as u64;
+        let at = SLICE_AT + machine.array.geometry().segment_at(SegmentNo(1)) + BAD * BLOCK_BYTES as u64;
         machine.drives[carrier].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64);
         match how {
             How::OneLostOneUnreadable => machine.drives[0].as_ref().unwrap().set_gone(true),
@@ -139,8 +142,9 @@ fn one_bad_sector_of_a_destaged_record_without_redundancy_closed() {
 #[test]
 fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
     let mut results = Vec::new();
-    for (site_name, nth) in
-        (9..13).map(|nth| ("superblock.copy1", nth)).chain([("destage.strip", 0), ("destage.strip", 3)])
+    for (site_name, nth) in (9..13)
+        .map(|nth| ("superblock.copy1", nth))
+        .chain([(WriteSite::DestageStrip.name(), 0), (WriteSite::DestageStrip.name(), 3)])
     {
         let mut site = Site::new(spec(4, 1));
         let world = World::new(10_100 + nth);
@@ -148,7 +152,7 @@ fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
         let run = world.run(async {
             let machine = site.open(&world, &[]).await?;
             write_flushed(&machine, 1..=10).await?;
-            let first = (SLICE_AT + machine.array.geometry().segment_at(1)) / BLOCK_BYTES as u64;
+            let first = (SLICE_AT + machine.array.geometry().segment_at(SegmentNo(1))) / BLOCK_BYTES as u64;
             let used = site.disks[1].used_blocks();
             let last = used.into_iter().rfind(|block| (first..first + 32).contains(block)).unwrap();
             let at = last * BLOCK_BYTES as u64;
@@ -156,7 +160,7 @@ fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
             machine.drives[1].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64);
             machine.drives[0].as_ref().unwrap().set_gone(true);
             world.plan_cut(plan(site_name, nth));
-            machine.array.fail_member(0, "gone").await?;
+            machine.array.fail_member(Position::new(0), "gone").await?;
             machine.env.sleep(Duration::from_secs(60)).await;
             Ok::<_, ArrayError>(())
         });
@@ -241,8 +245,8 @@ fn a_member_that_takes_a_copy_gets_it_although_another_takes_none() {
             let bad = machine.drives[number].as_ref().unwrap();
             (0..100_000).for_each(|_| bad.plant_within(Op::Write, 0, Fault::Fail, reserved.clone()));
         }
-        machine.array.fail_member(0, "gone").await?;
-        machine.array.fail_member(1, "gone").await?;
+        machine.array.fail_member(Position::new(0), "gone").await?;
+        machine.array.fail_member(Position::new(1), "gone").await?;
         for tag in 2..=40 {
             write(&machine, tag % 8, tag).await?;
             machine.volume.flush().await?;
@@ -271,7 +275,7 @@ fn scrub_mends_each(lose: usize) {
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=5).await?;
-        let first = SLICE_AT + machine.array.geometry().segment_at(1);
+        let first = SLICE_AT + machine.array.geometry().segment_at(SegmentNo(1));
         // The payloads of the second and of the fourth record.
         let rotten = first / BLOCK_BYTES as u64 + 4;
         let at = first + 8 * BLOCK_BYTES as u64;
@@ -332,7 +336,7 @@ fn a_place_of_the_log_that_takes_no_write_keeps_nobody() {
     let done = world.run(async {
         let machine = site.open(&world, &[4]).await?;
         write_flushed(&machine, 1..=5).await?;
-        let record = SLICE_AT + machine.array.geometry().segment_at(1) + 3 * BLOCK_BYTES as u64;
+        let record = SLICE_AT + machine.array.geometry().segment_at(SegmentNo(1)) + 3 * BLOCK_BYTES as u64;
         let rotten = record..record + 3 * BLOCK_BYTES as u64;
         let drive = machine.drives[0].as_ref().unwrap();
         drive.set_unreadable(rotten.clone());
@@ -432,7 +436,7 @@ fn rotten_header(lost: &[usize], unreadable: bool) {
         write_flushed(&machine, 1..=25).await?;
         let geo = machine.array.geometry();
         machine.array.stop();
-        Ok::<_, ArrayError>(SLICE_AT + geo.segment_at(2))
+        Ok::<_, ArrayError>(SLICE_AT + geo.segment_at(SegmentNo(2)))
     });
     let at = done.unwrap().unwrap();
     world.destroy();
@@ -479,14 +483,14 @@ fn carriers_under_random_failures() {
                 let sites = [
                     "superblock.copy0",
                     "superblock.copy1",
-                    "carrier.copy",
-                    "log.append",
-                    "log.segment",
-                    "checkpoint.root",
-                    "checkpoint.page",
-                    "rebuild.strip",
-                    "destage.strip",
-                    "metascrub.log",
+                    WriteSite::CarrierCopy.name(),
+                    WriteSite::LogAppend.name(),
+                    WriteSite::LogSegment.name(),
+                    WriteSite::CheckpointRoot.name(),
+                    WriteSite::CheckpointPage.name(),
+                    WriteSite::RebuildStrip.name(),
+                    WriteSite::DestageStrip.name(),
+                    WriteSite::MetadataRepair.name(),
                 ];
                 world.plan_cut(plan(sites[world.below(10) as usize], world.below(30)));
             }
@@ -701,7 +705,7 @@ fn flushes_go_on_while_a_carrier_is_made() {
             let taker = machine.drives[2].as_ref().unwrap();
             (0..3).for_each(|_| taker.plant_within(Op::Write, 0, slow, at.clone()));
             machine.drives[0].as_ref().unwrap().set_gone(true);
-            machine.array.fail_member(0, "gone").await?;
+            machine.array.fail_member(Position::new(0), "gone").await?;
             let began = machine.env.now();
             let (mut longest, mut written) = (Duration::ZERO, 0);
             while machine.array.report().missing_carriers > 0 {

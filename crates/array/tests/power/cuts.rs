@@ -2,6 +2,7 @@
 
 use crate::bench::{Load, Machine, Site, plan, spec};
 use penstock_array::ArrayError;
+use penstock_array::Site as WriteSite;
 use penstock_sim::World;
 use std::collections::BTreeMap;
 
@@ -71,9 +72,14 @@ fn campaign(
     let mut cuts = BTreeMap::new();
     let hits = survey(seed, code.0, code.1, rounds);
     eprintln!("write sites passed: {hits:?}");
-    for expected in
-        ["log.append", "log.segment", "fresh.strip", "fresh.trailer", "destage.strip", "checkpoint.page"]
-    {
+    for expected in [
+        WriteSite::LogAppend.name(),
+        WriteSite::LogSegment.name(),
+        WriteSite::FreshStrip.name(),
+        WriteSite::FreshTrailer.name(),
+        WriteSite::DestageStrip.name(),
+        WriteSite::CheckpointPage.name(),
+    ] {
         assert!(hits.contains_key(expected), "the load passes {expected}");
     }
     for (name, count) in hits {

@@ -2,9 +2,13 @@
 //! array opens, or are damaged beyond what the code survives.
 
 use crate::bench::{DISK_BYTES, Load, NOISE, SLICE_AT, Site, spec, tags, write, write_fresh};
+use penstock_array::Position;
+use penstock_array::Positions;
 use penstock_array::ownership::Ownership;
+use penstock_array::place::SegmentNo;
 use penstock_array::{ArrayError, ArrayState, Discard};
 use penstock_base::BLOCK_BYTES;
+use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op, Pace};
 use penstock_sim::{CutMode, World};
@@ -57,7 +61,7 @@ fn fresh_while_drive_0_fails(slow: usize) {
         write(&machine, 300, 9).await?;
         machine.volume.flush().await?;
         let geo = machine.array.geometry();
-        let strips = SLICE_AT + geo.strip_at(0)..SLICE_AT + geo.end();
+        let strips = SLICE_AT + geo.strip_at(Stripe(0))..SLICE_AT + geo.end();
         let log = SLICE_AT..SLICE_AT + geo.reserved().end;
         machine.drives[slow].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Slow(400 * MS), strips);
         machine.drives[0].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Fail, log);
@@ -101,7 +105,7 @@ fn a_flush_records_a_member_whose_drive_is_latched() {
         machine.handles[5].as_ref().unwrap().latch("a write of the other array failed".into());
         machine.volume.flush().await?;
         let claim = site.ownership.current(machine.array.id()).await.unwrap();
-        assert_eq!(claim.stale, 1 << 5);
+        assert_eq!(claim.stale, Positions::from_bits(1 << 5));
         Ok::<_, ArrayError>(())
     });
     work.unwrap().unwrap();
@@ -145,7 +149,7 @@ fn a_late_write_never_lands_over_a_later_one() {
         write_fresh(&machine, 0, 1000).await?;
         machine.volume.flush().await?;
         let geo = machine.array.geometry();
-        let strips = SLICE_AT + geo.strip_at(0)..SLICE_AT + geo.end();
+        let strips = SLICE_AT + geo.strip_at(Stripe(0))..SLICE_AT + geo.end();
         let drive = machine.drives[0].as_ref().unwrap();
         drive.plant_within(Op::Write, 0, Fault::Slow(Duration::from_secs(100)), strips);
         for tag in [1, 2, 3] {
@@ -171,7 +175,7 @@ fn one_bad_stripe_stops_nobody(k: usize, m: usize, rotten: &[usize], tag: u64, h
                     write_fresh(&machine, stripe, 1000 * (stripe + 1)).await?;
                 }
                 machine.volume.flush().await?;
-                let at = (SLICE_AT + machine.array.geometry().block_at(0, 0)) / BLOCK_BYTES as u64;
+                let at = (SLICE_AT + machine.array.geometry().block_at(Stripe(0), 0)) / BLOCK_BYTES as u64;
                 rotten.iter().for_each(|position| site.disks[*position].corrupt(at, &NOISE));
                 write(&machine, 0, tag).await?;
                 machine.volume.flush().await?;
@@ -230,7 +234,8 @@ fn a_stripe_with_a_bad_column_is_destaged_but_for_that_column() {
         machine.volume.flush().await?;
         let geo = machine.array.geometry();
         for position in [1, 2, 3] {
-            site.disks[position].corrupt((SLICE_AT + geo.block_at(0, 7)) / BLOCK_BYTES as u64, &NOISE);
+            site.disks[position]
+                .corrupt((SLICE_AT + geo.block_at(Stripe(0), 7)) / BLOCK_BYTES as u64, &NOISE);
         }
         for (block, tag) in [(0, 77), (6, 78), (7, 79)] {
             write(&machine, block, tag).await?;
@@ -265,7 +270,7 @@ fn too_many_bad_stripes_are_an_error_and_no_standstill() {
         for stripe in 0..12 {
             for column in 0..geo.strip_blocks {
                 for position in [1, 2, 3] {
-                    let at = SLICE_AT + geo.block_at(stripe, column);
+                    let at = SLICE_AT + geo.block_at(Stripe(stripe), column);
                     site.disks[position].corrupt(at / BLOCK_BYTES as u64, &NOISE);
                 }
             }
@@ -304,11 +309,11 @@ fn a_late_error_of_the_old_drive_is_no_fault_of_its_replacement() {
     run(&world, async {
         let machine = site.open(&world, &[]).await?;
         let geo = machine.array.geometry();
-        let strips = SLICE_AT + geo.strip_at(0)..SLICE_AT + geo.end();
+        let strips = SLICE_AT + geo.strip_at(Stripe(0))..SLICE_AT + geo.end();
         machine.drives[5].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Silent, strips);
         let admin = async {
             machine.env.sleep(Duration::from_secs(1)).await;
-            machine.array.fail_member(5, "failed by an administrator").await?;
+            machine.array.fail_member(Position::new(5), "failed by an administrator").await?;
             machine.replace(&new, 5, 3).await?;
             machine.env.sleep(Duration::from_secs(15)).await;
             Ok::<_, ArrayError>(machine.array.report().members[5].state)
@@ -333,7 +338,7 @@ fn an_unreadable_log_segment_stops_the_opening_and_loses_nothing() {
             write(&machine, tag, tag).await?;
             machine.volume.flush().await?;
         }
-        Ok(SLICE_AT + machine.array.geometry().segment_at(1) + 4 * BLOCK_BYTES as u64)
+        Ok(SLICE_AT + machine.array.geometry().segment_at(SegmentNo(1)) + 4 * BLOCK_BYTES as u64)
     });
     cut(&site, &world, None);
     site.prepare = Box::new(move |number, drive| {

@@ -4,6 +4,7 @@
 use crate::bench::{DISK_BYTES, Load, Machine, Site, plan, spec};
 use crate::replaced::duplicate;
 use penstock_array::ArrayError;
+use penstock_array::Site as WriteSite;
 use penstock_base::ArrayId;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
@@ -13,20 +14,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const SITES: [&str; 14] = [
-    "log.append",
-    "log.segment",
-    "fresh.strip",
-    "destage.strip",
-    "destage.trailer",
-    "checkpoint.page",
-    "checkpoint.root",
-    "replay.redo",
-    "replay.mend",
-    "rebuild.strip",
+    WriteSite::LogAppend.name(),
+    WriteSite::LogSegment.name(),
+    WriteSite::FreshStrip.name(),
+    WriteSite::DestageStrip.name(),
+    WriteSite::DestageTrailer.name(),
+    WriteSite::CheckpointPage.name(),
+    WriteSite::CheckpointRoot.name(),
+    WriteSite::ReplayRedo.name(),
+    WriteSite::ReplayMend.name(),
+    WriteSite::RebuildStrip.name(),
     "superblock.copy0",
     "superblock.copy0",
     "superblock.copy1",
-    "carrier.copy",
+    WriteSite::CarrierCopy.name(),
 ];
 const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (1, 2), (2, 3)];
 const MOST_KEPT: usize = 6;

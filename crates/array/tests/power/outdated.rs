@@ -3,8 +3,11 @@
 use crate::bench::{DISK_BYTES, Load, Machine, NOISE, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use crate::replaced::duplicate;
+use penstock_array::Position;
+use penstock_array::Site as WriteSite;
 use penstock_array::format::root::Root;
-use penstock_array::{ArrayError, Lacking, Note};
+use penstock_array::{ArrayError, ArrayEvent, Lacking};
+use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Epoch};
 use penstock_drive::{Fault, Op};
@@ -95,7 +98,7 @@ fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
         let run = world.run(async {
             let machine = site.open(&world, &[]).await?;
             write_flushed(&machine, 1..=5).await?;
-            machine.array.fail_member(1, "gone").await?;
+            machine.array.fail_member(Position::new(1), "gone").await?;
             machine.env.sleep(Duration::from_secs(60)).await;
             let drive = machine.drives[0].as_ref().unwrap();
             (0..10_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, 0..65_536));
@@ -125,7 +128,7 @@ fn lost_and_back_as_it_was_earlier(k: usize, m: usize, away_at_a_start: bool) {
         }
         machine.volume.flush().await?;
         if !away_at_a_start {
-            machine.array.fail_member(0, "gone").await?;
+            machine.array.fail_member(Position::new(0), "gone").await?;
             write_fresh(machine, 12, 12_000).await?;
         }
         machine.array.close().await
@@ -232,7 +235,12 @@ fn wrong_drives_then_the_right_ones(seed: u64) -> bool {
         run
     };
     for number in 0..2 {
-        let place = draw(&["log.append", "destage.strip", "checkpoint.root", "destage.trailer"]);
+        let place = draw(&[
+            WriteSite::LogAppend.name(),
+            WriteSite::DestageStrip.name(),
+            WriteSite::CheckpointRoot.name(),
+            WriteSite::DestageTrailer.name(),
+        ]);
         let cut = (dice.below(3) > 0).then(|| plan(place, 10 + dice.below(60)));
         if let Ok(ended) = one_life(&site, number, cut, &[], false) {
             ended.unwrap();
@@ -241,14 +249,14 @@ fn wrong_drives_then_the_right_ones(seed: u64) -> bool {
     let right: Vec<_> = site.disks[..m].to_vec();
     site.disks[..m].clone_from_slice(&past[..m]);
     let places = [
-        "replay.redo",
-        "checkpoint.root",
-        "destage.strip",
-        "destage.trailer",
-        "log.append",
+        WriteSite::ReplayRedo.name(),
+        WriteSite::CheckpointRoot.name(),
+        WriteSite::DestageStrip.name(),
+        WriteSite::DestageTrailer.name(),
+        WriteSite::LogAppend.name(),
         "superblock.copy0",
-        "carrier.copy",
-        "rebuild.strip",
+        WriteSite::CarrierCopy.name(),
+        WriteSite::RebuildStrip.name(),
     ];
     let cut = Some(plan(draw(&places), dice.below(12)));
     // Without a cut those that were wrong are right now.
@@ -308,8 +316,8 @@ fn too_many_from_the_past(k: usize, m: usize) {
     assert_eq!(found.unwrap(), [6000], "{k}+{m}: nothing was lost by refusing");
     let site = Site { lacking: Lacking::Accept, ..copy };
     let accept = async |machine: &Machine| {
-        let notes = machine.array.take_notes();
-        assert!(notes.iter().any(|note| matches!(note, Note::LossAccepted { .. })), "{notes:?}");
+        let notes = machine.array.take_events();
+        assert!(notes.iter().any(|note| matches!(note, ArrayEvent::LossAccepted { .. })), "{notes:?}");
         assert_eq!(tags(&machine.volume, 1, 20).await?, (1..=20).collect::<Vec<_>>());
         let lost = tags(&machine.volume, 6 * per, per).await.unwrap_err();
         assert!(matches!(lost, ArrayError::Unreadable { .. }), "{lost}");
@@ -389,7 +397,13 @@ fn found_by_a_start_that_is_cut(k: usize, m: usize) {
     cut_at_superblock(&site, 3, 0);
     let whole = life(&site, 4, &[], async |machine| {
         machine.array.wait_rebuilt().await;
-        assert!(machine.array.take_notes().iter().any(|note| matches!(note, Note::Outdated { position: 0 })));
+        assert!(
+            machine
+                .array
+                .take_events()
+                .iter()
+                .any(|note| *note == ArrayEvent::Outdated { position: Position::new(0) })
+        );
         machine.array.close().await
     });
     whole.unwrap();
@@ -471,7 +485,13 @@ fn a_start_with_an_accepted_loss_that_is_cut_asks_again_and_loses_no_more() {
     let uncut = life(&accepting(), 60_062, &[], read).unwrap();
     assert!(uncut.len() < expected.len(), "something is lost");
     let (mut asked, mut went_on) = (0, 0);
-    for place in ["superblock.copy0", "superblock.copy1", "checkpoint.root", "replay.redo", "log.append"] {
+    for place in [
+        "superblock.copy0",
+        "superblock.copy1",
+        WriteSite::CheckpointRoot.name(),
+        WriteSite::ReplayRedo.name(),
+        WriteSite::LogAppend.name(),
+    ] {
         for (nth, mode) in (0..14).flat_map(|nth| [(nth, CutMode::Nothing), (nth, CutMode::Everything)]) {
             let copy = accepting();
             let world = World::new(60_063);
@@ -513,7 +533,7 @@ fn damaged_beyond_redundancy(columns: Range<u32>) -> Result<(), ArrayError> {
         let geo = machine.array.geometry();
         for disk in &machine.disks[..3] {
             columns.clone().for_each(|column| {
-                let block = (SLICE_AT + geo.block_at(2, column)) / BLOCK_BYTES as u64;
+                let block = (SLICE_AT + geo.block_at(Stripe(2), column)) / BLOCK_BYTES as u64;
                 disk.corrupt(block, &NOISE);
             });
         }
@@ -581,13 +601,13 @@ fn an_old_drive_after_a_word_that_was_cut(away: bool) {
     };
     is_refused(&site);
     let mut site = Site { lacking: Lacking::Accept, ..site };
-    cut_at(&site, "checkpoint.root");
+    cut_at(&site, WriteSite::CheckpointRoot.name());
     site.lacking = Lacking::Refuse;
     is_refused(&site);
     site.disks[1] = right;
     match away {
         true => life(&site, 6, &[2], read).unwrap(),
-        false => cut_at(&site, "log.append"),
+        false => cut_at(&site, WriteSite::LogAppend.name()),
     }
     let rebuild = async |machine: &Machine| {
         assert_eq!(machine.array.wait_rebuilt().await, 0);
@@ -631,7 +651,13 @@ fn all_right_drives_are_back_after_a_word_that_was_cut() {
     let right = site.disks.clone();
     (2..4).for_each(|at| site.disks[at] = past[at].clone());
     let mut opened = 0;
-    for place in ["superblock.copy0", "superblock.copy1", "checkpoint.root", "carrier.copy", "replay.redo"] {
+    for place in [
+        "superblock.copy0",
+        "superblock.copy1",
+        WriteSite::CheckpointRoot.name(),
+        WriteSite::CarrierCopy.name(),
+        WriteSite::ReplayRedo.name(),
+    ] {
         for (nth, mode) in (0..24).flat_map(|nth| [(nth, CutMode::Nothing), (nth, CutMode::Everything)]) {
             let mut copy = Site { lacking: Lacking::Accept, ..duplicate(&site, Some(id)) };
             let world = World::new(4);

@@ -2,15 +2,15 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, agrees, unsealed};
-use penstock_array::Geometry;
 use penstock_array::format::descriptor::{Descriptor, MemberEntry};
 use penstock_array::format::record::{Entry, RecordHead, StripPatch};
 use penstock_array::format::root::Root;
 use penstock_array::format::segment::SegmentHeader;
 use penstock_array::format::table_page::TablePage;
 use penstock_array::format::trailer::Trailer;
+use penstock_array::{Geometry, Position, Positions};
 use penstock_base::{
-    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, StripeIndex, Version, crc32c_blocks,
+    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, Stripe, Version, crc32c_blocks,
 };
 
 const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
@@ -68,7 +68,7 @@ pub(super) const TRAILER: Decoder = Decoder {
     seeds: || {
         let trailer = |blocks: u32| Trailer {
             array: ARRAY,
-            stripe: StripeIndex(6),
+            stripe: Stripe(6),
             position: 2,
             version: Version(11),
             crcs: (0..blocks).collect(),
@@ -126,7 +126,7 @@ pub(super) const ROOT: Decoder = Decoder {
             order: 77,
             table_sum: 12,
             epoch: Epoch(6),
-            behind: 4,
+            behind: Positions::from_bits(4),
         };
         vec![root.encode().to_vec()]
     },
@@ -206,7 +206,12 @@ pub(super) const LOG_RECORD: Decoder = Decoder {
 fn records() -> Vec<Vec<u8>> {
     let payload = vec![Buf::copy_from(&[0x5a; BLOCK_BYTES]), Buf::copy_from(&[0xc3; BLOCK_BYTES])];
     let crcs: Vec<u32> = payload.iter().flat_map(|block| crc32c_blocks(block)).collect();
-    let patch = StripPatch { position: 2, version: Version(13), columns: vec![1], crcs: vec![5, crcs[1]] };
+    let patch = StripPatch {
+        position: Position::new(2),
+        version: Version(13),
+        columns: vec![1],
+        crcs: vec![5, crcs[1]],
+    };
     let head = |entries: Vec<Entry>| RecordHead {
         array: ARRAY,
         incarnation: 2,
@@ -216,17 +221,39 @@ fn records() -> Vec<Vec<u8>> {
         entries,
     };
     let every = head(vec![
-        Entry::Data { stripe: 1, order: 7, block: 3, crcs: vec![crcs[0]] },
-        Entry::Fresh { stripe: 2, upto: 6, version: Version(12), stale: 1, contained: vec![(0, 5)] },
-        Entry::Destage { stripe: 3, stale: 2, contained: vec![(1, 4)], patches: vec![patch] },
-        Entry::Discard { stripe: 4, count: 2, upto: 7 },
+        Entry::Data { stripe: Stripe(1), order: 7, block: 3, crcs: vec![crcs[0]] },
+        Entry::Fresh {
+            stripe: Stripe(2),
+            upto: 6,
+            version: Version(12),
+            stale: Positions::from_bits(1),
+            contained: vec![(0, 5)],
+        },
+        Entry::Destage {
+            stripe: Stripe(3),
+            stale: Positions::from_bits(2),
+            contained: vec![(1, 4)],
+            patches: vec![patch],
+        },
+        Entry::Discard { stripe: Stripe(4), count: 2, upto: 7 },
         Entry::Versions { reserved: Version(2 << 20) },
-        Entry::Strips { stripe: 5, set: 1, clear: 2, version: Version(14) },
-        Entry::MemberReset { member: 1 },
+        Entry::Strips {
+            stripe: Stripe(5),
+            set: Positions::from_bits(1),
+            clear: Positions::from_bits(2),
+            version: Version(14),
+        },
+        Entry::MemberReset { member: Position::new(1) },
     ]);
     let control = head(vec![
-        Entry::MemberReset { member: 0 },
-        Entry::Fresh { stripe: 9, upto: 0, version: Version(1), stale: 0, contained: Vec::new() },
+        Entry::MemberReset { member: Position::new(0) },
+        Entry::Fresh {
+            stripe: Stripe(9),
+            upto: 0,
+            version: Version(1),
+            stale: Positions::from_bits(0),
+            contained: Vec::new(),
+        },
     ]);
     vec![
         every.encode(&payload).0.to_vec(),

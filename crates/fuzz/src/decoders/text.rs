@@ -1,6 +1,7 @@
 //! Decoders of text: the files of a store's folder, and values that people type.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
+use penstock_array::Positions;
 use penstock_array::ownership::{AcceptedLoss, Claim, Generations, Since};
 use penstock_base::text::{parse_code, parse_size};
 use penstock_base::{ArrayId, Epoch, Id128};
@@ -13,16 +14,17 @@ pub(super) const CLAIMS: Decoder = Decoder {
     name: "coordination-json",
     most_bytes: 2048,
     seeds: || {
-        let claim = |number: u8, stale| {
+        let claim = |number: u8, stale: u64| {
             let since = |first, until| Since { first: Epoch(first), until: Epoch(until) };
-            let accepted = AcceptedLoss::new([(3, since(2, 0)), (63, since(1, 2))], stale + 1)
-                .expect("members that there are");
+            let accepted =
+                AcceptedLoss::new([(3, since(2, 0)), (63, since(1, 2))], Positions::from_bits(stale + 1))
+                    .expect("members that there are");
             let generations =
                 Generations::new([(2, 2), (63, u64::MAX / 2)]).expect("drives that replaced others");
             let claim = Claim {
                 epoch: Epoch(3),
                 revision: u64::MAX / 2,
-                stale,
+                stale: Positions::from_bits(stale),
                 accepted,
                 generations,
                 root_epoch: Epoch(2),

@@ -692,7 +692,7 @@ fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
         let synced = machine.client.fsync(ino).await;
         match asked {
             Ok(size) => assert_eq!((size, synced.is_ok()), (5, true)),
-            Err(failure) => assert!(failure.message.contains("make known") && synced.is_err(), "{failure}"),
+            Err(failure) => assert!(failure.message.contains("cannot sync") && synced.is_err(), "{failure}"),
         }
         remote.close();
     });

@@ -1,0 +1,67 @@
+//! Repair of stripes in which a read found something wrong, and of metadata while a copy of it is bad.
+
+use super::RETRY;
+use super::metadata::MetadataScrub;
+use super::scrub::Scrub;
+use crate::context::Context;
+use crate::error::ArrayError;
+use crate::members::Members;
+use crate::stripes::Stripes;
+use futures_util::future::select;
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::rc::Rc;
+
+/// The repair task of one array.
+pub(crate) struct Repair {
+    pub(crate) context: Rc<Context>,
+    pub(crate) members: Rc<Members>,
+    pub(crate) stripes: Rc<Stripes>,
+    pub(crate) scrub: Rc<Scrub>,
+    pub(crate) metadata: Rc<MetadataScrub>,
+}
+
+impl Repair {
+    /// Repairs until the array is closed.
+    pub(crate) async fn run(self: Rc<Self>) {
+        let env = &self.context.env;
+        let mut metadata_at = env.now();
+        // Stripes that wait until writes are not suspended any more.
+        let mut later = BTreeSet::new();
+        while !self.context.is_closed() {
+            // Metadata that cannot be repaired yet delays no stripe.
+            if self.members.is_metadata_bad() && env.now() >= metadata_at {
+                if let Err(error) = self.metadata.scrub().await {
+                    tracing::warn!(array = self.context.name, %error, "damaged metadata not repaired yet");
+                }
+                metadata_at = env.now() + RETRY;
+            }
+            let next = self.stripes.next_to_repair();
+            if next.is_none() && !later.is_empty() {
+                env.sleep(RETRY).await;
+                self.stripes.repair_later(std::mem::take(&mut later));
+                continue;
+            }
+            let Some(stripe) = next else {
+                let woken = pin!(self.context.signals.repair.notified());
+                match self.members.is_metadata_bad() {
+                    true => drop(select(woken, env.sleep(RETRY)).await),
+                    false => woken.await,
+                }
+                continue;
+            };
+            match self.scrub.scrub_stripe(stripe).await {
+                Ok(_) | Err(ArrayError::Closed) => {}
+                Err(ArrayError::Suspended(why)) => {
+                    self.context.report_suspended(&why);
+                    later.insert(stripe);
+                }
+                Err(error) => {
+                    tracing::error!(array = self.context.name, %stripe, %error, "a stripe could not be repaired")
+                }
+            }
+            // Strips that the repair itself found bad are repaired already.
+            self.stripes.is_repaired(stripe);
+        }
+    }
+}

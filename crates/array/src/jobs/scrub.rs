@@ -1,0 +1,235 @@
+//! Scrub: every strip of every written stripe is read and verified, parity is computed and compared, and whatever is
+//! wrong is written again from strips that are right.
+//!
+//! A scrub can be stopped and gone on with. Stripes written behind its position meanwhile are verified by the next one.
+//!
+//! A repair keeps the strip's version: the bytes are those that the version names. Parity that disagrees while all
+//! strips verify is a defect of ours: it is reported and kept.
+
+use super::metadata::MetadataScrub;
+use super::{JobProgress, MOST_PAUSE};
+use crate::context::Context;
+use crate::counters::Counts;
+use crate::error::ArrayError;
+use crate::members::{Members, WhenSuspended};
+use crate::place::Position;
+use crate::site::Site;
+use crate::stripes::Stripes;
+use crate::strips::{Erased, Found, Part, StripWrite, Strips};
+use penstock_base::{BLOCK_BYTES, Stripe};
+use penstock_drive::Io;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+const IO: Io = Site::ScrubRepair.io();
+const WRITE: StripWrite = StripWrite::new(Site::ScrubRepair, Site::ScrubRepair, WhenSuspended::Fail);
+
+/// The findings of a scrub.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Stripes verified.
+    pub stripes: u64,
+    /// Blocks, trailers and metadata blocks that did not verify.
+    pub checksum_errors: u64,
+    /// Blocks and metadata blocks written again.
+    pub repaired_blocks: u64,
+    /// Stripes whose parity disagreed while all strips verified.
+    pub parity_defects: u64,
+    /// Stripes that cannot be read.
+    pub unreadable: Vec<u64>,
+}
+
+impl ScrubReport {
+    /// True if nothing was wrong.
+    pub fn is_clean(&self) -> bool {
+        self.checksum_errors == 0 && self.parity_defects == 0 && self.unreadable.is_empty()
+    }
+}
+
+/// The position of a scrub. A caller that keeps it over a restart can go on from there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubProgress {
+    /// The stripe to go on with.
+    pub next_stripe: u64,
+    /// Nanoseconds since 1970 when the scrub began.
+    pub started_ns: i64,
+    /// The findings so far.
+    pub report: ScrubReport,
+}
+
+/// The share of the array's time that a scrub takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// One stripe after the other.
+    Full,
+    /// After each stripe a rest as long as the stripe took.
+    Gentle,
+}
+
+/// The scrub of one array.
+pub(crate) struct Scrub {
+    pub(crate) context: Rc<Context>,
+    pub(crate) members: Rc<Members>,
+    pub(crate) stripes: Rc<Stripes>,
+    pub(crate) strips: Rc<Strips>,
+    pub(crate) metadata: Rc<MetadataScrub>,
+    pub(crate) progress: Cell<Option<JobProgress>>,
+    pub(crate) stop: Cell<bool>,
+}
+
+impl Scrub {
+    /// The progress of the scrub that is running.
+    pub(crate) fn progress(&self) -> Option<JobProgress> {
+        self.progress.get()
+    }
+
+    /// Makes a running scrub end before its next stripe.
+    pub(crate) fn stop(&self) {
+        self.stop.set(true);
+    }
+
+    /// Scrubs metadata and every written stripe from `progress` on, which moves along. None if it was stopped on the
+    /// way. The caller sees to it that one scrub runs at a time.
+    pub(crate) async fn run_from(
+        &self,
+        progress: &RefCell<ScrubProgress>,
+        pace: Pace,
+    ) -> Result<Option<ScrubReport>, ArrayError> {
+        self.stop.set(false);
+        let result = self.scrub_all(progress, pace).await;
+        self.progress.set(None);
+        Ok(result?.then(|| progress.borrow().report.clone()))
+    }
+
+    /// Returns false if it was stopped before the end.
+    async fn scrub_all(&self, progress: &RefCell<ScrubProgress>, pace: Pace) -> Result<bool, ArrayError> {
+        let base = (self.context.counts(), progress.borrow().report.clone());
+        let mut job = JobProgress {
+            done_stripes: base.1.stripes,
+            done_before: base.1.stripes,
+            total_stripes: self.stripes.table().counts().0,
+            failed_stripes: base.1.unreadable.len() as u64,
+            started_ns: self.context.env.wall_ns(),
+        };
+        self.progress.set(Some(job));
+        self.metadata.scrub().await?;
+        loop {
+            self.tally(&mut progress.borrow_mut().report, &base);
+            let from = Stripe(progress.borrow().next_stripe);
+            let next = self.stripes.table().find_written(from, |_| true);
+            let Some(stripe) = next else { return Ok(true) };
+            let began = self.context.env.now();
+            match self.scrub_stripe(stripe).await {
+                Ok(()) => {}
+                Err(ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. }) => {
+                    job.failed_stripes += 1;
+                    progress.borrow_mut().report.unreadable.push(stripe.0);
+                }
+                // The same stripe again, unless it is to stop.
+                Err(ArrayError::Suspended(why)) => {
+                    self.context.suspend(why).await?;
+                    match self.stop.get() {
+                        true => return Ok(false),
+                        false => continue,
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            job.done_stripes += 1;
+            progress.borrow_mut().report.stripes = job.done_stripes;
+            progress.borrow_mut().next_stripe = stripe.next().0;
+            self.tally(&mut progress.borrow_mut().report, &base);
+            self.progress.set(Some(job));
+            self.context.check_open()?;
+            if self.stop.get() {
+                return Ok(false);
+            }
+            if pace == Pace::Gentle {
+                let took = self.context.env.now().saturating_sub(began);
+                self.context.env.sleep(took.min(MOST_PAUSE)).await;
+            }
+        }
+    }
+
+    /// The findings until now: those before this start, and those that the array has counted since.
+    fn tally(&self, report: &mut ScrubReport, (before, found): &(Counts, ScrubReport)) {
+        let now = self.context.counts();
+        report.checksum_errors = found.checksum_errors + now.checksum_errors - before.checksum_errors;
+        report.repaired_blocks = found.repaired_blocks + now.repaired_blocks - before.repaired_blocks;
+        report.parity_defects = found.parity_defects + now.parity_defects - before.parity_defects;
+    }
+
+    /// Verifies one stripe and repairs it. Fails while writes are suspended, and does not keep it locked then.
+    pub(crate) async fn scrub_stripe(&self, stripe: Stripe) -> Result<(), ArrayError> {
+        let _lock = self.stripes.locks.exclusive(stripe.0).await;
+        if self.stripes.is_unwritten(stripe) {
+            return Ok(());
+        }
+        let (all, io) = (0..self.context.geo.strip_blocks, IO.at("scrub.read"));
+        let readable = self.stripes.readable(stripe);
+        readable.iter().for_each(|position| self.strips.forget_trailer(stripe, position));
+        let mut found = match self.strips.prove_stripe(stripe, readable, io).await {
+            Ok(()) => {
+                self.stripes.map_mut().set_readable(stripe);
+                return Ok(());
+            }
+            Err(kept) => kept,
+        };
+        let again: Vec<Position> = readable.iter().filter(|at| !found.contains_key(at)).collect();
+        found.extend(self.strips.read_parts(stripe, &again, &all, io).await);
+        let bad: Vec<Position> = readable.iter().filter(|at| found[at].is_err()).collect();
+        if bad.is_empty() {
+            self.stripes.map_mut().set_readable(stripe);
+            if readable == self.context.geo.all_strips() {
+                let parts = readable.iter().filter_map(|at| found[&at].as_ref().ok());
+                self.strips.check_parity(stripe, &parts.map(|part| &part.data[..]).collect::<Vec<_>>());
+            }
+            return Ok(());
+        }
+        let made = self.strips.recover(stripe, &bad, &all, Found::default(), io).await;
+        let made = made.inspect_err(|_| self.stripes.map_mut().set_unreadable(stripe))?;
+        for (position, part) in bad.iter().zip(&made) {
+            let erased = found[position].as_ref().expect_err("it is bad");
+            self.repair_strip(stripe, *position, erased, part).await?;
+        }
+        self.members.flush_all(IO.at("scrub.flush")).await?;
+        self.stripes.map_mut().set_readable(stripe);
+        Ok(())
+    }
+
+    async fn repair_strip(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        erased: &Erased,
+        part: &Part,
+    ) -> Result<(), ArrayError> {
+        let repaired = match erased {
+            Erased::Unreachable | Erased::Strip => {
+                let version = self.stripes.version(stripe, position);
+                match self.strips.write_strip(stripe, position, part, version, WRITE).await? {
+                    Some(_) => u64::from(self.context.geo.strip_blocks) + 1,
+                    None => 0,
+                }
+            }
+            Erased::Blocks { part: rotten, bad } => {
+                if rotten.crcs != part.crcs {
+                    let (array, position) = (self.context.id, position.index());
+                    return Err(ArrayError::Disagrees { array, stripe: stripe.0, position });
+                }
+                let mut repaired = 0;
+                for column in bad {
+                    let block = part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
+                    let landed =
+                        self.strips.write_blocks(stripe, position, *column as u32, block, WRITE).await?;
+                    repaired += u64::from(landed.is_some());
+                }
+                repaired
+            }
+        };
+        self.context.count(|counts| counts.repaired_blocks += repaired);
+        self.members.count_repaired(position, repaired);
+        tracing::info!(array = self.context.name, %stripe, %position, repaired, "strip repaired");
+        Ok(())
+    }
+}

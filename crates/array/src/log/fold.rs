@@ -1,0 +1,167 @@
+//! Fold and redo: the records that replay found, applied to memory in order, and the strips that they describe.
+//!
+//! Fold writes nothing. Redo writes strips again that destage records describe: a power cut may have left them half
+//! written. It never computes parity from strips that it finds.
+
+use super::chain::Chain;
+use super::replay::FoundRecord;
+use super::writer::apply;
+use crate::context::Context;
+use crate::error::ArrayError;
+use crate::format::record::{Entry, StripPatch};
+use crate::members::{Members, WhenSuspended};
+use crate::place::SegmentNo;
+use crate::site::Site;
+use crate::stripes::Stripes;
+use crate::stripes::overlay::{DirtyBlock, Overlay};
+use crate::strips::{StripWrite, Strips};
+use penstock_base::{Buf, HashMap, Stripe};
+use std::collections::BTreeMap;
+
+const REDO: StripWrite = StripWrite::new(Site::ReplayRedo, Site::ReplayRedo, WhenSuspended::Wait);
+
+/// Strip contents that must be written again.
+#[derive(Default)]
+pub(crate) struct Redo {
+    changes: BTreeMap<Stripe, Vec<(StripPatch, Vec<Buf>)>>,
+    /// Segments of the records that describe them: pinned until the strips are flushed.
+    segments: Vec<SegmentNo>,
+}
+
+impl Redo {
+    /// True if strips of a stripe are written again: they may be torn on the drives.
+    pub(crate) fn contains(&self, stripe: Stripe) -> bool {
+        self.changes.contains_key(&stripe)
+    }
+
+    /// Writes the strips and flushes them.
+    pub(crate) async fn run(
+        self,
+        context: &Context,
+        members: &Members,
+        stripes: &Stripes,
+        strips: &Strips,
+        chain: &Chain,
+    ) -> Result<(), ArrayError> {
+        for (stripe, changes) in self.changes {
+            let mut missed = context.geo.all_strips().without(stripes.readable(stripe));
+            for (patch, blocks) in changes {
+                missed = missed.with(strips.write_patches(stripe, missed, &[patch], &blocks, REDO).await?);
+            }
+            let new = missed.without(stripes.stale(stripe));
+            if !new.is_empty() {
+                stripes.table_mut().set_stale(stripe, new);
+                members.record_missed(stripe, new);
+            }
+        }
+        members.flush_all(Site::ReplayRedo.io()).await?;
+        let mut segments = chain.segments_mut();
+        self.segments.into_iter().for_each(|segment| segments.unpin_at_checkpoint(segment));
+        Ok(())
+    }
+}
+
+/// Applies records to the stripes in order. Returns the strips to write again.
+pub(crate) fn fold(stripes: &Stripes, chain: &Chain, found: Vec<FoundRecord>) -> Redo {
+    let mut fold = Fold { stripes, chain, redo: Redo::default(), void: HashMap::default() };
+    for record in found {
+        let mut rest = &record.payload[..];
+        for entry in &record.entries {
+            let (payload, others) = rest.split_at(entry.payload_crcs().len());
+            rest = others;
+            fold.entry(entry, payload, record.segment);
+        }
+        assert!(rest.is_empty(), "entries and payload of a record agree");
+    }
+    fold.redo
+}
+
+struct Fold<'a> {
+    stripes: &'a Stripes,
+    chain: &'a Chain,
+    redo: Redo,
+    /// By stripe, the order up to which data entries are void.
+    void: HashMap<Stripe, u64>,
+}
+
+impl Fold<'_> {
+    fn entry(&mut self, entry: &Entry, payload: &[Buf], segment: SegmentNo) {
+        match entry {
+            Entry::Data { stripe, order, block, crcs } => {
+                self.skip_order(*order);
+                if self.void.get(stripe).is_none_or(|upto| order > upto) {
+                    let blocks = (*block..).zip(crcs).zip(payload);
+                    blocks
+                        .for_each(|((at, crc), data)| self.data(*stripe, at, *order, (*crc, data), segment));
+                }
+                return;
+            }
+            Entry::Fresh { stripe, upto, contained, .. } => {
+                self.redo.changes.remove(stripe);
+                self.make_void(*stripe, *upto);
+                self.contained(*stripe, contained);
+            }
+            Entry::Discard { stripe, count, upto } => {
+                for stripe in stripe.run(*count) {
+                    self.redo.changes.remove(&stripe);
+                    self.make_void(stripe, *upto);
+                }
+            }
+            Entry::Destage { stripe, contained, patches, .. } => {
+                let changes = self.redo.changes.entry(*stripe).or_default();
+                let mut rest = payload;
+                for patch in patches {
+                    let (blocks, others) = rest.split_at(patch.columns.len());
+                    rest = others;
+                    changes.push((patch.clone(), blocks.to_vec()));
+                }
+                self.redo.segments.push(segment);
+                self.contained(*stripe, contained);
+            }
+            // A rebuilt strip contains what earlier records wrote into it, under a newer version.
+            Entry::Strips { stripe, clear, .. } => {
+                if let Some(changes) = self.redo.changes.get_mut(stripe) {
+                    changes.retain(|(patch, _)| !clear.contains(patch.position));
+                }
+            }
+            Entry::MemberReset { member } => {
+                let all = self.redo.changes.values_mut();
+                all.for_each(|changes| changes.retain(|(patch, _)| patch.position != *member));
+            }
+            Entry::Versions { .. } => {}
+        }
+        apply(self.stripes, self.chain, entry, segment);
+    }
+
+    fn data(&self, stripe: Stripe, block: u32, order: u64, (crc, data): (u32, &Buf), segment: SegmentNo) {
+        let dirty = DirtyBlock { data: data.clone(), crc, order, segment: Some(segment) };
+        self.chain.segments_mut().pin(segment);
+        self.remove(|overlay| overlay.insert(stripe, block, dirty).into_iter().collect());
+    }
+
+    fn contained(&self, stripe: Stripe, contained: &[(u32, u64)]) {
+        for (block, order) in contained {
+            self.skip_order(*order);
+            self.remove(|overlay| overlay.remove(stripe, *block, *order).into_iter().collect());
+        }
+    }
+
+    fn skip_order(&self, order: u64) {
+        self.stripes.overlay_mut().skip_order(order);
+    }
+
+    fn make_void(&mut self, stripe: Stripe, upto: u64) {
+        self.skip_order(upto);
+        let void = self.void.entry(stripe).or_default();
+        *void = upto.max(*void);
+        self.remove(|overlay| overlay.remove_upto(stripe, upto));
+    }
+
+    /// Changes the overlay by `change`, which returns the blocks that leave it.
+    fn remove(&self, change: impl FnOnce(&mut Overlay) -> Vec<DirtyBlock>) {
+        for removed in change(&mut self.stripes.overlay_mut()) {
+            let segment = removed.segment.expect("a replayed block has a segment");
+            self.chain.segments_mut().unpin(segment);
+        }
+    }
+}

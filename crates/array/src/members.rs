@@ -1,0 +1,277 @@
+//! The members of an array: who can be read and written, who carries the log, and the record of both.
+//!
+//! Invariants:
+//! - a write that misses a member returns only after the member is recorded as stale under the array's epoch
+//!   ([`record`]), so a take-over never trusts a member that missed an acknowledged write;
+//! - when a life of a member ends, every strip that it wrote and did not flush is queued to be recorded as stale;
+//! - a change of the claim is recorded by coordination first, then in superblocks, and only then acted on.
+//!
+//! Owns the slices, the descriptor, the claim, the set of carriers, and superblocks that are owed. Stands on the
+//! queue of entries, and knows neither stripes nor the log: strips that a member lost become entries.
+
+pub(crate) mod carrier_writes;
+pub(crate) mod carriers;
+mod member;
+pub mod ownership;
+pub(crate) mod record;
+mod roster;
+mod superblocks;
+mod write;
+
+pub(crate) use member::{Life, Member};
+pub use roster::Roster;
+pub(crate) use write::WhenSuspended;
+
+use crate::context::Context;
+use crate::format::descriptor::Descriptor;
+use crate::format::record::Entry;
+use crate::place::{Position, Positions};
+use crate::queue::EntryQueue;
+use crate::ranks;
+use carrier_writes::CarrierWrites;
+use carriers::CarrierSearch;
+use ownership::{AcceptedLoss, Claim, Ownership};
+use penstock_base::rank::RankedMutex;
+use penstock_base::{DriveId, Stripe};
+use penstock_drive::Slice;
+use penstock_raid::MAX_STRIPS;
+use std::cell::{Cell, Ref, RefCell};
+use std::rc::Rc;
+use superblocks::OwedSuperblocks;
+
+/// One member as it stands.
+#[derive(Clone, Debug)]
+pub struct MemberReport {
+    /// Its drive.
+    pub drive: DriveId,
+    /// `active`, `rebuilding` or `missing`.
+    pub state: &'static str,
+    /// True if it carries the log and checkpoints.
+    pub carrier: bool,
+    /// Stripes whose strip on it is not valid.
+    pub stale_strips: u64,
+}
+
+/// The members of one array.
+pub(crate) struct Members {
+    context: Rc<Context>,
+    queue: Rc<EntryQueue>,
+    ownership: Rc<dyn Ownership>,
+    roster: Rc<Roster>,
+    members: RefCell<Vec<Member>>,
+    desc: RefCell<Descriptor>,
+    claim: Cell<Claim>,
+    /// The array was taken over. Before that it records nothing.
+    owned: Cell<bool>,
+    /// Drives with contents of the past that openings used as they were, as the claim names them.
+    accepted: Cell<AcceptedLoss>,
+    /// Members for which a superblock was written in this epoch.
+    written: Cell<Positions>,
+    reconfiguration: RankedMutex<()>,
+    owed: OwedSuperblocks,
+    carrier_writes: CarrierWrites,
+    search: CarrierSearch,
+    /// A copy of log, roots or pages on some carrier is bad or unverified.
+    metadata_bad: Cell<bool>,
+}
+
+impl Members {
+    pub(crate) fn new(
+        context: &Rc<Context>,
+        queue: &Rc<EntryQueue>,
+        desc: Descriptor,
+        slices: Vec<Option<Slice>>,
+        ownership: Rc<dyn Ownership>,
+        roster: &Rc<Roster>,
+    ) -> Rc<Self> {
+        assert_eq!(slices.len(), context.geo.strips(), "a slice for each strip");
+        let members = slices.into_iter().zip(&desc.members);
+        let members = members.map(|(slice, entry)| Member::new(slice, entry.stale)).collect();
+        Rc::new(Self {
+            context: context.clone(),
+            queue: queue.clone(),
+            ownership,
+            roster: roster.clone(),
+            members: RefCell::new(members),
+            desc: RefCell::new(desc),
+            claim: Cell::default(),
+            owned: Cell::default(),
+            accepted: Cell::default(),
+            written: Cell::default(),
+            reconfiguration: RankedMutex::new(ranks::RECONFIGURATION, ()),
+            owed: OwedSuperblocks::default(),
+            carrier_writes: CarrierWrites::default(),
+            search: CarrierSearch::default(),
+            metadata_bad: Cell::new(false),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.context.name
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.context.is_closed()
+    }
+
+    /// The descriptor as it is recorded.
+    pub(crate) fn descriptor(&self) -> Ref<'_, Descriptor> {
+        self.desc.borrow()
+    }
+
+    /// The claim as it is recorded.
+    pub(crate) fn claim(&self) -> Claim {
+        self.claim.get()
+    }
+
+    /// The slice of a member, if its drive takes I/O.
+    pub(crate) fn slice(&self, position: Position) -> Option<Slice> {
+        self.members.borrow()[position.index()].reachable()
+    }
+
+    /// The present life of a member.
+    pub(crate) fn life(&self, position: Position) -> Life {
+        self.members.borrow()[position.index()].life()
+    }
+
+    /// Calls `with` with the present lives of all members.
+    pub(crate) fn with_lives<T>(&self, with: impl FnOnce(&[Life]) -> T) -> T {
+        let mut lives = [0; MAX_STRIPS];
+        let members = self.members.borrow();
+        lives.iter_mut().zip(members.iter()).for_each(|(life, member)| *life = member.life());
+        with(&lives[..members.len()])
+    }
+
+    fn select(&self, wanted: impl Fn(&Member) -> bool) -> Positions {
+        let members = self.members.borrow();
+        let wanted = members.iter().enumerate().filter(|(_, member)| wanted(member));
+        wanted.map(|(at, _)| Position::new(at)).collect()
+    }
+
+    /// Members whose drives take I/O.
+    pub(crate) fn reachable(&self) -> Positions {
+        self.select(|member| member.reachable().is_some())
+    }
+
+    /// Members whose drives are away, take no I/O, or were left out at the opening.
+    pub(crate) fn gone(&self) -> Positions {
+        self.context.geo.all_strips().without(self.reachable())
+    }
+
+    /// Members recorded as stale.
+    pub(crate) fn stale(&self) -> Positions {
+        self.select(Member::is_stale)
+    }
+
+    /// Members that are not stale and whose drives take I/O.
+    pub(crate) fn active(&self) -> Positions {
+        self.reachable().without(self.stale())
+    }
+
+    /// The position of the member on a drive.
+    pub(crate) fn position_of(&self, drive: DriveId) -> Option<Position> {
+        self.desc.borrow().members.iter().position(|member| member.drive == drive).map(Position::new)
+    }
+
+    /// Offset and length of the slice that a drive gives to the array.
+    pub(crate) fn slice_of(&self, drive: DriveId) -> Option<(u64, u64)> {
+        let desc = self.desc.borrow();
+        desc.members.iter().find(|member| member.drive == drive).map(|member| (member.offset, member.len))
+    }
+
+    /// True if the drive of a member is in its place, and not only recorded there.
+    pub(crate) fn is_in_place(&self, position: Position) -> bool {
+        self.members.borrow()[position.index()].slice().is_some()
+    }
+
+    /// True if the array survives the loss of these drives as well: of their strips, and of their replicas of the
+    /// log, which may be the last ones until carriers are replaced.
+    pub(crate) fn survives(&self, drives: &[DriveId]) -> bool {
+        let lost = {
+            let desc = self.desc.borrow();
+            let taken = desc.members.iter().enumerate().filter(|(_, member)| drives.contains(&member.drive));
+            let taken = taken.map(|(at, _)| Position::new(at)).collect();
+            self.gone().with(self.stale()).with(taken)
+        };
+        lost.len() <= self.context.geo.m
+            && self.desc.borrow().carriers().any(|carrier| !lost.contains(carrier))
+    }
+
+    /// True if a drive holds a member that is not lost already.
+    pub(crate) fn uses(&self, drive: DriveId) -> bool {
+        self.position_of(drive).is_some_and(|at| !self.stale().contains(at))
+    }
+
+    /// Counts a block that does not verify against the drive of a member.
+    pub(crate) fn count_checksum_errors(&self, position: Position, errors: u64) {
+        if let Some(slice) = self.members.borrow()[position.index()].slice() {
+            (0..errors).for_each(|_| slice.drive().count_checksum_error());
+        }
+    }
+
+    /// Counts blocks that were written again on the drive of a member.
+    pub(crate) fn count_repaired(&self, position: Position, blocks: u64) {
+        if let Some(slice) = self.members.borrow()[position.index()].slice() {
+            slice.drive().count_repaired(blocks);
+        }
+    }
+
+    /// Takes a member's slice away, and counts the member as stale: its drive has contents of the past.
+    pub(crate) fn leave_out(&self, position: Position) {
+        let member = &mut self.members.borrow_mut()[position.index()];
+        member.remove_slice();
+        member.set_stale(true);
+    }
+
+    /// Has the tasks look at carriers and members: some were lost, added or replaced.
+    pub(crate) fn changed(&self) {
+        self.search.want();
+        self.context.signals.carriers.notify_one();
+        self.context.signals.resync.notify_one();
+    }
+
+    /// Ends the life of a member whose drive is latched. Strips that were not flushed in it are stale.
+    pub(crate) fn note_latched(&self, position: Position) {
+        let Some(unflushed) = self.members.borrow_mut()[position.index()].latch() else { return };
+        unflushed.into_iter().for_each(|stripe| self.record_missed(stripe, Positions::one(position)));
+        self.changed();
+    }
+
+    /// Queues the record that strips of a stripe are stale. Nobody waits for it: until it is durable the strip's
+    /// version proves the same. It changes nothing of a stripe that is not written yet; there the fresh record, which
+    /// is made from lives, does.
+    pub(crate) fn record_missed(&self, stripe: Stripe, strips: Positions) {
+        drop(self.queue.push_control(Entry::stale_strips(stripe, strips), Vec::new()));
+    }
+
+    /// True while a copy of metadata is known to be bad, or not verified yet.
+    pub(crate) fn is_metadata_bad(&self) -> bool {
+        self.metadata_bad.get()
+    }
+
+    /// Records whether a copy of metadata is bad. The repair task scrubs metadata while one is.
+    pub(crate) fn set_metadata_bad(&self, bad: bool) {
+        self.metadata_bad.set(bad);
+        self.context.signals.repair.notify_one();
+    }
+
+    /// The members as they stand; `stale_strips` counts the stripes whose strip on a member is not valid.
+    pub(crate) fn report(&self, stale_strips: impl Fn(Position, bool) -> u64) -> Vec<MemberReport> {
+        let (members, desc) = (self.members.borrow(), self.desc.borrow());
+        let report = |(at, member): (usize, &Member)| {
+            let position = Position::new(at);
+            let is_reachable = member.reachable().is_some();
+            MemberReport {
+                drive: desc.members[at].drive,
+                state: match (is_reachable, member.is_stale()) {
+                    (false, _) => "missing",
+                    (true, true) => "rebuilding",
+                    (true, false) => "active",
+                },
+                carrier: desc.carriers().any(|carrier| carrier == position),
+                stale_strips: stale_strips(position, is_reachable),
+            }
+        };
+        members.iter().enumerate().map(report).collect()
+    }
+}

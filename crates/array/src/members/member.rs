@@ -1,0 +1,158 @@
+//! One member: its slice, whether it is recorded as stale, and its life.
+//!
+//! A member has a *life*: a number that is raised when its drive is latched and when its slice is replaced. A strip is
+//! on its member if it landed and was flushed under the present life. A late answer to an I/O of an earlier life
+//! changes nothing.
+//!
+//! Invariant: every strip that was written in a life and not flushed is in `unflushed` until that life ends; then the
+//! caller records it as stale.
+
+use crate::ranks;
+use penstock_base::Stripe;
+use penstock_base::rank::RankedMutex;
+use penstock_drive::Slice;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// The number of a life; see the module.
+pub(crate) type Life = u64;
+
+/// One member of an array.
+pub(crate) struct Member {
+    /// None while its drive is missing.
+    slice: Option<Slice>,
+    /// Recorded as missing writes.
+    stale: bool,
+    life: Life,
+    /// The present life began when the drive was latched.
+    latched: bool,
+    /// Stripes written in this life and not flushed since, with the number of the write.
+    unflushed: BTreeMap<Stripe, u64>,
+    /// Writes of strips in all lives.
+    writes: u64,
+    /// Held during a flush, so that a flush whose strips another one covers waits for that one.
+    flushing: Rc<RankedMutex<()>>,
+}
+
+impl Member {
+    pub(crate) fn new(slice: Option<Slice>, stale: bool) -> Self {
+        Self {
+            slice,
+            stale,
+            life: 0,
+            latched: false,
+            unflushed: BTreeMap::new(),
+            writes: 0,
+            flushing: Rc::new(RankedMutex::new(ranks::MEMBER_FLUSH, ())),
+        }
+    }
+
+    /// The slice, also if its drive is latched.
+    pub(crate) fn slice(&self) -> Option<&Slice> {
+        self.slice.as_ref()
+    }
+
+    /// The slice, if its drive takes I/O.
+    pub(crate) fn reachable(&self) -> Option<Slice> {
+        self.slice.clone().filter(|slice| slice.drive().is_online())
+    }
+
+    /// True if it is recorded as missing writes.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale
+    }
+
+    /// The record about it changed.
+    pub(crate) fn set_stale(&mut self, stale: bool) {
+        self.stale = stale;
+    }
+
+    /// True if its drive is gone and no record says so yet.
+    pub(crate) fn is_newly_lost(&self) -> bool {
+        !self.stale && self.reachable().is_none()
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        self.life
+    }
+
+    /// A strip of `stripe` landed in this life.
+    pub(crate) fn landed(&mut self, stripe: Stripe) {
+        self.writes += 1;
+        self.unflushed.insert(stripe, self.writes);
+    }
+
+    /// True if there is something to flush, or to find out that its drive is gone.
+    pub(crate) fn needs_flush(&self) -> bool {
+        !self.unflushed.is_empty() || self.is_newly_lost()
+    }
+
+    /// The number of the last write: a flush that begins now covers it.
+    pub(crate) fn last_write(&self) -> u64 {
+        self.writes
+    }
+
+    /// A flush that covers writes up to this number returned in the life in which it began.
+    pub(crate) fn flushed(&mut self, covered: u64) {
+        assert!(covered <= self.writes, "a flush covers write {covered} of {}", self.writes);
+        self.unflushed.retain(|_, write| *write > covered);
+    }
+
+    pub(crate) fn flushing(&self) -> Rc<RankedMutex<()>> {
+        self.flushing.clone()
+    }
+
+    /// Its drive was latched. Returns the stripes whose strips the ended life may have lost; none if the life that
+    /// began with the latch lasts already.
+    pub(crate) fn latch(&mut self) -> Option<Vec<Stripe>> {
+        if std::mem::replace(&mut self.latched, true) {
+            return None;
+        }
+        Some(self.end_life())
+    }
+
+    fn end_life(&mut self) -> Vec<Stripe> {
+        self.life += 1;
+        std::mem::take(&mut self.unflushed).into_keys().collect()
+    }
+
+    /// Takes the slice away: nothing that is in flight to it counts.
+    pub(crate) fn remove_slice(&mut self) {
+        self.end_life();
+        self.slice = None;
+    }
+
+    /// Puts a slice in the place of one that was removed.
+    pub(crate) fn put_slice(&mut self, slice: Slice) {
+        assert!(self.unflushed.is_empty(), "strips of another slice are not flushed");
+        self.slice = Some(slice);
+        self.latched = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_covers_the_writes_before_it() {
+        let mut member = Member::new(None, true);
+        [1, 2, 1].into_iter().for_each(|stripe| member.landed(Stripe(stripe)));
+        let covered = member.last_write();
+        member.landed(Stripe(2));
+        member.flushed(covered);
+        assert!(member.needs_flush());
+        assert_eq!(member.latch(), Some(vec![Stripe(2)]));
+    }
+
+    #[test]
+    fn a_latched_drive_ends_a_life_once() {
+        let mut member = Member::new(None, false);
+        member.landed(Stripe(7));
+        let life = member.life();
+        assert_eq!(member.latch(), Some(vec![Stripe(7)]));
+        assert_eq!((member.latch(), member.life()), (None, life + 1));
+        member.remove_slice();
+        assert_eq!(member.life(), life + 2);
+    }
+}

@@ -1,0 +1,137 @@
+//! Reading the last checkpoint: the newest root, and the table pages that it names.
+
+use crate::context::Context;
+use crate::error::ArrayError;
+use crate::format::root::Root;
+use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
+use crate::salvage::{self, Salvaged};
+use crate::stripes::Stripes;
+use futures_util::future::{join, join_all};
+use futures_util::{StreamExt, stream};
+use penstock_base::BLOCK_BYTES;
+use penstock_drive::{Class, Io, Slice};
+
+const IO: Io = Io::new(Class::Meta, "open.read");
+/// Pieces of the table that are read at the same time from each place of each carrier.
+const PIECES_IN_FLIGHT: usize = 4;
+
+/// The newest root. A durable root is on every carrier, so one carrier that can be read decides. A place that no carrier
+/// can read might hold it, and then nothing is decided. Numbers are given again after a start whose root was not durable,
+/// and such a root may come back with a drive that has contents of the past. Epochs are never given again.
+pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<Root, ArrayError> {
+    let mut best: Option<Root> = None;
+    for place in 0..2 {
+        let mut is_known = false;
+        for carrier in carriers {
+            let Ok(block) = carrier.read(context.geo.root_at(place), BLOCK_BYTES, IO).await else {
+                continue;
+            };
+            is_known = true;
+            if let Ok(root) = Root::decode(&block)
+                && root.array == context.id
+                && root.replay_seq.0 > 0
+                && root.replay_segment > 0
+            {
+                let age = |root: &Root| (root.epoch, root.seq);
+                best = best.filter(|best| age(best) >= age(&root)).or(Some(root));
+            }
+        }
+        if !is_known {
+            return Err(context.cannot_read("the checkpoint's root".into()));
+        }
+    }
+    best.ok_or_else(|| context.damaged("the checkpoint's root".into()))
+}
+
+/// The result of [`read_table`].
+#[derive(Default)]
+pub(super) struct ReadTable {
+    /// Copies that were bad.
+    pub(super) bad: u64,
+    /// Places, by the carrier's index and offset on the slice, of pages whose checkpoint has no root: the next root's
+    /// number would make them count.
+    pub(super) voids: Vec<(usize, u64)>,
+}
+
+/// Loads every table page from the carrier that has its newest committed copy, and proves by the root's sum that these
+/// are the pages that the root was written for.
+pub(super) async fn read_table(
+    context: &Context,
+    stripes: &Stripes,
+    root: &Root,
+    carriers: &[Slice],
+) -> Result<ReadTable, ArrayError> {
+    let (mut result, mut is_unreadable) = (ReadTable::default(), false);
+    let firsts = (0..context.geo.pages()).step_by(PAGES_IN_A_PIECE as usize);
+    let mut pieces = stream::iter(firsts.map(|first| async move {
+        let pages = first..context.geo.pages().min(first + PAGES_IN_A_PIECE);
+        let len = (pages.end - pages.start) as usize * BLOCK_BYTES;
+        let read = |carrier, place| salvage::read(carrier, context.geo.page_at(first, place), len, IO);
+        let reads = carriers.iter().map(|carrier| join(read(carrier, 0), read(carrier, 1)));
+        (pages, join_all(reads).await)
+    }))
+    .buffered(PIECES_IN_FLIGHT);
+    while let Some((pages, copies)) = pieces.next().await {
+        is_unreadable |= copies.iter().any(|(one, other)| one.lacks_some() || other.lacks_some());
+        for page in pages.clone() {
+            let at = (page - pages.start) as usize;
+            result.bad += load_page(context, stripes, root, page, at, &copies, &mut result.voids)?;
+        }
+    }
+    let sum = stripes.table().sum();
+    match sum == root.table_sum {
+        true => Ok(result),
+        false if is_unreadable => Err(context.cannot_read("the stripe table".into())),
+        false => Err(context.damaged("the newest copy of a stripe table page".into())),
+    }
+}
+
+/// Loads one page from the copies of its piece, in which it has index `at`. Returns the number of bad copies.
+fn load_page(
+    context: &Context,
+    stripes: &Stripes,
+    root: &Root,
+    page: u64,
+    at: usize,
+    copies: &[(Salvaged, Salvaged)],
+    voids: &mut Vec<(usize, u64)>,
+) -> Result<u64, ArrayError> {
+    let mut decode = |carrier: usize, place: u64| {
+        let (one, other) = &copies[carrier];
+        let bytes = if place == 0 { one.bytes() } else { other.bytes() };
+        let found = TablePage::decode(&bytes[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES]).ok()?;
+        if found.array != context.id || found.index != page {
+            return None;
+        }
+        if found.checkpoint > root.seq {
+            voids.push((carrier, context.geo.page_at(page, place)));
+            return None;
+        }
+        (usize::from(found.strips) == context.geo.strips()).then_some(found)
+    };
+    let found: Vec<[Option<TablePage>; 2]> =
+        (0..copies.len()).map(|carrier| [decode(carrier, 0), decode(carrier, 1)]).collect();
+    let newest = found.iter().flatten().flatten().map(|copy| copy.checkpoint).max();
+    let in_place = |place: usize| {
+        let copies = found.iter().filter_map(move |places| places[place].as_ref());
+        copies.filter(move |copy| Some(copy.checkpoint) == newest)
+    };
+    let Some((place, best)) = [0, 1].into_iter().find_map(|place| Some((place, in_place(place).next()?)))
+    else {
+        let readable = copies.iter().all(|(one, other)| one.has(at, 1) && other.has(at, 1));
+        let what = format!("stripe table page {page}");
+        return Err(if readable { context.damaged(what) } else { context.cannot_read(what) });
+    };
+    for (carrier, (one, other)) in copies.iter().enumerate() {
+        // A page of a checkpoint without a root may hide in the other place. It would count with the next root.
+        let hidden = if place == 0 { other } else { one };
+        if !hidden.has(at, 1) {
+            voids.push((carrier, context.geo.page_at(page, 1 - place as u64)));
+        }
+    }
+    let is_loaded = stripes.table_mut().load_page(page, place as u8, best.checkpoint, &best.words);
+    if !is_loaded {
+        return Err(context.damaged(format!("stripe table page {page}")));
+    }
+    Ok((found.len() - in_place(place).count()) as u64)
+}

@@ -1,0 +1,182 @@
+//! Drives with contents of the past: a snapshot that was restored, or an old copy in the place of the drive.
+//!
+//! They lack everything that was written since, and the table says that it is there. So the descriptor names for each
+//! member an epoch of which its own superblock is at least, also if the member is stale, and so does the root for all
+//! members that count: every opening writes the superblocks of all members before its root. A member with an older
+//! superblock is such a drive. A copy from within the present opening is not recognised: its strips do not verify,
+//! which reads and scrubs find.
+//!
+//! If stripes would be lost without such drives and those that are away, the opening ends before it writes: its redo
+//! would make the contents of the right drives out of date, and bringing them back would not help. An administrator may
+//! give up the data that only they have.
+//!
+//! Invariant: such a drive is recorded as stale before anything is written past it, and is neither read nor written
+//! before the log says that nothing on it counts. A power cut before that leaves its superblock as it is, and the next
+//! opening finds the same; the right drive, if it is there then, is resynced like one that was away.
+
+use super::Lacking;
+use crate::context::Context;
+use crate::error::ArrayError;
+use crate::events::ArrayEvent;
+use crate::format::descriptor::Descriptor;
+use crate::format::root::Root;
+use crate::log::fold::Redo;
+use crate::members::Members;
+use crate::members::ownership::{AcceptedLoss, Claim};
+use crate::place::{Position, Positions};
+use crate::stripes::Stripes;
+use crate::strips::{Erased, Part, Strips};
+use penstock_base::{Epoch, Stripe};
+use penstock_drive::{Class, Io, Slice};
+use std::time::Duration;
+
+/// A member that is left out, with its slice.
+pub(super) type LeftOut = (Position, Slice);
+
+/// Stripes that an opening reads to see whether they are lost in any case. If there are more it does not go on.
+const MOST_READ: u64 = 1024;
+/// No further stripe is read after this time.
+const LONGEST_LOOK: Duration = Duration::from_secs(60);
+const IO: Io = Io::new(Class::Meta, "open.stripe");
+
+/// Takes the slices of outdated members away, and returns them. If the loss of their contents is accepted and more would
+/// be missing than the array survives, all stay: old strips do not verify. Returns also the drives that the claim must
+/// name as used.
+pub(super) async fn leave_out_outdated(
+    context: &Context,
+    members: &Members,
+    root: &Root,
+    claim: &Claim,
+    stale: Positions,
+    lacking: Lacking,
+) -> (Vec<LeftOut>, AcceptedLoss) {
+    let mut accepted = claim.accepted;
+    if root.epoch >= claim.epoch {
+        accepted.has_root(root.epoch);
+    }
+    let (mut found, mut missing) = (Vec::new(), 0);
+    for position in context.geo.all_strips().iter() {
+        let is_stale = stale.contains(position);
+        let least = root.least_epoch(position, &members.descriptor().members[position.index()], is_stale);
+        let (mut is_missing, slice) = (is_stale, members.slice(position));
+        if let Some(slice) = slice {
+            let epoch = epoch_on(context, &slice).await;
+            if epoch < least || accepted.may_be_old(position, epoch) {
+                tracing::warn!(
+                    array = context.name,
+                    %position,
+                    drive = %slice.drive().id(),
+                    path = slice.drive().path(),
+                    "the drive is as it was before an earlier start of the array"
+                );
+                found.push((position, slice));
+                is_missing = true;
+            } else {
+                // The right drive is back, or it was never away.
+                accepted.is_found(position, members.next_epoch(claim));
+            }
+        } else {
+            is_missing = true;
+        }
+        missing += usize::from(is_missing);
+    }
+    let used: Positions = match lacking == Lacking::Accept && missing > context.geo.m {
+        true => found.drain(..).map(|(position, _)| position).collect(),
+        false => Positions::NONE,
+    };
+    accepted.uses(used, members.next_epoch(claim));
+    found.iter().for_each(|(position, _)| members.leave_out(*position));
+    (found, accepted)
+}
+
+/// The owner's epoch when a drive last took its superblock.
+async fn epoch_on(context: &Context, slice: &Slice) -> Epoch {
+    let superblock = slice.drive().superblock().await;
+    let own = superblock.arrays.iter().find(|entry| entry.array == context.id);
+    own.and_then(|entry| Descriptor::decode(&entry.descriptor).ok()).map_or(Epoch(0), |found| found.epoch)
+}
+
+/// Refuses to go on if stripes would be lost without the drives that are away or left out.
+pub(super) async fn check_loss(
+    context: &Context,
+    members: &Members,
+    stripes: &Stripes,
+    strips: &Strips,
+    left_out: &[LeftOut],
+    redo: &Redo,
+) -> Result<(), ArrayError> {
+    let gone = members.gone();
+    let mut lost = stripes.table().lost_without(gone, context.geo.m);
+    if (1..=MOST_READ).contains(&lost) {
+        lost -= lost_anyway(context, stripes, strips, gone, redo).await;
+    }
+    if lost == 0 {
+        return Ok(());
+    }
+    let desc = members.descriptor();
+    let name = |position: Position| {
+        let how = match left_out.iter().find(|(at, _)| *at == position) {
+            Some((_, slice)) => format!("as it was in the past, at {}", slice.drive().path()),
+            None => "not here".to_owned(),
+        };
+        format!("drive {} ({how})", desc.members[position.index()].drive)
+    };
+    let which = gone.iter().map(name).collect::<Vec<_>>().join(", ");
+    Err(ArrayError::WouldLose { name: context.name.clone(), stripes: lost, which })
+}
+
+/// The number of stripes among those lost without the `gone` members that cannot be read with them either.
+async fn lost_anyway(
+    context: &Context,
+    stripes: &Stripes,
+    strips: &Strips,
+    gone: Positions,
+    redo: &Redo,
+) -> u64 {
+    let (mut lost, mut from, until) = (0, Stripe(0), context.env.now() + LONGEST_LOOK);
+    while context.env.now() < until {
+        let next = stripes.table().find_lost_without(from, gone, context.geo.m);
+        let Some(stripe) = next else { break };
+        // Strips that the log writes again may be torn on the drives.
+        let is_lost = !redo.contains(stripe) && !may_be_read(context, stripes, strips, stripe, gone).await;
+        lost += u64::from(is_lost);
+        from = stripe.next();
+    }
+    lost
+}
+
+/// True if some column of a stripe could be read with the `gone` members here, as they were last. A strip that cannot be
+/// read now may be right; one that does not verify is not.
+async fn may_be_read(
+    context: &Context,
+    stripes: &Stripes,
+    strips: &Strips,
+    stripe: Stripe,
+    gone: Positions,
+) -> bool {
+    let columns = 0..context.geo.strip_blocks;
+    let valid = context.geo.all_strips().without(stripes.stale(stripe));
+    let (away, here): (Vec<Position>, Vec<Position>) = valid.iter().partition(|at| gone.contains(*at));
+    let parts = strips.read_parts(stripe, &here, &columns, IO).await;
+    columns.into_iter().any(|column| {
+        let may_be_right = |part: &&Result<Part, Erased>| match part {
+            Ok(_) | Err(Erased::Unreachable) => true,
+            Err(Erased::Strip) => false,
+            Err(Erased::Blocks { bad, .. }) => !bad.contains(&(column as usize)),
+        };
+        away.len() + parts.values().filter(may_be_right).count() >= context.geo.k
+    })
+}
+
+/// Has members that were left out rebuilt from nothing.
+pub(super) async fn take_back(
+    context: &Context,
+    members: &Members,
+    left_out: Vec<LeftOut>,
+) -> Result<(), ArrayError> {
+    for (position, slice) in left_out {
+        context.events.push(ArrayEvent::Outdated { position });
+        members.put(position, slice).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! The order in which locks of an array are acquired. Debug builds assert it ([`penstock_base::rank`]).
+//!
+//! | rank | lock | taken by |
+//! |---|---|---|
+//! | destage | one round of destage at a time | destage, close, repair of metadata |
+//! | stripe | shared or exclusive, several in ascending order | everything that reads or writes strips |
+//! | fresh | one round that flushes and records fresh stripes | flush, and holders of stripes |
+//! | versions | one reservation of versions at a time | everything that writes a strip |
+//! | log record | no lock: the wait until the log writer made a record durable | holders of all of the above |
+//! | member flush | one flush of a member's strips at a time | fresh, destage, rebuild, redo |
+//! | checkpoint | one checkpoint at a time; the place of root and pages stands still | the log writer, destage, scrub |
+//! | reconfiguration | one change of the claim at a time | everything that loses, adds or replaces a member |
+//! | carrier write | shared by each write on carriers, exclusive for the end of a carrier's copy | the log writer, checkpoints |
+//!
+//! The log writer takes *checkpoint* and what is below it. So nothing may wait for a log record while it holds a lock
+//! of a rank below *log record*.
+
+use penstock_base::rank::Rank;
+
+pub(crate) const DESTAGE: Rank = Rank::new(10, "destage");
+pub(crate) const STRIPE: Rank = Rank::new(20, "stripe");
+pub(crate) const FRESH: Rank = Rank::new(30, "fresh");
+pub(crate) const VERSIONS: Rank = Rank::new(40, "versions");
+pub(crate) const LOG_RECORD: Rank = Rank::new(50, "log record");
+pub(crate) const MEMBER_FLUSH: Rank = Rank::new(60, "member flush");
+pub(crate) const CHECKPOINT: Rank = Rank::new(70, "checkpoint");
+pub(crate) const RECONFIGURATION: Rank = Rank::new(80, "reconfiguration");
+pub(crate) const CARRIER_WRITE: Rank = Rank::new(90, "carrier write");

@@ -1,0 +1,152 @@
+//! The stripes of an array: their state, their dirty blocks in the log, their versions and locks.
+//!
+//! Owns the stripe map, the overlay, the version counter, the stripe locks and the queue of stripes to repair. Does
+//! not own strips: what lies on drives is [`crate::strips`].
+
+pub(crate) mod map;
+pub(crate) mod overlay;
+pub(crate) mod table;
+mod versions;
+
+use crate::context::Context;
+use crate::format::record::Entry;
+use crate::members::Members;
+use crate::place::{Position, Positions};
+use crate::queue::EntryQueue;
+use crate::ranks;
+use map::StripeMap;
+use overlay::Overlay;
+use penstock_base::rank::RankedLocks;
+use penstock_base::{Stripe, Version};
+use std::cell::{Ref, RefCell, RefMut};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use table::StripeTable;
+use versions::Versions;
+
+/// The stripes of one array.
+pub(crate) struct Stripes {
+    context: Rc<Context>,
+    members: Rc<Members>,
+    map: RefCell<StripeMap>,
+    overlay: RefCell<Overlay>,
+    /// Stripes in which something bad was found.
+    to_repair: RefCell<BTreeSet<Stripe>>,
+    pub(crate) versions: Versions,
+    /// Whoever writes strips of a stripe holds its lock exclusively; a reader holds it shared.
+    pub(crate) locks: RankedLocks,
+}
+
+impl Stripes {
+    pub(crate) fn new(context: &Rc<Context>, members: &Rc<Members>, queue: &Rc<EntryQueue>) -> Rc<Self> {
+        Rc::new(Self {
+            context: context.clone(),
+            members: members.clone(),
+            map: RefCell::new(StripeMap::new(StripeTable::new(&context.geo))),
+            overlay: RefCell::new(Overlay::new(context.geo.strip_blocks)),
+            to_repair: RefCell::default(),
+            versions: Versions::new(queue),
+            locks: RankedLocks::new(ranks::STRIPE),
+        })
+    }
+
+    /// The state of all stripes. Let go of it before the next wait.
+    pub(crate) fn map(&self) -> Ref<'_, StripeMap> {
+        self.map.borrow()
+    }
+
+    /// The same, to change it.
+    pub(crate) fn map_mut(&self) -> RefMut<'_, StripeMap> {
+        self.map.borrow_mut()
+    }
+
+    /// The stripe table.
+    pub(crate) fn table(&self) -> Ref<'_, StripeTable> {
+        Ref::map(self.map.borrow(), StripeMap::table)
+    }
+
+    /// The stripe table, for openings and checkpoints.
+    pub(crate) fn table_mut(&self) -> RefMut<'_, StripeTable> {
+        RefMut::map(self.map.borrow_mut(), StripeMap::table_mut)
+    }
+
+    /// The dirty blocks.
+    pub(crate) fn overlay(&self) -> Ref<'_, Overlay> {
+        self.overlay.borrow()
+    }
+
+    /// The dirty blocks, to change them.
+    pub(crate) fn overlay_mut(&self) -> RefMut<'_, Overlay> {
+        self.overlay.borrow_mut()
+    }
+
+    /// True if nothing is written in the stripe's strips.
+    pub(crate) fn is_unwritten(&self, stripe: Stripe) -> bool {
+        self.map.borrow().is_unwritten(stripe)
+    }
+
+    /// Strips that are not valid.
+    pub(crate) fn stale(&self, stripe: Stripe) -> Positions {
+        self.members.with_lives(|lives| self.map.borrow().stale(stripe, lives))
+    }
+
+    /// The version that a valid strip has.
+    pub(crate) fn version(&self, stripe: Stripe, position: Position) -> Version {
+        self.map.borrow().version(stripe, position)
+    }
+
+    /// Strips that should be readable: valid, and on a member that takes I/O.
+    pub(crate) fn readable(&self, stripe: Stripe) -> Positions {
+        self.members.reachable().without(self.stale(stripe))
+    }
+
+    /// True if the record of a pending stripe would lack one of these strips.
+    pub(crate) fn pending_misses(&self, strips: Positions) -> bool {
+        self.members.with_lives(|lives| self.map.borrow().pending_misses(strips, lives))
+    }
+
+    /// The record of a pending stripe as its members stand now; none if it is not pending under `version`.
+    pub(crate) fn pending_entry(&self, stripe: Stripe, version: Version) -> Option<Entry> {
+        self.members.with_lives(|lives| self.map.borrow().pending_entry(stripe, version, lives))
+    }
+
+    /// Applies a durable record.
+    pub(crate) fn apply(&self, entry: &Entry) {
+        if let Entry::Versions { reserved } = entry {
+            self.versions.set_reserved(*reserved);
+        }
+        let lacking = self.members.with_lives(|lives| self.map.borrow_mut().apply(entry, lives));
+        if !lacking.is_empty() {
+            // The members may have everything else, and then nothing but resync looks at them.
+            self.context.signals.resync.notify_one();
+        }
+    }
+
+    /// Has a stripe scrubbed: something bad was found in it.
+    pub(crate) fn want_repair(&self, stripe: Stripe) {
+        self.to_repair.borrow_mut().insert(stripe);
+        self.context.signals.repair.notify_one();
+    }
+
+    /// Takes the first stripe to repair.
+    pub(crate) fn next_to_repair(&self) -> Option<Stripe> {
+        self.to_repair.borrow_mut().pop_first()
+    }
+
+    /// A stripe was scrubbed: what was found bad meanwhile is repaired.
+    pub(crate) fn is_repaired(&self, stripe: Stripe) {
+        self.to_repair.borrow_mut().remove(&stripe);
+    }
+
+    /// Puts stripes back whose repair must wait.
+    pub(crate) fn repair_later(&self, mut stripes: BTreeSet<Stripe>) {
+        self.to_repair.borrow_mut().append(&mut stripes);
+    }
+
+    /// The number of written stripes with fewer valid strips than the code has.
+    pub(crate) fn redundancy_debt(&self) -> u64 {
+        let (written, with_stale) = self.table().counts();
+        let all = self.members.reachable().len() == self.context.geo.strips();
+        if all { with_stale } else { written }
+    }
+}

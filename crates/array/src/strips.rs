@@ -1,0 +1,80 @@
+//! Strips on drives: reads with proof, reconstruction, and writes with a trailer.
+//!
+//! Invariants:
+//! - a block is handed on only if its CRC32C agrees with a trailer of this array, stripe, position and of the version
+//!   that the stripe map names. Everything else is an erasure;
+//! - all callers hold the stripe's lock, so no write of the stripe is in flight when a mismatch is judged.
+
+mod part;
+mod read;
+mod recover;
+mod trailers;
+mod write;
+
+pub(crate) use part::{Erased, Found, Part, parts_to_keep};
+pub(crate) use write::StripWrite;
+
+use crate::context::Context;
+use crate::members::Members;
+use crate::stripes::Stripes;
+use penstock_raid::{Code, Fault};
+use std::cell::RefCell;
+use std::rc::Rc;
+use trailers::TrailerCache;
+
+/// The strips of one array.
+pub(crate) struct Strips {
+    context: Rc<Context>,
+    members: Rc<Members>,
+    stripes: Rc<Stripes>,
+    code: Code,
+    trailers: RefCell<TrailerCache>,
+}
+
+impl Strips {
+    pub(crate) fn new(
+        context: &Rc<Context>,
+        members: &Rc<Members>,
+        stripes: &Rc<Stripes>,
+        code: Code,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            context: context.clone(),
+            members: members.clone(),
+            stripes: stripes.clone(),
+            code,
+            trailers: RefCell::default(),
+        })
+    }
+
+    /// The name of the kernel that codes stripes.
+    pub(crate) fn kernel(&self) -> &'static str {
+        self.code.kernel().name()
+    }
+
+    /// Computes parity over data strips and compares. Returns false if a strip is odd, and reports which.
+    pub(crate) fn check_parity(&self, stripe: penstock_base::Stripe, strips: &[&[u8]]) -> bool {
+        let (data, parity) = strips.split_at(self.context.geo.k);
+        let agrees = self.code.verify(data, parity);
+        if !agrees {
+            self.report_parity_defect(stripe, data, parity);
+        }
+        agrees
+    }
+
+    fn report_parity_defect(&self, stripe: penstock_base::Stripe, data: &[&[u8]], parity: &[&[u8]]) {
+        self.context.count(|counts| counts.parity_defects += 1);
+        // All trailers agree, so the odd strip only hints at where to look for the defect.
+        let odd = match self.code.locate(data, parity) {
+            Fault::Strip(position) => {
+                format!("strip {position} is the one that the others do not agree with")
+            }
+            Fault::Unlocated | Fault::None => "no single strip explains it".to_owned(),
+        };
+        tracing::error!(
+            array = self.context.name,
+            %stripe,
+            "parity disagrees with data that verifies, and {odd}: a defect, kept as it is"
+        );
+    }
+}

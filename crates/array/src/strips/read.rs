@@ -1,0 +1,189 @@
+//! Reads of strips, each column proved by the strip's trailer.
+
+use super::part::bytes_of;
+use super::{Erased, Found, Part, Strips};
+use crate::format::trailer::Trailer;
+use crate::place::{Position, Positions};
+use futures_util::future::{join, join_all};
+use penstock_base::{BLOCK_BYTES, Stripe, Version};
+use penstock_drive::{Io, Slice};
+use std::ops::Range;
+use std::rc::Rc;
+
+impl Strips {
+    /// True if a trailer is that of a strip of this version.
+    fn is_trailer_of(&self, trailer: &Trailer, stripe: Stripe, position: Position, version: Version) -> bool {
+        trailer.array == self.context.id
+            && trailer.stripe == stripe
+            && trailer.position == position.number()
+            && trailer.version == version
+            && trailer.crcs.len() == self.context.geo.strip_blocks as usize
+    }
+
+    async fn read_trailer(
+        &self,
+        slice: &Slice,
+        stripe: Stripe,
+        position: Position,
+        io: Io,
+    ) -> Result<Rc<Vec<u32>>, Erased> {
+        let version = self.stripes.version(stripe, position);
+        if let Some(crcs) = self.trailers.borrow().get(stripe, position, version) {
+            return Ok(crcs);
+        }
+        let at = self.context.geo.trailer_at(stripe);
+        let block = slice.read(at, BLOCK_BYTES, io).await.map_err(|_| Erased::Unreachable)?;
+        match Trailer::decode(&block) {
+            Ok(trailer) if self.is_trailer_of(&trailer, stripe, position, version) => {
+                let crcs = Rc::new(trailer.crcs);
+                self.trailers.borrow_mut().put(stripe, position, version, crcs.clone());
+                Ok(crcs)
+            }
+            _ => Err(Erased::Strip),
+        }
+    }
+
+    /// The checksums in a strip's trailer; none if the strip is stale, away, or its trailer is bad.
+    pub(crate) async fn trailer_crcs(&self, stripe: Stripe, position: Position, io: Io) -> Option<Vec<u32>> {
+        if self.stripes.stale(stripe).contains(position) {
+            return None;
+        }
+        let slice = self.members.slice(position)?;
+        self.read_trailer(&slice, stripe, position, io).await.ok().map(|crcs| crcs.to_vec())
+    }
+
+    /// Columns of a strip as they are on the drive, with the checksums of its trailer.
+    async fn read_unproved(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Part, Erased> {
+        let Some(slice) = self.members.slice(position) else { return Err(Erased::Unreachable) };
+        let at = self.context.geo.block_at(stripe, columns.start);
+        let data = slice.read(at, bytes_of(columns), io);
+        let trailer = self.read_trailer(&slice, stripe, position, io);
+        let (data, crcs) = join(data, trailer).await;
+        let crcs = crcs?;
+        let data = data.map_err(|_| Erased::Unreachable)?;
+        let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
+        Ok(Part { data, crcs })
+    }
+
+    /// Columns of strips for a combined pass that codes and proves them. If that pass fails,
+    /// [`super::parts_to_keep`] tells the good ones.
+    pub(crate) async fn read_unproved_parts(
+        &self,
+        stripe: Stripe,
+        positions: &[Position],
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Vec<Result<Part, Erased>> {
+        let reads = positions.iter().map(|position| self.read_unproved(stripe, *position, columns, io));
+        join_all(reads).await
+    }
+
+    /// Reads columns of a strip. Columns that do not verify are read once more before they are counted as bad.
+    pub(crate) async fn read(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Part, Erased> {
+        if self.stripes.stale(stripe).contains(position) {
+            return Err(Erased::Unreachable);
+        }
+        let try_read = async || self.read_unproved(stripe, position, columns, io).await?.prove();
+        match try_read().await {
+            Ok(part) => Ok(part),
+            Err(Erased::Unreachable) => Err(Erased::Unreachable),
+            Err(_) => {
+                self.forget_trailer(stripe, position);
+                try_read().await.inspect_err(|erased| self.report_bad(stripe, position, erased))
+            }
+        }
+    }
+
+    /// Columns of several strips.
+    pub(crate) async fn read_parts(
+        &self,
+        stripe: Stripe,
+        positions: &[Position],
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Found {
+        let reads = positions.iter().map(|at| async { (*at, self.read(stripe, *at, columns, io).await) });
+        join_all(reads).await.into_iter().collect()
+    }
+
+    /// The next read of a strip takes its trailer from the drive.
+    pub(crate) fn forget_trailer(&self, stripe: Stripe, position: Position) {
+        self.trailers.borrow_mut().forget(stripe, position);
+    }
+
+    fn report_bad(&self, stripe: Stripe, position: Position, erased: &Erased) {
+        let bad = match erased {
+            Erased::Unreachable => return,
+            Erased::Strip => 1,
+            Erased::Blocks { bad, .. } => bad.len() as u64,
+        };
+        self.forget_trailer(stripe, position);
+        self.context.count(|counts| counts.checksum_errors += bad);
+        self.members.count_checksum_errors(position, bad);
+        tracing::warn!(array = self.context.name, %stripe, %position, "contents are not what was written");
+        self.stripes.want_repair(stripe);
+    }
+
+    /// True if a full strip on the drive is this part, in this version. Nothing is taken from a cache.
+    pub(crate) async fn reads_back(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        version: Version,
+        part: &Part,
+        io: Io,
+    ) -> bool {
+        let Some(slice) = self.members.slice(position) else { return false };
+        let geo = &self.context.geo;
+        let data = slice.read(geo.strip_at(stripe), geo.strip_bytes(), io);
+        let trailer = slice.read(geo.trailer_at(stripe), BLOCK_BYTES, io);
+        let (Ok(data), Ok(trailer)) = join(data, trailer).await else { return false };
+        let is_data = Part { data, crcs: part.crcs.clone() }.prove().is_ok();
+        let is_trailer = Trailer::decode(&trailer).is_ok_and(|found| {
+            self.is_trailer_of(&found, stripe, position, version) && found.crcs == part.crcs
+        });
+        is_data && is_trailer
+    }
+
+    /// Proves all strips of a stripe in the one pass that also computes parity. The error holds the strips that need
+    /// no second read: some strips are away or do not verify.
+    pub(crate) async fn prove_stripe(
+        &self,
+        stripe: Stripe,
+        readable: Positions,
+        io: Io,
+    ) -> Result<(), Found> {
+        let geo = &self.context.geo;
+        if readable != geo.all_strips() {
+            return Err(Found::default());
+        }
+        let (positions, all): (Vec<Position>, _) = (readable.iter().collect(), 0..geo.strip_blocks);
+        let found = self.read_unproved_parts(stripe, &positions, &all, io).await;
+        let Some(parts) = found.iter().map(|part| part.as_ref().ok()).collect::<Option<Vec<&Part>>>() else {
+            return Err(super::parts_to_keep(&positions, found));
+        };
+        let strips: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
+        let (data, parity) = strips.split_at(geo.k);
+        let mut crcs = vec![0; parts.len() * all.len()];
+        let agrees = self.code.verify_checked(data, parity, &mut crcs);
+        if !parts.iter().flat_map(|part| &part.crcs).eq(&crcs) {
+            return Err(super::parts_to_keep(&positions, found));
+        }
+        if !agrees {
+            self.report_parity_defect(stripe, data, parity);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! Reconstruction of strips from the others, column by column.
+
+use super::part::make;
+use super::{Erased, Found, Part, Strips};
+use crate::error::ArrayError;
+use crate::place::Position;
+use penstock_base::{BLOCK_BYTES, Stripe};
+use penstock_drive::Io;
+use penstock_raid::SourceCrcs;
+use std::ops::Range;
+
+fn numbers(positions: &[Position]) -> Vec<usize> {
+    positions.iter().map(|position| position.index()).collect()
+}
+
+impl Strips {
+    /// Reads columns of a strip, or makes them from the others.
+    pub(crate) async fn read_or_recover(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Part, ArrayError> {
+        match self.read(stripe, position, columns, io).await {
+            Ok(part) => Ok(part),
+            Err(_) => self.recover_one(stripe, position, columns, io).await,
+        }
+    }
+
+    /// Makes columns of a strip from the others.
+    pub(crate) async fn recover_one(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Result<Part, ArrayError> {
+        Ok(self.recover(stripe, &[position], columns, Found::default(), io).await?.remove(0))
+    }
+
+    /// Makes columns of the wanted strips from the others, of which the caller has read some: the same columns.
+    pub(crate) async fn recover(
+        &self,
+        stripe: Stripe,
+        wanted: &[Position],
+        columns: &Range<u32>,
+        mut found: Found,
+        io: Io,
+    ) -> Result<Vec<Part>, ArrayError> {
+        let k = self.context.geo.k;
+        self.context.count(|counts| counts.degraded_reads += 1);
+        let mut available: Vec<Position> = self.stripes.readable(stripe).iter().collect();
+        available.retain(|position| !wanted.contains(position) && !found.contains_key(position));
+        if found.is_empty() && available.len() >= k {
+            let sources = &available[..k];
+            let parts = self.read_unproved_parts(stripe, sources, columns, io).await;
+            if let Some(made) = self.make_proved(sources, wanted, &parts, columns.len()) {
+                return Ok(made);
+            }
+            // Strips that are to be read again are now the first ones of `available`.
+            found = super::parts_to_keep(sources, parts);
+            available.retain(|position| !found.contains_key(position));
+        }
+        let lacking = k.saturating_sub(found.len());
+        let first: Vec<Position> = available.iter().copied().take(lacking).collect();
+        found.extend(self.read_parts(stripe, &first, columns, io).await);
+        let all_good = found.len() == k && found.values().all(Result::is_ok);
+        if !all_good {
+            let rest: Vec<Position> =
+                available.into_iter().skip(lacking).chain(wanted.iter().copied()).collect();
+            found.extend(self.read_parts(stripe, &rest, columns, io).await);
+        }
+        self.decode_columns(stripe, wanted, columns.len(), &found)
+    }
+
+    /// Makes the wanted strips in the pass that also proves their sources: `columns` blocks of k strips at these
+    /// positions. None unless all sources are there and right.
+    fn make_proved(
+        &self,
+        positions: &[Position],
+        wanted: &[Position],
+        parts: &[Result<Part, Erased>],
+        columns: usize,
+    ) -> Option<Vec<Part>> {
+        let parts: Vec<&Part> = parts.iter().map(|part| part.as_ref().ok()).collect::<Option<_>>()?;
+        let plan = self.code.plan_with(&numbers(positions), &numbers(wanted)).ok()?;
+        let sources: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
+        let mut of_sources = vec![0; parts.len() * columns];
+        let made = make(&plan, &sources, columns, SourceCrcs::Wanted(&mut of_sources));
+        parts.iter().flat_map(|part| &part.crcs).eq(&of_sources).then_some(made)
+    }
+
+    /// Decodes column by column, each from the strips whose block verified there. Runs of columns with the same good
+    /// strips are decoded together.
+    fn decode_columns(
+        &self,
+        stripe: Stripe,
+        wanted: &[Position],
+        count: usize,
+        found: &Found,
+    ) -> Result<Vec<Part>, ArrayError> {
+        let good_at = |column: usize| -> Vec<Position> {
+            let good = |part: &Result<Part, Erased>| match part {
+                Ok(_) => true,
+                Err(Erased::Blocks { bad, .. }) => !bad.contains(&column),
+                Err(_) => false,
+            };
+            let all = self.context.geo.all_strips();
+            all.iter().filter(|at| found.get(at).is_some_and(good)).collect()
+        };
+        // The runs of each wanted strip, in order.
+        let mut runs: Vec<Vec<Part>> = vec![Vec::new(); wanted.len()];
+        let mut start = 0;
+        while start < count {
+            let good = good_at(start);
+            let end = (start + 1..count).find(|column| good_at(*column) != good).unwrap_or(count);
+            let made = self.decode_run(stripe, wanted, start..end, &good, found)?;
+            runs.iter_mut().zip(made).for_each(|(runs, made)| runs.push(made));
+            start = end;
+        }
+        let parts = wanted.iter().zip(runs).map(|(position, runs)| {
+            let data =
+                penstock_base::buf::gather(&runs.iter().map(|run| run.data.clone()).collect::<Vec<_>>());
+            let crcs: Vec<u32> = runs.into_iter().flat_map(|run| run.crcs).collect();
+            assert_eq!(data.len(), count * BLOCK_BYTES, "every column was made");
+            let known = match found.get(position) {
+                Some(Ok(part) | Err(Erased::Blocks { part, .. })) => Some(&part.crcs),
+                _ => None,
+            };
+            match known {
+                Some(known) if *known != crcs => {
+                    let position = position.index();
+                    Err(ArrayError::Disagrees { array: self.context.id, stripe: stripe.0, position })
+                }
+                _ => Ok(Part { data, crcs }),
+            }
+        });
+        parts.collect()
+    }
+
+    /// A run of columns of the wanted strips: the good ones as they are, and the others made.
+    fn decode_run(
+        &self,
+        stripe: Stripe,
+        wanted: &[Position],
+        run: Range<usize>,
+        good: &[Position],
+        found: &Found,
+    ) -> Result<Vec<Part>, ArrayError> {
+        let part_of = |position: Position| match &found[&position] {
+            Ok(part) | Err(Erased::Blocks { part, .. }) => part.columns(run.clone()),
+            Err(_) => unreachable!("only strips that were read are good"),
+        };
+        let need: Vec<Position> = wanted.iter().copied().filter(|at| !good.contains(at)).collect();
+        // Good strips need no others, however few there are.
+        if need.is_empty() {
+            return Ok(wanted.iter().map(|at| part_of(*at)).collect());
+        }
+        let plan = self.code.plan_with(&numbers(good), &numbers(&need)).map_err(|_| {
+            self.stripes.map_mut().set_unreadable(stripe);
+            let (array, wanted) = (self.context.id, self.context.geo.k);
+            ArrayError::Unreadable { array, stripe: stripe.0, good: good.len(), wanted }
+        })?;
+        let sources: Vec<Part> = plan.sources().iter().map(|at| part_of(Position::new(*at))).collect();
+        let crcs: Vec<u32> = sources.iter().flat_map(|part| part.crcs.iter().copied()).collect();
+        let sources: Vec<&[u8]> = sources.iter().map(|part| &part.data[..]).collect();
+        // The plan's order is that of `need`, which keeps the order of `wanted`.
+        let mut made = make(&plan, &sources, run.len(), SourceCrcs::Known(&crcs)).into_iter();
+        let part = |at: &Position| match good.contains(at) {
+            true => part_of(*at),
+            false => made.next().expect("a part for each that is needed"),
+        };
+        Ok(wanted.iter().map(part).collect())
+    }
+}

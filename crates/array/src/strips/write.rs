@@ -1,0 +1,227 @@
+//! Writes of strips with their trailers, and of the parity that belongs to them.
+
+use super::part::make_parts;
+use super::{Part, Strips};
+use crate::error::ArrayError;
+use crate::format::record::StripPatch;
+use crate::format::trailer::Trailer;
+use crate::members::{Life, WhenSuspended};
+use crate::place::{Position, Positions};
+use crate::site::Site;
+use futures_util::future::{join, join_all};
+use penstock_base::rank::scoped;
+use penstock_base::{Buf, BufMut, Stripe, Version, crc32c_blocks};
+use penstock_drive::Io;
+use penstock_raid::{Checksums, Residency, SourceCrcs};
+use std::rc::Rc;
+
+/// The way in which strips are written.
+#[derive(Clone, Copy)]
+pub(crate) struct StripWrite {
+    data: Io,
+    trailer: Io,
+    when: WhenSuspended,
+}
+
+impl StripWrite {
+    /// Blocks from one site and trailers from another, or from the same one.
+    pub(crate) const fn new(data: Site, trailer: Site, when: WhenSuspended) -> Self {
+        Self { data: data.io(), trailer: trailer.io(), when }
+    }
+
+    /// A fresh stripe, charged to the tenant and class of `io`. It waits for a full host.
+    pub(crate) const fn fresh(io: Io) -> Self {
+        let (data, trailer) = (Site::FreshStrip.name(), Site::FreshTrailer.name());
+        Self { data: io.at(data), trailer: io.at(trailer), when: WhenSuspended::Wait }
+    }
+}
+
+/// The one life in which all writes of a strip landed; none if one was missed, or the member failed between them.
+fn one_life(landed: impl IntoIterator<Item = Option<Life>>) -> Option<Life> {
+    landed.into_iter().reduce(|first, other| first.filter(|_| first == other)).flatten()
+}
+
+impl Strips {
+    /// Parity strips for full data strips (or the same columns of each), with their checksums. The same pass over the
+    /// data proves that it still agrees with its checksums: corruption in memory goes no further.
+    pub(crate) fn encode(&self, data: &[Part]) -> Vec<Part> {
+        assert_eq!(data.len(), self.context.geo.k, "all data strips are encoded");
+        let columns = data[0].crcs.len();
+        let sources: Vec<&[u8]> = data.iter().map(|part| &part.data[..]).collect();
+        let mut of_data = vec![0; data.len() * columns];
+        let parity = make_parts(self.context.geo.m, columns, |parity, crcs| {
+            let checksums = Checksums { sources: SourceCrcs::Wanted(&mut of_data), outputs: crcs };
+            self.code.encode_with(&sources, parity, Residency::Warm, Some(checksums));
+        });
+        let known = data.iter().flat_map(|part| &part.crcs);
+        assert!(known.eq(&of_data), "memory holds what was written");
+        parity
+    }
+
+    /// Parity strips after a change of data strips, from the old parity. `changes` holds the position, the old and the
+    /// new contents of each changed strip: the same columns of all.
+    pub(crate) fn update_parity(
+        &self,
+        old_parity: &[&Part],
+        changes: &[(Position, &Part, &Part)],
+    ) -> Vec<Part> {
+        let copy = |part: &&Part| {
+            let mut buf = BufMut::zeroed(part.data.len());
+            buf.as_mut().copy_from_slice(&part.data);
+            buf
+        };
+        let mut parity: Vec<BufMut> = old_parity.iter().map(copy).collect();
+        let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(AsMut::as_mut).collect();
+        for (position, old, new) in changes {
+            // As `encode` does; the old parts were proved when they were read.
+            assert_eq!(crc32c_blocks(&new.data), new.crcs, "memory holds what was written");
+            self.code.update(position.index(), &old.data, &new.data, &mut outputs);
+        }
+        let parts = parity.into_iter().map(|buf| {
+            let data = buf.freeze();
+            let crcs = crc32c_blocks(&data);
+            Part { data, crcs }
+        });
+        parts.collect()
+    }
+
+    /// Writes a full strip and its trailer. Returns the life of the member in which both landed; none if it missed
+    /// them.
+    pub(crate) async fn write_strip(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        part: &Part,
+        version: Version,
+        how: StripWrite,
+    ) -> Result<Option<Life>, ArrayError> {
+        assert_eq!(part.data.len(), self.context.geo.strip_bytes(), "a full strip is written");
+        let data = self.write_blocks(stripe, position, 0, part.data.clone(), how);
+        let trailer = self.write_trailer(stripe, position, &part.crcs, version, how);
+        let (data, trailer) = join(scoped(data), scoped(trailer)).await;
+        Ok(one_life([data?, trailer?]))
+    }
+
+    /// Writes columns of a strip, from `column` on.
+    pub(crate) async fn write_blocks(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        column: u32,
+        data: Buf,
+        how: StripWrite,
+    ) -> Result<Option<Life>, ArrayError> {
+        let at = self.context.geo.block_at(stripe, column);
+        self.members.write_strip(stripe, position, (at, data), how.data, how.when).await
+    }
+
+    async fn write_trailer(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        crcs: &[u32],
+        version: Version,
+        how: StripWrite,
+    ) -> Result<Option<Life>, ArrayError> {
+        let (array, number) = (self.context.id, position.number());
+        let trailer = Trailer { array, stripe, position: number, version, crcs: crcs.to_vec() };
+        let block = (self.context.geo.trailer_at(stripe), trailer.encode());
+        let landed = self.members.write_strip(stripe, position, block, how.trailer, how.when).await?;
+        if landed.is_some() {
+            self.trailers.borrow_mut().put(stripe, position, version, Rc::new(trailer.crcs));
+        }
+        Ok(landed)
+    }
+
+    /// Writes all strips of a stripe. Returns by position the life in which its strip landed.
+    pub(crate) async fn write_stripe(
+        &self,
+        stripe: Stripe,
+        parts: &[Part],
+        version: Version,
+        how: StripWrite,
+    ) -> Result<Vec<Option<Life>>, ArrayError> {
+        assert_eq!(parts.len(), self.context.geo.strips(), "all strips are written");
+        let write = |(at, part)| scoped(self.write_strip(stripe, Position::new(at), part, version, how));
+        join_all(parts.iter().enumerate().map(write)).await.into_iter().collect()
+    }
+
+    /// Writes patches into the strips that are not stale. `payload` holds the blocks of all patches in order. Returns
+    /// the strips that missed theirs.
+    pub(crate) async fn write_patches(
+        &self,
+        stripe: Stripe,
+        stale: Positions,
+        patches: &[StripPatch],
+        payload: &[Buf],
+        how: StripWrite,
+    ) -> Result<Positions, ArrayError> {
+        let mut writes = Vec::new();
+        let mut rest = payload;
+        for patch in patches {
+            let (blocks, others) = rest.split_at(patch.columns.len());
+            rest = others;
+            if !stale.contains(patch.position) {
+                writes.push(scoped(self.write_patch(stripe, patch, blocks, how)));
+            }
+        }
+        let results = join_all(writes).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(results.into_iter().flatten().collect())
+    }
+
+    /// Writes a patch. Returns its position if the member missed it.
+    async fn write_patch(
+        &self,
+        stripe: Stripe,
+        patch: &StripPatch,
+        blocks: &[Buf],
+        how: StripWrite,
+    ) -> Result<Option<Position>, ArrayError> {
+        let mut writes = Vec::new();
+        let mut at = 0;
+        while at < blocks.len() {
+            let run = run_length(&patch.columns[at..]);
+            let data = penstock_base::buf::gather(&blocks[at..at + run]);
+            let column = u32::from(patch.columns[at]);
+            writes.push(scoped(self.write_blocks(stripe, patch.position, column, data, how)));
+            at += run;
+        }
+        let trailer = self.write_trailer(stripe, patch.position, &patch.crcs, patch.version, how);
+        let (blocks, trailer) = join(join_all(writes), scoped(trailer)).await;
+        let landed = blocks.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let is_missed = one_life(landed.into_iter().chain([trailer?])).is_none();
+        Ok(is_missed.then_some(patch.position))
+    }
+}
+
+/// The number of consecutive columns at the start of `columns`, which ascend.
+fn run_length(columns: &[u16]) -> usize {
+    let first = columns[0];
+    columns.iter().zip(first..).take_while(|(column, expected)| *column == expected).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strip_landed_if_all_of_it_landed_in_one_life() {
+        for (landed, expected) in [
+            (vec![Some(1)], Some(1)),
+            (vec![Some(1), Some(1), Some(1)], Some(1)),
+            (vec![Some(1), Some(2)], None),
+            (vec![Some(1), None], None),
+            (vec![None, Some(1)], None),
+            (vec![], None),
+        ] {
+            assert_eq!(one_life(landed.clone()), expected, "{landed:?}");
+        }
+    }
+
+    #[test]
+    fn consecutive_columns_are_one_write() {
+        for (columns, expected) in [(&[3][..], 1), (&[3, 4, 5, 7], 3), (&[0, 2], 1)] {
+            assert_eq!(run_length(columns), expected, "{columns:?}");
+        }
+    }
+}

@@ -9,6 +9,7 @@
 mod campaign;
 mod checks;
 mod licences;
+mod map;
 mod peers;
 mod posix;
 mod process;
@@ -34,8 +35,17 @@ struct Args {
 enum Command {
     /// Run the formatting, lint, licence and tidiness checks
     Ci,
-    /// Check sizes, module headers, unsafe rules and links; errors are printed as file:line
-    Tidy,
+    /// Check sizes, module headers, unsafe rules, links and the measures of the house; prints file:line
+    Tidy {
+        /// Print the measures of every crate
+        #[arg(long)]
+        table: bool,
+        /// Record measures that got better, so that they cannot get worse again
+        #[arg(long)]
+        record: bool,
+    },
+    /// List the files of all crates, or of those named, with the first sentence of their headers
+    Map { crates: Vec<String> },
     /// Run every check and every test; the last line contains the counts
     Test {
         /// Leave out clippy and the tests in documentation
@@ -88,7 +98,10 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Command::Ci => checks::ci(),
-        Command::Tidy => tidy::check(),
+        Command::Tidy { table: true, .. } => tidy::print_measures(),
+        Command::Tidy { record: true, .. } => tidy::record_measures(),
+        Command::Tidy { .. } => tidy::check(),
+        Command::Map { crates } => map::run(&crates),
         Command::Test { fast, limit_s } => test::run(fast, Duration::from_secs(limit_s)),
         Command::Show { line } => show::run(line.as_deref()),
         Command::Campaign { which, results, jobs } => campaign::run(&which, results, jobs),

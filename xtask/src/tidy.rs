@@ -1,9 +1,10 @@
-//! House rules that a program can check. Every finding is `file:line: what is wrong`.
+//! House rules that a program can check. Every finding is `file:line: problem`.
 //!
-//! Owns the rules of layout; what rustfmt and clippy know is theirs.
+//! Owns the rules of layout and the measures of the house. Rules of rustfmt and clippy are theirs.
 
 mod code;
 mod docs;
+mod house;
 mod sources;
 
 use std::fmt::Display;
@@ -13,7 +14,7 @@ use anyhow::{Result, bail};
 
 use crate::workspace;
 
-/// What is wrong, one line each.
+/// Problems, one line each.
 #[derive(Default)]
 struct Findings(Vec<String>);
 
@@ -24,12 +25,23 @@ impl Findings {
     }
 }
 
+/// Prints the measures that the ratchet holds.
+pub(crate) fn print_measures() -> Result<()> {
+    house::print()
+}
+
+/// Records measures that are better than those that the ratchet holds.
+pub(crate) fn record_measures() -> Result<()> {
+    house::record()
+}
+
 /// Checks every file that git knows or would add.
 pub(crate) fn check() -> Result<()> {
     let files = workspace::files()?;
     let mut findings = Findings::default();
     sources::check(&files, &mut findings)?;
     docs::check(&files, &mut findings)?;
+    house::check(&files, &mut findings)?;
     if !findings.0.is_empty() {
         bail!("{}", findings.0.join("\n"));
     }

@@ -35,7 +35,7 @@ pub(super) fn check(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
 }
 
 /// The crate's folder name, and the path inside the crate.
-fn place(file: &Path) -> Option<(String, PathBuf)> {
+pub(super) fn place(file: &Path) -> Option<(String, PathBuf)> {
     let inside = match file.strip_prefix("crates").or_else(|_| file.strip_prefix("bench")) {
         Ok(inside) => inside,
         Err(_) if file.starts_with("xtask") => file,
@@ -52,8 +52,8 @@ fn is_crate_root(inside: &Path) -> bool {
         || inside.parent() == Some(Path::new("src/bin"))
 }
 
-/// `foo/tests.rs` and what lies in a folder `tests` need no header: the module they test has it.
-fn is_test(file: &Path) -> bool {
+/// True for `foo/tests.rs` and files in a folder `tests`. They need no header: the module that they test has it.
+pub(super) fn is_test(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name == "tests.rs")
         || file.components().any(|part| part.as_os_str() == "tests")
 }
@@ -79,7 +79,7 @@ fn is_header(line: &str) -> bool {
     line.strip_prefix("//!").is_some_and(|text| !text.trim().is_empty())
 }
 
-/// Whether the line calls the macro, not one whose name ends alike.
+/// True if the line calls the macro, and not one whose name ends alike.
 fn calls(line: &str, word: &str) -> bool {
     line.match_indices(word)
         .any(|(at, _)| !line[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_'))

@@ -100,7 +100,7 @@ impl Which {
         Ok(match self {
             Self::Cuts { seeds } => Campaign {
                 name: "cuts",
-                package: "penstock-node",
+                package: "penstock-world",
                 binary: "world",
                 test: "campaign::campaign_of_seeds",
                 batch: 50,

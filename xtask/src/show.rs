@@ -34,13 +34,13 @@ const LINES: [Line; 6] = [
         &[
             ("penstock-array", Some(("power", "show_power_cuts"))),
             ("penstock-kv", Some(("power", "show_power_cuts"))),
-            ("penstock-node", Some(("world", "show_power_cuts"))),
+            ("penstock-world", Some(("world", "show_power_cuts"))),
         ],
     ),
     Line::new(
         "01.4",
         "rot is found and repaired",
-        &[("penstock-array", Some(("power", "show_rot"))), ("penstock-node", Some(("world", "show_rot")))],
+        &[("penstock-array", Some(("power", "show_rot"))), ("penstock-world", Some(("world", "show_rot")))],
     ),
     Line::new(
         "01.5",
@@ -138,7 +138,7 @@ mod tests {
             of("01.4"),
             [
                 "test --locked -p penstock-array --test power -- --ignored show_rot --nocapture",
-                "test --locked -p penstock-node --test world -- --ignored show_rot --nocapture",
+                "test --locked -p penstock-world --test world -- --ignored show_rot --nocapture",
             ]
         );
         assert_eq!(of("01.3").len(), 3);

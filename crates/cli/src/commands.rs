@@ -294,18 +294,18 @@ fn fs_damaged(remote: &Remote, name: &str, json: bool) -> Result<ExitCode> {
 }
 
 fn bench_array((k, m): (usize, usize), json: bool) -> Result<ExitCode> {
-    let env = penstock_drive::runtime::Worker::env()?;
+    let env = penstock_worker::Worker::env()?;
     let bench = penstock_bench::ArrayBench { k, m };
-    let lines = penstock_drive::runtime::block_on(penstock_bench::run_array(&env, bench))??;
+    let lines = penstock_worker::block_on(penstock_bench::run_array(&env, bench))??;
     print(json, &lines, |lines| show::lines(lines))
 }
 
 fn bench_table((k, m): (usize, usize), tib: &[u64], json: bool) -> Result<ExitCode> {
-    let env = penstock_drive::runtime::Worker::env()?;
+    let env = penstock_worker::Worker::env()?;
     let mut lines = Vec::new();
     for tib in tib {
         let bench = penstock_bench::TableBench { k, m, tib: *tib };
-        lines.push(penstock_drive::runtime::block_on(penstock_bench::run_table(&env, bench))??);
+        lines.push(penstock_worker::block_on(penstock_bench::run_table(&env, bench))??);
     }
     print(json, &lines, |lines| show::tables(lines))
 }

@@ -8,13 +8,13 @@ use penstock_api::{Instance, Server, Tokens, check_mount_point};
 use penstock_base::{Env, StoreId};
 use penstock_client::Client;
 use penstock_drive::FileDrive;
-use penstock_drive::runtime::{Worker, block_on};
 use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
     Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, InProcess, Lacking, Node,
     ScrubFile, Severity, Start, StoreFile, StoreSpec, create_store, find_drives,
 };
+use penstock_worker::{Worker, block_on};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use std::collections::BTreeSet;

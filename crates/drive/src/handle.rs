@@ -527,7 +527,7 @@ mod tests {
         let handle = DriveHandle::online(Rc::new(Hurried), "late".into(), Rc::new(Late(polls)), superblock);
         let io = Io::new(crate::Class::Client, "test");
         let result =
-            crate::runtime::block_on(async { handle.read(0, BLOCK_BYTES, io).await }).expect("a worker");
+            penstock_worker::block_on(async { handle.read(0, BLOCK_BYTES, io).await }).expect("a worker");
         (result, handle.counters.get().timeouts)
     }
 

@@ -15,8 +15,6 @@ mod file;
 mod flushes;
 mod handle;
 mod memory;
-pub mod patience;
-pub mod runtime;
 pub mod superblock;
 mod uring;
 

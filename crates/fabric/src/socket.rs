@@ -5,7 +5,7 @@
 use crate::link::Link;
 use crate::local::{self, Peer};
 use penstock_base::LocalBoxFuture;
-use penstock_drive::runtime::{Readiness, blocking};
+use penstock_worker::{Readiness, blocking};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;

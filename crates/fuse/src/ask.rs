@@ -94,7 +94,7 @@ impl Asker {
     async fn look_until(&self, nodeid: u64, size: u64) -> io::Result<()> {
         let _turn = self.turns.acquire().await;
         let (mount, connection) = (self.mount.clone(), self.connection);
-        let opened = penstock_drive::runtime::blocking(move || {
+        let opened = penstock_worker::blocking(move || {
             // The mount may have been moved, or a directory above it renamed.
             let root = match open_root(&mount, connection)? {
                 Some(root) => Some(root),
@@ -107,7 +107,7 @@ impl Asker {
             let file = file.clone();
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             let look = move || rustix::fs::statx(&*file, c"", flags, StatxFlags::SIZE);
-            if penstock_drive::runtime::blocking(look).await?.stx_size >= size {
+            if penstock_worker::blocking(look).await?.stx_size >= size {
                 return Ok(());
             }
             self.env.sleep(PAUSE).await;

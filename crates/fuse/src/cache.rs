@@ -151,7 +151,7 @@ impl Cache {
         let (sending, telling) = (self.sending.clone(), Telling::begins(&self.telling, ino));
         let tell = async move {
             let _turn = sending.acquire().await;
-            let told = penstock_drive::runtime::blocking(move || notice.send(&device, nodeid, size));
+            let told = penstock_worker::blocking(move || notice.send(&device, nodeid, size));
             if let Err(error) = told.await {
                 tracing::error!(%error, %ino, "the kernel does not take the size of a file: a read may end too early");
             }
@@ -166,7 +166,7 @@ impl Cache {
         let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
         self.note(ino, true);
         let drop = move || notify_inval_inode(&device, nodeid, &Drops::Nothing);
-        let told = penstock_drive::runtime::blocking(drop).await;
+        let told = penstock_worker::blocking(drop).await;
         self.note(ino, false);
         if let Err(error) = told {
             tracing::error!(%error, %ino, "the kernel does not drop the attributes of a file: they may be stale");
@@ -177,10 +177,10 @@ impl Cache {
     /// sees, because a request has it locked. Fails if other pages remain.
     async fn hide_parts(&self, parts: Vec<Part>, within: Duration) -> io::Result<()> {
         let device = self.device.clone();
-        let mut left = penstock_drive::runtime::blocking(move || hide(&device, parts, within)).await?;
+        let mut left = penstock_worker::blocking(move || hide(&device, parts, within)).await?;
         if left.retain(|part| self.may_be_seen(part)) {
             // Write-backs may end in time, or requests may arrive that explain the locked pages.
-            left = penstock_drive::runtime::blocking(move || Left::wait(left)).await?;
+            left = penstock_worker::blocking(move || Left::wait(left)).await?;
         }
         match left.retain(|part| self.may_be_seen(part)) {
             true => Err(io::Error::other("pages are left that no request is known to have locked")),
@@ -290,8 +290,7 @@ impl KernelCache for Cache {
         Box::pin(async move {
             let turn = self.sending.acquire().await;
             let pages = bytes.clone();
-            let told =
-                penstock_drive::runtime::blocking(move || drop_pages_now(&device, nodeid, pages)).await;
+            let told = penstock_worker::blocking(move || drop_pages_now(&device, nodeid, pages)).await;
             drop(turn);
             // The kernel has dropped these pages, but deferred data may still be on its way to the client.
             self.deferred.none(ino, bytes).await;
@@ -336,7 +335,7 @@ impl KernelCache for Cache {
             {
                 tracing::error!(%why, "the mount is ended: its lease has run out, and the kernel cannot drop its pages in time");
                 let connection = self.connection;
-                if let Err(error) = penstock_drive::runtime::blocking(move || abort(connection)).await {
+                if let Err(error) = penstock_worker::blocking(move || abort(connection)).await {
                     tracing::error!(%error, "the mount cannot be ended: programs may see stale pages");
                 }
             }

@@ -11,7 +11,7 @@ use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
 use crate::reads::InFlight;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_client::{Hold, Store, stage};
-use penstock_drive::runtime::Readiness;
+use penstock_worker::Readiness;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};

@@ -9,7 +9,7 @@
 //! gets the same number.
 
 use penstock_base::{Env, env::timeout};
-use penstock_drive::runtime::Readiness;
+use penstock_worker::Readiness;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -185,7 +185,7 @@ fn abort_file(connection: u32) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_drive::runtime::{Worker, block_on};
+    use penstock_worker::{Worker, block_on};
 
     /// A guard that cannot abort the connection must not be started again every second. An ordinary user's
     /// guard cannot where nobody has mounted the control file system.

@@ -14,7 +14,7 @@ use crate::session::Session;
 use futures_util::future::{Either, join, select};
 use penstock_base::{Env, env::timeout};
 use penstock_client::Client;
-use penstock_drive::runtime::blocking;
+use penstock_worker::blocking;
 use rustix::fs::OFlags;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};

@@ -17,7 +17,7 @@ use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
 use penstock_client::{Client, Failure, KernelCache, Purpose};
-use penstock_drive::patience::Patience;
+use penstock_worker::Polling;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -82,7 +82,7 @@ pub(crate) struct Session {
     latency: Rc<FuseLatency>,
     /// Notified when the last request in flight was answered and polling for the next one is due.
     served: Notify,
-    patience: Patience,
+    polling: Polling,
     /// Notified when INIT is done.
     pub(crate) begun: Notify,
 }
@@ -110,7 +110,7 @@ impl Session {
             waiting: RefCell::default(),
             latency,
             served: Notify::new(),
-            patience: Patience::default(),
+            polling: Polling::default(),
             begun: Notify::new(),
         })
     }
@@ -121,7 +121,7 @@ impl Session {
         loop {
             match self.device.receive(&mut inbox)? {
                 Received::Request(request) => {
-                    self.patience.called();
+                    self.polling.called();
                     match request.header.opcode {
                         op::INIT => self.init(*request),
                         _ => {
@@ -171,7 +171,7 @@ impl Session {
 
     /// Waits for a request. Returns early while polling for the next one pays.
     async fn rest(&self, env: &Env) -> io::Result<()> {
-        if self.cache.serving.get() == 0 && self.patience.looks_on(env.now()) {
+        if self.cache.serving.get() == 0 && self.polling.continues(env.now()) {
             yield_now().await;
             return Ok(());
         }
@@ -367,7 +367,7 @@ async fn serve(session: Rc<Session>, env: Env, mut request: Request) {
         None => work.await,
     }
     session.cache.serving.set(session.cache.serving.get() - 1);
-    if session.cache.serving.get() == 0 && session.patience.is_due() {
+    if session.cache.serving.get() == 0 && session.polling.is_due() {
         session.served.notify_one();
     }
 }

@@ -319,7 +319,7 @@ impl Node {
         }
         let dir = dir.to_owned();
         let read = move || EventFiles::read_after(&dir, seq, limit);
-        penstock_drive::runtime::blocking(read).await.map_err(AdminError::Refused)
+        penstock_worker::blocking(read).await.map_err(AdminError::Refused)
     }
 
     /// The list of events.
@@ -429,7 +429,7 @@ impl Node {
             mounts: Vec::new(),
             sessions: self.session_reports(),
             started_ns: self.started_ns,
-            io_path: penstock_drive::runtime::io_path().to_owned(),
+            io_path: penstock_worker::io_path().to_owned(),
             code_path: self.arrays.first().map_or("", |array| array.code_path()).to_owned(),
             total_bytes: fs.total_bytes,
             free_bytes: fs.free_bytes,

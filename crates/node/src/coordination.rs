@@ -5,7 +5,7 @@
 use penstock_array::Positions;
 use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
-use penstock_drive::runtime::blocking;
+use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -216,7 +216,7 @@ impl Ownership for FileOwnership {
 mod tests {
     use super::*;
     use penstock_base::Id128;
-    use penstock_drive::runtime::block_on;
+    use penstock_worker::block_on;
 
     fn claim(revision: u64) -> Claim {
         Claim { epoch: Epoch(1), revision, ..Claim::default() }

@@ -9,7 +9,7 @@
 
 use crate::event_files::{EventFiles, Kept};
 use penstock_base::Env;
-use penstock_drive::runtime::blocking;
+use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -15,7 +15,7 @@ use crate::report::ScrubSummary;
 use crate::store_file::replace_file;
 use penstock_array::{Array, ArrayError, Pace, ScrubProgress, ScrubReport};
 use penstock_base::{ArrayId, KeyedLocks, LocalBoxFuture};
-use penstock_drive::runtime::blocking;
+use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

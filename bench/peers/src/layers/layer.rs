@@ -89,7 +89,7 @@ pub(crate) fn of_file(path: &str) -> Option<Layer> {
     let (name, file) = inside.split_once('/')?;
     Some(match (name, file) {
         ("base", "src/crc.rs") => Layer::Crc,
-        ("drive", "src/runtime.rs") => Layer::Runtime,
+        ("worker", _) => Layer::Runtime,
         ("base", _) => Layer::Base,
         ("fuse", _) => Layer::Fuse,
         ("client", _) => Layer::Client,
@@ -248,7 +248,7 @@ mod tests {
             ("crates/wire/src/lib.rs".to_owned(), Some(Layer::Wire)),
             ("/a/crates/penstock/crates/base/src/crc.rs".to_owned(), Some(Layer::Crc)),
             ("/a/crates/base/src/buf.rs".to_owned(), Some(Layer::Base)),
-            ("/a/crates/drive/src/runtime.rs".to_owned(), Some(Layer::Runtime)),
+            ("/a/crates/worker/src/lib.rs".to_owned(), Some(Layer::Runtime)),
             ("/a/crates/drive/src/file.rs".to_owned(), Some(Layer::Drive)),
             ("/rustc/0123/library/core/src/ptr/mod.rs".to_owned(), None),
             (format!("{registry}/redb-4.4.0/src/tree.rs"), Some(Layer::Kv)),

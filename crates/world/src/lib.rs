@@ -1,4 +1,9 @@
-//! A simulated machine with a store on it: starts, lives and checks.
+//! A simulated machine with a store on it, for tests of the whole path: starts, lives, power cuts and checks.
+//!
+//! Owns disks that survive a power cut, and the assembly of one life from the client library to the drives. Its tests
+//! are the whole-system tests of the services. Nothing of it is in the program.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a machine of a test that cannot start fails the test")]
 
 use penstock_array::CreateSpec;
 use penstock_array::ownership::MemoryOwnership;
@@ -29,8 +34,11 @@ pub type Opened = Rc<RefCell<BTreeMap<String, Rc<FaultyDrive>>>>;
 /// A fault that a drive gets as soon as it is opened.
 #[derive(Clone, Debug)]
 pub struct Planned {
+    /// The operation that fails.
     pub op: Op,
+    /// The number of operations of that kind before it.
     pub nth: u64,
+    /// The way in which it fails.
     pub fault: Fault,
     /// The bytes of the drive to which the fault is limited.
     pub within: Range<u64>,
@@ -41,18 +49,25 @@ pub type Plans = Rc<RefCell<BTreeMap<String, Vec<Planned>>>>;
 
 /// Everything that survives a power cut.
 pub struct Site {
+    /// Contents of its drives.
     pub disks: Disks,
     /// Faults of the next life.
     pub plans: Plans,
+    /// Claims of its arrays.
     pub ownership: Rc<MemoryOwnership>,
+    /// The shape of its store.
     pub spec: StoreSpec,
 }
 
 /// One life of the machine: from a start to a stop or a power cut.
 pub struct Machine {
+    /// The world that it lives in.
     pub world: World,
+    /// The runtime of its worker.
     pub env: Env,
+    /// Its services.
     pub node: Rc<Node>,
+    /// A client in the services' process.
     pub client: Rc<Client>,
     disks: Disks,
 }
@@ -98,6 +113,7 @@ impl Backing for SimBacking {
     }
 }
 
+/// The path of the drive with this number.
 pub fn path(number: usize) -> String {
     format!("disk{number}")
 }
@@ -120,6 +136,12 @@ fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
     }
 }
 
+impl Default for Site {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Site {
     /// A store with the code 4+2.
     pub fn new() -> Self {
@@ -131,6 +153,7 @@ impl Site {
         Self::with_data(k, m, (DISK_BYTES - META_BYTES) * 4)
     }
 
+    /// A store whose data slices have `data_bytes` bytes together.
     pub fn with_data(k: usize, m: usize, data_bytes: u64) -> Self {
         let world = World::new(3);
         let env = world.env();
@@ -152,6 +175,7 @@ impl Site {
         self.spec.drive_bytes
     }
 
+    /// Starts the store without the drives with these numbers.
     pub async fn start(&self, world: &World, lost: &[usize]) -> Result<Machine, StartError> {
         let lost: Vec<String> = lost.iter().copied().map(path).collect();
         self.start_without(world, &lost).await
@@ -200,6 +224,7 @@ impl Site {
         Ok(Machine { world: world.clone(), env, node, client, disks })
     }
 
+    /// Cuts the power: everything that runs ends, and each disk keeps some of its unflushed writes.
     pub fn cut(&self, world: &World) {
         world.destroy();
         for disk in self.disks.borrow().values() {
@@ -315,10 +340,12 @@ impl Machine {
         assert_eq!(data.report().stripes.1, 0, "stripes without contents are discarded");
     }
 
+    /// Stops the machine in order.
     pub async fn stop(&self) {
         self.try_stop().await.unwrap();
     }
 
+    /// Stops the machine in order, or returns why it cannot.
     pub async fn try_stop(&self) -> Result<(), StartError> {
         self.client.close().await.unwrap();
         self.node.close().await

@@ -10,7 +10,6 @@ mod files;
 mod full;
 mod lapse;
 mod load;
-mod machine;
 mod mischief;
 mod model;
 mod plant;
@@ -24,3 +23,5 @@ mod scrubs;
 mod serve;
 mod shared;
 mod space;
+
+use penstock_world as machine;

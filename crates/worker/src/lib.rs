@@ -1,8 +1,17 @@
-//! The implementation of [`penstock_base::env::Runtime`] on a real machine: a worker thread on compio.
+//! The worker thread of a real machine: [`penstock_base::env::Runtime`] on compio.
+//!
+//! Owns the executor, its clock and its waits. Does not own drives, sockets or the kernel's requests: their crates do
+//! their I/O on it.
 //!
 //! It uses io_uring if the kernel allows it, and compio's polling driver otherwise. A panic in any task
 //! aborts the process, so that the process never continues without one of its tasks.
+#![forbid(unsafe_code)]
+// The worker is the edge to the real clock.
 #![allow(clippy::disallowed_methods)]
+
+pub mod polling;
+
+pub use polling::Polling;
 
 use compio_runtime::fd::PollFd;
 use penstock_base::LocalBoxFuture;

@@ -112,6 +112,32 @@ newtype!(
     Ino(u64)
 );
 
+newtype!(
+    /// A line of history of a file system: 0 is the file system itself, clones will have others.
+    Branch(u64)
+);
+
+impl Branch {
+    /// The file system itself.
+    pub const MAIN: Self = Self(0);
+}
+
+/// Names a file on a storage target: an inode on a branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileKey {
+    /// The branch.
+    pub branch: Branch,
+    /// The inode.
+    pub ino: Ino,
+}
+
+impl FileKey {
+    /// A file of the file system itself.
+    pub fn main(ino: Ino) -> Self {
+        Self { branch: Branch::MAIN, ino }
+    }
+}
+
 impl Stripe {
     /// `count` stripes from this one on.
     pub fn run(self, count: u64) -> impl DoubleEndedIterator<Item = Self> + Clone {

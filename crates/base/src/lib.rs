@@ -5,35 +5,37 @@
 //! machine, `penstock-sim` in a simulation.
 #![forbid(unsafe_code)]
 
+pub mod bounded_set;
 pub mod buf;
 pub mod codec;
 pub mod crc;
 pub mod env;
 pub mod finding;
+pub mod gate;
 pub mod held_ranges;
 pub mod ids;
 pub mod latency;
 pub mod locks;
 pub mod map;
 pub mod newcomers;
-pub mod noted;
 pub mod range_locks;
 pub mod rank;
 pub mod status;
 pub mod text;
 
+pub use bounded_set::BoundedSet;
 pub use buf::{Buf, BufMut};
 pub use codec::{Dec, DecodeError, Enc, hex};
 pub use crc::{ZERO_BLOCK_CRC, crc32c, crc32c_append, crc32c_blocks};
 pub use env::{Env, LocalBoxFuture};
 pub use finding::{Finding, FindingKind, Findings};
+pub use gate::{Gate, Quiet};
 pub use held_ranges::{HeldRange, HeldRanges};
 pub use ids::*;
 pub use latency::Histogram;
 pub use locks::KeyedLocks;
 pub use map::{HashMap, HashSet};
 pub use newcomers::Newcomers;
-pub use noted::Noted;
 pub use status::Kind;
 
 /// Bytes of a block, the unit of checksums and of allocation.

@@ -1,60 +1,108 @@
 //! Commits files: data durable on the volume, then map rows and bits in one transaction.
 //!
-//! Once that transaction is durable too, the blocks that it freed are reused.
+//! Invariants:
+//! - a map row enters the key-value store only after the data that it points to is durable on the volume;
+//! - a map row and the bits of its blocks change in one transaction;
+//! - a freed block counts as used until the transaction that freed it is durable.
 
 use crate::ChunkError;
-use crate::chunk::{Changes, Chunk};
+use crate::allocator::Allocator;
+use crate::cache::{Changes, ChunkCache};
+use crate::free::Run;
 use crate::rows::{ChunkKey, encode_map, group_key};
-use crate::space::Run;
-use crate::target::Target;
+use crate::writeback::Writeback;
 use futures_util::future::join_all;
-use penstock_base::Ino;
-use penstock_kv::WriteSet;
-use std::collections::BTreeSet;
+use penstock_array::Volume;
+use penstock_base::locks::Exclusive;
+use penstock_base::{Env, FileKey, Gate, KeyedLocks};
+use penstock_kv::{Kv, WriteSet};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::Mutex;
 
 /// Longest time between a write and its durable commit.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Files whose rows are committed concurrently.
-const COMMITTED_AT_ONCE: usize = 64;
+const FILES_IN_FLIGHT: usize = 64;
 /// Chunks of a file whose rows change in one transaction.
-const COMMITTED_TOGETHER: usize = 64;
+const ROWS_TOGETHER: usize = 64;
 
-impl Target {
-    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
-    /// caller makes the shared key-value store durable next.
-    pub async fn commit(&self, branch: u64, ino: Ino, deferred: bool) -> Result<(), ChunkError> {
-        let keys = self.keys_of(branch, ino, |chunk| !chunk.is_clean());
-        for key in &keys {
-            self.place(*key).await?;
+/// The commits of one target.
+pub(crate) struct Commits {
+    pub(crate) env: Env,
+    pub(crate) volume: Volume,
+    pub(crate) kv: Rc<dyn Kv>,
+    pub(crate) gate: Rc<Gate>,
+    pub(crate) cache: Rc<ChunkCache>,
+    pub(crate) allocator: Rc<Allocator>,
+    pub(crate) writeback: Rc<Writeback>,
+    /// One change of a file's rows runs at a time, so that an older row never overwrites a newer one.
+    files: KeyedLocks<FileKey>,
+    one_at_a_time: Mutex<()>,
+    /// Blocks freed by transactions that are not known to be durable.
+    reclaim: RefCell<Vec<Run>>,
+    closed: Cell<bool>,
+}
+
+impl Commits {
+    pub(crate) fn new(
+        env: &Env,
+        volume: &Volume,
+        kv: &Rc<dyn Kv>,
+        gate: &Rc<Gate>,
+        cache: &Rc<ChunkCache>,
+        allocator: &Rc<Allocator>,
+        writeback: &Rc<Writeback>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            env: env.clone(),
+            volume: volume.clone(),
+            kv: kv.clone(),
+            gate: gate.clone(),
+            cache: cache.clone(),
+            allocator: allocator.clone(),
+            writeback: writeback.clone(),
+            files: KeyedLocks::default(),
+            one_at_a_time: Mutex::default(),
+            reclaim: RefCell::default(),
+            closed: Cell::new(false),
+        })
+    }
+
+    /// Makes [`Self::run`] end.
+    pub(crate) fn stop(&self) {
+        self.closed.set(true);
+    }
+
+    /// Waits for the right to change the rows of a file.
+    pub(crate) async fn lock(&self, file: FileKey) -> Exclusive<FileKey> {
+        self.files.exclusive(file).await
+    }
+
+    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the caller makes the
+    /// shared key-value store durable next.
+    pub(crate) async fn commit(&self, file: FileKey, deferred: bool) -> Result<(), ChunkError> {
+        for key in self.cache.keys_of(file, |chunk| !chunk.is_clean()) {
+            self.writeback.write_chunk(key).await?;
         }
-        self.commit_inode(branch, ino).await?;
-        self.count(|counts| counts.commits += 1);
+        self.commit_file(file).await?;
         if deferred { Ok(()) } else { self.sync().await }
     }
 
     /// Makes everything durable. If a file fails, the others are still committed before the error is
     /// returned.
-    pub async fn commit_all(&self) -> Result<(), ChunkError> {
-        let waiting: Vec<ChunkKey> = self.waiting.borrow().values().copied().collect();
+    pub(crate) async fn commit_all(&self) -> Result<(), ChunkError> {
+        let dirty: Vec<ChunkKey> = self.cache.all_dirty();
         // A failure does not keep the other chunks and files from being committed.
         let mut result = Ok(());
-        for key in waiting {
-            result = result.and(self.place(key).await.map(drop));
+        for key in dirty {
+            result = result.and(self.writeback.write_chunk(key).await);
         }
-        let changed: BTreeSet<(u64, Ino)> = {
-            let chunks = self.chunks.borrow();
-            chunks
-                .iter()
-                .filter(|(_, chunk)| chunk.borrow().changed)
-                .map(|(key, _)| (key.branch, key.ino))
-                .collect()
-        };
         // Concurrently, so that one flush serves many files.
-        let changed: Vec<(u64, Ino)> = changed.into_iter().collect();
-        for some in changed.chunks(COMMITTED_AT_ONCE) {
-            let commits = some.iter().map(|(branch, ino)| self.commit_inode(*branch, *ino));
+        let changed: Vec<FileKey> = self.cache.changed_files().into_iter().collect();
+        for some in changed.chunks(FILES_IN_FLIGHT) {
+            let commits = some.iter().map(|file| self.commit_file(*file));
             result = result.and(join_all(commits).await.into_iter().collect());
         }
         self.volume.flush().await?;
@@ -62,28 +110,13 @@ impl Target {
         result
     }
 
-    pub(crate) fn keys_of(
-        &self,
-        branch: u64,
-        ino: Ino,
-        wanted: impl Fn(&crate::chunk::Chunk) -> bool,
-    ) -> Vec<ChunkKey> {
-        let chunks = self.chunks.borrow();
-        let first = ChunkKey { branch, ino, index: 0 };
-        let last = ChunkKey { branch, ino, index: u64::MAX };
-        chunks.range(first..=last).filter(|(_, chunk)| wanted(&chunk.borrow())).map(|(key, _)| *key).collect()
-    }
-
-    /// Flushes the volume, then commits those rows of a file that were changed before the flush. One call per
-    /// file runs at a time, so that an older row never overwrites a newer one.
-    async fn commit_inode(&self, branch: u64, ino: Ino) -> Result<(), ChunkError> {
-        let _open = self.gate.read().await;
-        let _lock = self.inode_locks.exclusive((branch, ino)).await;
-        let mut changes = Vec::new();
-        for key in self.keys_of(branch, ino, |chunk| chunk.changed) {
-            let chunk = self.chunks.borrow().get(&key).cloned();
-            changes.extend(chunk.and_then(|chunk| Chunk::take_changes(&chunk, key)));
-        }
+    /// Flushes the volume, then commits those rows of a file that were changed before the flush.
+    async fn commit_file(&self, file: FileKey) -> Result<(), ChunkError> {
+        let _changing = self.gate.change().await;
+        let _lock = self.lock(file).await;
+        let changed = self.cache.keys_of(file, |chunk| chunk.map.is_changed()).into_iter();
+        let changes: Vec<Changes> =
+            changed.filter_map(|key| Changes::take(key, &self.cache.peek(key)?)).collect();
         if let Err(error) = self.volume.flush().await {
             changes.into_iter().for_each(Changes::put_back);
             return Err(error.into());
@@ -92,7 +125,7 @@ impl Target {
         // store.
         let mut changes = changes.into_iter();
         loop {
-            let step: Vec<Changes> = changes.by_ref().take(COMMITTED_TOGETHER).collect();
+            let step: Vec<Changes> = changes.by_ref().take(ROWS_TOGETHER).collect();
             if step.is_empty() {
                 return Ok(());
             }
@@ -112,10 +145,10 @@ impl Target {
         if changes.is_empty() && writes.is_empty() {
             return Ok(());
         }
-        let _order = self.commit_lock.lock().await;
+        let _one_at_a_time = self.one_at_a_time.lock().await;
         let allocated: Vec<Run> =
-            changes.iter().flat_map(|change| change.allocated.iter().copied()).collect();
-        let freed: Vec<Run> = changes.iter().flat_map(|change| change.freed.iter().copied()).collect();
+            changes.iter().flat_map(|change| change.map.allocated.iter().copied()).collect();
+        let freed: Vec<Run> = changes.iter().flat_map(|change| change.map.freed.iter().copied()).collect();
         // A hole splits an extent in two, and so does a write into the middle of a preallocated one; very
         // many of them make rows grow without bound. So only a commit that frees at least as many blocks as
         // it allocates may use part of the headroom.
@@ -124,13 +157,13 @@ impl Target {
             writes.changes_what_is_there();
         }
         for change in &changes {
-            match change.map.is_empty() {
-                true if !change.had_row => {}
+            match change.map.extents.is_empty() {
+                true if !change.map.had_row => {}
                 true => drop(writes.delete(change.key.row(0))),
-                false => drop(writes.put(change.key.row(0), encode_map(&change.map))),
+                false => drop(writes.put(change.key.row(0), encode_map(&change.map.extents))),
             }
         }
-        for (group, row) in self.space.borrow_mut().commit(&allocated, &freed) {
+        for (group, row) in self.allocator.space_mut().commit(&allocated, &freed) {
             writes.put(group_key(group), row);
         }
         match self.kv.commit(writes).await {
@@ -140,8 +173,8 @@ impl Target {
             }
             Err(error) => {
                 // A run in both lists was allocated and then freed; undo in the opposite order.
-                self.space.borrow_mut().commit(&freed, &[]);
-                self.space.borrow_mut().commit(&[], &allocated);
+                self.allocator.space_mut().commit(&freed, &[]);
+                self.allocator.space_mut().commit(&[], &allocated);
                 changes.into_iter().for_each(Changes::put_back);
                 Err(error.into())
             }
@@ -149,18 +182,18 @@ impl Target {
     }
 
     /// Makes committed rows durable, and the blocks that they freed available again.
-    pub async fn sync(&self) -> Result<(), ChunkError> {
+    pub(crate) async fn sync(&self) -> Result<(), ChunkError> {
         let freed = std::mem::take(&mut *self.reclaim.borrow_mut());
         if let Err(error) = self.kv.flush().await {
             self.reclaim.borrow_mut().extend(freed);
             return Err(error.into());
         }
-        self.give_back(freed);
+        self.allocator.give_back(freed);
         Ok(())
     }
 
-    /// Commits everything every few seconds ([`INTERVAL`]) until the target is closed.
-    pub(crate) async fn commit_task(self: Rc<Self>) {
+    /// Commits everything every 5 s ([`INTERVAL`]) until the target is closed.
+    pub(crate) async fn run(self: Rc<Self>) {
         while !self.closed.get() {
             self.env.sleep(INTERVAL).await;
             if self.closed.get() {

@@ -13,31 +13,37 @@
 //! - Dirty blocks in memory are bounded by [`DIRTY_BYTES`]: above it, a write waits until older ones are
 //!   written back.
 //!
+//! The parts, each standing on those above it: `rows`, `map`, `dirty` and `free` are pure; `cache` holds chunks in memory,
+//! `allocator` free space; `writeback` takes dirty blocks to the volume, `commit` makes rows durable; `target` is the
+//! facade, `fsck` its exclusive side, and `service` serves requests.
+//!
 //! Power cut: of uncommitted writes, each block is either fully present or fully lost. Blocks that were
 //! allocated and not committed are free again, because no bit marks them as used.
 #![forbid(unsafe_code)]
 
-mod chunk;
+mod allocator;
+mod cache;
 mod commit;
-mod damaged;
-mod discard;
-mod place;
-mod repair;
-mod reserve;
+mod dirty;
+mod fetch;
+mod free;
+mod fsck;
+mod idle;
+mod map;
+mod preallocate;
 pub mod rows;
 mod seek;
-mod space;
+mod service;
 mod target;
 mod truncate;
-mod verify;
-mod whole;
+mod writeback;
 
-pub use damaged::DamagedRuns;
+pub use free::SpaceUsage;
+pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck, chunks_of_a_file};
 pub use rows::{ChunkKey, Extent, all_maps, decode_map, encode_map, map_range};
-pub use space::SpaceUsage;
+pub use service::{FileUse, FileUses, Service};
 pub use target::{Target, TargetConfig, TargetCounts};
 pub use truncate::Behind;
-pub use verify::{Owned, TargetCheck, chunks_of_a_file};
 
 use penstock_array::ArrayError;
 use penstock_base::Kind;

@@ -2,7 +2,7 @@
 //!
 //! Public for the fuzzer and for tools that inspect a store; only this crate writes rows.
 
-use penstock_base::{Dec, DecodeError, Enc, Ino};
+use penstock_base::{Branch, Dec, DecodeError, Enc, FileKey, Ino};
 
 /// First byte of a map row's key.
 const MAP: u8 = 0x20;
@@ -13,10 +13,8 @@ const FORMAT: u8 = 1;
 /// Identifies a chunk: a fixed-size piece of a file of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey {
-    /// The branch; 0 is the file system itself, clones have others.
-    pub branch: u64,
-    /// The inode of the file.
-    pub ino: Ino,
+    /// The file.
+    pub file: FileKey,
     /// Index of the chunk in the file.
     pub index: u64,
 }
@@ -31,20 +29,20 @@ pub struct Extent {
     /// First block on the volume.
     pub block: u64,
     /// Preallocated: the blocks belong to the file, contain none of its data yet, and read as zeros.
-    pub reserved: bool,
+    pub preallocated: bool,
 }
 
 /// Transform of an extent whose data is stored as written.
 const PLAIN: u8 = 0;
 /// Transform of a preallocated extent, which reads as zeros.
-const RESERVED: u8 = 1;
+const PREALLOCATED: u8 = 1;
 
 impl ChunkKey {
     /// Returns the row's key. It is big-endian, so that the chunks of a file are in order. The birth comes
     /// last, so that the rows of one chunk from different snapshots will be adjacent.
     pub fn row(&self, birth: u64) -> Vec<u8> {
         let mut key = vec![MAP];
-        for word in [self.branch, self.ino.0, self.index, birth] {
+        for word in [self.file.branch.0, self.file.ino.0, self.index, birth] {
             key.extend_from_slice(&word.to_be_bytes());
         }
         key
@@ -60,13 +58,14 @@ impl ChunkKey {
             .chunks_exact(8)
             .map(|word| u64::from_be_bytes(word.try_into().expect("eight bytes")))
             .collect();
-        Ok((Self { branch: words[0], ino: Ino(words[1]), index: words[2] }, words[3]))
+        let file = FileKey { branch: Branch(words[0]), ino: Ino(words[1]) };
+        Ok((Self { file, index: words[2] }, words[3]))
     }
 }
 
 /// Returns the range of keys of the rows of a file's chunks from `index` on; the second key is excluded.
-pub fn map_range(branch: u64, ino: Ino, index: u64) -> (Vec<u8>, Vec<u8>) {
-    let row = ChunkKey { branch, ino, index }.row(0);
+pub fn map_range(file: FileKey, index: u64) -> (Vec<u8>, Vec<u8>) {
+    let row = ChunkKey { file, index }.row(0);
     let until = after_all_with(&row[..17]);
     (row, until)
 }
@@ -92,7 +91,7 @@ pub fn encode_map(extents: &[Extent]) -> Vec<u8> {
     enc.u8(FORMAT).u32(extents.len() as u32);
     for extent in extents {
         enc.u32(extent.first).u32(extent.count).u64(extent.block);
-        enc.u8(if extent.reserved { RESERVED } else { PLAIN }).u32(extent.count);
+        enc.u8(if extent.preallocated { PREALLOCATED } else { PLAIN }).u32(extent.count);
     }
     enc.finish()
 }
@@ -109,8 +108,8 @@ pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
     for _ in 0..count {
         let (first, count, block) = (dec.u32()?, dec.u32()?, dec.u64()?);
         let (transform, stored) = (dec.u8()?, dec.u32()?);
-        let reserved = match transform {
-            PLAIN | RESERVED if stored == count => transform == RESERVED,
+        let preallocated = match transform {
+            PLAIN | PREALLOCATED if stored == count => transform == PREALLOCATED,
             _ => return Err(dec.unknown("transform", transform.into())),
         };
         if first.checked_add(count).is_none() || block.checked_add(count.into()).is_none() {
@@ -119,7 +118,7 @@ pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
         if extents.last().is_some_and(|last| last.first + last.count > first) {
             return Err(dec.bad("extents overlap"));
         }
-        extents.push(Extent { first, count, block, reserved });
+        extents.push(Extent { first, count, block, preallocated });
     }
     Ok(extents)
 }
@@ -171,14 +170,14 @@ mod tests {
     }
 
     fn extent(first: u32, count: u32, block: u64) -> Extent {
-        Extent { first, count, block, reserved: false }
+        Extent { first, count, block, preallocated: false }
     }
 
     #[test]
     fn rows_come_back() {
-        let key = ChunkKey { branch: 1, ino: Ino(2), index: 3 };
+        let key = ChunkKey { file: FileKey { branch: Branch(1), ino: Ino(2) }, index: 3 };
         assert_eq!(ChunkKey::decode(&key.row(4)), Ok((key, 4)));
-        let extents = [extent(0, 2, 9), Extent { reserved: true, ..extent(5, 1, 77) }];
+        let extents = [extent(0, 2, 9), Extent { preallocated: true, ..extent(5, 1, 77) }];
         assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
         assert!(decode_map(&encode_map(&[extents[1], extents[0]])).is_err());
         assert!(decode_map(&[2]).is_err());
@@ -186,7 +185,7 @@ mod tests {
 
     #[test]
     fn keys_and_rows_are_as_in_the_first_release() {
-        let key = ChunkKey { branch: 0, ino: Ino((1 << 48) | 7), index: 3 };
+        let key = ChunkKey { file: FileKey::main(Ino((1 << 48) | 7)), index: 3 };
         let zero = "0000000000000000";
         assert_eq!(hex(&key.row(0)), format!("20{zero}00010000000000070000000000000003{zero}"));
         assert_eq!(hex(&group_key(0x0102)), "210000000000000102");
@@ -199,10 +198,10 @@ mod tests {
         assert_eq!(hex(&encode_map(&extents)), wanted);
         assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
         assert_eq!(hex(&encode_map(&[])), "0100000000");
-        let reserved = [Extent { reserved: true, ..extent(5, 1, 9) }];
+        let preallocated = [Extent { preallocated: true, ..extent(5, 1, 9) }];
         let wanted = "01 01000000 05000000 01000000 0900000000000000 01 01000000".replace(' ', "");
-        assert_eq!(hex(&encode_map(&reserved)), wanted);
-        let mut unknown = encode_map(&reserved);
+        assert_eq!(hex(&encode_map(&preallocated)), wanted);
+        let mut unknown = encode_map(&preallocated);
         unknown[21] = 2;
         assert!(decode_map(&unknown).unwrap_err().to_string().contains("transform"));
 
@@ -229,12 +228,12 @@ mod tests {
     /// overflowed for the last.
     #[test]
     fn the_last_inode_has_a_range_of_chunks() {
-        let last = ChunkKey { branch: 0, ino: Ino(u64::MAX), index: u64::MAX };
-        let (from, until) = map_range(0, last.ino, 7);
+        let last = ChunkKey { file: FileKey::main(Ino(u64::MAX)), index: u64::MAX };
+        let (from, until) = map_range(last.file, 7);
         assert!(from < last.row(u64::MAX) && last.row(u64::MAX) < until);
-        assert!(until <= ChunkKey { branch: 1, ino: Ino(0), index: 0 }.row(0));
-        let (_, until) = map_range(0, Ino(6), 0);
-        assert!(until <= ChunkKey { branch: 0, ino: Ino(7), index: 0 }.row(0));
+        assert!(until <= ChunkKey { file: FileKey { branch: Branch(1), ino: Ino(0) }, index: 0 }.row(0));
+        let (_, until) = map_range(FileKey::main(Ino(6)), 0);
+        assert!(until <= ChunkKey { file: FileKey::main(Ino(7)), index: 0 }.row(0));
         assert_eq!(decode_group_key(&[&[MAP], &group_key(1)[1..]].concat()), None);
     }
 }

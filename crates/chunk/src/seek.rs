@@ -5,32 +5,26 @@
 //! chunks and not on the length of the file.
 
 use crate::ChunkError;
-use crate::rows::{ChunkKey, map_range};
+use crate::rows::ChunkKey;
 use crate::target::Target;
-use penstock_base::Ino;
+use penstock_base::FileKey;
 use std::ops::Range;
 
 impl Target {
     /// Returns the first block of a file within `blocks` that is data, or with `hole` the first that is a
     /// hole. Returns the end of `blocks` if there is none.
-    pub async fn seek(
-        &self,
-        branch: u64,
-        ino: Ino,
-        blocks: Range<u64>,
-        hole: bool,
-    ) -> Result<u64, ChunkError> {
+    pub async fn seek(&self, file: FileKey, blocks: Range<u64>, hole: bool) -> Result<u64, ChunkError> {
         let per_chunk = u64::from(self.config.chunk_blocks);
         let mut at = blocks.start;
         while at < blocks.end {
             let index = at / per_chunk;
-            let here = ChunkKey { branch, ino, index };
-            let next = if hole { Some(here) } else { self.next_chunk(here).await? };
+            let here = ChunkKey { file, index };
+            let next = if hole { Some(here) } else { self.cache.next_key(here).await? };
             let Some(key) = next else { return Ok(blocks.end) };
             let first = key.index.saturating_mul(per_chunk);
             at = at.max(first);
-            let _lock = self.chunk_locks.shared(key).await;
-            let chunk = self.chunk(key).await?;
+            let _lock = self.cache.shared(key).await;
+            let chunk = self.cache.get(key).await?;
             let chunk = chunk.borrow();
             let mut within = (at - first) as u32..self.config.chunk_blocks;
             if let Some(found) = within.find(|block| chunk.is_data(*block) != hole) {
@@ -39,18 +33,5 @@ impl Target {
             at = first.saturating_add(per_chunk);
         }
         Ok(blocks.end)
-    }
-
-    /// Returns the first chunk of the file, from `from` on, that has a row or is in memory.
-    pub(crate) async fn next_chunk(&self, from: ChunkKey) -> Result<Option<ChunkKey>, ChunkError> {
-        let last = ChunkKey { index: u64::MAX, ..from };
-        let in_memory = self.chunks.borrow().range(from..=last).next().map(|(key, _)| *key);
-        if self.whole.contains(&(from.branch, from.ino)) {
-            return Ok(in_memory);
-        }
-        let (start, until) = map_range(from.branch, from.ino, from.index);
-        let row = self.kv.scan(start, until, 1).await?.pop();
-        let stored = row.map(|(key, _)| ChunkKey::decode(&key)).transpose()?.map(|(key, _)| key);
-        Ok(in_memory.into_iter().chain(stored).min())
     }
 }

@@ -1,30 +1,24 @@
-//! The target itself: writes into memory, and reads from memory and volume.
+//! The target: its parts put together, writes into memory, and reads.
 //!
-//! Lock order: inode, then chunk. Everything that changes rows takes the gate shared. A check takes it
-//! exclusively, so it sees a consistent state.
+//! Lock order: the gate, then a file, then its chunks in order, then one commit at a time.
 
-use crate::chunk::{Chunk, DirtyBlock};
-use crate::discard::Idle;
-use crate::rows::{ChunkKey, Extent, all_groups, decode_group, decode_group_key, decode_map};
-use crate::space::{Run, Space, SpaceUsage};
+use crate::allocator::Allocator;
+use crate::cache::ChunkCache;
+use crate::commit::Commits;
+use crate::fetch::fetch;
+use crate::free::{Space, SpaceUsage};
+use crate::fsck::{DamagedRuns, Fsck, find_damaged, mark_unmarked};
+use crate::rows::{ChunkKey, all_groups, decode_group, decode_group_key};
+use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
-use penstock_base::{
-    BLOCK_BYTES, Buf, DecodeError, Env, HashMap, Ino, KeyedLocks, MAX_FILE_BYTES, Noted, ZERO_BLOCK_CRC,
-};
+use penstock_base::{BLOCK_BYTES, Buf, Env, FileKey, Gate, HashMap, MAX_FILE_BYTES, Quiet};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, for_each};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
-use tokio::sync::{Mutex, Notify, RwLock, Semaphore};
 
 const IO: Io = Io::new(Class::Client, "chunk.read");
-/// Number of chunks in memory above which clean ones are evicted.
-const CACHED_CHUNKS: usize = 1 << 16;
-/// Full chunks that are written back at the same time: enough that one is encoded while others are being
-/// written.
-const PLACED_AT_ONCE: usize = 4;
 
 /// Settings of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +47,7 @@ pub struct TargetCounts {
     pub read_blocks: u64,
     /// Chunks that were written as full stripes, past the log.
     pub whole_chunks: u64,
-    /// Of `whole_chunks`, those that were only partly dirty; their other blocks were read first.
+    /// Chunks among `whole_chunks` that were only partly dirty; their other blocks were read first.
     pub rewritten_chunks: u64,
     /// Full chunks that went through the log, because too few full stripes were free.
     pub logged_chunks: u64,
@@ -65,143 +59,82 @@ pub struct TargetCounts {
 
 /// The chunk store on one volume.
 pub struct Target {
-    pub(crate) env: Env,
     pub(crate) volume: Volume,
     pub(crate) kv: Rc<dyn Kv>,
     pub(crate) config: TargetConfig,
-    pub(crate) chunks: RefCell<BTreeMap<ChunkKey, Rc<RefCell<Chunk>>>>,
-    pub(crate) whole: Noted<(u64, Ino)>,
-    /// Chunks with dirty blocks, keyed by the order of the first write since each was clean.
-    pub(crate) waiting: RefCell<BTreeMap<u64, ChunkKey>>,
-    pub(crate) chunk_locks: KeyedLocks<ChunkKey>,
-    pub(crate) inode_locks: KeyedLocks<(u64, Ino)>,
-    pub(crate) gate: Rc<RwLock<()>>,
-    pub(crate) space: RefCell<Space>,
-    pub(crate) commit_lock: Mutex<()>,
-    pub(crate) dirty_blocks: Cell<u64>,
-    pub(crate) order: Cell<u64>,
-    /// Limits the number of full chunks that are written back at the same time.
-    pub(crate) placing: Semaphore,
-    /// Blocks freed by transactions that are not known to be durable.
-    pub(crate) reclaim: RefCell<Vec<Run>>,
-    /// Stripes that lost their last block and wait to be reused or discarded.
-    pub(crate) idle: RefCell<Idle>,
-    pub(crate) idle_noted: Notify,
-    /// Locked while a batch of idle stripes is discarded.
-    pub(crate) discarding: Mutex<()>,
-    pub(crate) cuts: RefCell<HashMap<(u64, Ino), u64>>,
-    /// Number of chunks in memory at which the next eviction of clean ones is tried.
-    most_chunks: Cell<usize>,
-    pub(crate) counts: Cell<TargetCounts>,
-    pub(crate) closed: Cell<bool>,
+    pub(crate) gate: Rc<Gate>,
+    pub(crate) cache: Rc<ChunkCache>,
+    pub(crate) allocator: Rc<Allocator>,
+    pub(crate) commits: Rc<Commits>,
+    env: Env,
+    writeback: Rc<Writeback>,
+    /// By file, the truncate generation below which writes are rejected.
+    truncations: RefCell<HashMap<FileKey, u64>>,
+    written_blocks: Cell<u64>,
+    read_blocks: Cell<u64>,
+    committed_files: Cell<u64>,
 }
 
 impl Target {
-    /// Opens the target on `volume` with its rows in `kv`. `gate` is shared with everything else that changes
-    /// those rows.
+    /// Opens the target on `volume` with its rows in `kv`. `gate` is shared with everything else that changes those rows.
     pub async fn open(
         env: &Env,
         volume: Volume,
         kv: Rc<dyn Kv>,
-        gate: Rc<RwLock<()>>,
+        gate: Rc<Gate>,
         config: TargetConfig,
     ) -> Result<Rc<Self>, ChunkError> {
         let space = load_space(&volume, &*kv).await?;
-        let target = Rc::new(Self {
-            env: env.clone(),
+        let cache = ChunkCache::new(&kv, config.chunk_blocks, volume.blocks());
+        let allocator = Allocator::new(env, &volume, space);
+        let writeback = Writeback::new(&volume, &cache, &allocator, config.chunk_blocks);
+        let commits = Commits::new(env, &volume, &kv, &gate, &cache, &allocator, &writeback);
+        // Before the first block is allocated or discarded.
+        mark_unmarked(&volume, &*kv, &allocator, config.chunk_blocks).await?;
+        allocator.add_unowned();
+        env.spawn("target commit", Box::pin(commits.clone().run()));
+        env.spawn("target discard", Box::pin(allocator.clone().run()));
+        Ok(Rc::new(Self {
             volume,
             kv,
             config,
-            chunks: RefCell::default(),
-            whole: Noted::default(),
-            waiting: RefCell::default(),
-            chunk_locks: KeyedLocks::default(),
-            inode_locks: KeyedLocks::default(),
             gate,
-            space: RefCell::new(space),
-            commit_lock: Mutex::default(),
-            dirty_blocks: Cell::new(0),
-            order: Cell::new(0),
-            placing: Semaphore::new(PLACED_AT_ONCE),
-            reclaim: RefCell::default(),
-            idle: RefCell::default(),
-            idle_noted: Notify::new(),
-            discarding: Mutex::default(),
-            cuts: RefCell::default(),
-            most_chunks: Cell::new(CACHED_CHUNKS),
-            counts: Cell::default(),
-            closed: Cell::new(false),
-        });
-        target.hold_unmarked().await?;
-        target.note_unowned();
-        env.spawn("target commit", Box::pin(target.clone().commit_task()));
-        env.spawn("target discard", Box::pin(target.clone().discard_task()));
-        Ok(target)
+            cache,
+            allocator,
+            commits,
+            env: env.clone(),
+            writeback,
+            truncations: RefCell::default(),
+            written_blocks: Cell::new(0),
+            read_blocks: Cell::new(0),
+            committed_files: Cell::new(0),
+        }))
     }
 
-    /// Returns the settings that the target was opened with.
+    /// The settings that the target was opened with.
     pub fn config(&self) -> TargetConfig {
         self.config
     }
 
-    /// Returns total, free and headroom blocks. Blocks in a running discard count as free.
+    /// Total, free and headroom blocks. Blocks in a running discard count as free.
     pub fn usage(&self) -> SpaceUsage {
-        self.space.borrow().reported()
+        self.allocator.usage()
     }
 
-    /// Returns the counters since the target was opened.
+    /// The counters since the target was opened.
     pub fn counts(&self) -> TargetCounts {
-        self.counts.get()
+        TargetCounts {
+            written_blocks: self.written_blocks.get(),
+            read_blocks: self.read_blocks.get(),
+            commits: self.committed_files.get(),
+            discarded_stripes: self.allocator.discarded_stripes(),
+            ..self.writeback.counts()
+        }
     }
 
-    /// Returns the volume that the chunks are stored on.
+    /// The volume that the chunks are stored on.
     pub fn volume(&self) -> &Volume {
         &self.volume
-    }
-
-    pub(crate) fn count(&self, change: impl FnOnce(&mut TargetCounts)) {
-        let mut counts = self.counts.get();
-        change(&mut counts);
-        self.counts.set(counts);
-    }
-
-    /// Returns the chunk in memory, loaded from its row if it is not there. Call under the chunk's lock.
-    pub(crate) async fn chunk(&self, key: ChunkKey) -> Result<Rc<RefCell<Chunk>>, ChunkError> {
-        if let Some(chunk) = self.chunks.borrow().get(&key) {
-            return Ok(chunk.clone());
-        }
-        let row = match self.whole.contains(&(key.branch, key.ino)) {
-            true => None,
-            false => self.kv.get(key.row(0)).await?,
-        };
-        let chunk = match row {
-            Some(value) => Chunk::with_map(self.known(decode_map(&value)?)?),
-            None => Chunk::default(),
-        };
-        let mut chunks = self.chunks.borrow_mut();
-        if chunks.len() >= self.most_chunks.get() {
-            // Evicts clean chunks that only this map references.
-            self.whole.clear();
-            chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
-            // If few could be evicted, the next attempt comes only after an eighth of the limit has been
-            // added.
-            self.most_chunks.set(CACHED_CHUNKS.max(chunks.len() + CACHED_CHUNKS / 8));
-        }
-        Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())
-    }
-
-    /// Returns a row's extents, or an error if one exceeds the chunk or the volume.
-    fn known(&self, extents: Vec<Extent>) -> Result<Vec<Extent>, ChunkError> {
-        let fits = |extent: &Extent| {
-            extent.first + extent.count <= self.config.chunk_blocks
-                && extent.block + u64::from(extent.count) <= self.volume.blocks()
-        };
-        match extents.iter().all(fits) {
-            true => Ok(extents),
-            false => {
-                Err(DecodeError::Bad { what: "map row", why: "an extent beyond chunk or volume" }.into())
-            }
-        }
     }
 
     fn check_blocks(&self, key: ChunkKey, first: u32, count: usize) -> Result<(), ChunkError> {
@@ -216,176 +149,136 @@ impl Target {
         }
     }
 
+    /// The truncate generation of a file, if it was truncated since the start.
+    pub(crate) fn truncation(&self, file: FileKey) -> Option<u64> {
+        self.truncations.borrow().get(&file).copied()
+    }
+
+    /// Rejects writes to a file with a lower truncate generation; without one, accepts all.
+    pub(crate) fn set_truncation(&self, file: FileKey, generation: Option<u64>) {
+        let mut truncations = self.truncations.borrow_mut();
+        match generation {
+            Some(generation) => truncations.insert(file, generation),
+            None => truncations.remove(&file),
+        };
+    }
+
     /// Rejects a change that was sent before the file was truncated. Call under the chunk's lock.
-    pub(crate) fn check_cut(&self, key: ChunkKey, sent: u64) -> Result<(), ChunkError> {
-        let found = self.cuts.borrow().get(&(key.branch, key.ino)).copied().unwrap_or(0);
+    pub(crate) fn check_truncation(&self, file: FileKey, sent: u64) -> Result<(), ChunkError> {
+        let found = self.truncation(file).unwrap_or(0);
         if sent < found { Err(ChunkError::Truncated { found, sent }) } else { Ok(()) }
     }
 
-    /// Reserves blocks of free space, or fails with [`ChunkError::NoSpace`].
-    pub(crate) fn promise(&self, wanted_blocks: u64) -> Result<(), ChunkError> {
-        if self.space.borrow_mut().promise(wanted_blocks) {
-            return Ok(());
-        }
-        let usage = self.usage();
-        let free_blocks = usage.free_blocks.saturating_sub(usage.reserve_blocks);
-        Err(ChunkError::NoSpace { free_blocks, wanted_blocks })
-    }
-
-    /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit.
-    /// `cut` is the inode's truncate generation as the writer knows it.
+    /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit. `generation`
+    /// is the inode's truncate generation as the writer knows it.
     ///
-    /// A chunk that becomes full is written back in the background; this call does not wait for that.
+    /// A chunk that becomes full is written back in the background; this call does not wait for that. While more than
+    /// [`DIRTY_BYTES`] are dirty, it first writes back the oldest chunks.
     pub async fn write(
-        self: &Rc<Self>,
+        &self,
         key: ChunkKey,
         first: u32,
         data: &Buf,
         crcs: &[u32],
-        cut: u64,
+        generation: u64,
     ) -> Result<(), ChunkError> {
         self.check_blocks(key, first, crcs.len())?;
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        let complete = match self.try_write(key, first, data, crcs, cut).await {
+        let is_full = match self.try_write(key, first, data, crcs, generation).await {
             Err(ChunkError::NoSpace { .. }) => {
                 // Freed blocks may be waiting only for a durable commit.
                 self.commit_all().await?;
-                self.try_write(key, first, data, crcs, cut).await?
+                self.try_write(key, first, data, crcs, generation).await?
             }
             other => other?,
         };
-        if complete {
-            self.env.spawn("target place", Box::pin(self.clone().place_in_turn(key)));
+        if is_full {
+            self.env.spawn("target place", Box::pin(self.writeback.clone().write_in_turn(key)));
         }
-        self.count(|counts| counts.written_blocks += crcs.len() as u64);
-        while self.dirty_blocks.get() * BLOCK_BYTES as u64 > DIRTY_BYTES {
-            let oldest = self.waiting.borrow().first_key_value().map(|(_, key)| *key);
-            let Some(oldest) = oldest else { break };
-            self.place(oldest).await?;
+        self.written_blocks.set(self.written_blocks.get() + crcs.len() as u64);
+        while self.cache.dirty_blocks() * BLOCK_BYTES as u64 > DIRTY_BYTES {
+            let Some(oldest) = self.cache.oldest_dirty() else { break };
+            self.writeback.write_chunk(oldest).await?;
         }
         Ok(())
     }
 
+    /// Returns true if the chunk is full of dirty blocks now.
     async fn try_write(
         &self,
         key: ChunkKey,
         first: u32,
         data: &Buf,
         crcs: &[u32],
-        cut: u64,
+        generation: u64,
     ) -> Result<bool, ChunkError> {
-        let _lock = self.chunk_locks.exclusive(key).await;
-        self.check_cut(key, cut)?;
-        let chunk = self.chunk(key).await?;
-        let blocks = first..first + crcs.len() as u32;
-        let new = {
-            let chunk = chunk.borrow();
-            blocks.clone().filter(|block| !chunk.has_space(*block)).collect::<Vec<_>>()
-        };
-        self.promise(new.len() as u64)?;
-        let mut chunk = chunk.borrow_mut();
-        if chunk.dirty.is_empty() {
-            chunk.since = self.order.get() + 1;
-            self.order.set(chunk.since);
-            self.waiting.borrow_mut().insert(chunk.since, key);
-        }
-        for (index, block) in blocks.enumerate() {
-            let data = data.slice(index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES);
-            let promised = new.binary_search(&block).is_ok();
-            let before = chunk.dirty.insert(block, DirtyBlock { data, crc: crcs[index], promised });
-            match before {
-                Some(before) if before.promised => {
-                    chunk.dirty.get_mut(&block).expect("it was just put there").promised = true;
-                }
-                Some(_) => {}
-                None => self.dirty_blocks.set(self.dirty_blocks.get() + 1),
-            }
-        }
-        Ok(chunk.dirty.len() == self.config.chunk_blocks as usize)
+        let _lock = self.cache.exclusive(key).await;
+        self.check_truncation(key.file, generation)?;
+        let chunk = self.cache.get(key).await?;
+        let new = chunk.borrow().without_space(first..first + crcs.len() as u32);
+        self.allocator.reserve(new.iter().map(|range| range.len() as u64).sum())?;
+        Ok(self.cache.write(key, &chunk, (first, data, crcs), &new))
     }
 
     /// Reads blocks of a chunk. Blocks that were never written read as zeros.
     pub async fn read(&self, key: ChunkKey, first: u32, count: u32) -> Result<Blocks, ChunkError> {
         self.check_blocks(key, first, count as usize)?;
-        let _lock = self.chunk_locks.shared(key).await;
-        let chunk = self.chunk(key).await?;
-        self.count(|counts| counts.read_blocks += u64::from(count));
-        self.fetch(&chunk, first, count, IO).await
+        let _lock = self.cache.shared(key).await;
+        let chunk = self.cache.get(key).await?;
+        self.read_blocks.set(self.read_blocks.get() + u64::from(count));
+        fetch(&self.volume, &chunk, first, count, IO).await
     }
 
-    /// Reads blocks of a chunk from memory and volume. Call under the chunk's lock.
-    pub(crate) async fn fetch(
-        &self,
-        chunk: &RefCell<Chunk>,
-        first: u32,
-        count: u32,
-        io: Io,
-    ) -> Result<Blocks, ChunkError> {
-        let plan = plan_read(&chunk.borrow(), first, count);
-        let reads = plan.into_iter().map(|piece| async {
-            Ok::<_, ChunkError>(match piece {
-                Piece::Memory(blocks) => blocks,
-                Piece::Volume(block, count) => self.volume.read(block, count, io).await?,
-            })
-        });
-        let mut whole = Blocks::default();
-        for piece in futures_util::future::join_all(reads).await {
-            let piece = piece?;
-            whole.parts.extend(piece.parts);
-            whole.crcs.extend(piece.crcs);
-        }
-        Ok(whole)
+    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the caller makes the
+    /// shared key-value store durable next.
+    pub async fn commit(&self, file: FileKey, deferred: bool) -> Result<(), ChunkError> {
+        self.commits.commit(file, deferred).await?;
+        self.committed_files.set(self.committed_files.get() + 1);
+        Ok(())
+    }
+
+    /// Makes everything durable. If a file fails, the others are still committed before the error is returned.
+    pub async fn commit_all(&self) -> Result<(), ChunkError> {
+        self.commits.commit_all().await
+    }
+
+    /// Makes committed rows durable, and the blocks that they freed available again.
+    pub async fn sync(&self) -> Result<(), ChunkError> {
+        self.commits.sync().await
+    }
+
+    /// An inode is new: no inode had its number before, and it has no chunk.
+    pub fn file_made(&self, file: FileKey) {
+        self.cache.file_made(file);
+    }
+
+    /// A file was removed: forgets its truncate generation and its empty chunks.
+    pub fn file_removed(&self, file: FileKey) {
+        self.set_truncation(file, None);
+        self.cache.file_removed(file);
+    }
+
+    /// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable are
+    /// considered, and each block in them is read again.
+    pub async fn damaged(&self) -> Result<DamagedRuns, ChunkError> {
+        find_damaged(&self.volume, &*self.kv, self.config.chunk_blocks).await
+    }
+
+    /// Checks and repairs, for a caller that lets nothing else change rows.
+    ///
+    /// # Panics
+    /// If `quiet` is of another gate.
+    pub fn fsck<'a>(&'a self, quiet: &'a Quiet<'_>) -> Fsck<'a> {
+        assert!(quiet.is_of(&self.gate), "the gate of this target is quiet");
+        Fsck::new(self)
     }
 
     /// Makes the target's background tasks end.
     pub fn stop(&self) {
-        self.closed.set(true);
-        self.idle_noted.notify_one();
-    }
-}
-
-enum Piece {
-    Memory(Blocks),
-    Volume(u64, u64),
-}
-
-fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
-    let mut zeros = None;
-    let (mut at, end) = (first, first + count);
-    while at < end {
-        let dirty = chunk.dirty.range(at..end).next();
-        if let Some((_, block)) = dirty.filter(|(block, _)| **block == at) {
-            push_memory(&mut pieces, block.data.clone(), block.crc);
-            at += 1;
-            continue;
-        }
-        let until = dirty.map_or(end, |(block, _)| *block);
-        let (place, run) = chunk.run_at(at, until);
-        match (place, pieces.last_mut()) {
-            (Some(place), Some(Piece::Volume(start, count))) if *start + *count == place => {
-                *count += u64::from(run);
-            }
-            (Some(place), _) => pieces.push(Piece::Volume(place, run.into())),
-            (None, _) => {
-                let zero = zeros.get_or_insert_with(|| Buf::zeroed(BLOCK_BYTES));
-                (0..run).for_each(|_| push_memory(&mut pieces, zero.clone(), ZERO_BLOCK_CRC));
-            }
-        }
-        at += run;
-    }
-    pieces
-}
-
-fn push_memory(pieces: &mut Vec<Piece>, data: Buf, crc: u32) {
-    match pieces.last_mut() {
-        Some(Piece::Memory(blocks)) => {
-            blocks.parts.push(data);
-            blocks.crcs.push(crc);
-        }
-        _ => pieces.push(Piece::Memory(Blocks { parts: vec![data], crcs: vec![crc] })),
+        self.commits.stop();
+        self.allocator.stop();
     }
 }
 

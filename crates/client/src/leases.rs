@@ -33,7 +33,7 @@ use crate::pages::Waiting;
 use crate::session::Client;
 use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
-use penstock_base::{HashMap, Ino, LocalBoxFuture, Noted};
+use penstock_base::{BoundedSet, HashMap, Ino, LocalBoxFuture};
 use penstock_wire::names::{
     FailedSettle, LeaseCall, LeaseReply, LeaseRequest, ReleasedLease, WatchReply, WatchRequest,
 };
@@ -174,7 +174,7 @@ pub(crate) struct Leases {
     /// While this is the sole client: the kernel may have pages from a time with others, except of the files
     /// in `kept`.
     soiled: Cell<bool>,
-    kept: Noted<Ino>,
+    kept: BoundedSet<Ino>,
     cache: RefCell<Option<Rc<dyn KernelCache>>>,
     soon: Soon,
 }
@@ -420,7 +420,7 @@ impl Client {
             if !self.leases.soiled.get() || self.leases.kept.contains(&ino) {
                 return true;
             }
-            self.leases.kept.note(ino);
+            self.leases.kept.insert(ino);
             return false;
         }
         match self.leases.table.borrow_mut().get_mut(&ino) {

@@ -4,7 +4,7 @@
 //! lease. So a result holds while nobody else may change the file, and until this mount sets capabilities
 //! itself.
 
-use penstock_base::{Ino, Noted};
+use penstock_base::{BoundedSet, Ino};
 use penstock_client::Ownership;
 use std::cell::Cell;
 
@@ -17,7 +17,7 @@ pub(crate) struct Look {
 
 #[derive(Default)]
 pub(crate) struct Capabilities {
-    none: Noted<(Ownership, Ino)>,
+    none: BoundedSet<(Ownership, Ino)>,
     /// The number of times that this mount set capabilities on a file.
     given: Cell<u64>,
 }
@@ -38,7 +38,7 @@ impl Capabilities {
         if let Some(owned) = look.owned
             && look.given == self.given.get()
         {
-            self.none.note((owned, ino));
+            self.none.insert((owned, ino));
         }
     }
 

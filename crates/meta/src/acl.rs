@@ -132,7 +132,7 @@ impl MetaTarget {
         }
         let mut rows = self.kv.get_many(vec![xattr_key(ino, ACCESS), xattr_key(ino, DEFAULT)]).await?;
         if rows.iter().all(Option::is_none) {
-            self.without_acl.note(ino);
+            self.without_acl.insert(ino);
         }
         let row = rows.swap_remove(usize::from(name == DEFAULT));
         let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
@@ -149,13 +149,13 @@ impl MetaTarget {
         writes: &mut WriteSet,
     ) -> Result<(), MetaError> {
         if inode.kind() == FileKind::Symlink {
-            self.without_xattrs.note(inode.ino);
+            self.without_xattrs.insert(inode.ino);
             return Ok(());
         }
         let Some(default) = self.acl(dir.ino, DEFAULT).await? else {
             inode.mode &= !(umask & 0o777);
-            self.without_acl.note(inode.ino);
-            self.without_xattrs.note(inode.ino);
+            self.without_acl.insert(inode.ino);
+            self.without_xattrs.insert(inode.ino);
             return Ok(());
         };
         let mut access = default.clone();
@@ -199,7 +199,7 @@ impl MetaTarget {
             true => writes.delete(key),
             false => writes.put(key, acl.encode()),
         };
-        self.without_acl.forget(&inode.ino);
+        self.without_acl.remove(&inode.ino);
         Ok(())
     }
 }

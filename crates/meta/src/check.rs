@@ -46,10 +46,10 @@ impl MetaTarget {
     pub async fn check(&self) -> Result<MetaCheck, MetaError> {
         let _one = self.changing.lock().await;
         self.target.commit_all().await?;
-        let _closed = self.gate.write().await;
+        let quiet = self.gate.quiesce().await;
         *self.progress.borrow_mut() = Some(CheckProgress::default());
         let result = async {
-            let judgement = self.judge().await?;
+            let judgement = self.judge(&self.target.fsck(&quiet)).await?;
             self.summary(judgement).await
         };
         let result = result.await;

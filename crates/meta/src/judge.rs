@@ -16,7 +16,7 @@ use crate::session::read_result;
 use crate::target::MetaTarget;
 use crate::{ROOT, XATTR_MAX};
 use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind as Kind, Findings, Ino, MAX_FILE_BYTES, hex};
-use penstock_chunk::{Owned, TargetCheck};
+use penstock_chunk::{Fsck, Owned, TargetCheck};
 use penstock_kv::{Range, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -420,10 +420,10 @@ struct Bucket {
 
 impl MetaTarget {
     /// Judges all rows.
-    pub(crate) async fn judge(&self) -> Result<Judgement, MetaError> {
+    pub(crate) async fn judge(&self, fsck: &Fsck<'_>) -> Result<Judgement, MetaError> {
         let mut judgement = Judgement::default();
         self.phase("chunks, extents and bitmaps");
-        judgement.see_target(self.target.check().await?);
+        judgement.see_target(fsck.check().await?);
         self.phase("inodes");
         self.each(all_inodes(), |key, value| judgement.see_inode(key, value)).await?;
         self.each(all_removed(), |key, value| judgement.see_removed(key, value)).await?;

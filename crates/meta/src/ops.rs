@@ -6,7 +6,7 @@ use crate::inode::{Data, FileKind, Inode, Layout};
 use crate::rows::{entry_key, inode_key, removed_key};
 use crate::target::{MetaTarget, Request};
 use crate::{LINK_MAX, PATH_MAX};
-use penstock_base::Ino;
+use penstock_base::{FileKey, Ino};
 use penstock_kv::WriteSet;
 use penstock_wire::names::{AttrReply, LinkRequest, MakeRequest, NameRequest};
 use prost::Message;
@@ -87,7 +87,7 @@ impl MetaTarget {
             layout,
             data: Data::None,
         };
-        self.target.made(0, inode.ino);
+        self.target.file_made(FileKey::main(inode.ino));
         if dir.mode & SET_GROUP_ID != 0 {
             inode.gid = dir.gid;
         }

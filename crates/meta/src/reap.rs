@@ -8,7 +8,7 @@
 use crate::error::MetaError;
 use crate::rows::{all_removed, removed_ino, removed_key, xattr_range};
 use crate::target::MetaTarget;
-use penstock_base::Ino;
+use penstock_base::{FileKey, Ino};
 use penstock_chunk::Behind;
 use penstock_kv::{ROWS_AT_ONCE, WriteSet, commit_apart, for_each_key};
 use std::rc::Rc;
@@ -84,11 +84,12 @@ impl MetaTarget {
         if inode.nlink > 0 || self.in_use.borrow().contains_key(&ino) {
             return Ok(());
         }
+        let file = FileKey::main(ino);
         // Steps follow from the chunks that exist: the size does not give their number.
-        for stop in self.target.cut_steps(0, ino, 0, STEP_CHUNKS).await? {
+        for stop in self.target.truncate_steps(file, 0, STEP_CHUNKS).await? {
             let mut writes = WriteSet::new();
             writes.reclaims();
-            self.target.cut(0, ino, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
+            self.target.truncate(file, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
         }
         let _one = self.changing.lock().await;
         // Checked again: a repair may have given the file a name while this waited.
@@ -102,7 +103,7 @@ impl MetaTarget {
                 Ok::<_, MetaError>(())
             })
             .await?;
-            let _open = self.gate.read().await;
+            let _open = self.gate.change().await;
             self.transactions.set(self.transactions.get() + 1);
             let gone = commit_apart(&*self.kv, std::mem::take(attributes.reclaims())).await;
             self.transactions.set(self.transactions.get() + 1);
@@ -112,11 +113,11 @@ impl MetaTarget {
         writes.reclaims().delete(removed_key(ino));
         self.delete_inode(ino, &mut writes);
         self.transactions.set(self.transactions.get() + 1);
-        let result = self.target.cut(0, ino, 0..u64::MAX, Behind::Dropped, u64::MAX, writes).await;
+        let result = self.target.truncate(file, 0..u64::MAX, Behind::Dropped, u64::MAX, writes).await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
         self.cache.borrow_mut().remove(ino);
-        self.target.forget(0, ino);
+        self.target.file_removed(file);
         Ok(())
     }
 }

@@ -17,8 +17,8 @@ use crate::judge::{DIRECTORY, Field, Judgement, Mend, row_of};
 use crate::rows::{FsRow, fs_key, removed_key};
 use crate::target::MetaTarget;
 use crate::{LINK_MAX, ROOT};
-use penstock_base::{BLOCK_BYTES, FindingKind as Kind, Ino, MAX_FILE_BYTES};
-use penstock_chunk::{ChunkKey, chunks_of_a_file};
+use penstock_base::{BLOCK_BYTES, FileKey, FindingKind as Kind, Ino, MAX_FILE_BYTES};
+use penstock_chunk::{ChunkKey, Fsck, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,14 +61,15 @@ impl MetaTarget {
     pub async fn repair(&self) -> Result<Repair, MetaError> {
         let _one = self.changing.lock().await;
         self.target.commit_all().await?;
-        let _closed = self.gate.write().await;
+        let quiet = self.gate.quiesce().await;
+        let fsck = self.target.fsck(&quiet);
         *self.progress.borrow_mut() = Some(CheckProgress { repair: true, ..CheckProgress::default() });
-        self.target.forget_chunks();
+        fsck.forget_chunks();
         self.entries.take();
-        let result = self.repair_rounds().await;
+        let result = self.repair_rounds(&fsck).await;
         *self.progress.borrow_mut() = None;
         // The caches must not keep a state from before the repair, even if it failed.
-        self.target.forget_chunks();
+        fsck.forget_chunks();
         self.cache.borrow_mut().clear();
         self.entries.take();
         self.transactions.set(self.transactions.get() + 1);
@@ -77,7 +78,7 @@ impl MetaTarget {
         result
     }
 
-    async fn repair_rounds(&self) -> Result<Repair, MetaError> {
+    async fn repair_rounds(&self, fsck: &Fsck<'_>) -> Result<Repair, MetaError> {
         let mut repair = Repair::default();
         let mut suspects = BTreeSet::new();
         // Kinds of which a round left as many findings as before.
@@ -87,7 +88,7 @@ impl MetaTarget {
             if let Some(progress) = &mut *self.progress.borrow_mut() {
                 (progress.round, progress.rows) = (round, 0);
             }
-            let judgement = self.judge().await?;
+            let judgement = self.judge(fsck).await?;
             if let Some((kind, count)) = last
                 && judgement.findings.count(kind) >= count
             {
@@ -108,7 +109,7 @@ impl MetaTarget {
             self.phase(kind.word());
             *repair.mended.entry(kind).or_default() += mends.len() as u64;
             for mend in mends {
-                self.mend(mend, &judgement).await?;
+                self.mend(mend, &judgement, fsck).await?;
             }
             self.target.volume().flush().await.map_err(penstock_chunk::ChunkError::from)?;
             self.kv.flush().await?;
@@ -126,10 +127,10 @@ impl MetaTarget {
         self.summary(part).await
     }
 
-    async fn mend(&self, mend: Mend, judgement: &Judgement) -> Result<(), MetaError> {
+    async fn mend(&self, mend: Mend, judgement: &Judgement, fsck: &Fsck<'_>) -> Result<(), MetaError> {
         let mut writes = WriteSet::new();
         match mend {
-            Mend::MarkOwned => self.target.mark_owned().await?,
+            Mend::MarkOwned => fsck.mark_owned().await?,
             Mend::ReserveInodes(highest) => {
                 self.next_ino.set(self.next_ino.get().max(highest));
                 self.put_fs(|fs| fs.reserved_ino = fs.reserved_ino.max(highest)).await?;
@@ -147,8 +148,8 @@ impl MetaTarget {
             Mend::Put(key, value) => drop(writes.put(key, value)),
             Mend::Drop(key) => drop(writes.delete(key)),
             Mend::Keep(key) => drop(self.keep_row(&key).await?),
-            Mend::MapRows => self.mend_map_rows().await?,
-            Mend::Extents => self.target.mend_extents().await?,
+            Mend::MapRows => self.mend_map_rows(fsck).await?,
+            Mend::Extents => fsck.trim_extents().await?,
             Mend::Remake(ino) => self.remake(ino, judgement).await?,
             Mend::Rehome(dir, cookie) => self.rehome(dir, cookie).await?,
             Mend::Reconnect(ino) => {
@@ -159,9 +160,9 @@ impl MetaTarget {
                 let (key, value) = row_of(&mended(self.stored_inode(ino).await?, field));
                 writes.put(key, value);
             }
-            Mend::CopyDoubles => drop(self.target.copy_doubles().await?),
-            Mend::MoveChunks(ino, far) => self.move_chunks(ino, far).await?,
-            Mend::ClearUnowned => self.target.clear_unowned().await?,
+            Mend::CopyDoubles => drop(fsck.copy_doubles().await?),
+            Mend::MoveChunks(ino, far) => self.move_chunks(ino, far, fsck).await?,
+            Mend::ClearUnowned => fsck.clear_unowned().await?,
         }
         self.commit_repair(writes).await
     }
@@ -191,21 +192,21 @@ impl MetaTarget {
     /// Repairs map rows that cannot be read and extents beyond their chunk. It is unknown which blocks these
     /// own, so all blocks that are marked as used and owned by nothing are collected in files before the rows
     /// are deleted.
-    async fn mend_map_rows(&self) -> Result<(), MetaError> {
+    async fn mend_map_rows(&self, fsck: &Fsck<'_>) -> Result<(), MetaError> {
         loop {
-            let runs = self.target.unowned_runs(BATCH).await?;
+            let runs = fsck.unowned_runs(BATCH).await?;
             if runs.is_empty() {
                 break;
             }
             let mut writes = WriteSet::new();
             let ino = self.new_ino().await?;
-            for (key, value) in self.target.rows_of_runs(ino, &runs) {
+            for (key, value) in fsck.rows_of_runs(ino, &runs) {
                 writes.put(key, value);
             }
             self.new_file(runs.len() as u64 * self.chunk_bytes(), writes, ino).await?;
         }
         loop {
-            let rows = self.target.unreadable_rows(BATCH).await?;
+            let rows = fsck.unreadable_rows(BATCH).await?;
             let mut kept = false;
             for (key, _) in &rows {
                 kept |= self.keep_row(key).await?;
@@ -214,7 +215,7 @@ impl MetaTarget {
                 break;
             }
         }
-        Ok(self.target.mend_extents().await?)
+        Ok(fsck.trim_extents().await?)
     }
 
     /// Gives a missing inode a row again: a directory if it has entries, or else a file as long as its
@@ -239,10 +240,10 @@ impl MetaTarget {
     }
 
     /// Moves chunks that cannot belong to their inode into new files.
-    async fn move_chunks(&self, ino: Ino, far: bool) -> Result<(), MetaError> {
+    async fn move_chunks(&self, ino: Ino, far: bool, fsck: &Fsck<'_>) -> Result<(), MetaError> {
         let first = if far { chunks_of_a_file(self.target.config().chunk_blocks) } else { 0 };
         loop {
-            let rows = self.target.rows_of(ino, first, BATCH).await?;
+            let rows = fsck.rows_of(ino, first, BATCH).await?;
             if rows.is_empty() {
                 return Ok(());
             }
@@ -253,7 +254,9 @@ impl MetaTarget {
                 let (chunk, birth) = ChunkKey::decode(&key)?;
                 let index = if far { at } else { chunk.index };
                 end = end.max(index + 1);
-                writes.put(ChunkKey { ino: to, index, ..chunk }.row(birth), value).delete(key);
+                writes
+                    .put(ChunkKey { file: FileKey { ino: to, ..chunk.file }, index }.row(birth), value)
+                    .delete(key);
             }
             self.new_file(end.saturating_mul(self.chunk_bytes()), writes, to).await?;
         }

@@ -7,7 +7,7 @@ use crate::reap::STEP_CHUNKS;
 use crate::rows::inode_key;
 use crate::session::Sessions;
 use crate::target::{MetaTarget, Request};
-use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, FileKey, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError};
 use penstock_kv::WriteSet;
 use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
@@ -94,7 +94,10 @@ impl MetaTarget {
         }
         self.transactions.set(self.transactions.get() + 1);
         let first_block = size.div_ceil(BLOCK_BYTES as u64);
-        let result = self.target.cut(0, inode.ino, first_block..until, behind, inode.cut, writes).await;
+        let result = self
+            .target
+            .truncate(FileKey::main(inode.ino), first_block..until, behind, inode.cut, writes)
+            .await;
         self.transactions.set(self.transactions.get() + 1);
         result?;
         self.committed(vec![inode]);
@@ -118,7 +121,7 @@ impl MetaTarget {
         let behind = Behind::of(size, before.size);
         let first_block = size.min(before.size).div_ceil(block);
         let mut cleared: Option<Cleared> = None;
-        for stop in self.target.cut_steps(0, ino, first_block, STEP_CHUNKS).await? {
+        for stop in self.target.truncate_steps(FileKey::main(ino), first_block, STEP_CHUNKS).await? {
             let _one = self.changing.lock().await;
             let mut inode = self.inode(ino).await?;
             if inode.nlink == 0 && !self.in_use.borrow().contains_key(&ino) {
@@ -141,7 +144,7 @@ impl MetaTarget {
             // truncating client.
             let until =
                 cleared.filter(|cleared| cleared.cut + 1 == cut).map_or(u64::MAX, |cleared| cleared.from);
-            let result = self.target.cut(0, ino, stop..until, behind, cut, writes).await;
+            let result = self.target.truncate(FileKey::main(ino), stop..until, behind, cut, writes).await;
             self.transactions.set(self.transactions.get() + 1);
             result?;
             self.committed(vec![inode]);
@@ -159,7 +162,7 @@ impl MetaTarget {
         StatFsReply {
             total_blocks: space.total_blocks,
             free_blocks: space.free_blocks,
-            available_blocks: space.free_blocks.saturating_sub(space.reserve_blocks),
+            available_blocks: space.free_blocks.saturating_sub(space.headroom_blocks),
             inodes: rows.used_bytes / INODE_BYTES + free_inodes,
             free_inodes,
         }

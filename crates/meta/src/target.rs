@@ -12,7 +12,7 @@ use crate::rows::{
 use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
-use penstock_base::{Env, HashMap, Id128, Ino, KeyedLocks, Noted};
+use penstock_base::{BoundedSet, Env, FileKey, Gate, HashMap, Id128, Ino, KeyedLocks};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_wire::Header;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::{Mutex, Notify, RwLock};
+use tokio::sync::{Mutex, Notify};
 
 /// Inode numbers reserved by one transaction.
 const INO_RUN: u64 = 4096;
@@ -58,7 +58,7 @@ pub struct MetaTarget {
     pub(crate) env: Env,
     pub(crate) kv: Rc<dyn Kv>,
     pub(crate) target: Rc<Target>,
-    pub(crate) gate: Rc<RwLock<()>>,
+    pub(crate) gate: Rc<Gate>,
     pub(crate) fs: RefCell<FsRow>,
     pub(crate) next_ino: Cell<u64>,
     pub(crate) cache: RefCell<InodeCache>,
@@ -79,8 +79,8 @@ pub struct MetaTarget {
     pub(crate) transactions: Cell<u64>,
     pub(crate) in_use: RefCell<HashMap<Ino, u64>>,
     /// Inodes known to have no access control list; below, inodes known to have no extended attribute at all.
-    pub(crate) without_acl: Noted<Ino>,
-    pub(crate) without_xattrs: Noted<Ino>,
+    pub(crate) without_acl: BoundedSet<Ino>,
+    pub(crate) without_xattrs: BoundedSet<Ino>,
     /// Removed files, ordered by the earliest time at which they may be dropped.
     pub(crate) reap_queue: RefCell<std::collections::BTreeSet<(Duration, Ino)>>,
     /// True while a removed file is being reaped; it is then not in the queue.
@@ -98,7 +98,7 @@ impl MetaTarget {
         env: &Env,
         kv: Rc<dyn Kv>,
         target: Rc<Target>,
-        gate: Rc<RwLock<()>>,
+        gate: Rc<Gate>,
         name: &str,
     ) -> Result<Rc<Self>, MetaError> {
         let row = kv.get(fs_key()).await?;
@@ -127,8 +127,8 @@ impl MetaTarget {
             changing: Mutex::default(),
             transactions: Cell::new(0),
             in_use: RefCell::default(),
-            without_acl: Noted::default(),
-            without_xattrs: Noted::default(),
+            without_acl: BoundedSet::default(),
+            without_xattrs: BoundedSet::default(),
             reap_queue: RefCell::default(),
             reaping: Cell::new(false),
             reap_wake: Notify::new(),
@@ -243,7 +243,7 @@ impl MetaTarget {
         let entries = changed_entries(&writes)?;
         self.transactions.set(self.transactions.get() + 1);
         let result = {
-            let _open = self.gate.read().await;
+            let _open = self.gate.change().await;
             self.kv.commit(writes).await
         };
         self.transactions.set(self.transactions.get() + 1);
@@ -335,7 +335,7 @@ async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
     // Only numbers of this fileset.
     let last = Ino((ROOT.0 >> 48 << 48) | ((1 << 48) - 1));
     let inodes = (inode_key(Ino(reserved + 1)), inode_key(last));
-    let chunks = (map_range(0, Ino(reserved + 1), 0).0, map_range(0, last, 0).0);
+    let chunks = (map_range(FileKey::main(Ino(reserved + 1)), 0).0, map_range(FileKey::main(last), 0).0);
     for range in [inodes, chunks] {
         for_each(kv, range, |key, _| {
             if let Ok(ino) = owner_of(key, 3, true) {

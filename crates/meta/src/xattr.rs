@@ -66,7 +66,7 @@ impl MetaTarget {
             }
         }
         let mut writes = WriteSet::new();
-        self.without_xattrs.forget(&inode.ino);
+        self.without_xattrs.remove(&inode.ino);
         if is_acl(&request.name) {
             self.set_acl(&mut inode, &request.name, &request.value, &mut writes)?;
             if request.kill_set_group_id {

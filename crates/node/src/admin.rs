@@ -294,7 +294,7 @@ impl Node {
             chunk_bytes: u64::from(info.chunk_blocks) * BLOCK,
             total_bytes: space.total_blocks * BLOCK,
             free_bytes: space.free_blocks * BLOCK,
-            available_bytes: space.free_blocks.saturating_sub(space.reserve_blocks) * BLOCK,
+            available_bytes: space.free_blocks.saturating_sub(space.headroom_blocks) * BLOCK,
             meta_used_bytes: rows.used_bytes,
             meta_budget_bytes: rows.budget_bytes,
             written_bytes: counts.written_blocks * BLOCK,

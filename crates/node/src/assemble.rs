@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, Lacking, Opening, Roster, Volume};
-use penstock_base::{ArrayId, DriveId, Env, StoreId};
+use penstock_base::{ArrayId, DriveId, Env, Gate, StoreId};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
@@ -59,6 +59,8 @@ pub struct Node {
     pub(crate) arrays: Vec<Rc<Array>>,
     pub(crate) kv: Rc<AheadKv>,
     pub(crate) target: Rc<Target>,
+    /// Serves data requests.
+    pub(crate) data: penstock_chunk::Service,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
     /// Blank drives that replaced others since the start: their strips are rebuilt, not brought up to date.
@@ -194,7 +196,7 @@ impl Node {
             found.ok_or_else(|| StartError::NoStore(format!("no drive names the array {name}")))
         };
         let (data, meta_array) = (by_name("data")?, by_name("meta")?);
-        let gate: Rc<RwLock<()>> = Rc::default();
+        let gate: Rc<Gate> = Rc::default();
         let engine = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
         let kv = AheadKv::open(env, engine).await?;
         let shared: Rc<dyn Kv> = kv.clone();
@@ -214,6 +216,7 @@ impl Node {
             drives,
             arrays,
             kv,
+            data: penstock_chunk::Service::new(&target),
             target,
             meta,
             events,

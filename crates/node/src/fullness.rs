@@ -34,7 +34,7 @@ impl Node {
     /// Usage of data and metadata, with the current warnings.
     pub(crate) fn spaces(&self) -> Vec<SpaceReport> {
         let (space, rows) = (self.target.usage(), penstock_kv::Kv::usage(&*self.kv));
-        let usable_blocks = space.total_blocks.saturating_sub(space.reserve_blocks);
+        let usable_blocks = space.total_blocks.saturating_sub(space.headroom_blocks);
         let used_blocks = space.total_blocks.saturating_sub(space.free_blocks).min(usable_blocks);
         let parts = [("data", used_blocks, usable_blocks), ("metadata", rows.used_bytes, rows.budget_bytes)];
         let percent = |used: u64, of: u64| (u128::from(used) * 100 / u128::from(of.max(1))).min(100) as u64;

@@ -1,13 +1,9 @@
 //! The services of a node behind one transport.
 
 use crate::assemble::Node;
-use penstock_base::{Kind as Todo, LocalBoxFuture};
-use penstock_chunk::{ChunkError, ChunkKey};
+use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
+use penstock_chunk::{FileUse, FileUses};
 use penstock_meta::joins;
-use penstock_wire::data::{
-    ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
-    encode_found, encode_reply,
-};
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
 use std::rc::Rc;
 
@@ -63,10 +59,6 @@ impl Service for ForOthers {
     }
 }
 
-fn failure(error: &ChunkError) -> Failure {
-    Failure::new(error.kind(), error)
-}
-
 impl Node {
     /// Executes a request and returns the reply. `remote` is true for a request from another process.
     pub async fn serve(&self, request: Frame, remote: bool) -> Frame {
@@ -110,45 +102,11 @@ impl Node {
     }
 
     async fn dispatch(&self, request: &Frame, remote: bool) -> Outcome {
-        let generation = self.target.config().generation;
+        if let Some(outcome) = self.data.serve(request, self).await {
+            return outcome;
+        }
         match request.header.kind {
-            Kind::Read => {
-                let chunk = decode_read(&request.body)?;
-                let read = self.target.read(key(&chunk), chunk.block, chunk.count).await;
-                let blocks = read.map_err(|error| {
-                    if error.kind() == Todo::Corrupt {
-                        self.note_damaged(chunk.ino.0, chunk.chunk, &error.to_string());
-                    }
-                    failure(&error)
-                })?;
-                Ok((encode_reply(generation, &blocks.crcs), blocks.parts))
-            }
-            Kind::Write => {
-                let (chunk, crcs) = decode_write(&request.body)?;
-                let _user = self.meta.change_contents(chunk.ino).await?;
-                let data = penstock_base::buf::gather(&request.payload);
-                let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.cut);
-                write.await.map_err(|error| failure(&error))?;
-                Ok((encode_reply(generation, &[]), Vec::new()))
-            }
-            Kind::Commit => {
-                let (branch, ino, deferred) = decode_commit(&request.body)?;
-                self.target.commit(branch, ino, deferred).await.map_err(|error| failure(&error))?;
-                Ok((encode_reply(generation, &[]), Vec::new()))
-            }
             Kind::Hello => Ok((self.meta.hello(&request.body, remote).await?, Vec::new())),
-            Kind::Seek => {
-                let seek = decode_seek(&request.body)?;
-                let found = self.target.seek(seek.branch, seek.ino, seek.from..seek.until, seek.hole).await;
-                Ok((encode_found(found.map_err(|error| failure(&error))?), Vec::new()))
-            }
-            Kind::Space => {
-                let space = decode_space(&request.body)?;
-                let _user = self.meta.change_contents(space.ino).await?;
-                let change = self.change_space(&space).await;
-                change.map_err(|error| failure(&error))?;
-                Ok((encode_reply(generation, &[]), Vec::new()))
-            }
             kind if kind.is_reserved() => Err(Failure::new(
                 Todo::Invalid,
                 format!("{kind:?} is reserved and not served by this release"),
@@ -156,17 +114,17 @@ impl Node {
             _ => Ok((self.meta.serve(&request.header, &request.body).await?, Vec::new())),
         }
     }
-
-    async fn change_space(&self, space: &SpaceRef) -> Result<(), ChunkError> {
-        let SpaceRef { branch, ino, change, from, until, cut } = *space;
-        match change {
-            SpaceChange::Reserve => self.target.reserve(branch, ino, from..until, false, cut).await,
-            SpaceChange::Zero => self.target.reserve(branch, ino, from..until, true, cut).await,
-            SpaceChange::Punch => self.target.punch(branch, ino, from..until, cut).await,
-        }
-    }
 }
 
-fn key(chunk: &ChunkRef) -> ChunkKey {
-    ChunkKey { branch: chunk.branch, ino: chunk.ino, index: chunk.chunk }
+impl FileUses for Node {
+    fn change_contents(&self, ino: Ino) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>> {
+        Box::pin(async move {
+            let in_use = self.meta.change_contents(ino).await?;
+            Ok(Box::new(in_use) as Box<dyn FileUse + '_>)
+        })
+    }
+
+    fn damaged(&self, ino: Ino, chunk: u64, why: &str) {
+        self.note_damaged(ino.0, chunk, why);
+    }
 }

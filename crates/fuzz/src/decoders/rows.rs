@@ -2,7 +2,7 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::{Id128, Ino};
+use penstock_base::{FileKey, Id128, Ino};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::{ChunkKey, Extent};
 use penstock_kv::WriteSet;
@@ -57,9 +57,9 @@ pub(super) const MAP: Decoder = Decoder {
     most_bytes: 4096,
     seeds: || {
         let extents = [
-            Extent { first: 0, count: 2, block: 9, reserved: false },
-            Extent { first: 5, count: 1, block: 77, reserved: true },
-            Extent { first: 6, count: 250, block: 1 << 40, reserved: false },
+            Extent { first: 0, count: 2, block: 9, preallocated: false },
+            Extent { first: 5, count: 1, block: 77, preallocated: true },
+            Extent { first: 6, count: 250, block: 1 << 40, preallocated: false },
         ];
         (0..=3).map(|count| chunk::encode_map(&extents[..count])).collect()
     },
@@ -101,8 +101,8 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
     name: "chunk-keys",
     most_bytes: 64,
     seeds: || {
-        let key = ChunkKey { branch: 0, ino: Ino((1 << 48) | 7), index: 3 };
-        vec![key.row(0), ChunkKey { ino: Ino(u64::MAX), ..key }.row(1), chunk::group_key(12)]
+        let key = ChunkKey { file: FileKey::main(Ino((1 << 48) | 7)), index: 3 };
+        vec![key.row(0), ChunkKey { file: FileKey::main(Ino(u64::MAX)), ..key }.row(1), chunk::group_key(12)]
     },
     seal: unsealed,
     check: |bytes| {
@@ -112,7 +112,7 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
         }
         let verdict = agrees(bytes, &SAME, ChunkKey::decode, |(key, birth)| key.row(*birth))?;
         if let Ok((key, birth)) = ChunkKey::decode(bytes) {
-            let (from, until) = chunk::map_range(key.branch, key.ino, key.index);
+            let (from, until) = chunk::map_range(key.file, key.index);
             ordered(&from, &key.row(birth), &until)?;
         }
         Ok(verdict)

@@ -1,7 +1,7 @@
 //! Plants damage of every kind, by changing rows without the services.
 
 use crate::machine::Machine;
-use penstock_base::{FindingKind as Kind, Ino};
+use penstock_base::{FileKey, FindingKind as Kind, Ino};
 use penstock_chunk::{ChunkKey, Extent, decode_map, encode_map};
 use penstock_kv::{Kv, WriteSet};
 use std::ops::Range;
@@ -37,7 +37,7 @@ fn removed(ino: Ino) -> Vec<u8> {
 }
 
 fn map(ino: Ino, index: u64) -> Vec<u8> {
-    ChunkKey { branch: 0, ino, index }.row(0)
+    ChunkKey { file: FileKey::main(ino), index }.row(0)
 }
 
 fn entry_value(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
@@ -111,7 +111,7 @@ impl Rows {
         let mut extents = self.extents(ino).await;
         let last = extents.last().unwrap();
         let first = last.first + last.count;
-        extents.push(Extent { first, count, block, reserved: false });
+        extents.push(Extent { first, count, block, preallocated: false });
         self.put(map(ino, 0), encode_map(&extents)).await;
     }
 

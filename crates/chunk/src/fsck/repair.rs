@@ -1,34 +1,32 @@
 //! Repairs a target: bits from extents, extents within their bounds, copies of blocks with two owners.
 //!
-//! Callers hold the gate exclusively; nothing is dirty in memory and no request is served. Each function
-//! reads the rows again, commits bounded write sets, and does nothing if nothing is wrong, so an interrupted
-//! repair can be started again. [`Target::mark_owned`] comes first: nothing is allocated while a block of a
+//! Nothing is dirty in memory and no request is served. Each function reads the rows again, commits bounded write sets, and does nothing if nothing is wrong, so an interrupted
+//! repair can be started again. [`Fsck::mark_owned`] comes first: nothing is allocated while a block of a
 //! file counts as free.
 
+use super::Fsck;
+use super::survey::{read_row, valid_part};
 use crate::ChunkError;
+use crate::free::{Bitmap, GROUP_BLOCKS, Run};
 use crate::rows::{ChunkKey, Extent, all_maps, encode_group, encode_map, group_key, map_range};
-use crate::space::{Bitmap, Run};
-use crate::target::Target;
-use crate::verify::{read_row, valid_part};
-use penstock_base::{DecodeError, Ino};
+use penstock_base::{DecodeError, FileKey, Ino};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart};
 use std::collections::BTreeSet;
 
 const IO: Io = Io::new(Class::Meta, "repair.read");
 
-impl Target {
+impl Fsck<'_> {
     /// Evicts the clean chunks from memory, because their rows are about to change.
     pub fn forget_chunks(&self) {
-        self.whole.clear();
-        self.chunks.borrow_mut().retain(|_, chunk| !chunk.borrow().is_clean());
+        self.target.cache.evict_clean();
     }
 
     async fn commit_repair(&self, writes: &mut WriteSet) -> Result<(), ChunkError> {
         if !writes.is_empty() {
             // A repair may free space, so it must not fail for lack of it.
             writes.reclaims();
-            self.kv.commit(std::mem::take(writes)).await?;
+            self.target.kv.commit(std::mem::take(writes)).await?;
         }
         Ok(())
     }
@@ -39,7 +37,7 @@ impl Target {
         let mut survey = self.survey().await?;
         let unmarked = survey.only_in(&survey.owned, &survey.marked);
         let blocks = || unmarked.iter().flat_map(|(start, count)| *start..start + count);
-        let mut groups: BTreeSet<u64> = blocks().map(|block| block / crate::space::GROUP_BLOCKS).collect();
+        let mut groups: BTreeSet<u64> = blocks().map(|block| block / GROUP_BLOCKS).collect();
         let bad = std::mem::take(&mut survey.bad_groups);
         for (start, count) in survey.only_in(&survey.owned, &survey.marked) {
             (start..start + count).for_each(|block| survey.marked.set(block, true));
@@ -49,7 +47,7 @@ impl Target {
         for key in &survey.stray_groups {
             writes.delete(key.clone());
         }
-        commit_apart(&*self.kv, std::mem::take(writes.reclaims())).await?;
+        commit_apart(&*self.target.kv, std::mem::take(writes.reclaims())).await?;
         self.write_groups(&groups, &survey.marked).await?;
         self.load_bits(&survey.marked).await;
         Ok(())
@@ -58,13 +56,13 @@ impl Target {
     /// Makes the bitmaps in memory agree with the rows.
     async fn load_bits(&self, marked: &Bitmap) {
         // Blocks in a discard have no bit in the rows; the discard itself frees them.
-        let _no_discard = self.discarding.lock().await;
-        let mut space = self.space.borrow_mut();
+        let _no_discard = self.target.allocator.pause_discards().await;
+        let mut space = self.target.allocator.space_mut();
         space.recount();
-        for block in 0..self.volume.blocks() {
+        for block in 0..self.target.volume.blocks() {
             match (marked.get(block), space.is_committed(block)) {
-                (true, false) => space.hold(block),
-                (false, true) => space.let_go(block),
+                (true, false) => space.mark_owned(block),
+                (false, true) => space.mark_unowned(block),
                 _ => {}
             }
         }
@@ -72,7 +70,7 @@ impl Target {
 
     /// Returns up to `most` map rows that cannot be read, except those of a later release.
     pub async fn unreadable_rows(&self, most: usize) -> Result<Vec<Row>, ChunkError> {
-        let mut pages = Pages::new(&*self.kv, all_maps());
+        let mut pages = Pages::new(&*self.target.kv, all_maps());
         let mut found = Vec::new();
         loop {
             let rows = pages.next().await?;
@@ -98,16 +96,16 @@ impl Target {
         if survey.opaque {
             return Ok(Vec::new());
         }
-        let step = u64::from(self.config.chunk_blocks);
+        let step = u64::from(self.target.config.chunk_blocks);
         let cut = |(start, count): Run| {
             (0..count.div_ceil(step)).map(move |at| (start + at * step, step.min(count - at * step)))
         };
         let unowned = survey.only_in(&survey.marked, &survey.owned);
         // Stripes that were never written contain nothing.
         let written = |(start, count): &Run| {
-            let per_stripe = self.volume.stripe_blocks();
+            let per_stripe = self.target.volume.stripe_blocks();
             (start / per_stripe..=(start + count - 1) / per_stripe)
-                .any(|stripe| !self.volume.is_unwritten(stripe))
+                .any(|stripe| !self.target.volume.is_unwritten(stripe))
         };
         Ok(unowned.into_iter().flat_map(cut).filter(written).take(most).collect())
     }
@@ -115,16 +113,16 @@ impl Target {
     /// Returns map rows that make each run a chunk of `ino`, in order.
     pub fn rows_of_runs(&self, ino: Ino, runs: &[(u64, u64)]) -> Vec<Row> {
         let row = |(index, (block, count)): (u64, &Run)| {
-            let extent = Extent { first: 0, count: *count as u32, block: *block, reserved: false };
-            (ChunkKey { branch: 0, ino, index }.row(0), encode_map(&[extent]))
+            let extent = Extent { first: 0, count: *count as u32, block: *block, preallocated: false };
+            (ChunkKey { file: FileKey::main(ino), index }.row(0), encode_map(&[extent]))
         };
         (0..).zip(runs).map(row).collect()
     }
 
     /// Returns up to `most` map rows of an inode, from chunk `index` on.
     pub async fn rows_of(&self, ino: Ino, index: u64, most: usize) -> Result<Vec<Row>, ChunkError> {
-        let (from, until) = map_range(0, ino, index);
-        Ok(self.kv.scan(from, until, most).await?)
+        let (from, until) = map_range(FileKey::main(ino), index);
+        Ok(self.target.kv.scan(from, until, most).await?)
     }
 
     async fn write_groups(&self, groups: &BTreeSet<u64>, marked: &Bitmap) -> Result<(), ChunkError> {
@@ -140,8 +138,8 @@ impl Target {
     }
 
     /// Limits extents to their chunk and to the volume, and drops empty ones.
-    pub async fn mend_extents(&self) -> Result<(), ChunkError> {
-        let mut pages = Pages::new(&*self.kv, all_maps());
+    pub async fn trim_extents(&self) -> Result<(), ChunkError> {
+        let mut pages = Pages::new(&*self.target.kv, all_maps());
         loop {
             let rows = pages.next().await?;
             if rows.is_empty() {
@@ -150,7 +148,8 @@ impl Target {
             let mut writes = WriteSet::new();
             for (key, value) in rows {
                 let Ok((_, extents)) = read_row(&key, &value) else { continue };
-                let valid = |extent| valid_part(extent, self.config.chunk_blocks, self.volume.blocks());
+                let valid =
+                    |extent| valid_part(extent, self.target.config.chunk_blocks, self.target.volume.blocks());
                 let kept: Vec<Extent> = extents.iter().map(valid).filter(|part| part.count > 0).collect();
                 match kept == extents {
                     true => {}
@@ -158,15 +157,15 @@ impl Target {
                     false => drop(writes.put(key, encode_map(&kept))),
                 }
             }
-            commit_apart(&*self.kv, std::mem::take(writes.reclaims())).await?;
+            commit_apart(&*self.target.kv, std::mem::take(writes.reclaims())).await?;
         }
     }
 
     /// Gives every owner of a block except the first its own copy. Returns the chunks that could not get one.
     pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
-        let mut claimed = Bitmap::new(self.volume.blocks());
+        let mut claimed = Bitmap::new(self.target.volume.blocks());
         let mut failed = Vec::new();
-        let mut pages = Pages::new(&*self.kv, all_maps());
+        let mut pages = Pages::new(&*self.target.kv, all_maps());
         loop {
             let rows = pages.next().await?;
             if rows.is_empty() {
@@ -213,7 +212,7 @@ impl Target {
         map.sort_by_key(|extent| extent.first);
         let mut writes = WriteSet::new();
         writes.put(key, encode_map(&joined(map)));
-        for (group, row) in self.space.borrow_mut().commit(&allocated, &[]) {
+        for (group, row) in self.target.allocator.space_mut().commit(&allocated, &[]) {
             writes.put(group_key(group), row);
         }
         self.commit_repair(&mut writes).await
@@ -224,21 +223,21 @@ impl Target {
         let mut copies: Vec<Extent> = Vec::new();
         let result = async {
             for from in blocks {
-                let data = match from.reserved {
+                let data = match from.preallocated {
                     true => None,
-                    false => Some(self.volume.read(from.block, 1, IO).await?),
+                    false => Some(self.target.volume.read(from.block, 1, IO).await?),
                 };
-                let (block, _) = self.allocate_promised(1).await?;
+                let (block, _) = self.target.allocator.allocate_reserved(1).await?;
                 copies.push(Extent { block, ..*from });
                 if let Some(data) = data {
-                    self.volume.write(block, &data.gather(), &data.crcs).await?;
+                    self.target.volume.write(block, &data.gather(), &data.crcs).await?;
                 }
             }
-            Ok(self.volume.flush().await?)
+            Ok(self.target.volume.flush().await?)
         };
         let result = result.await;
         if result.is_err() {
-            self.give_back(copies.iter().map(|copy| (copy.block, 1)).collect());
+            self.target.allocator.give_back(copies.iter().map(|copy| (copy.block, 1)).collect());
         }
         result.map(|()| copies)
     }
@@ -253,12 +252,12 @@ impl Target {
         let unowned = survey.only_in(&survey.marked, &survey.owned);
         let blocks = || unowned.iter().flat_map(|(start, count)| *start..start + count);
         blocks().for_each(|block| survey.marked.set(block, false));
-        let groups: BTreeSet<u64> = blocks().map(|block| block / crate::space::GROUP_BLOCKS).collect();
+        let groups: BTreeSet<u64> = blocks().map(|block| block / GROUP_BLOCKS).collect();
         self.write_groups(&groups, &survey.marked).await?;
         // The blocks may be allocated only once the rows are durable.
-        self.kv.flush().await?;
+        self.target.kv.flush().await?;
         self.load_bits(&survey.marked).await;
-        self.note_unowned();
+        self.target.allocator.add_unowned();
         Ok(())
     }
 }
@@ -271,7 +270,7 @@ fn joined(blocks: Vec<Extent>) -> Vec<Extent> {
             Some(last)
                 if last.first + last.count == extent.first
                     && last.block + u64::from(last.count) == extent.block
-                    && last.reserved == extent.reserved =>
+                    && last.preallocated == extent.preallocated =>
             {
                 last.count += extent.count;
             }

@@ -1,6 +1,6 @@
 //! A bounded set of keys for which a fact holds.
 //!
-//! Invariant: a key in the set was noted, and neither forgotten nor cleared since. Absence proves nothing: a
+//! Invariant: a key in the set was inserted, and neither removed nor cleared since. Absence proves nothing: a
 //! full set is cleared before the next key is added.
 
 use crate::HashSet;
@@ -11,22 +11,22 @@ const MOST: usize = 1 << 16;
 
 /// A set of at most 65,536 keys that may lose keys.
 #[derive(Debug)]
-pub struct Noted<K>(RefCell<HashSet<K>>);
+pub struct BoundedSet<K>(RefCell<HashSet<K>>);
 
-impl<K> Default for Noted<K> {
+impl<K> Default for BoundedSet<K> {
     fn default() -> Self {
         Self(RefCell::default())
     }
 }
 
-impl<K: Eq + Hash> Noted<K> {
+impl<K: Eq + Hash> BoundedSet<K> {
     /// True if the fact is known to hold for `key`.
     pub fn contains(&self, key: &K) -> bool {
         self.0.borrow().contains(key)
     }
 
     /// Adds `key`: the fact holds for it from now on. Clears the set first if it is full.
-    pub fn note(&self, key: K) {
+    pub fn insert(&self, key: K) {
         let mut keys = self.0.borrow_mut();
         if keys.len() >= MOST {
             keys.clear();
@@ -35,7 +35,7 @@ impl<K: Eq + Hash> Noted<K> {
     }
 
     /// Removes `key`: the fact does not hold for it any more.
-    pub fn forget(&self, key: &K) {
+    pub fn remove(&self, key: &K) {
         self.0.borrow_mut().remove(key);
     }
 
@@ -51,15 +51,15 @@ mod tests {
 
     #[test]
     fn a_full_set_begins_anew() {
-        let noted = Noted::default();
-        (0..MOST).for_each(|key| noted.note(key));
-        assert!(noted.contains(&0));
-        noted.forget(&0);
-        assert!(!noted.contains(&0) && noted.contains(&1));
-        noted.note(MOST);
-        noted.note(MOST + 1);
-        assert!(!noted.contains(&1) && noted.contains(&(MOST + 1)));
-        noted.clear();
-        assert!(!noted.contains(&(MOST + 1)));
+        let set = BoundedSet::default();
+        (0..MOST).for_each(|key| set.insert(key));
+        assert!(set.contains(&0));
+        set.remove(&0);
+        assert!(!set.contains(&0) && set.contains(&1));
+        set.insert(MOST);
+        set.insert(MOST + 1);
+        assert!(!set.contains(&1) && set.contains(&(MOST + 1)));
+        set.clear();
+        assert!(!set.contains(&(MOST + 1)));
     }
 }

@@ -1,8 +1,11 @@
-//! Free space of a target: bitmaps of used blocks, in memory and as the key-value store has them.
+//! Free space of a target, pure: bitmaps of used blocks, in memory and as the key-value store has them.
 //!
 //! There are two bitmaps. *Used* drives allocation: it has every allocated block, committed or not, and every
 //! freed block whose transaction is not durable. *Committed* is the content of the rows; only commits change
 //! it.
+//!
+//! Invariant: reservations and used blocks together never exceed the volume, except that blocks of a write in
+//! progress are both for a moment.
 //!
 //! Small extents come from partly used stripes, lowest first. Full stripes come from the top. So the two meet
 //! only when space is short.
@@ -29,7 +32,7 @@ pub struct SpaceUsage {
     /// Blocks that are neither used nor reserved for dirty blocks in memory.
     pub free_blocks: u64,
     /// Headroom: free blocks that only deletes may use.
-    pub reserve_blocks: u64,
+    pub headroom_blocks: u64,
 }
 
 /// One bit per block, by allocation groups.
@@ -89,7 +92,7 @@ pub(crate) struct Space {
     /// Stripes without a used block.
     empty: BTreeSet<u64>,
     used_blocks: u64,
-    promised: u64,
+    reserved: u64,
     /// Used blocks that are taken only while their stripes are being discarded.
     discarding: u64,
 }
@@ -137,7 +140,7 @@ impl Space {
             partial: BTreeSet::new(),
             empty: (0..stripes).collect(),
             used_blocks: 0,
-            promised: 0,
+            reserved: 0,
             discarding: 0,
         }
     }
@@ -165,7 +168,7 @@ impl Space {
     }
 
     /// Counts a block as used and committed, in whatever state it was before.
-    pub(crate) fn hold(&mut self, block: u64) {
+    pub(crate) fn mark_owned(&mut self, block: u64) {
         self.committed.set(block, true);
         if !self.used.get(block) {
             self.mark((block, 1), true);
@@ -173,7 +176,7 @@ impl Space {
     }
 
     /// Counts a block as neither used nor committed.
-    pub(crate) fn let_go(&mut self, block: u64) {
+    pub(crate) fn mark_unowned(&mut self, block: u64) {
         self.committed.set(block, false);
         if self.used.get(block) {
             self.mark((block, 1), false);
@@ -247,7 +250,7 @@ impl Space {
         }
     }
 
-    fn reserve_blocks(&self) -> u64 {
+    fn headroom_blocks(&self) -> u64 {
         self.blocks / 50
     }
 
@@ -255,8 +258,8 @@ impl Space {
         SpaceUsage {
             total_blocks: self.blocks,
             // While a write is written back, its blocks are both reserved and used.
-            free_blocks: self.blocks.saturating_sub(self.used_blocks + self.promised),
-            reserve_blocks: self.reserve_blocks(),
+            free_blocks: self.blocks.saturating_sub(self.used_blocks + self.reserved),
+            headroom_blocks: self.headroom_blocks(),
         }
     }
 
@@ -269,8 +272,8 @@ impl Space {
 
     /// True if `blocks` are free beside all reservations. The caller's own reservation of `mine` blocks
     /// counts as free.
-    pub(crate) fn has_beside_promises(&self, blocks: u64, mine: u64) -> bool {
-        self.used_blocks + self.promised + blocks <= self.blocks + mine
+    pub(crate) fn has_beside_reservations(&self, blocks: u64, mine: u64) -> bool {
+        self.used_blocks + self.reserved + blocks <= self.blocks + mine
     }
 
     /// Sets the number of blocks that a running discard has taken.
@@ -279,19 +282,19 @@ impl Space {
     }
 
     /// Reserves blocks for a write in memory. Returns false, and reserves nothing, if too few are free.
-    pub(crate) fn promise(&mut self, blocks: u64) -> bool {
+    pub(crate) fn reserve(&mut self, blocks: u64) -> bool {
         let usage = self.reported();
-        let enough = usage.free_blocks >= blocks + usage.reserve_blocks;
+        let enough = usage.free_blocks >= blocks + usage.headroom_blocks;
         if enough {
-            self.promised += blocks;
+            self.reserved += blocks;
         }
         enough
     }
 
     /// Releases a reservation, because the blocks are allocated now or the write is void. Panics if fewer are
     /// reserved.
-    pub(crate) fn unpromise(&mut self, blocks: u64) {
-        self.promised = self.promised.checked_sub(blocks).expect("only what was promised is taken back");
+    pub(crate) fn release(&mut self, blocks: u64) {
+        self.reserved = self.reserved.checked_sub(blocks).expect("only reserved blocks are released");
     }
 
     /// Allocates one run of up to `wanted` blocks in a stripe for which `usable` is true. `None` if no such
@@ -433,15 +436,15 @@ mod tests {
     fn promises_keep_the_reserve_free() {
         let mut space = Space::new(6400, 64);
         let usage = space.usage();
-        assert_eq!(usage.reserve_blocks, 128);
-        assert!(!space.promise(6400 - 127));
-        assert!(space.promise(6400 - 128));
-        assert!(!space.promise(1));
+        assert_eq!(usage.headroom_blocks, 128);
+        assert!(!space.reserve(6400 - 127));
+        assert!(space.reserve(6400 - 128));
+        assert!(!space.reserve(1));
         // 128 blocks are free beside the reservations: two stripes. A caller can use its own reservation on
         // top of them.
-        assert!(space.has_beside_promises(128, 0) && !space.has_beside_promises(129, 0));
-        assert!(space.has_beside_promises(192, 64) && !space.has_beside_promises(193, 64));
-        space.unpromise(6400 - 128);
-        assert!(space.promise(1));
+        assert!(space.has_beside_reservations(128, 0) && !space.has_beside_reservations(129, 0));
+        assert!(space.has_beside_reservations(192, 64) && !space.has_beside_reservations(193, 64));
+        space.release(6400 - 128);
+        assert!(space.reserve(1));
     }
 }

@@ -1,14 +1,15 @@
-//! Checks a target: each block has one owner, and map, bits and counts agree.
+//! Survey of a target's rows: each block has one owner, and map, bits and counts agree.
 //!
 //! Memory: three bits for each block of the volume, and a few words for each file. The part of an extent
 //! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;
+use crate::allocator::Allocator;
+use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::rows::{ChunkKey, Extent, all_groups, all_maps, decode_group, decode_group_key, decode_map};
-use crate::space::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
-use crate::target::Target;
-use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind, Findings, Ino, MAX_FILE_BYTES, hex};
-use penstock_kv::for_each;
+use penstock_array::Volume;
+use penstock_base::{BLOCK_BYTES, Branch, DecodeError, FindingKind, Findings, Ino, MAX_FILE_BYTES, hex};
+use penstock_kv::{Kv, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the number of chunks in a file of the maximum size.
@@ -69,8 +70,8 @@ pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64)
 /// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
 pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, Vec<Extent>), DecodeError> {
     let (chunk, birth) = ChunkKey::decode(key)?;
-    if chunk.branch != 0 || birth != 0 {
-        let found = chunk.branch.max(birth);
+    if chunk.file.branch != Branch::MAIN || birth != 0 {
+        let found = chunk.file.branch.0.max(birth);
         return Err(DecodeError::Unknown { what: "map row key", field: "branch or birth", found });
     }
     Ok((chunk, decode_map(value)?))
@@ -99,18 +100,18 @@ impl Survey {
         self.check.chunks += 1;
         let first_block = chunk.index.saturating_mul(u64::from(self.chunk_blocks));
         let far = chunk.index >= chunks_of_a_file(self.chunk_blocks);
-        let owner = self.check.owners.entry(chunk.ino).or_default();
+        let owner = self.check.owners.entry(chunk.file.ino).or_default();
         owner.chunks += 1;
         owner.far_chunks += u64::from(far);
         for extent in &extents {
             let valid = valid_part(extent, self.chunk_blocks, self.blocks);
             self.judge_extent(chunk, extent, &valid);
-            let owner = self.check.owners.entry(chunk.ino).or_default();
+            let owner = self.check.owners.entry(chunk.file.ino).or_default();
             self.check.blocks += u64::from(valid.count);
-            if !extent.reserved {
+            if !extent.preallocated {
                 owner.blocks += u64::from(valid.count);
             }
-            if !far && !extent.reserved && valid.count > 0 {
+            if !far && !extent.preallocated && valid.count > 0 {
                 owner.end_block = owner.end_block.max(first_block + u64::from(valid.first + valid.count));
             }
             for block in valid.block..valid.block + u64::from(valid.count) {
@@ -122,13 +123,13 @@ impl Survey {
         }
         if far {
             let text =
-                format!("chunk {} of inode {} is beyond the maximum file size", chunk.index, chunk.ino);
-            self.check.findings.add(FindingKind::ChunkBeyondLimit, chunk.ino, text);
+                format!("chunk {} of inode {} is beyond the maximum file size", chunk.index, chunk.file.ino);
+            self.check.findings.add(FindingKind::ChunkBeyondLimit, chunk.file.ino, text);
         }
     }
 
     fn see_bad_map(&mut self, key: &[u8], error: &DecodeError) {
-        let ino = ChunkKey::decode(key).ok().map(|(chunk, _)| chunk.ino);
+        let ino = ChunkKey::decode(key).ok().map(|(chunk, _)| chunk.file.ino);
         let text = format!("map row {}: {error}", hex(key));
         let findings = &mut self.check.findings;
         if let DecodeError::Unknown { .. } = error {
@@ -139,7 +140,7 @@ impl Survey {
     }
 
     fn judge_extent(&mut self, chunk: ChunkKey, extent: &Extent, valid: &Extent) {
-        let of = format!("chunk {} of inode {}", chunk.index, chunk.ino);
+        let of = format!("chunk {} of inode {}", chunk.index, chunk.file.ino);
         let kind = match extent {
             _ if extent.count == 0 => FindingKind::EmptyExtent,
             _ if extent.first + extent.count > self.chunk_blocks => FindingKind::ExtentBeyondChunk,
@@ -148,7 +149,7 @@ impl Survey {
         };
         let Extent { first, count, block, .. } = extent;
         let text = format!("{of}: blocks {first}+{count} at {block}");
-        self.check.findings.add(kind, chunk.ino, text);
+        self.check.findings.add(kind, chunk.file.ino, text);
     }
 
     fn see_double(&mut self, key: &[u8], value: &[u8]) {
@@ -160,10 +161,10 @@ impl Survey {
             let text = format!(
                 "chunk {} of inode {}: {} of its blocks have another owner too, the first is {first}",
                 chunk.index,
-                chunk.ino,
+                chunk.file.ino,
                 shared.len()
             );
-            self.check.findings.add(FindingKind::DoubleOwnedBlock, chunk.ino, text);
+            self.check.findings.add(FindingKind::DoubleOwnedBlock, chunk.file.ino, text);
         }
     }
 
@@ -238,45 +239,49 @@ impl Survey {
     }
 }
 
-impl Target {
+impl Survey {
     /// Reads all map rows and bitmaps.
-    pub(crate) async fn survey(&self) -> Result<Survey, ChunkError> {
-        let mut survey = Survey::new(self.volume.blocks(), self.config.chunk_blocks);
+    pub(crate) async fn read(volume: &Volume, kv: &dyn Kv, chunk_blocks: u32) -> Result<Self, ChunkError> {
+        let mut survey = Self::new(volume.blocks(), chunk_blocks);
         let see = |key: &[u8], value: &[u8]| {
             survey.see_map(key, value);
             Ok::<_, ChunkError>(())
         };
-        for_each(&*self.kv, all_maps(), see).await?;
+        for_each(kv, all_maps(), see).await?;
         let see = |key: &[u8], value: &[u8]| {
             survey.see_group(key, value);
             Ok::<_, ChunkError>(())
         };
-        for_each(&*self.kv, all_groups(), see).await?;
+        for_each(kv, all_groups(), see).await?;
         Ok(survey)
     }
 
-    /// Checks all rows. The caller holds the gate exclusively and has made everything durable.
-    pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
-        let mut survey = self.survey().await?;
-        if survey.doubled.is_some() {
+    /// Completes the check: blocks with two owners, bits against extents, and memory against both.
+    pub(crate) async fn check(
+        mut self,
+        volume: &Volume,
+        kv: &dyn Kv,
+        allocator: &Allocator,
+    ) -> Result<TargetCheck, ChunkError> {
+        if self.doubled.is_some() {
             let see = |key: &[u8], value: &[u8]| {
-                survey.see_double(key, value);
+                self.see_double(key, value);
                 Ok::<_, ChunkError>(())
             };
-            for_each(&*self.kv, all_maps(), see).await?;
+            for_each(kv, all_maps(), see).await?;
         }
-        survey.judge_bits();
-        self.judge_memory(&mut survey);
-        Ok(survey.check)
+        self.judge_bits();
+        self.judge_memory(volume, allocator);
+        Ok(self.check)
     }
 
-    fn judge_memory(&self, survey: &mut Survey) {
-        let space = self.space.borrow();
-        let lacking = (0..space.groups()).filter(|group| !survey.bad_groups.contains(group)).any(|group| {
-            let words = survey.marked.group(group).iter().zip(space.committed_group(group));
+    fn judge_memory(&mut self, volume: &Volume, allocator: &Allocator) {
+        let space = allocator.space();
+        let lacking = (0..space.groups()).filter(|group| !self.bad_groups.contains(group)).any(|group| {
+            let words = self.marked.group(group).iter().zip(space.committed_group(group));
             words.into_iter().any(|(row, memory)| row & !memory != 0)
         });
-        let findings = &mut survey.check.findings;
+        let findings = &mut self.check.findings;
         if lacking || !space.is_counted() {
             findings.add(
                 FindingKind::WrongFreeCount,
@@ -284,42 +289,48 @@ impl Target {
                 "free space in memory disagrees with the bitmaps",
             );
         }
-        let per_stripe = self.volume.stripe_blocks();
-        let idle = self.idle.borrow();
+        let per_stripe = volume.stripe_blocks();
         // Stripes that wait to be discarded are known, and those in a discard count as used.
         let bare = |stripe: &u64| {
             let blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
             space.is_empty(*stripe)
-                && !idle.contains(*stripe)
-                && !self.volume.is_unwritten(*stripe)
-                && blocks.into_iter().all(|block| !survey.owned.get(block) && !survey.marked.get(block))
+                && !allocator.is_idle(*stripe)
+                && !volume.is_unwritten(*stripe)
+                && blocks.into_iter().all(|block| !self.owned.get(block) && !self.marked.get(block))
         };
-        let stripes = (0..self.volume.blocks() / per_stripe).filter(bare).count();
+        let stripes = (0..volume.blocks() / per_stripe).filter(bare).count();
         if stripes > 0 {
             let text = format!("{stripes} stripes are written and hold nothing");
             findings.add(FindingKind::WrittenFreeStripe, None, text);
         }
     }
+}
 
-    /// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or
-    /// discarded. Reads the rows only if there is a written stripe without a bit: a discard would make such a
-    /// stripe unreadable.
-    pub(crate) async fn hold_unmarked(&self) -> Result<(), ChunkError> {
-        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
-        let suspicious = {
-            let space = self.space.borrow();
-            (0..stripes).any(|stripe| space.is_empty(stripe) && !self.volume.is_unwritten(stripe))
-        };
-        if !suspicious {
-            return Ok(());
-        }
-        let survey = self.survey().await?;
-        let unmarked = survey.only_in(&survey.owned, &survey.marked);
-        if !unmarked.is_empty() {
-            tracing::error!("blocks of files are marked as free: `penstock fs check --repair` repairs it");
-        }
-        let mut space = self.space.borrow_mut();
-        unmarked.iter().flat_map(|(start, count)| *start..start + count).for_each(|block| space.hold(block));
-        Ok(())
+/// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or discarded. Reads the
+/// rows only if there is a written stripe without a bit: a discard would make such a stripe unreadable.
+pub(crate) async fn mark_unmarked(
+    volume: &Volume,
+    kv: &dyn Kv,
+    allocator: &Allocator,
+    chunk_blocks: u32,
+) -> Result<(), ChunkError> {
+    let stripes = volume.blocks() / volume.stripe_blocks();
+    let suspicious = {
+        let space = allocator.space();
+        (0..stripes).any(|stripe| space.is_empty(stripe) && !volume.is_unwritten(stripe))
+    };
+    if !suspicious {
+        return Ok(());
     }
+    let survey = Survey::read(volume, kv, chunk_blocks).await?;
+    let unmarked = survey.only_in(&survey.owned, &survey.marked);
+    if !unmarked.is_empty() {
+        tracing::error!("blocks of files are marked as free: `penstock fs check --repair` repairs it");
+    }
+    let mut space = allocator.space_mut();
+    unmarked
+        .iter()
+        .flat_map(|(start, count)| *start..start + count)
+        .for_each(|block| space.mark_owned(block));
+    Ok(())
 }

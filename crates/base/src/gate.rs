@@ -1,0 +1,56 @@
+//! The gate: everything that changes rows holds it shared, and a check or repair exclusively, so that it sees one
+//! consistent state.
+//!
+//! [`Quiet`] is the exclusive side. Methods that are legal only while nothing else changes rows ask for one.
+
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// A gate shared by all parts of a stack that change rows.
+#[derive(Default)]
+pub struct Gate(RwLock<()>);
+
+/// The right to change rows. Many hold it at the same time.
+pub struct Changing<'a>(#[allow(dead_code, reason = "held for its lifetime")] RwLockReadGuard<'a, ()>);
+
+/// Proof that nothing else changes rows while it lives.
+pub struct Quiet<'a> {
+    gate: &'a Gate,
+    _exclusive: RwLockWriteGuard<'a, ()>,
+}
+
+impl Gate {
+    /// Waits until no check or repair runs.
+    pub async fn change(&self) -> Changing<'_> {
+        Changing(self.0.read().await)
+    }
+
+    /// Waits until nothing changes rows, and lets nothing begin.
+    pub async fn quiesce(&self) -> Quiet<'_> {
+        Quiet { gate: self, _exclusive: self.0.write().await }
+    }
+}
+
+impl Quiet<'_> {
+    /// True if it quiesces this gate and not another one.
+    pub fn is_of(&self, gate: &Gate) -> bool {
+        std::ptr::eq(self.gate, gate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[test]
+    fn a_check_waits_for_changes_and_keeps_others_out() {
+        let (gate, other) = (Gate::default(), Gate::default());
+        let changing = gate.change().now_or_never().unwrap();
+        assert!(gate.change().now_or_never().is_some(), "changes run beside each other");
+        assert!(gate.quiesce().now_or_never().is_none());
+        drop(changing);
+        let quiet = gate.quiesce().now_or_never().unwrap();
+        assert!(gate.change().now_or_never().is_none());
+        assert!(quiet.is_of(&gate) && !quiet.is_of(&other));
+    }
+}

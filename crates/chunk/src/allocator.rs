@@ -1,0 +1,250 @@
+//! Allocation: reserves and allocates blocks, and gives space back: freed blocks to the allocator without delay, empty
+//! stripes to the drives later.
+//!
+//! No operation waits for the drives. A stripe that lost its last block first rests. A write of a full chunk takes such
+//! stripes first, after a discard in the stripe table alone; the drives keep their space, and a drive file its memory or
+//! blocks. A background task discards the stripes that have rested long enough on the drives, one batch at a time with a
+//! pause after each.
+//!
+//! Invariants:
+//! - a stripe in a discard is marked in *used*, so that nothing is written there before the discard is done;
+//! - a discard never takes blocks that are reserved;
+//! - at most one batch is in flight, so a write that lacks space waits for that batch and no longer;
+//! - every empty stripe that is not yet discarded on the drives is in [`Idle`].
+//!
+//! Power cut: a written stripe that nothing owns stays written until the next start finds it. A stripe that is unwritten
+//! in the table but was not discarded on the drives keeps its space there until it is written and freed again.
+
+use crate::ChunkError;
+use crate::free::{Run, Space, SpaceUsage};
+use crate::idle::Idle;
+use penstock_array::{ArrayError, Discard, Volume};
+use penstock_base::Env;
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard, Notify};
+
+/// Most stripes in one batch.
+const BATCH: u64 = 64;
+/// Pause after a batch: with full batches of 1 MiB stripes, about 3 GB are discarded per second.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Shortest time that a stripe rests before it is discarded on the drives. The longest is about twice that.
+const REST: Duration = Duration::from_secs(5);
+
+/// The free space of one target.
+pub(crate) struct Allocator {
+    env: Env,
+    volume: Volume,
+    space: RefCell<Space>,
+    idle: RefCell<Idle>,
+    has_idle: Notify,
+    /// Locked while a batch of idle stripes is discarded.
+    discarding: Mutex<()>,
+    discarded_stripes: Cell<u64>,
+    closed: Cell<bool>,
+}
+
+impl Allocator {
+    pub(crate) fn new(env: &Env, volume: &Volume, space: Space) -> Rc<Self> {
+        Rc::new(Self {
+            env: env.clone(),
+            volume: volume.clone(),
+            space: RefCell::new(space),
+            idle: RefCell::default(),
+            has_idle: Notify::new(),
+            discarding: Mutex::default(),
+            discarded_stripes: Cell::new(0),
+            closed: Cell::new(false),
+        })
+    }
+
+    /// Makes [`Self::run`] end.
+    pub(crate) fn stop(&self) {
+        self.closed.set(true);
+        self.has_idle.notify_one();
+    }
+
+    /// Stripes discarded so far, in the stripe table only or on the drives as well.
+    pub(crate) fn discarded_stripes(&self) -> u64 {
+        self.discarded_stripes.get()
+    }
+
+    /// The bitmaps. Let go of them before the next wait.
+    pub(crate) fn space(&self) -> Ref<'_, Space> {
+        self.space.borrow()
+    }
+
+    /// The bitmaps, for commits and repairs.
+    pub(crate) fn space_mut(&self) -> RefMut<'_, Space> {
+        self.space.borrow_mut()
+    }
+
+    /// True if a stripe waits to be reused or discarded.
+    pub(crate) fn is_idle(&self, stripe: u64) -> bool {
+        self.idle.borrow().contains(stripe)
+    }
+
+    /// Waits until no batch of stripes is being discarded, and lets none begin.
+    pub(crate) async fn pause_discards(&self) -> MutexGuard<'_, ()> {
+        self.discarding.lock().await
+    }
+
+    /// Total, free and headroom blocks. Blocks in a running discard count as free.
+    pub(crate) fn usage(&self) -> SpaceUsage {
+        self.space.borrow().reported()
+    }
+
+    /// Reserves blocks of free space, or fails with [`ChunkError::NoSpace`].
+    pub(crate) fn reserve(&self, wanted_blocks: u64) -> Result<(), ChunkError> {
+        if self.space.borrow_mut().reserve(wanted_blocks) {
+            return Ok(());
+        }
+        let usage = self.usage();
+        let free_blocks = usage.free_blocks.saturating_sub(usage.headroom_blocks);
+        Err(ChunkError::NoSpace { free_blocks, wanted_blocks })
+    }
+
+    /// Releases a reservation.
+    pub(crate) fn release(&self, blocks: u64) {
+        self.space.borrow_mut().release(blocks);
+    }
+
+    /// True if `blocks` are free beside all reservations except the caller's own of `mine` blocks.
+    pub(crate) fn has_beside_reservations(&self, blocks: u64, mine: u64) -> bool {
+        self.space.borrow().has_beside_reservations(blocks, mine)
+    }
+
+    /// Allocates one run of up to `wanted` blocks. The caller has reserved them, so they are free or in a discard.
+    pub(crate) async fn allocate_reserved(&self, wanted: u64) -> Result<Run, ChunkError> {
+        assert!(wanted > 0, "a run has a block");
+        let is_readable = |stripe: u64| !self.volume.is_unreadable(stripe);
+        let mut run = self.space.borrow_mut().allocate(wanted, is_readable);
+        if run.is_none() {
+            // The missing blocks are in a running discard.
+            let _no_discard = self.discarding.lock().await;
+            run = self.space.borrow_mut().allocate(wanted, is_readable);
+        }
+        run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: wanted })
+    }
+
+    /// Frees runs for allocation and adds the stripes that are empty now to the idle ones.
+    pub(crate) fn give_back(&self, runs: Vec<Run>) {
+        let empty: Vec<u64> = {
+            let mut space = self.space.borrow_mut();
+            runs.into_iter().flat_map(|run| space.free(run)).collect()
+        };
+        if self.idle.borrow_mut().add(empty) {
+            self.has_idle.notify_one();
+        }
+    }
+
+    /// Adds written stripes in which nothing is allocated: leftovers of writes that a crash kept from being
+    /// committed.
+    pub(crate) fn add_unowned(&self) {
+        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
+        let space = self.space.borrow();
+        let unowned =
+            (0..stripes).filter(|stripe| space.is_empty(*stripe) && !self.volume.is_unwritten(*stripe));
+        self.idle.borrow_mut().add(unowned);
+        self.has_idle.notify_one();
+    }
+
+    /// Discards stripes that have rested, one batch at a time, until the target is closed.
+    pub(crate) async fn run(self: Rc<Self>) {
+        loop {
+            while self.idle.borrow().is_empty() && !self.closed.get() {
+                self.has_idle.notified().await;
+            }
+            self.env.sleep(REST).await;
+            while !self.closed.get() {
+                match self.discard_some(Discard::OnDrives).await {
+                    Ok(0) => break,
+                    Ok(_) => self.env.sleep(PAUSE).await,
+                    Err(ChunkError::Array(ArrayError::Closed)) => return,
+                    // The stripes are still in [`Idle`].
+                    Err(error) => {
+                        tracing::warn!(%error, "free stripes could not be discarded; it will be tried again");
+                        break;
+                    }
+                }
+            }
+            if self.closed.get() {
+                return;
+            }
+            self.idle.borrow_mut().age();
+        }
+    }
+
+    /// Takes an empty stripe for a write of a full chunk, preferably one that was written before. `None` if
+    /// no stripe is empty, or if too few blocks are free beside the reservations of others; `mine` blocks are
+    /// reserved for this write.
+    pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
+        // Nothing is awaited between this test and the allocation that relies on it.
+        let has_space = || self.space.borrow().has_beside_reservations(self.volume.stripe_blocks(), mine);
+        while has_space() {
+            let reusable = self.idle.borrow_mut().take_reusable();
+            if let Some(stripe) = reusable {
+                if self.volume.is_unwritten(stripe) && self.space.borrow_mut().take_stripe(stripe) {
+                    return Ok(Some(stripe));
+                }
+                continue;
+            }
+            if self.discard_some(Discard::InTable).await? == 0 {
+                let unwritten = |stripe| self.volume.is_unwritten(stripe);
+                let found = || self.space.borrow_mut().allocate_stripe(unwritten);
+                return Ok(has_space().then(found).flatten());
+            }
+        }
+        Ok(None)
+    }
+
+    /// Discards one run of idle stripes: any with [`Discard::InTable`], else only rested ones. Returns the
+    /// number of stripes available or discarded; 0 if none may be discarded.
+    async fn discard_some(&self, how: Discard) -> Result<u64, ChunkError> {
+        let _one = self.discarding.lock().await;
+        let found = self.idle.borrow().reusable_count();
+        if how == Discard::InTable && found > 0 {
+            // A caller that had the lock before discarded these in the table.
+            return Ok(found);
+        }
+        let per_stripe = self.volume.stripe_blocks();
+        let Some((first, count)) = self.take_idle(how) else { return Ok(0) };
+        self.space.borrow_mut().set_discarding(count * per_stripe);
+        let result = self.volume.discard(first, count, how).await;
+        self.space.borrow_mut().set_discarding(0);
+        self.space.borrow_mut().free((first * per_stripe, count * per_stripe));
+        let mut idle = self.idle.borrow_mut();
+        if let Err(error) = result {
+            idle.put_back(first..first + count);
+            return Err(error.into());
+        }
+        if how == Discard::InTable {
+            idle.add_reusable(first..first + count);
+        }
+        self.discarded_stripes.set(self.discarded_stripes.get() + count);
+        Ok(count)
+    }
+
+    /// Takes the first run of idle stripes that are still empty, as first stripe and count.
+    fn take_idle(&self, how: Discard) -> Option<(u64, u64)> {
+        let per_stripe = self.volume.stripe_blocks();
+        let mut idle = self.idle.borrow_mut();
+        let mut space = self.space.borrow_mut();
+        let mut run: Option<(u64, u64)> = None;
+        loop {
+            let Some(stripe) = idle.source(how).first().copied() else { return run };
+            if run.is_some_and(|(first, count)| first + count != stripe || count == BATCH) {
+                return run;
+            }
+            if space.usage().free_blocks < per_stripe {
+                // All free blocks are reserved for writes.
+                return run;
+            }
+            idle.source(how).remove(&stripe);
+            if space.take_stripe(stripe) {
+                run = Some(run.map_or((stripe, 1), |(first, count)| (first, count + 1)));
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Chunks in memory, and the order in which dirty ones are written back.
+//!
+//! Invariants:
+//! - a chunk with dirty blocks or with changes that are not committed is in memory, whatever its row says;
+//! - a chunk is in the queue exactly while it has dirty blocks, at the order of its first write since it was clean;
+//! - for a *complete* file, each chunk that has a row is in memory, so no rows are looked up for it. A file is complete
+//!   from the creation of its inode on, until chunks are evicted.
+
+use crate::ChunkError;
+use crate::dirty::{DirtyRuns, Dropped};
+use crate::map::{ChunkMap, MapChanges};
+use crate::rows::{ChunkKey, Extent, decode_map, map_range};
+use penstock_base::locks::{Exclusive, Shared};
+use penstock_base::{BoundedSet, Buf, DecodeError, FileKey, KeyedLocks};
+use penstock_kv::{Kv, for_each_key};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Number of chunks in memory above which clean ones are evicted.
+const MOST: usize = 1 << 16;
+
+/// One chunk.
+#[derive(Default)]
+pub(crate) struct Chunk {
+    pub(crate) map: ChunkMap,
+    pub(crate) dirty: DirtyRuns,
+    /// Order of the first write since the chunk was clean; the lowest is written back first.
+    since: u64,
+}
+
+impl Chunk {
+    /// A clean chunk.
+    pub(crate) fn of_map(map: ChunkMap) -> Self {
+        Self { map, ..Self::default() }
+    }
+
+    /// Blocks of a range that are neither dirty nor have a volume block: writing them needs free space.
+    pub(crate) fn without_space(&self, blocks: Range<u32>) -> Vec<Range<u32>> {
+        let gaps = self.dirty.gaps(blocks).into_iter();
+        gaps.flat_map(|gap| self.map.unplaced(gap)).collect()
+    }
+
+    /// True if a block contains written data, in memory or on the volume.
+    pub(crate) fn is_data(&self, block: u32) -> bool {
+        self.dirty.contains(block) || self.map.lookup(block).is_some()
+    }
+
+    /// True if each of its first `count` blocks contains data.
+    pub(crate) fn covers(&self, count: u32) -> bool {
+        (0..count).all(|block| self.is_data(block))
+    }
+
+    /// True if the row describes all that memory has.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.dirty.is_empty() && !self.map.is_changed()
+    }
+}
+
+/// A chunk in memory. Its lock in [`ChunkCache`] orders what touches it.
+pub(crate) type Cached = Rc<RefCell<Chunk>>;
+
+/// The uncommitted changes of one chunk, taken by a commit.
+///
+/// They keep a reference to the chunk. Until the rows are committed, the map exists only in memory, so the chunk must not
+/// be evicted although it counts as clean.
+pub(crate) struct Changes {
+    pub(crate) key: ChunkKey,
+    pub(crate) map: MapChanges,
+    chunk: Cached,
+}
+
+impl Changes {
+    /// Takes the changes that a commit must make durable; none if the map equals the row.
+    pub(crate) fn take(key: ChunkKey, chunk: &Cached) -> Option<Self> {
+        let map = chunk.borrow_mut().map.take_changes()?;
+        Some(Self { key, map, chunk: chunk.clone() })
+    }
+
+    /// Returns changes to the chunk after their commit failed.
+    pub(crate) fn put_back(self) {
+        self.chunk.borrow_mut().map.put_back(self.map);
+    }
+}
+
+/// The chunks of one target that are in memory.
+pub(crate) struct ChunkCache {
+    kv: Rc<dyn Kv>,
+    chunk_blocks: u32,
+    volume_blocks: u64,
+    chunks: RefCell<BTreeMap<ChunkKey, Cached>>,
+    locks: KeyedLocks<ChunkKey>,
+    complete: BoundedSet<FileKey>,
+    /// Chunks with dirty blocks.
+    queue: RefCell<BTreeMap<u64, ChunkKey>>,
+    order: Cell<u64>,
+    dirty_blocks: Cell<u64>,
+    /// Number of chunks in memory at which the next eviction of clean ones is tried.
+    evict_at: Cell<usize>,
+}
+
+impl ChunkCache {
+    pub(crate) fn new(kv: &Rc<dyn Kv>, chunk_blocks: u32, volume_blocks: u64) -> Rc<Self> {
+        Rc::new(Self {
+            kv: kv.clone(),
+            chunk_blocks,
+            volume_blocks,
+            chunks: RefCell::default(),
+            locks: KeyedLocks::default(),
+            complete: BoundedSet::default(),
+            queue: RefCell::default(),
+            order: Cell::new(0),
+            dirty_blocks: Cell::new(0),
+            evict_at: Cell::new(MOST),
+        })
+    }
+
+    /// Waits for a chunk's lock, to read it.
+    pub(crate) async fn shared(&self, key: ChunkKey) -> Shared<ChunkKey> {
+        self.locks.shared(key).await
+    }
+
+    /// Waits for a chunk's lock, to change it.
+    pub(crate) async fn exclusive(&self, key: ChunkKey) -> Exclusive<ChunkKey> {
+        self.locks.exclusive(key).await
+    }
+
+    /// The number of dirty blocks of all chunks.
+    pub(crate) fn dirty_blocks(&self) -> u64 {
+        self.dirty_blocks.get()
+    }
+
+    /// The chunk that has been dirty for the longest time.
+    pub(crate) fn oldest_dirty(&self) -> Option<ChunkKey> {
+        self.queue.borrow().first_key_value().map(|(_, key)| *key)
+    }
+
+    /// All chunks with dirty blocks, oldest first.
+    pub(crate) fn all_dirty(&self) -> Vec<ChunkKey> {
+        self.queue.borrow().values().copied().collect()
+    }
+
+    /// Files with changes that are not committed.
+    pub(crate) fn changed_files(&self) -> BTreeSet<FileKey> {
+        let chunks = self.chunks.borrow();
+        let changed = chunks.iter().filter(|(_, chunk)| chunk.borrow().map.is_changed());
+        changed.map(|(key, _)| key.file).collect()
+    }
+
+    /// A chunk, if it is in memory.
+    pub(crate) fn peek(&self, key: ChunkKey) -> Option<Cached> {
+        self.chunks.borrow().get(&key).cloned()
+    }
+
+    /// A chunk, loaded from its row if it is not in memory. Call under the chunk's lock.
+    pub(crate) async fn get(&self, key: ChunkKey) -> Result<Cached, ChunkError> {
+        if let Some(chunk) = self.peek(key) {
+            return Ok(chunk);
+        }
+        let row = match self.complete.contains(&key.file) {
+            true => None,
+            false => self.kv.get(key.row(0)).await?,
+        };
+        let map = match row {
+            Some(value) => ChunkMap::of_row(self.checked(decode_map(&value)?)?),
+            None => ChunkMap::default(),
+        };
+        self.evict();
+        let chunk = Chunk::of_map(map);
+        let mut chunks = self.chunks.borrow_mut();
+        Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())
+    }
+
+    /// A row's extents, or an error if one exceeds the chunk or the volume.
+    fn checked(&self, extents: Vec<Extent>) -> Result<Vec<Extent>, ChunkError> {
+        let fits = |extent: &Extent| {
+            extent.first + extent.count <= self.chunk_blocks
+                && extent.block + u64::from(extent.count) <= self.volume_blocks
+        };
+        match extents.iter().all(fits) {
+            true => Ok(extents),
+            false => {
+                Err(DecodeError::Bad { what: "map row", why: "an extent beyond chunk or volume" }.into())
+            }
+        }
+    }
+
+    /// Evicts clean chunks that only this cache references, if there are too many.
+    fn evict(&self) {
+        let mut chunks = self.chunks.borrow_mut();
+        if chunks.len() < self.evict_at.get() {
+            return;
+        }
+        self.complete.clear();
+        chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
+        // If few could be evicted, the next attempt comes only after an eighth of the limit has been added.
+        self.evict_at.set(MOST.max(chunks.len() + MOST / 8));
+    }
+
+    /// Evicts all clean chunks, because rows are about to change past the cache.
+    pub(crate) fn evict_clean(&self) {
+        self.complete.clear();
+        self.chunks.borrow_mut().retain(|_, chunk| !chunk.borrow().is_clean());
+    }
+
+    /// An inode is new: no inode had its number before, and it has no chunk.
+    pub(crate) fn file_made(&self, file: FileKey) {
+        self.complete.insert(file);
+    }
+
+    /// A file was removed: drops its empty chunks.
+    pub(crate) fn file_removed(&self, file: FileKey) {
+        self.complete.remove(&file);
+        let empty = self.keys_of(file, |chunk| chunk.is_clean() && chunk.map.is_empty());
+        empty.iter().for_each(|key| drop(self.chunks.borrow_mut().remove(key)));
+    }
+
+    /// Chunks of a file that are in memory and for which `wanted` holds.
+    pub(crate) fn keys_of(&self, file: FileKey, wanted: impl Fn(&Chunk) -> bool) -> Vec<ChunkKey> {
+        let chunks = self.chunks.borrow();
+        let all = ChunkKey { file, index: 0 }..=ChunkKey { file, index: u64::MAX };
+        chunks.range(all).filter(|(_, chunk)| wanted(&chunk.borrow())).map(|(key, _)| *key).collect()
+    }
+
+    /// Chunks of a file with these indices that have a row or are in memory.
+    pub(crate) async fn keys_within(
+        &self,
+        file: FileKey,
+        indices: Range<u64>,
+    ) -> Result<BTreeSet<ChunkKey>, ChunkError> {
+        let known = self.keys_of(file, |_| true).into_iter();
+        let mut keys: BTreeSet<ChunkKey> = known.filter(|key| indices.contains(&key.index)).collect();
+        if self.complete.contains(&file) {
+            return Ok(keys);
+        }
+        let (from, mut until) = map_range(file, indices.start);
+        if indices.end < u64::MAX {
+            until = map_range(file, indices.end).0;
+        }
+        for_each_key(&*self.kv, (from, until), |key| {
+            keys.insert(ChunkKey::decode(key)?.0);
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        Ok(keys)
+    }
+
+    /// The first chunk of a file, from `from` on, that has a row or is in memory.
+    pub(crate) async fn next_key(&self, from: ChunkKey) -> Result<Option<ChunkKey>, ChunkError> {
+        let last = ChunkKey { index: u64::MAX, ..from };
+        let in_memory = self.chunks.borrow().range(from..=last).next().map(|(key, _)| *key);
+        if self.complete.contains(&from.file) {
+            return Ok(in_memory);
+        }
+        let (start, until) = map_range(from.file, from.index);
+        let row = self.kv.scan(start, until, 1).await?.pop();
+        let stored = row.map(|(key, _)| ChunkKey::decode(&key)).transpose()?.map(|(key, _)| key);
+        Ok(in_memory.into_iter().chain(stored).min())
+    }
+
+    /// Makes blocks of a chunk dirty; `reserved` as for [`DirtyRuns::insert`]. Returns true if the chunk is full of dirty
+    /// blocks now.
+    pub(crate) fn write(
+        &self,
+        key: ChunkKey,
+        chunk: &RefCell<Chunk>,
+        (first, data, crcs): (u32, &Buf, &[u32]),
+        reserved: &[Range<u32>],
+    ) -> bool {
+        let mut chunk = chunk.borrow_mut();
+        if chunk.dirty.is_empty() {
+            chunk.since = self.order.get() + 1;
+            self.order.set(chunk.since);
+            self.queue.borrow_mut().insert(chunk.since, key);
+        }
+        let new = chunk.dirty.insert(first, data, crcs, reserved);
+        self.dirty_blocks.set(self.dirty_blocks.get() + new);
+        assert!(chunk.dirty.blocks() <= self.chunk_blocks, "dirty blocks are in the chunk");
+        chunk.dirty.blocks() == self.chunk_blocks
+    }
+
+    /// Drops the dirty blocks of a range.
+    pub(crate) fn drop_dirty(&self, key: ChunkKey, chunk: &RefCell<Chunk>, blocks: Range<u32>) -> Dropped {
+        let mut chunk = chunk.borrow_mut();
+        let dropped = chunk.dirty.remove(blocks);
+        if dropped.blocks > 0 {
+            assert!(dropped.blocks <= self.dirty_blocks.get(), "{dropped:?} of {:?}", self.dirty_blocks);
+            self.dirty_blocks.set(self.dirty_blocks.get() - dropped.blocks);
+            if chunk.dirty.is_empty() {
+                let queued = self.queue.borrow_mut().remove(&chunk.since);
+                assert_eq!(queued, Some(key), "a dirty chunk is queued once");
+            }
+        }
+        dropped
+    }
+}

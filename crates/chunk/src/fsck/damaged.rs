@@ -1,0 +1,59 @@
+//! Finds the blocks of files that cannot be read.
+
+use super::survey::read_row;
+use crate::ChunkError;
+use crate::rows::all_maps;
+use penstock_array::{ArrayError, Volume};
+use penstock_base::{HashSet, Ino};
+use penstock_drive::{Class, Io};
+use penstock_kv::{Kv, for_each};
+use std::collections::BTreeMap;
+
+const IO: Io = Io::new(Class::Scrub, "damaged.read");
+
+/// Damaged runs by file, each as (first block in the file, number of blocks, first block on the volume).
+pub type DamagedRuns = BTreeMap<Ino, Vec<(u64, u64, u64)>>;
+
+/// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable
+/// are considered, and each block in them is read again.
+pub(crate) async fn find_damaged(
+    volume: &Volume,
+    kv: &dyn Kv,
+    chunk_blocks: u32,
+) -> Result<DamagedRuns, ChunkError> {
+    let stripes: HashSet<u64> = volume.unreadable_stripes().into_iter().collect();
+    let mut damaged = DamagedRuns::new();
+    if stripes.is_empty() {
+        return Ok(damaged);
+    }
+    let per_stripe = volume.stripe_blocks();
+    let mut candidates: Vec<(Ino, u64, u64)> = Vec::new();
+    for_each(kv, all_maps(), |key, value| {
+        let Ok((chunk, extents)) = read_row(key, value) else { return Ok(()) };
+        let first = chunk.index.saturating_mul(u64::from(chunk_blocks));
+        for extent in extents.into_iter().filter(|extent| !extent.preallocated) {
+            let blocks = (first + u64::from(extent.first)..).zip(extent.block..).take(extent.count as usize);
+            let inside = blocks.filter(|(_, block)| stripes.contains(&(block / per_stripe)));
+            candidates.extend(inside.map(|(at, block)| (chunk.file.ino, at, block)));
+        }
+        Ok::<_, ChunkError>(())
+    })
+    .await?;
+    for (ino, at, block) in candidates {
+        match volume.read(block, 1, IO).await {
+            Ok(_) => {}
+            Err(ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. }) => {
+                add_block(damaged.entry(ino).or_default(), at, block);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(damaged)
+}
+
+fn add_block(runs: &mut Vec<(u64, u64, u64)>, at: u64, block: u64) {
+    match runs.last_mut() {
+        Some((first, count, start)) if *first + *count == at && *start + *count == block => *count += 1,
+        _ => runs.push((at, 1, block)),
+    }
+}

@@ -1,0 +1,86 @@
+//! Idle stripes, pure: empty ones that are not discarded on the drives yet.
+//!
+//! A stripe that lost its last block rests before it is discarded, because programs that delete often write again. Some
+//! stripes here may be in use again: a caller that takes one must check.
+
+use penstock_array::Discard;
+use std::collections::BTreeSet;
+
+/// Empty stripes, by the time that they have rested.
+#[derive(Default)]
+pub(crate) struct Idle {
+    /// Written in the table; added since the last rest began.
+    young: BTreeSet<u64>,
+    /// Unwritten in the table; added since the last rest began.
+    reusable: BTreeSet<u64>,
+    /// Added before the last rest began, of both kinds.
+    aged: BTreeSet<u64>,
+}
+
+impl Idle {
+    pub(crate) fn contains(&self, stripe: u64) -> bool {
+        [&self.young, &self.reusable, &self.aged].iter().any(|set| set.contains(&stripe))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.young.is_empty() && self.reusable.is_empty() && self.aged.is_empty()
+    }
+
+    /// Ends a rest: everything may now be discarded on the drives.
+    pub(crate) fn age(&mut self) {
+        self.aged.append(&mut self.young);
+        self.aged.append(&mut self.reusable);
+    }
+
+    /// Adds written stripes that are empty now. Returns false if there is no young stripe then.
+    pub(crate) fn add(&mut self, stripes: impl IntoIterator<Item = u64>) -> bool {
+        self.young.extend(stripes);
+        !self.young.is_empty()
+    }
+
+    /// Adds stripes that are unwritten in the table.
+    pub(crate) fn add_reusable(&mut self, stripes: std::ops::Range<u64>) {
+        self.reusable.extend(stripes);
+    }
+
+    /// Adds stripes whose discard failed.
+    pub(crate) fn put_back(&mut self, stripes: std::ops::Range<u64>) {
+        self.aged.extend(stripes);
+    }
+
+    /// The number of stripes that are unwritten in the table and young.
+    pub(crate) fn reusable_count(&self) -> u64 {
+        self.reusable.len() as u64
+    }
+
+    /// Takes a stripe that is unwritten in the table.
+    pub(crate) fn take_reusable(&mut self) -> Option<u64> {
+        self.reusable.pop_last()
+    }
+
+    /// Returns the set that the next batch of a discard is taken from.
+    pub(crate) fn source(&mut self, how: Discard) -> &mut BTreeSet<u64> {
+        match how {
+            Discard::InTable if !self.young.is_empty() => &mut self.young,
+            _ => &mut self.aged,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_rest_before_they_are_discarded_on_the_drives() {
+        let mut idle = Idle::default();
+        idle.young.extend([1, 2]);
+        assert!(idle.source(Discard::OnDrives).is_empty() && idle.contains(2));
+        assert_eq!(idle.source(Discard::InTable).pop_first(), Some(1));
+        idle.reusable.insert(1);
+        idle.age();
+        assert_eq!(idle.source(Discard::OnDrives).iter().copied().collect::<Vec<_>>(), [1, 2]);
+        idle.young.insert(3);
+        assert_eq!(idle.source(Discard::InTable).first(), Some(&3), "what is warm goes first");
+    }
+}

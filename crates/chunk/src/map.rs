@@ -1,0 +1,342 @@
+//! The map of one chunk: its extents on the volume, and the changes of them that are not committed.
+//!
+//! Invariants:
+//! - extents are in order of their blocks, do not overlap, and adjacent ones that continue each other are joined;
+//! - a run is in `allocated` or belongs to the row, and a run in `freed` belongs to the row: so a commit that fails or
+//!   a truncation that is undone loses no block.
+//!
+//! Pure: the caller gives blocks back to the free space.
+
+use crate::free::Run;
+use crate::rows::Extent;
+use std::ops::Range;
+
+/// Extents of one chunk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChunkMap {
+    /// In order, committed or not.
+    extents: Vec<Extent>,
+    /// Runs allocated since the last commit.
+    allocated: Vec<Run>,
+    /// Runs of the committed map that are no longer used.
+    freed: Vec<Run>,
+    /// The extents differ from the row.
+    changed: bool,
+    /// The row exists.
+    has_row: bool,
+}
+
+/// Changes of a map since the last commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MapChanges {
+    /// All extents as they are now.
+    pub(crate) extents: Vec<Extent>,
+    /// The row existed before.
+    pub(crate) had_row: bool,
+    pub(crate) allocated: Vec<Run>,
+    pub(crate) freed: Vec<Run>,
+}
+
+impl ChunkMap {
+    /// The map of a chunk that has a row.
+    pub(crate) fn of_row(extents: Vec<Extent>) -> Self {
+        Self { extents, has_row: true, ..Self::default() }
+    }
+
+    /// True if no block has a place on the volume.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// True if the extents differ from the row.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    fn assert_ordered(&self) {
+        let ends = self.extents.windows(2).all(|pair| pair[0].first + pair[0].count <= pair[1].first);
+        assert!(
+            ends && self.extents.iter().all(|extent| extent.count > 0),
+            "{:?} are in order",
+            self.extents
+        );
+    }
+
+    /// Returns the volume block that holds a chunk block's data; `None` if it reads as zeros.
+    pub(crate) fn lookup(&self, block: u32) -> Option<u64> {
+        self.run_at(block, block + 1).0
+    }
+
+    /// Returns the volume block of `at`, or `None` if it reads as zeros, and the number of blocks from `at`
+    /// on, up to `until`, to which the same applies contiguously. `until` must be above `at`.
+    pub(crate) fn run_at(&self, at: u32, until: u32) -> (Option<u64>, u32) {
+        let after = self.extents.partition_point(|extent| extent.first <= at);
+        if let Some(extent) = after.checked_sub(1).map(|before| self.extents[before])
+            && at < extent.first + extent.count
+        {
+            let run = until.min(extent.first + extent.count) - at;
+            return ((!extent.preallocated).then(|| extent.block + u64::from(at - extent.first)), run);
+        }
+        let next = self.extents.get(after).map_or(until, |extent| extent.first.min(until));
+        (None, next - at)
+    }
+
+    /// Returns the volume block of a chunk block, and whether it is only preallocated. `None` if it has none.
+    pub(crate) fn place(&self, block: u32) -> Option<(u64, bool)> {
+        let after = self.extents.partition_point(|extent| extent.first <= block);
+        let extent = self.extents.get(after.checked_sub(1)?)?;
+        let inside = block < extent.first + extent.count;
+        inside.then(|| (extent.block + u64::from(block - extent.first), extent.preallocated))
+    }
+
+    /// Blocks of a range without a volume block, as ranges in order.
+    pub(crate) fn unplaced(&self, blocks: Range<u32>) -> Vec<Range<u32>> {
+        let mut unplaced = Vec::new();
+        let mut at = blocks.start;
+        for extent in &self.extents {
+            if at >= blocks.end || extent.first >= blocks.end {
+                break;
+            }
+            if at < extent.first {
+                unplaced.push(at..extent.first);
+            }
+            at = at.max(extent.first + extent.count);
+        }
+        if at < blocks.end {
+            unplaced.push(at..blocks.end);
+        }
+        unplaced
+    }
+
+    /// Marks the volume blocks of a range as preallocated, so that they read as zeros, or as containing data.
+    /// Blocks without a volume block stay without.
+    pub(crate) fn set_preallocated(&mut self, blocks: Range<u32>, preallocated: bool) {
+        self.split_at(blocks.start);
+        self.split_at(blocks.end);
+        for extent in self.extents.iter_mut().filter(|extent| blocks.contains(&extent.first)) {
+            self.changed |= extent.preallocated != preallocated;
+            extent.preallocated = preallocated;
+        }
+        self.join();
+    }
+
+    /// Splits the extent that has `block` in its middle, so that an extent begins there.
+    fn split_at(&mut self, block: u32) {
+        let after = self.extents.partition_point(|extent| extent.first < block);
+        let Some(at) = after.checked_sub(1) else { return };
+        let extent = self.extents[at];
+        let kept = block - extent.first;
+        if kept < extent.count {
+            self.extents[at].count = kept;
+            let rest = Extent {
+                first: block,
+                count: extent.count - kept,
+                block: extent.block + u64::from(kept),
+                ..extent
+            };
+            self.extents.insert(after, rest);
+        }
+    }
+
+    /// Maps an extent in place of everything that was mapped in its range. Replaced runs go to `freed` if
+    /// they were committed; the others are returned, for the caller to free immediately.
+    pub(crate) fn put(&mut self, new: Extent) -> Vec<Run> {
+        let back = self.remove(new.first, new.count);
+        let at = self.extents.partition_point(|extent| extent.first < new.first);
+        self.extents.insert(at, new);
+        self.allocated.push((new.block, u64::from(new.count)));
+        self.changed = true;
+        self.join();
+        self.assert_ordered();
+        back
+    }
+
+    /// Unmaps blocks. Returns the runs that were never committed.
+    pub(crate) fn remove(&mut self, first: u32, count: u32) -> Vec<Run> {
+        let end = first.saturating_add(count);
+        let mut kept = Vec::new();
+        let mut back = Vec::new();
+        for extent in std::mem::take(&mut self.extents) {
+            let extent_end = extent.first + extent.count;
+            if extent_end <= first || extent.first >= end {
+                kept.push(extent);
+                continue;
+            }
+            self.changed = true;
+            if extent.first < first {
+                kept.push(Extent { count: first - extent.first, ..extent });
+            }
+            let (from, until) = (extent.first.max(first), extent_end.min(end));
+            let run = (extent.block + u64::from(from - extent.first), u64::from(until - from));
+            back.extend(self.drop_run(run));
+            if extent_end > end {
+                let block = extent.block + u64::from(end - extent.first);
+                kept.push(Extent { first: end, count: extent_end - end, block, ..extent });
+            }
+        }
+        self.extents = kept;
+        self.assert_ordered();
+        back
+    }
+
+    /// Splits a run into parts allocated since the last commit, which are returned, and committed parts,
+    /// which go to `freed`.
+    fn drop_run(&mut self, (start, count): Run) -> Vec<Run> {
+        let mut back: Vec<Run> = Vec::new();
+        let (mut at, end) = (start, start + count);
+        while at < end {
+            let fresh = self.allocated.iter().position(|(first, len)| (*first..first + len).contains(&at));
+            let Some(index) = fresh else {
+                let next = self.allocated.iter().map(|(first, _)| *first).filter(|first| *first > at).min();
+                let until = next.map_or(end, |next| next.min(end));
+                push_run(&mut self.freed, (at, until - at));
+                at = until;
+                continue;
+            };
+            let (first, len) = self.allocated.swap_remove(index);
+            let until = end.min(first + len);
+            if at > first {
+                self.allocated.push((first, at - first));
+            }
+            if until < first + len {
+                self.allocated.push((until, first + len - until));
+            }
+            push_run(&mut back, (at, until - at));
+            at = until;
+        }
+        back
+    }
+
+    fn join(&mut self) {
+        let mut joined: Vec<Extent> = Vec::with_capacity(self.extents.len());
+        for extent in std::mem::take(&mut self.extents) {
+            match joined.last_mut() {
+                Some(last)
+                    if last.first + last.count == extent.first
+                        && last.block + u64::from(last.count) == extent.block
+                        && last.preallocated == extent.preallocated =>
+                {
+                    last.count += extent.count;
+                }
+                _ => joined.push(extent),
+            }
+        }
+        self.extents = joined;
+    }
+
+    /// Takes the changes that a commit must make durable; `None` if the extents equal the row.
+    pub(crate) fn take_changes(&mut self) -> Option<MapChanges> {
+        if !self.changed {
+            return None;
+        }
+        self.changed = false;
+        let had_row = std::mem::replace(&mut self.has_row, !self.extents.is_empty());
+        let (allocated, freed) = (std::mem::take(&mut self.allocated), std::mem::take(&mut self.freed));
+        Some(MapChanges { extents: self.extents.clone(), had_row, allocated, freed })
+    }
+
+    /// Takes changes back after their commit failed.
+    pub(crate) fn put_back(&mut self, changes: MapChanges) {
+        self.changed = true;
+        self.has_row = changes.had_row;
+        self.allocated.extend(changes.allocated);
+        self.freed.extend(changes.freed);
+    }
+}
+
+/// Adds a run, merged with the last one if it follows directly.
+fn push_run(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some((start, count)) if *start + *count == run.0 => *count += run.1,
+        _ => runs.push(run),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(first: u32, count: u32, block: u64) -> Extent {
+        Extent { first, count, block, preallocated: false }
+    }
+
+    #[test]
+    fn blocks_become_preallocated_and_data_again() {
+        let mut map = ChunkMap::of_row(vec![extent(0, 8, 100)]);
+        map.set_preallocated(8..9, true);
+        assert!(!map.changed, "nothing has a place there");
+        map.set_preallocated(2..5, true);
+        assert!(map.changed);
+        let preallocated = Extent { preallocated: true, ..extent(2, 3, 102) };
+        assert_eq!(map.extents, [extent(0, 2, 100), preallocated, extent(5, 3, 105)]);
+        assert_eq!([map.lookup(1), map.lookup(2), map.lookup(5)], [Some(101), None, Some(105)]);
+        assert_eq!(map.place(4), Some((104, true)));
+        assert_eq!(map.place(8), None);
+        map.set_preallocated(0..4, false);
+        assert_eq!(map.extents[1], Extent { preallocated: true, ..extent(4, 1, 104) });
+        map.set_preallocated(4..5, false);
+        assert_eq!(map.extents, [extent(0, 8, 100)], "whole again");
+        assert!(map.freed.is_empty() && map.allocated.is_empty(), "no block changed hands");
+    }
+
+    #[test]
+    fn a_map_changes_and_says_what_falls_out() {
+        let mut map = ChunkMap::of_row(vec![extent(0, 8, 100)]);
+        assert!(map.put(extent(2, 2, 200)).is_empty());
+        assert_eq!(map.freed, [(102, 2)]);
+        assert_eq!([map.lookup(1), map.lookup(2), map.lookup(4)], [Some(101), Some(200), Some(104)]);
+        assert_eq!([map.run_at(0, 8), map.run_at(3, 8)], [(Some(100), 2), (Some(201), 1)]);
+        assert_eq!([map.run_at(5, 7), map.run_at(8, 20)], [(Some(105), 2), (None, 12)]);
+        // Blocks allocated since the last commit are returned for immediate reuse.
+        assert_eq!(map.remove(3, 3), [(201, 1)]);
+        assert_eq!(map.freed, [(102, 4)]);
+        assert_eq!(map.allocated, [(200, 1)]);
+        assert_eq!([map.lookup(3), map.lookup(6)], [None, Some(106)]);
+        assert!(map.put(extent(3, 1, 201)).is_empty());
+        assert_eq!(map.extents[1], extent(2, 2, 200));
+    }
+
+    #[test]
+    #[allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
+    fn blocks_without_a_place_are_found() {
+        let map = ChunkMap::of_row(vec![extent(2, 2, 100), extent(6, 1, 50)]);
+        for (blocks, expected) in [
+            (0..10, vec![0..2, 4..6, 7..10]),
+            (2..4, vec![]),
+            (3..7, vec![4..6]),
+            (5..6, vec![5..6]),
+            (8..8, vec![]),
+        ] {
+            assert_eq!(map.unplaced(blocks.clone()), expected, "{blocks:?}");
+        }
+    }
+
+    #[test]
+    fn a_truncation_that_could_not_be_committed_leaves_nothing() {
+        let mut map = ChunkMap::of_row(vec![extent(0, 8, 100)]);
+        map.put(extent(8, 2, 200));
+        let before = map.clone();
+        assert_eq!(map.remove(4, u32::MAX), [(200, 2)]);
+        let changes = map.take_changes().unwrap();
+        assert_eq!((&changes.freed[..], changes.had_row), (&[(104, 4)][..], true));
+        assert_eq!(map.take_changes(), None);
+        map.put_back(changes);
+        map = before.clone();
+        assert_eq!(map, before);
+        assert_eq!(map.take_changes().unwrap().allocated, [(200, 2)]);
+    }
+
+    #[test]
+    fn changes_come_back_after_a_failed_commit() {
+        let mut map = ChunkMap::default();
+        assert_eq!(map.take_changes(), None);
+        map.put(extent(3, 2, 50));
+        let changes = map.take_changes().unwrap();
+        assert_eq!((&changes.allocated[..], changes.had_row), (&[(50, 2)][..], false));
+        map.put(extent(5, 1, 52));
+        map.put_back(changes);
+        let changes = map.take_changes().unwrap();
+        assert_eq!((changes.extents, changes.had_row), (vec![extent(3, 3, 50)], false));
+        assert_eq!(changes.allocated, [(52, 1), (50, 2)]);
+    }
+}

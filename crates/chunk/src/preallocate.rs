@@ -1,0 +1,165 @@
+//! Preallocates space of files ahead of writes, and punches holes.
+//!
+//! A preallocated block (`preallocated` in its extent) has a volume block like any other, but reads as zeros. So
+//! a write to it needs no further space. A crash shows zeros until the row marks the block as data, which
+//! happens only once the data is durable.
+//!
+//! Nothing here is durable before a commit of the file. Power cut: the row of each chunk has either the old
+//! state or the new one.
+
+use crate::ChunkError;
+use crate::cache::Chunk;
+use crate::rows::{ChunkKey, Extent};
+use crate::target::Target;
+use penstock_base::FileKey;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Chunks that change before their rows are committed, which bounds the uncommitted changes in memory.
+const STEP_CHUNKS: u64 = 4096;
+
+impl Target {
+    /// Preallocates all of `blocks` of a file that have no space yet. With `zero`, the other blocks read as
+    /// zeros afterwards as well. Does nothing if free space does not suffice. `generation` is the
+    /// truncate generation that the caller knows.
+    pub async fn preallocate(
+        &self,
+        file: FileKey,
+        blocks: Range<u64>,
+        zero: bool,
+        generation: u64,
+    ) -> Result<(), ChunkError> {
+        if self.suffices(file, &blocks).await.is_err() {
+            // Freed blocks may be waiting only for a durable commit.
+            self.commit_all().await?;
+            self.suffices(file, &blocks).await?;
+        }
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let last = blocks.end.div_ceil(per_chunk);
+        for index in blocks.start / per_chunk..last {
+            let key = ChunkKey { file, index };
+            self.preallocate_in(key, self.within(key, &blocks), zero, generation).await?;
+            if index % STEP_CHUNKS == STEP_CHUNKS - 1 {
+                self.commit(file, true).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the space of `blocks` of a file, which read as zeros afterwards.
+    pub async fn punch(&self, file: FileKey, blocks: Range<u64>, generation: u64) -> Result<(), ChunkError> {
+        let mut next = self.chunk_in(ChunkKey { file, index: 0 }, &blocks).await?;
+        let mut punched = 0;
+        while let Some(key) = next {
+            let part = self.within(key, &blocks);
+            let lock = self.cache.exclusive(key).await;
+            self.check_truncation(file, generation)?;
+            let chunk = self.cache.get(key).await?;
+            let dropped = self.cache.drop_dirty(key, &chunk, part.clone());
+            self.allocator.release(dropped.reserved);
+            let back = chunk.borrow_mut().map.remove(part.start, part.end - part.start);
+            self.allocator.give_back(back);
+            drop((lock, chunk));
+            punched += 1;
+            if punched % STEP_CHUNKS == 0 {
+                self.commit(file, true).await?;
+            }
+            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, &blocks).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the part of a range of file blocks that is in a chunk, as blocks of that chunk.
+    fn within(&self, key: ChunkKey, blocks: &Range<u64>) -> Range<u32> {
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let first = key.index.saturating_mul(per_chunk);
+        let at = |block: u64| block.saturating_sub(first).min(per_chunk) as u32;
+        at(blocks.start)..at(blocks.end)
+    }
+
+    /// Returns the first chunk, from `from` on, that has blocks in the range and has a row or is in memory.
+    async fn chunk_in(&self, from: ChunkKey, blocks: &Range<u64>) -> Result<Option<ChunkKey>, ChunkError> {
+        let per_chunk = u64::from(self.config.chunk_blocks);
+        let from = ChunkKey { index: from.index.max(blocks.start / per_chunk), ..from };
+        Ok(self.cache.next_key(from).await?.filter(|key| key.index < blocks.end.div_ceil(per_chunk)))
+    }
+
+    /// Fails with [`ChunkError::NoSpace`] if free space does not suffice for the blocks of a range that have
+    /// none.
+    async fn suffices(&self, file: FileKey, blocks: &Range<u64>) -> Result<(), ChunkError> {
+        let mut wanted = blocks.end - blocks.start;
+        let mut next = self.chunk_in(ChunkKey { file, index: 0 }, blocks).await?;
+        while let Some(key) = next {
+            let _lock = self.cache.shared(key).await;
+            let chunk = self.cache.get(key).await?;
+            let within = self.within(key, blocks);
+            let lacking: u32 = chunk.borrow().without_space(within.clone()).iter().map(range_len).sum();
+            wanted -= u64::from(range_len(&within) - lacking);
+            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, blocks).await?;
+        }
+        // Only a test: each chunk makes its own reservation later.
+        self.allocator.reserve(wanted)?;
+        self.allocator.release(wanted);
+        Ok(())
+    }
+
+    async fn preallocate_in(
+        &self,
+        key: ChunkKey,
+        blocks: Range<u32>,
+        zero: bool,
+        generation: u64,
+    ) -> Result<(), ChunkError> {
+        let _lock = self.cache.exclusive(key).await;
+        self.check_truncation(key.file, generation)?;
+        let chunk = self.cache.get(key).await?;
+        // With `zero`, a dirty block without a volume block gets one too, out of the reservation that it has already.
+        let lacking = chunk.borrow().without_space(blocks.clone());
+        let missing = match zero {
+            true => chunk.borrow().map.unplaced(blocks.clone()),
+            false => lacking.clone(),
+        };
+        self.allocator.reserve(lacking.iter().map(range_len).sum::<u32>().into())?;
+        if zero {
+            let dropped = self.cache.drop_dirty(key, &chunk, blocks.clone());
+            let held: u32 =
+                missing.iter().map(range_len).sum::<u32>() - lacking.iter().map(range_len).sum::<u32>();
+            assert_eq!(
+                dropped.reserved,
+                u64::from(held),
+                "exactly the dirty blocks without a volume block have a reservation"
+            );
+            chunk.borrow_mut().map.set_preallocated(blocks, true);
+        }
+        self.allocate(&chunk, &missing).await
+    }
+
+    /// Allocates volume blocks for `missing`, which have none. Free space is reserved for them, and the reservation is
+    /// released on success and on failure.
+    async fn allocate(&self, chunk: &RefCell<Chunk>, missing: &[Range<u32>]) -> Result<(), ChunkError> {
+        let mut left: u32 = missing.iter().map(range_len).sum();
+        for range in missing {
+            let mut first = range.start;
+            while first < range.end {
+                let allocated = self.allocator.allocate_reserved(u64::from(range.end - first)).await;
+                let Ok((block, count)) = allocated else {
+                    self.allocator.release(left.into());
+                    return allocated.map(drop);
+                };
+                self.allocator.release(count);
+                let count = count as u32;
+                let back = chunk.borrow_mut().map.put(Extent { first, count, block, preallocated: true });
+                assert!(back.is_empty(), "nothing had a place there");
+                first += count;
+                left -= count;
+            }
+        }
+        assert_eq!(left, 0, "every missing block has a place");
+        Ok(())
+    }
+}
+
+/// The number of blocks of a range.
+fn range_len(range: &Range<u32>) -> u32 {
+    range.end - range.start
+}

@@ -1,0 +1,116 @@
+//! Data requests: reads, writes, commits, space and searches, from their bodies to replies.
+//!
+//! Owns no sessions: the caller decides who may ask. The uses of a file belong to the metadata target, which the caller
+//! brings as [`FileUses`].
+
+use crate::{ChunkError, ChunkKey, Target};
+use penstock_base::{Branch, Buf, FileKey, Ino, Kind as Todo, LocalBoxFuture};
+use penstock_wire::data::{
+    ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
+    encode_found, encode_reply,
+};
+use penstock_wire::{Failure, Frame, Kind};
+use std::rc::Rc;
+
+/// A use of a file: it lasts until it is dropped.
+pub trait FileUse {}
+
+impl<T> FileUse for T {}
+
+/// The rest of the node, as data requests need it.
+pub trait FileUses {
+    /// Waits until the contents of a file may change. They may until the result is dropped; the error says why not.
+    fn change_contents(&self, ino: Ino) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>>;
+
+    /// A read of a chunk found data that cannot be reconstructed.
+    fn damaged(&self, ino: Ino, chunk: u64, why: &str);
+}
+
+/// Body and payload of a reply, or the error reply.
+type Outcome = Result<(Vec<u8>, Vec<Buf>), Failure>;
+
+/// The data service of one target.
+pub struct Service {
+    target: Rc<Target>,
+}
+
+fn failure(error: &ChunkError) -> Failure {
+    Failure::new(error.kind(), error)
+}
+
+fn key(chunk: &ChunkRef) -> ChunkKey {
+    let file = FileKey { branch: Branch(chunk.branch), ino: chunk.ino };
+    ChunkKey { file, index: chunk.chunk }
+}
+
+impl Service {
+    /// The service of `target`.
+    pub fn new(target: &Rc<Target>) -> Self {
+        Self { target: target.clone() }
+    }
+
+    /// Executes a data request. None for requests of other kinds.
+    pub async fn serve(&self, request: &Frame, uses: &dyn FileUses) -> Option<Outcome> {
+        Some(match request.header.kind {
+            Kind::Read => self.read(request, uses).await,
+            Kind::Write => self.write(request, uses).await,
+            Kind::Commit => self.commit(request).await,
+            Kind::Seek => self.seek(request).await,
+            Kind::Space => self.space(request, uses).await,
+            _ => return None,
+        })
+    }
+
+    /// The reply to a request that returns no data.
+    fn done(&self) -> Outcome {
+        Ok((encode_reply(self.target.config().generation, &[]), Vec::new()))
+    }
+
+    async fn read(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
+        let chunk = decode_read(&request.body)?;
+        let read = self.target.read(key(&chunk), chunk.block, chunk.count).await;
+        let blocks = read.map_err(|error| {
+            if error.kind() == Todo::Corrupt {
+                uses.damaged(chunk.ino, chunk.chunk, &error.to_string());
+            }
+            failure(&error)
+        })?;
+        Ok((encode_reply(self.target.config().generation, &blocks.crcs), blocks.parts))
+    }
+
+    async fn write(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
+        let (chunk, crcs) = decode_write(&request.body)?;
+        let _use = uses.change_contents(chunk.ino).await?;
+        let data = penstock_base::buf::gather(&request.payload);
+        let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.cut);
+        write.await.map_err(|error| failure(&error))?;
+        self.done()
+    }
+
+    async fn commit(&self, request: &Frame) -> Outcome {
+        let (branch, ino, deferred) = decode_commit(&request.body)?;
+        let file = FileKey { branch: Branch(branch), ino };
+        self.target.commit(file, deferred).await.map_err(|error| failure(&error))?;
+        self.done()
+    }
+
+    async fn seek(&self, request: &Frame) -> Outcome {
+        let seek = decode_seek(&request.body)?;
+        let file = FileKey { branch: Branch(seek.branch), ino: seek.ino };
+        let found = self.target.seek(file, seek.from..seek.until, seek.hole).await;
+        Ok((encode_found(found.map_err(|error| failure(&error))?), Vec::new()))
+    }
+
+    async fn space(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
+        let SpaceRef { branch, ino, change, from, until, cut } = decode_space(&request.body)?;
+        let _use = uses.change_contents(ino).await?;
+        let file = FileKey { branch: Branch(branch), ino };
+        let changed = match change {
+            SpaceChange::Reserve => self.target.preallocate(file, from..until, false, cut).await,
+            SpaceChange::Zero => self.target.preallocate(file, from..until, true, cut).await,
+            SpaceChange::Punch => self.target.punch(file, from..until, cut).await,
+        };
+        changed.map_err(|error| failure(&error))?;
+        self.done()
+    }
+}

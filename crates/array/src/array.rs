@@ -231,8 +231,8 @@ impl Array {
         self.stripes.redundancy_debt()
     }
 
-    /// The number of replicas of log and checkpoints that are missing. One is, while superblocks that name it may not
-    /// be written.
+    /// The number of replicas of log and checkpoints that are missing. One is, while superblocks that name it
+    /// may not be written.
     pub fn missing_carriers(&self) -> u64 {
         self.members.missing_carriers()
     }
@@ -247,8 +247,8 @@ impl Array {
         self.stripes.map().unreadable().iter().map(|stripe| stripe.0).collect()
     }
 
-    /// True if the array survives the loss of these drives as well: of their strips, and of their replicas of the log,
-    /// which may be the last ones until carriers are replaced.
+    /// True if the array survives the loss of these drives as well: of their strips, and of their replicas of
+    /// the log, which may be the last ones until carriers are replaced.
     pub fn survives(&self, drives: &[DriveId]) -> bool {
         self.members.survives(drives)
     }
@@ -298,7 +298,8 @@ impl Array {
         scoped(self.members.replace(position, drive, slice)).await
     }
 
-    /// Verifies the metadata of the array on all carriers and repairs it. It stays known as bad while a copy is.
+    /// Verifies the metadata of the array on all carriers and repairs it. It stays known as bad while a copy
+    /// is.
     pub async fn scrub_metadata(&self) -> Result<(), ArrayError> {
         scoped(self.metadata.scrub()).await
     }
@@ -310,8 +311,8 @@ impl Array {
         Ok(report.expect("nobody else stops this scrub"))
     }
 
-    /// Scrubs metadata and every written stripe from `progress` on, which moves along. None if it was stopped on the
-    /// way ([`Array::stop_scrub`]). The caller sees to it that one scrub runs at a time.
+    /// Scrubs metadata and every written stripe from `progress` on, which moves along. None if it was stopped
+    /// on the way ([`Array::stop_scrub`]). The caller sees to it that one scrub runs at a time.
     pub async fn scrub_from(
         &self,
         progress: &RefCell<ScrubProgress>,
@@ -325,8 +326,8 @@ impl Array {
         self.scrub.stop();
     }
 
-    /// Waits until no member is being rebuilt or could be, and every replica of the log that can be there is. Returns
-    /// the number of stripes that lack redundancy then.
+    /// Waits until no member is being rebuilt or could be, and every replica of the log that can be there is.
+    /// Returns the number of stripes that lack redundancy then.
     pub async fn wait_rebuilt(&self) -> u64 {
         loop {
             // The strips that a fresh stripe lacks show in the table once its record is durable.
@@ -345,12 +346,12 @@ impl Array {
         }
     }
 
-    /// Makes everything durable, empties the log into the strips and stops the array's tasks. An array that stays
-    /// suspended is stopped as it is, and that is an error: flushed data is in the log.
+    /// Makes everything durable, empties the log into the strips and stops the array's tasks. An array that
+    /// stays suspended is stopped as it is, and that is an error: flushed data is in the log.
     pub async fn close(&self) -> Result<(), ArrayError> {
         let work = scoped(async {
-            // The next opening then needs no record from before, so a bad block among these does no harm. That is worth
-            // a segment, but none of the reserve.
+            // The next opening then needs no record from before, so a bad block among these does no harm.
+            // That is worth a segment, but none of the reserve.
             if self.space.has_reserve() {
                 self.log.begin_another_segment().await?;
             }

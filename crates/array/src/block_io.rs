@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - whatever a read returns was verified; an unwritten stripe reads as zeros without I/O;
-//! - a write through the log is in the overlay and in the queue in one step, so a read sees it and their order agree;
+//! - a write through the log is in the overlay and in the queue in one step, so a read sees it and their
+//!   order agree;
 //! - everything here waits for log space before it takes a lock.
 
 use crate::context::Context;
@@ -241,8 +242,8 @@ impl BlockIo {
         Ok(all)
     }
 
-    /// For each strip that the blocks touch: the columns from its first to its last one, verified. Strips that cannot
-    /// be read are made from those that were read here and from as few others as possible.
+    /// For each strip that the blocks touch: the columns from its first to its last one, verified. Strips
+    /// that cannot be read are made from those that were read here and from as few others as possible.
     async fn read_columns(
         &self,
         stripe: Stripe,

@@ -1,7 +1,7 @@
 //! Durability: strips of fresh stripes flushed, then their records, then everything else in the log.
 //!
-//! Invariant: the record of a fresh stripe is queued only after a flush of all members that began after its strips
-//! were written. A power cut before the record is durable leaves the stripe unwritten.
+//! Invariant: the record of a fresh stripe is queued only after a flush of all members that began after its
+//! strips were written. A power cut before the record is durable leaves the stripe unwritten.
 
 use crate::context::Context;
 use crate::error::ArrayError;
@@ -46,8 +46,8 @@ impl Durability {
         self.queue.flush().await
     }
 
-    /// Makes the fresh stripes durable that were written before, and waits for nothing else: holders of stripe locks
-    /// call it.
+    /// Makes the fresh stripes durable that were written before, and waits for nothing else: holders of
+    /// stripe locks call it.
     pub(crate) async fn flush_fresh(&self, io: Io) -> Result<(), ArrayError> {
         let mine: Vec<(Stripe, Version)> = self.stripes.map().pending().collect();
         if mine.is_empty() {
@@ -63,8 +63,8 @@ impl Durability {
         self.record(&covered).await
     }
 
-    /// Records fresh stripes whose strips are flushed, and waits until the records are durable. A stripe that was
-    /// discarded and written again meanwhile was not flushed: it has another version.
+    /// Records fresh stripes whose strips are flushed, and waits until the records are durable. A stripe that
+    /// was discarded and written again meanwhile was not flushed: it has another version.
     pub(crate) async fn record(&self, flushed: &[(Stripe, Version)]) -> Result<(), ArrayError> {
         let entries =
             flushed.iter().filter_map(|(stripe, version)| self.stripes.pending_entry(*stripe, *version));

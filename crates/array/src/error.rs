@@ -54,8 +54,8 @@ pub enum ArrayError {
         /// The drives.
         which: String,
     },
-    /// The drives that are here know only the drive that was in a place before the one that counts, or what was on it before that was
-    /// made again.
+    /// The drives that are here know only the drive that was in a place before the one that counts, or what
+    /// was on it before that was made again.
     #[error(
         "array {name}: member {position} was replaced or made again, and the drives that are here are from before that; nothing was changed: bring back the drive that is in its place now, or another one of the array as it was last"
     )]

@@ -92,7 +92,8 @@ impl Geometry {
             ));
         }
         let upper = slice_bytes.saturating_sub(geometry.roots_at() + 2 * BLOCK) / geometry.strip_slot_bytes();
-        // Table pages take a small share: start from the bound without them and give stripes up until all fits.
+        // Table pages take a small share: start from the bound without them and give stripes up until all
+        // fits.
         geometry.stripes = upper;
         while geometry.stripes > 0 && geometry.end() > slice_bytes {
             let excess = geometry.end() - slice_bytes;
@@ -124,8 +125,9 @@ impl Geometry {
         }
     }
 
-    /// Segments with which a log full of data can still be destaged. To destage one segment of single blocks takes,
-    /// for each block, itself, its parity and its trailers again; a quarter of the log is kept free for that.
+    /// Segments with which a log full of data can still be destaged. To destage one segment of single blocks
+    /// takes, for each block, itself, its parity and its trailers again; a quarter of the log is kept free
+    /// for that.
     pub fn fewest_segments(spec: &CreateSpec) -> u64 {
         let patched = 1 + spec.m as u64;
         let trailer_blocks = (patched * u64::from(spec.strip_blocks) * 4).div_ceil(BLOCK);
@@ -157,13 +159,14 @@ impl Geometry {
         (u64::from(self.strip_blocks) + 1) * BLOCK
     }
 
-    /// Most payload blocks in a log record: two records always fit in a segment, and none is longer than 1 MiB.
+    /// Most payload blocks in a log record: two records always fit in a segment, and none is longer than 1
+    /// MiB.
     pub fn max_payload_blocks(&self) -> usize {
         ((self.segment_bytes as usize / BLOCK_BYTES).saturating_sub(4) / 2).min(256)
     }
 
-    /// Most blocks of payload in a destage record, unless one column alone has more: short, so that little of a
-    /// segment is wasted when one does not fit.
+    /// Most blocks of payload in a destage record, unless one column alone has more: short, so that little of
+    /// a segment is wasted when one does not fit.
     pub fn destage_payload_blocks(&self) -> usize {
         (self.max_payload_blocks() / 2).max(self.strips())
     }

@@ -9,7 +9,8 @@ pub(crate) mod scrub;
 
 use std::time::Duration;
 
-/// The longest pause of a job for the sake of other I/O. A step that took longer waited itself, as for a full host.
+/// The longest pause of a job for the sake of other I/O. A step that took longer waited itself, as for a full
+/// host.
 const MOST_PAUSE: Duration = Duration::from_secs(5);
 /// Time before a job tries again what failed.
 const RETRY: Duration = Duration::from_secs(5);

@@ -1,8 +1,10 @@
-//! Arrays: slices of drives under one code, as volumes of verified 4 KiB blocks. Everything hard about drives, crashes
-//! and rot is solved here; the layers above see blocks that are right or an error, and writes that happened or did not.
+//! Arrays: slices of drives under one code, as volumes of verified 4 KiB blocks. Everything hard about
+//! drives, crashes and rot is solved here; the layers above see blocks that are right or an error, and writes
+//! that happened or did not.
 //!
-//! Owns the stripe table, the log, checkpoints, strips with their trailers, destage, rebuild and scrub. Does not own
-//! drives or superblocks (`penstock-drive`), nor the decision who may write ([`ownership::Ownership`]).
+//! Owns the stripe table, the log, checkpoints, strips with their trailers, destage, rebuild and scrub. Does
+//! not own drives or superblocks (`penstock-drive`), nor the decision who may write
+//! ([`ownership::Ownership`]).
 //!
 //! The parts, each standing on those above it:
 //!
@@ -18,14 +20,16 @@
 //! | `jobs` | destage, rebuild, repair, scrub, replacement of carriers |
 //! | `array`, `volume`, `open` | the facade, ranges of blocks, making and opening |
 //!
-//! One worker thread owns an array and everything in this crate runs on it; the stripe lock orders what touches one
-//! stripe. The order of locks is in `ranks`.
+//! One worker thread owns an array and everything in this crate runs on it; the stripe lock orders what
+//! touches one stripe. The order of locks is in `ranks`.
 //!
 //! Power cut, step by step:
 //! - data entry in the log, not flushed: the write may be lost, in full;
-//! - strips of a fresh stripe written, table record not durable: the stripe is still unwritten, its strips are noise;
+//! - strips of a fresh stripe written, table record not durable: the stripe is still unwritten, its strips
+//!   are noise;
 //! - destage record durable, strips half written: replay writes them again from the record;
-//! - table pages of a checkpoint written, root not: the pages' number is above the root's, so they do not count;
+//! - table pages of a checkpoint written, root not: the pages' number is above the root's, so they do not
+//!   count;
 //! - root written: the log before its replay segment is free.
 #![forbid(unsafe_code)]
 

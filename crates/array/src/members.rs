@@ -3,11 +3,12 @@
 //! Invariants:
 //! - a write that misses a member returns only after the member is recorded as stale under the array's epoch
 //!   ([`record`]), so a take-over never trusts a member that missed an acknowledged write;
-//! - when a life of a member ends, every strip that it wrote and did not flush is queued to be recorded as stale;
+//! - when a life of a member ends, every strip that it wrote and did not flush is queued to be recorded as
+//!   stale;
 //! - a change of the claim is recorded by coordination first, then in superblocks, and only then acted on.
 //!
-//! Owns the slices, the descriptor, the claim, the set of carriers, and superblocks that are owed. Stands on the
-//! queue of entries, and knows neither stripes nor the log: strips that a member lost become entries.
+//! Owns the slices, the descriptor, the claim, the set of carriers, and superblocks that are owed. Stands on
+//! the queue of entries, and knows neither stripes nor the log: strips that a member lost become entries.
 
 pub(crate) mod carrier_writes;
 pub(crate) mod carriers;
@@ -184,8 +185,8 @@ impl Members {
         self.members.borrow()[position.index()].slice().is_some()
     }
 
-    /// True if the array survives the loss of these drives as well: of their strips, and of their replicas of the
-    /// log, which may be the last ones until carriers are replaced.
+    /// True if the array survives the loss of these drives as well: of their strips, and of their replicas of
+    /// the log, which may be the last ones until carriers are replaced.
     pub(crate) fn survives(&self, drives: &[DriveId]) -> bool {
         let lost = {
             let desc = self.desc.borrow();
@@ -237,9 +238,9 @@ impl Members {
         self.changed();
     }
 
-    /// Queues the record that strips of a stripe are stale. Nobody waits for it: until it is durable the strip's
-    /// version proves the same. It changes nothing of a stripe that is not written yet; there the fresh record, which
-    /// is made from lives, does.
+    /// Queues the record that strips of a stripe are stale. Nobody waits for it: until it is durable the
+    /// strip's version proves the same. It changes nothing of a stripe that is not written yet; there the
+    /// fresh record, which is made from lives, does.
     pub(crate) fn record_missed(&self, stripe: Stripe, strips: Positions) {
         drop(self.queue.push_control(Entry::stale_strips(stripe, strips), Vec::new()));
     }

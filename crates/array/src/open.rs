@@ -1,11 +1,12 @@
 //! Making an array, and opening one: claim, root, table, log, redo, new incarnation.
 //!
-//! Nothing is written before the claim is recorded. Nothing is appended before a root with a raised incarnation is
-//! durable, so leftovers of the last opening never join the chain. The log up to its end is durable on every carrier
-//! before that root, and so are the zeros over table pages of a checkpoint without a root.
+//! Nothing is written before the claim is recorded. Nothing is appended before a root with a raised
+//! incarnation is durable, so leftovers of the last opening never join the chain. The log up to its end is
+//! durable on every carrier before that root, and so are the zeros over table pages of a checkpoint without a
+//! root.
 //!
-//! An opening goes on without a drive only if every stripe can do without it: going on makes the drive's contents out
-//! of date, so that bringing it back later would not help.
+//! An opening goes on without a drive only if every stripe can do without it: going on makes the drive's
+//! contents out of date, so that bringing it back later would not help.
 
 mod checkpoint;
 mod outdated;
@@ -39,8 +40,8 @@ const IO: Io = Site::Create.io();
 /// A member's slice; none while its drive is missing.
 pub type MemberSlice = Option<Slice>;
 
-/// Writes an empty array into `slices` and returns its descriptor. The array exists once the caller has put the
-/// descriptor into the superblocks of the slices' drives.
+/// Writes an empty array into `slices` and returns its descriptor. The array exists once the caller has put
+/// the descriptor into the superblocks of the slices' drives.
 pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<Descriptor, ArrayError> {
     let slice_bytes = slices.iter().map(Slice::len).min().unwrap_or(0);
     let geometry = Geometry::fit(spec, slice_bytes)?;
@@ -111,13 +112,14 @@ fn first_root(array: ArrayId) -> Root {
     }
 }
 
-/// The way of an opening that finds drives away, or with contents of the past, although the array cannot miss them.
+/// The way of an opening that finds drives away, or with contents of the past, although the array cannot miss
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacking {
     /// Nothing is changed, and an error names the drives: with them nothing is lost.
     Refuse,
-    /// An administrator accepts the loss: the array is opened with what there is. Data that only those drives have is
-    /// lost.
+    /// An administrator accepts the loss: the array is opened with what there is. Data that only those drives
+    /// have is lost.
     Accept,
 }
 
@@ -133,8 +135,8 @@ pub async fn open(
     Opening::read(env, descriptor, members, ownership, roster, lacking).await?.take_over().await
 }
 
-/// An array that was read and can be opened. Nothing was written: a caller that opens several arrays which stand and
-/// fall together reads all of them first.
+/// An array that was read and can be opened. Nothing was written: a caller that opens several arrays which
+/// stand and fall together reads all of them first.
 pub struct Opening {
     array: Array,
     claim: Claim,
@@ -329,8 +331,8 @@ fn check_members(context: &Context, members: &Members, stale: Positions) -> Resu
     })
 }
 
-/// Refuses a root of an earlier start than one whose root is on every carrier: the carriers that are here have contents
-/// of the past. If all drives of the store have, only coordination tells.
+/// Refuses a root of an earlier start than one whose root is on every carrier: the carriers that are here
+/// have contents of the past. If all drives of the store have, only coordination tells.
 fn check_root(context: &Context, members: &Members, root: &Root, claim: &Claim) -> Result<(), ArrayError> {
     if root.epoch >= members.descriptor().root_epoch.max(claim.root_epoch) {
         return Ok(());

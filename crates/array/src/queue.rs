@@ -1,12 +1,13 @@
 //! Entries that wait for the log, and the callers that wait until they are durable.
 //!
-//! Data entries and control entries (all others) wait in two queues, each in order. The writer takes control entries
-//! first: they may use the part of the log that is kept free for them, so a log full of data can always be destaged.
+//! Data entries and control entries (all others) wait in two queues, each in order. The writer takes control
+//! entries first: they may use the part of the log that is kept free for them, so a log full of data can
+//! always be destaged.
 //!
 //! Invariants:
 //! - of each kind, durable ≤ appended ≤ queued;
-//! - everything queued is guaranteed to fit: producers reserve log space first ([`crate::log::space`]). Otherwise
-//!   the writer and destage could wait for each other;
+//! - everything queued is guaranteed to fit: producers reserve log space first ([`crate::log::space`]).
+//!   Otherwise the writer and destage could wait for each other;
 //! - once the queue is shut nobody waits for it: it is empty and stays so.
 //!
 //! Owns no log: any part may queue an entry, also the members, which are below the log.
@@ -99,8 +100,8 @@ impl EntryQueue {
         (queues.data_blocks, queues.data.len() as u64)
     }
 
-    /// Queues data entries that must be found together or not at all. Their order in the log is the order of these
-    /// calls. `replaces` names the segments of the entries that these make void.
+    /// Queues data entries that must be found together or not at all. Their order in the log is the order of
+    /// these calls. `replaces` names the segments of the entries that these make void.
     pub(crate) fn push_data(&self, entries: Vec<Entry>, payload: Vec<Buf>, replaces: Vec<SegmentNo>) {
         let mut queues = self.queues.borrow_mut();
         let item = Item { entries, payload, reply: None, replaces };
@@ -150,8 +151,8 @@ impl EntryQueue {
         Ok(())
     }
 
-    /// Empties data entries of discarded stripes that are not appended yet: replay must never meet them behind the
-    /// discard. They keep their place in the queue, so that a waiter for them waits no shorter.
+    /// Empties data entries of discarded stripes that are not appended yet: replay must never meet them
+    /// behind the discard. They keep their place in the queue, so that a waiter for them waits no shorter.
     pub(crate) fn purge_data(&self, stripes: Range<Stripe>) {
         let mut queues = self.queues.borrow_mut();
         let mut blocks = 0;
@@ -204,8 +205,9 @@ impl EntryQueue {
         receiver.await.map_err(|_| ArrayError::Closed)
     }
 
-    /// Takes items for one record: control first, then data, as long as they fit in `left` blocks of the segment. If
-    /// the first one does not, they are for a new segment. So at most the length of one item is wasted at its end.
+    /// Takes items for one record: control first, then data, as long as they fit in `left` blocks of the
+    /// segment. If the first one does not, they are for a new segment. So at most the length of one item is
+    /// wasted at its end.
     pub(crate) fn take(&self, mut left: u32) -> Vec<Item> {
         let geo = &self.context.geo;
         let mut queues = self.queues.borrow_mut();
@@ -258,8 +260,8 @@ impl EntryQueue {
             && (items.iter().any(|item| item.reply.is_some()) || !self.queues.borrow().waiters.is_empty())
     }
 
-    /// Everything that is appended is durable: wakes the callers that wait for it. Returns the number of data items
-    /// that are durable by now.
+    /// Everything that is appended is durable: wakes the callers that wait for it. Returns the number of data
+    /// items that are durable by now.
     pub(crate) fn mark_durable(&self) -> u64 {
         let mut queues = self.queues.borrow_mut();
         queues.durable = queues.appended;

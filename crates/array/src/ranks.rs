@@ -12,8 +12,8 @@
 //! | reconfiguration | one change of the claim at a time | everything that loses, adds or replaces a member |
 //! | carrier write | shared by each write on carriers, exclusive for the end of a carrier's copy | the log writer, checkpoints |
 //!
-//! The log writer takes *checkpoint* and what is below it. So nothing may wait for a log record while it holds a lock
-//! of a rank below *log record*.
+//! The log writer takes *checkpoint* and what is below it. So nothing may wait for a log record while it
+//! holds a lock of a rank below *log record*.
 
 use penstock_base::rank::Rank;
 

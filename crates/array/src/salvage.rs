@@ -1,7 +1,7 @@
 //! Salvage: reads as much of a range as can be read.
 //!
-//! Absent, unreadable and damaged are three answers. A block that the drive does not return is neither zeros nor wrong;
-//! a caller that depends on it must stop.
+//! Absent, unreadable and damaged are three answers. A block that the drive does not return is neither zeros
+//! nor wrong; a caller that depends on it must stop.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -51,8 +51,8 @@ impl Salvaged {
     }
 }
 
-/// Reads `len` bytes at `at` with one I/O, and block by block if the drive answers that with an error. A drive that does
-/// not answer is not asked again.
+/// Reads `len` bytes at `at` with one I/O, and block by block if the drive answers that with an error. A
+/// drive that does not answer is not asked again.
 pub(crate) async fn read(slice: &Slice, at: u64, len: usize, io: Io) -> Salvaged {
     assert!(len.is_multiple_of(BLOCK_BYTES), "whole blocks are read");
     let answered = match slice.read(at, len, io).await {

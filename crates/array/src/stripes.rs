@@ -1,7 +1,7 @@
 //! The stripes of an array: their state, their dirty blocks in the log, their versions and locks.
 //!
-//! Owns the stripe map, the overlay, the version counter, the stripe locks and the queue of stripes to repair. Does
-//! not own strips: what lies on drives is [`crate::strips`].
+//! Owns the stripe map, the overlay, the version counter, the stripe locks and the queue of stripes to
+//! repair. Does not own strips: what lies on drives is [`crate::strips`].
 
 pub(crate) mod map;
 pub(crate) mod overlay;

@@ -1,8 +1,8 @@
 //! Strips on drives: reads with proof, reconstruction, and writes with a trailer.
 //!
 //! Invariants:
-//! - a block is handed on only if its CRC32C agrees with a trailer of this array, stripe, position and of the version
-//!   that the stripe map names. Everything else is an erasure;
+//! - a block is handed on only if its CRC32C agrees with a trailer of this array, stripe, position and of the
+//!   version that the stripe map names. Everything else is an erasure;
 //! - all callers hold the stripe's lock, so no write of the stripe is in flight when a mismatch is judged.
 
 mod part;

@@ -1,11 +1,11 @@
 //! Volumes: a range of an array's stripes as a block address space of verified 4 KiB blocks.
 //!
 //! Contract:
-//! - `write` of up to 512 KiB within the log's record bound is atomic. It returns when the array's memory holds it in
-//!   order, and is durable after a later `flush`;
+//! - `write` of up to 512 KiB within the log's record bound is atomic. It returns when the array's memory
+//!   holds it in order, and is durable after a later `flush`;
 //! - after a crash, the blocks written through `write` are a prefix of the calls, so a barrier needs no work;
-//! - `write_fresh` writes a full stripe that is unwritten, past the log. It counts after a later `flush`; a crash
-//!   before that leaves the stripe unwritten;
+//! - `write_fresh` writes a full stripe that is unwritten, past the log. It counts after a later `flush`; a
+//!   crash before that leaves the stripe unwritten;
 //! - `read` returns blocks that verified, with their CRC32C, or an error. Unwritten stripes read as zeros.
 
 use crate::array::Array;
@@ -128,7 +128,8 @@ impl Volume {
         Ok(all)
     }
 
-    /// Orders writes: those made before are durable before those made after. The log keeps that order by itself.
+    /// Orders writes: those made before are durable before those made after. The log keeps that order by
+    /// itself.
     pub fn barrier(&self) {}
 
     /// Makes every write durable that returned before this call.
@@ -136,7 +137,8 @@ impl Volume {
         self.array.durability().flush(Io::new(Class::Client, "volume.flush")).await
     }
 
-    /// Makes full stripes unwritten again, durably, and gives their space back to the drives if `how` says so.
+    /// Makes full stripes unwritten again, durably, and gives their space back to the drives if `how` says
+    /// so.
     pub async fn discard(&self, stripe: u64, count: u64, how: Discard) -> Result<(), ArrayError> {
         if count == 0 {
             return Ok(());

@@ -1,5 +1,5 @@
-//! The gate: everything that changes rows holds it shared, and a check or repair exclusively, so that it sees one
-//! consistent state.
+//! The gate: everything that changes rows holds it shared, and a check or repair exclusively, so that it sees
+//! one consistent state.
 //!
 //! [`Quiet`] is the exclusive side. Methods that are legal only while nothing else changes rows ask for one.
 

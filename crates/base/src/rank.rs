@@ -1,12 +1,13 @@
 //! Lock ranks: an order in which locks are acquired, checked at run time in builds with debug assertions.
 //!
-//! A task acquires a lock only while every lock that it holds is of a lower rank, or of the same rank with a lower
-//! key. Two tasks that follow the rule cannot wait for each other. The simulator runs such builds, so a seed that
-//! takes the wrong path panics in the line that breaks the order, whether or not another task was in the way.
+//! A task acquires a lock only while every lock that it holds is of a lower rank, or of the same rank with a
+//! lower key. Two tasks that follow the rule cannot wait for each other. The simulator runs such builds, so a
+//! seed that takes the wrong path panics in the line that breaks the order, whether or not another task was
+//! in the way.
 //!
-//! Locks belong to a *scope*: [`scoped`] opens one for a task, or for one of several futures that a task polls side
-//! by side. A scope sees the locks of the scope around it and not those of its siblings. Code outside any scope is
-//! not checked. Release builds keep nothing and check nothing.
+//! Locks belong to a *scope*: [`scoped`] opens one for a task, or for one of several futures that a task
+//! polls side by side. A scope sees the locks of the scope around it and not those of its siblings. Code
+//! outside any scope is not checked. Release builds keep nothing and check nothing.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};

@@ -1,10 +1,10 @@
-//! Allocation: reserves and allocates blocks, and gives space back: freed blocks to the allocator without delay, empty
-//! stripes to the drives later.
+//! Allocation: reserves and allocates blocks, and gives space back: freed blocks to the allocator without
+//! delay, empty stripes to the drives later.
 //!
-//! No operation waits for the drives. A stripe that lost its last block first rests. A write of a full chunk takes such
-//! stripes first, after a discard in the stripe table alone; the drives keep their space, and a drive file its memory or
-//! blocks. A background task discards the stripes that have rested long enough on the drives, one batch at a time with a
-//! pause after each.
+//! No operation waits for the drives. A stripe that lost its last block first rests. A write of a full chunk
+//! takes such stripes first, after a discard in the stripe table alone; the drives keep their space, and a
+//! drive file its memory or blocks. A background task discards the stripes that have rested long enough on
+//! the drives, one batch at a time with a pause after each.
 //!
 //! Invariants:
 //! - a stripe in a discard is marked in *used*, so that nothing is written there before the discard is done;
@@ -12,8 +12,9 @@
 //! - at most one batch is in flight, so a write that lacks space waits for that batch and no longer;
 //! - every empty stripe that is not yet discarded on the drives is in [`Idle`].
 //!
-//! Power cut: a written stripe that nothing owns stays written until the next start finds it. A stripe that is unwritten
-//! in the table but was not discarded on the drives keeps its space there until it is written and freed again.
+//! Power cut: a written stripe that nothing owns stays written until the next start finds it. A stripe that
+//! is unwritten in the table but was not discarded on the drives keeps its space there until it is written
+//! and freed again.
 
 use crate::ChunkError;
 use crate::free::{Run, Space, SpaceUsage};
@@ -115,7 +116,8 @@ impl Allocator {
         self.space.borrow().has_beside_reservations(blocks, mine)
     }
 
-    /// Allocates one run of up to `wanted` blocks. The caller has reserved them, so they are free or in a discard.
+    /// Allocates one run of up to `wanted` blocks. The caller has reserved them, so they are free or in a
+    /// discard.
     pub(crate) async fn allocate_reserved(&self, wanted: u64) -> Result<Run, ChunkError> {
         assert!(wanted > 0, "a run has a block");
         let is_readable = |stripe: u64| !self.volume.is_unreadable(stripe);

@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! - a chunk with dirty blocks or with changes that are not committed is in memory, whatever its row says;
-//! - a chunk is in the queue exactly while it has dirty blocks, at the order of its first write since it was clean;
-//! - for a *complete* file, each chunk that has a row is in memory, so no rows are looked up for it. A file is complete
-//!   from the creation of its inode on, until chunks are evicted.
+//! - a chunk is in the queue exactly while it has dirty blocks, at the order of its first write since it was
+//!   clean;
+//! - for a *complete* file, each chunk that has a row is in memory, so no rows are looked up for it. A file
+//!   is complete from the creation of its inode on, until chunks are evicted.
 
 use crate::ChunkError;
 use crate::dirty::{DirtyRuns, Dropped};
@@ -63,8 +64,8 @@ pub(crate) type Cached = Rc<RefCell<Chunk>>;
 
 /// The uncommitted changes of one chunk, taken by a commit.
 ///
-/// They keep a reference to the chunk. Until the rows are committed, the map exists only in memory, so the chunk must not
-/// be evicted although it counts as clean.
+/// They keep a reference to the chunk. Until the rows are committed, the map exists only in memory, so the
+/// chunk must not be evicted although it counts as clean.
 pub(crate) struct Changes {
     pub(crate) key: ChunkKey,
     pub(crate) map: MapChanges,
@@ -259,8 +260,8 @@ impl ChunkCache {
         Ok(in_memory.into_iter().chain(stored).min())
     }
 
-    /// Makes blocks of a chunk dirty; `reserved` as for [`DirtyRuns::insert`]. Returns true if the chunk is full of dirty
-    /// blocks now.
+    /// Makes blocks of a chunk dirty; `reserved` as for [`DirtyRuns::insert`]. Returns true if the chunk is
+    /// full of dirty blocks now.
     pub(crate) fn write(
         &self,
         key: ChunkKey,

@@ -80,8 +80,8 @@ impl Commits {
         self.files.exclusive(file).await
     }
 
-    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the caller makes the
-    /// shared key-value store durable next.
+    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
+    /// caller makes the shared key-value store durable next.
     pub(crate) async fn commit(&self, file: FileKey, deferred: bool) -> Result<(), ChunkError> {
         for key in self.cache.keys_of(file, |chunk| !chunk.is_clean()) {
             self.writeback.write_chunk(key).await?;

@@ -1,7 +1,8 @@
-//! Dirty blocks of a chunk in memory, kept as runs, so that a full chunk passes from a request to the drives in one
-//! piece.
+//! Dirty blocks of a chunk in memory, kept as runs, so that a full chunk passes from a request to the drives
+//! in one piece.
 //!
-//! A run is the data of adjacent blocks from one write, with a CRC32C of each. Adjacent runs of two writes stay two.
+//! A run is the data of adjacent blocks from one write, with a CRC32C of each. Adjacent runs of two writes
+//! stay two.
 //!
 //! Invariants:
 //! - runs do not overlap, and none is empty;
@@ -112,8 +113,9 @@ impl DirtyRuns {
         gaps
     }
 
-    /// Makes blocks dirty. `reserved` are ranges of them that were not dirty and have a reservation now; a block that
-    /// was dirty keeps the one that it had. Returns the number of blocks that were not dirty before.
+    /// Makes blocks dirty. `reserved` are ranges of them that were not dirty and have a reservation now; a
+    /// block that was dirty keeps the one that it had. Returns the number of blocks that were not dirty
+    /// before.
     ///
     /// # Panics
     /// If data, checksums and reservations do not fit together.
@@ -194,7 +196,8 @@ impl DirtyRuns {
         dropped
     }
 
-    /// The first adjacent dirty blocks, at most `most`: the first block, the data in parts, and the checksums.
+    /// The first adjacent dirty blocks, at most `most`: the first block, the data in parts, and the
+    /// checksums.
     pub(crate) fn first(&self, most: u32) -> Option<(u32, Vec<Buf>, Vec<u32>)> {
         let first = *self.runs.first_key_value()?.0;
         let (mut parts, mut crcs) = (Vec::new(), Vec::new());

@@ -1,7 +1,7 @@
 //! Checks and repairs of a target.
 //!
-//! [`Fsck`] has the methods that are legal only while nothing else changes rows: it is made from the guard of the quiet
-//! gate ([`crate::Target::fsck`]), so a repair cannot be called on a target that serves.
+//! [`Fsck`] has the methods that are legal only while nothing else changes rows: it is made from the guard of
+//! the quiet gate ([`crate::Target::fsck`]), so a repair cannot be called on a target that serves.
 
 mod damaged;
 mod repair;
@@ -13,28 +13,29 @@ pub(crate) use survey::mark_unmarked;
 pub use survey::{Owned, TargetCheck, chunks_of_a_file};
 
 use crate::ChunkError;
-use crate::target::Target;
+use crate::allocator::Allocator;
+use crate::cache::ChunkCache;
+use penstock_array::Volume;
+use penstock_kv::Kv;
 use survey::Survey;
 
 /// Access to a target for checks and repairs.
 pub struct Fsck<'a> {
-    target: &'a Target,
+    pub(crate) volume: &'a Volume,
+    pub(crate) kv: &'a dyn Kv,
+    pub(crate) cache: &'a ChunkCache,
+    pub(crate) allocator: &'a Allocator,
+    pub(crate) chunk_blocks: u32,
 }
 
-impl<'a> Fsck<'a> {
-    pub(crate) fn new(target: &'a Target) -> Self {
-        Self { target }
-    }
-
+impl Fsck<'_> {
     /// Reads all map rows and bitmaps.
     async fn survey(&self) -> Result<Survey, ChunkError> {
-        let Target { volume, kv, config, .. } = self.target;
-        Survey::read(volume, &**kv, config.chunk_blocks).await
+        Survey::read(self.volume, self.kv, self.chunk_blocks).await
     }
 
     /// Checks all rows. The caller has made everything durable.
     pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
-        let Target { volume, kv, allocator, .. } = self.target;
-        self.survey().await?.check(volume, &**kv, allocator).await
+        self.survey().await?.check(self.volume, self.kv, self.allocator).await
     }
 }

@@ -1,7 +1,7 @@
 //! Idle stripes, pure: empty ones that are not discarded on the drives yet.
 //!
-//! A stripe that lost its last block rests before it is discarded, because programs that delete often write again. Some
-//! stripes here may be in use again: a caller that takes one must check.
+//! A stripe that lost its last block rests before it is discarded, because programs that delete often write
+//! again. Some stripes here may be in use again: a caller that takes one must check.
 
 use penstock_array::Discard;
 use std::collections::BTreeSet;

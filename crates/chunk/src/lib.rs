@@ -13,9 +13,9 @@
 //! - Dirty blocks in memory are bounded by [`DIRTY_BYTES`]: above it, a write waits until older ones are
 //!   written back.
 //!
-//! The parts, each standing on those above it: `rows`, `map`, `dirty` and `free` are pure; `cache` holds chunks in memory,
-//! `allocator` free space; `writeback` takes dirty blocks to the volume, `commit` makes rows durable; `target` is the
-//! facade, `fsck` its exclusive side, and `service` serves requests.
+//! The parts, each standing on those above it: `rows`, `map`, `dirty` and `free` are pure; `cache` holds
+//! chunks in memory, `allocator` free space; `writeback` takes dirty blocks to the volume, `commit` makes
+//! rows durable; `target` is the facade, `fsck` its exclusive side, and `service` serves requests.
 //!
 //! Power cut: of uncommitted writes, each block is either fully present or fully lost. Blocks that were
 //! allocated and not committed are free again, because no bit marks them as used.
@@ -24,6 +24,7 @@
 mod allocator;
 mod cache;
 mod commit;
+mod counters;
 mod dirty;
 mod fetch;
 mod free;
@@ -38,11 +39,12 @@ mod target;
 mod truncate;
 mod writeback;
 
+pub use counters::TargetCounts;
 pub use free::SpaceUsage;
 pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck, chunks_of_a_file};
 pub use rows::{ChunkKey, Extent, all_maps, decode_map, encode_map, map_range};
 pub use service::{FileUse, FileUses, Service};
-pub use target::{Target, TargetConfig, TargetCounts};
+pub use target::{Target, TargetConfig};
 pub use truncate::Behind;
 
 use penstock_array::ArrayError;

@@ -1,9 +1,10 @@
 //! The map of one chunk: its extents on the volume, and the changes of them that are not committed.
 //!
 //! Invariants:
-//! - extents are in order of their blocks, do not overlap, and adjacent ones that continue each other are joined;
-//! - a run is in `allocated` or belongs to the row, and a run in `freed` belongs to the row: so a commit that fails or
-//!   a truncation that is undone loses no block.
+//! - extents are in order of their blocks, do not overlap, and adjacent ones that continue each other are
+//!   joined;
+//! - a run is in `allocated` or belongs to the row, and a run in `freed` belongs to the row: so a commit that
+//!   fails or a truncation that is undone loses no block.
 //!
 //! Pure: the caller gives blocks back to the free space.
 

@@ -1,7 +1,7 @@
 //! Preallocates space of files ahead of writes, and punches holes.
 //!
-//! A preallocated block (`preallocated` in its extent) has a volume block like any other, but reads as zeros. So
-//! a write to it needs no further space. A crash shows zeros until the row marks the block as data, which
+//! A preallocated block (`preallocated` in its extent) has a volume block like any other, but reads as zeros.
+//! So a write to it needs no further space. A crash shows zeros until the row marks the block as data, which
 //! happens only once the data is durable.
 //!
 //! Nothing here is durable before a commit of the file. Power cut: the row of each chunk has either the old
@@ -113,7 +113,8 @@ impl Target {
         let _lock = self.cache.exclusive(key).await;
         self.check_truncation(key.file, generation)?;
         let chunk = self.cache.get(key).await?;
-        // With `zero`, a dirty block without a volume block gets one too, out of the reservation that it has already.
+        // With `zero`, a dirty block without a volume block gets one too, out of the reservation that it has
+        // already.
         let lacking = chunk.borrow().without_space(blocks.clone());
         let missing = match zero {
             true => chunk.borrow().map.unplaced(blocks.clone()),
@@ -134,8 +135,8 @@ impl Target {
         self.allocate(&chunk, &missing).await
     }
 
-    /// Allocates volume blocks for `missing`, which have none. Free space is reserved for them, and the reservation is
-    /// released on success and on failure.
+    /// Allocates volume blocks for `missing`, which have none. Free space is reserved for them, and the
+    /// reservation is released on success and on failure.
     async fn allocate(&self, chunk: &RefCell<Chunk>, missing: &[Range<u32>]) -> Result<(), ChunkError> {
         let mut left: u32 = missing.iter().map(range_len).sum();
         for range in missing {

@@ -1,7 +1,7 @@
 //! Data requests: reads, writes, commits, space and searches, from their bodies to replies.
 //!
-//! Owns no sessions: the caller decides who may ask. The uses of a file belong to the metadata target, which the caller
-//! brings as [`FileUses`].
+//! Owns no sessions: the caller decides who may ask. The uses of a file belong to the metadata target, which
+//! the caller brings as [`FileUses`].
 
 use crate::{ChunkError, ChunkKey, Target};
 use penstock_base::{Branch, Buf, FileKey, Ino, Kind as Todo, LocalBoxFuture};
@@ -19,7 +19,8 @@ impl<T> FileUse for T {}
 
 /// The rest of the node, as data requests need it.
 pub trait FileUses {
-    /// Waits until the contents of a file may change. They may until the result is dropped; the error says why not.
+    /// Waits until the contents of a file may change. They may until the result is dropped; the error says
+    /// why not.
     fn change_contents(&self, ino: Ino) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>>;
 
     /// A read of a chunk found data that cannot be reconstructed.

@@ -5,6 +5,7 @@
 use crate::allocator::Allocator;
 use crate::cache::ChunkCache;
 use crate::commit::Commits;
+use crate::counters::TargetCounts;
 use crate::fetch::fetch;
 use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged, mark_unmarked};
@@ -38,25 +39,6 @@ impl TargetConfig {
     }
 }
 
-/// Counters of a target since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TargetCounts {
-    /// Blocks that clients wrote.
-    pub written_blocks: u64,
-    /// Blocks that clients read.
-    pub read_blocks: u64,
-    /// Chunks that were written as full stripes, past the log.
-    pub whole_chunks: u64,
-    /// Chunks among `whole_chunks` that were only partly dirty; their other blocks were read first.
-    pub rewritten_chunks: u64,
-    /// Full chunks that went through the log, because too few full stripes were free.
-    pub logged_chunks: u64,
-    /// Commits of single files; commits of everything do not count.
-    pub commits: u64,
-    /// Stripes that were discarded, in the stripe table only or on the drives as well.
-    pub discarded_stripes: u64,
-}
-
 /// The chunk store on one volume.
 pub struct Target {
     pub(crate) volume: Volume,
@@ -76,7 +58,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens the target on `volume` with its rows in `kv`. `gate` is shared with everything else that changes those rows.
+    /// Opens the target on `volume` with its rows in `kv`. `gate` is shared with everything else that changes
+    /// those rows.
     pub async fn open(
         env: &Env,
         volume: Volume,
@@ -169,11 +152,11 @@ impl Target {
         if sent < found { Err(ChunkError::Truncated { found, sent }) } else { Ok(()) }
     }
 
-    /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit. `generation`
-    /// is the inode's truncate generation as the writer knows it.
+    /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit.
+    /// `generation` is the inode's truncate generation as the writer knows it.
     ///
-    /// A chunk that becomes full is written back in the background; this call does not wait for that. While more than
-    /// [`DIRTY_BYTES`] are dirty, it first writes back the oldest chunks.
+    /// A chunk that becomes full is written back in the background; this call does not wait for that. While
+    /// more than [`DIRTY_BYTES`] are dirty, it first writes back the oldest chunks.
     pub async fn write(
         &self,
         key: ChunkKey,
@@ -231,15 +214,16 @@ impl Target {
         fetch(&self.volume, &chunk, first, count, IO).await
     }
 
-    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the caller makes the
-    /// shared key-value store durable next.
+    /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
+    /// caller makes the shared key-value store durable next.
     pub async fn commit(&self, file: FileKey, deferred: bool) -> Result<(), ChunkError> {
         self.commits.commit(file, deferred).await?;
         self.committed_files.set(self.committed_files.get() + 1);
         Ok(())
     }
 
-    /// Makes everything durable. If a file fails, the others are still committed before the error is returned.
+    /// Makes everything durable. If a file fails, the others are still committed before the error is
+    /// returned.
     pub async fn commit_all(&self) -> Result<(), ChunkError> {
         self.commits.commit_all().await
     }
@@ -260,8 +244,8 @@ impl Target {
         self.cache.file_removed(file);
     }
 
-    /// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable are
-    /// considered, and each block in them is read again.
+    /// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable
+    /// are considered, and each block in them is read again.
     pub async fn damaged(&self) -> Result<DamagedRuns, ChunkError> {
         find_damaged(&self.volume, &*self.kv, self.config.chunk_blocks).await
     }
@@ -272,7 +256,13 @@ impl Target {
     /// If `quiet` is of another gate.
     pub fn fsck<'a>(&'a self, quiet: &'a Quiet<'_>) -> Fsck<'a> {
         assert!(quiet.is_of(&self.gate), "the gate of this target is quiet");
-        Fsck::new(self)
+        Fsck {
+            volume: &self.volume,
+            kv: &*self.kv,
+            cache: &self.cache,
+            allocator: &self.allocator,
+            chunk_blocks: self.config.chunk_blocks,
+        }
     }
 
     /// Makes the target's background tasks end.

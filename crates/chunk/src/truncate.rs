@@ -30,8 +30,8 @@ impl Behind {
 
 impl Target {
     /// Makes these blocks of a file read as zeros and commits that together with `writes`. Later writes with
-    /// an older truncate generation than `generation` are rejected. The range ends at the end of a chunk or at
-    /// `u64::MAX`.
+    /// an older truncate generation than `generation` are rejected. The range ends at the end of a chunk or
+    /// at `u64::MAX`.
     pub async fn truncate(
         &self,
         file: FileKey,

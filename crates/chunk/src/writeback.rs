@@ -1,18 +1,18 @@
 //! Write-back of dirty blocks from the target's memory to the volume.
 //!
-//! A fully dirty chunk is written as full unwritten stripes, past the log. A chunk that is largely dirty and has no hole
-//! is too, after the rest of it has been read. Everything else goes through the log: to the blocks' existing volume
-//! blocks, or to small new extents if they have none.
+//! A fully dirty chunk is written as full unwritten stripes, past the log. A chunk that is largely dirty and
+//! has no hole is too, after the rest of it has been read. Everything else goes through the log: to the
+//! blocks' existing volume blocks, or to small new extents if they have none.
 //!
-//! Invariant: the map names a new place only after the write to it returned, because a commit of the file may take the
-//! map at any time, and everything in it must be written.
+//! Invariant: the map names a new place only after the write to it returned, because a commit of the file may
+//! take the map at any time, and everything in it must be written.
 
 use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::cache::{Chunk, ChunkCache};
+use crate::counters::TargetCounts;
 use crate::fetch::fetch;
 use crate::rows::{ChunkKey, Extent};
-use crate::target::TargetCounts;
 use penstock_array::Volume;
 use penstock_base::{BLOCK_BYTES, Buf, Kind, buf::gather};
 use penstock_drive::{Class, Io};
@@ -31,7 +31,8 @@ const ROOMY_PART: u64 = 8;
 /// Most blocks in one write through the log.
 const RUN_BLOCKS: u32 = 128;
 
-/// Full chunks that are written back at the same time: enough that one is encoded while others are being written.
+/// Full chunks that are written back at the same time: enough that one is encoded while others are being
+/// written.
 const FULL_IN_FLIGHT: usize = 4;
 
 /// The write-back of one target.

@@ -1,7 +1,7 @@
 //! The worker thread of a real machine: [`penstock_base::env::Runtime`] on compio.
 //!
-//! Owns the executor, its clock and its waits. Does not own drives, sockets or the kernel's requests: their crates do
-//! their I/O on it.
+//! Owns the executor, its clock and its waits. Does not own drives, sockets or the kernel's requests: their
+//! crates do their I/O on it.
 //!
 //! It uses io_uring if the kernel allows it, and compio's polling driver otherwise. A panic in any task
 //! aborts the process, so that the process never continues without one of its tasks.

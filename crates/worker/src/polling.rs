@@ -4,8 +4,8 @@
 //! as long in a virtual machine. While callers come back soon after each answer, the worker polls for them
 //! instead of sleeping.
 //!
-//! Invariant: a polling period ends after [`LONGEST`]. After unsuccessful periods only one call in [`RARELY`] is
-//! followed by one.
+//! Invariant: a polling period ends after [`LONGEST`]. After unsuccessful periods only one call in [`RARELY`]
+//! is followed by one.
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A simulated machine with a store on it, for tests of the whole path: starts, lives, power cuts and checks.
 //!
-//! Owns disks that survive a power cut, and the assembly of one life from the client library to the drives. Its tests
-//! are the whole-system tests of the services. Nothing of it is in the program.
+//! Owns disks that survive a power cut, and the assembly of one life from the client library to the drives.
+//! Its tests are the whole-system tests of the services. Nothing of it is in the program.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a machine of a test that cannot start fails the test")]
 

@@ -1,7 +1,8 @@
-//! A log record: a head of whole blocks with entries, and then the payload blocks. Byte map: docs/format/log.md.
+//! A log record: a head of whole blocks with entries, and then the payload blocks. Byte map:
+//! docs/format/log.md.
 //!
-//! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block, so the chain value
-//! (the head's CRC) stands for the whole record.
+//! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block, so the chain
+//! value (the head's CRC) stands for the whole record.
 
 use crate::place::{Position, Positions};
 use penstock_base::{
@@ -309,7 +310,8 @@ impl RecordHead {
         )
     }
 
-    /// How many blocks the head at the start of `bytes` says that it has, right or wrong; none if there is no head.
+    /// How many blocks the head at the start of `bytes` says that it has, right or wrong; none if there is no
+    /// head.
     pub fn claimed_head_blocks(bytes: &[u8]) -> Option<usize> {
         let mut dec = Dec::new("log record", bytes);
         if dec.raw(4).ok()? != MAGIC {

@@ -1,4 +1,5 @@
-//! The root of a checkpoint: where the log's replay starts and which table pages count. Byte map: docs/format/log.md.
+//! The root of a checkpoint: where the log's replay starts and which table pages count. Byte map:
+//! docs/format/log.md.
 
 use super::descriptor::MemberEntry;
 use super::{check_block, seal_block};
@@ -31,8 +32,8 @@ pub struct Root {
     pub versions_reserved: Version,
     /// Data entries up to here may exist.
     pub order: u64,
-    /// The XOR of [`page_mark`] over all pages of the stripe table, each with the checkpoint of its newest copy. A table
-    /// that does not give it is not the one that this root was written for.
+    /// The XOR of [`page_mark`] over all pages of the stripe table, each with the checkpoint of its newest
+    /// copy. A table that does not give it is not the one that this root was written for.
     pub table_sum: u64,
     /// The owner's epoch. Superblocks of members that count are of this epoch or a later one, ...
     pub epoch: Epoch,
@@ -52,8 +53,8 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 }
 
 impl Root {
-    /// An epoch of which a member's own superblock is at least. One that is stale by coordination alone counted when this root
-    /// was written.
+    /// An epoch of which a member's own superblock is at least. One that is stale by coordination alone
+    /// counted when this root was written.
     pub(crate) fn least_epoch(&self, position: Position, member: &MemberEntry, is_stale: bool) -> Epoch {
         let is_behind = self.behind.contains(position);
         match is_behind || is_stale && member.stale {

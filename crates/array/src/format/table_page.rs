@@ -1,7 +1,7 @@
 //! A page of the stripe table. Byte map: docs/format/stripe-table.md.
 //!
-//! Every entry has the same size, a stale mask and one version per strip, because a checkpoint must never lack the
-//! room for the worst case. A stripe is unwritten when all its versions are 0, which is never given.
+//! Every entry has the same size, a stale mask and one version per strip, because a checkpoint must never
+//! lack the room for the worst case. A stripe is unwritten when all its versions are 0, which is never given.
 
 use super::{check_block, seal_block};
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};

@@ -1,4 +1,5 @@
-//! Golden bytes, damage and noise for every structure: old images must open, and nothing that is read may panic.
+//! Golden bytes, damage and noise for every structure: old images must open, and nothing that is read may
+//! panic.
 
 use super::descriptor::{Descriptor, MemberEntry};
 use super::record::{Entry, RecordHead, StripPatch};
@@ -124,8 +125,8 @@ fn record() -> (RecordHead, Vec<Buf>) {
     (RecordHead { array: ARRAY, incarnation: 2, seq, chain: 0x0a0b_0c0d, durable, entries }, payload)
 }
 
-/// Checks that `bytes` have the checksum `golden` and decode to `wanted`, that every flipped bit in `covered` is
-/// found, that one elsewhere in the first sector is harmless, and that noise is never a panic.
+/// Checks that `bytes` have the checksum `golden` and decode to `wanted`, that every flipped bit in `covered`
+/// is found, that one elsewhere in the first sector is harmless, and that noise is never a panic.
 fn check<T: Debug + PartialEq>(
     bytes: &[u8],
     golden: u32,
@@ -201,8 +202,8 @@ fn record_is_as_in_the_first_release() {
     check(&bytes, 0x6f95_0d9c, 0..64 + entry_bytes, &head, decode);
 }
 
-/// The descriptor is covered by the checksum of the superblock that carries it, so a flipped bit may be read; it
-/// must only never be a panic.
+/// The descriptor is covered by the checksum of the superblock that carries it, so a flipped bit may be read;
+/// it must only never be a panic.
 #[test]
 fn descriptor_is_as_in_the_first_release() {
     let bytes = descriptor().encode();

@@ -1,14 +1,16 @@
 //! Replacement of lost carriers of the log.
 //!
-//! A carrier holds log, roots and table pages: for a large array more than is copied in a moment. So they are copied
-//! while they change, and pieces that were written since are copied again, until few are left. Those are copied while
-//! no write on carriers is in flight, and then the new set is recorded. A write that is tried again and again, because
-//! the array can lose no carrier, is not waited for: it may be this copy that it waits for.
+//! A carrier holds log, roots and table pages: for a large array more than is copied in a moment. So they are
+//! copied while they change, and pieces that were written since are copied again, until few are left. Those
+//! are copied while no write on carriers is in flight, and then the new set is recorded. A write that is
+//! tried again and again, because the array can lose no carrier, is not waited for: it may be this copy that
+//! it waits for.
 //!
 //! Invariants:
-//! - a member counts as a carrier only after it took everything that an opening reads from carriers, and flushed it;
-//! - a copy counts only while every carrier that it was begun from serves, and the member that it is made on: a drive
-//!   that failed may have forgotten a piece that was copied from it.
+//! - a member counts as a carrier only after it took everything that an opening reads from carriers, and
+//!   flushed it;
+//! - a copy counts only while every carrier that it was begun from serves, and the member that it is made on:
+//!   a drive that failed may have forgotten a piece that was copied from it.
 
 use crate::context::Context;
 use crate::error::ArrayError;
@@ -33,7 +35,8 @@ const IO: Io = Site::CarrierCopy.io();
 const MOST_PIECES: u64 = 16;
 /// Pieces copied while the log stands still.
 const LAST_PIECES: usize = 64;
-/// Rounds of copying what was written during the round before. After so many it is written faster than it is copied.
+/// Rounds of copying what was written during the round before. After so many it is written faster than it is
+/// copied.
 const MOST_ROUNDS: u32 = 16;
 /// Time before the next attempt after a carrier could not be made.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -80,11 +83,11 @@ struct Sources {
 }
 
 impl Sources {
-    /// A range, each block from a carrier that can read it. Blocks that no carrier can read are zeros, and their numbers
-    /// are returned.
+    /// A range, each block from a carrier that can read it. Blocks that no carrier can read are zeros, and
+    /// their numbers are returned.
     ///
-    /// Nothing is verified here: every structure carries its own checksum. The scrub that follows a change of carriers
-    /// finds a rotten source block, and repairs it from the other carriers.
+    /// Nothing is verified here: every structure carries its own checksum. The scrub that follows a change of
+    /// carriers finds a rotten source block, and repairs it from the other carriers.
     async fn read(&self, at: u64, len: usize) -> (Buf, Vec<usize>) {
         let mut whole = BufMut::zeroed(len);
         let mut lacking: Vec<usize> = (0..len / BLOCK_BYTES).collect();
@@ -223,7 +226,8 @@ impl CarrierReplacement {
     async fn copy_rest(&self, copy: &Copy<'_>) -> Result<(), Stop> {
         self.copy_pieces(copy, copy.pieces.left()).await?;
         assert!(copy.pieces.left().is_empty(), "nobody writes on carriers now");
-        // A carrier that failed a flush may have forgotten pieces that were copied from it. It fails this one too.
+        // A carrier that failed a flush may have forgotten pieces that were copied from it. It fails this one
+        // too.
         for ((at, life), source) in copy.lives.iter().zip(&copy.sources.slices) {
             source.flush(IO).await.map_err(|error| Stop::Source(*at, *life, error))?;
         }
@@ -280,8 +284,8 @@ impl CarrierReplacement {
         self.context.geo.page_of(at).is_some_and(|(page, place)| counts(page) != place)
     }
 
-    /// The outcome of a copy that does not go on. If the member or the carrier that failed may be lost, it is;
-    /// otherwise the carriers that are left go on.
+    /// The outcome of a copy that does not go on. If the member or the carrier that failed may be lost, it
+    /// is; otherwise the carriers that are left go on.
     async fn judge(&self, copy: &Copy<'_>, stop: Stop) -> Result<Made, ArrayError> {
         let (to, life) = *copy.lives.last().expect("it is made on a member");
         let (at, life, error, made) = match stop {

@@ -1,20 +1,21 @@
 //! Destage: writes data from the log into the strips.
 //!
-//! Into an unwritten stripe all strips are written with one version, flushed, and then recorded, like a fresh write.
-//! Into a written stripe everything that will be written (data, parity and trailers, by ranges of columns) goes to the
-//! log first and is durable before the first strip is touched. Replay writes it again, and never computes parity from
-//! strips that it finds after a crash.
+//! Into an unwritten stripe all strips are written with one version, flushed, and then recorded, like a fresh
+//! write. Into a written stripe everything that will be written (data, parity and trailers, by ranges of
+//! columns) goes to the log first and is durable before the first strip is touched. Replay writes it again,
+//! and never computes parity from strips that it finds after a crash.
 //!
-//! Oldest entries first, so that the log's tail moves. Bounds: a batch has at most [`BATCH`] stripes, and a range of
-//! columns fits in a record.
+//! Oldest entries first, so that the log's tail moves. Bounds: a batch has at most [`BATCH`] stripes, and a
+//! range of columns fits in a record.
 //!
-//! One bad block delays no other. A column that lacks too many strips cannot be destaged. The columns beside it are
-//! destaged; then the stripe is parked, listed as unreadable, and passed over. When the log's tail reaches the blocks
-//! of parked stripes they are logged again at the head.
+//! One bad block delays no other. A column that lacks too many strips cannot be destaged. The columns beside
+//! it are destaged; then the stripe is parked, listed as unreadable, and passed over. When the log's tail
+//! reaches the blocks of parked stripes they are logged again at the head.
 //!
-//! While a host is full an unwritten stripe is postponed: parked, and tried again behind all others. Its blocks are
-//! logged again whether or not it is parked at that time. Only callers that want log space wait for its strips. A
-//! written stripe stays locked until all its strips are written: some are new already, and no others agree with them.
+//! While a host is full an unwritten stripe is postponed: parked, and tried again behind all others. Its
+//! blocks are logged again whether or not it is parked at that time. Only callers that want log space wait
+//! for its strips. A written stripe stays locked until all its strips are written: some are new already, and
+//! no others agree with them.
 
 mod columns;
 
@@ -217,7 +218,8 @@ impl Destage {
         self.members.flush_all(IO.at("destage.flush")).await?;
         let fresh: Vec<_> = written.iter().filter_map(|done| Some((done.stripe, done.fresh?))).collect();
         self.durability.record(&fresh).await?;
-        // Strips that a failing member missed are recorded as stale before the records that could redo them go.
+        // Strips that a failing member missed are recorded as stale before the records that could redo them
+        // go.
         self.queue.flush_control().await?;
         written.into_iter().for_each(|done| self.finish(done));
         drop(locks);
@@ -339,8 +341,8 @@ impl Destage {
         Outcome { written: Some(done), error }
     }
 
-    /// Logs the oldest blocks again of parked and postponed stripes, if that lets the log's tail move. Returns false if
-    /// there were none.
+    /// Logs the oldest blocks again of parked and postponed stripes, if that lets the log's tail move.
+    /// Returns false if there were none.
     fn log_waiting_again(&self) -> bool {
         let postponed = self.space.postponed();
         let old = {

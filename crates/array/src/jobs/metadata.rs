@@ -1,7 +1,7 @@
 //! Scrub of an array's metadata: log segments, roots and table pages on every carrier.
 //!
-//! Memory has the truth of roots and pages, so a bad copy of those is repaired by a new checkpoint, which writes all of
-//! them again. A bad log record is copied from a carrier that has it complete.
+//! Memory has the truth of roots and pages, so a bad copy of those is repaired by a new checkpoint, which
+//! writes all of them again. A bad log record is copied from a carrier that has it complete.
 
 use super::destage::Destage;
 use crate::context::Context;
@@ -66,20 +66,22 @@ pub(crate) struct MetadataScrub {
 }
 
 impl MetadataScrub {
-    /// Verifies the metadata of the array on all carriers and repairs it. It stays known as bad while a copy is.
+    /// Verifies the metadata of the array on all carriers and repairs it. It stays known as bad while a copy
+    /// is.
     pub(crate) async fn scrub(&self) -> Result<(), ArrayError> {
         let carriers_epoch = || self.members.descriptor().carriers_epoch;
         let began_in = carriers_epoch();
         let mut found = self.verify().await?;
         if found.bad_copies > 0 || found.lost_record {
             if found.lost_record {
-                // A record that no carrier has complete must leave the chain. New records go into another segment, and
-                // once everything before them is in the strips nobody needs the segment of the lost one.
+                // A record that no carrier has complete must leave the chain. New records go into another
+                // segment, and once everything before them is in the strips nobody needs the segment of the
+                // lost one.
                 self.log.begin_another_segment().await?;
                 self.destage.destage_all().await?;
             }
-            // After two checkpoints both places of the root, and of every bad page, hold good copies. Page 0 is
-            // written in any case, because without a changed page there might be no checkpoint.
+            // After two checkpoints both places of the root, and of every bad page, hold good copies. Page 0
+            // is written in any case, because without a changed page there might be no checkpoint.
             let pages: BTreeSet<u64> = found.bad_pages.into_iter().chain([0]).collect();
             for _ in 0..2 {
                 self.stripes.table_mut().put_dirty(pages.clone());
@@ -110,8 +112,8 @@ impl MetadataScrub {
 
     /// Verifies the copies of the root and of table pages that count.
     ///
-    /// A full log waits for the next checkpoint, so checkpoints go on while a drive reads. They pause only while a copy
-    /// that looks bad is read again: a checkpoint may have moved it meanwhile.
+    /// A full log waits for the next checkpoint, so checkpoints go on while a drive reads. They pause only
+    /// while a copy that looks bad is read again: a checkpoint may have moved it meanwhile.
     async fn verify_checkpoint(&self, found: &mut Found) {
         let geo = &self.context.geo;
         for carrier in self.members.live_carriers() {
@@ -191,7 +193,8 @@ impl MetadataScrub {
                 copies.into_iter().flatten().partition(|(_, copy): &(Position, Salvaged)| copy.answered());
             silent.extend(unanswered.into_iter().map(|(carrier, _)| carrier));
             let refused = {
-                // Without a checkpoint the segment is not used again meanwhile; appended records never change.
+                // Without a checkpoint the segment is not used again meanwhile; appended records never
+                // change.
                 let _paused = self.checkpoints.pause().await;
                 if listed().is_none() {
                     continue;
@@ -212,8 +215,8 @@ impl MetadataScrub {
         Ok(())
     }
 
-    /// Repairs the header and the live records of a segment, of which these are the copies. A carrier that refuses a
-    /// write is not asked again: checkpoints wait for this.
+    /// Repairs the header and the live records of a segment, of which these are the copies. A carrier that
+    /// refuses a write is not asked again: checkpoints wait for this.
     async fn repair_segment(
         &self,
         segment: &LogSegment,
@@ -235,8 +238,8 @@ impl MetadataScrub {
         refused
     }
 
-    /// Writes a part of a segment on the carriers whose copy is bad, from one that has it, and does not try again.
-    /// Carriers that refuse it are taken out of the copies.
+    /// Writes a part of a segment on the carriers whose copy is bad, from one that has it, and does not try
+    /// again. Carriers that refuse it are taken out of the copies.
     async fn repair_range(
         &self,
         segment: &LogSegment,

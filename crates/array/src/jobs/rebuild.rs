@@ -1,8 +1,8 @@
 //! Rebuild and resync of members: one job for both.
 //!
-//! Every strip of the member that the table marks stale is reconstructed from verified strips, written under a new
-//! version, flushed, read back and verified, and only then recorded as valid. The table holds the progress, so a
-//! restart goes on where it was.
+//! Every strip of the member that the table marks stale is reconstructed from verified strips, written under
+//! a new version, flushed, read back and verified, and only then recorded as valid. The table holds the
+//! progress, so a restart goes on where it was.
 
 use super::{JobProgress, MOST_PAUSE, RETRY};
 use crate::context::Context;
@@ -66,8 +66,8 @@ impl Rebuild {
 
     /// Rebuilds members that are back or were replaced, until the array is closed.
     pub(crate) async fn run(self: Rc<Self>) {
-        // The next search begins behind the member that was tried last, so that a stripe which cannot be made delays
-        // no other member.
+        // The next search begins behind the member that was tried last, so that a stripe which cannot be made
+        // delays no other member.
         let mut from = 0;
         // By member, the stripe behind those that a full host had no space for: they delay no other stripe.
         let mut behind = BTreeMap::new();
@@ -98,7 +98,8 @@ impl Rebuild {
         self.next_member(0).is_some()
     }
 
-    /// A reachable member that is stale, or that missed single strips: the first one in turn from number `from` on.
+    /// A reachable member that is stale, or that missed single strips: the first one in turn from number
+    /// `from` on.
     fn next_member(&self, from: usize) -> Option<Position> {
         let (reachable, stale, table) =
             (self.members.reachable(), self.members.stale(), self.stripes.table());
@@ -141,8 +142,8 @@ impl Rebuild {
         Ok(complete)
     }
 
-    /// Rebuilds every stale strip of a member, from a stripe on. Returns false if one failed. After a suspended round
-    /// the next one begins behind the stripes that were tried.
+    /// Rebuilds every stale strip of a member, from a stripe on. Returns false if one failed. After a
+    /// suspended round the next one begins behind the stripes that were tried.
     async fn rebuild_stale(
         &self,
         position: Position,
@@ -176,7 +177,8 @@ impl Rebuild {
                 }));
             }
             let Some((done, of, took)) = running.next().await else {
-                // Stripes whose record is on its way may have missed it too: the table shows them after a flush.
+                // Stripes whose record is on its way may have missed it too: the table shows them after a
+                // flush.
                 if self.stripes.pending_misses(strip) && matches!(result, Ok(true)) {
                     self.durability.flush(IO.at("rebuild.flush")).await?;
                     from = Stripe(0);
@@ -210,8 +212,8 @@ impl Rebuild {
         std::iter::successors(next(from), |stripe| next(stripe.next())).take(most).collect()
     }
 
-    /// Rebuilds strips, and keeps no stripe locked while writes are suspended. Returns the number of strips that are
-    /// valid now.
+    /// Rebuilds strips, and keeps no stripe locked while writes are suspended. Returns the number of strips
+    /// that are valid now.
     async fn rebuild_batch(&self, position: Position, stripes: &[Stripe]) -> Result<u64, ArrayError> {
         self.space.wait_for_rebuild().await?;
         let life = self.members.life(position);

@@ -1,10 +1,11 @@
-//! Scrub: every strip of every written stripe is read and verified, parity is computed and compared, and whatever is
-//! wrong is written again from strips that are right.
+//! Scrub: every strip of every written stripe is read and verified, parity is computed and compared, and
+//! whatever is wrong is written again from strips that are right.
 //!
-//! A scrub can be stopped and gone on with. Stripes written behind its position meanwhile are verified by the next one.
+//! A scrub can be stopped and gone on with. Stripes written behind its position meanwhile are verified by the
+//! next one.
 //!
-//! A repair keeps the strip's version: the bytes are those that the version names. Parity that disagrees while all
-//! strips verify is a defect of ours: it is reported and kept.
+//! A repair keeps the strip's version: the bytes are those that the version names. Parity that disagrees
+//! while all strips verify is a defect of ours: it is reported and kept.
 
 use super::metadata::MetadataScrub;
 use super::{JobProgress, MOST_PAUSE};
@@ -88,8 +89,8 @@ impl Scrub {
         self.stop.set(true);
     }
 
-    /// Scrubs metadata and every written stripe from `progress` on, which moves along. None if it was stopped on the
-    /// way. The caller sees to it that one scrub runs at a time.
+    /// Scrubs metadata and every written stripe from `progress` on, which moves along. None if it was stopped
+    /// on the way. The caller sees to it that one scrub runs at a time.
     pub(crate) async fn run_from(
         &self,
         progress: &RefCell<ScrubProgress>,
@@ -159,7 +160,8 @@ impl Scrub {
         report.parity_defects = found.parity_defects + now.parity_defects - before.parity_defects;
     }
 
-    /// Verifies one stripe and repairs it. Fails while writes are suspended, and does not keep it locked then.
+    /// Verifies one stripe and repairs it. Fails while writes are suspended, and does not keep it locked
+    /// then.
     pub(crate) async fn scrub_stripe(&self, stripe: Stripe) -> Result<(), ArrayError> {
         let _lock = self.stripes.locks.exclusive(stripe.0).await;
         if self.stripes.is_unwritten(stripe) {

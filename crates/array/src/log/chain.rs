@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - the last durable record is never behind the last appended one;
-//! - `appending` covers every byte of a write on carriers that no segment lists yet, so that a copy of the log for a
-//!   new carrier misses nothing.
+//! - `appending` covers every byte of a write on carriers that no segment lists yet, so that a copy of the
+//!   log for a new carrier misses nothing.
 //!
 //! Read by the writer, checkpoints, scrub and copies of carriers; changed by the writer and checkpoints.
 
@@ -143,8 +143,8 @@ impl Chain {
         self.context.signals.log.notify_one();
     }
 
-    /// The parts of the log on a slice that an opening may read: segments up to their last record, and the bytes that
-    /// are being appended.
+    /// The parts of the log on a slice that an opening may read: segments up to their last record, and the
+    /// bytes that are being appended.
     pub(crate) fn needed_ranges(&self) -> Vec<Range<u64>> {
         let of = |segment: &Segment| {
             let at = self.context.geo.segment_at(segment.number);

@@ -1,8 +1,9 @@
 //! Checkpoints: changed table pages, then a root, so that the log before it can be used again.
 //!
-//! Order on every carrier: pages into the place that does not hold their committed copy, flush, root into the place of
-//! its number, flush. A power cut before the root is complete leaves the old root, and pages with a number above it do
-//! not count. The log segments that the old root needs are free only after the new root is durable.
+//! Order on every carrier: pages into the place that does not hold their committed copy, flush, root into the
+//! place of its number, flush. A power cut before the root is complete leaves the old root, and pages with a
+//! number above it do not count. The log segments that the old root needs are free only after the new root is
+//! durable.
 
 use super::chain::Chain;
 use crate::context::Context;

@@ -1,7 +1,8 @@
-//! Fold and redo: the records that replay found, applied to memory in order, and the strips that they describe.
+//! Fold and redo: the records that replay found, applied to memory in order, and the strips that they
+//! describe.
 //!
-//! Fold writes nothing. Redo writes strips again that destage records describe: a power cut may have left them half
-//! written. It never computes parity from strips that it finds.
+//! Fold writes nothing. Redo writes strips again that destage records describe: a power cut may have left
+//! them half written. It never computes parity from strips that it finds.
 
 use super::chain::Chain;
 use super::replay::FoundRecord;

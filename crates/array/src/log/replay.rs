@@ -1,12 +1,13 @@
-//! Replay: reads the log back as one chain of records from the root's replay position, each taken from any carrier that
-//! has it complete.
+//! Replay: reads the log back as one chain of records from the root's replay position, each taken from any
+//! carrier that has it complete.
 //!
-//! A record that no carrier has is the end of the log, unless another structure proves that it was durable: then the
-//! log is damaged, and the array is refused. Records beyond the end belong to writes that were never acknowledged.
+//! A record that no carrier has is the end of the log, unless another structure proves that it was durable:
+//! then the log is damaged, and the array is refused. Records beyond the end belong to writes that were never
+//! acknowledged.
 //!
-//! A durable record is on every carrier, so one carrier that can be read and does not have it proves the end. If no
-//! carrier can be read at the place, the opening stops and nothing is written. A record that is torn on a carrier which
-//! can be read in full was never durable, whatever other carriers hide.
+//! A durable record is on every carrier, so one carrier that can be read and does not have it proves the end.
+//! If no carrier can be read at the place, the opening stops and nothing is written. A record that is torn on
+//! a carrier which can be read in full was never durable, whatever other carriers hide.
 
 use super::chain::Head;
 use super::segments::{RecordPlace, Segment};
@@ -115,8 +116,8 @@ impl Reader<'_> {
         Ok(Some(header))
     }
 
-    /// The record at `at` of segment `number`, from copies that together have it complete; none if the log ends before
-    /// it.
+    /// The record at `at` of segment `number`, from copies that together have it complete; none if the log
+    /// ends before it.
     #[allow(clippy::type_complexity, reason = "one caller takes it apart at once")]
     fn record(
         &mut self,
@@ -161,8 +162,8 @@ impl Reader<'_> {
                 good.iter().partition(|carrier| crc32c(&bytes_of(**carrier)[place.clone()]) == crc);
             lacking.extend(rotten);
             let Some(whole) = whole.first() else {
-                // A durable record is complete on every carrier but for m faults. One carrier that can be read and has it
-                // torn proves that it never was durable, whatever other carriers hide.
+                // A durable record is complete on every carrier but for m faults. One carrier that can be
+                // read and has it torn proves that it never was durable, whatever other carriers hide.
                 let blocks = (shape.head_blocks + shape.payload_blocks) as usize;
                 let told = copies.iter().any(|copy| copy.has(block, blocks));
                 if told && !copies.iter().all(|copy| copy.has(block, blocks)) {
@@ -201,8 +202,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Like [`Self::contradicted`], for segments with a higher number than the last one of the chain. If a header
-    /// cannot be read, or is none that was written there, the records decide.
+    /// Like [`Self::contradicted`], for segments with a higher number than the last one of the chain. If a
+    /// header cannot be read, or is none that was written there, the records decide.
     async fn contradicted_later(&self, after: SegmentNo, last: LogSeq) -> bool {
         for number in (after.0 + 1..after.0 + self.context.geo.segments).map(SegmentNo) {
             let heads = self.read(self.context.geo.segment_at(number), 2 * BLOCK_BYTES).await;

@@ -1,8 +1,8 @@
 //! The segments of the log, and who still needs each of them.
 //!
-//! A segment is *pinned* once for each entry in it that memory still needs. The tail of the log is its first pinned
-//! segment. A pin ends in one of three ways: at once; with the next checkpoint, if the entry is an applied change of
-//! the stripe table; or when so many data items are durable, if newer entries replace it.
+//! A segment is *pinned* once for each entry in it that memory still needs. The tail of the log is its first
+//! pinned segment. A pin ends in one of three ways: at once; with the next checkpoint, if the entry is an
+//! applied change of the stripe table; or when so many data items are durable, if newer entries replace it.
 //!
 //! Invariants:
 //! - segments have consecutive numbers, and there is always one;
@@ -190,8 +190,8 @@ impl Segments {
         self.assert_consecutive();
     }
 
-    /// The segment behind the oldest quarter of those in use, if most of what is in use could be free: if less than
-    /// half of it is taken by `needed_blocks`.
+    /// The segment behind the oldest quarter of those in use, if most of what is in use could be free: if
+    /// less than half of it is taken by `needed_blocks`.
     pub(crate) fn behind_oldest(&self, segment_blocks: u32, needed_blocks: u64) -> Option<SegmentNo> {
         let used = self.used();
         let is_sparse = used * u64::from(segment_blocks) > 2 * needed_blocks;

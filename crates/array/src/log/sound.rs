@@ -4,8 +4,8 @@ use crate::format::record::{Entry, StripPatch};
 use crate::geometry::Geometry;
 use crate::place::Positions;
 
-/// True if the entry names only stripes, strips and blocks that an array of this geometry has, and leaves its table in a
-/// state that it can have.
+/// True if the entry names only stripes, strips and blocks that an array of this geometry has, and leaves its
+/// table in a state that it can have.
 pub(crate) fn is_sound(entry: &Entry, geo: &Geometry) -> bool {
     let contained = |blocks: &[(u32, u64)]| blocks.iter().all(|(block, _)| *block < geo.stripe_blocks());
     let within = |sets: &[Positions]| sets.iter().all(|set| set.without(geo.all_strips()).is_empty());
@@ -46,7 +46,8 @@ mod tests {
     use crate::place::Position;
     use penstock_base::{Stripe, Version};
 
-    /// Regression: such entries left a stripe with stale strips and nothing written, which the table asserts on.
+    /// Regression: such entries left a stripe with stale strips and nothing written, which the table asserts
+    /// on.
     #[test]
     fn entries_that_leave_an_impossible_stripe_are_not_sound() {
         let geometry = Geometry::fit(&CreateSpec::new("t", 2, 1), 1 << 30).unwrap();

@@ -1,21 +1,23 @@
 //! Log space: a producer of entries waits here first, so that a log full of data can always be destaged.
 //!
-//! Invariant: the used segments, the queued data, and the most that it would take to destage every dirty block in
-//! place fit in the log together, with a reserve for entries of the array itself. Proof that destage ends: it never
-//! appends more than is counted here for the blocks that it takes, and with the last of them the whole log is free at
-//! the next checkpoint.
+//! Invariant: the used segments, the queued data, and the most that it would take to destage every dirty
+//! block in place fit in the log together, with a reserve for entries of the array itself. Proof that destage
+//! ends: it never appends more than is counted here for the blocks that it takes, and with the last of them
+//! the whole log is free at the next checkpoint.
 //!
-//! To destage a column of a stripe in place takes its dirty blocks, its parity, and the trailers of all these strips;
-//! a record may need a head of its own. At the end of a segment less than the longest entry is wasted.
+//! To destage a column of a stripe in place takes its dirty blocks, its parity, and the trailers of all these
+//! strips; a record may need a head of its own. At the end of a segment less than the longest entry is
+//! wasted.
 //!
-//! Parked blocks cannot be destaged now. They are counted like others, because the strips that they lack may come back
-//! at any time. They are logged again at the head, a quarter of the used segments at a time, for which the reserve is
-//! enough. The cost of destaging them may be a quarter of the log. Beyond that writes are refused, because waiting
-//! might never end; while a host is full they wait.
+//! Parked blocks cannot be destaged now. They are counted like others, because the strips that they lack may
+//! come back at any time. They are logged again at the head, a quarter of the used segments at a time, for
+//! which the reserve is enough. The cost of destaging them may be a quarter of the log. Beyond that writes
+//! are refused, because waiting might never end; while a host is full they wait.
 //!
-//! Discards may use half of the reserve, because they give up damaged stripes. Discards and records of rebuilt strips
-//! do not wait for the destage of postponed stripes, which need little more than a record when they can be written.
-//! They may fill the log up to where the reserve begins, so that parked blocks can be logged again in it.
+//! Discards may use half of the reserve, because they give up damaged stripes. Discards and records of
+//! rebuilt strips do not wait for the destage of postponed stripes, which need little more than a record when
+//! they can be written. They may fill the log up to where the reserve begins, so that parked blocks can be
+//! logged again in it.
 
 use super::chain::Chain;
 use crate::context::Context;
@@ -184,8 +186,9 @@ impl LogSpace {
         fits(geo, Demand { reserve_segments: geo.segments / reserve, ..self.demand() })
     }
 
-    /// Like [`Self::has_space`], but counts for a postponed stripe no more than its record: space for its destage in
-    /// place may be long in coming. Stripes that are parked for another reason take the reserve, if they need more.
+    /// Like [`Self::has_space`], but counts for a postponed stripe no more than its record: space for its
+    /// destage in place may be long in coming. Stripes that are parked for another reason take the reserve,
+    /// if they need more.
     fn has_space_beside_postponed(&self) -> bool {
         let (geo, overlay, postponed) = (&self.context.geo, self.stripes.overlay(), self.postponed.borrow());
         let (mut to_destage, mut parked) = (overlay.to_destage(), overlay.parked());
@@ -289,8 +292,8 @@ mod tests {
         }
     }
 
-    /// The proof at the head of the file, for every share of the log: the dirty blocks that writers could leave there
-    /// can be destaged in the space that is left.
+    /// The proof at the head of the file, for every share of the log: the dirty blocks that writers could
+    /// leave there can be destaged in the space that is left.
     #[test]
     fn whatever_is_let_in_can_be_destaged() {
         let geo = geometry();

@@ -1,8 +1,8 @@
 //! The writer of the log: one task that appends records to all carriers and makes them durable.
 //!
 //! Invariants:
-//! - a record is durable when every carrier that is not stale has flushed it. Its change of the stripe table is
-//!   applied then, in log order, and its caller told after that;
+//! - a record is durable when every carrier that is not stale has flushed it. Its change of the stripe table
+//!   is applied then, in log order, and its caller told after that;
 //! - a segment is used again only after a durable root no longer needs it;
 //! - one append is in flight at a time, and one flush serves everybody who waits.
 //!
@@ -194,8 +194,8 @@ impl LogWriter {
     async fn begin_segment(&self, first_seq: LogSeq, io: Io) -> Result<(), ArrayError> {
         while self.chain.is_full() {
             self.context.check_open()?;
-            // A segment that is pinned only until newer writes are durable, or until a checkpoint, is free after one.
-            // Destage may be waiting for this very append.
+            // A segment that is pinned only until newer writes are durable, or until a checkpoint, is free
+            // after one. Destage may be waiting for this very append.
             self.flush_appended().await?;
             self.checkpoints.write().await?;
             if self.chain.is_full() {

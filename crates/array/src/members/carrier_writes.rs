@@ -1,9 +1,11 @@
 //! Writes on carriers while a copy of what carriers hold is under way.
 //!
-//! A copy covers pieces of 64 KiB. Each attempt to write on a carrier adds its pieces to those that are left to copy
-//! when it is over, however it ends. The end of a copy waits until no attempt is in flight and lets none begin.
+//! A copy covers pieces of 64 KiB. Each attempt to write on a carrier adds its pieces to those that are left
+//! to copy when it is over, however it ends. The end of a copy waits until no attempt is in flight and lets
+//! none begin.
 //!
-//! Invariant: a piece that was written on the carriers after a copy began is copied again before the copy counts.
+//! Invariant: a piece that was written on the carriers after a copy began is copied again before the copy
+//! counts.
 
 use crate::ranks;
 use penstock_base::rank::{self, Held};

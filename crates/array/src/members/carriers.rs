@@ -1,7 +1,7 @@
 //! The carriers of log, roots and table pages: the set of them, and writes that go to all of them.
 //!
-//! Invariant: an attempt to write that begins after a member became a carrier goes to that member too, or is followed
-//! by one that does.
+//! Invariant: an attempt to write that begins after a member became a carrier goes to that member too, or is
+//! followed by one that does.
 
 use super::carrier_writes::{CopyPieces, Paused};
 use super::record::Reconfiguration;
@@ -87,8 +87,8 @@ impl Members {
         self.desc.borrow().carriers().filter(|at| good.contains(*at)).collect()
     }
 
-    /// The number of replicas of log and checkpoints that are missing. One is, while superblocks that name it may not
-    /// be written.
+    /// The number of replicas of log and checkpoints that are missing. One is, while superblocks that name it
+    /// may not be written.
     pub(crate) fn missing_carriers(&self) -> u64 {
         let active = self.active();
         let good = self.desc.borrow().carriers().filter(|carrier| active.contains(*carrier)).count();
@@ -97,8 +97,8 @@ impl Members {
         missing + u64::from(self.metadata_bad.get()) + u64::from(self.search.recording.get())
     }
 
-    /// The carriers that there should be: those that still serve, then the first active members, last the members
-    /// that did not take a copy.
+    /// The carriers that there should be: those that still serve, then the first active members, last the
+    /// members that did not take a copy.
     pub(crate) fn wanted_carriers(&self) -> Vec<Position> {
         let active = self.active();
         let mut wanted: Vec<Position> =
@@ -121,8 +121,8 @@ impl Members {
         wanted != recorded
     }
 
-    /// Writes the same bytes on all carriers, including members that became one meanwhile. Carriers that fail are
-    /// stale afterwards; at least one must not fail.
+    /// Writes the same bytes on all carriers, including members that became one meanwhile. Carriers that fail
+    /// are stale afterwards; at least one must not fail.
     pub(crate) async fn write_carriers(&self, at: u64, bytes: &Buf, io: Io) -> Result<(), ArrayError> {
         let (mut written, mut landed): (Vec<(Position, Life)>, bool) = (Vec::new(), false);
         loop {
@@ -177,8 +177,8 @@ impl Members {
 }
 
 impl Reconfiguration<'_> {
-    /// Records a set of carriers, if all of them are active, and drops `paused` in the step in which it counts.
-    /// Returns the members whose superblock could not be written.
+    /// Records a set of carriers, if all of them are active, and drops `paused` in the step in which it
+    /// counts. Returns the members whose superblock could not be written.
     pub(crate) async fn record_carriers(
         &self,
         carriers: &[Position],

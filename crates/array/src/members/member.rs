@@ -1,11 +1,11 @@
 //! One member: its slice, whether it is recorded as stale, and its life.
 //!
-//! A member has a *life*: a number that is raised when its drive is latched and when its slice is replaced. A strip is
-//! on its member if it landed and was flushed under the present life. A late answer to an I/O of an earlier life
-//! changes nothing.
+//! A member has a *life*: a number that is raised when its drive is latched and when its slice is replaced. A
+//! strip is on its member if it landed and was flushed under the present life. A late answer to an I/O of an
+//! earlier life changes nothing.
 //!
-//! Invariant: every strip that was written in a life and not flushed is in `unflushed` until that life ends; then the
-//! caller records it as stale.
+//! Invariant: every strip that was written in a life and not flushed is in `unflushed` until that life ends;
+//! then the caller records it as stale.
 
 use crate::ranks;
 use penstock_base::Stripe;
@@ -102,8 +102,8 @@ impl Member {
         self.flushing.clone()
     }
 
-    /// Its drive was latched. Returns the stripes whose strips the ended life may have lost; none if the life that
-    /// began with the latch lasts already.
+    /// Its drive was latched. Returns the stripes whose strips the ended life may have lost; none if the life
+    /// that began with the latch lasts already.
     pub(crate) fn latch(&mut self) -> Option<Vec<Stripe>> {
         if std::mem::replace(&mut self.latched, true) {
             return None;

@@ -1,8 +1,8 @@
 //! Ownership of an array: the claim, and the seam to coordination.
 //!
-//! A claim is recorded by compare-and-swap before anything that rests on it. A stale owner cannot record, so it cannot
-//! acknowledge a write that misses a member. One node keeps claims in a file of its folder; several nodes will keep
-//! them in etcd behind the same trait.
+//! A claim is recorded by compare-and-swap before anything that rests on it. A stale owner cannot record, so
+//! it cannot acknowledge a write that misses a member. One node keeps claims in a file of its folder; several
+//! nodes will keep them in etcd behind the same trait.
 
 use crate::format::descriptor::{FIRST_GENERATION, MemberEntry};
 use crate::place::{Position, Positions};
@@ -28,8 +28,8 @@ pub struct Claim {
     pub root_epoch: Epoch,
 }
 
-/// By place, the generation of the drive that counts: it is raised with each replacement. A drive that was replaced names
-/// the same place in its own superblock, and has nothing that was written since.
+/// By place, the generation of the drive that counts: it is raised with each replacement. A drive that was
+/// replaced names the same place in its own superblock, and has nothing that was written since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generations([u64; MAX_STRIPS]);
 
@@ -40,8 +40,8 @@ impl Default for Generations {
 }
 
 impl Generations {
-    /// The generations of places whose first drive was replaced. None if there is no such place, or no drive was
-    /// replaced there.
+    /// The generations of places whose first drive was replaced. None if there is no such place, or no drive
+    /// was replaced there.
     pub fn new(replaced: impl IntoIterator<Item = (usize, u64)>) -> Option<Self> {
         let mut generations = Self::default();
         for (member, generation) in replaced {
@@ -66,8 +66,8 @@ impl Generations {
     }
 }
 
-/// Drives from the past that openings used as they are, by an administrator's word. What an opening that is cut leaves in their
-/// superblocks says nothing of how old they are.
+/// Drives from the past that openings used as they are, by an administrator's word. What an opening that is
+/// cut leaves in their superblocks says nothing of how old they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceptedLoss {
     /// By member, the epochs of superblocks that may be on a drive with contents of the past.
@@ -92,8 +92,8 @@ impl Default for AcceptedLoss {
 }
 
 impl AcceptedLoss {
-    /// Members for which such drives were used, and those that this opening uses. None if there is no such member, or
-    /// a first epoch is 0.
+    /// Members for which such drives were used, and those that this opening uses. None if there is no such
+    /// member, or a first epoch is 0.
     pub fn new(members: impl IntoIterator<Item = (usize, Since)>, used: Positions) -> Option<Self> {
         let mut loss = Self { used, ..Self::default() };
         for (member, since) in members {
@@ -113,7 +113,8 @@ impl AcceptedLoss {
         self.used
     }
 
-    /// A root of `epoch` is durable: the drives that its opening used count, and so do the right drives that it found.
+    /// A root of `epoch` is durable: the drives that its opening used count, and so do the right drives that
+    /// it found.
     pub(crate) fn has_root(&mut self, epoch: Epoch) {
         for (at, since) in self.members.iter_mut().enumerate() {
             let is_found = since.until > Epoch(0) && since.until <= epoch;

@@ -1,11 +1,11 @@
 //! Changes of who belongs to the array: a member that fails, one that is replaced, one that is rebuilt.
 //!
-//! Every change is one revision of the claim. It is recorded in coordination by compare-and-swap first, then copied to
-//! the superblocks of all reachable members, then acted on. A power cut in between leaves coordination ahead, and the
-//! next opening takes coordination as the truth.
+//! Every change is one revision of the claim. It is recorded in coordination by compare-and-swap first, then
+//! copied to the superblocks of all reachable members, then acted on. A power cut in between leaves
+//! coordination ahead, and the next opening takes coordination as the truth.
 //!
-//! Invariant: records are made under the reconfiguration lock only. [`Reconfiguration`] is that lock, and only it can
-//! record.
+//! Invariant: records are made under the reconfiguration lock only. [`Reconfiguration`] is that lock, and
+//! only it can record.
 
 use super::ownership::{AcceptedLoss, Claim, ClaimError, Generations};
 use super::superblocks::put_descriptor;
@@ -41,8 +41,8 @@ pub(crate) struct Reconfiguration<'a> {
 }
 
 impl Reconfiguration<'_> {
-    /// Records `change` of the descriptor: coordination, then superblocks. Returns the members whose superblock could
-    /// not be written.
+    /// Records `change` of the descriptor: coordination, then superblocks. Returns the members whose
+    /// superblock could not be written.
     pub(crate) async fn record(
         &self,
         change: impl FnOnce(&mut Descriptor),
@@ -50,7 +50,8 @@ impl Reconfiguration<'_> {
         self.record_then(change, || ()).await.map(|recorded| recorded.failed)
     }
 
-    /// Like [`Self::record`]. Calls `then` in the step in which the change counts, before superblocks are written.
+    /// Like [`Self::record`]. Calls `then` in the step in which the change counts, before superblocks are
+    /// written.
     pub(super) async fn record_then(
         &self,
         change: impl FnOnce(&mut Descriptor),
@@ -64,7 +65,8 @@ impl Reconfiguration<'_> {
         let claim = this.claim.get();
         next.revision = next.revision.max(claim.revision) + 1;
         if next.epoch == claim.epoch {
-            // Until a root of this opening is durable, drives with contents of the past are known by earlier epochs.
+            // Until a root of this opening is durable, drives with contents of the past are known by earlier
+            // epochs.
             let as_they_are = match next.root_epoch == next.epoch {
                 true => Positions::NONE,
                 false => this.accepted.get().used(),
@@ -143,9 +145,9 @@ impl Reconfiguration<'_> {
         self.record_then(change, || ()).await
     }
 
-    /// Records a change, and once more while too few superblocks name it. It gives up after [`MOST_ATTEMPTS`], because
-    /// the administrator who fails or replaces a drive waits. Returns the members whose superblock could not be
-    /// written.
+    /// Records a change, and once more while too few superblocks name it. It gives up after
+    /// [`MOST_ATTEMPTS`], because the administrator who fails or replaces a drive waits. Returns the members
+    /// whose superblock could not be written.
     async fn record_until_known(
         &self,
         change: impl FnOnce(&mut Descriptor),
@@ -256,7 +258,8 @@ impl Members {
         Ok(true)
     }
 
-    /// Writes a member's superblock, or owes it one while the host is full. Returns false if the drive refuses it.
+    /// Writes a member's superblock, or owes it one while the host is full. Returns false if the drive
+    /// refuses it.
     async fn write_or_owe_superblock(&self, position: Position) -> bool {
         match self.write_superblock(position).await {
             Ok(_) => self.owed.remove(position),
@@ -269,7 +272,8 @@ impl Members {
         true
     }
 
-    /// Has a member's superblock written as soon as that is possible. Returns false if that was wanted before.
+    /// Has a member's superblock written as soon as that is possible. Returns false if that was wanted
+    /// before.
     fn owe_superblock(&self, position: Position) -> bool {
         let is_new = self.owed.add(position);
         if is_new {
@@ -302,9 +306,9 @@ impl Members {
         self.record_lost().await
     }
 
-    /// A write or flush of a member failed that began in `life`. Returns when the member is recorded as stale; an error
-    /// [`ArrayError::Suspended`] if no further member may be lost. A failure in an earlier life is no fault of the
-    /// present one.
+    /// A write or flush of a member failed that began in `life`. Returns when the member is recorded as
+    /// stale; an error [`ArrayError::Suspended`] if no further member may be lost. A failure in an earlier
+    /// life is no fault of the present one.
     pub(crate) async fn fail_life(
         &self,
         position: Position,
@@ -320,8 +324,8 @@ impl Members {
         self.record_lost().await
     }
 
-    /// Records every member whose drive is gone as stale. Waits while coordination cannot record. An array that is
-    /// not taken over yet does so when it is.
+    /// Records every member whose drive is gone as stale. Waits while coordination cannot record. An array
+    /// that is not taken over yet does so when it is.
     pub(crate) async fn record_lost(&self) -> Result<(), ArrayError> {
         let reconfiguration = self.reconfigure().await;
         if !self.owned.get() {
@@ -348,8 +352,8 @@ impl Members {
         self.select(super::Member::is_newly_lost)
     }
 
-    /// Judges drives that did not take a superblock. A drive that may not be lost stays: the record that counts is
-    /// made, and other drives carry a copy. Its own superblock is owed.
+    /// Judges drives that did not take a superblock. A drive that may not be lost stays: the record that
+    /// counts is made, and other drives carry a copy. Its own superblock is owed.
     async fn fail_superblocks(&self, positions: Vec<Position>) {
         if self.context.is_closed() {
             return;
@@ -405,14 +409,16 @@ impl Members {
             member.len = slice.len();
             member.generation += 1;
             member.stale = true;
-            // The drive that was in this place before lacks all that is rebuilt from here on, should it come back. If
-            // the power is cut before the new slice has its own superblock, the slice is rebuilt from nothing again.
+            // The drive that was in this place before lacks all that is rebuilt from here on, should it come
+            // back. If the power is cut before the new slice has its own superblock, the slice is rebuilt
+            // from nothing again.
             member.epoch = epoch;
             let mut accepted = self.accepted.get();
             accepted.is_made_again(position);
             self.accepted.set(accepted);
         };
-        // A slice that a start might not find recorded is not used: its contents would be taken for the old drive's.
+        // A slice that a start might not find recorded is not used: its contents would be taken for the old
+        // drive's.
         let mut failed = reconfiguration.record_until_known(change).await?;
         self.members.borrow_mut()[position.index()].put_slice(slice);
         if !self.write_or_owe_superblock(position).await {
@@ -431,8 +437,9 @@ impl Members {
             return Err(ArrayError::Invalid("the member went away".into()));
         }
         tracing::info!(array = self.context.name, %position, "all strips of the member are valid again");
-        // Its replica of the log is from before it was stale: it leaves the carriers before it counts again. These are
-        // two records, because a power cut may leave coordination ahead of superblocks, and only those name carriers.
+        // Its replica of the log is from before it was stale: it leaves the carriers before it counts again.
+        // These are two records, because a power cut may leave coordination ahead of superblocks, and only
+        // those name carriers.
         let mut failed = Vec::new();
         if self.desc.borrow().carriers().any(|carrier| carrier == position) {
             let leave = |next: &mut Descriptor| {

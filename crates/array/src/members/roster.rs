@@ -1,11 +1,12 @@
 //! The roster of a store's arrays: the one place that decides for all of them which drives are latched.
 //!
 //! Invariants:
-//! - A drive is latched only if afterwards no array of the store misses more members than its code survives, nor its
-//!   last replica of the log. Otherwise nothing is recorded against the drive, and its writers wait.
-//! - Drives that fail within 100 ms are judged together. If they are too many for an array, the cause is taken to be a
-//!   common one (a controller, a host, a cable), and none of the array's drives is latched.
-//! - When a drive is latched, every array that uses it ends the life of that member before anything else runs.
+//! - A drive is latched only if afterwards no array of the store misses more members than its code survives,
+//!   nor its last replica of the log. Otherwise nothing is recorded against the drive, and its writers wait.
+//! - Drives that fail within 100 ms are judged together. If they are too many for an array, the cause is
+//!   taken to be a common one (a controller, a host, a cable), and none of the array's drives is latched.
+//! - When a drive is latched, every array that uses it ends the life of that member before anything else
+//!   runs.
 //!
 //! Bound: a drive is listed once, and each judgement empties the list.
 
@@ -118,7 +119,8 @@ impl Roster {
             }
             online
         });
-        // An array that cannot do without some of these drives keeps them. The rest is judged again for other arrays.
+        // An array that cannot do without some of these drives keeps them. The rest is judged again for other
+        // arrays.
         while let Some(array) = self.refusing(&failing) {
             let (kept, others): (Vec<_>, Vec<_>) =
                 failing.into_iter().partition(|one| array.uses(one.drive.id()));

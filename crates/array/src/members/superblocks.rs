@@ -21,8 +21,8 @@ pub(crate) fn put_descriptor(superblock: &mut Superblock, descriptor: &Descripto
     });
 }
 
-/// Members that count, or may count, and did not take their superblock. Each is owed one until it takes it, or its
-/// drive is gone.
+/// Members that count, or may count, and did not take their superblock. Each is owed one until it takes it,
+/// or its drive is gone.
 #[derive(Default)]
 pub(crate) struct OwedSuperblocks(Cell<Positions>);
 

@@ -28,8 +28,8 @@ enum Structure {
 }
 
 impl Members {
-    /// Writes to a member's slice. Returns the life in which the write landed; none if the member is recorded as
-    /// stale instead.
+    /// Writes to a member's slice. Returns the life in which the write landed; none if the member is recorded
+    /// as stale instead.
     pub(crate) async fn write(
         &self,
         position: Position,
@@ -52,8 +52,8 @@ impl Members {
         self.write_at(position, at, data, Structure::Strip(stripe, when), io).await
     }
 
-    /// Writes a part of what carriers hold. While the array can lose no carrier it tries again without end, and
-    /// between two attempts another member may become a carrier.
+    /// Writes a part of what carriers hold. While the array can lose no carrier it tries again without end,
+    /// and between two attempts another member may become a carrier.
     pub(super) async fn write_carrier(
         &self,
         position: Position,
@@ -114,7 +114,8 @@ impl Members {
         }
     }
 
-    /// Flushes all members that were written since their last flush. A member whose flush fails is stale afterwards.
+    /// Flushes all members that were written since their last flush. A member whose flush fails is stale
+    /// afterwards.
     pub(crate) async fn flush_all(&self, io: Io) -> Result<(), ArrayError> {
         let flush = |position| scoped(self.flush(position, io));
         join_all(self.context.geo.all_strips().iter().map(flush)).await.into_iter().collect()
@@ -146,9 +147,9 @@ impl Members {
         }
     }
 
-    /// A member could not be flushed in a life: it becomes stale, or the array stops. A later flush that succeeds
-    /// would prove nothing about the writes of this one; only a new opening, which redoes them from the log, knows
-    /// what is on the drives.
+    /// A member could not be flushed in a life: it becomes stale, or the array stops. A later flush that
+    /// succeeds would prove nothing about the writes of this one; only a new opening, which redoes them from
+    /// the log, knows what is on the drives.
     pub(super) async fn fail_flush(
         &self,
         position: Position,

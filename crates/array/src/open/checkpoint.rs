@@ -15,9 +15,10 @@ const IO: Io = Io::new(Class::Meta, "open.read");
 /// Pieces of the table that are read at the same time from each place of each carrier.
 const PIECES_IN_FLIGHT: usize = 4;
 
-/// The newest root. A durable root is on every carrier, so one carrier that can be read decides. A place that no carrier
-/// can read might hold it, and then nothing is decided. Numbers are given again after a start whose root was not durable,
-/// and such a root may come back with a drive that has contents of the past. Epochs are never given again.
+/// The newest root. A durable root is on every carrier, so one carrier that can be read decides. A place that
+/// no carrier can read might hold it, and then nothing is decided. Numbers are given again after a start
+/// whose root was not durable, and such a root may come back with a drive that has contents of the past.
+/// Epochs are never given again.
 pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<Root, ArrayError> {
     let mut best: Option<Root> = None;
     for place in 0..2 {
@@ -48,13 +49,13 @@ pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<R
 pub(super) struct ReadTable {
     /// Copies that were bad.
     pub(super) bad: u64,
-    /// Places, by the carrier's index and offset on the slice, of pages whose checkpoint has no root: the next root's
-    /// number would make them count.
+    /// Places, by the carrier's index and offset on the slice, of pages whose checkpoint has no root: the
+    /// next root's number would make them count.
     pub(super) voids: Vec<(usize, u64)>,
 }
 
-/// Loads every table page from the carrier that has its newest committed copy, and proves by the root's sum that these
-/// are the pages that the root was written for.
+/// Loads every table page from the carrier that has its newest committed copy, and proves by the root's sum
+/// that these are the pages that the root was written for.
 pub(super) async fn read_table(
     context: &Context,
     stripes: &Stripes,
@@ -123,7 +124,8 @@ fn load_page(
         return Err(if readable { context.damaged(what) } else { context.cannot_read(what) });
     };
     for (carrier, (one, other)) in copies.iter().enumerate() {
-        // A page of a checkpoint without a root may hide in the other place. It would count with the next root.
+        // A page of a checkpoint without a root may hide in the other place. It would count with the next
+        // root.
         let hidden = if place == 0 { other } else { one };
         if !hidden.has(at, 1) {
             voids.push((carrier, context.geo.page_at(page, 1 - place as u64)));

@@ -1,18 +1,19 @@
 //! Drives with contents of the past: a snapshot that was restored, or an old copy in the place of the drive.
 //!
-//! They lack everything that was written since, and the table says that it is there. So the descriptor names for each
-//! member an epoch of which its own superblock is at least, also if the member is stale, and so does the root for all
-//! members that count: every opening writes the superblocks of all members before its root. A member with an older
-//! superblock is such a drive. A copy from within the present opening is not recognised: its strips do not verify,
-//! which reads and scrubs find.
+//! They lack everything that was written since, and the table says that it is there. So the descriptor names
+//! for each member an epoch of which its own superblock is at least, also if the member is stale, and so does
+//! the root for all members that count: every opening writes the superblocks of all members before its root.
+//! A member with an older superblock is such a drive. A copy from within the present opening is not
+//! recognised: its strips do not verify, which reads and scrubs find.
 //!
-//! If stripes would be lost without such drives and those that are away, the opening ends before it writes: its redo
-//! would make the contents of the right drives out of date, and bringing them back would not help. An administrator may
-//! give up the data that only they have.
+//! If stripes would be lost without such drives and those that are away, the opening ends before it writes:
+//! its redo would make the contents of the right drives out of date, and bringing them back would not help.
+//! An administrator may give up the data that only they have.
 //!
-//! Invariant: such a drive is recorded as stale before anything is written past it, and is neither read nor written
-//! before the log says that nothing on it counts. A power cut before that leaves its superblock as it is, and the next
-//! opening finds the same; the right drive, if it is there then, is resynced like one that was away.
+//! Invariant: such a drive is recorded as stale before anything is written past it, and is neither read nor
+//! written before the log says that nothing on it counts. A power cut before that leaves its superblock as it
+//! is, and the next opening finds the same; the right drive, if it is there then, is resynced like one that
+//! was away.
 
 use super::Lacking;
 use crate::context::Context;
@@ -33,15 +34,16 @@ use std::time::Duration;
 /// A member that is left out, with its slice.
 pub(super) type LeftOut = (Position, Slice);
 
-/// Stripes that an opening reads to see whether they are lost in any case. If there are more it does not go on.
+/// Stripes that an opening reads to see whether they are lost in any case. If there are more it does not go
+/// on.
 const MOST_READ: u64 = 1024;
 /// No further stripe is read after this time.
 const LONGEST_LOOK: Duration = Duration::from_secs(60);
 const IO: Io = Io::new(Class::Meta, "open.stripe");
 
-/// Takes the slices of outdated members away, and returns them. If the loss of their contents is accepted and more would
-/// be missing than the array survives, all stay: old strips do not verify. Returns also the drives that the claim must
-/// name as used.
+/// Takes the slices of outdated members away, and returns them. If the loss of their contents is accepted and
+/// more would be missing than the array survives, all stay: old strips do not verify. Returns also the drives
+/// that the claim must name as used.
 pub(super) async fn leave_out_outdated(
     context: &Context,
     members: &Members,
@@ -145,8 +147,8 @@ async fn lost_anyway(
     lost
 }
 
-/// True if some column of a stripe could be read with the `gone` members here, as they were last. A strip that cannot be
-/// read now may be right; one that does not verify is not.
+/// True if some column of a stripe could be read with the `gone` members here, as they were last. A strip
+/// that cannot be read now may be right; one that does not verify is not.
 async fn may_be_read(
     context: &Context,
     stripes: &Stripes,

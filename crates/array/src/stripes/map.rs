@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! - a stripe with a pending record is unwritten in the table: the record makes it written;
-//! - a change of the table follows a durable record, so what the map answers outlives a power cut once the record of
-//!   a pending stripe is durable too.
+//! - a change of the table follows a durable record, so what the map answers outlives a power cut once the
+//!   record of a pending stripe is durable too.
 //!
-//! Pure: it neither waits nor does I/O. A pending stripe remembers the lives of its members; the caller brings their
-//! present lives.
+//! Pure: it neither waits nor does I/O. A pending stripe remembers the lives of its members; the caller
+//! brings their present lives.
 
 use super::table::StripeTable;
 use crate::format::record::Entry;
@@ -106,7 +106,8 @@ impl StripeMap {
         self.pending.len() as u64
     }
 
-    /// The record of a pending stripe as its members stand now; none if the stripe is not pending under `version`.
+    /// The record of a pending stripe as its members stand now; none if the stripe is not pending under
+    /// `version`.
     pub(crate) fn pending_entry(&self, stripe: Stripe, version: Version, lives: &[u64]) -> Option<Entry> {
         let pending = self.pending.get(&stripe).filter(|pending| pending.version == version)?;
         Some(pending.entry(stripe, lives))
@@ -117,7 +118,8 @@ impl StripeMap {
         self.pending.values().any(|pending| pending.stale(lives).meets(strips))
     }
 
-    /// Applies a durable record to the table. Returns the strips that it marks stale: nothing else looks at these.
+    /// Applies a durable record to the table. Returns the strips that it marks stale: nothing else looks at
+    /// these.
     ///
     /// # Panics
     /// For a data entry, which does not change the table.
@@ -125,7 +127,8 @@ impl StripeMap {
         match entry {
             Entry::Data { .. } => unreachable!("data entries do not change the table"),
             Entry::Fresh { stripe, version, stale, .. } => {
-                // A member that failed while the record was on its way is in the pending entry and not in the record.
+                // A member that failed while the record was on its way is in the pending entry and not in the
+                // record.
                 let pending = self.pending.remove(stripe);
                 let later = pending.map_or(Positions::NONE, |pending| pending.stale(lives));
                 let stale = stale.with(later);

@@ -1,13 +1,13 @@
 //! Data blocks that are in the log and not yet in their strips.
 //!
 //! Invariants:
-//! - for each block the overlay holds the newest write. The segment with a block's entry stays in the log until the
-//!   block is destaged, or a newer write of it is durable;
+//! - for each block the overlay holds the newest write. The segment with a block's entry stays in the log
+//!   until the block is destaged, or a newer write of it is durable;
 //! - the counters equal the sums over all dirty stripes; a parked stripe is counted apart and has no turn;
 //! - memory is bounded by the log: a write reserves log space first ([`crate::log::space`]).
 //!
-//! A stripe that cannot be destaged is *parked*: destage passes it over until the stripe is written again, or until
-//! all parked stripes are tried again.
+//! A stripe that cannot be destaged is *parked*: destage passes it over until the stripe is written again, or
+//! until all parked stripes are tried again.
 
 use crate::place::SegmentNo;
 use penstock_base::{Buf, HashMap, Stripe};
@@ -62,8 +62,8 @@ pub(crate) struct Overlay {
 
 #[derive(Default)]
 struct DirtyStripe {
-    /// The stripe with the lowest turn is destaged first. The turn is the order of its oldest block, or a later order
-    /// that was drawn when the stripe was postponed. No two stripes have the same.
+    /// The stripe with the lowest turn is destaged first. The turn is the order of its oldest block, or a
+    /// later order that was drawn when the stripe was postponed. No two stripes have the same.
     turn: u64,
     blocks: BTreeMap<u32, DirtyBlock>,
     /// Dirty blocks in each column that has some.
@@ -101,8 +101,8 @@ impl Overlay {
         self.order
     }
 
-    /// Never gives an order up to this one. A record names it; its entry may be lost or no longer in the log, but a
-    /// write of this opening must not be made void by that record.
+    /// Never gives an order up to this one. A record names it; its entry may be lost or no longer in the log,
+    /// but a write of this opening must not be made void by that record.
     pub(crate) fn skip_order(&mut self, order: u64) {
         self.order = self.order.max(order);
     }

@@ -1,11 +1,12 @@
 //! The stripe table in memory: for each stripe its stale strips and the version of every strip.
 //!
-//! It is kept by pages, as on the drives. A page without a written stripe takes no memory. A page whose stripes each
-//! have one version and no stale strip takes a word per stripe; any other page takes 1 + strips words per stripe.
+//! It is kept by pages, as on the drives. A page without a written stripe takes no memory. A page whose
+//! stripes each have one version and no stale strip takes a word per stripe; any other page takes 1 + strips
+//! words per stripe.
 //!
 //! Invariants:
-//! - a change is applied only when its log record is durable, so a page written by a checkpoint never claims what
-//!   the log could lose;
+//! - a change is applied only when its log record is durable, so a page written by a checkpoint never claims
+//!   what the log could lose;
 //! - an unwritten stripe has no stale strip.
 
 use crate::format::root::page_mark;
@@ -41,8 +42,8 @@ pub(crate) struct StripeTable {
     /// The XOR of the marks of all pages with these checkpoints.
     sum: u64,
     written: u64,
-    /// The number of written stripes by their stale strips, where there are any. The sets follow from failed drives,
-    /// so they are few.
+    /// The number of written stripes by their stale strips, where there are any. The sets follow from failed
+    /// drives, so they are few.
     with_stale: BTreeMap<Positions, u64>,
 }
 
@@ -166,7 +167,8 @@ impl StripeTable {
         self.find_written(from, |stale| is_lost_without(stale, absent, most))
     }
 
-    /// The number of stripes with at most `most` stale strips that lack more without those of the `absent` members.
+    /// The number of stripes with at most `most` stale strips that lack more without those of the `absent`
+    /// members.
     pub(crate) fn lost_without(&self, absent: Positions, most: usize) -> u64 {
         let (written, with_stale) = self.counts();
         let sets = self.with_stale.iter().map(|(stale, count)| (*stale, *count));

@@ -1,7 +1,7 @@
 //! Versions of strips: one counter for the array, of which no number is ever given twice.
 //!
-//! Invariant: a version is given only from a run whose record is durable, so after a crash the counter goes on behind
-//! every version that a strip may have.
+//! Invariant: a version is given only from a run whose record is durable, so after a crash the counter goes
+//! on behind every version that a strip may have.
 
 use crate::error::ArrayError;
 use crate::format::record::Entry;

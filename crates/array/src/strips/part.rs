@@ -61,8 +61,8 @@ pub(super) fn bytes_of(columns: &Range<u32>) -> usize {
     columns.len() * BLOCK_BYTES
 }
 
-/// After a combined pass that verifies and codes fails, keeps the strips that verify alone and those that were
-/// unreachable. Corrupt ones are dropped, so that the next reader reads them again and reports them.
+/// After a combined pass that verifies and codes fails, keeps the strips that verify alone and those that
+/// were unreachable. Corrupt ones are dropped, so that the next reader reads them again and reports them.
 pub(crate) fn parts_to_keep(positions: &[Position], parts: Vec<Result<Part, Erased>>) -> Found {
     let keep = |part: &Result<Part, Erased>| match part {
         Ok(part) => part.bad_columns().is_empty(),

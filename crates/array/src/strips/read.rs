@@ -84,7 +84,8 @@ impl Strips {
         join_all(reads).await
     }
 
-    /// Reads columns of a strip. Columns that do not verify are read once more before they are counted as bad.
+    /// Reads columns of a strip. Columns that do not verify are read once more before they are counted as
+    /// bad.
     pub(crate) async fn read(
         &self,
         stripe: Stripe,
@@ -157,8 +158,8 @@ impl Strips {
         is_data && is_trailer
     }
 
-    /// Proves all strips of a stripe in the one pass that also computes parity. The error holds the strips that need
-    /// no second read: some strips are away or do not verify.
+    /// Proves all strips of a stripe in the one pass that also computes parity. The error holds the strips
+    /// that need no second read: some strips are away or do not verify.
     pub(crate) async fn prove_stripe(
         &self,
         stripe: Stripe,

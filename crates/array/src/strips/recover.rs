@@ -39,7 +39,8 @@ impl Strips {
         Ok(self.recover(stripe, &[position], columns, Found::default(), io).await?.remove(0))
     }
 
-    /// Makes columns of the wanted strips from the others, of which the caller has read some: the same columns.
+    /// Makes columns of the wanted strips from the others, of which the caller has read some: the same
+    /// columns.
     pub(crate) async fn recover(
         &self,
         stripe: Stripe,
@@ -74,8 +75,8 @@ impl Strips {
         self.decode_columns(stripe, wanted, columns.len(), &found)
     }
 
-    /// Makes the wanted strips in the pass that also proves their sources: `columns` blocks of k strips at these
-    /// positions. None unless all sources are there and right.
+    /// Makes the wanted strips in the pass that also proves their sources: `columns` blocks of k strips at
+    /// these positions. None unless all sources are there and right.
     fn make_proved(
         &self,
         positions: &[Position],
@@ -91,8 +92,8 @@ impl Strips {
         parts.iter().flat_map(|part| &part.crcs).eq(&of_sources).then_some(made)
     }
 
-    /// Decodes column by column, each from the strips whose block verified there. Runs of columns with the same good
-    /// strips are decoded together.
+    /// Decodes column by column, each from the strips whose block verified there. Runs of columns with the
+    /// same good strips are decoded together.
     fn decode_columns(
         &self,
         stripe: Stripe,

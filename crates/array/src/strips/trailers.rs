@@ -1,7 +1,7 @@
 //! Checksums of strips that were read or written lately, so that a small read is one I/O.
 //!
-//! Bounded; the first entry in is the first one out. An entry counts only for the version that it was made for, so a
-//! strip that is written again needs no removal.
+//! Bounded; the first entry in is the first one out. An entry counts only for the version that it was made
+//! for, so a strip that is written again needs no removal.
 
 use crate::place::Position;
 use penstock_base::{HashMap, Stripe, Version};

@@ -36,14 +36,15 @@ impl StripWrite {
     }
 }
 
-/// The one life in which all writes of a strip landed; none if one was missed, or the member failed between them.
+/// The one life in which all writes of a strip landed; none if one was missed, or the member failed between
+/// them.
 fn one_life(landed: impl IntoIterator<Item = Option<Life>>) -> Option<Life> {
     landed.into_iter().reduce(|first, other| first.filter(|_| first == other)).flatten()
 }
 
 impl Strips {
-    /// Parity strips for full data strips (or the same columns of each), with their checksums. The same pass over the
-    /// data proves that it still agrees with its checksums: corruption in memory goes no further.
+    /// Parity strips for full data strips (or the same columns of each), with their checksums. The same pass
+    /// over the data proves that it still agrees with its checksums: corruption in memory goes no further.
     pub(crate) fn encode(&self, data: &[Part]) -> Vec<Part> {
         assert_eq!(data.len(), self.context.geo.k, "all data strips are encoded");
         let columns = data[0].crcs.len();
@@ -58,8 +59,8 @@ impl Strips {
         parity
     }
 
-    /// Parity strips after a change of data strips, from the old parity. `changes` holds the position, the old and the
-    /// new contents of each changed strip: the same columns of all.
+    /// Parity strips after a change of data strips, from the old parity. `changes` holds the position, the
+    /// old and the new contents of each changed strip: the same columns of all.
     pub(crate) fn update_parity(
         &self,
         old_parity: &[&Part],
@@ -85,8 +86,8 @@ impl Strips {
         parts.collect()
     }
 
-    /// Writes a full strip and its trailer. Returns the life of the member in which both landed; none if it missed
-    /// them.
+    /// Writes a full strip and its trailer. Returns the life of the member in which both landed; none if it
+    /// missed them.
     pub(crate) async fn write_strip(
         &self,
         stripe: Stripe,
@@ -146,8 +147,8 @@ impl Strips {
         join_all(parts.iter().enumerate().map(write)).await.into_iter().collect()
     }
 
-    /// Writes patches into the strips that are not stale. `payload` holds the blocks of all patches in order. Returns
-    /// the strips that missed theirs.
+    /// Writes patches into the strips that are not stale. `payload` holds the blocks of all patches in order.
+    /// Returns the strips that missed theirs.
     pub(crate) async fn write_patches(
         &self,
         stripe: Stripe,

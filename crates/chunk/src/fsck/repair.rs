@@ -1,8 +1,8 @@
 //! Repairs a target: bits from extents, extents within their bounds, copies of blocks with two owners.
 //!
-//! Nothing is dirty in memory and no request is served. Each function reads the rows again, commits bounded write sets, and does nothing if nothing is wrong, so an interrupted
-//! repair can be started again. [`Fsck::mark_owned`] comes first: nothing is allocated while a block of a
-//! file counts as free.
+//! Nothing is dirty in memory and no request is served. Each function reads the rows again, commits bounded
+//! write sets, and does nothing if nothing is wrong, so an interrupted repair can be started again.
+//! [`Fsck::mark_owned`] comes first: nothing is allocated while a block of a file counts as free.
 
 use super::Fsck;
 use super::survey::{read_row, valid_part};
@@ -19,14 +19,14 @@ const IO: Io = Io::new(Class::Meta, "repair.read");
 impl Fsck<'_> {
     /// Evicts the clean chunks from memory, because their rows are about to change.
     pub fn forget_chunks(&self) {
-        self.target.cache.evict_clean();
+        self.cache.evict_clean();
     }
 
     async fn commit_repair(&self, writes: &mut WriteSet) -> Result<(), ChunkError> {
         if !writes.is_empty() {
             // A repair may free space, so it must not fail for lack of it.
             writes.reclaims();
-            self.target.kv.commit(std::mem::take(writes)).await?;
+            self.kv.commit(std::mem::take(writes)).await?;
         }
         Ok(())
     }
@@ -47,7 +47,7 @@ impl Fsck<'_> {
         for key in &survey.stray_groups {
             writes.delete(key.clone());
         }
-        commit_apart(&*self.target.kv, std::mem::take(writes.reclaims())).await?;
+        commit_apart(self.kv, std::mem::take(writes.reclaims())).await?;
         self.write_groups(&groups, &survey.marked).await?;
         self.load_bits(&survey.marked).await;
         Ok(())
@@ -56,10 +56,10 @@ impl Fsck<'_> {
     /// Makes the bitmaps in memory agree with the rows.
     async fn load_bits(&self, marked: &Bitmap) {
         // Blocks in a discard have no bit in the rows; the discard itself frees them.
-        let _no_discard = self.target.allocator.pause_discards().await;
-        let mut space = self.target.allocator.space_mut();
+        let _no_discard = self.allocator.pause_discards().await;
+        let mut space = self.allocator.space_mut();
         space.recount();
-        for block in 0..self.target.volume.blocks() {
+        for block in 0..self.volume.blocks() {
             match (marked.get(block), space.is_committed(block)) {
                 (true, false) => space.mark_owned(block),
                 (false, true) => space.mark_unowned(block),
@@ -70,7 +70,7 @@ impl Fsck<'_> {
 
     /// Returns up to `most` map rows that cannot be read, except those of a later release.
     pub async fn unreadable_rows(&self, most: usize) -> Result<Vec<Row>, ChunkError> {
-        let mut pages = Pages::new(&*self.target.kv, all_maps());
+        let mut pages = Pages::new(self.kv, all_maps());
         let mut found = Vec::new();
         loop {
             let rows = pages.next().await?;
@@ -96,16 +96,16 @@ impl Fsck<'_> {
         if survey.opaque {
             return Ok(Vec::new());
         }
-        let step = u64::from(self.target.config.chunk_blocks);
+        let step = u64::from(self.chunk_blocks);
         let cut = |(start, count): Run| {
             (0..count.div_ceil(step)).map(move |at| (start + at * step, step.min(count - at * step)))
         };
         let unowned = survey.only_in(&survey.marked, &survey.owned);
         // Stripes that were never written contain nothing.
         let written = |(start, count): &Run| {
-            let per_stripe = self.target.volume.stripe_blocks();
+            let per_stripe = self.volume.stripe_blocks();
             (start / per_stripe..=(start + count - 1) / per_stripe)
-                .any(|stripe| !self.target.volume.is_unwritten(stripe))
+                .any(|stripe| !self.volume.is_unwritten(stripe))
         };
         Ok(unowned.into_iter().flat_map(cut).filter(written).take(most).collect())
     }
@@ -122,7 +122,7 @@ impl Fsck<'_> {
     /// Returns up to `most` map rows of an inode, from chunk `index` on.
     pub async fn rows_of(&self, ino: Ino, index: u64, most: usize) -> Result<Vec<Row>, ChunkError> {
         let (from, until) = map_range(FileKey::main(ino), index);
-        Ok(self.target.kv.scan(from, until, most).await?)
+        Ok(self.kv.scan(from, until, most).await?)
     }
 
     async fn write_groups(&self, groups: &BTreeSet<u64>, marked: &Bitmap) -> Result<(), ChunkError> {
@@ -139,7 +139,7 @@ impl Fsck<'_> {
 
     /// Limits extents to their chunk and to the volume, and drops empty ones.
     pub async fn trim_extents(&self) -> Result<(), ChunkError> {
-        let mut pages = Pages::new(&*self.target.kv, all_maps());
+        let mut pages = Pages::new(self.kv, all_maps());
         loop {
             let rows = pages.next().await?;
             if rows.is_empty() {
@@ -148,8 +148,7 @@ impl Fsck<'_> {
             let mut writes = WriteSet::new();
             for (key, value) in rows {
                 let Ok((_, extents)) = read_row(&key, &value) else { continue };
-                let valid =
-                    |extent| valid_part(extent, self.target.config.chunk_blocks, self.target.volume.blocks());
+                let valid = |extent| valid_part(extent, self.chunk_blocks, self.volume.blocks());
                 let kept: Vec<Extent> = extents.iter().map(valid).filter(|part| part.count > 0).collect();
                 match kept == extents {
                     true => {}
@@ -157,15 +156,15 @@ impl Fsck<'_> {
                     false => drop(writes.put(key, encode_map(&kept))),
                 }
             }
-            commit_apart(&*self.target.kv, std::mem::take(writes.reclaims())).await?;
+            commit_apart(self.kv, std::mem::take(writes.reclaims())).await?;
         }
     }
 
     /// Gives every owner of a block except the first its own copy. Returns the chunks that could not get one.
     pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
-        let mut claimed = Bitmap::new(self.target.volume.blocks());
+        let mut claimed = Bitmap::new(self.volume.blocks());
         let mut failed = Vec::new();
-        let mut pages = Pages::new(&*self.target.kv, all_maps());
+        let mut pages = Pages::new(self.kv, all_maps());
         loop {
             let rows = pages.next().await?;
             if rows.is_empty() {
@@ -212,7 +211,7 @@ impl Fsck<'_> {
         map.sort_by_key(|extent| extent.first);
         let mut writes = WriteSet::new();
         writes.put(key, encode_map(&joined(map)));
-        for (group, row) in self.target.allocator.space_mut().commit(&allocated, &[]) {
+        for (group, row) in self.allocator.space_mut().commit(&allocated, &[]) {
             writes.put(group_key(group), row);
         }
         self.commit_repair(&mut writes).await
@@ -225,19 +224,19 @@ impl Fsck<'_> {
             for from in blocks {
                 let data = match from.preallocated {
                     true => None,
-                    false => Some(self.target.volume.read(from.block, 1, IO).await?),
+                    false => Some(self.volume.read(from.block, 1, IO).await?),
                 };
-                let (block, _) = self.target.allocator.allocate_reserved(1).await?;
+                let (block, _) = self.allocator.allocate_reserved(1).await?;
                 copies.push(Extent { block, ..*from });
                 if let Some(data) = data {
-                    self.target.volume.write(block, &data.gather(), &data.crcs).await?;
+                    self.volume.write(block, &data.gather(), &data.crcs).await?;
                 }
             }
-            Ok(self.target.volume.flush().await?)
+            Ok(self.volume.flush().await?)
         };
         let result = result.await;
         if result.is_err() {
-            self.target.allocator.give_back(copies.iter().map(|copy| (copy.block, 1)).collect());
+            self.allocator.give_back(copies.iter().map(|copy| (copy.block, 1)).collect());
         }
         result.map(|()| copies)
     }
@@ -255,9 +254,9 @@ impl Fsck<'_> {
         let groups: BTreeSet<u64> = blocks().map(|block| block / GROUP_BLOCKS).collect();
         self.write_groups(&groups, &survey.marked).await?;
         // The blocks may be allocated only once the rows are durable.
-        self.target.kv.flush().await?;
+        self.kv.flush().await?;
         self.load_bits(&survey.marked).await;
-        self.target.allocator.add_unowned();
+        self.allocator.add_unowned();
         Ok(())
     }
 }

@@ -306,8 +306,9 @@ impl Survey {
     }
 }
 
-/// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or discarded. Reads the
-/// rows only if there is a written stripe without a bit: a discard would make such a stripe unreadable.
+/// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or discarded.
+/// Reads the rows only if there is a written stripe without a bit: a discard would make such a stripe
+/// unreadable.
 pub(crate) async fn mark_unmarked(
     volume: &Volume,
     kv: &dyn Kv,

@@ -1,7 +1,7 @@
 //! Destage in place: one range of columns of a written stripe.
 //!
-//! Read-modify-write reads the old contents of the changed strips and the old parity; reconstruct-write reads the data
-//! strips that do not change. The way that reads less is taken.
+//! Read-modify-write reads the old contents of the changed strips and the old parity; reconstruct-write reads
+//! the data strips that do not change. The way that reads less is taken.
 
 use super::{Destage, DirtyColumns, IO};
 use crate::error::ArrayError;

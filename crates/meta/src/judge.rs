@@ -8,16 +8,16 @@ use crate::dirs::{SAME_HASH, check_name};
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode};
 use crate::rows::{
-    Entry, SessionRow, all_entries, all_inodes, all_removed, all_results, all_sessions, all_xattrs,
-    decode_entry_key, decode_inode_key, decode_removed, decode_session_key, decode_xattr_key, entry_key,
-    inode_key, owner_of, removed_key, unknown_keys,
+    Entry, all_entries, all_inodes, all_removed, all_xattrs, decode_entry_key, decode_inode_key,
+    decode_removed, decode_xattr_key, entry_key, inode_key, owner_of, removed_key, unknown_keys,
 };
-use crate::session::read_result;
 use crate::target::MetaTarget;
 use crate::{ROOT, XATTR_MAX};
 use penstock_base::{BLOCK_BYTES, DecodeError, FindingKind as Kind, Findings, Ino, MAX_FILE_BYTES, hex};
 use penstock_chunk::{Fsck, Owned, TargetCheck};
 use penstock_kv::{Range, for_each};
+use penstock_session::read_result;
+use penstock_session::rows::{SessionRow, all_results, all_sessions, decode_session_key};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Type bits of a directory.

@@ -1,8 +1,8 @@
 //! Metadata targets: the name space of whole filesets in a key-value store.
 //!
-//! Owns inodes, directories, links, extended attributes, sessions and the queue of removed files. Does not
-//! own file data: a storage target does. Where both share one store, a truncation or a removal is one
-//! transaction of both.
+//! Owns inodes, directories, links, extended attributes and the queue of removed files. Does not own file
+//! data (a storage target does), nor sessions (`penstock-session`). Where both share one store, a truncation
+//! or a removal is one transaction of both.
 //!
 //! Invariants:
 //! - one operation that changes something runs at a time, and is one transaction, so after a crash the name
@@ -21,8 +21,6 @@ mod entries;
 mod error;
 mod inode;
 mod judge;
-mod leases;
-mod locks;
 mod lost_found;
 mod ops;
 mod paths;
@@ -32,7 +30,6 @@ mod rename;
 mod repair;
 pub mod rows;
 mod service;
-mod session;
 mod setattr;
 mod target;
 mod xattr;
@@ -40,10 +37,8 @@ mod xattr;
 pub use check::{CheckProgress, MetaCheck};
 pub use error::MetaError;
 pub use inode::{Data, FileKind, Inode, Layout};
-pub use leases::joins;
 pub use repair::Repair;
-pub use session::{LEASE, Serving, SessionInfo};
-pub use target::{FsInfo, InUse, MetaTarget, Request};
+pub use target::{FsInfo, InUse, MetaTarget};
 
 /// Longest file name, in bytes.
 pub const NAME_MAX: usize = 255;

@@ -35,7 +35,7 @@ impl MetaTarget {
         let nameless = self.cache.borrow().get(ino).is_none_or(|inode| inode.nlink == 0);
         if nameless && !self.in_use.borrow().contains_key(&ino) {
             // Another client may have looked up its name just before the removal, and be about to open it.
-            let due = if self.leases.borrow().are_shared() { self.env.now() + GRACE } else { Duration::ZERO };
+            let due = if self.clients.are_shared() { self.env.now() + GRACE } else { Duration::ZERO };
             self.reap_queue.borrow_mut().insert((due, ino));
             self.reap_wake.notify_one();
         }
@@ -43,7 +43,7 @@ impl MetaTarget {
 
     pub(crate) async fn reap_task(self: Rc<Self>) {
         while !self.closed.get() {
-            let waits = self.sessions.borrow().owe_opens();
+            let waits = self.clients.owe_opens();
             let next = if waits { None } else { self.reap_queue.borrow().first().copied() };
             let Some((due, ino)) = next else {
                 self.reap_wake.notified().await;

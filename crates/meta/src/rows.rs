@@ -2,7 +2,7 @@
 //!
 //! All numbers in keys are big-endian. In keys of rows that snapshots will keep, the branch follows the tag
 //! and the birth is last, so that versions of one row are adjacent; today both are 0. The queue of removed
-//! files and the results of sessions belong to no snapshot.
+//! files belongs to no snapshot. Rows of sessions are in `penstock-session`.
 //!
 //! Public for the fuzzer and for tools that inspect a store. Only this crate writes rows.
 
@@ -14,8 +14,6 @@ const INODE: u8 = 0x10;
 const ENTRY: u8 = 0x11;
 const XATTR: u8 = 0x12;
 const REMOVED: u8 = 0x13;
-const RESULT: u8 = 0x14;
-const SESSION: u8 = 0x15;
 const FORMAT: u8 = 1;
 
 fn key(tag: u8, words: &[u64]) -> Vec<u8> {
@@ -100,7 +98,7 @@ pub(crate) fn unknown_keys() -> [Range; 5] {
     [
         (vec![], vec![FS]),
         (vec![FS, 0], vec![INODE]),
-        (vec![SESSION + 1], vec![0x20]),
+        (penstock_session::rows::all_sessions().1, vec![0x20]),
         (vec![0x22], end.clone()),
         (end, vec![0xff; 256]),
     ]
@@ -169,64 +167,6 @@ pub fn all_removed() -> Range {
 pub fn removed_ino(key: &[u8]) -> Option<Ino> {
     let words = key.strip_prefix(&[REMOVED]).filter(|words| words.len() == 16)?;
     Some(Ino(u64::from_be_bytes(words[8..].try_into().ok()?)))
-}
-
-/// Key of the stored result in one slot of a session.
-pub fn result_key(session: u64, slot: u64) -> Vec<u8> {
-    key(RESULT, &[session, slot])
-}
-
-/// Range of all stored results.
-pub fn all_results() -> Range {
-    (vec![RESULT], vec![RESULT + 1])
-}
-
-/// Key of a session whose client is another process.
-pub fn session_key(session: u64) -> Vec<u8> {
-    key(SESSION, &[session])
-}
-
-/// Range of all such sessions.
-pub fn all_sessions() -> Range {
-    (vec![SESSION], vec![SESSION + 1])
-}
-
-/// Returns the session number from a session's key.
-pub(crate) fn decode_session_key(key: &[u8]) -> Result<u64, DecodeError> {
-    let word = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
-    let bad = DecodeError::Bad { what: "session key", why: "wrong tag or length" };
-    word.map(u64::from_be_bytes).ok_or(bad)
-}
-
-/// Row of a session whose client is another process and outlives this one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SessionRow {
-    /// Name of the client, for people.
-    pub client: String,
-    /// Path at which the client mounts, for people.
-    pub mount: String,
-    /// Lease time of the session in milliseconds; 0 for none, as for a client of this process.
-    pub lease_ms: u32,
-}
-
-impl SessionRow {
-    /// Encodes the row's value.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut enc = Enc::new();
-        enc.u8(FORMAT).u32(self.lease_ms).bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
-        enc.finish()
-    }
-
-    /// Decodes the row's value.
-    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
-        let mut dec = Dec::new("session row", value);
-        let format = dec.u8()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
-        let lease_ms = dec.u32()?;
-        Ok(Self { client: dec.text()?, mount: dec.text()?, lease_ms })
-    }
 }
 
 /// The file system's own row.
@@ -301,39 +241,6 @@ impl Entry {
             return Err(dec.unknown("format", format.into()));
         }
         Ok(Self { ino: Ino(dec.u64()?), kind: dec.u32()?, name: dec.bytes()?.to_vec() })
-    }
-}
-
-/// The stored result of a session's request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResultRow {
-    /// The session.
-    pub session: u64,
-    /// Slot of the request: its sequence number modulo the number of slots.
-    pub slot: u64,
-    /// Sequence number of the request in its session.
-    pub sequence: u64,
-    /// Body of the reply.
-    pub body: Vec<u8>,
-}
-
-impl ResultRow {
-    /// Encodes the row's value.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(self.session).u64(self.slot).u64(self.sequence).bytes(&self.body);
-        enc.finish()
-    }
-
-    /// Decodes the row's value.
-    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
-        let mut dec = Dec::new("session result", value);
-        let format = dec.u8()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
-        let (session, slot, sequence) = (dec.u64()?, dec.u64()?, dec.u64()?);
-        Ok(Self { session, slot, sequence, body: dec.bytes()?.to_vec() })
     }
 }
 

@@ -2,13 +2,14 @@
 
 use crate::ROOT;
 use crate::error::MetaError;
-use crate::rows::{SessionRow, fs_key};
-use crate::session::Seen;
-use crate::target::{MetaTarget, Request};
+use crate::rows::fs_key;
+use crate::target::MetaTarget;
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
+use penstock_session::rows::SessionRow;
+use penstock_session::{Request, Slot};
 use penstock_wire::names::{AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest};
-use penstock_wire::{Failure, Header, Kind, SLOTS, VERSION};
+use penstock_wire::{Failure, Header, Kind, VERSION};
 use prost::Message;
 
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
@@ -24,19 +25,14 @@ impl MetaTarget {
         if who.sequence == 0 {
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
-        // A repeat that arrives while the request is being executed waits for its result.
-        let _slot = self.slots.exclusive((who.session, who.sequence % SLOTS)).await;
-        match self.sessions.borrow().find(who) {
-            Seen::New => {}
-            Seen::Done(outcome) => return outcome,
-            Seen::Late => {
-                let why = format!("request {} comes after its slot was used again", who.sequence);
-                return Err(Failure::new(penstock_base::Kind::Invalid, why));
+        match self.clients.slot(who).await? {
+            Slot::Done(outcome) => outcome,
+            Slot::Execute(slot) => {
+                let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
+                slot.keep(&outcome);
+                outcome
             }
         }
-        let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
-        self.sessions.borrow_mut().keep(who, &outcome);
-        outcome
     }
 
     async fn dispatch(&self, kind: Kind, who: Request, body: &[u8]) -> Result<Vec<u8>, MetaError> {
@@ -46,7 +42,7 @@ impl MetaTarget {
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::End => {
-                self.leases.borrow_mut().is_done(who.session);
+                self.clients.is_done(who.session);
                 self.end_session(who.session).await?;
                 // Without the flush a crash would bring the session back, and all other clients would wait
                 // for its lease to end.
@@ -67,7 +63,7 @@ impl MetaTarget {
             Kind::SetXattr => self.set_xattr(who, Message::decode(body)?).await,
             Kind::ListXattr => self.list_xattr(Message::decode(body)?).await,
             Kind::RemoveXattr => self.remove_xattr(who, Message::decode(body)?).await,
-            Kind::Lock => self.lock(who.session, &Message::decode(body)?),
+            Kind::Lock => Ok(self.clients.lock(who.session, &Message::decode(body)?)?.encode_to_vec()),
             Kind::StatFs => Ok(self.stat_fs()),
             Kind::Sync => {
                 self.sync().await?;
@@ -102,7 +98,8 @@ impl MetaTarget {
         self.open_inode(who.session, ino);
         match self.inode(ino).await {
             Ok(inode) => {
-                let (attr, unsettled) = (Some(inode.attr()), self.is_unsettled(who.session, ino));
+                let (attr, unsettled) =
+                    (Some(inode.attr()), self.clients.is_unsynced_elsewhere(who.session, ino));
                 Ok(AttrReply { attr, unsettled }.encode_to_vec())
             }
             Err(error) => {
@@ -129,7 +126,7 @@ impl MetaTarget {
         if request.client.len() > NAME_BYTES || request.mount.len() > PATH_BYTES {
             return Err(MetaError::Request("the name of a client or of its mount is too long".into()));
         }
-        if remote && self.sessions.borrow().numbers().count() >= MOST_SESSIONS {
+        if remote && self.clients.count() >= MOST_SESSIONS {
             return Err(MetaError::Request(format!("there are {MOST_SESSIONS} sessions, which is the most")));
         }
         let _one = self.changing.lock().await;
@@ -140,9 +137,9 @@ impl MetaTarget {
         };
         let mut writes = WriteSet::new();
         writes.put(fs_key(), row);
-        let lease_ms = if remote { self.lease().as_millis() as u32 } else { 0 };
+        let lease_ms = if remote { self.clients.lease().as_millis() as u32 } else { 0 };
         let who = SessionRow { client: request.client, mount: request.mount, lease_ms };
-        self.begin_session(session, who, &mut writes);
+        self.clients.begin_session(session, who, &mut writes);
         let committed = self.commit(Request::default(), writes, Vec::new(), &[]).await;
         // If a crash lost the number, it would be given to a second client while the first one still uses it.
         let durable = async || if remote { Ok(self.kv.flush().await?) } else { Ok(()) };
@@ -151,10 +148,51 @@ impl MetaTarget {
             failed => failed,
         };
         if let Err(error) = begun {
-            self.forget_session(session);
+            self.clients.forget_session(session);
             return Err(error);
         }
         let chunk_blocks = self.fs.borrow().chunk_blocks;
         Ok(HelloReply { version: mine, session, root: ROOT.0, chunk_blocks, lease_ms }.encode_to_vec())
+    }
+    /// Ends a session: its opens, leases and locks end, and its rows are deleted.
+    pub async fn end_session(&self, id: u64) -> Result<(), MetaError> {
+        // A request of this session that is changing something records its result before the session's rows
+        // are deleted.
+        let _one = self.changing.lock().await;
+        let Some((opens, writes)) = self.clients.end_session(id) else { return Ok(()) };
+        for (ino, count) in opens {
+            self.release_inode_times(ino, count);
+        }
+        self.reap_wake.notify_one();
+        self.commit(Request::default(), writes, Vec::new(), &[]).await
+    }
+
+    /// Takes over the opens and locks that a client reports after a restart.
+    fn reclaim(&self, session: u64, ping: &PingRequest) {
+        for (ino, before, now) in self.clients.reclaim(session, ping) {
+            match now > before {
+                true => self.use_inode_times(ino, now - before),
+                false if now < before => self.release_inode_times(ino, before - now),
+                false => {}
+            }
+        }
+        if ping.reclaimed {
+            // Removed files may be dropped once all clients have reported.
+            self.reap_wake.notify_one();
+        }
+    }
+
+    /// Counts one open of an inode by a session.
+    pub(crate) fn open_inode(&self, session: u64, ino: Ino) {
+        if self.clients.open(session, ino) {
+            self.use_inode(ino);
+        }
+    }
+
+    /// Ends one open of an inode by a session. Does nothing if it has none, as after a restart.
+    pub(crate) fn close_inode(&self, session: u64, ino: Ino) {
+        if self.clients.close(session, ino) {
+            self.release_inode(ino);
+        }
     }
 }

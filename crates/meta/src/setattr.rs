@@ -5,11 +5,11 @@ use crate::inode::{FileKind, Inode};
 use crate::ops::attr_reply;
 use crate::reap::STEP_CHUNKS;
 use crate::rows::inode_key;
-use crate::session::Sessions;
-use crate::target::{MetaTarget, Request};
+use crate::target::MetaTarget;
 use penstock_base::{BLOCK_BYTES, FileKey, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError};
 use penstock_kv::WriteSet;
+use penstock_session::{Clients, Request};
 use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
 use prost::Message;
 use rustix::io::Errno;
@@ -89,9 +89,7 @@ impl MetaTarget {
             return Ok(reply);
         };
         writes.put(inode_key(inode.ino), inode.encode());
-        if who.sequence != 0 {
-            Sessions::record(who, &reply, &mut writes);
-        }
+        Clients::record(who, &reply, &mut writes);
         self.transactions.set(self.transactions.get() + 1);
         let first_block = size.div_ceil(BLOCK_BYTES as u64);
         let result = self

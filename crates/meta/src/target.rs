@@ -4,18 +4,15 @@ use crate::cache::InodeCache;
 use crate::entries::EntryCache;
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode, Layout};
-use crate::leases::Leases;
-use crate::locks::Locks;
 use crate::rows::{
     Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, owner_of, removed_key,
 };
-use crate::session::Sessions;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::env::random_id;
-use penstock_base::{BoundedSet, Env, FileKey, Gate, HashMap, Id128, Ino, KeyedLocks};
+use penstock_base::{BoundedSet, Env, FileKey, Gate, HashMap, Id128, Ino};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
-use penstock_wire::Header;
+use penstock_session::{Clients, Request};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,21 +21,6 @@ use tokio::sync::{Mutex, Notify};
 
 /// Inode numbers reserved by one transaction.
 const INO_RUN: u64 = 4096;
-
-/// Identifies a request, so that a repeat is answered from the slot table.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Request {
-    /// Session of the client; 0 for none.
-    pub session: u64,
-    /// Sequence number in the session; 0 for a request that may safely be executed twice.
-    pub sequence: u64,
-}
-
-impl From<&Header> for Request {
-    fn from(header: &Header) -> Self {
-        Self { session: header.session, sequence: header.sequence }
-    }
-}
 
 /// Properties of a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,17 +45,8 @@ pub struct MetaTarget {
     pub(crate) next_ino: Cell<u64>,
     pub(crate) cache: RefCell<InodeCache>,
     pub(crate) entries: RefCell<EntryCache>,
-    pub(crate) sessions: RefCell<Sessions>,
-    pub(crate) leases: RefCell<Leases>,
-    /// Owned by the request that is waiting for the inode's next lease.
-    pub(crate) lease_turns: KeyedLocks<Ino>,
-    /// Notified when a revocation is sent or answered, a lock is released, or a session ends.
-    pub(crate) lease_news: Notify,
-    pub(crate) locks: RefCell<Locks>,
-    /// Owned by the running request of a slot, by session and slot.
-    pub(crate) slots: KeyedLocks<(u64, u64)>,
-    /// Lease time of a remote client's session.
-    pub(crate) lease: Cell<Duration>,
+    /// The sessions of all clients.
+    pub(crate) clients: Rc<Clients>,
     /// Serialises operations that change something.
     pub(crate) changing: Mutex<()>,
     pub(crate) transactions: Cell<u64>,
@@ -98,6 +71,7 @@ impl MetaTarget {
         env: &Env,
         kv: Rc<dyn Kv>,
         target: Rc<Target>,
+        clients: Rc<Clients>,
         gate: Rc<Gate>,
         name: &str,
     ) -> Result<Rc<Self>, MetaError> {
@@ -106,7 +80,6 @@ impl MetaTarget {
             Some(row) => FsRow::decode(&row)?,
             None => make_fs(env, &*kv, name, target.config().chunk_blocks).await?,
         };
-        let sessions = Sessions::load(&*kv, env.now()).await?;
         let next_ino = highest_in_use(&*kv, fs.reserved_ino).await?;
         let meta = Rc::new(Self {
             env: env.clone(),
@@ -117,13 +90,7 @@ impl MetaTarget {
             fs: RefCell::new(fs),
             cache: RefCell::default(),
             entries: RefCell::default(),
-            leases: RefCell::new(Leases::restored(sessions.numbers())),
-            lease_turns: KeyedLocks::default(),
-            lease_news: Notify::new(),
-            locks: RefCell::default(),
-            sessions: RefCell::new(sessions),
-            slots: KeyedLocks::default(),
-            lease: Cell::new(crate::session::LEASE),
+            clients,
             changing: Mutex::default(),
             transactions: Cell::new(0),
             in_use: RefCell::default(),
@@ -150,7 +117,7 @@ impl MetaTarget {
     pub fn stop(&self) {
         self.closed.set(true);
         self.reap_wake.notify_one();
-        self.lease_news.notify_waiters();
+        self.clients.stop();
     }
 
     /// True once the target has been stopped.
@@ -237,9 +204,7 @@ impl MetaTarget {
             assert!(inode.nlink <= LINK_MAX || inode.is_dir(), "links are counted before they are made");
             writes.put(inode_key(inode.ino), inode.encode());
         }
-        if request.sequence != 0 {
-            Sessions::record(request, reply, &mut writes);
-        }
+        Clients::record(request, reply, &mut writes);
         let entries = changed_entries(&writes)?;
         self.transactions.set(self.transactions.get() + 1);
         let result = {

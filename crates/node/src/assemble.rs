@@ -17,7 +17,8 @@ use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
-use penstock_meta::MetaTarget;
+use penstock_meta::{MetaError, MetaTarget};
+use penstock_session::Clients;
 use std::cell::{Cell, RefCell};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,6 +60,8 @@ pub struct Node {
     pub(crate) arrays: Vec<Rc<Array>>,
     pub(crate) kv: Rc<AheadKv>,
     pub(crate) target: Rc<Target>,
+    /// The sessions of all clients.
+    pub(crate) clients: Rc<Clients>,
     /// Serves data requests.
     pub(crate) data: penstock_chunk::Service,
     pub(crate) meta: Rc<MetaTarget>,
@@ -203,7 +206,8 @@ impl Node {
         let volume = Volume::whole(&data);
         let config = TargetConfig::for_volume(&volume, env.random());
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
-        let meta = MetaTarget::open(env, shared, target.clone(), gate, "main").await?;
+        let clients = Clients::load(env, &*shared, config.generation).await.map_err(MetaError::from)?;
+        let meta = MetaTarget::open(env, shared, target.clone(), clients.clone(), gate, "main").await?;
         let drives = RefCell::new(drives);
         let started_ns = env.wall_ns();
         let env = env.clone();
@@ -216,6 +220,7 @@ impl Node {
             drives,
             arrays,
             kv,
+            clients,
             data: penstock_chunk::Service::new(&target),
             target,
             meta,

@@ -4,7 +4,7 @@ use crate::admin::AdminError;
 use crate::assemble::Node;
 use crate::events::{EventKind, Severity};
 use crate::report::SessionReport;
-use penstock_meta::SessionInfo;
+use penstock_session::SessionInfo;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ const LOOKS: u32 = 5;
 impl Node {
     /// Sets the lease time of remote clients' sessions. Called at the start, before there are any.
     pub fn set_lease(&self, lease: Duration) {
-        self.meta.set_lease(lease);
+        self.clients.set_lease(lease);
     }
 
     /// Makes clients in other processes sync their changes and stop changing anything, before the service
-    /// stops. Returns the sessions that have not finished within `patience` although they are connected.
+    /// stops. Returns the sessions that have not finished within `limit` although they are connected.
     pub async fn call_everything_back(
         &self,
-        patience: Duration,
+        limit: Duration,
         is_connected: impl Fn(u64) -> bool,
     ) -> Vec<SessionInfo> {
-        self.meta.call_everything_back(patience, is_connected).await
+        self.clients.revoke_everything(limit, is_connected).await
     }
 
     /// Reports of all sessions.
@@ -37,19 +37,19 @@ impl Node {
             silent_ms: u64::try_from(session.silent.as_millis()).unwrap_or(u64::MAX),
             open_inodes: session.open_inodes,
         };
-        self.meta.sessions().into_iter().map(report).collect()
+        self.clients.sessions().into_iter().map(report).collect()
     }
 
     /// Sets the path at which a client of this process mounts; empty if it does not.
     pub fn note_mount(&self, session: u64, path: &str) {
-        self.meta.note_mount(session, path);
+        self.clients.set_mount(session, path);
     }
 
     /// Refuses a repair while the file system is mounted: kernels cache names and attributes of a mount, and
     /// a repair may change them without notice.
     pub fn refuse_while_mounted(&self) -> Result<(), AdminError> {
         let holds = |session: &SessionInfo| session.lease.is_some() || !session.mount.is_empty();
-        match self.meta.sessions().into_iter().find(holds) {
+        match self.clients.sessions().into_iter().find(holds) {
             None => Ok(()),
             Some(session) => Err(AdminError::Refused(format!(
                 "nothing was repaired: the file system is mounted at {} by {}; `penstock umount` takes it away",
@@ -59,17 +59,17 @@ impl Node {
     }
 
     pub(crate) async fn lease_task(self: Rc<Self>) {
-        while !self.meta.is_stopped() {
-            let (lease, before) = (self.meta.lease(), self.env.now());
+        while !self.clients.is_stopped() {
+            let (lease, before) = (self.clients.lease(), self.env.now());
             self.env.sleep(lease / LOOKS).await;
             // This process was suspended or overloaded, and could not receive requests: no client counts as
             // silent.
             if self.env.now() - before > lease / LOOKS * 2 {
-                self.meta.renew_leases();
+                self.clients.renew_leases();
                 continue;
             }
             let silent = |session: &SessionInfo| session.lease.is_some_and(|lease| session.silent > lease);
-            for session in self.meta.sessions().into_iter().filter(silent) {
+            for session in self.clients.sessions().into_iter().filter(silent) {
                 let text = format!("{session} was silent for {} s and has ended", session.silent.as_secs());
                 self.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
                 if let Err(error) = self.meta.end_session(session.id).await {

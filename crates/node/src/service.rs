@@ -3,7 +3,7 @@
 use crate::assemble::Node;
 use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
-use penstock_meta::joins;
+use penstock_session::joins;
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
 use std::rc::Rc;
 
@@ -69,11 +69,11 @@ impl Node {
     }
 
     async fn serve_request(&self, request: &Frame, remote: bool) -> Outcome {
-        self.meta.hear(&request.header)?;
+        self.clients.hear(&request.header)?;
         if let Some(outcome) = self.serve_lease(request).await {
             return outcome;
         }
-        let _active = self.meta.begin(&request.header)?;
+        let _active = self.clients.begin(&request.header)?;
         // While a repair runs, requests wait for its end.
         let _in_use = self.serving.read().await;
         let latency = self.latency.of(request.header.kind);
@@ -86,17 +86,17 @@ impl Node {
         let Header { kind, session, .. } = request.header;
         let bytes = |result: Result<Vec<u8>, Failure>| Some(result.map(|body| (body, Vec::new())));
         if kind == Kind::Watch {
-            return bytes(self.meta.watch(session, &request.body).await);
+            return bytes(self.clients.watch(session, &request.body).await);
         }
         if joins(kind)
-            && let Err(failure) = self.meta.join(session).await
+            && let Err(failure) = self.clients.join(session).await
         {
             return Some(Err(failure));
         }
         match kind {
-            Kind::Lease => bytes(self.meta.grant(session, &request.body).await),
-            Kind::GetAttr => self.meta.settle_elsewhere(session, &request.body).await.err().map(Err),
-            Kind::SetAttr => self.meta.may_resize(session, &request.body).await.err().map(Err),
+            Kind::Lease => bytes(self.clients.grant(session, &request.body).await),
+            Kind::GetAttr => self.clients.sync_elsewhere(session, &request.body).await.err().map(Err),
+            Kind::SetAttr => self.clients.may_resize(session, &request.body).await.err().map(Err),
             _ => None,
         }
     }

@@ -95,7 +95,7 @@ pub(crate) fn of_file(path: &str) -> Option<Layer> {
         ("client", _) => Layer::Client,
         ("wire" | "fabric", _) => Layer::Wire,
         ("node", _) => Layer::Node,
-        ("meta", _) => Layer::Meta,
+        ("meta" | "session", _) => Layer::Meta,
         ("kv", _) => Layer::Kv,
         ("chunk", _) => Layer::Chunk,
         ("array", _) => Layer::Array,

@@ -10,6 +10,7 @@ use penstock_kv::header::VolumeHeader;
 use penstock_kv::journal::{Mark, Record};
 use penstock_meta::rows as meta;
 use penstock_meta::{Data, Inode, Layout};
+use penstock_session::rows as session;
 
 /// `kv-volume`: the header of the key-value volume.
 pub(super) const VOLUME_HEADER: Decoder = Decoder {
@@ -203,20 +204,22 @@ pub(super) const RESULT: Decoder = Decoder {
     name: "result-row",
     most_bytes: 512,
     seeds: || {
-        let row = |body: &[u8]| meta::ResultRow { session: 1, slot: 2, sequence: 66, body: body.to_vec() };
+        let row = |body: &[u8]| session::ResultRow { session: 1, slot: 2, sequence: 66, body: body.to_vec() };
         vec![row(b"reply").encode(), row(b"").encode()]
     },
     seal: unsealed,
-    check: |bytes| agrees(bytes, &SAME, meta::ResultRow::decode, meta::ResultRow::encode),
+    check: |bytes| agrees(bytes, &SAME, session::ResultRow::decode, session::ResultRow::encode),
 };
 
 /// `session-row`: a client's session.
 pub(super) const SESSION: Decoder = Decoder {
     name: "session-row",
     most_bytes: 512,
-    seeds: || vec![meta::SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 }.encode()],
+    seeds: || {
+        vec![session::SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 }.encode()]
+    },
     seal: unsealed,
-    check: |bytes| agrees(bytes, &SAME, meta::SessionRow::decode, meta::SessionRow::encode),
+    check: |bytes| agrees(bytes, &SAME, session::SessionRow::decode, session::SessionRow::encode),
 };
 
 /// `name-keys`: keys of directory entries, extended attributes and removed files, and the ranges of scans

@@ -298,7 +298,7 @@ fn a_lapse_that_is_over_ends_no_mount() {
         let ino = make(&clients[1], "file").await.unwrap();
         let kernel = Rc::new(Stubborn { env: machine.env.clone(), lasted: RefCell::default() });
         clients[1].set_kernel_cache(Some(kernel.clone()));
-        let lease = penstock_meta::LEASE;
+        let lease = penstock_session::LEASE;
         // Half of the lease time is used up, and the next quarter is for the kernel.
         for (away, lasted) in [(lease * 5 / 8, false), (lease * 7 / 8, true)] {
             clients[1].get_attr(ino).await.unwrap();

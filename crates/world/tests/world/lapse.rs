@@ -26,7 +26,7 @@ fn a_client_that_is_cut_off_tells_nothing_old() {
         on_machine(seed, async |_, machine| {
             let way = Way::new(&machine);
             let (client, remote) = mount(&machine, &way).await;
-            let (world, env, lease) = (&machine.world, &machine.env, penstock_meta::LEASE);
+            let (world, env, lease) = (&machine.world, &machine.env, penstock_session::LEASE);
             let pages = Pages::of(&client, world);
             let ino = make_file(&machine, "register").await.unwrap();
             machine.client.write(ino, 0, &0u64.to_le_bytes()).await.unwrap();

@@ -505,7 +505,7 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
         client.write(ino, 0, &[7; 50_000]).await.unwrap();
         client.fsync(ino).await.unwrap();
         client.unlink(client.root(), b"gone", false).await.unwrap();
-        let lease = penstock_meta::LEASE;
+        let lease = penstock_session::LEASE;
         machine.env.sleep(lease * 4).await;
         assert_eq!(read(&client, ino).await, [7; 50_000], "a client that lives keeps its session");
         // The client is cut off. Other clients wait for its lease until its session ends.
@@ -559,7 +559,7 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
         client.write(ino, 10_000, &[3; 10_000]).await.unwrap();
         client.fsync(ino).await.unwrap();
         assert_eq!(read(&client, ino).await[10_000..], [3; 10_000]);
-        machine.env.sleep(penstock_meta::LEASE * 2).await;
+        machine.env.sleep(penstock_session::LEASE * 2).await;
         assert_eq!(read(&client, open).await, [1; 10_000], "what was open is open");
         client.release(open).await.unwrap();
         client.release(ino).await.unwrap();

@@ -1141,7 +1141,7 @@ fn what_another_start_granted_is_nothing_to_the_next() {
         machine.env.sleep(Duration::from_secs(1)).await;
         assert!(!done.get(), "its lease is on the way");
         let machine = restart(site, machine, &way, Duration::ZERO).await;
-        machine.env.sleep(penstock_meta::LEASE / 2).await;
+        machine.env.sleep(penstock_session::LEASE / 2).await;
         late.held.set(false);
         late.let_go.notify_waiters();
         while !done.get() {

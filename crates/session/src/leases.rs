@@ -27,33 +27,15 @@
 //! - no request waits for an answer while it has something locked that the answer may need: no lock of a
 //!   service, and no turn except that for the inode's next lease.
 
-use crate::error::MetaError;
-use crate::session::SessionInfo;
-use crate::target::MetaTarget;
-use penstock_base::env::timeout;
-use penstock_base::{HashMap, Ino, Kind as Todo};
-use penstock_wire::names::{
-    InodeRequest, LeaseCall, LeaseReply, LeaseRequest, SetAttrRequest, WatchReply, WatchRequest,
-};
-use penstock_wire::{Failure, Kind};
-use prost::Message;
-use rustix::io::Errno;
-use std::cell::RefCell;
+use penstock_base::{HashMap, Ino};
+use penstock_wire::names::{LeaseCall, WatchReply, WatchRequest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
-use std::time::Duration;
 
 /// Failed sync requests that are remembered for the requests that wait for them.
 const MOST_FAILED: usize = 1024;
-/// Longest time that a request with a slot waits for other clients. After that its client is asked to send it
-/// again.
-const SLOT_WAIT: Duration = Duration::from_millis(100);
-/// A `Watch` request is answered after this time even without news, so that its client sees that the service
-/// is alive.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-
 #[derive(Clone, Copy, Debug)]
-struct Held {
+pub(crate) struct Held {
     exclusive: bool,
     grant: u64,
 }
@@ -91,7 +73,7 @@ pub(crate) struct Leases {
 
 /// State of a session that gives up everything because the service stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
+pub(crate) enum Leaving {
     /// It was asked. It still gets leases: its kernel drops what was read without a lease only after requests
     /// that need one.
     Called,
@@ -101,20 +83,6 @@ enum Leaving {
     Done,
     /// It could not sync everything, or its session ended before it reported that it did.
     Failed,
-}
-
-/// A change of size that waits, counted until this is dropped.
-struct Resizing<'a>(&'a RefCell<Leases>, (Ino, u64));
-
-impl Drop for Resizing<'_> {
-    fn drop(&mut self) {
-        let mut leases = self.0.borrow_mut();
-        let waiting = leases.resizing.get_mut(&self.1).expect("it is counted while it waits");
-        *waiting -= 1;
-        if *waiting == 0 {
-            leases.resizing.remove(&self.1);
-        }
-    }
 }
 
 impl Leases {
@@ -128,13 +96,37 @@ impl Leases {
         leases
     }
 
+    /// True if a session owns leases or may cache something.
+    pub(crate) fn has_joined(&self, session: u64) -> bool {
+        self.joined.contains(&session)
+    }
+
+    /// A change of size by a session begins to wait.
+    pub(crate) fn begin_resize(&mut self, ino: Ino, session: u64) {
+        *self.resizing.entry((ino, session)).or_default() += 1;
+    }
+
+    /// A change of size that waited goes on, or is given up.
+    pub(crate) fn end_resize(&mut self, ino: Ino, session: u64) {
+        let waiting = self.resizing.get_mut(&(ino, session)).expect("it is counted while it waits");
+        *waiting -= 1;
+        if *waiting == 0 {
+            self.resizing.remove(&(ino, session));
+        }
+    }
+
+    /// True if another session may have a newer size and time of a file than the service.
+    pub(crate) fn is_unsynced_elsewhere(&self, session: u64, ino: Ino) -> bool {
+        !self.held_by_others(session, ino, |held| held.exclusive).is_empty()
+    }
+
     fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
     /// The latest number and the session that is alone: a change of either must wake the waiting requests.
-    fn to_tell(&self) -> (u64, Option<u64>) {
+    pub(crate) fn to_tell(&self) -> (u64, Option<u64>) {
         (self.last, self.alone)
     }
 
@@ -146,7 +138,7 @@ impl Leases {
 
     /// Begins a stop: revokes everything from every session. A session gets leases only until it has answered
     /// the last revocation.
-    fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.closing = Some(self.joined.iter().map(|session| (*session, Leaving::Called)).collect());
         self.alone = None;
         self.joined.clone().into_iter().for_each(|session| self.call_everything(session));
@@ -159,7 +151,7 @@ impl Leases {
         }
     }
 
-    fn leaving(&mut self, session: u64) -> Option<&mut Leaving> {
+    pub(crate) fn leaving(&mut self, session: u64) -> Option<&mut Leaving> {
         self.closing.as_mut()?.get_mut(&session)
     }
 
@@ -192,7 +184,7 @@ impl Leases {
     }
 
     /// Lets a session take part. Returns false if it must wait.
-    fn join(&mut self, session: u64) -> bool {
+    pub(crate) fn join(&mut self, session: u64) -> bool {
         if self.alone == Some(session) {
             return true;
         }
@@ -240,7 +232,7 @@ impl Leases {
     }
 
     /// Grants a lease and returns its number, or revokes the leases that conflict with it.
-    fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
+    pub(crate) fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
         if !self.may_have_leases(session)
             || self.owes_everything(|other| other != session)
             || self.is_called(session, ino, 0)
@@ -261,7 +253,7 @@ impl Leases {
 
     /// Lets a session change a file's size, or revokes the leases of others. Another session's lease is no
     /// obstacle if that session waits here too.
-    fn try_resize(&mut self, session: u64, ino: Ino) -> Option<()> {
+    pub(crate) fn try_resize(&mut self, session: u64, ino: Ino) -> Option<()> {
         let own = self.held.get(&ino).and_then(|holders| holders.get(&session));
         if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
             return Some(());
@@ -276,7 +268,12 @@ impl Leases {
         others.iter().all(|(other, _)| self.resizing.contains_key(&(ino, *other))).then_some(())
     }
 
-    fn held_by_others(&self, session: u64, ino: Ino, which: impl Fn(&Held) -> bool) -> Vec<(u64, u64)> {
+    pub(crate) fn held_by_others(
+        &self,
+        session: u64,
+        ino: Ino,
+        which: impl Fn(&Held) -> bool,
+    ) -> Vec<(u64, u64)> {
         let holders = self.held.get(&ino).into_iter().flatten();
         let others = holders.filter(|(other, held)| **other != session && which(held));
         others.map(|(other, held)| (*other, held.grant)).collect()
@@ -302,7 +299,7 @@ impl Leases {
 
     /// Asks the session that may have unsynced changes of a file to sync them. Returns the number of the
     /// request to wait for; none if there is no such session.
-    fn call_settle(&mut self, session: u64, ino: Ino) -> Option<u64> {
+    pub(crate) fn call_settle(&mut self, session: u64, ino: Ino) -> Option<u64> {
         let holders = self.held.get(&ino)?;
         let (other, held) = holders.iter().find(|(other, held)| **other != session && held.exclusive)?;
         let (other, grant) = (*other, held.grant);
@@ -320,7 +317,7 @@ impl Leases {
     }
 
     /// A session reports, before its answer, that it could not sync, or could not give up everything.
-    fn failed(&mut self, session: u64, number: u64, errno: u32) {
+    pub(crate) fn failed(&mut self, session: u64, number: u64, errno: u32) {
         let Some(call) = self.calls.get(&number).filter(|call| call.session == session) else { return };
         match (call.settle, call.ino) {
             (true, _) => {
@@ -339,7 +336,7 @@ impl Leases {
     }
 
     /// Result of a sync request: none until it is answered, and an errno if it failed.
-    fn settled(&self, number: u64) -> Option<Result<(), u16>> {
+    pub(crate) fn settled(&self, number: u64) -> Option<Result<(), u16>> {
         if self.calls.contains_key(&number) {
             return None;
         }
@@ -347,7 +344,7 @@ impl Leases {
         Some(failed.map_or(Ok(()), |(_, errno)| Err(*errno)))
     }
 
-    fn answered(&mut self, session: u64, number: u64) {
+    pub(crate) fn answered(&mut self, session: u64, number: u64) {
         if self.calls.get(&number).is_none_or(|call| call.session != session) {
             return;
         }
@@ -368,7 +365,7 @@ impl Leases {
         self.note_alone();
     }
 
-    fn drop_held(&mut self, session: u64, ino: Ino, grant: u64) {
+    pub(crate) fn drop_held(&mut self, session: u64, ino: Ino, grant: u64) {
         let Some(holders) = self.held.get_mut(&ino) else { return };
         if holders.get(&session).is_some_and(|held| held.grant <= grant) {
             holders.remove(&session);
@@ -389,7 +386,7 @@ impl Leases {
     }
 
     /// News for a session; none if there are none.
-    fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
+    pub(crate) fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
         let alone = self.alone == Some(session);
         if request.alone && !alone && !self.owes_everything(|other| other == session) {
             // The client believes that it is alone and is not. Without a revocation it would repeat the
@@ -408,152 +405,6 @@ impl Leases {
             self.unlocked.remove(&session).into_iter().flatten().map(|ino| ino.0).collect();
         let nothing = calls.is_empty() && unlocked.is_empty() && alone == request.alone;
         (!nothing).then_some(WatchReply { alone, calls, unlocked })
-    }
-}
-
-/// True for a kind of request after which its session may own leases or cache something.
-pub fn joins(kind: Kind) -> bool {
-    !matches!(kind, Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::Sync | Kind::StatFs)
-}
-
-impl MetaTarget {
-    /// Waits until a session may take part, that is, until other sessions have given up what they cached
-    /// without leases. Must be called before anything is locked.
-    pub async fn join(&self, session: u64) -> Result<(), Failure> {
-        self.wait_for(session, |leases| leases.join(session).then_some(())).await
-    }
-
-    /// Makes every session sync its changes and stop changing anything, before the service stops. Returns the
-    /// sessions that failed to, that did not finish within `patience`, or that ended meanwhile, limited to
-    /// those for which `is_connected` returns true (it takes a session number).
-    pub async fn call_everything_back(
-        &self,
-        patience: Duration,
-        is_connected: impl Fn(u64) -> bool,
-    ) -> Vec<SessionInfo> {
-        let takes_part =
-            |info: &SessionInfo| self.leases.borrow().joined.contains(&info.id) && is_connected(info.id);
-        let asked: Vec<SessionInfo> = self.sessions().into_iter().filter(takes_part).collect();
-        self.leases.borrow_mut().close();
-        self.lease_news.notify_waiters();
-        let leaving = |info: &SessionInfo| self.leases.borrow_mut().leaving(info.id).copied();
-        let answered = async {
-            let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
-            while asked.iter().any(|info| waits.contains(&leaving(info))) {
-                self.lease_news.notified().await;
-            }
-        };
-        timeout(&self.env, patience, answered).await;
-        asked.into_iter().filter(|info| leaving(info) != Some(Leaving::Done)).collect()
-    }
-
-    /// Waits until another session's unsynced changes of the inode of a request are known here. Must be
-    /// called before anything is locked.
-    pub async fn settle_elsewhere(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
-        let ino = Ino(InodeRequest::decode(body).map_err(MetaError::from)?.ino);
-        let Some(number) = self.leases.borrow_mut().call_settle(session, ino) else { return Ok(()) };
-        self.lease_news.notify_waiters();
-        let settled = self.wait_for(session, |leases| leases.settled(number)).await?;
-        settled.map_err(|errno| Failure {
-            kind: Todo::Internal,
-            errno: if errno == 0 { Errno::IO.raw_os_error() as u16 } else { errno },
-            message: "another client cannot sync its changes of the file".into(),
-        })
-    }
-
-    /// Grants a lease after all conflicting leases have been given back.
-    pub async fn grant(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
-        let request = LeaseRequest::decode(body).map_err(MetaError::from)?;
-        if request.first != 0 || request.last != u64::MAX {
-            let why = "a lease on a part of a file: this release has leases on whole files only".to_owned();
-            return Err(MetaError::Request(why).into());
-        }
-        let ino = Ino(request.ino);
-        let _turn = self.lease_turns.exclusive(ino).await;
-        let granted =
-            self.wait_for(session, |leases| leases.try_grant(session, ino, request.exclusive)).await?;
-        Ok(LeaseReply { grant: granted }.encode_to_vec())
-    }
-
-    /// Waits until a change of attributes may be made. A change of size waits until no other session caches
-    /// the old state. Must be called before anything is locked.
-    pub async fn may_resize(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
-        if !self.leases.borrow().are_shared() {
-            return Ok(());
-        }
-        let request = SetAttrRequest::decode(body).map_err(MetaError::from)?;
-        if request.size.is_none() || request.grow {
-            return Ok(());
-        }
-        let ino = Ino(request.ino);
-        *self.leases.borrow_mut().resizing.entry((ino, session)).or_default() += 1;
-        let _waiting = Resizing(&self.leases, (ino, session));
-        // Another change of size that waits for this session's lease can go on.
-        self.lease_news.notify_waiters();
-        let wait = self.wait_for(session, |leases| leases.try_resize(session, ino));
-        // Bounded, because the client may need the slot to sync changes that another request waits for.
-        timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
-    }
-
-    /// True if another session may have a newer size and time of a file than the service.
-    pub(crate) fn is_unsettled(&self, session: u64, ino: Ino) -> bool {
-        !self.leases.borrow().held_by_others(session, ino, |held| held.exclusive).is_empty()
-    }
-
-    async fn wait_for<T>(
-        &self,
-        session: u64,
-        mut attempt: impl FnMut(&mut Leases) -> Option<T>,
-    ) -> Result<T, Failure> {
-        loop {
-            let news = self.lease_news.notified();
-            self.check_session(session)?;
-            let (calls, alone) = self.leases.borrow().to_tell();
-            let value = attempt(&mut self.leases.borrow_mut());
-            let (calls_now, alone_now) = self.leases.borrow().to_tell();
-            if alone_now != alone || value.is_none() && calls_now != calls {
-                self.lease_news.notify_waiters();
-            }
-            match value {
-                Some(value) => return Ok(value),
-                None => news.await,
-            }
-        }
-    }
-
-    /// Takes a client's answers, and waits for news for it.
-    pub async fn watch(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
-        let mut request = WatchRequest::decode(body).map_err(MetaError::from)?;
-        if request.generation != self.target.config().generation {
-            // The request's numbers are from another start of the service.
-            request.seen = 0;
-            request.answered.clear();
-            request.failed.clear();
-            request.released.clear();
-        }
-        {
-            let mut leases = self.leases.borrow_mut();
-            for released in &request.released {
-                leases.drop_held(session, Ino(released.ino), released.grant);
-            }
-            request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
-            request.answered.iter().for_each(|number| leases.answered(session, *number));
-            if request.leaves {
-                leases.is_done(session);
-                leases.leave(session);
-            }
-        }
-        if !request.answered.is_empty() || !request.released.is_empty() || request.leaves {
-            self.lease_news.notify_waiters();
-        }
-        let nothing = WatchReply { alone: request.alone, ..WatchReply::default() };
-        if !request.wait {
-            return Ok(nothing.encode_to_vec());
-        }
-        let longest = self.lease().min(LONGEST_WAIT * 3) / 3;
-        let wait = self.wait_for(session, |leases| leases.news(session, &request));
-        let reply = timeout(&self.env, longest, wait).await.unwrap_or(Ok(nothing))?;
-        Ok(reply.encode_to_vec())
     }
 }
 

@@ -6,12 +6,9 @@
 //! Locks are in memory. After a restart each client reports its locks again. Until all clients have done so
 //! or have ended, requests for new locks are answered with "ask again".
 
-use crate::error::MetaError;
-use crate::target::MetaTarget;
 use penstock_base::range_locks::{RangeLock, RangeLocks};
 use penstock_base::{HashMap, Ino};
 use penstock_wire::names::{LockChange, LockReply, LockRequest};
-use prost::Message;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 
@@ -83,7 +80,7 @@ impl Locks {
 
     /// Applies a request. Returns the reply, and true if something was released. With `granted` the lock was
     /// granted before a restart, and is granted again however many locks there are.
-    fn change(
+    pub(crate) fn change(
         &mut self,
         session: u64,
         request: &LockRequest,
@@ -160,8 +157,18 @@ impl Locks {
         Ok((reply, given_up))
     }
 
+    /// Takes the sessions that wait for a lock of a file.
+    pub(crate) fn take_waiting(&mut self, ino: Ino) -> BTreeSet<u64> {
+        let Some(file) = self.files.get_mut(&ino) else { return BTreeSet::new() };
+        let waiting = std::mem::take(&mut file.waiting);
+        if file.is_idle() {
+            self.files.remove(&ino);
+        }
+        waiting
+    }
+
     /// Removes all locks of a session that ends. Returns the inodes whose locks changed.
-    fn end(&mut self, session: u64) -> Vec<Ino> {
+    pub(crate) fn end(&mut self, session: u64) -> Vec<Ino> {
         let mut changed = Vec::new();
         self.held.retain(|(of, _), _| *of != session);
         for (ino, file) in &mut self.files {
@@ -174,54 +181,6 @@ impl Locks {
         }
         self.files.retain(|_, file| !file.is_idle());
         changed
-    }
-}
-
-impl MetaTarget {
-    /// Sets, tests or releases a lock.
-    pub(crate) fn lock(&self, session: u64, request: &LockRequest) -> Result<Vec<u8>, MetaError> {
-        if self.sessions.borrow().owe_opens() && request.change != i32::from(LockChange::Unlock) {
-            return Ok(LockReply { early: true, ..LockReply::default() }.encode_to_vec());
-        }
-        let ino = Ino(request.ino);
-        let (reply, given_up) = self.locks.borrow_mut().change(session, request, false)?;
-        if given_up {
-            self.tell_unlocked(ino);
-        }
-        Ok(reply.encode_to_vec())
-    }
-
-    /// Restores a lock that a session had before a restart.
-    pub(crate) fn reclaim_lock(&self, session: u64, request: &LockRequest) {
-        let result = self.locks.borrow_mut().change(session, request, true);
-        if !matches!(&result, Ok((LockReply { conflict: None, .. }, _))) {
-            tracing::error!(
-                session,
-                ino = request.ino,
-                ?result,
-                "a lock that a client had before the restart cannot be restored"
-            );
-        }
-    }
-
-    pub(crate) fn end_locks(&self, session: u64) {
-        let changed = self.locks.borrow_mut().end(session);
-        changed.into_iter().for_each(|ino| self.tell_unlocked(ino));
-    }
-
-    fn tell_unlocked(&self, ino: Ino) {
-        let mut locks = self.locks.borrow_mut();
-        let Some(file) = locks.files.get_mut(&ino) else { return };
-        let waiting = std::mem::take(&mut file.waiting);
-        if file.is_idle() {
-            locks.files.remove(&ino);
-        }
-        drop(locks);
-        if !waiting.is_empty() {
-            let mut leases = self.leases.borrow_mut();
-            waiting.into_iter().for_each(|session| leases.note_unlocked(session, ino));
-            self.lease_news.notify_waiters();
-        }
     }
 }
 

@@ -1,0 +1,477 @@
+//! The clients of a node: their sessions, and the waits of their requests for each other.
+//!
+//! Invariants:
+//! - no request waits here with anything locked that another client's answer may need;
+//! - a wait ends when its session ends or the service stops;
+//! - everything that may let a waiting request go on wakes all of them (`news`).
+
+use crate::leases::{Leases, Leaving};
+use crate::locks::Locks;
+use crate::rows::{SessionRow, result_key, session_key};
+use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
+use penstock_base::env::timeout;
+use penstock_base::locks::Exclusive;
+use penstock_base::{Env, Ino, KeyedLocks, Kind as Todo};
+use penstock_kv::{Kv, KvError, WriteSet};
+use penstock_wire::names::{
+    InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, OpenCount, PingRequest,
+    SetAttrRequest, WatchReply, WatchRequest,
+};
+use penstock_wire::{Failure, Header, Kind, SLOTS};
+use prost::Message;
+use rustix::io::Errno;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Longest time that a request with a slot waits for other clients. After that its client is asked to send it
+/// again.
+const SLOT_WAIT: Duration = Duration::from_millis(100);
+/// A `Watch` request is answered after this time even without news, so that its client sees that the service
+/// is alive.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// True for a kind of request after which its session may own leases or cache something.
+pub fn joins(kind: Kind) -> bool {
+    !matches!(kind, Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::Sync | Kind::StatFs)
+}
+
+/// The error of a request whose body is not allowed.
+fn refused(why: impl std::fmt::Display) -> Failure {
+    Failure { kind: Todo::Invalid, errno: 0, message: format!("request: {why}") }
+}
+
+/// All clients of one node.
+pub struct Clients {
+    env: Env,
+    /// Number of this start of the service.
+    generation: u64,
+    sessions: RefCell<Sessions>,
+    leases: RefCell<Leases>,
+    locks: RefCell<Locks>,
+    /// Owned by the request that is waiting for the inode's next lease.
+    lease_turns: KeyedLocks<Ino>,
+    /// Notified when a revocation is sent or answered, a lock is released, or a session ends.
+    news: Notify,
+    /// Owned by the running request of a slot, by session and slot.
+    slots: KeyedLocks<(u64, u64)>,
+    /// Lease time of a remote client's session.
+    lease: Cell<Duration>,
+    stopped: Cell<bool>,
+}
+
+/// One request of a session that is being executed, until it is dropped.
+pub struct Serving {
+    clients: Rc<Clients>,
+    session: u64,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let now = self.clients.env.now();
+        self.clients.sessions.borrow_mut().end(self.session, now);
+    }
+}
+
+/// The slot of a request with a sequence number.
+pub enum Slot<'a> {
+    /// The request must be executed. It owns the slot until its outcome is kept.
+    Execute(Owned<'a>),
+    /// It was executed before, with this outcome.
+    Done(Outcome),
+}
+
+/// A slot that a request owns while it is executed.
+pub struct Owned<'a> {
+    clients: &'a Clients,
+    who: Request,
+    _slot: Exclusive<(u64, u64)>,
+}
+
+impl Owned<'_> {
+    /// Keeps the outcome for repeats of the request.
+    pub fn keep(self, outcome: &Outcome) {
+        self.clients.sessions.borrow_mut().keep(self.who, outcome);
+    }
+}
+
+/// A change of size that waits, counted until this is dropped.
+struct Resizing<'a>(&'a RefCell<Leases>, Ino, u64);
+
+impl<'a> Resizing<'a> {
+    fn begin(leases: &'a RefCell<Leases>, ino: Ino, session: u64) -> Self {
+        leases.borrow_mut().begin_resize(ino, session);
+        Self(leases, ino, session)
+    }
+}
+
+impl Drop for Resizing<'_> {
+    fn drop(&mut self) {
+        self.0.borrow_mut().end_resize(self.1, self.2);
+    }
+}
+
+impl Clients {
+    /// Reads back the sessions of other processes, and deletes the results of all others. `generation` is the
+    /// number of this start of the service.
+    pub async fn load(env: &Env, kv: &dyn Kv, generation: u64) -> Result<Rc<Self>, KvError> {
+        let sessions = Sessions::load(kv, env.now()).await?;
+        Ok(Rc::new(Self {
+            env: env.clone(),
+            generation,
+            leases: RefCell::new(Leases::restored(sessions.numbers())),
+            sessions: RefCell::new(sessions),
+            locks: RefCell::default(),
+            lease_turns: KeyedLocks::default(),
+            news: Notify::new(),
+            slots: KeyedLocks::default(),
+            lease: Cell::new(LEASE),
+            stopped: Cell::new(false),
+        }))
+    }
+
+    /// Fails all requests that wait, and those to come.
+    pub fn stop(&self) {
+        self.stopped.set(true);
+        self.news.notify_waiters();
+    }
+
+    /// True once it was stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.get()
+    }
+
+    /// Notes that a request has arrived. While a request waits for other clients, only this counts as a sign
+    /// of life.
+    pub fn hear(&self, header: &Header) -> Result<(), Failure> {
+        match header.kind {
+            Kind::Hello => Ok(()),
+            _ => self.sessions.borrow_mut().hear(header.session, self.env.now()),
+        }
+    }
+
+    /// Marks a request as being executed, after [`Self::hear`]. Without a session only the first exchange is
+    /// served.
+    pub fn begin(self: &Rc<Self>, header: &Header) -> Result<Option<Serving>, Failure> {
+        if header.kind == Kind::Hello {
+            return Ok(None);
+        }
+        self.sessions.borrow_mut().begin(header.session)?;
+        Ok(Some(Serving { clients: self.clone(), session: header.session }))
+    }
+
+    /// Waits for the slot of a request. A repeat that arrives while the request is being executed waits for
+    /// its result.
+    pub async fn slot(&self, who: Request) -> Result<Slot<'_>, Failure> {
+        assert!(who.sequence != 0, "a request without a sequence number has no slot");
+        let slot = self.slots.exclusive((who.session, who.sequence % SLOTS)).await;
+        match self.sessions.borrow().find(who) {
+            Seen::New => Ok(Slot::Execute(Owned { clients: self, who, _slot: slot })),
+            Seen::Done(outcome) => Ok(Slot::Done(outcome)),
+            Seen::Late => {
+                let why = format!("request {} comes after its slot was used again", who.sequence);
+                Err(Failure::new(Todo::Invalid, why))
+            }
+        }
+    }
+
+    /// Adds the result's row to the transaction that executes a request; none for a request without a
+    /// sequence number.
+    pub fn record(who: Request, body: &[u8], writes: &mut WriteSet) {
+        if who.sequence != 0 {
+            Sessions::record(who, body, writes);
+        }
+    }
+
+    /// Starts a session. For a client of another process `writes` gets the row that lets the session survive
+    /// a restart.
+    pub fn begin_session(&self, id: u64, who: SessionRow, writes: &mut WriteSet) {
+        if who.lease_ms > 0 {
+            writes.put(session_key(id), who.encode());
+        }
+        self.sessions.borrow_mut().insert(id, who, self.env.now());
+    }
+
+    /// Removes a session that could not be recorded, and therefore never began.
+    pub fn forget_session(&self, id: u64) {
+        drop(self.sessions.borrow_mut().remove(id));
+    }
+
+    /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of
+    /// opens, and the transaction that deletes its rows; none if there is no such session.
+    pub fn end_session(&self, id: u64) -> Option<(BTreeMap<Ino, u64>, WriteSet)> {
+        let opens = self.sessions.borrow_mut().remove(id)?;
+        self.leases.borrow_mut().leave(id);
+        let changed = self.locks.borrow_mut().end(id);
+        changed.into_iter().for_each(|ino| self.notify_unlocked(ino));
+        self.news.notify_waiters();
+        let mut writes = WriteSet::new();
+        writes.delete(session_key(id));
+        for slot in 0..SLOTS {
+            writes.delete(result_key(id, slot));
+        }
+        writes.reclaims();
+        Some((opens, writes))
+    }
+
+    /// A session reports that it caches nothing any more, and ends.
+    pub fn is_done(&self, session: u64) {
+        self.leases.borrow_mut().is_done(session);
+    }
+
+    /// The number of sessions.
+    pub fn count(&self) -> usize {
+        self.sessions.borrow().numbers().count()
+    }
+
+    /// Sets the path at which a client of this process mounts; empty if it does not.
+    pub fn set_mount(&self, session: u64, path: &str) {
+        self.sessions.borrow_mut().set_mount(session, path);
+    }
+
+    /// Lists all sessions.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.sessions.borrow().infos(self.env.now())
+    }
+
+    /// Lease time of remote clients' sessions that start from now on.
+    pub fn lease(&self) -> Duration {
+        self.lease.get()
+    }
+
+    /// Sets the lease time of remote clients. Sessions that exist keep theirs.
+    pub fn set_lease(&self, lease: Duration) {
+        self.lease.set(lease);
+    }
+
+    /// Restarts the lease time of every session, because this process was not running to receive their
+    /// requests.
+    pub fn renew_leases(&self) {
+        self.sessions.borrow_mut().renew_all(self.env.now());
+    }
+
+    /// True while removed files must stay, because clients may have them open and have not reported it yet.
+    pub fn owe_opens(&self) -> bool {
+        self.sessions.borrow().owe_opens()
+    }
+
+    /// True if several sessions take part in leases.
+    pub fn are_shared(&self) -> bool {
+        self.leases.borrow().are_shared()
+    }
+
+    /// Counts one open of an inode by a session. Returns false if there is no such session.
+    pub fn open(&self, session: u64, ino: Ino) -> bool {
+        self.sessions.borrow_mut().open(session, ino)
+    }
+
+    /// Ends one open of an inode by a session. Returns false if it has none, as after a restart.
+    pub fn close(&self, session: u64, ino: Ino) -> bool {
+        self.sessions.borrow_mut().close(session, ino)
+    }
+
+    /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
+    /// been reported to this start of the service: a client reports them in parts, and repeats each part
+    /// until it is answered. Returns the inodes with the number of opens before and now.
+    pub fn reclaim(&self, session: u64, ping: &PingRequest) -> Vec<(Ino, u64, u64)> {
+        let PingRequest { opens, reclaimed: all, locks, start } = ping;
+        if *start != self.generation {
+            return Vec::new();
+        }
+        if self.sessions.borrow().owes_opens(session) {
+            locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
+        }
+        let mut changes = Vec::new();
+        let mut sessions = self.sessions.borrow_mut();
+        for OpenCount { ino, count } in opens {
+            let (ino, count) = (Ino(*ino), u64::from(*count));
+            changes.extend(sessions.set_opens(session, ino, count).map(|before| (ino, before, count)));
+        }
+        if *all {
+            sessions.reported_opens(session);
+        }
+        changes
+    }
+
+    /// Fails if the session has ended or the service was stopped.
+    fn check_session(&self, id: u64) -> Result<(), Failure> {
+        match self.sessions.borrow().contains(id) && !self.is_stopped() {
+            true => Ok(()),
+            false => Err(ended(id)),
+        }
+    }
+
+    /// Waits until `attempt` gives a value. It is tried again with all news.
+    async fn wait_for<T>(
+        &self,
+        session: u64,
+        mut attempt: impl FnMut(&mut Leases) -> Option<T>,
+    ) -> Result<T, Failure> {
+        loop {
+            let news = self.news.notified();
+            self.check_session(session)?;
+            let (calls, alone) = self.leases.borrow().to_tell();
+            let value = attempt(&mut self.leases.borrow_mut());
+            let (calls_now, alone_now) = self.leases.borrow().to_tell();
+            if alone_now != alone || value.is_none() && calls_now != calls {
+                self.news.notify_waiters();
+            }
+            match value {
+                Some(value) => return Ok(value),
+                None => news.await,
+            }
+        }
+    }
+
+    /// Waits until a session may take part, that is, until other sessions have given up what they cached
+    /// without leases. Must be called before anything is locked.
+    pub async fn join(&self, session: u64) -> Result<(), Failure> {
+        self.wait_for(session, |leases| leases.join(session).then_some(())).await
+    }
+
+    /// Makes every session sync its changes and stop changing anything, before the service stops. Returns the
+    /// sessions that failed to, that did not finish within `limit`, or that ended meanwhile, limited to those
+    /// for which `is_connected` returns true (it takes a session number).
+    pub async fn revoke_everything(
+        &self,
+        limit: Duration,
+        is_connected: impl Fn(u64) -> bool,
+    ) -> Vec<SessionInfo> {
+        let takes_part =
+            |info: &SessionInfo| self.leases.borrow().has_joined(info.id) && is_connected(info.id);
+        let asked: Vec<SessionInfo> = self.sessions().into_iter().filter(takes_part).collect();
+        self.leases.borrow_mut().close();
+        self.news.notify_waiters();
+        let leaving = |info: &SessionInfo| self.leases.borrow_mut().leaving(info.id).copied();
+        let answered = async {
+            let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
+            while asked.iter().any(|info| waits.contains(&leaving(info))) {
+                self.news.notified().await;
+            }
+        };
+        timeout(&self.env, limit, answered).await;
+        asked.into_iter().filter(|info| leaving(info) != Some(Leaving::Done)).collect()
+    }
+
+    /// Waits until another session's unsynced changes of the inode of a request are known here. Must be
+    /// called before anything is locked.
+    pub async fn sync_elsewhere(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
+        let ino = Ino(InodeRequest::decode(body).map_err(refused)?.ino);
+        let Some(number) = self.leases.borrow_mut().call_settle(session, ino) else { return Ok(()) };
+        self.news.notify_waiters();
+        let synced = self.wait_for(session, |leases| leases.settled(number)).await?;
+        synced.map_err(|errno| Failure {
+            kind: Todo::Internal,
+            errno: if errno == 0 { Errno::IO.raw_os_error() as u16 } else { errno },
+            message: "another client cannot sync its changes of the file".into(),
+        })
+    }
+
+    /// Grants a lease after all conflicting leases have been given back.
+    pub async fn grant(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        let request = LeaseRequest::decode(body).map_err(refused)?;
+        if request.first != 0 || request.last != u64::MAX {
+            return Err(refused("a lease on a part of a file: this release has leases on whole files only"));
+        }
+        let ino = Ino(request.ino);
+        let _turn = self.lease_turns.exclusive(ino).await;
+        let granted =
+            self.wait_for(session, |leases| leases.try_grant(session, ino, request.exclusive)).await?;
+        Ok(LeaseReply { grant: granted }.encode_to_vec())
+    }
+
+    /// Waits until a change of attributes may be made. A change of size waits until no other session caches
+    /// the old state. Must be called before anything is locked.
+    pub async fn may_resize(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
+        if !self.are_shared() {
+            return Ok(());
+        }
+        let request = SetAttrRequest::decode(body).map_err(refused)?;
+        if request.size.is_none() || request.grow {
+            return Ok(());
+        }
+        let ino = Ino(request.ino);
+        let _waiting = Resizing::begin(&self.leases, ino, session);
+        // Another change of size that waits for this session's lease can go on.
+        self.news.notify_waiters();
+        let wait = self.wait_for(session, |leases| leases.try_resize(session, ino));
+        // Bounded, because the client may need the slot to sync changes that another request waits for.
+        timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
+    }
+
+    /// True if another session may have a newer size and time of a file than the service.
+    pub fn is_unsynced_elsewhere(&self, session: u64, ino: Ino) -> bool {
+        self.leases.borrow().is_unsynced_elsewhere(session, ino)
+    }
+
+    /// Takes a client's answers, and waits for news for it.
+    pub async fn watch(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        let mut request = WatchRequest::decode(body).map_err(refused)?;
+        if request.generation != self.generation {
+            // The request's numbers are from another start of the service.
+            request.seen = 0;
+            request.answered.clear();
+            request.failed.clear();
+            request.released.clear();
+        }
+        {
+            let mut leases = self.leases.borrow_mut();
+            for released in &request.released {
+                leases.drop_held(session, Ino(released.ino), released.grant);
+            }
+            request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
+            request.answered.iter().for_each(|number| leases.answered(session, *number));
+            if request.leaves {
+                leases.is_done(session);
+                leases.leave(session);
+            }
+        }
+        if !request.answered.is_empty() || !request.released.is_empty() || request.leaves {
+            self.news.notify_waiters();
+        }
+        let nothing = WatchReply { alone: request.alone, ..WatchReply::default() };
+        if !request.wait {
+            return Ok(nothing.encode_to_vec());
+        }
+        let longest = self.lease().min(LONGEST_WAIT * 3) / 3;
+        let wait = self.wait_for(session, |leases| leases.news(session, &request));
+        let reply = timeout(&self.env, longest, wait).await.unwrap_or(Ok(nothing))?;
+        Ok(reply.encode_to_vec())
+    }
+
+    /// Sets, tests or releases an advisory lock.
+    pub fn lock(&self, session: u64, request: &LockRequest) -> Result<LockReply, Errno> {
+        if self.owe_opens() && request.change != i32::from(LockChange::Unlock) {
+            return Ok(LockReply { early: true, ..LockReply::default() });
+        }
+        let (reply, given_up) = self.locks.borrow_mut().change(session, request, false)?;
+        if given_up {
+            self.notify_unlocked(Ino(request.ino));
+        }
+        Ok(reply)
+    }
+
+    /// Restores a lock that a session had before a restart.
+    fn reclaim_lock(&self, session: u64, request: &LockRequest) {
+        let result = self.locks.borrow_mut().change(session, request, true);
+        if !matches!(&result, Ok((LockReply { conflict: None, .. }, _))) {
+            tracing::error!(
+                session,
+                ino = request.ino,
+                ?result,
+                "a lock that a client had before the restart cannot be restored"
+            );
+        }
+    }
+
+    fn notify_unlocked(&self, ino: Ino) {
+        let waiting = self.locks.borrow_mut().take_waiting(ino);
+        if !waiting.is_empty() {
+            let mut leases = self.leases.borrow_mut();
+            waiting.into_iter().for_each(|session| leases.note_unlocked(session, ino));
+            self.news.notify_waiters();
+        }
+    }
+}

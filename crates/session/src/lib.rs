@@ -1,0 +1,19 @@
+//! Sessions: who is connected, what each client may cache, has open and has locked, and the results of its
+//! requests.
+//!
+//! Serves both the metadata service and the data service of a node, which asks it first: whether a request
+//! may be executed, whether it must wait for other clients, and whether it was executed before.
+//!
+//! Owns sessions, slots, leases and advisory locks. Does not own names or inodes: it counts opens by inode
+//! number, and its callers keep the inodes. It writes no transaction of its own: rows of sessions and results
+//! are part of the transactions of its callers.
+#![forbid(unsafe_code)]
+
+mod clients;
+mod leases;
+mod locks;
+pub mod rows;
+mod table;
+
+pub use clients::{Clients, Serving, Slot, joins};
+pub use table::{LEASE, Outcome, Request, SessionInfo, read_result};

@@ -1,0 +1,131 @@
+//! Rows of sessions and of the results of their requests. Format: docs/format/kv.md.
+//!
+//! They belong to no snapshot. Public for the fuzzer and for tools that inspect a store.
+
+use penstock_base::{Dec, DecodeError, Enc};
+use penstock_kv::Range;
+
+const RESULT: u8 = 0x14;
+const SESSION: u8 = 0x15;
+const FORMAT: u8 = 1;
+
+fn key(tag: u8, words: &[u64]) -> Vec<u8> {
+    let mut key = vec![tag];
+    words.iter().for_each(|word| key.extend_from_slice(&word.to_be_bytes()));
+    key
+}
+
+/// Key of the stored result in one slot of a session.
+pub fn result_key(session: u64, slot: u64) -> Vec<u8> {
+    key(RESULT, &[session, slot])
+}
+
+/// Range of all stored results.
+pub fn all_results() -> Range {
+    (vec![RESULT], vec![RESULT + 1])
+}
+
+/// Key of a session whose client is another process.
+pub fn session_key(session: u64) -> Vec<u8> {
+    key(SESSION, &[session])
+}
+
+/// Range of all such sessions.
+pub fn all_sessions() -> Range {
+    (vec![SESSION], vec![SESSION + 1])
+}
+
+/// Returns the session number from a session's key.
+pub fn decode_session_key(key: &[u8]) -> Result<u64, DecodeError> {
+    let word = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
+    let bad = DecodeError::Bad { what: "session key", why: "wrong tag or length" };
+    word.map(u64::from_be_bytes).ok_or(bad)
+}
+
+/// Row of a session whose client is another process and outlives this one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionRow {
+    /// Name of the client, for people.
+    pub client: String,
+    /// Path at which the client mounts, for people.
+    pub mount: String,
+    /// Lease time of the session in milliseconds; 0 for none, as for a client of this process.
+    pub lease_ms: u32,
+}
+
+impl SessionRow {
+    /// Encodes the row's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.u8(FORMAT).u32(self.lease_ms).bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
+        enc.finish()
+    }
+
+    /// Decodes the row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("session row", value);
+        let format = dec.u8()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        let lease_ms = dec.u32()?;
+        Ok(Self { client: dec.text()?, mount: dec.text()?, lease_ms })
+    }
+}
+
+/// The stored result of a session's request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResultRow {
+    /// The session.
+    pub session: u64,
+    /// Slot of the request: its sequence number modulo the number of slots.
+    pub slot: u64,
+    /// Sequence number of the request in its session.
+    pub sequence: u64,
+    /// Body of the reply.
+    pub body: Vec<u8>,
+}
+
+impl ResultRow {
+    /// Encodes the row's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.u8(FORMAT).u64(self.session).u64(self.slot).u64(self.sequence).bytes(&self.body);
+        enc.finish()
+    }
+
+    /// Decodes the row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("session result", value);
+        let format = dec.u8()?;
+        if format != FORMAT {
+            return Err(dec.unknown("format", format.into()));
+        }
+        let (session, slot, sequence) = (dec.u64()?, dec.u64()?, dec.u64()?);
+        Ok(Self { session, slot, sequence, body: dec.bytes()?.to_vec() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn rows_are_as_in_the_first_release() {
+        assert_eq!(hex(&result_key(5, 63)), "140000000000000005000000000000003f");
+        assert_eq!(hex(&session_key(5)), "150000000000000005");
+        let result = ResultRow { session: 5, slot: 2, sequence: 66, body: vec![8, 7] };
+        let wanted = "01 0500000000000000 0200000000000000 4200000000000000 02000000 0807".replace(' ', "");
+        assert_eq!(hex(&result.encode()), wanted);
+        assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
+
+        let session = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 300 };
+        assert_eq!(hex(&session.encode()), "01 2c010000 04000000 686f7374 02000000 2f6d".replace(' ', ""));
+        assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
+        assert_eq!(decode_session_key(&session_key(5)), Ok(5));
+    }
+}

@@ -1,0 +1,369 @@
+//! The table of sessions: the connected clients, the inodes that each has open, and the results of their
+//! requests.
+//!
+//! A request that must be executed once has a sequence number, in the slot `sequence % SLOTS`. Its result is
+//! kept until the client uses the slot again, so a repeat after a lost reply is answered and not executed
+//! again. A repeat of a request that is still being executed waits for it. A request whose slot has been used
+//! since is refused, however late it arrives.
+//!
+//! A session of this process lives as long as the process. A session of another process has a row and
+//! survives restarts of this process. It ends when its client has been silent for the lease time, or when the
+//! client ends it. Its opens and results end with it.
+//!
+//! Invariants:
+//! - results of changes are rows of the transactions that make the changes, so a restart finds a result
+//!   exactly if it finds the change;
+//! - a session does not count as silent while one of its requests is being executed;
+//! - no removed file is dropped until every session that survived a restart has reported its open files
+//!   again, or has ended.
+
+use crate::rows::{ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key};
+use penstock_base::{DecodeError, Ino, Kind as Todo};
+use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
+use penstock_wire::{Failure, Header, SLOTS};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Identifies a request, so that a repeat is answered from the slot table.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request {
+    /// Session of the client; 0 for none.
+    pub session: u64,
+    /// Sequence number in the session; 0 for a request that may safely be executed twice.
+    pub sequence: u64,
+}
+
+impl From<&Header> for Request {
+    fn from(header: &Header) -> Self {
+        Self { session: header.session, sequence: header.sequence }
+    }
+}
+
+/// Default lease time of a remote client's session: the session ends after this long without a request.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+/// Outcome of a request. Results that were read back after a restart are always successes.
+pub type Outcome = Result<Vec<u8>, Failure>;
+
+/// One client's session.
+#[derive(Default)]
+struct Session {
+    who: SessionRow,
+    /// True if it survived a restart and has not yet reported its open files again.
+    owes_opens: bool,
+    /// Time at which its last request arrived or ended.
+    heard: Duration,
+    /// Number of its requests that are being executed.
+    active: u64,
+    /// The last request of each slot: its sequence number and its outcome.
+    results: BTreeMap<u64, (u64, Outcome)>,
+    opens: BTreeMap<Ino, u64>,
+}
+
+/// A session, as shown to people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Number of the session.
+    pub id: u64,
+    /// Name of the client.
+    pub client: String,
+    /// Path at which the client mounts; empty if it does not mount.
+    pub mount: String,
+    /// Lease time; none for a client of this process.
+    pub lease: Option<Duration>,
+    /// Time since its last request; zero while a request is being executed.
+    pub silent: Duration,
+    /// Number of inodes that it has open.
+    pub open_inodes: u64,
+}
+
+impl std::fmt::Display for SessionInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "session {} ({}", self.id, self.client)?;
+        match self.mount.as_str() {
+            "" => write!(f, ")"),
+            mount => write!(f, ", mounted at {mount})"),
+        }
+    }
+}
+
+/// State of a request with a sequence number, by its slot.
+pub(crate) enum Seen {
+    /// It must be executed.
+    New,
+    /// It was executed before, with this outcome.
+    Done(Outcome),
+    /// Its slot has been used by a later request.
+    Late,
+}
+
+/// All sessions, by number.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    live: BTreeMap<u64, Session>,
+}
+
+impl Sessions {
+    /// Reads back the sessions of other processes, and deletes the results of all others.
+    pub(crate) async fn load(kv: &dyn Kv, now: Duration) -> Result<Self, KvError> {
+        let mut sessions = Self::default();
+        for_each(kv, all_sessions(), |key, value| {
+            // A session whose row cannot be read ends; its client's next request fails as of an ended
+            // session.
+            if let (Ok(id), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
+                let session = Session { who, owes_opens: true, heard: now, ..Session::default() };
+                sessions.live.insert(id, session);
+            }
+            Ok::<_, KvError>(())
+        })
+        .await?;
+        let mut writes = WriteSet::new();
+        for_each(kv, all_results(), |key, value| {
+            let read = read_result(key, value).ok();
+            match read.and_then(|(id, sequence, body)| Some((sessions.live.get_mut(&id)?, sequence, body))) {
+                Some((session, sequence, body)) => {
+                    session.results.insert(sequence % SLOTS, (sequence, Ok(body)));
+                }
+                None => {
+                    writes.delete(key.to_vec());
+                }
+            }
+            Ok::<_, KvError>(())
+        })
+        .await?;
+        commit_apart(kv, std::mem::take(writes.reclaims())).await?;
+        Ok(sessions)
+    }
+
+    /// Looks up a request in its session's slots.
+    pub(crate) fn find(&self, who: Request) -> Seen {
+        let results = self.live.get(&who.session).map(|session| &session.results);
+        match results.and_then(|results| results.get(&(who.sequence % SLOTS))) {
+            Some((stored, outcome)) if *stored == who.sequence => Seen::Done(outcome.clone()),
+            Some((stored, _)) if *stored > who.sequence => Seen::Late,
+            _ => Seen::New,
+        }
+    }
+
+    /// Adds the result's row to the transaction that executes the request.
+    pub(crate) fn record(who: Request, body: &[u8], writes: &mut WriteSet) {
+        let slot = who.sequence % SLOTS;
+        let row = ResultRow { session: who.session, slot, sequence: who.sequence, body: body.to_vec() };
+        writes.put(result_key(who.session, slot), row.encode());
+    }
+
+    /// Keeps the outcome of a request in memory.
+    pub(crate) fn keep(&mut self, who: Request, outcome: &Outcome) {
+        if let Some(session) = self.live.get_mut(&who.session) {
+            session.results.insert(who.sequence % SLOTS, (who.sequence, outcome.clone()));
+        }
+    }
+
+    /// True while removed files must stay, because clients may have them open and have not reported it yet.
+    pub(crate) fn owe_opens(&self) -> bool {
+        self.live.values().any(|session| session.owes_opens)
+    }
+
+    /// Numbers of all sessions.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.live.keys().copied()
+    }
+
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.live.contains_key(&id)
+    }
+
+    fn get_mut(&mut self, id: u64) -> Result<&mut Session, Failure> {
+        self.live.get_mut(&id).ok_or_else(|| ended(id))
+    }
+
+    /// A session starts.
+    pub(crate) fn insert(&mut self, id: u64, who: SessionRow, now: Duration) {
+        let before = self.live.insert(id, Session { who, heard: now, ..Session::default() });
+        assert!(before.is_none(), "session {id} starts once");
+    }
+
+    /// A session ends. Returns the inodes that it has open, with the number of opens of each.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<BTreeMap<Ino, u64>> {
+        self.live.remove(&id).map(|session| session.opens)
+    }
+
+    /// A request of a session has arrived.
+    pub(crate) fn hear(&mut self, id: u64, now: Duration) -> Result<(), Failure> {
+        self.get_mut(id)?.heard = now;
+        Ok(())
+    }
+
+    /// A request of a session is being executed from now on.
+    pub(crate) fn begin(&mut self, id: u64) -> Result<(), Failure> {
+        self.get_mut(id)?.active += 1;
+        Ok(())
+    }
+
+    /// A request of a session was executed. The session may have ended meanwhile.
+    pub(crate) fn end(&mut self, id: u64, now: Duration) {
+        if let Some(session) = self.live.get_mut(&id) {
+            session.active = session.active.checked_sub(1).expect("only a request that began ends");
+            session.heard = now;
+        }
+    }
+
+    /// Restarts the lease time of every session.
+    pub(crate) fn renew_all(&mut self, now: Duration) {
+        self.live.values_mut().for_each(|session| session.heard = now);
+    }
+
+    /// Sets the path at which a client of this process mounts; empty if it does not.
+    pub(crate) fn set_mount(&mut self, id: u64, path: &str) {
+        if let Some(session) = self.live.get_mut(&id) {
+            path.clone_into(&mut session.who.mount);
+        }
+    }
+
+    /// All sessions.
+    pub(crate) fn infos(&self, now: Duration) -> Vec<SessionInfo> {
+        self.live.iter().map(|(id, session)| session.info(*id, now)).collect()
+    }
+
+    /// True if a session survived a restart and has not reported all of its open files yet.
+    pub(crate) fn owes_opens(&self, id: u64) -> bool {
+        self.live.get(&id).is_some_and(|session| session.owes_opens)
+    }
+
+    /// A session has reported all of its open files.
+    pub(crate) fn reported_opens(&mut self, id: u64) {
+        if let Some(session) = self.live.get_mut(&id) {
+            session.owes_opens = false;
+        }
+    }
+
+    /// Sets the number of times that a session has an inode open. Returns the number before; none if there is
+    /// no such session.
+    pub(crate) fn set_opens(&mut self, id: u64, ino: Ino, count: u64) -> Option<u64> {
+        let opens = &mut self.live.get_mut(&id)?.opens;
+        let before = match count {
+            0 => opens.remove(&ino),
+            _ => opens.insert(ino, count),
+        };
+        Some(before.unwrap_or(0))
+    }
+
+    /// Counts one open of an inode by a session. Returns false if there is no such session.
+    pub(crate) fn open(&mut self, id: u64, ino: Ino) -> bool {
+        let Some(session) = self.live.get_mut(&id) else { return false };
+        *session.opens.entry(ino).or_default() += 1;
+        true
+    }
+
+    /// Ends one open of an inode by a session. Returns false if it has none, as after a restart.
+    pub(crate) fn close(&mut self, id: u64, ino: Ino) -> bool {
+        let opens = self.live.get_mut(&id).map(|session| &mut session.opens);
+        let Some((opens, count)) = opens.and_then(|opens| {
+            let count = opens.get(&ino).copied()?;
+            Some((opens, count))
+        }) else {
+            return false;
+        };
+        match count {
+            1 => opens.remove(&ino),
+            _ => opens.insert(ino, count - 1),
+        };
+        true
+    }
+}
+
+impl Session {
+    fn info(&self, id: u64, now: Duration) -> SessionInfo {
+        SessionInfo {
+            id,
+            client: self.who.client.clone(),
+            mount: self.who.mount.clone(),
+            lease: (self.who.lease_ms > 0).then(|| Duration::from_millis(self.who.lease_ms.into())),
+            silent: if self.active > 0 { Duration::ZERO } else { now.saturating_sub(self.heard) },
+            open_inodes: self.opens.len() as u64,
+        }
+    }
+}
+
+pub(crate) fn ended(session: u64) -> Failure {
+    Failure {
+        kind: Todo::Ended,
+        errno: Errno::STALE.raw_os_error() as u16,
+        message: format!(
+            "session {session} has ended: its client was silent for longer than its lease, or ended it"
+        ),
+    }
+}
+
+/// Returns session, sequence number and body of a stored result, if the row is valid and its key matches it.
+pub fn read_result(key: &[u8], value: &[u8]) -> Result<(u64, u64, Vec<u8>), DecodeError> {
+    let ResultRow { session, slot, sequence, body } = ResultRow::decode(value)?;
+    match key == result_key(session, slot) && sequence % SLOTS == slot {
+        true => Ok((session, sequence, body)),
+        false => Err(DecodeError::Bad { what: "session result", why: "it is in another one's place" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Sessions {
+        let mut sessions = Sessions::default();
+        sessions.insert(7, SessionRow::default(), Duration::ZERO);
+        sessions
+    }
+
+    fn request(sequence: u64) -> Request {
+        Request { session: 7, sequence }
+    }
+
+    #[test]
+    fn a_repeat_is_answered_until_its_slot_is_used_again() {
+        let mut sessions = table();
+        sessions.keep(request(1), &Ok(vec![1]));
+        for (sequence, expected) in [(1, "done"), (2, "new"), (1 + SLOTS, "new")] {
+            let found = match sessions.find(request(sequence)) {
+                Seen::New => "new",
+                Seen::Done(outcome) => {
+                    assert_eq!(outcome, Ok(vec![1]));
+                    "done"
+                }
+                Seen::Late => "late",
+            };
+            assert_eq!(found, expected, "request {sequence}");
+        }
+        sessions.keep(request(1 + SLOTS), &Ok(vec![2]));
+        assert!(matches!(sessions.find(request(1)), Seen::Late));
+        assert!(matches!(sessions.find(Request { session: 8, sequence: 1 }), Seen::New), "no such session");
+    }
+
+    #[test]
+    fn a_session_is_silent_only_while_nothing_of_it_is_executed() {
+        let mut sessions = table();
+        let silent = |sessions: &Sessions, now| sessions.infos(Duration::from_secs(now))[0].silent.as_secs();
+        assert_eq!(silent(&sessions, 5), 5);
+        sessions.begin(7).unwrap();
+        sessions.begin(7).unwrap();
+        sessions.end(7, Duration::from_secs(6));
+        assert_eq!(silent(&sessions, 9), 0, "another request is executed");
+        sessions.end(7, Duration::from_secs(10));
+        assert_eq!(silent(&sessions, 12), 2);
+        assert_eq!(sessions.begin(8).unwrap_err().kind, Todo::Ended);
+    }
+
+    #[test]
+    fn opens_are_counted_by_session_and_reported_in_parts() {
+        let mut sessions = table();
+        let ino = Ino(3);
+        assert!(sessions.open(7, ino) && sessions.open(7, ino) && !sessions.open(8, ino));
+        assert_eq!(sessions.set_opens(7, ino, 5), Some(2));
+        assert!(sessions.close(7, ino));
+        assert_eq!(sessions.set_opens(7, ino, 1), Some(4));
+        assert!(sessions.close(7, ino) && !sessions.close(7, ino));
+        sessions.open(7, Ino(4));
+        assert_eq!(sessions.remove(7), Some(BTreeMap::from([(Ino(4), 1)])));
+        assert_eq!(sessions.remove(7), None);
+    }
+}

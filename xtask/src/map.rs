@@ -4,7 +4,7 @@ use crate::workspace;
 use anyhow::Result;
 use std::path::Path;
 
-/// Prints the files of every crate, or of the crates whose folder is named.
+/// Prints the files of every crate, or of the crates whose name or folder is given.
 pub(crate) fn run(crates: &[String]) -> Result<()> {
     let mut last = String::new();
     for file in workspace::files()? {
@@ -23,14 +23,14 @@ pub(crate) fn run(crates: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The crate's folder, and the path below its `src`; none for other files.
+/// The crate's folder, and the path below its `src`; `None` for a file that is not a source.
 fn source_of(file: &Path) -> Option<(String, String)> {
     let path = file.to_str()?;
     let (folder, inside) = path.strip_suffix(".rs").and(path.split_once("/src/"))?;
     Some((folder.to_owned(), inside.to_owned()))
 }
 
-/// The text of the header up to the first full stop, in one line.
+/// The text of the header up to the first full stop, on one line.
 fn first_sentence(source: &str) -> Option<String> {
     let header = source.lines().take_while(|line| line.starts_with("//!"));
     let words: Vec<&str> = header.map(|line| line[3..].trim()).take_while(|line| !line.is_empty()).collect();

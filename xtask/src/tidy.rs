@@ -1,6 +1,6 @@
-//! House rules that a program can check. Every finding is `file:line: problem`.
+//! House rules that a program can check. Each finding has the form `file:line: problem`.
 //!
-//! Owns the rules of layout and the measures of the house. Rules of rustfmt and clippy are theirs.
+//! Covers the rules of layout and the measures of the house. rustfmt and clippy check their own rules.
 
 mod code;
 mod docs;
@@ -14,28 +14,28 @@ use anyhow::{Result, bail};
 
 use crate::workspace;
 
-/// Problems, one line each.
+/// Problems, one line of text each.
 #[derive(Default)]
 struct Findings(Vec<String>);
 
 impl Findings {
-    /// `line` counts from 1.
+    /// Adds a problem; `line` counts from 1.
     fn add(&mut self, file: &Path, line: usize, what: impl Display) {
         self.0.push(format!("{}:{line}: {what}", file.display()));
     }
 }
 
-/// Prints the measures that the ratchet holds.
+/// Prints the present values of the measures that the ratchet holds.
 pub(crate) fn print_measures() -> Result<()> {
     house::print()
 }
 
-/// Records measures that are better than those that the ratchet holds.
+/// Writes measures that are better than those of the ratchet into the ratchet.
 pub(crate) fn record_measures() -> Result<()> {
     house::record()
 }
 
-/// Checks every file that git knows or would add.
+/// Checks every file that git tracks or would add; an error that lists all findings if there are any.
 pub(crate) fn check() -> Result<()> {
     let files = workspace::files()?;
     let mut findings = Findings::default();

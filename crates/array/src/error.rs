@@ -1,12 +1,12 @@
-//! What can go wrong with an array, and what the caller must do.
+//! Errors of arrays and volumes, and how a caller must react to each.
 
 use penstock_base::{ArrayId, DecodeError, Kind};
 use penstock_drive::DriveError;
 
-/// An operation on an array or volume did not happen.
+/// The reason why an operation on an array or volume failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ArrayError {
-    /// Fewer strips are left than the code needs.
+    /// Fewer strips of a stripe verified than the code needs.
     #[error("array {array} stripe {stripe}: {good} strips can be read and {wanted} are needed")]
     Unreadable {
         /// The array.
@@ -18,7 +18,7 @@ pub enum ArrayError {
         /// Strips that the code needs.
         wanted: usize,
     },
-    /// A block was reconstructed, and it is not what was written.
+    /// A reconstructed block does not agree with the checksum of the lost strip's trailer.
     #[error("array {array} stripe {stripe}: reconstruction of strip {position} disagrees with its checksum")]
     Disagrees {
         /// The array.
@@ -28,7 +28,7 @@ pub enum ArrayError {
         /// The strip.
         position: usize,
     },
-    /// Too many members are missing to open the array.
+    /// More members are missing than the code survives, so the array does not open.
     #[error("array {name}: {missing} of {members} members are missing and it survives {allowed}: {which}")]
     TooManyMissing {
         /// Name of the array.
@@ -39,23 +39,23 @@ pub enum ArrayError {
         members: usize,
         /// Members that may be missing.
         allowed: usize,
-        /// The drives.
+        /// The missing drives.
         which: String,
     },
-    /// Stripes would be lost that are whole with drives that are not here, or not as they were last.
+    /// Stripes would be lost that can be read with drives that are absent or have older contents.
     #[error(
         "array {name}: {stripes} stripes cannot be read without {which}; nothing was changed: bring these drives back as they were last, or give up what only they have (`penstock up --accept-loss`)"
     )]
     WouldLose {
         /// Name of the array.
         name: String,
-        /// Stripes that too few strips are left of.
+        /// Stripes with too few strips left.
         stripes: u64,
-        /// The drives.
+        /// The drives that are needed.
         which: String,
     },
-    /// The drives that are here know only the drive that was in a place before the one that counts, or what
-    /// was on it before that was made again.
+    /// The drives that are here know an earlier generation of a member than coordination does. Its slice was
+    /// replaced or created anew since.
     #[error(
         "array {name}: member {position} was replaced or made again, and the drives that are here are from before that; nothing was changed: bring back the drive that is in its place now, or another one of the array as it was last"
     )]
@@ -65,7 +65,7 @@ pub enum ArrayError {
         /// The member.
         position: usize,
     },
-    /// A structure that must be there cannot be read from any carrier.
+    /// A required structure is damaged on all carriers.
     #[error("array {name}: {what} is damaged on all carriers; nothing was changed")]
     Damaged {
         /// Name of the array.
@@ -73,7 +73,8 @@ pub enum ArrayError {
         /// The structure.
         what: String,
     },
-    /// Something that decides what the array holds cannot be read: it may be there.
+    /// A structure that decides what the array holds cannot be read now; it may exist on drives that do not
+    /// answer.
     #[error(
         "array {name}: {what} cannot be read now; nothing was changed: try again, or bring the missing drives back"
     )]
@@ -83,17 +84,18 @@ pub enum ArrayError {
         /// The structure.
         what: String,
     },
-    /// Too many blocks wait in the log for stripes that cannot be read.
+    /// The log holds too many blocks of stripes that cannot be read, so it accepts no more data.
     #[error(
         "array {name}: {blocks} written blocks wait in the log for stripes that cannot be read; `penstock fs damaged` names the files to remove or write anew"
     )]
     TooDamaged {
         /// Name of the array.
         name: String,
-        /// Blocks that wait.
+        /// Blocks in the log.
         blocks: u64,
     },
-    /// More members failed at once than the code survives: taken as a common cause, nothing was recorded.
+    /// More members failed at the same time than the code survives. A common cause is assumed, and no member
+    /// was recorded as stale.
     #[error("array is suspended: {0}")]
     Suspended(String),
     /// Another owner has a newer epoch.
@@ -101,35 +103,35 @@ pub enum ArrayError {
     Fenced {
         /// The array.
         array: ArrayId,
-        /// The epoch on record.
+        /// The epoch that coordination has.
         found: u64,
-        /// Our epoch.
+        /// The epoch of this owner.
         mine: u64,
     },
-    /// Who may own the array cannot be read or recorded.
+    /// Coordination cannot read or record the owner of the array.
     #[error("ownership of array {array}: {why}")]
     Ownership {
         /// The array.
         array: ArrayId,
-        /// What failed.
+        /// The failure.
         why: String,
     },
-    /// The request makes no sense.
+    /// The request is not valid: a range or a length is wrong, or the geometry is impossible.
     #[error("{0}")]
     Invalid(String),
-    /// The array was closed or the machine stops.
+    /// The array was closed, or the process is stopping.
     #[error("the array is closed")]
     Closed,
-    /// A drive failed in a way that the array could not absorb.
+    /// A drive failed, and redundancy could not hide it.
     #[error(transparent)]
     Drive(#[from] DriveError),
-    /// Bytes that must be right are not.
+    /// A structure did not decode.
     #[error(transparent)]
     Decode(#[from] DecodeError),
 }
 
 impl ArrayError {
-    /// What the caller must do.
+    /// The reaction that the caller must have.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Unreadable { .. }

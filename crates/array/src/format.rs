@@ -1,4 +1,4 @@
-//! Every structure that an array keeps on its slices, one file each. Byte maps: docs/format/.
+//! The structures that an array keeps on its slices, one file each. Byte maps: docs/format/.
 
 pub mod descriptor;
 pub mod record;
@@ -9,7 +9,7 @@ pub mod trailer;
 
 use penstock_base::{Buf, BufMut, DecodeError, Enc, crc32c};
 
-/// Closes a structure of one block: its CRC32C over everything behind the CRC goes to byte 4.
+/// Closes a structure of one block: stores the CRC32C of everything from byte 8 on in bytes 4 to 7.
 pub(crate) fn seal_block(enc: &mut Enc) -> Buf {
     let mut block = BufMut::padded_from(enc.as_slice());
     assert_eq!(block.len(), penstock_base::BLOCK_BYTES, "the structure is one block");
@@ -18,7 +18,7 @@ pub(crate) fn seal_block(enc: &mut Enc) -> Buf {
     block.freeze()
 }
 
-/// Checks what [`seal_block`] closed.
+/// Checks a block that [`seal_block`] closed: its length, its magic number and its CRC.
 pub(crate) fn check_block(what: &'static str, magic: &[u8; 4], bytes: &[u8]) -> Result<(), DecodeError> {
     let bad = |why| DecodeError::Bad { what, why };
     if bytes.len() != penstock_base::BLOCK_BYTES {

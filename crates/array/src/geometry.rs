@@ -1,4 +1,4 @@
-//! Where everything of an array lies on each of its slices. Byte map: docs/format/slice.md.
+//! The offsets of all structures of an array on each of its slices. Byte map: docs/format/slice.md.
 //!
 //! slice = log region | two roots | table pages, two places each | strips, each with its trailer
 
@@ -12,19 +12,19 @@ use penstock_raid::Code;
 use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Largest slice: offsets in it stay far from the ends of their type.
+/// Largest slice in bytes. Sums of offsets in it do not overflow.
 const MAX_SLICE_BYTES: u64 = 1 << 60;
 
-/// How an array is to be made.
+/// Parameters for the creation of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateSpec {
-    /// Its name, for people.
+    /// Name for people; `data` and `meta` today.
     pub name: String,
     /// Data strips in a stripe.
     pub k: usize,
     /// Redundancy strips in a stripe.
     pub m: usize,
-    /// Data blocks in a strip.
+    /// Bytes of each slice that are reserved for the log.
     pub strip_blocks: u32,
     /// Bytes of each slice that are kept for the log.
     pub log_bytes: u64,
@@ -33,14 +33,14 @@ pub struct CreateSpec {
 }
 
 impl CreateSpec {
-    /// A code with the ordinary strip (256 KiB) and log (64 MiB in segments of 2 MiB).
+    /// A code with strips of 256 KiB and a log of 64 MiB in segments of 2 MiB.
     pub fn new(name: &str, k: usize, m: usize) -> Self {
         let (strip_blocks, log_bytes, segment_bytes) = (64, 64 << 20, 2 << 20);
         Self { name: name.to_owned(), k, m, strip_blocks, log_bytes, segment_bytes }
     }
 }
 
-/// The places on a slice. All offsets are in bytes from its start.
+/// The layout of a slice. All offsets are in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Data strips in a stripe.
@@ -92,7 +92,7 @@ impl Geometry {
             ));
         }
         let upper = slice_bytes.saturating_sub(geometry.roots_at() + 2 * BLOCK) / geometry.strip_slot_bytes();
-        // Table pages take a small share: start from the bound without them and give stripes up until all
+        // Table pages take a small share. So start from the bound without them, and reduce stripes until all
         // fits.
         geometry.stripes = upper;
         while geometry.stripes > 0 && geometry.end() > slice_bytes {
@@ -125,9 +125,9 @@ impl Geometry {
         }
     }
 
-    /// Segments with which a log full of data can still be destaged. To destage one segment of single blocks
-    /// takes, for each block, itself, its parity and its trailers again; a quarter of the log is kept free
-    /// for that.
+    /// The fewest segments with which a log full of data can still be destaged. To destage one segment of
+    /// single blocks, the log takes each block again with its parity and trailers. A quarter of the log is
+    /// kept free for that.
     pub fn fewest_segments(spec: &CreateSpec) -> u64 {
         let patched = 1 + spec.m as u64;
         let trailer_blocks = (patched * u64::from(spec.strip_blocks) * 4).div_ceil(BLOCK);
@@ -139,7 +139,7 @@ impl Geometry {
         self.k + self.m
     }
 
-    /// Copies of the log and of checkpoints.
+    /// The number of copies of the log and of checkpoints.
     pub fn carriers(&self) -> usize {
         1 + self.m
     }
@@ -165,13 +165,13 @@ impl Geometry {
         ((self.segment_bytes as usize / BLOCK_BYTES).saturating_sub(4) / 2).min(256)
     }
 
-    /// Most blocks of payload in a destage record, unless one column alone has more: short, so that little of
-    /// a segment is wasted when one does not fit.
+    /// Most payload blocks in a destage record, unless one column alone has more. It is small, so that little
+    /// of a segment is wasted when a record does not fit.
     pub fn destage_payload_blocks(&self) -> usize {
         (self.max_payload_blocks() / 2).max(self.strips())
     }
 
-    /// Blocks of the longest destage entry with its head.
+    /// Most blocks of a destage entry, with the record's head.
     pub fn longest_entry_blocks(&self) -> usize {
         let trailers = self.strips() * (4 * self.strip_blocks as usize + 40);
         self.destage_payload_blocks() + (trailers + 12 * self.max_payload_blocks()).div_ceil(BLOCK_BYTES) + 1
@@ -196,7 +196,7 @@ impl Geometry {
         self.log_bytes()
     }
 
-    /// Place of the root of checkpoint `seq`.
+    /// Offset of the root of checkpoint `seq`.
     pub fn root_at(&self, seq: u64) -> u64 {
         self.roots_at() + (seq % 2) * BLOCK
     }
@@ -211,13 +211,13 @@ impl Geometry {
         self.stripes.div_ceil(self.stripes_per_page())
     }
 
-    /// Place 0 or 1 of a table page. Both places of all pages with one place number lie in a row.
+    /// Offset of place 0 or 1 of a table page. All pages with the same place number are contiguous.
     pub fn page_at(&self, page: u64, place: u64) -> u64 {
         assert!(page < self.pages() && place < 2, "page {page} place {place}");
         self.roots_at() + 2 * BLOCK + (place * self.pages() + page) * BLOCK
     }
 
-    /// The table page, and which place of it, that lies in the block at `at`.
+    /// The table page and the place number of the block at offset `at`; `None` if no table page lies there.
     pub fn page_of(&self, at: u64) -> Option<(u64, u64)> {
         let block = at.checked_sub(self.page_at(0, 0))? / BLOCK;
         (block < 2 * self.pages()).then(|| (block % self.pages(), block / self.pages()))
@@ -227,24 +227,24 @@ impl Geometry {
         self.roots_at() + 2 * BLOCK + 2 * self.pages() * BLOCK
     }
 
-    /// Log, roots and table pages: what is allocated in full at creation.
+    /// The range of log, roots and table pages, which is allocated in full at creation.
     pub fn reserved(&self) -> Range<u64> {
         0..self.strips_at()
     }
 
-    /// Start of the strip of `stripe`.
+    /// Offset of the strip of `stripe`.
     pub fn strip_at(&self, stripe: Stripe) -> u64 {
         assert!(stripe.0 < self.stripes, "stripe {stripe} of {}", self.stripes);
         self.strips_at() + stripe.0 * self.strip_slot_bytes()
     }
 
-    /// Place of a block of the strip of `stripe`.
+    /// Offset of block `column` of the strip of `stripe`.
     pub fn block_at(&self, stripe: Stripe, column: u32) -> u64 {
         assert!(column < self.strip_blocks, "column {column} of {}", self.strip_blocks);
         self.strip_at(stripe) + u64::from(column) * BLOCK
     }
 
-    /// Place of the trailer of the strip of `stripe`.
+    /// Offset of the trailer of the strip of `stripe`.
     pub fn trailer_at(&self, stripe: Stripe) -> u64 {
         self.strip_at(stripe) + u64::from(self.strip_blocks) * BLOCK
     }

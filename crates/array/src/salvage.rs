@@ -1,7 +1,7 @@
-//! Salvage: reads as much of a range as can be read.
+//! Salvage: reads as much of a range as can be read, block by block if it must.
 //!
-//! Absent, unreadable and damaged are three answers. A block that the drive does not return is neither zeros
-//! nor wrong; a caller that depends on it must stop.
+//! Absent, unreadable and damaged are three different results. A block that the drive does not return is
+//! neither zeros nor wrong; a caller that depends on it must stop.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -20,7 +20,7 @@ pub(crate) struct Salvaged {
 }
 
 impl Salvaged {
-    /// The result for a drive that is not asked.
+    /// The result for a drive that is not read: every block is unreadable.
     pub(crate) fn nothing(len: usize) -> Self {
         Self {
             bytes: BufMut::zeroed(len).freeze(),

@@ -2,10 +2,10 @@
 //!
 //! Contract:
 //! - `write` of up to 512 KiB within the log's record bound is atomic. It returns when the array's memory
-//!   holds it in order, and is durable after a later `flush`;
-//! - after a crash, the blocks written through `write` are a prefix of the calls, so a barrier needs no work;
-//! - `write_fresh` writes a full stripe that is unwritten, past the log. It counts after a later `flush`; a
-//!   crash before that leaves the stripe unwritten;
+//!   holds it in order, and is durable after a later `flush`.
+//! - After a crash, the blocks written through `write` are a prefix of the calls, so a barrier needs no work.
+//! - `write_fresh` writes a full stripe that is unwritten, and bypasses the log. It counts after a later
+//!   `flush`; a crash before that leaves the stripe unwritten.
 //! - `read` returns blocks that verified, with their CRC32C, or an error. Unwritten stripes read as zeros.
 
 use crate::array::Array;
@@ -55,7 +55,7 @@ impl Volume {
         }
     }
 
-    /// A range of blocks by stripe of the array: the stripe, and the range of its blocks.
+    /// Splits a range of blocks by stripe of the array: each stripe with its part of the range.
     fn pieces(&self, block: u64, count: u64) -> Result<Vec<(Stripe, Range<u32>)>, ArrayError> {
         if block.checked_add(count).is_none_or(|end| end > self.blocks()) {
             return Err(ArrayError::Invalid(format!("blocks {block}+{count} are beyond the volume")));
@@ -81,7 +81,7 @@ impl Volume {
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ArrayError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        // The whole range before the first part of it: a refused write changed nothing.
+        // Check the complete range before the first part is written: a rejected write changes nothing.
         self.pieces(block, crcs.len() as u64)?;
         let most = self.array.geometry().max_payload_blocks();
         for start in (0..crcs.len()).step_by(most) {
@@ -128,8 +128,7 @@ impl Volume {
         Ok(all)
     }
 
-    /// Orders writes: those made before are durable before those made after. The log keeps that order by
-    /// itself.
+    /// Orders writes: those before it are durable before those after it. The log keeps that order anyway.
     pub fn barrier(&self) {}
 
     /// Makes every write durable that returned before this call.
@@ -137,8 +136,7 @@ impl Volume {
         self.array.durability().flush(Io::new(Class::Client, "volume.flush")).await
     }
 
-    /// Makes full stripes unwritten again, durably, and gives their space back to the drives if `how` says
-    /// so.
+    /// Makes full stripes unwritten again, durably. `how` decides if their space goes back to the drives.
     pub async fn discard(&self, stripe: u64, count: u64, how: Discard) -> Result<(), ArrayError> {
         if count == 0 {
             return Ok(());

@@ -1,7 +1,6 @@
 //! Rust source without its comments and literals, so that a search finds code only.
 
-/// Blanks comments and the contents of string and character literals. Every byte keeps its line; bytes that
-/// are blanked become spaces.
+/// Replaces comments and string and character literals by spaces. Newlines and all other bytes stay in place.
 pub(super) fn only(source: &str) -> String {
     let bytes = source.as_bytes();
     let mut out = bytes.to_vec();
@@ -29,7 +28,7 @@ pub(super) fn only(source: &str) -> String {
         }
         at = end;
     }
-    // Blanked ranges end on ASCII bytes, so nothing was cut in the middle of a character.
+    // Blanked ranges end on ASCII bytes, so no character was split.
     String::from_utf8_lossy(&out).into_owned()
 }
 
@@ -71,7 +70,7 @@ fn string_end(bytes: &[u8], start: usize) -> usize {
     bytes.len()
 }
 
-/// The end of `r"…"` or `r#"…"#`; `None` where an identifier begins with r.
+/// The end of `r"…"` or `r#"…"#`; `None` if an identifier begins with this r.
 fn raw_string_end(bytes: &[u8], start: usize) -> Option<usize> {
     let hashes = bytes[start + 1..].iter().take_while(|byte| **byte == b'#').count();
     let open = start + 1 + hashes;
@@ -97,8 +96,8 @@ fn char_end(bytes: &[u8], start: usize) -> Option<usize> {
         .map(|at| at + 1)
 }
 
-/// Whether the byte before continues an identifier, so that an `r` here opens nothing. `br"…"` is let
-/// through by its own letter.
+/// True if the byte before `at` continues an identifier, so that an `r` here opens no literal. The `r` of
+/// `br"…"` and `cr"…"` does open one, unless an identifier continues before the `b` or `c`.
 fn follows_identifier(bytes: &[u8], at: usize) -> bool {
     let identifier = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     match at.checked_sub(1).map(|before| bytes[before]) {

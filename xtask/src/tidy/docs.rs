@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::Findings;
 use crate::workspace;
 
-/// A newcomer reads the README whole.
+/// Most lines of the README: a newcomer reads all of it.
 const README_LINES_MAX: usize = 120;
 
 /// Checks every Markdown file, and docs/dependencies.md against the root manifest.
@@ -17,7 +17,7 @@ pub(super) fn check(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
         let text = workspace::read(file)?;
         for (line, target) in links(&text) {
             let Some(path) = resolve(file, &target) else { continue };
-            // what is reached is a file or a folder of the tree, not one that happens to lie here
+            // the target must be a file or folder of the tree, not an untracked one that happens to lie there
             let known = path.as_os_str().is_empty() || files.iter().any(|known| known.starts_with(&path));
             if !known {
                 findings.add(file, line, format_args!("the link `{target}` leads nowhere"));
@@ -56,7 +56,7 @@ fn check_dependencies(files: &[PathBuf], findings: &mut Findings) -> Result<()> 
     Ok(())
 }
 
-/// Line numbers and names in `[workspace.dependencies]` that are no paths of this workspace.
+/// Line numbers and names in `[workspace.dependencies]` that are not paths of this workspace.
 fn dependencies(manifest: &str) -> Vec<(usize, String)> {
     let mut inside = false;
     let mut found = Vec::new();
@@ -107,7 +107,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The line with its `code spans` cut out.
+/// The line without its `code spans`.
 fn without_code(line: &str) -> String {
     let parts: Vec<&str> = line.split('`').collect();
     // an odd count of backticks leaves the last one as text
@@ -116,7 +116,7 @@ fn without_code(line: &str) -> String {
     parts.iter().enumerate().filter(outside).map(|(_, part)| *part).collect()
 }
 
-/// What stands before the closing parenthesis, without a title.
+/// The target of a link, before the closing parenthesis and without the title.
 fn target(rest: &str) -> Option<String> {
     let mut depth = 0_usize;
     let end = rest.find(|character: char| {
@@ -136,7 +136,8 @@ fn target(rest: &str) -> Option<String> {
     Some(inside.to_owned())
 }
 
-/// The path a relative link means, from the root; `None` for other places and for the page itself.
+/// The path that a relative link points to, from the root; `None` for an external link and for the page
+/// itself.
 fn resolve(file: &Path, target: &str) -> Option<PathBuf> {
     let (path, _) = target.split_once('#').unwrap_or((target, ""));
     let scheme = path.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));
@@ -150,7 +151,7 @@ fn resolve(file: &Path, target: &str) -> Option<PathBuf> {
     };
     for part in Path::new(path).components() {
         match part {
-            // a link above the root leads out of the tree: a name that no file has
+            // a link above the root leaves the tree: return a name that no file has
             Component::ParentDir if !resolved.pop() => return Some(PathBuf::from("..")),
             Component::Normal(name) => resolved.push(name),
             _ => {}

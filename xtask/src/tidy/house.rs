@@ -1,15 +1,16 @@
-//! Measures of the house: how far each crate is from its aims, held as a ratchet in `xtask/house.txt`.
+//! Measures of the house: the distance of each crate from its aims, held as a ratchet in `xtask/house.txt`.
 //!
-//! A measure may get better and never worse: `cargo xtask tidy --record` writes what is better now. The measures:
+//! A measure may get better and never worse; `cargo xtask tidy --record` writes the better values. The
+//! measures:
 //! - `files`: the most files that hold an `impl` of one struct (aim: 4);
-//! - `circles`: modules that import each other, directly or over others, among the children of one module (aim: 0).
-//!   A module counts with everything below it;
+//! - `circles`: modules that import each other, directly or through others, among the children of one module
+//!   (aim: 0). A module counts with everything below it;
 //! - `asserts`: assertions per 1,000 lines outside tests (aim in the engine crates: 8);
-//! - `tests`: lines of tests beside each line outside tests (aim in the engine crates: 0.3);
+//! - `tests`: lines of tests per line outside tests (aim in the engine crates: 0.3);
 //! - `words`: comment lines that begin with What, Whether, How, Who or Where, per 1,000 (aim: 3);
 //! - `long`: comment lines over 110 characters (aim: 0).
 //!
-//! For the documents only `words` and `long` are counted.
+//! For the documents, only `words` and `long` are counted.
 
 use super::code;
 use crate::workspace;
@@ -20,9 +21,9 @@ use std::path::{Path, PathBuf};
 
 /// The file that holds the ratchet.
 const RATCHET: &str = "xtask/house.txt";
-/// Characters of a comment or a line of text.
+/// Most characters of a comment line or a line of text.
 const LONG: usize = 110;
-/// Words that a sentence of ours does not begin with: its subject is a thing with a name.
+/// Words that may not begin a line: the subject of a sentence is a thing with a name.
 const WORDS: [&str; 5] = ["What", "Whether", "How", "Who", "Where"];
 
 /// The measures of one crate, or of the documents.
@@ -82,7 +83,7 @@ impl fmt::Display for Measures {
     }
 }
 
-/// Prints the measures of every crate.
+/// Prints the measures of every crate and of the documents.
 pub(super) fn print() -> Result<()> {
     for (name, measures) in measure(&workspace::files()?)? {
         println!("{name:<16} {measures}");
@@ -90,7 +91,7 @@ pub(super) fn print() -> Result<()> {
     Ok(())
 }
 
-/// Writes the better of the recorded and the present measures.
+/// Writes the better of the recorded and the present measures to the ratchet.
 pub(super) fn record() -> Result<()> {
     let recorded = read()?;
     let mut text = String::new();
@@ -101,7 +102,7 @@ pub(super) fn record() -> Result<()> {
     std::fs::write(workspace::root().join(RATCHET), text).with_context(|| RATCHET.to_owned())
 }
 
-/// Compares the measures with the ratchet.
+/// Compares the measures with the ratchet, and adds a finding for each that is worse.
 pub(super) fn check(files: &[PathBuf], findings: &mut super::Findings) -> Result<()> {
     let recorded = read()?;
     for (name, now) in measure(files)? {
@@ -120,10 +121,10 @@ pub(super) fn check(files: &[PathBuf], findings: &mut super::Findings) -> Result
     Ok(())
 }
 
-/// The measures that got worse.
+/// The measures that got worse, each with its old and new value.
 fn worse(before: &Measures, now: &Measures) -> Vec<String> {
     let pairs = before.named().into_iter().zip(now.named());
-    // Shares move a little with every line: a hundredth is nothing.
+    // Ratios change a little with every line, so up to 3 % and a hundredth are ignored.
     let is_worse = |before: f64, now: f64, more: bool| {
         if more { now < before * 0.97 - 0.01 } else { now > before * 1.03 + 0.01 }
     };
@@ -153,7 +154,7 @@ fn parse(line: &str) -> Result<(String, Measures)> {
     Ok((name, measures))
 }
 
-/// Lines and places of one crate.
+/// Counts of one crate.
 #[derive(Default)]
 struct Counts {
     lines: usize,
@@ -220,7 +221,7 @@ impl Counts {
     }
 }
 
-/// Counts the lines of text of a Markdown file, without tables, headings and code.
+/// Counts the text lines of a Markdown file, without tables, headings, code and lines with links.
 fn count_text(text: &str, comments: &mut Comments) {
     let mut is_code = false;
     for line in text.lines() {
@@ -260,7 +261,7 @@ fn count_source(inside: &Path, source: &str, counts: &mut Counts) {
     counts.imports.entry(module).or_default().extend(imports);
 }
 
-/// The struct of a line that opens an `impl` of no trait.
+/// The struct of a line that opens an inherent `impl`; `None` for other lines.
 fn inherent_impl(line: &str) -> Option<String> {
     let rest = line.strip_prefix("impl")?;
     let rest = match rest.strip_prefix('<') {
@@ -271,7 +272,7 @@ fn inherent_impl(line: &str) -> Option<String> {
     (!rest.contains(" for ") && !name.is_empty()).then_some(name)
 }
 
-/// The path of the module that a file holds, as in `log::chain`; none for the crate's root.
+/// The path of the module that a file holds, for example `log::chain`; `None` for the crate's root.
 fn module_of(inside: &Path) -> Option<String> {
     let path = inside.strip_prefix("src").ok()?.with_extension("");
     let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
@@ -279,7 +280,7 @@ fn module_of(inside: &Path) -> Option<String> {
     (!is_root).then(|| parts.join("::"))
 }
 
-/// Paths of this crate that code of a module names: `crate::` and `super::`, made absolute.
+/// The paths of this crate that a module's code names with `crate::` or `super::`, made absolute.
 fn imports(code: &str, module: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (start, prefix) in ["crate::", "super::"]
@@ -308,7 +309,7 @@ fn imports(code: &str, module: &str) -> BTreeSet<String> {
     found
 }
 
-/// The paths at the start of `rest`: one, or those of a group in braces.
+/// The paths at the start of `rest`: one, or the members of a group in braces.
 fn paths(rest: &str) -> Vec<String> {
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     match rest.strip_prefix('{') {
@@ -323,7 +324,7 @@ fn paths(rest: &str) -> Vec<String> {
     }
 }
 
-/// The number of modules in circles, among the children of each module.
+/// The number of modules in import circles, summed over the children of each module.
 fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> usize {
     let modules: BTreeSet<&str> = imports.keys().map(String::as_str).collect();
     let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -385,7 +386,7 @@ mod tests {
             files.iter().for_each(|(file, code)| count_source(Path::new(file), code, &mut counts));
             counts.measures().circles
         };
-        // Two siblings, by way of a third.
+        // Two siblings, through a third.
         let three = [
             ("src/a.rs", "use crate::b::B;"),
             ("src/b.rs", "fn b() { crate::c::d::D }"),
@@ -393,7 +394,7 @@ mod tests {
         ];
         assert_eq!(of(&three), 3.0);
         assert_eq!(of(&three[..2]), 0.0);
-        // A module and its child are one.
+        // A module and its child count as one.
         assert_eq!(of(&[("src/a.rs", "use b::B;"), ("src/a/b.rs", "use super::A;")]), 0.0);
         // Two children of one module.
         let children = [("src/a/b.rs", "use super::c::C;"), ("src/a/c.rs", "use crate::a::b::B;")];

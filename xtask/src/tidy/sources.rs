@@ -7,10 +7,10 @@ use anyhow::Result;
 use super::{Findings, code};
 use crate::workspace;
 
-/// Longer files hold two things.
+/// Most lines of a source. A longer file has more than one purpose.
 const LINES_MAX: usize = 1000;
 
-/// Crates with a module of kernels, io_uring or FFI: they deny `unsafe` and lift it in that module, with a
+/// Crates with a module of kernels, io_uring or FFI. They deny `unsafe` and allow it in that module, with a
 /// SAFETY note on each block. Every other crate forbids it.
 const UNSAFE_CRATES: [&str; 6] = ["bench", "cli", "drive", "fuse", "gpu", "raid"];
 
@@ -52,7 +52,7 @@ fn is_crate_root(inside: &Path) -> bool {
         || inside.parent() == Some(Path::new("src/bin"))
 }
 
-/// True for `foo/tests.rs` and files in a folder `tests`. They need no header: the module that they test has it.
+/// True for `foo/tests.rs` and files in a folder `tests`. They need no header: the module under test has it.
 pub(super) fn is_test(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name == "tests.rs")
         || file.components().any(|part| part.as_os_str() == "tests")
@@ -79,7 +79,7 @@ fn is_header(line: &str) -> bool {
     line.strip_prefix("//!").is_some_and(|text| !text.trim().is_empty())
 }
 
-/// True if the line calls the macro, and not one whose name ends alike.
+/// True if the line calls the macro `word`, not one whose name only ends with it.
 fn calls(line: &str, word: &str) -> bool {
     line.match_indices(word)
         .any(|(at, _)| !line[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_'))
@@ -88,7 +88,7 @@ fn calls(line: &str, word: &str) -> bool {
 fn check_crate_root(file: &Path, name: &str, source: &str, findings: &mut Findings) {
     let wanted =
         if UNSAFE_CRATES.contains(&name) { "#![deny(unsafe_code)]" } else { "#![forbid(unsafe_code)]" };
-    // forbidding is more than denying, and a crate on the list may do it
+    // `forbid` is stronger than `deny`, and a crate on the list may use it
     let forbidden = "#![forbid(unsafe_code)]";
     if !code::only(source).lines().any(|line| line.trim() == wanted || line.trim() == forbidden) {
         findings.add(file, 1, format_args!("`{wanted}` is missing at the crate's root"));

@@ -7,32 +7,32 @@ use std::collections::BTreeSet;
 
 const FORMAT: u16 = 2;
 
-/// Of the drives that an array is made of.
+/// The generation of a member's slice when the array is created. A replacement raises it.
 pub(crate) const FIRST_GENERATION: u64 = 1;
 
 /// One member of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberEntry {
-    /// Its drive.
+    /// The drive that holds the slice.
     pub drive: DriveId,
-    /// Where its slice starts on the drive.
+    /// First byte of the slice on the drive.
     pub offset: u64,
     /// Length of the slice in bytes.
     pub len: u64,
-    /// Raised whenever the slice starts a new life.
+    /// Raised whenever the slice starts blank, as after a replacement.
     pub generation: u64,
-    /// Recorded as missing writes: not a carrier, and its stale strips do not count.
+    /// Recorded as missing writes: it is not trusted as a carrier, and its stale strips do not count.
     pub stale: bool,
-    /// Its own superblock is of this epoch or a later one.
+    /// The member's own superblock is of this epoch or a later one; an earlier one shows older contents.
     pub epoch: Epoch,
 }
 
-/// What an array is and who belongs to it.
+/// The description of an array and its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     /// The array.
     pub array: ArrayId,
-    /// Its name, for people.
+    /// Name for people; `data` and `meta` today.
     pub name: String,
     /// Data strips in a stripe.
     pub k: u16,
@@ -40,21 +40,22 @@ pub struct Descriptor {
     pub m: u16,
     /// Data blocks in a strip.
     pub strip_blocks: u32,
-    /// Bytes of each slice that are kept for the log.
+    /// Bytes of each slice that are reserved for the log.
     pub log_bytes: u64,
     /// Bytes of a log segment.
     pub segment_bytes: u32,
     /// Stripes in the array.
     pub stripes: u64,
-    /// Revision of ownership.
+    /// Revision of ownership: raised by every opening.
     pub epoch: Epoch,
     /// Raised with every change of this descriptor.
     pub revision: u64,
-    /// The roots of an owner of this epoch or a later one are durable on every carrier.
+    /// The roots of an owner of this epoch or a later one are durable on every carrier. An older root is not
+    /// the last.
     pub root_epoch: Epoch,
     /// Raised with every change of the carriers.
     pub carriers_epoch: u64,
-    /// Members that carry the log, the checkpoints and the roots.
+    /// Positions of the members that carry the log, the checkpoints and the roots; no two alike.
     pub carriers: Vec<u16>,
     /// The members by position.
     pub members: Vec<MemberEntry>,
@@ -72,7 +73,7 @@ impl Descriptor {
         self.carriers.iter().copied().map(Position::from)
     }
 
-    /// The descriptor's bytes.
+    /// Encodes the descriptor.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         // Layout: 0 is fixed. Integrity: 1 is a trailer in each strip. One group.
@@ -92,7 +93,7 @@ impl Descriptor {
         enc.finish()
     }
 
-    /// Reads a descriptor.
+    /// Decodes a descriptor; an error if a field is unknown or the fields contradict each other.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("array descriptor", bytes);
         let format = dec.u16()?;

@@ -1,8 +1,8 @@
-//! A log record: a head of whole blocks with entries, and then the payload blocks. Byte map:
+//! A log record: a head of full blocks with entries, and then the payload blocks. Byte map:
 //! docs/format/log.md.
 //!
-//! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block, so the chain
-//! value (the head's CRC) stands for the whole record.
+//! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block. So the chain
+//! value (the head's CRC) identifies the complete record.
 
 use crate::place::{Position, Positions};
 use penstock_base::{
@@ -14,7 +14,7 @@ const MAGIC: &[u8; 4] = b"PREC";
 const FORMAT: u16 = 1;
 const HEADER_BYTES: usize = 64;
 
-/// New contents of one strip in a destage: some of its blocks, and its whole new trailer.
+/// New contents of one strip in a destage entry: some of its blocks, and its complete new trailer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StripPatch {
     /// Position in the stripe.
@@ -27,40 +27,40 @@ pub struct StripPatch {
     pub crcs: Vec<u32>,
 }
 
-/// What a record says. Payload blocks follow in the order of the entries.
+/// A statement of a record. Payload blocks follow in the order of the entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Data blocks of one stripe, waiting to be destaged.
+    /// Data blocks of one stripe, to be destaged later.
     Data {
         /// The stripe.
         stripe: Stripe,
-        /// Place in the order of all data entries.
+        /// Number of this entry among all data entries of the array. The greater number is the newer write.
         order: u64,
         /// First data block within the stripe.
         block: u32,
         /// CRC32C of each block.
         crcs: Vec<u32>,
     },
-    /// A stripe that was unwritten now holds whole strips of one version.
+    /// All strips of a stripe that was unwritten have been written in full, with one version.
     Fresh {
         /// The stripe.
         stripe: Stripe,
-        /// Data entries up to here are void.
+        /// Data entries of this stripe with an order up to this one are void.
         upto: u64,
         /// The version of every strip.
         version: Version,
         /// Strips that were not written.
         stale: Positions,
-        /// Data blocks contained, and up to which order.
+        /// Data blocks that the strips contain, each with the order up to which its data entries are void.
         contained: Vec<(u32, u64)>,
     },
-    /// Everything that is about to be written into strips of a written stripe.
+    /// New contents for strips of a written stripe, logged before they are written.
     Destage {
         /// The stripe.
         stripe: Stripe,
         /// Strips that will not be written.
         stale: Positions,
-        /// Data blocks contained, and up to which order.
+        /// Data blocks that the patches contain, each with the order up to which its data entries are void.
         contained: Vec<(u32, u64)>,
         /// The strips' new contents.
         patches: Vec<StripPatch>,
@@ -71,26 +71,26 @@ pub enum Entry {
         stripe: Stripe,
         /// Number of stripes.
         count: u64,
-        /// Data entries up to here are void.
+        /// Data entries of these stripes with an order up to this one are void.
         upto: u64,
     },
-    /// Versions up to here may be used.
+    /// Reserves versions: those up to `reserved` may be given from now on.
     Versions {
-        /// The last of the run.
+        /// The last version of the reserved run.
         reserved: Version,
     },
     /// Strips that became stale, or valid again.
     Strips {
-        /// The stripe.
+        /// Strips that are stale from now on.
         stripe: Stripe,
-        /// Now stale.
+        /// Strips that are valid again.
         set: Positions,
-        /// Valid again.
+        /// Version of the strips that are valid again.
         clear: Positions,
         /// Version of those that are valid again.
         version: Version,
     },
-    /// All strips of a member are stale: it starts from nothing.
+    /// All strips of a member are stale, because its slice starts blank.
     MemberReset {
         /// The member.
         member: Position,
@@ -211,7 +211,7 @@ impl Entry {
     }
 }
 
-/// A position that some stripe can have.
+/// Decodes a position and rejects one that no stripe can have.
 fn decode_position(dec: &mut Dec<'_>) -> Result<Position, DecodeError> {
     let number = dec.u16()?;
     match usize::from(number) < MAX_STRIPS {
@@ -252,36 +252,36 @@ fn decode_crcs(dec: &mut Dec<'_>) -> Result<Vec<u32>, DecodeError> {
 pub struct RecordHead {
     /// The array.
     pub array: ArrayId,
-    /// The opening of the array that wrote it.
+    /// The opening of the array that wrote the record.
     pub incarnation: u64,
-    /// Its place in the log.
+    /// Sequence of the record in the log.
     pub seq: LogSeq,
-    /// Chain value of its predecessor.
+    /// Chain value of the record before it.
     pub chain: u32,
-    /// Records up to here were durable when it was written.
+    /// Records up to this sequence were durable when this one was written.
     pub durable: LogSeq,
-    /// What it says.
+    /// Its statements, in the order in which they apply.
     pub entries: Vec<Entry>,
 }
 
-/// Where a record's parts lie and what the next one must chain to.
+/// Lengths of a record's parts, and the value that the next record must chain to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordShape {
     /// Blocks of the head.
     pub head_blocks: u32,
-    /// Blocks of payload behind it.
+    /// Blocks of payload behind the head.
     pub payload_blocks: u32,
-    /// The record's chain value.
+    /// The record's chain value: the CRC32C of its head.
     pub chain: u32,
 }
 
-/// Blocks that a head with entries of `entry_bytes` takes.
+/// The number of blocks of a head with entries of `entry_bytes` bytes.
 pub fn head_blocks(entry_bytes: usize) -> usize {
     (HEADER_BYTES + entry_bytes).div_ceil(BLOCK_BYTES)
 }
 
 impl RecordHead {
-    /// The record's bytes with its payload behind the head, and its shape.
+    /// Encodes the record, with its payload behind the head, and returns its shape.
     pub fn encode(&self, payload: &[Buf]) -> (Buf, RecordShape) {
         let mut entries = Enc::new();
         self.entries.iter().for_each(|entry| entry.encode(&mut entries));
@@ -310,7 +310,7 @@ impl RecordHead {
         )
     }
 
-    /// How many blocks the head at the start of `bytes` says that it has, right or wrong; none if there is no
+    /// The length in blocks that the head at the start of `bytes` claims, unverified. `None` if there is no
     /// head.
     pub fn claimed_head_blocks(bytes: &[u8]) -> Option<usize> {
         let mut dec = Dec::new("log record", bytes);
@@ -321,7 +321,7 @@ impl RecordHead {
         dec.u16().ok().map(usize::from)
     }
 
-    /// Reads a head at the start of `bytes` (the rest of a segment). The payload is not looked at.
+    /// Decodes a head at the start of `bytes` (the rest of a segment). Does not verify the payload.
     pub fn decode(bytes: &[u8]) -> Result<(Self, RecordShape), DecodeError> {
         let mut dec = Dec::new("log record", bytes);
         if dec.raw(4)? != MAGIC {

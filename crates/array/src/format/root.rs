@@ -1,5 +1,4 @@
-//! The root of a checkpoint: where the log's replay starts and which table pages count. Byte map:
-//! docs/format/log.md.
+//! The root of a checkpoint: the start of log replay and the valid table pages. Byte map: docs/format/log.md.
 
 use super::descriptor::MemberEntry;
 use super::{check_block, seal_block};
@@ -9,7 +8,7 @@ use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version}
 const MAGIC: &[u8; 4] = b"PROT";
 const FORMAT: u32 = 3;
 
-/// A checkpoint's root. It lies in two places on each carrier; checkpoint `seq` goes to place `seq % 2`.
+/// A checkpoint's root. Each carrier has two places for it; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     /// The array.
@@ -26,22 +25,23 @@ pub struct Root {
     pub replay_seq: LogSeq,
     /// Chain value before that record.
     pub replay_chain: u32,
-    /// Records up to here were durable when the root was written.
+    /// Records up to this sequence were durable when the root was written.
     pub durable: LogSeq,
-    /// Versions up to here may have been used.
+    /// Versions up to this one may have been given.
     pub versions_reserved: Version,
-    /// Data entries up to here may exist.
+    /// Data entries may have orders up to this one.
     pub order: u64,
     /// The XOR of [`page_mark`] over all pages of the stripe table, each with the checkpoint of its newest
-    /// copy. A table that does not give it is not the one that this root was written for.
+    /// copy. A table that yields another value is not the one that this root was written for.
     pub table_sum: u64,
-    /// The owner's epoch. Superblocks of members that count are of this epoch or a later one, ...
+    /// The owner's epoch. Superblocks of valid members are of this epoch or a later one, except those in
+    /// `behind`.
     pub epoch: Epoch,
-    /// ... but for these members, as a bit mask: they did not take theirs.
+    /// Valid members whose superblocks did not take the owner's epoch, as a bit mask.
     pub behind: Positions,
 }
 
-/// Stands for one page of the stripe table as one checkpoint wrote it.
+/// A hash of a page number and the checkpoint that wrote the page. The root XORs these over all pages.
 pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
     // The finalizer of SplitMix64, once for each number.
     let mix = |mut x: u64| {
@@ -53,8 +53,8 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 }
 
 impl Root {
-    /// An epoch of which a member's own superblock is at least. One that is stale by coordination alone
-    /// counted when this root was written.
+    /// The least epoch that the member's own superblock must have. The root's epoch counts for a member that
+    /// was valid when the root was written; a member that is stale in coordination alone was valid then.
     pub(crate) fn least_epoch(&self, position: Position, member: &MemberEntry, is_stale: bool) -> Epoch {
         let is_behind = self.behind.contains(position);
         match is_behind || is_stale && member.stale {
@@ -63,7 +63,7 @@ impl Root {
         }
     }
 
-    /// The root block.
+    /// Encodes the root as one block.
     pub fn encode(&self) -> Buf {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).u32(FORMAT).u32(self.replay_chain).id(self.array.0).u64(self.seq);
@@ -76,7 +76,7 @@ impl Root {
         seal_block(&mut enc)
     }
 
-    /// Reads a root block.
+    /// Decodes a root block.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         check_block("checkpoint root", MAGIC, bytes)?;
         let mut dec = Dec::new("checkpoint root", &bytes[8..]);

@@ -1,4 +1,4 @@
-//! The header of a log segment: which part of the chain it holds. Byte map: docs/format/log.md.
+//! The header of a log segment: the part of the chain that the segment holds. Byte map: docs/format/log.md.
 
 use super::{check_block, seal_block};
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq};
@@ -6,27 +6,29 @@ use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq};
 const MAGIC: &[u8; 4] = b"PSEG";
 const FORMAT: u32 = 1;
 
-/// First block of a segment.
+/// The header, in the first block of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// The array.
     pub array: ArrayId,
-    /// Number of the segment, rising by one; it lies at `number % segments` of the log region.
+    /// Number of the segment; each is one more than the one before. It lies at place `number % segments` of
+    /// the log region.
     pub number: u64,
     /// Sequence of its first record.
     pub first_seq: LogSeq,
     /// Chain value before that record.
     pub chain: u32,
-    /// Incarnation that began it.
+    /// The opening of the array that began the segment.
     pub incarnation: u64,
-    /// Revision of the set of carriers.
+    /// Revision of the set of carriers when the segment was begun.
     pub carriers_epoch: u64,
-    /// Members that carry it.
+    /// Positions of the carriers when the segment was begun. A carrier that is replaced later is not in older
+    /// headers.
     pub carriers: Vec<u16>,
 }
 
 impl SegmentHeader {
-    /// The header block.
+    /// Encodes the header as one block.
     pub fn encode(&self) -> Buf {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).u32(FORMAT).u32(self.chain).id(self.array.0).u64(self.number);
@@ -38,7 +40,7 @@ impl SegmentHeader {
         seal_block(&mut enc)
     }
 
-    /// Reads a header block.
+    /// Decodes a header block.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         check_block("log segment header", MAGIC, bytes)?;
         let mut dec = Dec::new("log segment header", &bytes[8..]);

@@ -1,7 +1,7 @@
 //! A page of the stripe table. Byte map: docs/format/stripe-table.md.
 //!
-//! Every entry has the same size, a stale mask and one version per strip, because a checkpoint must never
-//! lack the room for the worst case. A stripe is unwritten when all its versions are 0, which is never given.
+//! Every entry has the same size, a stale mask and one version per strip, so that a checkpoint has space for
+//! the worst case. A stripe is unwritten when all its versions are 0; no strip is ever given version 0.
 
 use super::{check_block, seal_block};
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};
@@ -11,7 +11,7 @@ const MAGIC: &[u8; 4] = b"PTBL";
 const FORMAT: u16 = 1;
 const HEADER_BYTES: usize = 48;
 
-/// Pages that are read or made with one I/O of 1 MiB.
+/// Pages that one I/O of 1 MiB reads or writes.
 pub(crate) const PAGES_IN_A_PIECE: u64 = 256;
 
 /// Entries in one page for stripes of `strips` strips.
@@ -23,7 +23,7 @@ fn entry_bytes(strips: usize) -> usize {
     8 * (1 + strips)
 }
 
-/// One page: `words` holds, for each of its stripes, the stale mask and then the version of each strip.
+/// A page of the stripe table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TablePage {
     /// The array.
@@ -34,12 +34,12 @@ pub struct TablePage {
     pub checkpoint: u64,
     /// Strips in a stripe.
     pub strips: u16,
-    /// Masks and versions.
+    /// The entries, in order of their stripes: for each a stale mask, then the version of each strip.
     pub words: Vec<u64>,
 }
 
 impl TablePage {
-    /// The page's block.
+    /// Encodes the page as one block.
     pub fn encode(&self) -> Buf {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).id(self.array.0).u64(self.index).u64(self.checkpoint);
@@ -51,7 +51,7 @@ impl TablePage {
         seal_block(&mut enc)
     }
 
-    /// Reads a page's block.
+    /// Decodes a page's block.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         check_block("stripe table page", MAGIC, bytes)?;
         let mut dec = Dec::new("stripe table page", &bytes[8..]);

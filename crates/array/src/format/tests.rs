@@ -1,5 +1,4 @@
-//! Golden bytes, damage and noise for every structure: old images must open, and nothing that is read may
-//! panic.
+//! Golden bytes, damage and noise for every structure: old images must open, and no input may cause a panic.
 
 use super::descriptor::{Descriptor, MemberEntry};
 use super::record::{Entry, RecordHead, StripPatch};
@@ -125,8 +124,8 @@ fn record() -> (RecordHead, Vec<Buf>) {
     (RecordHead { array: ARRAY, incarnation: 2, seq, chain: 0x0a0b_0c0d, durable, entries }, payload)
 }
 
-/// Checks that `bytes` have the checksum `golden` and decode to `wanted`, that every flipped bit in `covered`
-/// is found, that one elsewhere in the first sector is harmless, and that noise is never a panic.
+/// Checks that `bytes` have the checksum `golden` and decode to `wanted`. Every flipped bit in `covered` must
+/// be detected, one elsewhere in the first sector must be harmless, and noise must never cause a panic.
 fn check<T: Debug + PartialEq>(
     bytes: &[u8],
     golden: u32,
@@ -149,7 +148,8 @@ fn check<T: Debug + PartialEq>(
     never_panics(bytes, decode);
 }
 
-/// Noise after a true beginning of any length, so that every field meets it; cut short at any length.
+/// Decodes noise behind a valid prefix of random length, so that every field meets it. A quarter of the
+/// inputs are truncated at a random length.
 fn never_panics<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> T) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = || {
@@ -202,8 +202,8 @@ fn record_is_as_in_the_first_release() {
     check(&bytes, 0x6f95_0d9c, 0..64 + entry_bytes, &head, decode);
 }
 
-/// The descriptor is covered by the checksum of the superblock that carries it, so a flipped bit may be read;
-/// it must only never be a panic.
+/// The checksum of the superblock covers the descriptor, so a flipped bit here may decode. It must only not
+/// panic.
 #[test]
 fn descriptor_is_as_in_the_first_release() {
     let bytes = descriptor().encode();
@@ -212,7 +212,8 @@ fn descriptor_is_as_in_the_first_release() {
     never_panics(&bytes, Descriptor::decode);
 }
 
-/// Entries are parsed only behind a good checksum: noise is given a good one, so that their decoder meets it.
+/// Entries are decoded only after the checksum of the head verified. So the noise gets a valid one, and their
+/// decoder meets it.
 #[test]
 fn entries_of_noise_under_a_good_checksum_are_refused() {
     let (head, payload) = record();
@@ -244,7 +245,7 @@ fn blocks_of_noise_under_a_good_checksum_are_refused() {
     }
 }
 
-/// Counters were counted on from their last value.
+/// A decoded counter is incremented later, so a value above 2^63 is rejected.
 #[test]
 fn counters_near_the_end_of_their_type_are_refused() {
     let end = u64::MAX;
@@ -259,7 +260,7 @@ fn counters_near_the_end_of_their_type_are_refused() {
     assert!(Descriptor::decode(&Descriptor { epoch: Epoch(end), ..descriptor() }.encode()).is_err());
 }
 
-/// Slices that wrap around, doubled carriers, odd flags and names were taken as they are.
+/// Slices that wrap around, duplicate carriers, and flags and names with invalid values are rejected.
 #[test]
 fn a_descriptor_that_breaks_arithmetic_is_refused() {
     let mut wraps = descriptor();
@@ -273,13 +274,13 @@ fn a_descriptor_that_breaks_arithmetic_is_refused() {
     let mut odd_name = descriptor().encode();
     odd_name[92] = 0xff;
     assert!(Descriptor::decode(&odd_name).unwrap_err().to_string().contains("UTF-8"));
-    // A log that ends at the end of its type was added to.
+    // The geometry adds to `log_bytes`; a value at the end of its type must not overflow.
     let mut long = Descriptor { log_bytes: u64::MAX, segment_bytes: 1 << 31, ..descriptor() };
     long.members.iter_mut().for_each(|member| (member.offset, member.len) = (0, u64::MAX));
     assert!(Geometry::of(&Descriptor::decode(&long.encode()).unwrap()).is_err());
 }
 
-/// A page's stale mask went into the table with strips that the array does not have.
+/// A page whose stale mask names strips that the array does not have is rejected.
 #[test]
 fn a_page_of_strips_that_do_not_exist_is_refused() {
     for (strips, words) in [(2, vec![4, 7, 7]), (2, vec![0, 7]), (0, vec![1]), (65, vec![0; 66])] {
@@ -288,7 +289,7 @@ fn a_page_of_strips_that_do_not_exist_is_refused() {
     }
 }
 
-/// Columns of a patch that do not ascend were taken as they are.
+/// A patch whose columns do not ascend is rejected.
 #[test]
 fn columns_that_do_not_ascend_are_refused() {
     let (head, _) = record();

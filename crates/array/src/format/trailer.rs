@@ -1,4 +1,4 @@
-//! The trailer: last block of a strip, which proves what the strip holds. Byte map: docs/format/strip.md.
+//! The trailer: the last block of a strip, which identifies and verifies it. Byte map: docs/format/strip.md.
 //!
 //! Its contents lie in its first sectors under a CRC of their own. For strips of up to 116 blocks that is one
 //! sector, which a power cut leaves whole.
@@ -9,10 +9,10 @@ const MAGIC: &[u8; 4] = b"PTRL";
 const FORMAT: u16 = 1;
 const CRC_AT: usize = 44;
 const CRCS_AT: usize = 48;
-/// Blocks whose checksums fit in one trailer.
+/// The most blocks in a strip: as many as one trailer has space for checksums.
 pub const MAX_STRIP_BLOCKS: u32 = ((penstock_base::BLOCK_BYTES - CRCS_AT) / 4) as u32;
 
-/// What a strip holds.
+/// Identity, version and checksums of a strip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trailer {
     /// The array.
@@ -21,14 +21,14 @@ pub struct Trailer {
     pub stripe: Stripe,
     /// Position in the stripe: data strips first, then parity.
     pub position: u16,
-    /// The version that the stripe table must name for this strip.
+    /// The strip is valid only if the stripe table has this version for it.
     pub version: Version,
     /// CRC32C of each block of the strip.
     pub crcs: Vec<u32>,
 }
 
 impl Trailer {
-    /// The trailer block.
+    /// Encodes the trailer as one block.
     pub fn encode(&self) -> Buf {
         assert!(self.crcs.len() <= MAX_STRIP_BLOCKS as usize, "{} checksums have no room", self.crcs.len());
         let mut enc = Enc::new();
@@ -42,7 +42,7 @@ impl Trailer {
         BufMut::padded_from(enc.as_slice()).freeze()
     }
 
-    /// Reads a trailer block; says nothing yet about whose it is.
+    /// Decodes a trailer block. The caller compares array, stripe, position and version with what it expects.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("trailer", bytes);
         if dec.raw(4)? != MAGIC {

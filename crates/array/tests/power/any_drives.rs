@@ -1,6 +1,9 @@
-//! Any number of drives are away or from the past at each start, which may be cut anywhere, or go on by an administrator's word
-//! and be cut. What is refused changes nothing; what goes on without the word loses nothing: with the drives that took part, and the right
-//! ones for those that were away, all is there, and then any m of them may be lost.
+//! Starts with any set of drives absent or with old contents; each may be cut, and some accept a loss and are
+//! cut.
+//!
+//! A start that is refused changes nothing. A start that goes on without accepted loss loses nothing: with
+//! the drives that took part, and the right contents of those that were absent, all data is there, and then
+//! any m drives may be lost.
 
 use crate::bench::{Load, SLICE_AT, Site, plan, spec};
 use crate::replaced::duplicate;
@@ -36,7 +39,7 @@ const PLACES: [&str; 15] = [
     WriteSite::CarrierCopy.name(),
     WriteSite::FreshStrip.name(),
 ];
-/// Those before the root of an opening is durable.
+/// The places that a start passes before its root is durable.
 const BEFORE_A_ROOT: [&str; 6] = [
     "superblock.copy0",
     "superblock.copy1",
@@ -46,24 +49,24 @@ const BEFORE_A_ROOT: [&str; 6] = [
     WriteSite::CheckpointRoot.name(),
 ];
 const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (3, 0), (1, 2)];
-/// States of a drive from the past that are kept.
+/// The most old states that are kept of a drive.
 const KEPT: usize = 5;
 
-/// Troubles of a story besides cuts and drives that are away or from the past.
+/// Events of a story in addition to cuts and drives that are absent or have old contents.
 #[derive(Clone, Copy, Default)]
 struct Also {
-    /// Openings by an administrator's word that are cut.
+    /// Starts that accept a loss and are cut.
     words: bool,
-    /// One write that fails.
+    /// One failing write.
     faults: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Work {
     Load,
-    /// All is rebuilt.
+    /// Waits until all is rebuilt.
     Heal,
-    /// It is opened and left.
+    /// Opens the array and stops it.
     Open,
 }
 
@@ -72,11 +75,11 @@ enum End {
     Done,
     Cut,
     Refused(String),
-    /// An error that no drive's absence explains.
+    /// An error that the absence of drives does not explain.
     Failed(String),
 }
 
-/// One start.
+/// One start of the machine.
 struct Life<'a> {
     lost: &'a [usize],
     cut: Option<(&'static str, u64)>,
@@ -90,10 +93,10 @@ struct Story {
     dice: World,
     site: Site,
     load: Load,
-    /// The disk of each member as it was in the last start in which it took part.
+    /// The disk of each member as of the last start in which it took part.
     right: Vec<Rc<SimDisk>>,
     past: Vec<Vec<Rc<SimDisk>>>,
-    /// Members that took part in the last start that was not refused.
+    /// True for members that took part in the last start that was not refused.
     latest: Vec<bool>,
     id: Cell<Option<ArrayId>>,
     lives: Cell<u64>,
@@ -199,7 +202,7 @@ impl Story {
         World::new(1).run(self.site.ownership.current(id)).unwrap().unwrap()
     }
 
-    /// The newest root on the disks that are here.
+    /// The epoch of the newest root on the disks that are present.
     fn newest_root(&self, lost: &[usize]) -> Option<Epoch> {
         let here = self.site.disks.iter().enumerate().filter(|(at, _)| !lost.contains(at));
         let newest = here.filter_map(|(_, disk)| {
@@ -215,13 +218,15 @@ impl Story {
         newest.max()
     }
 
-    /// A disk that took part is right from here on, and the one before it is from the past.
+    /// Makes the present disk, which took part, the right one; the one before it is an old state from here
+    /// on.
     fn took_part(&mut self, at: usize) {
         let before = std::mem::replace(&mut self.right[at], self.site.disks[at].clone());
         self.past[at].push(before);
     }
 
-    /// An opening by word that is cut. Returns false where the story ends, for the word has acted.
+    /// A start that accepts the loss and is cut. Returns false if the story ends because the acceptance took
+    /// effect.
     fn word(&mut self, lost: &[usize], wrong: &[usize]) -> Result<bool, String> {
         let accepting = Site {
             lacking: Lacking::Accept,
@@ -253,7 +258,7 @@ impl Story {
         Ok(true)
     }
 
-    /// One start with any drives. Returns false where the story ends.
+    /// One start with any drives. Returns false if the story ends.
     fn step(&mut self) -> Result<bool, String> {
         if self.one_in(2) {
             for (past, disk) in self.past.iter_mut().zip(&self.right) {
@@ -272,7 +277,7 @@ impl Story {
                 lost.push(at);
             }
         }
-        // One that is here has to know what the others are.
+        // At least one present drive must know the state of the others.
         if !(0..self.right.len()).any(|at| self.latest[at] && !wrong.contains(&at) && !lost.contains(&at)) {
             wrong.clear();
             lost.clear();
@@ -310,7 +315,7 @@ impl Story {
         }
         wrong.into_iter().for_each(|at| self.took_part(at));
         if was_cut && self.one_in(2) {
-            // The same drives once more.
+            // The same drives again.
             let again = Life { lost: &lost, cut: None, mode: None, faulty: None, work: Work::Load };
             let again = self.live(&self.site, &again);
             if again != End::Done && faulty.is_none() {
@@ -320,7 +325,7 @@ impl Story {
         Ok(true)
     }
 
-    /// With all right drives it is whole, and then any m may be lost.
+    /// With all right drives, full redundancy is restored; then any m drives may be lost.
     fn heal(&mut self) -> Result<(), String> {
         self.site.disks.clone_from(&self.right);
         let heal = Life { lost: &[], cut: None, mode: None, faulty: None, work: Work::Heal };

@@ -1,4 +1,4 @@
-//! A small array on simulated disks, and a model of what it must hold.
+//! A small array on simulated disks, and a model of the data that it must hold.
 
 use penstock_array::Position;
 use penstock_array::Site as WriteSite;
@@ -17,17 +17,17 @@ pub const IO: Io = Io::new(Class::Client, "test");
 pub const DISK_BYTES: u64 = 32 << 20;
 pub const SLICE_AT: u64 = 1 << 20;
 
-/// What is done to a drive, by its number, before the array is opened.
+/// Prepares a drive, given its number, before the array is opened.
 pub type Prepare = Box<dyn Fn(usize, &FaultyDrive)>;
 
-/// Disks and coordination: what survives a power cut.
+/// The state that survives a power cut: disks and coordination.
 pub struct Site {
     pub disks: Vec<Rc<SimDisk>>,
     pub ownership: Rc<MemoryOwnership>,
     pub spec: CreateSpec,
-    /// What is done to each drive (by its number) before the array is opened.
+    /// Prepares each drive, given its number, before the array is opened.
     pub prepare: Prepare,
-    /// Whether an opening gives up what only drives have that are not here.
+    /// The reaction of an opening to data that only absent drives have.
     pub lacking: Lacking,
 }
 
@@ -40,7 +40,7 @@ pub struct Machine {
     pub handles: Vec<Option<Rc<DriveHandle>>>,
     pub array: Rc<Array>,
     pub volume: Volume,
-    /// Positions whose disk is another one now.
+    /// Positions whose disk was replaced.
     pub replaced: RefCell<BTreeSet<usize>>,
 }
 
@@ -48,7 +48,7 @@ pub fn spec(k: usize, m: usize) -> CreateSpec {
     CreateSpec { name: "test".into(), k, m, strip_blocks: 8, log_bytes: 3 << 20, segment_bytes: 128 << 10 }
 }
 
-/// A drive whose flushes, when they fail, lose what they should have made durable.
+/// A drive whose failed flushes lose the writes that they should have made durable.
 fn forgetting(world: &World, drive: FaultyDrive, disk: &Rc<SimDisk>) -> FaultyDrive {
     let (world, disk) = (world.clone(), disk.clone());
     drive.forgetting(move || disk.forget_unflushed(&world))
@@ -59,12 +59,12 @@ fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
 }
 
 impl Site {
-    /// These disks, with whatever they hold.
+    /// A site on these disks, with their present contents.
     pub fn of(disks: Vec<Rc<SimDisk>>, spec: CreateSpec) -> Self {
         Self { disks, ownership: Rc::default(), spec, prepare: Box::new(|_, _| ()), lacking: Lacking::Refuse }
     }
 
-    /// Disks with an empty array.
+    /// A site on new disks with an empty array.
     pub fn new(spec: CreateSpec) -> Self {
         let world = World::new(1);
         let env = world.env();
@@ -109,7 +109,7 @@ impl Site {
         self.open_with(world, lost, &Roster::new(&world.env())).await
     }
 
-    /// The same, with a roster that several arrays share.
+    /// Like [`Self::open`], with a roster that several arrays may share.
     pub async fn open_with(
         &self,
         world: &World,
@@ -157,7 +157,7 @@ impl Site {
         })
     }
 
-    /// What a power cut leaves.
+    /// Cuts the power: each disk keeps a random part of its unflushed writes.
     pub fn cut(&self, world: &World) {
         world.destroy();
         for disk in &self.disks {
@@ -165,14 +165,14 @@ impl Site {
         }
     }
 
-    /// A blank disk in place of a lost one.
+    /// Puts a blank disk in the place of a lost one.
     pub fn replace(&mut self, number: usize) {
         self.disks[number] = SimDisk::new(DISK_BYTES);
     }
 }
 
 impl Machine {
-    /// Whether the drive of a member failed in this life.
+    /// True if the drive of a member failed in this life.
     pub fn latched(&self, position: usize) -> bool {
         self.handles[position].as_ref().is_some_and(|handle| !handle.is_online())
     }
@@ -190,7 +190,7 @@ impl Machine {
 }
 
 thread_local! {
-    /// Tells the drives of one site from those of another.
+    /// Distinguishes the drives of one site from those of another.
     pub static BASE: Cell<u64> = const { Cell::new(7) };
 }
 
@@ -198,7 +198,7 @@ fn drive_id(number: usize) -> DriveId {
     DriveId(Id128::from_words(BASE.get(), number as u64 + 1))
 }
 
-/// A block that names its content.
+/// A block whose bytes are derived from `tag`; zeros for 0.
 pub fn block_of(tag: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK_BYTES];
     if tag != 0 {
@@ -220,7 +220,7 @@ pub fn buf_of(tags: &[u64]) -> (Buf, Vec<u32>) {
     (buf, crcs)
 }
 
-/// The tag of each block of the volume from `from` on; panics when a block is none that was ever written.
+/// The tag of each of `count` blocks from `from` on. Panics if a block has bytes that were never written.
 pub async fn tags(volume: &Volume, from: u64, count: u64) -> Result<Vec<u64>, ArrayError> {
     let blocks = volume.read(from, count, IO).await?;
     let bytes = blocks.gather();
@@ -233,7 +233,7 @@ pub async fn tags(volume: &Volume, from: u64, count: u64) -> Result<Vec<u64>, Ar
     Ok(bytes.chunks_exact(BLOCK_BYTES).map(tag).collect())
 }
 
-/// What was written to the part of the volume that goes through the log, in order.
+/// The writes to the part of the volume that goes through the log, in order.
 #[derive(Default)]
 pub struct LoggedModel {
     pub ops: Vec<(u64, Vec<u64>)>,
@@ -241,7 +241,7 @@ pub struct LoggedModel {
 }
 
 impl LoggedModel {
-    /// Whether `found` is the state after some prefix of the writes that contains all durable ones.
+    /// True if `found` is the state after a prefix of the writes that contains all durable ones.
     pub fn allows(&self, found: &[u64]) -> bool {
         let mut state = vec![0; found.len()];
         for (index, (block, tags)) in self.ops.iter().enumerate() {
@@ -257,7 +257,7 @@ impl LoggedModel {
 }
 
 impl LoggedModel {
-    /// Says how the found state differs from the prefix that is nearest to it.
+    /// Describes the difference between the found state and the prefix that is nearest to it.
     fn nearest(&self, found: &[u64]) -> String {
         let mut state = vec![0; found.len()];
         let mut best = (usize::MAX, String::new());
@@ -282,14 +282,14 @@ impl LoggedModel {
     }
 }
 
-/// What each whole stripe may hold: the durable content and everything begun since.
+/// The contents that each full stripe may have: the durable one and every one begun since.
 #[derive(Default)]
 pub struct FreshModel {
     /// By stripe: contents (tag of its first block; 0 is unwritten), the durable one first.
     pub may: BTreeMap<u64, Vec<u64>>,
 }
 
-/// A load that goes on until the world is cut or `rounds` are over.
+/// A load that runs until the world is cut or `rounds` are over.
 pub struct Load {
     pub logged: RefCell<LoggedModel>,
     pub fresh: RefCell<FreshModel>,
@@ -313,20 +313,20 @@ impl Load {
         }
     }
 
-    /// Flushes the volume and proves that the drives were flushed for it.
+    /// Flushes the volume and asserts that the drives were flushed for it.
     ///
-    /// What a flush stands on is every write that returned before it began: log records (`log.append`) and the
-    /// headers of their segments (`log.segment`) on the carriers, strips of fresh stripes (`fresh.strip`) and their
-    /// trailers (`fresh.trailer`) on all members. Not part of it: destage, checkpoints, rebuild and repair, which
-    /// the log stands in for until they are flushed themselves; strips of a `write_fresh` that has not returned; and
-    /// anything on a member that is recorded as stale.
+    /// A flush must cover every write that returned before it began: log records (`log.append`) and the
+    /// headers of their segments (`log.segment`) on the carriers, and strips of fresh stripes (`fresh.strip`)
+    /// with their trailers (`fresh.trailer`) on all members. It need not cover destage, checkpoints, rebuild
+    /// and repair, because the log keeps their contents until they are flushed themselves; nor strips of a
+    /// `write_fresh` that has not returned; nor anything on a member that is recorded as stale.
     async fn flush(&self, machine: &Machine) -> Result<(), ArrayError> {
         let marks: Vec<u64> = machine.disks.iter().map(|disk| disk.order()).collect();
         let in_flight = self.writing_fresh.get() > 0;
         machine.volume.flush().await?;
         let report = machine.array.report();
         for (position, member) in report.members.iter().enumerate() {
-            // A write that is late on a disk that was replaced is nobody's any more.
+            // A late write to a disk that was replaced does not matter.
             if member.state != "active" || machine.replaced.borrow().contains(&position) {
                 continue;
             }
@@ -356,7 +356,7 @@ impl Load {
             let count = if world.below(8) == 0 { 1 + world.below(12) } else { 1 + world.below(2) };
             let block = world.below(blocks - count);
             let tags: Vec<u64> = (0..count).map(|_| self.tag()).collect();
-            // A write that is longer than a record is several, in order.
+            // A write that is longer than a record is several writes, in order.
             let atomic = machine.array.geometry().max_payload_blocks();
             for (part, tags) in (block..).step_by(atomic).zip(tags.chunks(atomic)) {
                 self.logged.borrow_mut().ops.push((part, tags.to_vec()));
@@ -376,7 +376,7 @@ impl Load {
         Ok(())
     }
 
-    /// Writes and discards whole stripes.
+    /// Writes and discards full stripes.
     pub async fn run_fresh(&self, machine: &Machine) -> Result<(), ArrayError> {
         let world = &machine.world;
         for _ in 0..self.rounds / 4 {
@@ -404,7 +404,8 @@ impl Load {
         Ok(())
     }
 
-    /// Checks that the array holds what it must, at the start of a life: what is found is what counts from now on.
+    /// Checks the array's contents at the start of a life. The contents found become the durable state of the
+    /// model.
     pub async fn settle(&self, machine: &Machine) -> Result<(), ArrayError> {
         self.check(machine).await?;
         let per_stripe = machine.volume.stripe_blocks();
@@ -418,7 +419,7 @@ impl Load {
         Ok(())
     }
 
-    /// Checks that the array holds what it must.
+    /// Checks that the array's contents are among those that the model allows.
     pub async fn check(&self, machine: &Machine) -> Result<(), ArrayError> {
         let per_stripe = machine.volume.stripe_blocks();
         let found = tags(&machine.volume, 0, LOGGED_STRIPES * per_stripe).await?;
@@ -443,15 +444,15 @@ impl Load {
     }
 }
 
-/// Plans a cut at a random write, chosen among what a first run of the same seed passes.
+/// Plans a power cut at write `nth` of a site, counted from 0.
 pub fn plan(site: &str, nth: u64) -> CutPlan {
     CutPlan { site: site.to_owned(), nth }
 }
 
-/// A block that nobody wrote.
+/// A block that no test writes.
 pub const NOISE: [u8; BLOCK_BYTES] = [0x5a; BLOCK_BYTES];
 
-/// Writes a whole stripe of blocks with tags from `tag` on.
+/// Writes a full stripe of blocks with tags from `tag` on.
 pub async fn write_fresh(machine: &Machine, stripe: u64, tag: u64) -> Result<(), ArrayError> {
     let (data, crcs) = buf_of(&(tag..tag + machine.volume.stripe_blocks()).collect::<Vec<_>>());
     machine.volume.write_fresh(stripe, &data, &crcs, IO).await

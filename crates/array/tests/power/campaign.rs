@@ -1,11 +1,13 @@
-//! Random lives: seeds choose geometry, load, faults, power cuts and lost drives; nothing that was flushed may be lost.
+//! Random lives: seeds choose geometry, load, faults, power cuts and lost drives; flushed data must not be
+//! lost.
 //!
-//! `PENSTOCK_SEEDS=A..B` runs other seeds than the default few.
+//! `PENSTOCK_SEEDS=A..B` replaces the few default seeds.
 //!
-//! Every failure is a defect because all that is done to drives in one seed, in all its lives, is done to at most m
-//! of them: they are chosen first. Only these fail, lose or damage writes, are missing at an opening or come back
-//! blank or as they were after an earlier life, so in no stripe and in no copy of the metadata more than m are bad at any
-//! time. Harmless to data, and done to all of them: hosts that are full for a while, discards that take long, and pauses of the whole machine.
+//! Every failure is a defect, because one seed harms at most m drives in all its lives; they are chosen
+//! first. Only these drives fail, lose or damage writes, are missing at an opening, or come back blank or
+//! with the contents of an earlier life. So no stripe and no copy of the metadata ever has more than m bad
+//! parts. Events that are harmless to data happen to all drives: hosts that are full for a while, slow
+//! discards, and pauses of the complete machine.
 
 use crate::bench::{Load, Machine, SLICE_AT, Site, buf_of, plan, spec, tags};
 use penstock_array::Site as WriteSite;
@@ -20,7 +22,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Geometries that are drawn from, and their blocks per strip and bytes per segment.
+/// Geometries to draw from, each with its blocks per strip and bytes per segment.
 const CODES: [(usize, usize, u32, u32); 6] = [
     (4, 2, 8, 128 << 10),
     (1, 1, 8, 64 << 10),
@@ -29,7 +31,7 @@ const CODES: [(usize, usize, u32, u32); 6] = [
     (3, 0, 8, 64 << 10),
     (8, 3, 4, 128 << 10),
 ];
-/// The same of codes with many strips of redundancy.
+/// Geometries with many parity strips, in the same form.
 const WIDE: [(usize, usize, u32, u32); 8] = [
     (1, 8, 8, 160 << 10),
     (2, 8, 4, 160 << 10),
@@ -40,7 +42,7 @@ const WIDE: [(usize, usize, u32, u32); 8] = [
     (2, 7, 4, 160 << 10),
     (1, 5, 8, 160 << 10),
 ];
-/// Sites where the power is cut, besides at any time.
+/// Sites at which the power is cut. Other cuts come at a random time.
 const SITES: [&str; 18] = [
     WriteSite::LogAppend.name(),
     WriteSite::LogSegment.name(),
@@ -61,30 +63,30 @@ const SITES: [&str; 18] = [
     WriteSite::ScrubRepair.name(),
     WriteSite::MetadataRepair.name(),
 ];
-/// No life takes that long: one that does waits for nothing.
+/// Longer than any life takes: a life that reaches it waits for an event that never comes.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What a seed decides, and what its lives remember.
+/// The choices of a seed, and the state that its lives share.
 struct Fate {
     dice: World,
     seed: u64,
     m: usize,
-    /// The drives that anything may happen to.
+    /// The drives that may be harmed.
     unlucky: Vec<usize>,
-    /// Whether writes were damaged without an error.
+    /// True if writes were damaged without an error.
     silent: bool,
-    /// New drives so far, for their names.
+    /// The number of new drives so far; they are named by it.
     replaced: u64,
     cuts: BTreeMap<&'static str, u64>,
     lives: u64,
     geo: Option<Geometry>,
-    /// All drives as each life left them; none where no drive comes back as it was.
+    /// All drives as each life left them; `None` if no drive comes back with old contents.
     past: Option<Vec<Vec<Rc<SimDisk>>>>,
-    /// Hosts are full for a while.
+    /// True if hosts are full for a while.
     full_hosts: bool,
 }
 
-/// Decides what was added later, so that what a seed did before it does still.
+/// Draws the choices that were added later, so that a seed keeps its earlier choices.
 fn more_dice(seed: u64) -> World {
     World::new(seed.wrapping_mul(0xd6e8_feb8_6659_fd93))
 }
@@ -96,7 +98,8 @@ fn wide_spec_of(dice: &World) -> CreateSpec {
     CreateSpec { log_bytes: segments * u64::from(segment_bytes), ..spec }
 }
 
-/// Hosts that are full for a while, again and again: for what has no space yet, or as those that copy for every write.
+/// Makes hosts full for a while, several times. A full host has no space for new blocks, or, like a host that
+/// copies on every write, for no write at all.
 async fn fill_hosts(world: World, disks: Vec<Rc<SimDisk>>, drives: Vec<Rc<FaultyDrive>>) {
     let env = world.env();
     for _ in 0..1 + world.below(6) {
@@ -124,7 +127,7 @@ impl Fate {
         self.dice.below(one_in) == 0
     }
 
-    /// From a microsecond to beyond every deadline, each doubling as likely as the next.
+    /// From one microsecond to beyond every deadline, in powers of two that are equally likely.
     fn long_or_short(&self) -> Duration {
         Duration::from_micros(1 << self.dice.below(27))
     }
@@ -148,7 +151,7 @@ impl Fate {
                     5 => (Op::Write, Fault::Rotten),
                     6 => (Op::Read, Fault::Rotten),
                     7 => (Op::Read, Fault::Fail),
-                    // Some later than their deadline: they land after their caller gave up.
+                    // Some are later than their deadline: they land after their caller gave up.
                     8 => (Op::Write, Fault::Slow(Duration::from_millis(self.dice.below(60_000)))),
                     9 => (Op::Write, Fault::Silent),
                     10 => (Op::Flush, Fault::Silent),
@@ -171,7 +174,8 @@ impl Fate {
         for (number, drive) in machine.drives.iter().enumerate() {
             let Some(drive) = drive else { continue };
             if self.chance(4) {
-                // A write to the range of a discard that outlives its deadline waits, and then the drive has failed.
+                // A write to the range of a discard waits for it, and fails the drive if the discard outlives
+                // its deadline.
                 let most = if self.unlucky.contains(&number) { 200_000 } else { 25_000 };
                 let late = Fault::Slow(Duration::from_millis(self.dice.below(most)));
                 drive.plant(Op::Discard, self.dice.below(4), late);
@@ -182,7 +186,7 @@ impl Fate {
         }
     }
 
-    /// Blocks of unlucky drives that cannot be read at the next opening: any of those that an opening looks at.
+    /// Makes blocks of unlucky drives unreadable at the next opening, among those that an opening reads.
     fn hide_blocks(&mut self, site: &mut Site, geo: Option<Geometry>) {
         let Some(geo) = geo else { return };
         let blocks = geo.reserved().end / BLOCK_BYTES as u64;
@@ -198,7 +202,7 @@ impl Fate {
                 (number, at..at + BLOCK_BYTES as u64)
             })
             .collect();
-        // What cannot be read is written again from the other copies, and counted.
+        // Unreadable blocks are repaired from the other copies, and the repairs are counted.
         self.silent |= !hidden.is_empty();
         site.prepare = Box::new(move |number, drive| {
             let of_it = hidden.iter().filter(|(hides, _)| *hides == number);
@@ -206,7 +210,7 @@ impl Fate {
         });
     }
 
-    /// Puts new drives in the place of those that the array misses although a disk is there.
+    /// Replaces the members that the array misses although their disk is there.
     async fn replace_missing(
         &mut self,
         site: &Site,
@@ -223,7 +227,7 @@ impl Fate {
         Ok(())
     }
 
-    /// One life of the machine, until the power is cut or it has done its work.
+    /// One life of the machine, until the power is cut or its work is done.
     async fn live(
         &mut self,
         site: &Site,
@@ -235,7 +239,7 @@ impl Fate {
         self.geo = Some(machine.array.geometry());
         self.plant(&machine);
         if self.chance(6) {
-            // The whole machine stands still for a while, some time in this life.
+            // The complete machine pauses for a while, at some time in this life.
             let (when, long) = (self.dice.below(2_000_000), self.dice.below(120));
             let (pause, world) = (machine.env.sleep(Duration::from_micros(when)), world.clone());
             machine.env.spawn(
@@ -275,7 +279,7 @@ impl Fate {
         }
     }
 
-    /// A life that may be cut. Returns what the cut left on the disks of `site`.
+    /// A life that may be cut. The disks of `site` keep the state that the cut left.
     fn run_life(&mut self, site: &mut Site, load: &Load) {
         self.lives += 1;
         let world = World::new(self.dice.below(u64::MAX));
@@ -325,7 +329,7 @@ impl Fate {
         self.bring_back(site);
     }
 
-    /// Puts some of the unlucky drives back as they were after an earlier life.
+    /// Gives some of the unlucky drives the contents that they had after an earlier life.
     fn bring_back(&mut self, site: &mut Site) {
         let Some(mut past) = self.past.take() else { return };
         past.push(site.disks.iter().map(|disk| disk.duplicate()).collect());
@@ -337,7 +341,7 @@ impl Fate {
         self.past = Some(past);
     }
 
-    /// The last life: everything is mended, proven clean, and still there without any m drives.
+    /// The last life: all is repaired, scrubs are clean, and the data is still there without any m drives.
     fn run_last(&mut self, site: &Site, load: &Load) {
         let world = World::new(self.dice.below(u64::MAX));
         let seed = self.seed;
@@ -438,15 +442,15 @@ fn campaign_of_seeds() {
     eprintln!("seeds {seeds:?}: {lives} lives, cut at {cuts:?}");
 }
 
-/// In this seed a carrier is missing, the power is cut while its place is filled, and it comes back: it was trusted
-/// with its old log as soon as its strips were whole.
+/// In this seed a carrier is missing, the power is cut while its place is filled, and the carrier comes back.
+/// Regression: it was trusted with its old log as soon as its strips were valid.
 #[test]
 fn a_carrier_that_returns_counts_only_with_a_new_copy_of_the_log() {
     run_seed(563, false);
 }
 
-/// Writes and discards go to stripes of which some are damaged beyond what the code survives. Returns how many columns
-/// were damaged.
+/// Writes and discards go to stripes of which some are damaged beyond what the code survives. Returns the
+/// number of damaged columns.
 fn run_beyond(seed: u64) -> usize {
     let dice = World::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let site = Site::new(spec_of(&dice));
@@ -474,7 +478,7 @@ fn run_beyond(seed: u64) -> usize {
                 for _ in 0..1 + dice.below(3) {
                     let stripe = dice.below(STRIPES / 2);
                     let column = dice.below(u64::from(geo.strip_blocks)) as u32;
-                    // m+1 strips lack the column: whatever of it is not in the log is gone.
+                    // m+1 strips lack the column, so its blocks are lost unless the log has them.
                     let start = dice.below((k + m) as u64) as usize;
                     for at in 0..=m {
                         let block = (SLICE_AT + geo.block_at(Stripe(stripe), column)) / BLOCK_BYTES as u64;
@@ -534,7 +538,8 @@ fn run_beyond(seed: u64) -> usize {
     damaged.len()
 }
 
-/// Damage beyond what the code survives: only what is damaged suffers, it is named, and everything else goes on.
+/// Damage beyond what the code survives affects the damaged columns only. Their stripes are listed as
+/// unreadable, and all else goes on.
 #[test]
 fn damage_beyond_the_code_stays_where_it_is() {
     let seeds = penstock_sim::seeds(1..40);

@@ -1,4 +1,5 @@
-//! Carriers of the log with bad sectors, without answers, and made anew: each sequence that a review found broke an array.
+//! Carriers of the log with bad sectors, without answers, and replaced: sequences from a review that broke an
+//! array.
 
 use crate::bench::{DISK_BYTES, Machine, SLICE_AT, Site, plan, spec, tags, write};
 use penstock_array::ArrayError;
@@ -11,7 +12,7 @@ use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, SimDisk, World};
 use std::time::Duration;
 
-/// Writes these tags to the blocks of their numbers, each flushed.
+/// Writes each tag to the block of the same number, each with a flush.
 pub async fn write_flushed(machine: &Machine, tags: std::ops::RangeInclusive<u64>) -> Result<(), ArrayError> {
     for tag in tags {
         write(machine, tag, tag).await?;
@@ -20,7 +21,7 @@ pub async fn write_flushed(machine: &Machine, tags: std::ops::RangeInclusive<u64
     Ok(())
 }
 
-/// Writes 100 blocks twice, each flushed.
+/// Writes 100 blocks twice, each with a flush.
 pub async fn write_twice(machine: &Machine) -> Result<(), ArrayError> {
     for tag in 1..=200 {
         write(machine, tag % 100, tag).await?;
@@ -42,11 +43,12 @@ pub fn read_back(site: &Site, seed: u64, lost: &[usize], count: u64) -> Result<V
     found.unwrap()
 }
 
-/// The outcome for an array one record of whose log cannot be read on any carrier that is left, after everything in it was
-/// destaged, checkpointed, scrubbed, the lost drive replaced and rebuilt, and the array said that it is whole.
+/// The reason why no carrier that is left can read one record of the log. Later all contents of the record
+/// are destaged and checkpointed, a scrub has run, the lost drive is replaced and rebuilt, and the report
+/// shows full redundancy.
 #[derive(Clone, Copy, PartialEq)]
 enum How {
-    /// m = 1: a drive goes, and the other carrier has a bad sector.
+    /// m = 1: a drive is lost, and the other carrier has a bad sector.
     OneLostOneUnreadable,
     /// m = 1: both carriers have a bad sector, in the same record.
     TwoUnreadable,
@@ -138,7 +140,8 @@ fn one_bad_sector_of_a_destaged_record_without_redundancy_closed() {
     whole_again(How::TheOnlyOne, true);
 }
 
-/// m = 1: a drive goes, the other carrier cannot read one block; a power cut right after the new carrier is recorded.
+/// m = 1: a drive is lost, the other carrier cannot read one block, and the power is cut right after the new
+/// carrier is recorded.
 #[test]
 fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
     let mut results = Vec::new();
@@ -188,7 +191,7 @@ fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
     );
 }
 
-/// 4+2: one carrier goes, `slow` of the others answer no reads of their log (writes they do).
+/// 4+2: one carrier is lost. The carriers in `slow` answer no reads of their log, but take writes.
 fn slow_reads(slow: &[usize]) {
     let site = Site::new(spec(4, 2));
     let world = World::new(10_300);
@@ -231,7 +234,8 @@ fn two_carriers_that_answer_no_reads_keep_nobody() {
     slow_reads(&[1, 2]);
 }
 
-/// 3+2: both other carriers go; one of the two members that could carry the log takes no copy, the other would.
+/// 4+2: two of the three carriers are lost. Two of the three members that could replace them take no copy;
+/// member 3 does.
 #[test]
 fn a_member_that_takes_a_copy_gets_it_although_another_takes_none() {
     let site = Site::new(spec(4, 2));
@@ -265,8 +269,8 @@ fn a_member_that_takes_a_copy_gets_it_although_another_takes_none() {
     assert!(missing <= 1, "member 3 takes a copy and never got one: {members:?}");
 }
 
-/// m = 1: one record cannot be read on one carrier, another record of the same segment cannot be read on the other one. Each
-/// is whole on one carrier: a scrub must mend both. Afterwards one drive goes.
+/// m = 1: each of the two carriers cannot read one record, two different ones of the same segment. As each
+/// record is readable on one carrier, a scrub must repair both. Afterwards one drive is lost.
 fn scrub_mends_each(lose: usize) {
     let mut spec = spec(4, 1);
     spec.segment_bytes = 160 << 10;
@@ -325,8 +329,8 @@ fn a_scrub_mends_two_records_of_a_segment_and_then_the_second_drive_goes() {
     scrub_mends_each(1);
 }
 
-/// m = 1 and used up: a record cannot be read on one carrier, and its place takes no write. The scrub tries once and says so,
-/// and the log goes on.
+/// m = 1 and used up: a carrier cannot read a record, and its place takes no write. The scrub tries a few
+/// times at most and reports it, and the log goes on.
 #[test]
 fn a_place_of_the_log_that_takes_no_write_keeps_nobody() {
     let mut spec = spec(4, 1);
@@ -354,8 +358,8 @@ fn a_place_of_the_log_that_takes_no_write_keeps_nobody() {
     assert!(scrub < Duration::from_secs(60));
 }
 
-/// m = 1, one drive lost at a time and rebuilt before the next goes. Only: while the new carrier is made, the drive that
-/// is left fails reads of its log for `blip`; nothing on it is damaged.
+/// m = 1: one drive is lost at a time, and rebuilt before the next is lost. While the new carrier is filled,
+/// the drive that is left fails reads of its log for `blip`; nothing on it is damaged.
 fn blip(blip: Duration, scrub: bool) {
     let mut spec = spec(4, 1);
     spec.segment_bytes = 160 << 10;
@@ -426,8 +430,8 @@ fn a_scrub_after_the_moment_makes_the_carrier_whole() {
     blip(Duration::from_secs(3), true);
 }
 
-/// The header of a segment is rotten on every carrier that is left, and the records behind it say that they were durable:
-/// that is damage, and no end of the log.
+/// The header of a segment is rotten on every carrier that is left, and records behind it prove that they
+/// were durable. So this is damage, not the end of the log.
 fn rotten_header(lost: &[usize], unreadable: bool) {
     let mut site = Site::new(spec(4, 1));
     let world = World::new(10_800);
@@ -467,7 +471,8 @@ fn a_rotten_header_and_an_unreadable_one_are_damage() {
     rotten_header(&[], true);
 }
 
-/// Random failures of what makes carriers, never beyond m; then a power cut, and all that was flushed is there.
+/// Random failures while carriers are replaced, then a power cut: all flushed data must be there. A seed
+/// whose failures go beyond m is abandoned once the array has stopped.
 #[test]
 fn carriers_under_random_failures() {
     let mut bad = Vec::new();
@@ -536,7 +541,7 @@ fn carriers_under_random_failures() {
                         for at in latched {
                             if world.below(2) == 0 && !used.borrow()[at] {
                                 used.borrow_mut()[at] = true;
-                                // The old disk is nobody's any more; nothing is owed there.
+                                // The old disk is no longer in use, so none of its writes is missed.
                                 site.disks[at].cut(&world, CutMode::Everything);
                                 if let Err(error) =
                                     machine.replace(&news[at], at, 1000 + seed * 10 + life).await
@@ -556,7 +561,7 @@ fn carriers_under_random_failures() {
                     let Some(why) = machine.array.stopped() else { return false };
                     let report = machine.array.report();
                     let lacking = report.members.iter().filter(|member| member.state != "active").count();
-                    // Their flushes failed, and what they forgot is more than the code survives.
+                    // Flushes failed, and the drives lost more unflushed writes than the code survives.
                     beyond.set(lacking > 2);
                     eprintln!(
                         "seed {seed} life {life} stopped: {why} {:?}",
@@ -571,7 +576,7 @@ fn carriers_under_random_failures() {
                 load.check(&machine).await?;
                 if world.below(2) == 0 {
                     let closed = machine.array.close().await;
-                    // It may stop on its way.
+                    // The array may stop while it closes.
                     if has_stopped() { Ok(()) } else { closed }
                 } else {
                     machine.array.stop();
@@ -584,7 +589,7 @@ fn carriers_under_random_failures() {
             site.cut(&world);
             for (at, new) in news.iter().enumerate().filter(|(at, _)| used.borrow()[*at]) {
                 new.cut(&world, CutMode::draw(&world));
-                // A replacement that was not recorded has no superblock: keep the old one then.
+                // A replacement that was not recorded has no superblock. Keep the old disk then.
                 if !new.used_blocks().is_empty() {
                     site.disks[at] = new.clone();
                 }
@@ -615,7 +620,7 @@ fn carriers_under_random_failures() {
     assert!(bad.is_empty(), "{} bad", bad.len());
 }
 
-/// 4+2: one carrier answers no reads of its log when the array opens; two are well.
+/// 4+2: one carrier answers no reads of its log when the array opens; the other two are healthy.
 #[test]
 fn an_opening_asks_a_carrier_that_does_not_answer_once() {
     let mut site = Site::new(spec(4, 2));
@@ -647,11 +652,13 @@ fn an_opening_asks_a_carrier_that_does_not_answer_once() {
     world.destroy();
     let took = took.unwrap().unwrap();
     eprintln!("the opening took {took:?}");
-    // Roots, pages, the log, and what is behind its end: one deadline each, however long the log is.
+    // Roots, pages, the log, and the part behind its end: one deadline each, regardless of the length of the
+    // log.
     assert!(took < Duration::from_secs(150), "{took:?}");
 }
 
-/// 4+1: the one carrier that is left needs long for each read of 1 MiB of its log (a bad spot); everything else is well.
+/// 4+1: the one carrier that is left never answers reads of the first MiB of its log (a bad spot); all else
+/// is healthy.
 #[test]
 fn a_bad_spot_on_the_last_carrier_keeps_nobody() {
     let site = Site::new(spec(4, 1));
@@ -683,8 +690,8 @@ fn a_bad_spot_on_the_last_carrier_keeps_nobody() {
     assert!(longest < Duration::from_secs(120), "{longest:?}");
 }
 
-/// A carrier is lost, and the member that takes its place is slow: flushes do not wait until all of the log and the table is
-/// copied, and what was written meanwhile is on the new carrier when the last old one goes.
+/// A carrier is lost, and the member that replaces it is slow. Flushes do not wait until the complete log and
+/// table are copied. Data written meanwhile is on the new carrier when the last old one is lost.
 #[test]
 fn flushes_go_on_while_a_carrier_is_made() {
     let mut spec = spec(4, 1);
@@ -699,7 +706,7 @@ fn flushes_go_on_while_a_carrier_is_made() {
                 write(&machine, tag, tag).await?;
             }
             machine.volume.flush().await?;
-            // The first pieces of the copy take a minute.
+            // The first writes of the copy take a minute.
             let slow = Fault::Slow(Duration::from_secs(20));
             let at = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
             let taker = machine.drives[2].as_ref().unwrap();
@@ -726,7 +733,7 @@ fn flushes_go_on_while_a_carrier_is_made() {
     site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
     eprintln!("{written} flushes in {took:?}, the longest {longest:?}");
     assert!(took > Duration::from_secs(60) && longest < Duration::from_secs(1), "{longest:?} of {took:?}");
-    // Of the old carrier that is left nothing can be read but strips.
+    // On the old carrier that is left, only strips can be read.
     site.prepare = Box::new(move |number, drive| {
         if number == 1 {
             drive.set_unreadable(SLICE_AT + reserved.start..SLICE_AT + reserved.end);

@@ -16,7 +16,7 @@ async fn work(site: &Site, world: &World, load: &Load, lost: &[usize]) -> Result
     Ok(machine)
 }
 
-/// One run of the load; returns how often each write site was passed.
+/// One run of the load; returns the number of writes at each site.
 fn survey(seed: u64, k: usize, m: usize, rounds: u64) -> BTreeMap<&'static str, u64> {
     let site = Site::new(spec(k, m));
     let world = World::new(seed);
@@ -25,7 +25,7 @@ fn survey(seed: u64, k: usize, m: usize, rounds: u64) -> BTreeMap<&'static str, 
     world.hits()
 }
 
-/// Cuts at one write, reopens (without the `lost` disk), and checks everything.
+/// Cuts the power at one write, reopens without the disks in `lost`, and checks all contents.
 fn cut_once(seed: u64, (k, m): (usize, usize), rounds: u64, at: (&str, u64), lost: &[usize]) {
     eprintln!("cut at {at:?}, lost {lost:?}");
     let mut site = Site::new(spec(k, m));
@@ -42,7 +42,7 @@ fn cut_once(seed: u64, (k, m): (usize, usize), rounds: u64, at: (&str, u64), los
     let checked = after.run(async {
         let machine = site.open(&after, lost).await?;
         load.check(&machine).await?;
-        // What was found once is found again, after everything went to its place.
+        // The same contents must be found again after the rebuild and the destage.
         for (life, number) in lost.iter().enumerate() {
             machine.replace(&site.disks[*number], *number, life as u64 + 1).await?;
         }
@@ -61,7 +61,7 @@ fn cut_once(seed: u64, (k, m): (usize, usize), rounds: u64, at: (&str, u64), los
     after.destroy();
 }
 
-/// Cuts at evenly spread passes of each site of one run. Returns how often each site was cut.
+/// Cuts the power at evenly spread writes of each site of one run. Returns the number of cuts at each site.
 fn campaign(
     seed: u64,
     code: (usize, usize),
@@ -115,7 +115,7 @@ fn show_power_cuts() {
     for (code, lose) in [((4, 2), false), ((4, 2), true), ((1, 2), false), ((1, 2), true)] {
         let mut total: BTreeMap<&'static str, u64> = BTreeMap::new();
         let mut seed = 100;
-        // A site that one run passes a few times is cut in as many runs as it takes.
+        // A site with few writes in one run is cut in as many runs as are needed.
         while seed < 103 || total.values().any(|cuts| *cuts < 10) {
             for (site, cuts) in campaign(seed, code, 150, 10, lose) {
                 *total.entry(site).or_default() += cuts;

@@ -1,4 +1,4 @@
-//! Lost drives, failing writes and rot while the array works.
+//! Lost drives, failing writes and rot while the array is in use.
 
 use crate::bench::{IO, Load, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
@@ -114,8 +114,8 @@ const WRITE_FAULTS: [Fault; 5] = [
     Fault::Slow(Duration::from_secs(5)),
 ];
 
-/// Lets the `nth` write of a drive suffer a fault. Everything must be right, be repaired, and stay so. Returns whether
-/// there were that many writes, and how many blocks were repaired.
+/// Injects a fault into the `nth` write of a drive. The data must be right, be repaired, and stay so. Returns
+/// true if there were that many writes, and the number of repaired blocks.
 fn one_bad_write(fault: Fault, drive: usize, nth: u64) -> (bool, u64) {
     let site = Site::new(spec(4, 2));
     let world = World::new(700);
@@ -160,7 +160,7 @@ fn rot_torn_dropped_and_misdirected_writes_are_found_and_repaired() {
 fn show_rot() {
     for fault in WRITE_FAULTS {
         let (mut writes, mut mattered) = (0, 0);
-        // A carrier, and a member that carries nothing but strips.
+        // A carrier, and a member that holds only strips.
         for drive in [1, 5] {
             for nth in 0.. {
                 let (came, repaired) = one_bad_write(fault, drive, nth);
@@ -243,7 +243,8 @@ fn a_full_host_suspends_writes_and_loses_nothing() {
     run.unwrap().unwrap();
 }
 
-/// A stripe that was never written was held until a full host had room again, with all that was read of it.
+/// Regression: a stripe that was never written stayed locked until a full host had space again, and so did
+/// all reads of it.
 #[test]
 fn reads_go_on_while_a_host_is_full() {
     let site = Site::new(spec(4, 2));
@@ -256,7 +257,7 @@ fn reads_go_on_while_a_host_is_full() {
         assert_eq!((report.state, report.suspended.as_deref()), (ArrayState::Suspended, Some("host full")));
         let read = timeout(&machine.env, Duration::from_secs(5), tags(&machine.volume, 1, 20)).await;
         assert_eq!(read.expect("a read waits for the host")?, Vec::from_iter(1..=20));
-        // Nor does a discard wait, which takes back what waits for the host.
+        // A discard, which drops the data that waits for the host, does not wait either.
         let discard = machine.volume.discard(0, 1, Discard::OnDrives);
         timeout(&machine.env, Duration::from_secs(60), discard)
             .await
@@ -276,7 +277,8 @@ fn reads_go_on_while_a_host_is_full() {
     .unwrap();
 }
 
-/// Written through the log while a host is full, more than the log has room for: it waits, and all of it is there afterwards.
+/// More data than the log has space for is written through it while a host is full. The writes wait, and all
+/// data is there afterwards.
 #[test]
 fn a_log_full_of_new_stripes_waits_for_a_full_host() {
     let site = Site::new(spec(4, 2));
@@ -303,7 +305,8 @@ fn a_log_full_of_new_stripes_waits_for_a_full_host() {
     .unwrap();
 }
 
-/// A stripe in which a strip is made again on a full host was held until that had room again.
+/// Regression: a stripe of which a strip was rebuilt on a full host stayed locked until that host had space
+/// again.
 #[test]
 fn reads_go_on_while_a_drive_is_made_again_on_a_full_host() {
     let site = Site::new(spec(4, 2));
@@ -398,8 +401,8 @@ fn five_of_nine_drives_lost_at_once_and_rebuilt() {
     run(&site, &[], 3);
 }
 
-/// The pass that makes parity also proves the data: what changed in memory since its checksums were made is stored
-/// nowhere.
+/// The pass that computes parity also verifies the data: data that changed in memory after its checksums were
+/// computed is not stored.
 #[test]
 #[should_panic(expected = "memory holds what was written")]
 fn data_that_is_not_what_its_checksums_say_goes_no_further() {
@@ -414,7 +417,7 @@ fn data_that_is_not_what_its_checksums_say_goes_no_further() {
     run.unwrap().unwrap();
 }
 
-/// Columns of a strip that verify are read although fewer than k strips are good there.
+/// A rotten strip is read in its good columns, even where fewer than k strips are good in such a column.
 #[test]
 fn good_columns_of_a_rotten_strip_need_no_others() {
     let site = Site::new(spec(4, 2));

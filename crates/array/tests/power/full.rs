@@ -1,4 +1,5 @@
-//! Hosts that are full for some strips: who waits, who goes on, and what is on the drives.
+//! Hosts that are full for some strips: the operations that wait, those that go on, and the state of the
+//! drives.
 
 use crate::bench::{DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
 use crate::outdated::life;
@@ -24,8 +25,9 @@ pub async fn write_new(machine: &Machine, stripes: std::ops::Range<u64>) -> Resu
     machine.volume.flush().await
 }
 
-/// A batch of a rebuild was let go while the record of one of its strips was on its way, and that strip written again in another version.
-/// The record said that the first one is there: the array was whole, and lost data with m drives.
+/// A batch of a rebuild is abandoned while the record of one of its strips is in flight, and the strip is
+/// then written again with another version. Regression: the record marked the first version as valid, so the
+/// array reported full redundancy and lost data with m drives.
 #[test]
 fn a_rebuilt_strip_is_recorded_as_it_is_on_the_drive() {
     for slow in [Duration::ZERO, Duration::from_millis(1500)] {
@@ -47,7 +49,7 @@ fn a_rebuilt_strip_is_recorded_as_it_is_on_the_drive() {
                 drive.plant_within(Op::Write, 0, Fault::Slow(slow), log.clone());
             }
         });
-        // One strip of the batch has space, the next has none.
+        // One strip of the batch has space, the next one has none.
         site.disks[5].set_full(true);
         let let_go = async |machine: &Machine| {
             machine.env.sleep(Duration::from_secs(20)).await;
@@ -84,7 +86,8 @@ fn a_rebuilt_strip_is_recorded_as_it_is_on_the_drive() {
     }
 }
 
-/// Some stripes have space on the host, others have none: writes were refused as if the others were damaged.
+/// Some stripes have space on the host, others have none. Regression: writes were rejected as if the others
+/// were damaged.
 #[test]
 fn a_host_that_is_full_for_some_stripes_refuses_no_write() {
     let site = Site::new(spec(4, 2));
@@ -93,7 +96,8 @@ fn a_host_that_is_full_for_some_stripes_refuses_no_write() {
         site.disks[4].set_full(true);
         let work = async {
             for round in 0..400u64 {
-                // A stripe that has space is written, discarded in the table and written again, as the key-value store does.
+                // A stripe with space is written, discarded in the table and written again, as the key-value
+                // store does.
                 if round % 4 == 0 {
                     machine.volume.discard(round % 8, 1, Discard::InTable).await?;
                     write_stripe(machine, round % 8, 1000 * (round + 100)).await?;
@@ -119,7 +123,8 @@ fn a_host_that_is_full_for_some_stripes_refuses_no_write() {
     .unwrap();
 }
 
-/// Writers that waited for room in the log and the task that wrote checkpoints woke each other without a pause: gigabytes went to each carrier.
+/// Regression: writers that waited for log space and the task that writes checkpoints woke each other without
+/// a pause, and wrote gigabytes to each carrier.
 #[test]
 fn waiting_for_a_full_host_writes_little() {
     let site = Site::new(spec(4, 2));
@@ -147,7 +152,7 @@ fn waiting_for_a_full_host_writes_little() {
     .unwrap();
 }
 
-/// Two members are to be made again, and the host of one is full: the other waited for it.
+/// Two members are rebuilt, and the host of one is full. Regression: the other one waited for it.
 #[test]
 fn a_full_host_keeps_no_other_member_from_being_rebuilt() {
     for full in [1usize, 3] {
@@ -171,7 +176,8 @@ fn a_full_host_keeps_no_other_member_from_being_rebuilt() {
     }
 }
 
-/// A strip that could not be repaired on a full host kept those of other drives from being repaired, and a scrub from being stopped.
+/// Regression: a strip that could not be repaired on a full host kept strips of other drives from being
+/// repaired, and a scrub from being stopped.
 #[test]
 fn a_full_host_keeps_no_other_strip_from_being_repaired() {
     let site = Site::new(spec(4, 2));
@@ -186,7 +192,7 @@ fn a_full_host_keeps_no_other_strip_from_being_repaired() {
                 (SLICE_AT + machine.array.geometry().block_at(Stripe(stripe), 0)) / BLOCK_BYTES as u64;
             site.disks[position].corrupt(block, &[0x5a; BLOCK_BYTES]);
         }
-        // As on a host that copies what is written: no write finds room.
+        // As on a host that copies on every write: no write finds space.
         machine.drives[3].as_ref().unwrap().set_full(true);
         tags(&machine.volume, 0, 8 * machine.volume.stripe_blocks()).await?;
         machine.env.sleep(Duration::from_secs(60)).await;
@@ -210,7 +216,8 @@ fn a_full_host_keeps_no_other_strip_from_being_repaired() {
     .unwrap();
 }
 
-/// Writes until there is no room, each block into another stripe or `blocks` of them together. Returns where they begin.
+/// Writes until there is no space, each block to another stripe, or runs of `blocks` blocks. Returns the
+/// first block of each write.
 async fn fill(machine: &Machine, blocks: u64) -> Result<Vec<u64>, ArrayError> {
     let all = machine.volume.blocks();
     let place = |at: u64| if blocks == 1 { at * 37 % all } else { at * blocks };
@@ -230,7 +237,8 @@ async fn fill(machine: &Machine, blocks: u64) -> Result<Vec<u64>, ArrayError> {
     Ok(written)
 }
 
-/// Each stop began a segment of the log that nothing gave back, until a stop, or each later start, waited for room for ever.
+/// Regression: each stop began a segment of the log that was never freed, until a stop, or each later start,
+/// waited for log space for ever.
 #[test]
 fn stops_on_a_full_host_do_not_fill_the_log() {
     for (k, m, full, blocks) in [(4, 2, 4, 1), (3, 0, 2, 1), (8, 1, 7, 16)] {
@@ -270,7 +278,8 @@ pub fn stale_strips(machine: &Machine) -> Vec<u64> {
     machine.array.report().members.iter().map(|member| member.stale_strips).collect()
 }
 
-/// Data that another member's host had no room for filled the log, for which the rebuild waited.
+/// Regression: data for which another member's host had no space filled the log, and the rebuild waited for
+/// log space.
 #[test]
 fn a_rebuild_waits_for_no_other_members_host() {
     let site = Site::new(spec(4, 2));
@@ -294,7 +303,8 @@ fn a_rebuild_waits_for_no_other_members_host() {
     life(&site, 4, &[], rebuild).unwrap();
 }
 
-/// Stripes that are new, for which its host has no room, kept those behind them from being rebuilt that have their space.
+/// The host of a member has no space for new stripes. Regression: they kept stripes behind them, which have
+/// their space, from being rebuilt.
 #[test]
 fn a_rebuild_passes_over_what_its_host_has_no_room_for() {
     let site = Site::new(CreateSpec { strip_blocks: 4, ..spec(4, 2) });
@@ -325,7 +335,8 @@ fn a_rebuild_passes_over_what_its_host_has_no_room_for() {
     life(&site, 3, &[], rebuild).unwrap();
 }
 
-/// A scrub found a copy of the log bad whose carrier took nothing for a moment, and nobody looked at it again.
+/// A scrub finds a copy of the log bad while its carrier takes no writes for a moment. Regression: the copy
+/// was never repaired.
 #[test]
 fn what_a_scrub_could_not_mend_is_mended_later() {
     let site = Site::new(spec(4, 2));
@@ -348,8 +359,9 @@ fn what_a_scrub_could_not_mend_is_mended_later() {
     .unwrap();
 }
 
-/// A stripe waits for a full host with its strips; its record, which says that the member which was replaced meanwhile lacks one, comes when that
-/// member is taken for whole.
+/// A stripe waits for a full host with its strips. Meanwhile a member that lacks its strip is replaced. The
+/// record of that lack is written only when the new member counts as rebuilt; the strip must be rebuilt all
+/// the same.
 #[test]
 fn a_strip_that_is_missed_while_its_member_is_made_whole_is_made_too() {
     let site = Site::new(spec(4, 2));

@@ -1,5 +1,6 @@
-//! Drives that are unevenly slow, answer after their caller gave up, forget at a failed flush, cannot be read while the
-//! array opens, or are damaged beyond what the code survives.
+//! Drives that are unevenly slow, late, forgetful or unreadable at an opening, and damage beyond the code.
+//!
+//! Late drives answer after their caller gave up. Forgetful drives lose unflushed writes when a flush fails.
 
 use crate::bench::{DISK_BYTES, Load, NOISE, SLICE_AT, Site, spec, tags, write, write_fresh};
 use penstock_array::Position;
@@ -23,7 +24,7 @@ fn run<T>(world: &World, work: impl Future<Output = Result<T, ArrayError>>) -> T
     done
 }
 
-/// The power goes; disk `forgets` loses all that was not flushed, the others nothing.
+/// Cuts the power; disk `forgets` loses all unflushed writes, the others lose none.
 fn cut(site: &Site, world: &World, forgets: Option<usize>) {
     world.destroy();
     for (number, disk) in site.disks.iter().enumerate() {
@@ -31,7 +32,7 @@ fn cut(site: &Site, world: &World, forgets: Option<usize>) {
     }
 }
 
-/// All disks are back and rebuilt; then the array is read without the disks in `lost`.
+/// Opens the array with all disks and rebuilds it; then reads the first stripe without the disks in `lost`.
 fn read_after_rebuild(site: &Site, lost: &[usize]) -> Result<Vec<u64>, ArrayError> {
     let world = World::new(99);
     run(&world, async {
@@ -51,7 +52,7 @@ fn read_after_rebuild(site: &Site, lost: &[usize]) -> Result<Vec<u64>, ArrayErro
     read.unwrap()
 }
 
-/// A fresh stripe is written while the log write of drive 0 fails and the strip of drive `slow` takes 100 ms.
+/// A fresh stripe is written while the log write of drive 0 fails and the strip of drive `slow` takes 400 ms.
 fn fresh_while_drive_0_fails(slow: usize) {
     let site = Site::new(spec(4, 2));
     let world = World::new(7000);
@@ -82,19 +83,20 @@ fn fresh_while_drive_0_fails(slow: usize) {
     assert!(read.is_ok(), "flushed data is gone with two drives lost after a complete rebuild: {read:?}");
 }
 
-/// A strip landed on member 0, which then failed while another strip of the stripe was on its way: it counted as valid.
+/// A strip lands on member 0, which then fails while another strip of the stripe is in flight. Regression:
+/// the strip of member 0 counted as valid.
 #[test]
 fn a_member_that_fails_while_a_fresh_stripe_is_written_is_stale_in_it() {
     fresh_while_drive_0_fails(5);
 }
 
-/// The strip's own write on member 0 ended well after member 0 had failed: it counted as valid.
+/// The strip's own write on member 0 ends well after member 0 failed. Regression: the strip counted as valid.
 #[test]
 fn a_strip_that_lands_after_its_member_failed_is_stale() {
     fresh_while_drive_0_fails(0);
 }
 
-/// A flush passed over a member whose drive was latched and not recorded as stale.
+/// Regression: a flush left out a member whose drive was latched but not recorded as stale.
 #[test]
 fn a_flush_records_a_member_whose_drive_is_latched() {
     let site = Site::new(spec(4, 2));
@@ -114,7 +116,7 @@ fn a_flush_records_a_member_whose_drive_is_latched() {
     assert!(read.is_ok(), "flushed data is gone with two drives lost: {read:?}");
 }
 
-/// Discards that outlived their deadline punched out what was written to their stripe since.
+/// Regression: discards that outlived their deadline discarded data that was written to their stripe since.
 #[test]
 fn a_late_discard_destroys_nothing() {
     for late in [35, 300] {
@@ -139,7 +141,8 @@ fn a_late_discard_destroys_nothing() {
     }
 }
 
-/// A write that its caller gave up, where no member may be lost, was repeated; then the first one landed over a later one.
+/// A write whose caller gave up is repeated, as no member may be lost. Regression: the first write landed
+/// over a later one.
 #[test]
 fn a_late_write_never_lands_over_a_later_one() {
     let site = Site::new(spec(3, 0));
@@ -162,7 +165,7 @@ fn a_late_write_never_lands_over_a_later_one() {
     });
 }
 
-/// One dirty block that could not be destaged stopped every write to the array, over restarts.
+/// One dirty block cannot be destaged. Regression: it stopped every write to the array, even after restarts.
 fn one_bad_stripe_stops_nobody(k: usize, m: usize, rotten: &[usize], tag: u64, healed: bool) {
     let site = Site::new(spec(k, m));
     for life in 0..4 {
@@ -217,13 +220,14 @@ fn a_column_that_cannot_be_read_stops_nobody_else() {
     one_bad_stripe_stops_nobody(4, 2, &[1, 2, 3], 77, false);
 }
 
-/// Without parity nothing has to be read to overwrite a block: the write heals it.
+/// Without parity, no strip is read to overwrite a block, so the write repairs it.
 #[test]
 fn a_rotten_block_without_parity_is_healed_by_a_write() {
     one_bad_stripe_stops_nobody(3, 0, &[0], 78, true);
 }
 
-/// The stripe's other columns were kept in the log with the bad one, and each try appended their record again.
+/// Regression: the stripe's other columns stayed in the log with the bad one, and each try appended their
+/// record again.
 #[test]
 fn a_stripe_with_a_bad_column_is_destaged_but_for_that_column() {
     let site = Site::new(spec(4, 2));
@@ -254,8 +258,8 @@ fn a_stripe_with_a_bad_column_is_destaged_but_for_that_column() {
     });
 }
 
-/// So many damaged stripes are written that the log could not hold what waits for them: writes are refused, by name, and
-/// those that were taken are there.
+/// So many damaged stripes are written that the log could not hold the blocks that wait for them. Writes are
+/// rejected with an error that names the reason, and writes that were accepted are there.
 #[test]
 fn too_many_bad_stripes_are_an_error_and_no_standstill() {
     let site = Site::new(spec(4, 2));
@@ -279,7 +283,7 @@ fn too_many_bad_stripes_are_an_error_and_no_standstill() {
         let mut refused = 0;
         let work = async {
             for tag in 1..3000 {
-                // The first strip of each stripe.
+                // Only blocks of the first strip of each stripe.
                 let block = machine.world.below(12) * per + machine.world.below(8);
                 match write(&machine, block, tag).await {
                     Ok(()) => drop(taken.insert(block, tag)),
@@ -300,7 +304,8 @@ fn too_many_bad_stripes_are_an_error_and_no_standstill() {
     });
 }
 
-/// At its deadline the write to a drive that was failed and replaced meanwhile latched the new drive.
+/// A write to a drive reaches its deadline after the drive was failed and replaced. Regression: it latched
+/// the new drive.
 #[test]
 fn a_late_error_of_the_old_drive_is_no_fault_of_its_replacement() {
     let site = Site::new(spec(4, 2));
@@ -327,7 +332,8 @@ fn a_late_error_of_the_old_drive_is_no_fault_of_its_replacement() {
     });
 }
 
-/// A sector of the last log segment could not be read on the only carrier: it was taken for the end of the log.
+/// A sector of the last log segment is unreadable on the only carrier. Regression: it was taken for the end
+/// of the log.
 #[test]
 fn an_unreadable_log_segment_stops_the_opening_and_loses_nothing() {
     let mut site = Site::new(spec(1, 1));
@@ -349,7 +355,7 @@ fn an_unreadable_log_segment_stops_the_opening_and_loses_nothing() {
     let world = World::new(7007);
     let refused = world.run(async { site.open(&world, &[1]).await.map(|_| ()) }).unwrap();
     assert!(matches!(refused, Err(ArrayError::CannotRead { .. })), "{refused:?}");
-    // With the other carrier everything is there, and the sector is written again.
+    // With the other carrier all data is there, and the sector is written again.
     for prepared in [true, false] {
         cut(&site, &world, None);
         if !prepared {
@@ -365,7 +371,8 @@ fn an_unreadable_log_segment_stops_the_opening_and_loses_nothing() {
     }
 }
 
-/// A root, a page or a part of the log that only one drive could tell of: the opening stops, and later nothing is lost.
+/// A root, a page or a part of the log is unreadable on every drive. The array does not open, unless the
+/// block does not matter; later nothing is lost.
 #[test]
 fn whatever_cannot_be_read_at_an_opening_is_not_taken_for_absent() {
     for (k, m) in [(3, 0), (1, 2), (4, 2)] {
@@ -411,7 +418,7 @@ fn whatever_cannot_be_read_at_an_opening_is_not_taken_for_absent() {
     }
 }
 
-/// After a flush failed where no member may be lost the array is stopped; it said `ok`.
+/// A flush fails where no member may be lost, so the array stops. Regression: its report said `ok`.
 #[test]
 fn a_stopped_array_says_so() {
     for seed in 0..40 {
@@ -434,8 +441,8 @@ fn a_stopped_array_says_so() {
     }
 }
 
-/// While member 1 was recorded as failed, the flush of member 2's superblock failed, and with it what was unflushed there:
-/// the next flush of the volume returned success.
+/// While member 1 is recorded as failed, the flush of member 2's superblock fails and loses the unflushed
+/// writes there. Regression: the next flush of the volume returned success.
 #[test]
 fn a_failed_flush_of_a_superblock_is_remembered() {
     let site = Site::new(spec(2, 1));
@@ -459,8 +466,8 @@ fn a_failed_flush_of_a_superblock_is_remembered() {
     cut(&site, &world, Some(1));
 }
 
-/// The newest copy of a page of the stripe table is rotten on every carrier that is left: the older copy was taken, and
-/// stripes written since read as zeros.
+/// The newest copy of a page of the stripe table is rotten on every carrier that is left. Regression: the
+/// older copy was used, and stripes written since then read as zeros.
 fn the_newest_page_rots(k: usize, m: usize, lost: &[usize]) {
     use penstock_array::format::table_page::TablePage;
     let site = Site::new(spec(k, m));
@@ -508,7 +515,8 @@ fn an_older_page_never_passes_for_the_newest_on_the_last_carrier() {
     the_newest_page_rots(4, 2, &[0, 1]);
 }
 
-/// All drives fail at once: the first m were latched and recorded, although the cause was a common one.
+/// All drives fail at the same time. Regression: the first m were latched and recorded, although the cause
+/// was common.
 #[test]
 fn a_common_cause_is_recorded_against_no_drive() {
     let site = Site::new(spec(4, 2));
@@ -527,7 +535,7 @@ fn a_common_cause_is_recorded_against_no_drive() {
         let report = report?;
         assert!(report.members.iter().all(|member| member.state == "active"), "{report:?}");
         assert!(report.suspended.is_some() || report.stopped.is_some(), "{report:?}");
-        // Where a flush was under way, only a new opening knows what is on the drives.
+        // If a flush was in flight, only a new opening can find out the contents of the drives.
         assert_eq!(load.is_err(), report.stopped.is_some());
         machine.array.stop();
         Ok(())
@@ -541,7 +549,8 @@ fn a_common_cause_is_recorded_against_no_drive() {
     });
 }
 
-/// Every I/O may take from nothing to two minutes: what was acknowledged is there, whoever was latched.
+/// Every I/O may be delayed by up to two minutes. Acknowledged data must be there, whichever drives were
+/// latched.
 #[test]
 fn unevenly_slow_drives_lose_nothing() {
     for seed in 0..12 {

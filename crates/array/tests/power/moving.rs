@@ -1,5 +1,7 @@
-//! Drives that anything may happen to, m at a time: away, as they were before, replaced, failing, silent, slow, with power cuts. They
-//! are others whenever the array says that it is whole, and then any m may be lost.
+//! Faults that move: at most m drives at a time are absent, old, replaced, failing, silent or slow, with
+//! power cuts.
+//!
+//! The set of these drives changes whenever the array has full redundancy, and then any m drives may be lost.
 
 use crate::bench::{DISK_BYTES, Load, Machine, Site, plan, spec};
 use crate::replaced::duplicate;
@@ -32,12 +34,13 @@ const SITES: [&str; 14] = [
 const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (1, 2), (2, 3)];
 const MOST_KEPT: usize = 6;
 
-/// A disk that may stand in a place.
+/// A disk with an earlier state of a position.
 struct Kept {
     disk: Rc<SimDisk>,
-    /// From within a life: it counts as one from the past once a later start has ended with the drive of this place.
+    /// True if it was copied while a life ran. It is an old state only after the drive of this position has
+    /// taken part in a later opening.
     within: bool,
-    /// Starts that had ended with that at the time.
+    /// The number of openings in which the drive of this position had taken part when it was copied.
     served: u64,
 }
 
@@ -46,7 +49,7 @@ struct Life<'a> {
     unlucky: &'a [usize],
     lost: &'a [usize],
     cut: bool,
-    /// The drives that are away are replaced, and all is rebuilt.
+    /// Drives that are missing are replaced, and all is rebuilt.
     heals: bool,
     faults: bool,
 }
@@ -56,7 +59,7 @@ struct Story {
     dice: World,
     site: Site,
     load: Load,
-    /// By place.
+    /// Disks with earlier states, by position.
     kept: Vec<Vec<Kept>>,
     served: Vec<u64>,
     lives: u64,
@@ -65,10 +68,10 @@ struct Story {
     told: Vec<String>,
 }
 
-/// The end of a life.
+/// The state that a life leaves.
 #[derive(Default)]
 struct Left {
-    /// Places whose drives an opening had that ended.
+    /// Positions whose drives took part in an opening.
     served: RefCell<Vec<usize>>,
     within: RefCell<Vec<(usize, Rc<SimDisk>)>>,
     new: RefCell<Vec<(usize, Rc<SimDisk>)>>,
@@ -136,7 +139,7 @@ impl Story {
         load.check(machine).await
     }
 
-    /// Returns whether it was cut.
+    /// Runs one life. Returns true if it was cut.
     fn live(&mut self, life: &Life<'_>) -> Result<bool, String> {
         self.lives += 1;
         let world = World::new(self.seed * 1000 + self.lives);
@@ -204,7 +207,7 @@ impl Story {
         }
     }
 
-    /// Puts a disk into its place as it was a while ago.
+    /// Gives a disk the contents that it had some time ago.
     fn bring_back(&mut self, at: usize) {
         let served = self.served[at];
         let may: Vec<usize> = (0..self.kept[at].len())
@@ -231,7 +234,7 @@ impl Story {
         drawn
     }
 
-    /// From whole to whole again.
+    /// From full redundancy, through some lives, to full redundancy again.
     fn phase(&mut self) -> Result<(), String> {
         let m = self.site.spec.m;
         let unlucky = self.draw(if self.chance(3) { self.dice.below(m as u64 + 1) as usize } else { m });

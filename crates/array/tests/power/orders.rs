@@ -1,4 +1,4 @@
-//! Orders of data entries that a crash took: a record that is durable may name them.
+//! Orders of data entries that a crash lost, although a durable record refers to them.
 
 use crate::bench::{Machine, SLICE_AT, Site, spec, tags, write, write_fresh};
 use crate::outdated::life;
@@ -7,7 +7,7 @@ use penstock_drive::{Fault, Op};
 use std::pin::pin;
 use std::time::Duration;
 
-/// Writes blocks of later stripes that wait in the queue of the log.
+/// Writes blocks of later stripes, which stay in the queue of the log.
 async fn queue_others(machine: &Machine) -> Result<(), ArrayError> {
     let per = machine.volume.stripe_blocks();
     for number in 0..60 {
@@ -16,7 +16,7 @@ async fn queue_others(machine: &Machine) -> Result<(), ArrayError> {
     Ok(())
 }
 
-/// Overwrites the first block after a crash, crashes again, and looks for it.
+/// Overwrites the first block after a crash, crashes again, and reads it.
 fn overwrite_survives(site: &Site, before: u64) {
     let overwrite = async |machine: &Machine| {
         assert_eq!(tags(&machine.volume, 0, 1).await?, [before], "the record counts");
@@ -32,8 +32,9 @@ fn overwrite_survives(site: &Site, before: u64) {
     life(site, 3, &[], read).unwrap();
 }
 
-/// The record of a discard overtakes queued data entries and names the order of the last one. The next start gave that order again, and the
-/// start after it took what was written under it for what the discard voids.
+/// The record of a discard overtakes queued data entries and contains the order of the last one. Regression:
+/// the next start gave that order again, and the start after it took a write with that order for one that the
+/// discard voids.
 #[test]
 fn a_block_written_after_a_discard_and_a_crash_survives_the_next_one() {
     for how in [Discard::InTable, Discard::OnDrives] {
@@ -49,7 +50,7 @@ fn a_block_written_after_a_discard_and_a_crash_survives_the_next_one() {
     }
 }
 
-/// The same with the record of a stripe that was written whole past the log.
+/// The same with the record of a stripe that was written in full, past the log.
 #[test]
 fn a_block_written_over_a_fresh_stripe_after_a_crash_survives_the_next_one() {
     let site = Site::new(spec(4, 2));

@@ -1,6 +1,8 @@
-//! Drives that fail or are away together, for a moment: the array stops or waits, nothing is recorded against drives, and the next
-//! start finds all that was durable. A stopped array asked nobody any more how many drives it could lose, and recorded all of
-//! them as stale.
+//! Drives that fail or are absent together for a moment.
+//!
+//! The array stops or waits, records nothing against drives, and the next start finds all durable data.
+//! Regression: a stopped array no longer checked how many drives it could lose, and recorded all of them as
+//! stale.
 
 use crate::bench::{Load, Machine, Site, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
@@ -15,7 +17,7 @@ use std::time::Duration;
 
 const WRITES: u64 = 20;
 
-/// Writes for a while, and lives on for a minute; what becomes of it is not asked.
+/// Writes for a while, and runs on for a minute. The result is ignored.
 async fn write_while_drives_fail(machine: &Machine) {
     let work = async {
         for round in 0..20 {
@@ -32,7 +34,7 @@ async fn write_while_drives_fail(machine: &Machine) {
     machine.array.stop();
 }
 
-/// An array of which drives are away since an earlier start.
+/// An array whose drives in `away` have been absent since an earlier start.
 fn site_without(k: usize, m: usize, away: &[usize]) -> Site {
     let site = Site::new(spec(k, m));
     let store = async |machine: &Machine| {
@@ -55,7 +57,8 @@ fn opens_again(site: &Site, away: &[usize], what: &str) {
     life(site, 4, away, read).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// Of these drives calls fail from the `nth` on, so many times.
+/// Makes `times` calls of the drives in `failing` fail, from call `nth` on. The array must open again
+/// afterwards.
 fn drives_fail(
     k: usize,
     m: usize,
@@ -91,15 +94,16 @@ fn a_fault_of_the_last_drive_is_recorded_against_nobody() {
     }
 }
 
-/// One flush of the only carrier fails while records are appended, and the drive forgets what was not flushed: a record that was
-/// written before, and flushed by itself after that, was among it, and taken for durable.
+/// One flush of the only carrier fails while records are appended, and the drive loses its unflushed writes.
+/// Among them is a record that was written before and has its own flush after the failed one. Regression: it
+/// counted as durable.
 #[test]
 fn a_failed_flush_of_the_only_carrier_takes_nothing_that_was_flushed() {
     for (k, m, away) in [(3, 0, &[][..]), (1, 1, &[1]), (4, 1, &[1]), (4, 2, &[1, 2])] {
         let moments = (0..12).flat_map(|seed| (0..40).step_by(3).map(move |nth| (seed, nth)));
-        // Also behind its deadline, when nobody waits for it any more.
+        // Also after its deadline, when nobody waits for it any more.
         let late = Fault::SlowFail(Duration::from_secs(31));
-        // And some time before anybody hears of it, as from a thread of the kernel.
+        // And some time before it is reported, as by a thread of the kernel.
         let told_late = Fault::FailToldLate(Duration::from_micros(800));
         let faults = [
             (Op::Flush, Fault::Fail),
@@ -130,8 +134,9 @@ fn a_failed_flush_of_the_only_carrier_takes_nothing_that_was_flushed() {
     }
 }
 
-/// Nothing is missing. A flush within a write fails, and what was flushed beside it before that is told was taken for durable. The drive is
-/// brought up to date at the next start; then another one goes.
+/// No drive is missing. A flush within a write fails. Regression: writes that were flushed between the
+/// failure and its report counted as durable. The drive is brought up to date at the next start; then another
+/// one is lost.
 #[test]
 fn a_drive_that_tells_its_failure_late_is_made_whole() {
     for (k, m) in [(4, 1), (1, 1)] {
@@ -144,7 +149,7 @@ fn a_drive_that_tells_its_failure_late_is_made_whole() {
                 let told_late = Fault::FailToldLate(Duration::from_micros(150 * (1 + seed)));
                 machine.drives[0].as_ref().unwrap().plant(op, nth, told_late);
                 let superblocks = async {
-                    // Another array of the drive records something now and then.
+                    // Another array on the drive updates the superblock now and then.
                     for _ in 0..30 {
                         machine.env.sleep(Duration::from_micros(machine.world.below(3000))).await;
                         let _ = machine.handles[0].as_ref().unwrap().update_superblock(|_| ()).await;
@@ -187,8 +192,8 @@ fn a_fault_of_all_drives_is_recorded_against_nobody() {
     }
 }
 
-/// Writes are suspended, for the last drive takes none. The array is closed, as a stop of the service does, and the process lives on for a
-/// moment.
+/// Writes are suspended because the last drive takes none. The array is closed, as by a stop of the service,
+/// and the process runs on for a moment.
 #[test]
 fn a_suspended_array_that_is_closed_opens_again() {
     for (k, m, away) in [(3, 0, &[][..]), (1, 1, &[1]), (1, 2, &[1, 2])] {
@@ -211,7 +216,7 @@ fn a_suspended_array_that_is_closed_opens_again() {
     }
 }
 
-/// Some or all drives are away for a while, at any moment.
+/// Makes some or all drives absent for `time`, `after` a delay.
 async fn outage(machine: &Machine, which: &[usize], after: Duration, time: Duration) {
     let set = |gone| which.iter().for_each(|at| machine.drives[*at].as_ref().unwrap().set_gone(gone));
     machine.env.sleep(after).await;
@@ -290,7 +295,8 @@ fn campaign_of_outages() {
     eprintln!("seeds {seeds:?}");
 }
 
-/// A start that reads stripes to see whether they are lost anyway, beside a drive that answers nothing, ends.
+/// A start reads stripes to find out if they are lost in any case, while one drive never answers. It must
+/// end.
 #[test]
 fn a_silent_drive_does_not_hold_a_refusal_up() {
     let mut spec = spec(4, 1);

@@ -1,4 +1,5 @@
-//! Drives that come back as they were, several at a time, and replacements beside drives that take no superblock.
+//! Drives that come back with old contents, several at a time, and replacements beside a drive without
+//! superblock.
 
 use crate::bench::{DISK_BYTES, Load, Machine, NOISE, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
@@ -16,7 +17,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
-/// One opening of the site, without the drives that are lost.
+/// Opens the array of the site without the disks in `lost`, and runs `work` on it.
 pub fn life<T>(
     site: &Site,
     seed: u64,
@@ -41,8 +42,8 @@ async fn write_some_and_close(machine: &Machine) -> Result<(), ArrayError> {
     machine.array.close().await
 }
 
-/// Drives are as they were before the last opening, as many as the code survives. An opening with more of them than k waited for
-/// ever for superblocks on the ones that it had left out.
+/// As many drives as the code survives have the contents of before the last opening. Regression: an opening
+/// with more than k of them waited for ever for superblocks on the drives that it had left out.
 fn come_back_as_they_were(k: usize, m: usize, outdated: &[usize]) {
     let mut site = Site::new(spec(k, m));
     let mut past = Vec::new();
@@ -87,8 +88,8 @@ fn as_many_drives_as_may_be_lost_come_back_from_the_past() {
     }
 }
 
-/// m drives are lost, and one that is left takes no superblock, though all else. A replacement went on for ever, and kept everybody out
-/// who would fail or replace a drive.
+/// m drives are lost, and one that is left takes no superblock, although it takes all other writes.
+/// Regression: a replacement went on for ever, and blocked every later failure or replacement of a drive.
 #[test]
 fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
     for (k, m) in [(1, 1), (4, 1)] {
@@ -115,8 +116,8 @@ fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
     }
 }
 
-/// A drive is lost, and comes back as it was before an opening in which it served. Only what it had missed since its loss was made
-/// again, and the rest was lost with m other drives.
+/// A drive is lost, and comes back with the contents of before an opening in which it took part. Regression:
+/// only the writes since its loss were rebuilt, and the rest was lost with m other drives.
 fn lost_and_back_as_it_was_earlier(k: usize, m: usize, away_at_a_start: bool) {
     let mut site = Site::new(spec(k, m));
     life(&site, 60_020, &[], write_some_and_close).unwrap();
@@ -168,8 +169,8 @@ fn a_lost_drive_that_comes_back_as_it_was_earlier_is_made_again() {
     }
 }
 
-/// Of the carriers one is as it was before the last opening, and the others are away. The members that carry no log say so: the array
-/// showed its old contents, and reverted to them for good.
+/// One carrier has the contents of before the last opening, and the others are absent. The superblocks of the
+/// other members prove it. Regression: the array showed its old contents, and reverted to them for good.
 #[test]
 fn an_old_carrier_alone_is_refused() {
     for (k, m) in [(4, 1), (4, 2)] {
@@ -199,9 +200,10 @@ fn an_old_carrier_alone_is_refused() {
     }
 }
 
-/// m drives are as they were long ago at a start that is cut. At the next the right ones stand there again, and one more is away: with
-/// too many strips lacking, what the right drives and the absent one had was recorded as out of date. It is refused until all are
-/// there. Returns whether it was.
+/// m drives have very old contents at a start that is cut. At the next start they have their right contents,
+/// and one more drive is absent. Regression: with too many strips missing, data on the right drives and the
+/// absent one was recorded as out of date. The array must be refused until all drives are there. Returns true
+/// if it was refused.
 fn wrong_drives_then_the_right_ones(seed: u64) -> bool {
     let dice = World::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let draw = |among: &[&'static str]| among[dice.below(among.len() as u64) as usize];
@@ -259,7 +261,7 @@ fn wrong_drives_then_the_right_ones(seed: u64) -> bool {
         WriteSite::RebuildStrip.name(),
     ];
     let cut = Some(plan(draw(&places), dice.below(12)));
-    // Without a cut those that were wrong are right now.
+    // Without a cut, the drives with old contents have been rebuilt and are right.
     if one_life(&site, 5, cut, &[], true).is_ok() {
         return false;
     }
@@ -286,8 +288,8 @@ fn campaign_of_wrong_drives() {
     assert!(refused > 0);
 }
 
-/// More drives than may be missed are as they were at an earlier start. Nothing is changed until an administrator gives up what only
-/// they would have; then they are used as they are, and what is old on them is no contents.
+/// More drives than may be missing have the contents of an earlier start. Nothing is changed until an
+/// administrator accepts the loss. Then the drives are used, and their old contents do not count as data.
 fn too_many_from_the_past(k: usize, m: usize) {
     let mut site = Site::new(spec(k, m));
     life(&site, 60_040, &[], write_some_and_close).unwrap();
@@ -298,7 +300,7 @@ fn too_many_from_the_past(k: usize, m: usize) {
         machine.array.close().await
     };
     life(&site, 60_041, &[], serve).unwrap();
-    // One is always left of those that carry the log, and one that has the stripe.
+    // One carrier is always left, and one drive that has the stripe.
     let outdated = 1..2 + m;
     let right: Vec<_> =
         outdated.clone().map(|at| std::mem::replace(&mut site.disks[at], past[at].clone())).collect();
@@ -324,7 +326,7 @@ fn too_many_from_the_past(k: usize, m: usize) {
         machine.array.close().await
     };
     life(&site, 60_044, &[], accept).unwrap();
-    // It was said once.
+    // The acceptance is needed only once.
     let site = Site { lacking: Lacking::Refuse, ..site };
     let found = life(&site, 60_045, &[], async |machine| tags(&machine.volume, 1, 20).await);
     assert_eq!(found.unwrap(), (1..=20).collect::<Vec<_>>(), "{k}+{m}");
@@ -337,8 +339,9 @@ fn more_drives_from_the_past_than_may_be_missed_are_refused() {
     }
 }
 
-/// A drive was away for a start in which nothing was written, and is back beside one from the past. It counted as missing though it
-/// lacks nothing, so that the other was used as it was.
+/// A drive was absent at a start in which nothing was written, and is back beside one with old contents.
+/// Regression: it counted as missing although it lacks nothing, so the old contents of the other one were
+/// used.
 #[test]
 fn a_stale_member_that_lacks_nothing_is_no_missing_one() {
     let (k, m) = (4, 1);
@@ -368,8 +371,9 @@ fn a_stale_member_that_lacks_nothing_is_no_missing_one() {
     life(&site, 60_054, &[4], read).unwrap();
 }
 
-/// A drive from the past is found by a start that is cut after coordination has recorded it as stale and before any superblock
-/// says so. The next start took it for one that lacks what the table says it does: nothing.
+/// A drive with old contents is found by a start that is cut after coordination has recorded it as stale and
+/// before any superblock has. Regression: the next start rebuilt only the stale strips of the table, which
+/// are none.
 fn found_by_a_start_that_is_cut(k: usize, m: usize) {
     let mut site = Site::new(spec(k, m));
     let per = (k * 8) as u64;
@@ -391,7 +395,7 @@ fn found_by_a_start_that_is_cut(k: usize, m: usize) {
         world.destroy();
         site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
     };
-    // After all superblocks of its claim, and the root.
+    // After all superblocks of its claim, and after the root.
     cut_at_superblock(&site, 2, (k + m) as u64);
     site.disks[0] = past.unwrap();
     cut_at_superblock(&site, 3, 0);
@@ -425,7 +429,7 @@ fn a_drive_from_the_past_is_made_again_after_a_start_that_was_cut() {
     }
 }
 
-/// The blocks of the first stripes that can be read; each is as it was written last.
+/// The blocks of the first stripes that can be read; each must have its newest contents.
 async fn blocks_left(machine: &Machine, expected: &[u64]) -> BTreeSet<u64> {
     let mut left = BTreeSet::new();
     for (block, expected) in (0..).zip(expected) {
@@ -440,8 +444,9 @@ async fn blocks_left(machine: &Machine, expected: &[u64]) -> BTreeSet<u64> {
     left
 }
 
-/// A start with an administrator's word is cut anywhere. Where only some of the old drives had their superblock by then, the next one
-/// took the others alone for outdated, went on without the word and made them again: what was right on them was lost.
+/// A start with accepted loss is cut anywhere. Regression: if only some of the old drives had their
+/// superblock by then, the next start took only the others for outdated, went on without acceptance and
+/// rebuilt them. Their right data was lost.
 #[test]
 fn a_start_with_an_accepted_loss_that_is_cut_asks_again_and_loses_no_more() {
     let (k, m, stripes) = (4, 1, 12);
@@ -520,8 +525,9 @@ fn a_start_with_an_accepted_loss_that_is_cut_asks_again_and_loses_no_more() {
     assert!(asked > 0 && went_on > 0, "{asked} asked, {went_on} went on");
 }
 
-/// A stripe has more damage than redundancy, and a member that was rebuilt lacks its strip of it. Each start with other drives away
-/// asked for a word, although nothing that was away could help. Damaged in these columns of strips 0 to 2.
+/// A stripe has more damage than redundancy, and a rebuilt member lacks its strip of it. Regression: each
+/// start with other drives absent required an accepted loss, although no absent drive could help. `columns`
+/// are damaged in strips 0 to 2.
 fn damaged_beyond_redundancy(columns: Range<u32>) -> Result<(), ArrayError> {
     let (k, m) = (4, 2);
     let mut site = Site::new(spec(k, m));
@@ -564,9 +570,10 @@ fn a_stripe_that_is_lost_anyway_refuses_no_start() {
     damaged_beyond_redundancy(0..8).unwrap();
 }
 
-/// 4+1. Drives 1 and 2 are from the past, and a start with a word is cut after its superblocks and before its root. Then the right
-/// drive 1 is back. `away`: the old drive 2 is away at the next start, which goes on without it, and back at the one after that;
-/// otherwise it is there, and that start is cut after its root. It passed for one that was merely away.
+/// 4+1: drives 1 and 2 have old contents. A start with accepted loss is cut after its superblocks and before
+/// its root. Then the right drive 1 is back. With `away`, the old drive 2 is absent at the next start, which
+/// goes on without it, and back at the one after that. Otherwise it is there, and the next start is cut after
+/// its root. Regression: the old drive counted as one that had merely been absent.
 fn an_old_drive_after_a_word_that_was_cut(away: bool) {
     let (k, m) = (4, 1);
     let mut site = Site::new(spec(k, m));
@@ -623,8 +630,9 @@ fn an_old_drive_that_a_word_used_is_known_until_it_is_made_again() {
     an_old_drive_after_a_word_that_was_cut(false);
 }
 
-/// 4+1: drives 2 and 3 are from the past and a carrier is away at a start with a word, which is cut before its root. Then all right
-/// drives are back: nothing is refused and nothing is lost. The descriptor said that the old drives were of the new epoch.
+/// 4+1: drives 2 and 3 have old contents and a carrier is absent at a start with accepted loss, which is cut
+/// before its root. Then all right drives are back: nothing is refused and nothing is lost. Regression: the
+/// descriptor recorded the old drives with the new epoch.
 #[test]
 fn all_right_drives_are_back_after_a_word_that_was_cut() {
     let mut site = Site::new(spec(4, 1));
@@ -670,7 +678,7 @@ fn all_right_drives_are_back_after_a_word_that_was_cut() {
                     |seq| Root::decode(&disk.peek((SLICE_AT + geo.root_at(seq)) / BLOCK_BYTES as u64)).ok();
                 (0..2).filter_map(root).map(|root| root.epoch).max()
             };
-            // With a root the word has acted.
+            // With a root, the acceptance took effect.
             if cut.is_ok() || copy.disks.iter().filter_map(|disk| roots(disk)).max() >= Some(Epoch(3)) {
                 continue;
             }

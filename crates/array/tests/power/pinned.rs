@@ -1,4 +1,5 @@
-//! A log whose tail is kept by what cannot be destaged: what else goes on, and whether it is emptied when it can be.
+//! A log whose tail is pinned by data that cannot be destaged: other work goes on, and the log drains
+//! afterwards.
 
 use crate::bench::{DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
 use crate::full::{stale_strips, write_new};
@@ -19,8 +20,8 @@ async fn goes_on(machine: &Machine) -> Result<(), ArrayError> {
     timeout(&machine.env, LONG, work).await.expect("a write ends")
 }
 
-/// The records of rebuilt strips took the room that the destage of what was in the log needed: with room on the host again the log was
-/// full for ever.
+/// Regression: the records of rebuilt strips took the log space that destage needed, and the log stayed full
+/// for ever after the host had space again.
 #[test]
 fn a_rebuild_leaves_room_for_the_destage() {
     for (k, m, put_off) in [(4, 4, true), (4, 4, false), (6, 6, true), (4, 2, true), (8, 3, true)] {
@@ -35,7 +36,7 @@ fn a_rebuild_leaves_room_for_the_destage() {
         life(&site, 1, &[], first).unwrap();
         let beside = async |machine: &Machine| {
             let per = machine.volume.stripe_blocks();
-            // As on a host that copies what is written: no write finds room.
+            // As on a host that copies on every write: no write finds space.
             let host = machine.drives[full].as_ref().unwrap();
             host.set_full(true);
             if put_off {
@@ -67,7 +68,7 @@ fn a_rebuild_leaves_room_for_the_destage() {
     }
 }
 
-/// Writes into damaged stripes filled their part of the log, and no healthy stripe was rebuilt.
+/// Regression: writes to damaged stripes filled their share of the log, and no healthy stripe was rebuilt.
 #[test]
 fn damaged_stripes_keep_no_other_from_being_rebuilt() {
     for most in [20, u64::MAX] {
@@ -102,7 +103,7 @@ fn damaged_stripes_keep_no_other_from_being_rebuilt() {
             machine.replace(&SimDisk::new(DISK_BYTES), 4, 9).await?;
             machine.env.sleep(LONG).await;
             assert_eq!(stale_strips(machine)[4], 40, "the others are whole");
-            // The damaged ones are given up.
+            // Give up the damaged stripes.
             for stripe in 0..40 {
                 machine.volume.discard(stripe, 1, Discard::OnDrives).await?;
             }
@@ -113,7 +114,8 @@ fn damaged_stripes_keep_no_other_from_being_rebuilt() {
     }
 }
 
-/// A batch that had waited for a full host, or for who waited for one, let others have the drives for as long.
+/// Regression: a batch that had waited for a full host, or for another task that waited for one, left the
+/// drives to others for the same time again.
 #[test]
 fn a_rebuild_and_a_scrub_pause_no_longer_than_they_work() {
     let site = Site::new(CreateSpec { strip_blocks: 1, ..spec(4, 2) });
@@ -126,7 +128,7 @@ fn a_rebuild_and_a_scrub_pause_no_longer_than_they_work() {
         let per = machine.volume.stripe_blocks();
         let host = machine.drives[4].as_ref().unwrap();
         host.set_full(true);
-        // A written stripe is held, and the first batch waits for it.
+        // A written stripe stays locked, and the first batch waits for it.
         write(machine, 0, 7).await?;
         machine.volume.flush().await?;
         machine.env.sleep(Duration::from_secs(20)).await;
@@ -139,7 +141,7 @@ fn a_rebuild_and_a_scrub_pause_no_longer_than_they_work() {
         host.set_full(false);
         machine.env.sleep(Duration::from_secs(60)).await;
         assert_eq!(stale_strips(machine)[5], 0);
-        // So with a scrub that is asked to stop while it pauses.
+        // The same with a scrub that is asked to stop while it pauses.
         host.set_full(true);
         write(machine, 3 * per, 7).await?;
         machine.volume.flush().await?;
@@ -162,7 +164,8 @@ fn a_rebuild_and_a_scrub_pause_no_longer_than_they_work() {
     life(&site, 2, &[5], rebuild).unwrap();
 }
 
-/// Each discard has a record, and they waited for room that comes when there is room on the host: files are removed to make some.
+/// Each discard writes a record. Regression: it waited for log space that is freed only when the host has
+/// space again, although files are removed to make space.
 #[test]
 fn discards_go_on_while_a_host_is_full() {
     for (k, m, blocks) in [(4, 2, 12), (4, 2, 1), (3, 1, 12), (8, 2, 14), (3, 0, 14), (8, 1, 16)] {
@@ -210,8 +213,9 @@ fn discards_go_on_while_a_host_is_full() {
     }
 }
 
-/// A stripe that was put off, given up and written whole past the log is destaged in place, and its room was given to discards as if it were new.
-/// Returns whether the wait let it come to that.
+/// A stripe is postponed, discarded, and written in full past the log, so it is destaged in place.
+/// Regression: its log space was given to discards as if it were new. Returns false if the stripes could not
+/// be discarded after `wait`.
 fn put_off_and_rewritten((k, m): (usize, usize), wait: Duration) -> bool {
     let site = Site::new(CreateSpec { strip_blocks: 32, log_bytes: 112 * (128 << 10), ..spec(k, m) });
     let old = 90;
@@ -234,7 +238,7 @@ fn put_off_and_rewritten((k, m): (usize, usize), wait: Duration) -> bool {
             env.sleep(Duration::from_millis(10)).await;
         }
         env.sleep(wait).await;
-        // Written ones hold the destage.
+        // Written stripes keep destage busy.
         for stripe in 0..17 {
             write(machine, stripe * per, 7).await?;
         }
@@ -251,7 +255,7 @@ fn put_off_and_rewritten((k, m): (usize, usize), wait: Duration) -> bool {
             return Ok(false);
         };
         given_up?;
-        // There is room for a moment.
+        // The host has space for a moment.
         let whole = async {
             let all = put_off.clone().map(|stripe| write_fresh(machine, stripe, 1000 * (stripe + 1)));
             let results = futures_util::future::join_all(all).await;
@@ -314,8 +318,8 @@ fn what_was_put_off_and_written_whole_keeps_its_room() {
     }
 }
 
-/// With more stripes put off than are tried before all are tried again, those that were not tried kept the log's tail, and discards waited as
-/// long as the host was full.
+/// More stripes are postponed than destage tries before it tries all again. Regression: stripes that were not
+/// tried pinned the log's tail, and discards waited as long as the host was full.
 #[test]
 fn many_stripes_that_are_put_off_keep_no_discard_waiting() {
     let site = Site::new(CreateSpec { log_bytes: 8 << 20, ..spec(4, 2) });

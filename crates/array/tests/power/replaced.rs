@@ -1,5 +1,5 @@
-//! Carriers of the log that are copied while they change: cuts, faults and full hosts meanwhile, and every set of drives that
-//! may be missing afterwards.
+//! Carriers that are replaced under faults, cuts and full hosts, and then any set of drives that may be
+//! missing.
 
 use crate::bench::{DISK_BYTES, Load, Machine, SLICE_AT, Site, plan, spec, tags, write};
 use crate::carriers::{read_back, write_flushed, write_twice};
@@ -34,8 +34,9 @@ fn show(machine: &Machine, what: &str) {
     );
 }
 
-/// 4+1. The last carrier has one bad sector where nothing lies that anybody needs: the other place of a table page (or of
-/// the root). The first carrier goes, is replaced, rebuilt, scrubbed; later the other one goes.
+/// 4+1. The last carrier has one bad sector in a place that holds no current data: the other place of a table
+/// page or of the root. The first carrier is lost, replaced, rebuilt and scrubbed; later the last one is
+/// lost.
 fn bad_spare_place(
     place_of: impl Fn(&penstock_array::Geometry, u64) -> u64 + 'static,
     busy: bool,
@@ -53,7 +54,7 @@ fn bad_spare_place(
         machine.env.sleep(Duration::from_secs(60)).await;
         let geo = machine.array.geometry();
         let (mut bad, mut was_root) = (0, 0);
-        // Roots written so far: open's and those of checkpoints.
+        // Newest root so far, among those of the opening and of checkpoints.
         for seq in 0..2 {
             let at = SLICE_AT + geo.root_at(seq);
             let block = site.disks[1].peek(at / BLOCK);
@@ -67,7 +68,7 @@ fn bad_spare_place(
         bad += SLICE_AT + place_of(&geo, was_root);
         eprintln!("{name}: pages {} root seq {was_root}, bad at {bad}", geo.pages());
         machine.drives[1].as_ref().unwrap().set_unreadable(bad..bad + BLOCK);
-        // What a careful administrator does first.
+        // A careful administrator scrubs first.
         eprintln!("scrub before: {:?}", machine.array.scrub().await?);
         machine.drives[0].as_ref().unwrap().set_gone(true);
         machine.array.fail_member(Position::new(0), "gone").await?;
@@ -114,8 +115,9 @@ fn a_bad_sector_in_the_spare_place_of_the_root() {
     bad_spare_place(|geo, seq| geo.root_at(seq + 1), false, "root, idle");
 }
 
-/// 4+1: drive 0 goes; while its carrier is made on a slow drive it is replaced and rebuilt. Then writes to the log of
-/// drive 1 fail for good (reads do not): one drive of five fails, and the code survives one.
+/// 4+1: drive 0 is lost. While a new carrier is filled on a slow drive, drive 0 is replaced and rebuilt. Then
+/// writes to the log of drive 1 fail for good, and reads do not: one drive of five fails, and the code
+/// survives one.
 #[test]
 fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
     let mut site = Site::new(spec(4, 1));
@@ -175,7 +177,7 @@ fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
     assert!(matches!(done, Some(Ok(()))), "it stands still: {done:?}");
 }
 
-/// Disks as a cut left them, and a copy of the claim.
+/// A copy of the site's disks, and of the claim of array `id`.
 pub fn duplicate(site: &Site, id: Option<penstock_base::ArrayId>) -> Site {
     let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
     if let Some(id) = id {
@@ -200,7 +202,7 @@ fn subsets(of: usize, most: usize) -> Vec<Vec<usize>> {
 
 struct Sweep {
     spec: CreateSpec,
-    /// Drives that fail, and when.
+    /// Drives that fail, each with the milliseconds after the failure before it.
     fail: Vec<(usize, u64)>,
     rounds: u64,
     pace: u64,
@@ -209,7 +211,8 @@ struct Sweep {
     forget: bool,
 }
 
-/// A load, carriers that are lost and made again, a power cut, and then every set of drives that may be missing.
+/// Runs a load, loses and replaces carriers, cuts the power, and then opens with every set of drives that may
+/// be missing. Returns the number of openings, and true if the power was cut.
 fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, bool), String> {
     let (k, m) = (how.spec.k, how.spec.m);
     let mut site = Site::new(how.spec.clone());
@@ -218,7 +221,7 @@ fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, boo
     let news: Vec<_> = (0..k + m).map(|_| SimDisk::new(DISK_BYTES)).collect();
     let used = RefCell::new(vec![false; k + m]);
     let id = Cell::new(None);
-    // The carriers as they were when all were there after the failure, and members that are stale.
+    // The array, for a report of its members after the cut.
     let array = RefCell::new(None);
     if let Some((name, nth)) = cut {
         world.plan_cut(plan(name, nth));
@@ -284,12 +287,13 @@ fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, boo
         }
     }
     let Some(report) = report else { return Ok((0, was_cut)) };
-    // Members that do not count: stale ones. A set of lost drives with them must not be more than m.
+    // Stale members do not count. A set of lost drives and the stale ones must not exceed m together.
     let bad: Vec<usize> = (0..k + m).filter(|at| report.members[*at].state != "active").collect();
     let behind: Vec<usize> =
         (0..k + m).filter(|at| report.members[*at].stale_strips > 0 || bad.contains(at)).collect();
     let mut tried = 0;
-    // A record that was cut is not made yet: what counts is what all superblocks say.
+    // A change of the carriers that was cut has not taken effect. So a carrier must be named by all
+    // superblocks.
     let mut on_disk: Vec<Vec<usize>> = Vec::new();
     {
         let world = World::new(2);
@@ -313,7 +317,7 @@ fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, boo
         if all.len() > m {
             continue;
         }
-        // While carriers are missing the copies that are left may be too few.
+        // While carriers are missing, too few copies may be left.
         let carriers: Vec<usize> = (0..k + m)
             .filter(|at| {
                 report.members[*at].carrier && !bad.contains(at) && on_disk.iter().all(|of| of.contains(at))
@@ -432,7 +436,8 @@ fn cuts_while_carriers_are_made_and_every_set_of_lost_drives() {
     });
 }
 
-/// A superblock is refused once by a full host when the new carrier is recorded. Nobody writes afterwards.
+/// A full host rejects a superblock once when the new carrier is recorded, and nothing is written afterwards.
+/// The array must not stay suspended.
 #[test]
 fn suspended_stays_said_although_nothing_waits() {
     for nth in 0..4 {
@@ -460,7 +465,7 @@ fn suspended_stays_said_although_nothing_waits() {
     }
 }
 
-/// 4+2, one carrier lost; one of the two that are left answers no reads. No flush waits for it.
+/// 4+2: one carrier is lost, and one of the two that are left answers no reads. No flush waits for it.
 #[test]
 fn a_source_that_does_not_answer_keeps_no_flush() {
     let site = Site::new(spec(4, 2));
@@ -492,7 +497,8 @@ fn a_source_that_does_not_answer_keeps_no_flush() {
     assert_eq!(slow, 0, "the longest flush took {longest:?}");
 }
 
-/// A parked stripe (beyond repair) has a dirty block whose record in the log no carrier can read. Others write on.
+/// A parked stripe, beyond repair, has a dirty block whose log record no carrier can read. Writes to others
+/// go on.
 fn parked_and_unreadable(k: usize, m: usize, busy: bool) {
     let site = Site::new(spec(k, m));
     let world = World::new(35_000);
@@ -568,7 +574,7 @@ fn parked_and_unreadable_idle() {
     parked_and_unreadable(4, 1, false);
 }
 
-/// 4+2: the host of drive 5 refuses its superblock; then one carrier fails. m = 2 is not used up.
+/// 4+2: the host of drive 5 rejects its superblock; then one carrier fails. m = 2 is not used up.
 #[test]
 fn one_superblock_on_a_full_host_and_one_failing_drive() {
     let site = Site::new(spec(4, 2));
@@ -600,8 +606,9 @@ fn one_superblock_on_a_full_host_and_one_failing_drive() {
     assert!(matches!(done, Some(Ok(()))), "it stands");
 }
 
-/// One unreadable block anywhere in what the last carrier keeps; the other carrier goes, and is replaced. Which blocks
-/// keep the array from ever having two carriers again?
+/// Each block of the log, roots and pages in turn is unreadable on the last carrier, and the other one is
+/// lost and replaced. Lists the blocks for which the array never gets two carriers again or does not close;
+/// there must be none.
 #[test]
 fn every_block_of_the_last_carrier() {
     let mut bad: std::collections::BTreeMap<&str, Vec<u64>> = Default::default();
@@ -654,7 +661,7 @@ fn every_block_of_the_last_carrier() {
                 eprintln!("block {block} ({part}): missing {missing} closed {closed:?}");
             }
         }
-        // Every block of the first segments and all behind the log.
+        // Every block of the first segments, and all blocks behind the log.
         block += 1;
         if block > 130 && at < geo.log_bytes() {
             block = geo.log_bytes() / BLOCK;
@@ -667,7 +674,8 @@ fn every_block_of_the_last_carrier() {
     assert!(bad.is_empty());
 }
 
-/// At most m drives misbehave in any way, are replaced while the machine runs and misbehave again. Carriers first.
+/// At most m drives, mostly carriers, have any fault, are replaced while the machine runs, and have faults
+/// again. Returns the number of writes of carrier copies.
 fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
     let dice = World::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let spec = drawn_spec(&dice);
@@ -684,7 +692,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
     let mut copies = 0;
     for life in 0..1 + dice.below(3) {
         let world = World::new(dice.below(u64::MAX));
-        // New disks of a position in this life.
+        // New disks of this life, by position.
         let news: RefCell<std::collections::BTreeMap<usize, Rc<SimDisk>>> = RefCell::default();
         if dice.below(3) > 0 {
             let nth = dice.below([4, 20, 80, 400][dice.below(4) as usize]);
@@ -712,7 +720,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
                 let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
                 let events = async {
                     for at in 0..k + m {
-                        // Everybody may be slow, within deadlines.
+                        // Any drive may be slow, within its deadlines.
                         if dice.below(3) == 0 {
                             let most = Duration::from_millis([50, 500, 8000][dice.below(3) as usize]);
                             machine.drives[at]
@@ -741,7 +749,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
                             continue;
                         }
                         if news.borrow().contains_key(&at) {
-                            // Its drive is plain; an administrator takes it out.
+                            // The new drive takes no faults; an administrator may fail it.
                             if dice.below(2) == 0 {
                                 let _ = machine.array.fail_member(Position::new(at), "by hand").await;
                             }
@@ -811,7 +819,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
         }
     }
     site.prepare = Box::new(|_, _| ());
-    // Everything is mended, and then any m may go.
+    // All is repaired, and then any m drives may be lost.
     let world = World::new(seed + 5);
     let run = world.run(async {
         let env = world.env();
@@ -882,8 +890,8 @@ fn storms_of_faults_on_at_most_m_drives() {
     assert!(bad.is_empty());
 }
 
-/// 4+2: a carrier fails and that is recorded; then the host of drive 5, which carries nothing, refuses the superblock that
-/// names the new carrier. Two good carriers are left and nothing else is wrong.
+/// 4+2: a carrier fails and is recorded as failed; then the host of drive 5, which is no carrier, rejects the
+/// superblock with the new carrier. Two good carriers are left and nothing else is wrong.
 #[test]
 fn a_full_host_of_another_drive_while_a_carrier_is_recorded() {
     let site = Site::new(spec(4, 2));

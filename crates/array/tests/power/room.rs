@@ -1,4 +1,4 @@
-//! Nobody waits for ever: a full log, a closed array, and flushes that meet.
+//! Waits that must end: for log space in a full log, in a closed array, and for flushes that overlap.
 
 use crate::bench::{IO, Machine, Site, buf_of, spec, tags};
 use penstock_array::{ArrayError, Discard};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// Runs `work` on a new array, and fails when it takes ten minutes.
+/// Runs `work` on a new array, and fails if it takes ten minutes.
 fn in_time(seed: u64, (k, m): (usize, usize), work: impl AsyncFnOnce(&Machine) -> Result<(), ArrayError>) {
     let site = Site::new(spec(k, m));
     let world = World::new(seed);
@@ -162,7 +162,8 @@ fn a_stripe_is_recorded_only_after_the_flush_that_another_began() {
     }
 }
 
-/// The parts of a long write before the end of the volume were written although the whole was refused.
+/// Regression: the parts of a long write before the end of the volume were written although the write was
+/// rejected.
 #[test]
 fn a_long_write_beyond_the_volume_changes_nothing() {
     in_time(2010, (4, 2), async |machine| {

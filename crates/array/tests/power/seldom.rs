@@ -1,4 +1,4 @@
-//! Seldom sequences that a review found: each broke the array, or a promise, when it was written.
+//! Rare sequences from a review: each broke the array, or one of its guarantees, when its test was written.
 
 use crate::bench::{DISK_BYTES, IO, NOISE, SLICE_AT, Site, buf_of, plan, spec, tags, write, write_fresh};
 use penstock_array::Position;
@@ -14,7 +14,8 @@ use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, World};
 use std::time::Duration;
 
-/// Parked blocks are not counted as owed; when what they lacked comes back, destage fills the log.
+/// Damaged stripes have blocks parked in the log. When their strips can be read again, destage must not fill
+/// the log. With `reopen`, the strips come back while the array is closed.
 fn healed(reopen: bool) {
     let site = Site::new(spec(4, 2));
     let world = World::new(9000);
@@ -169,7 +170,8 @@ fn a_discard_that_never_answers_stops_nobody() {
         .unwrap();
 }
 
-/// A write that was under way when a flush began and ended after it is not covered by it; its loss is forgotten.
+/// A write that is in flight when a flush begins and ends is not covered by it. Regression: its loss was
+/// forgotten.
 #[test]
 fn a_write_that_outlives_a_flush_is_not_covered_by_it() {
     let site = Site::new(spec(2, 1));
@@ -209,7 +211,8 @@ fn a_write_that_outlives_a_flush_is_not_covered_by_it() {
     }
 }
 
-/// Replacing fails because coordination cannot record; the new slice is in use all the same, under the old drive's name.
+/// A replacement fails because coordination cannot record it. Regression: the new slice was in use all the
+/// same, under the name of the old drive.
 #[test]
 fn a_replacement_that_is_not_recorded_is_not_used() {
     let site = Site::new(spec(4, 2));
@@ -270,7 +273,7 @@ fn a_replacement_that_is_not_recorded_is_not_used() {
     assert!(debt > 0 || read.is_ok(), "the array said that nothing is owed: {read:?}");
 }
 
-/// A page of a checkpoint without a root cannot be read at one opening and can at the next.
+/// A page of a checkpoint without a root is unreadable at one opening and readable at the next.
 #[test]
 fn a_page_without_a_root_that_could_not_be_read_never_counts() {
     let mut site = Site::new(spec(4, 2));
@@ -292,7 +295,7 @@ fn a_page_without_a_root_that_could_not_be_read_never_counts() {
     for hide in [true, false] {
         site.prepare = Box::new(move |number, drive| {
             if hide && number == 1 {
-                // the whole table region of that carrier, once
+                // the complete table region of that carrier, once
                 let log = SLICE_AT + (3 << 20);
                 drive.set_unreadable(log + 8192..log + 8192 + 4 * 4096);
             }
@@ -343,7 +346,8 @@ fn coordination_may_be_away_while_carriers_are_mended() {
     assert_eq!(stopped, None);
 }
 
-/// One stripe that cannot be rebuilt on a low member keeps every other member from being rebuilt.
+/// One stripe cannot be rebuilt on a member with a low number. Regression: it kept every other member from
+/// being rebuilt.
 #[test]
 fn one_bad_stripe_keeps_no_other_member_from_being_rebuilt() {
     let site = Site::new(spec(4, 2));
@@ -383,7 +387,7 @@ fn one_bad_stripe_keeps_no_other_member_from_being_rebuilt() {
     assert!(left <= 1, "{left} strips of member 5 are not rebuilt");
 }
 
-/// A drive of another array that may not be lost fails for ever; the arrays share no drive.
+/// A drive that another array cannot lose fails for ever; the arrays share no drive.
 #[test]
 fn an_array_decides_over_its_own_drives_only() {
     let mut stopped = Vec::new();
@@ -431,8 +435,8 @@ fn an_array_decides_over_its_own_drives_only() {
     assert!(stopped.is_empty());
 }
 
-/// The last record of the log is torn on one carrier, and a sector of it cannot be read on the other: one fault and a
-/// power cut, with one redundant strip. The record was never durable, and the array opens.
+/// The last record of the log is torn on one carrier, and a sector of it is unreadable on the other: one
+/// fault and a power cut, with one redundant strip. The record was never durable, so the array opens.
 #[test]
 fn a_record_torn_on_one_carrier_is_the_end_although_another_cannot_be_read() {
     let mut site = Site::new(spec(1, 1));
@@ -477,8 +481,9 @@ fn a_record_torn_on_one_carrier_is_the_end_although_another_cannot_be_read() {
     world.destroy();
 }
 
-/// One carrier of the log goes, and each of the two that are left has a bad sector of its own: the log's writer copied all of
-/// it to a new carrier again before every record, and never had one.
+/// One carrier of the log is lost, and each of the two that are left has a bad sector of its own. Regression:
+/// before every record, the log's writer copied the complete log to a new carrier again, and never completed
+/// one.
 #[test]
 fn carriers_with_a_bad_sector_each_make_a_whole_one() {
     let mut site = Site::new(spec(4, 2));
@@ -508,7 +513,7 @@ fn carriers_with_a_bad_sector_each_make_a_whole_one() {
     let first = done.unwrap().unwrap();
     world.destroy();
     site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
-    // The new one holds what either of the others cannot read.
+    // The new carrier holds the blocks that either of the others cannot read.
     site.prepare = Box::new(move |number, drive| {
         for (_, block) in BAD.into_iter().filter(|(carrier, _)| *carrier == number) {
             let at = first + block * BLOCK_BYTES as u64;
@@ -526,8 +531,8 @@ fn carriers_with_a_bad_sector_each_make_a_whole_one() {
     world.destroy();
 }
 
-/// No further member may be lost, and the one that should carry the log in place of a lost one takes no writes: the log
-/// waited for it, and with it everybody.
+/// No further member may be lost, and the member that should replace a carrier takes no writes. Regression:
+/// the log waited for it, and so did all operations.
 #[test]
 fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
     let site = Site::new(spec(4, 2));
@@ -548,7 +553,7 @@ fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
             };
             timeout(&machine.env, Duration::from_secs(60), one).await.expect("it is written")?;
         }
-        // Another member takes its place; the failing one serves where it can.
+        // Another member takes its place; the failing one is used as far as it works.
         machine.env.sleep(Duration::from_secs(60)).await;
         let found = tags(&machine.volume, 0, 8).await?;
         machine.array.stop();
@@ -558,7 +563,8 @@ fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
     world.destroy();
 }
 
-/// A host that was full for a moment while a superblock was written cost the array a drive that had nothing.
+/// A host is full for a moment while a superblock is written. Regression: the array gave up a drive that was
+/// healthy.
 #[test]
 fn a_full_host_is_no_fault_of_the_drive_whose_superblock_it_refuses() {
     let site = Site::new(spec(4, 2));

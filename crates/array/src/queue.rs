@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
-/// What goes into one record together.
+/// Entries that go into one record together.
 pub(crate) struct Item {
     pub(crate) entries: Vec<Entry>,
     pub(crate) payload: Vec<Buf>,

@@ -47,7 +47,7 @@ enum Purpose {
     Rebuild,
 }
 
-/// What is in the log or will be.
+/// The present and coming contents of the log.
 #[derive(Clone, Copy, Debug, Default)]
 struct Demand {
     used_segments: u64,

@@ -107,7 +107,7 @@ impl Overlay {
         self.order = self.order.max(order);
     }
 
-    /// What destage has to do: all stripes that are not parked.
+    /// The work of destage: all stripes that are not parked.
     pub(crate) fn to_destage(&self) -> Dirty {
         self.all - self.parked
     }

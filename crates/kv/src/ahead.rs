@@ -22,7 +22,6 @@
 
 use crate::engine::RedbKv;
 use crate::journal::Journal;
-use crate::pieces::row_bytes;
 use crate::{Columns, Kv, KvError, Reserve, Row, Usage, WriteSet};
 use penstock_base::env::random_id;
 use penstock_base::{Env, Histogram, LocalBoxFuture};
@@ -51,10 +50,6 @@ const PAGE_BYTES: u64 = 4096;
 /// failed for good.
 const LONGEST_SHARE: u64 = 2;
 const LONGEST_BYTES: u64 = crate::ROWS_AT_ONCE as u64 * (PAGES_OF_A_ROW + 3) * PAGE_BYTES;
-/// A transaction that adds nothing new may exceed the budget by one part in this many of it. Rows take at
-/// most three times the bytes that they count for, so at most 27/32 of the volume is in use then (`budget` in
-/// [`crate::engine`]).
-const PART_OF_BUDGET: u64 = 8;
 /// The longest time that a commit stays in open before its batch moves, unless an earlier batch is still
 /// moving.
 const REST: Duration = Duration::from_millis(250);
@@ -285,14 +280,9 @@ impl AheadKv {
 
     /// Bytes that the rows changed by a transaction count for after it, and before it.
     async fn newest_bytes(&self, writes: &WriteSet) -> Result<(u64, u64), KvError> {
-        let newest = writes.newest();
-        let keys: Vec<Vec<u8>> = newest.keys().map(|key| key.to_vec()).collect();
+        let keys = writes.newest().keys().map(|key| key.to_vec()).collect();
         let before = self.try_get_many(keys).await?;
-        let bytes = |key: &[u8], len: Option<usize>| len.map_or(0, |len| row_bytes(key, len));
-        let new = newest.iter().map(|(key, value)| bytes(key, value.map(<[u8]>::len))).sum();
-        let old = newest.keys().zip(&before);
-        let old = old.map(|(key, value)| bytes(key, value.as_ref().map(Vec::len))).sum();
-        Ok((new, old))
+        Ok(writes.newest_bytes(before.iter().map(|value| value.as_ref().map(Vec::len))))
     }
 
     async fn try_commit(&self, writes: WriteSet) -> Result<(), KvError> {
@@ -301,11 +291,7 @@ impl AheadKv {
         loop {
             self.check()?;
             let Usage { used_bytes, budget_bytes, .. } = self.usage();
-            let most_bytes = match writes.reserve {
-                Reserve::Nothing => budget_bytes,
-                Reserve::Part => budget_bytes + budget_bytes / PART_OF_BUDGET,
-                Reserve::All => u64::MAX,
-            };
+            let most_bytes = writes.reserve.most_bytes(budget_bytes);
             if used_bytes + bytes > most_bytes {
                 // `usage` counts all rows in memory as new. Only the engine can tell which of them replace
                 // others.

@@ -15,6 +15,7 @@ mod engine;
 pub mod header;
 pub mod journal;
 mod lane;
+mod memory;
 mod pieces;
 mod scan;
 mod volume;
@@ -22,6 +23,7 @@ mod volume;
 pub use ahead::{AheadKv, KvLatency};
 pub use engine::RedbKv;
 pub use lane::Mode;
+pub use memory::MemKv;
 pub use scan::{Pages, Range, for_each, for_each_key};
 
 use penstock_base::{Kind, LocalBoxFuture};
@@ -45,6 +47,22 @@ enum Reserve {
     Nothing,
     Part,
     All,
+}
+
+/// A transaction that adds nothing new may exceed the budget by one part in this many of it. Rows take at
+/// most three times the bytes that they count for, so at most 27/32 of the volume is in use then (`budget` in
+/// [`engine`]).
+const PART_OF_BUDGET: u64 = 8;
+
+impl Reserve {
+    /// The most bytes of rows that a store with a budget of `budget_bytes` may hold after a transaction.
+    fn most_bytes(self, budget_bytes: u64) -> u64 {
+        match self {
+            Reserve::Nothing => budget_bytes,
+            Reserve::Part => budget_bytes + budget_bytes / PART_OF_BUDGET,
+            Reserve::All => u64::MAX,
+        }
+    }
 }
 
 /// A transaction: rows to put and keys to delete, applied in order.
@@ -109,6 +127,17 @@ impl WriteSet {
         self.changes().collect()
     }
 
+    /// Bytes that its rows count for after it, and before it. `before` holds the lengths of the values before
+    /// it, one for each key of [`WriteSet::newest`].
+    fn newest_bytes(&self, before: impl IntoIterator<Item = Option<usize>>) -> (u64, u64) {
+        let bytes = |key: &[u8], len: Option<usize>| len.map_or(0, |len| pieces::row_bytes(key, len));
+        let newest = self.newest();
+        let new = newest.iter().map(|(key, value)| bytes(key, value.map(<[u8]>::len))).sum();
+        let old = newest.keys().zip(before).map(|(key, len)| bytes(key, len)).sum();
+        (new, old)
+    }
+
+    /// The most that all its changes together count for.
     fn bytes(&self) -> u64 {
         let row = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| {
             value.as_ref().map_or(key.len() as u64, |value| pieces::row_bytes(key, value.len()))

@@ -69,6 +69,7 @@ pub(crate) struct Members {
     /// Members for which a superblock was written in this epoch.
     written: Cell<Positions>,
     reconfiguration: RankedMutex<()>,
+    replacement: RankedMutex<()>,
     owed: OwedSuperblocks,
     carrier_writes: CarrierWrites,
     search: CarrierSearch,
@@ -100,6 +101,7 @@ impl Members {
             accepted: Cell::default(),
             written: Cell::default(),
             reconfiguration: RankedMutex::new(ranks::RECONFIGURATION, ()),
+            replacement: RankedMutex::new(ranks::REPLACEMENT, ()),
             owed: OwedSuperblocks::default(),
             carrier_writes: CarrierWrites::default(),
             search: CarrierSearch::default(),

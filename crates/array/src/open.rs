@@ -29,6 +29,7 @@ use crate::site::Site;
 use crate::stripes::table::StripeTable;
 use checkpoint::{read_root, read_table};
 use outdated::{LeftOut, check_loss, leave_out_outdated, take_back};
+use penstock_base::rank::scoped;
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Io, Slice};
 use penstock_raid::Code;
@@ -248,6 +249,10 @@ impl Opening {
 
     /// Takes the array over and opens it.
     pub async fn take_over(self) -> Result<Rc<Array>, ArrayError> {
+        scoped(self.open()).await
+    }
+
+    async fn open(self) -> Result<Rc<Array>, ArrayError> {
         let (array, stale, root) = (Rc::new(self.array), self.stale, self.root);
         let (context, members) = (&array.context, &array.members);
         // A drive may have failed since the array was read.

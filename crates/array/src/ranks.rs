@@ -2,6 +2,7 @@
 //!
 //! | rank | lock | taken by |
 //! |---|---|---|
+//! | replacement | one replacement of a member at a time | whoever puts a slice in a member's place |
 //! | destage | one round of destage at a time | destage, close, repair of metadata |
 //! | stripe | shared or exclusive, several in ascending order | everything that reads or writes strips |
 //! | fresh | one round that flushes and records fresh stripes | flush, and holders of stripes |
@@ -17,6 +18,7 @@
 
 use penstock_base::rank::Rank;
 
+pub(crate) const REPLACEMENT: Rank = Rank::new(5, "replacement");
 pub(crate) const DESTAGE: Rank = Rank::new(10, "destage");
 pub(crate) const STRIPE: Rank = Rank::new(20, "stripe");
 pub(crate) const FRESH: Rank = Rank::new(30, "fresh");

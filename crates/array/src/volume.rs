@@ -74,7 +74,7 @@ impl Volume {
     /// Writes whole blocks through the log. `crcs` has the CRC32C of each block.
     pub async fn write(&self, block: u64, data: &Buf, crcs: &[u32]) -> Result<(), ArrayError> {
         let latency = &self.array.context().latency.write;
-        latency.time(&self.array.context().env, self.write_parts(block, data, crcs)).await
+        latency.time(&self.array.context().env, scoped(self.write_parts(block, data, crcs))).await
     }
 
     async fn write_parts(&self, block: u64, data: &Buf, crcs: &[u32]) -> Result<(), ArrayError> {
@@ -96,7 +96,7 @@ impl Volume {
     /// Writes a full stripe that is unwritten. `crcs` has the CRC32C of each block.
     pub async fn write_fresh(&self, stripe: u64, data: &Buf, crcs: &[u32], io: Io) -> Result<(), ArrayError> {
         let stripe = self.stripe(stripe)?;
-        self.array.blocks().wait_for_space().await?;
+        scoped(self.array.blocks().wait_for_space()).await?;
         if crcs.len() as u64 != self.stripe_blocks() || data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ArrayError::Invalid(format!(
                 "a fresh write of {} bytes is not one stripe",
@@ -107,7 +107,7 @@ impl Volume {
         context
             .latency
             .fresh
-            .time(&context.env, self.array.blocks().write_fresh(stripe, data, crcs, io))
+            .time(&context.env, scoped(self.array.blocks().write_fresh(stripe, data, crcs, io)))
             .await
     }
 
@@ -133,7 +133,7 @@ impl Volume {
 
     /// Makes every write durable that returned before this call.
     pub async fn flush(&self) -> Result<(), ArrayError> {
-        self.array.durability().flush(Io::new(Class::Client, "volume.flush")).await
+        scoped(self.array.durability().flush(Io::new(Class::Client, "volume.flush"))).await
     }
 
     /// Makes full stripes unwritten again, durably. `how` decides if their space goes back to the drives.
@@ -143,7 +143,7 @@ impl Volume {
         }
         let first = self.stripe(stripe)?;
         self.stripe(stripe.saturating_add(count - 1))?;
-        self.array.blocks().discard(first, count, how).await
+        scoped(self.array.blocks().discard(first, count, how)).await
     }
 
     /// Stripes of the volume that could not be read when last tried.

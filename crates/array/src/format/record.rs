@@ -229,7 +229,7 @@ fn encode_contained(enc: &mut Enc, contained: &[(u32, u64)]) {
 
 fn decode_contained(dec: &mut Dec<'_>) -> Result<Vec<(u32, u64)>, DecodeError> {
     let count = dec.u32()?;
-    (0..count).map(|_| Ok((dec.u32()?, dec.u64()?))).collect()
+    (0..count).map(|_| Ok((dec.u32()?, dec.counter()?))).collect()
 }
 
 fn encode_crcs(enc: &mut Enc, crcs: &[u32]) {

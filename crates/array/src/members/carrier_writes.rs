@@ -31,7 +31,7 @@ impl CarrierWrites {
     pub(crate) async fn begin(&self, bytes: Range<u64>) -> Attempt<'_> {
         rank::check(ranks::CARRIER_WRITE);
         let shared = self.attempts.read().await;
-        Attempt { writes: self, bytes, _shared: shared }
+        Attempt { writes: self, bytes, _shared: shared, _held: Held::new(ranks::CARRIER_WRITE, 0) }
     }
 
     /// Waits until no attempt is in flight, and lets none begin.
@@ -62,6 +62,7 @@ pub(crate) struct Attempt<'a> {
     bytes: Range<u64>,
     /// Dropped after the pieces are added.
     _shared: RwLockReadGuard<'a, ()>,
+    _held: Held,
 }
 
 impl Drop for Attempt<'_> {

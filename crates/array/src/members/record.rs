@@ -397,6 +397,8 @@ impl Members {
 
     /// Takes a slice on which nothing counts as a member.
     pub(crate) async fn put(&self, position: Position, slice: Slice) -> Result<(), ArrayError> {
+        // Between the removal of one slice and the arrival of the next, no third one takes the place.
+        let _one_at_a_time = self.replacement.lock().await;
         // No strip that is in flight to the old slice counts as written once the entry is queued.
         self.members.borrow_mut()[position.index()].remove_slice();
         self.queue.append(Entry::MemberReset { member: position }, Vec::new()).await?;

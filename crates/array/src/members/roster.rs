@@ -11,6 +11,7 @@
 //! Bound: a drive is listed once, and each judgement empties the list.
 
 use super::Members;
+use penstock_base::rank::scoped;
 use penstock_base::{DriveId, Env};
 use penstock_drive::DriveHandle;
 use std::cell::RefCell;
@@ -157,7 +158,7 @@ impl Roster {
             self.env.spawn(
                 "array lost",
                 Box::pin(async move {
-                    if let Err(error) = array.record_lost().await {
+                    if let Err(error) = scoped(array.record_lost()).await {
                         tracing::error!(array = array.name(), %error, "a lost member is not recorded yet");
                     }
                 }),

@@ -54,7 +54,7 @@ pub(crate) struct Overlay {
     order: u64,
     stripes: HashMap<Stripe, DirtyStripe>,
     /// Dirty stripes that are not parked, by their [`DirtyStripe::turn`].
-    oldest: BTreeMap<u64, Stripe>,
+    oldest: BTreeSet<(u64, Stripe)>,
     all: Dirty,
     parked_stripes: BTreeSet<Stripe>,
     parked: Dirty,
@@ -63,7 +63,8 @@ pub(crate) struct Overlay {
 #[derive(Default)]
 struct DirtyStripe {
     /// The stripe with the lowest turn is destaged first. The turn is the order of its oldest block, or a
-    /// later order that was drawn when the stripe was postponed. No two stripes have the same.
+    /// later order that was drawn when the stripe was postponed. Only a log that nobody wrote so can give two
+    /// stripes the same turn.
     turn: u64,
     blocks: BTreeMap<u32, DirtyBlock>,
     /// Dirty blocks in each column that has some.
@@ -83,7 +84,7 @@ impl Overlay {
             strip_blocks,
             order: 0,
             stripes: HashMap::default(),
-            oldest: BTreeMap::new(),
+            oldest: BTreeSet::new(),
             all: Dirty::default(),
             parked_stripes: BTreeSet::new(),
             parked: Dirty::default(),
@@ -132,7 +133,7 @@ impl Overlay {
             && self.parked_stripes.insert(stripe)
         {
             self.parked = self.parked + entry.dirty();
-            self.oldest.remove(&entry.turn);
+            self.oldest.remove(&(entry.turn, stripe));
         }
         self.assert_turns();
     }
@@ -152,7 +153,7 @@ impl Overlay {
         if self.parked_stripes.remove(&stripe) {
             let entry = &self.stripes[&stripe];
             self.parked = self.parked - entry.dirty();
-            self.oldest.insert(entry.turn, stripe);
+            self.oldest.insert((entry.turn, stripe));
         }
         self.assert_turns();
     }
@@ -214,7 +215,7 @@ impl Overlay {
         let entry = self.stripes.entry(stripe).or_default();
         if entry.blocks.is_empty() {
             entry.turn = dirty.order;
-            self.oldest.insert(dirty.order, stripe);
+            self.oldest.insert((dirty.order, stripe));
         }
         let before = entry.blocks.insert(block, dirty);
         if before.is_none() {
@@ -272,11 +273,11 @@ impl Overlay {
                 self.all.columns -= 1;
             }
         }
-        self.oldest.remove(&entry.turn);
+        self.oldest.remove(&(entry.turn, stripe));
         match entry.blocks.values().map(|dirty| dirty.order).min() {
             Some(turn) => {
                 entry.turn = turn;
-                self.oldest.insert(turn, stripe);
+                self.oldest.insert((turn, stripe));
             }
             None => {
                 self.stripes.remove(&stripe);
@@ -295,7 +296,7 @@ impl Overlay {
 
     /// Dirty stripes that are not parked, oldest first.
     pub(crate) fn oldest_stripes(&self, most: usize) -> Vec<Stripe> {
-        self.oldest.values().take(most).copied().collect()
+        self.oldest.iter().take(most).map(|(_, stripe)| *stripe).collect()
     }
 }
 

@@ -9,6 +9,7 @@ mod cuts;
 mod faults;
 mod full;
 mod harsh;
+mod hostile;
 mod moving;
 mod orders;
 mod outages;

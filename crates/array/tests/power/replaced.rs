@@ -1,7 +1,7 @@
 //! Carriers that are replaced under faults, cuts and full hosts, and then any set of drives that may be
 //! missing.
 
-use crate::bench::{DISK_BYTES, Load, Machine, SLICE_AT, Site, plan, spec, tags, write};
+use crate::bench::{DISK_BYTES, Load, Machine, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
 use crate::carriers::{read_back, write_flushed, write_twice};
 use penstock_array::Position;
 use penstock_array::Site as WriteSite;
@@ -915,4 +915,38 @@ fn a_full_host_of_another_drive_while_a_carrier_is_recorded() {
     let done = done.unwrap().unwrap();
     eprintln!("{done:?}");
     assert!(matches!(done, Some(Ok(()))), "it stands");
+}
+
+/// Regression: the second of two replacements of a member took strips of the first one's drive for its own.
+#[test]
+fn two_replacements_of_a_member_at_once_follow_each_other() {
+    for seed in 0..20 {
+        let site = Site::new(spec(4, 2));
+        let world = World::new(9000 + seed);
+        let (one, other) = (SimDisk::new(DISK_BYTES), SimDisk::new(DISK_BYTES));
+        let report = world.run(async {
+            let machine = site.open(&world, &[]).await?;
+            machine.array.fail_member(Position::new(5), "gone").await?;
+            let second = async {
+                machine.env.sleep(Duration::from_micros(seed * 100)).await;
+                machine.replace(&other, 5, 4).await
+            };
+            let writes = async {
+                for stripe in 0..10 {
+                    write_fresh(&machine, stripe, 1000 * stripe + 1).await?;
+                }
+                Ok::<_, ArrayError>(())
+            };
+            let first = machine.replace(&one, 5, 3);
+            let (first, second, written) = futures_util::future::join3(first, second, writes).await;
+            first?;
+            second?;
+            written?;
+            machine.array.wait_rebuilt().await;
+            machine.array.scrub().await
+        });
+        let report = report.unwrap().unwrap();
+        assert!(report.stripes > 0 && report.is_clean(), "seed {seed}: {report:?}");
+        world.destroy();
+    }
 }

@@ -39,8 +39,9 @@ pub(crate) struct MapChanges {
 }
 
 impl ChunkMap {
-    /// The map of a chunk that has a row.
-    pub(crate) fn of_row(extents: Vec<Extent>) -> Self {
+    /// The map of a chunk that has a row. Extents of no block, which a check finds, are left out.
+    pub(crate) fn of_row(mut extents: Vec<Extent>) -> Self {
+        extents.retain(|extent| extent.count > 0);
         Self { extents, has_row: true, ..Self::default() }
     }
 
@@ -176,6 +177,8 @@ impl ChunkMap {
             }
         }
         self.extents = kept;
+        // A damaged row may name no block. It goes like any other row that becomes empty.
+        self.changed |= self.extents.is_empty() && self.has_row;
         self.assert_ordered();
         back
     }
@@ -256,6 +259,20 @@ fn push_run(runs: &mut Vec<Run>, run: Run) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_of_empty_extents_is_deleted_with_the_rest() {
+        let empty = |first| Extent { first, count: 0, block: 9, preallocated: false };
+        let mut map = ChunkMap::of_row(vec![empty(0), Extent { count: 2, ..empty(4) }, empty(6)]);
+        map.put(Extent { first: 6, count: 1, block: 70, preallocated: false });
+        assert_eq!(map.extents.len(), 2);
+        let mut none = ChunkMap::of_row(vec![empty(3)]);
+        assert_eq!(none.take_changes(), None);
+        assert_eq!(none.remove(0, u32::MAX), []);
+        let changes = none.take_changes().unwrap();
+        assert!(changes.had_row && changes.extents.is_empty() && changes.freed.is_empty());
+        assert_eq!((none.remove(0, u32::MAX).len(), none.take_changes()), (0, None));
+    }
 
     fn extent(first: u32, count: u32, block: u64) -> Extent {
         Extent { first, count, block, preallocated: false }

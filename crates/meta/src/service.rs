@@ -133,6 +133,10 @@ impl MetaTarget {
         let (session, row) = {
             let mut fs = self.fs.borrow_mut();
             fs.last_session += 1;
+            // Behind damage that a check finds, numbers above the last one may be in use.
+            while self.clients.is_in_use(fs.last_session) {
+                fs.last_session += 1;
+            }
             (fs.last_session, fs.encode())
         };
         let mut writes = WriteSet::new();

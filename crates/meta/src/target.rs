@@ -71,7 +71,6 @@ impl MetaTarget {
         env: &Env,
         kv: Rc<dyn Kv>,
         target: Rc<Target>,
-        clients: Rc<Clients>,
         gate: Rc<Gate>,
         name: &str,
     ) -> Result<Rc<Self>, MetaError> {
@@ -80,6 +79,8 @@ impl MetaTarget {
             Some(row) => FsRow::decode(&row)?,
             None => make_fs(env, &*kv, name, target.config().chunk_blocks).await?,
         };
+        // Only now: rows of a format that this release does not know stay as they are.
+        let clients = Clients::load(env, &*kv, target.config().generation).await?;
         let next_ino = highest_in_use(&*kv, fs.reserved_ino).await?;
         let meta = Rc::new(Self {
             env: env.clone(),
@@ -105,6 +106,11 @@ impl MetaTarget {
         meta.queue_removed().await?;
         env.spawn("meta reap", Box::pin(meta.clone().reap_task()));
         Ok(meta)
+    }
+
+    /// The sessions of this file system.
+    pub fn clients(&self) -> &Rc<Clients> {
+        &self.clients
     }
 
     /// Properties of the file system.

@@ -17,7 +17,7 @@ use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
-use penstock_meta::{MetaError, MetaTarget};
+use penstock_meta::MetaTarget;
 use penstock_session::Clients;
 use std::cell::{Cell, RefCell};
 use std::collections::btree_map::Entry;
@@ -206,8 +206,7 @@ impl Node {
         let volume = Volume::whole(&data);
         let config = TargetConfig::for_volume(&volume, env.random());
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
-        let clients = Clients::load(env, &*shared, config.generation).await.map_err(MetaError::from)?;
-        let meta = MetaTarget::open(env, shared, target.clone(), clients.clone(), gate, "main").await?;
+        let meta = MetaTarget::open(env, shared, target.clone(), gate, "main").await?;
         let drives = RefCell::new(drives);
         let started_ns = env.wall_ns();
         let env = env.clone();
@@ -220,7 +219,7 @@ impl Node {
             drives,
             arrays,
             kv,
-            clients,
+            clients: meta.clients().clone(),
             data: penstock_chunk::Service::new(&target),
             target,
             meta,

@@ -226,6 +226,11 @@ impl Clients {
         self.sessions.borrow().numbers().count()
     }
 
+    /// True if a session has this number.
+    pub fn is_in_use(&self, session: u64) -> bool {
+        self.sessions.borrow().contains(session)
+    }
+
     /// Sets the path at which a client of this process mounts; empty if it does not.
     pub fn set_mount(&self, session: u64, path: &str) {
         self.sessions.borrow_mut().set_mount(session, path);

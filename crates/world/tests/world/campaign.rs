@@ -63,7 +63,7 @@ impl Drop for Alone {
     }
 }
 
-const COMMAND: &str = "cargo test -p penstock-node --test world campaign_of_seeds -- --nocapture";
+const COMMAND: &str = "cargo test -p penstock-world --test world campaign_of_seeds -- --nocapture";
 
 impl Fate {
     fn chance(&self, one_in: u64) -> bool {

@@ -115,6 +115,21 @@ impl Rows {
         self.put(map(ino, 0), encode_map(&extents)).await;
     }
 
+    /// Inserts an extent of no block at the start of the map.
+    pub async fn put_empty_extent_first(&self, ino: Ino) {
+        let mut extents = self.extents(ino).await;
+        extents.insert(0, Extent { count: 0, ..extents[0] });
+        self.put(map(ino, 0), encode_map(&extents)).await;
+    }
+
+    /// Rows of sessions of other processes with the numbers that are given next.
+    pub async fn put_next_sessions(&self) {
+        for id in 1..40_u64 {
+            let who = [&[1][..], &30_000_u32.to_le_bytes(), &1_u32.to_le_bytes(), b"c", &0_u32.to_le_bytes()];
+            self.put(key(0x15, &[id]), who.concat()).await;
+        }
+    }
+
     async fn set_bit(&self, block: u64, used: bool) {
         let group = key(0x21, &[block / 32768]);
         let mut value = self.get(group.clone()).await;

@@ -286,11 +286,7 @@ impl Case {
                 let mut stripes: Vec<Strips<'_>> = stripes.collect();
                 let per_strip = COLD_STRIP_BYTES / BLOCK_BYTES;
                 let all = stripes.len() * per_strip;
-                // An odd step that is coprime to the count visits every block once, in an order that no
-                // prefetcher follows. Nothing here ensures that it is coprime.
-                let step = (all as f64 * 0.618) as usize | 1;
-                for index in 0..all {
-                    let at = index * step % all;
+                for at in scattered(all) {
                     one(&mut stripes[at / per_strip], at % per_strip);
                 }
                 all * BLOCK_BYTES
@@ -299,6 +295,32 @@ impl Case {
     }
 }
 
+/// All numbers below `count`, each once, in an order that no prefetcher follows.
+fn scattered(count: usize) -> impl Iterator<Item = usize> {
+    // Multiples of a step that has no divisor in common with the count.
+    let near = (count as f64 * 0.618) as usize | 1;
+    let step = (near..).find(|step| gcd(*step, count) == 1).expect("some number has no common divisor");
+    (0..count).map(move |index| index * step % count)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 fn shared<'a>(strips: &'a [&mut [u8]]) -> Vec<&'a [u8]> {
     strips.iter().map(|strip| &**strip).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::scattered;
+
+    #[test]
+    fn scattered_numbers_are_all_numbers() {
+        for count in [1, 2, 3, 6, 55, 768, 1000, 4096] {
+            let mut all: Vec<usize> = scattered(count).collect();
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..count), "{count}");
+        }
+    }
 }

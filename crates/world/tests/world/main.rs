@@ -23,5 +23,6 @@ mod scrubs;
 mod serve;
 mod shared;
 mod space;
+mod target;
 
 use penstock_world as machine;

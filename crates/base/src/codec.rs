@@ -223,6 +223,14 @@ impl<'a> Dec<'a> {
     pub fn unknown(&self, field: &'static str, found: u64) -> DecodeError {
         DecodeError::Unknown { what: self.what, field, found }
     }
+
+    /// Fails with [`DecodeError::Unknown`] unless the format is the one that this release knows.
+    pub fn check_format<N: Into<u64> + Eq>(&self, found: N, known: N) -> Result<(), DecodeError> {
+        match found == known {
+            true => Ok(()),
+            false => Err(self.unknown("format", found.into())),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -100,9 +100,7 @@ pub fn encode_map(extents: &[Extent]) -> Vec<u8> {
 pub fn decode_map(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
     let mut dec = Dec::new("map row", value);
     let format = dec.u8()?;
-    if format != FORMAT {
-        return Err(dec.unknown("format", format.into()));
-    }
+    dec.check_format(format, FORMAT)?;
     let count = dec.u32()?;
     let mut extents: Vec<Extent> = Vec::new();
     for _ in 0..count {
@@ -149,9 +147,7 @@ pub fn encode_group(words: &[u64]) -> Vec<u8> {
 pub fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError> {
     let mut dec = Dec::new("allocation group", value);
     let format = dec.u8()?;
-    if format != FORMAT {
-        return Err(dec.unknown("format", format.into()));
-    }
+    dec.check_format(format, FORMAT)?;
     (0..words).map(|_| dec.u64()).collect()
 }
 

@@ -87,9 +87,7 @@ impl Record {
         if crc32c(&whole[COVERED_FROM..]) != crc {
             return Err(dec.bad("checksum"));
         }
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         let mut dec = Dec::new("journal record", &whole[HEAD_BYTES..]);
         let mut changes = WriteSet::new();
         for _ in 0..count {

@@ -165,9 +165,7 @@ impl Inode {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("inode", value);
         let format = dec.u8()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         let (ino, mode, nlink) = (Ino(dec.u64()?), dec.u32()?, dec.u32()?);
         let (uid, gid, rdev, size) = (dec.u32()?, dec.u32()?, dec.u32()?, dec.u64()?);
         let times_ns = [dec.i64()?, dec.i64()?, dec.i64()?, dec.i64()?];

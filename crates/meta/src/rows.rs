@@ -201,9 +201,7 @@ impl FsRow {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("file system row", value);
         let format = dec.u8()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         let (id, created_ns, secret) = (dec.id()?, dec.i64()?, dec.id()?);
         let (reserved_ino, last_session, chunk_blocks) = (dec.counter()?, dec.counter()?, dec.u32()?);
         let name = dec.text()?;
@@ -237,9 +235,7 @@ impl Entry {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("directory entry", value);
         let format = dec.u8()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         Ok(Self { ino: Ino(dec.u64()?), kind: dec.u32()?, name: dec.bytes()?.to_vec() })
     }
 }

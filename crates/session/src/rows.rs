@@ -65,9 +65,7 @@ impl SessionRow {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("session row", value);
         let format = dec.u8()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         let lease_ms = dec.u32()?;
         Ok(Self { client: dec.text()?, mount: dec.text()?, lease_ms })
     }
@@ -98,9 +96,7 @@ impl ResultRow {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("session result", value);
         let format = dec.u8()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         let (session, slot, sequence) = (dec.u64()?, dec.u64()?, dec.u64()?);
         Ok(Self { session, slot, sequence, body: dec.bytes()?.to_vec() })
     }

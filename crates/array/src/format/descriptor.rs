@@ -97,9 +97,7 @@ impl Descriptor {
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("array descriptor", bytes);
         let format = dec.u16()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", u64::from(format)));
-        }
+        dec.check_format(format, FORMAT)?;
         let (layout, integrity, groups) = (dec.u8()?, dec.u8()?, dec.u16()?);
         for (field, found, known) in
             [("layout", layout.into(), 0), ("integrity", integrity.into(), 1), ("groups", groups, 1)]

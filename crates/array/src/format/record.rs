@@ -337,9 +337,7 @@ impl RecordHead {
         if crc32c(&bytes[8..entries_at + entry_bytes]) != chain {
             return Err(dec.bad("checksum"));
         }
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         let total = (head_blocks as usize).saturating_add(payload_blocks as usize);
         if total > bytes.len() / BLOCK_BYTES || head_blocks as usize != self::head_blocks(entry_bytes) {
             return Err(dec.bad("lengths do not agree"));

@@ -81,9 +81,7 @@ impl Root {
         check_block("checkpoint root", MAGIC, bytes)?;
         let mut dec = Dec::new("checkpoint root", &bytes[8..]);
         let format = dec.u32()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", u64::from(format)));
-        }
+        dec.check_format(format, FORMAT)?;
         let replay_chain = dec.u32()?;
         Ok(Self {
             array: ArrayId(dec.id()?),

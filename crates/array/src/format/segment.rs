@@ -45,9 +45,7 @@ impl SegmentHeader {
         check_block("log segment header", MAGIC, bytes)?;
         let mut dec = Dec::new("log segment header", &bytes[8..]);
         let format = dec.u32()?;
-        if format != FORMAT {
-            return Err(dec.unknown("format", u64::from(format)));
-        }
+        dec.check_format(format, FORMAT)?;
         let (chain, array, number) = (dec.u32()?, ArrayId(dec.id()?), dec.counter()?);
         let (first_seq, incarnation, carriers_epoch) =
             (LogSeq(dec.counter()?), dec.counter()?, dec.counter()?);

@@ -57,9 +57,7 @@ impl TablePage {
         let mut dec = Dec::new("stripe table page", &bytes[8..]);
         let (array, index, checkpoint) = (ArrayId(dec.id()?), dec.counter()?, dec.counter()?);
         let (strips, format, count) = (dec.u16()?, dec.u16()?, dec.u32()?);
-        if format != FORMAT {
-            return Err(dec.unknown("format", format.into()));
-        }
+        dec.check_format(format, FORMAT)?;
         let words: Vec<u64> = (0..count).map(|_| dec.u64()).collect::<Result<_, _>>()?;
         if !(1..=MAX_STRIPS).contains(&usize::from(strips)) {
             return Err(dec.unknown("strips", strips.into()));

@@ -58,9 +58,7 @@ impl Trailer {
         if crc32c_append([&bytes[..CRC_AT], raw]) != crc {
             return Err(dec.bad("checksum"));
         }
-        if format != FORMAT {
-            return Err(dec.unknown("format", u64::from(format)));
-        }
+        dec.check_format(format, FORMAT)?;
         let crcs = raw.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         Ok(Self { array, stripe, position, version, crcs: crcs.collect() })
     }

@@ -119,7 +119,7 @@ impl ChunkMap {
             self.changed |= extent.preallocated != preallocated;
             extent.preallocated = preallocated;
         }
-        self.join();
+        self.extents = joined(std::mem::take(&mut self.extents));
     }
 
     /// Splits the extent that has `block` in its middle, so that an extent begins there.
@@ -148,7 +148,7 @@ impl ChunkMap {
         self.extents.insert(at, new);
         self.allocated.push((new.block, u64::from(new.count)));
         self.changed = true;
-        self.join();
+        self.extents = joined(std::mem::take(&mut self.extents));
         self.assert_ordered();
         back
     }
@@ -211,23 +211,6 @@ impl ChunkMap {
         back
     }
 
-    fn join(&mut self) {
-        let mut joined: Vec<Extent> = Vec::with_capacity(self.extents.len());
-        for extent in std::mem::take(&mut self.extents) {
-            match joined.last_mut() {
-                Some(last)
-                    if last.first + last.count == extent.first
-                        && last.block + u64::from(last.count) == extent.block
-                        && last.preallocated == extent.preallocated =>
-                {
-                    last.count += extent.count;
-                }
-                _ => joined.push(extent),
-            }
-        }
-        self.extents = joined;
-    }
-
     /// Takes the changes that a commit must make durable; `None` if the extents equal the row.
     pub(crate) fn take_changes(&mut self) -> Option<MapChanges> {
         if !self.changed {
@@ -246,6 +229,24 @@ impl ChunkMap {
         self.allocated.extend(changes.allocated);
         self.freed.extend(changes.freed);
     }
+}
+
+/// Merges extents in which all blocks follow each other, in the file and on the volume.
+pub(crate) fn joined(extents: Vec<Extent>) -> Vec<Extent> {
+    let mut joined: Vec<Extent> = Vec::with_capacity(extents.len());
+    for extent in extents {
+        match joined.last_mut() {
+            Some(last)
+                if last.first + last.count == extent.first
+                    && last.block + u64::from(last.count) == extent.block
+                    && last.preallocated == extent.preallocated =>
+            {
+                last.count += extent.count;
+            }
+            _ => joined.push(extent),
+        }
+    }
+    joined
 }
 
 /// Adds a run, merged with the last one if it follows directly.

@@ -8,6 +8,7 @@ use super::Fsck;
 use super::survey::{read_row, valid_part};
 use crate::ChunkError;
 use crate::free::{Bitmap, GROUP_BLOCKS, Run};
+use crate::map::joined;
 use crate::rows::{ChunkKey, Extent, all_maps, encode_group, encode_map, group_key, map_range};
 use penstock_base::{DecodeError, FileKey, Ino};
 use penstock_drive::{Class, Io};
@@ -259,22 +260,4 @@ impl Fsck<'_> {
         self.allocator.add_unowned();
         Ok(())
     }
-}
-
-/// Merges adjacent extents of single blocks into runs.
-fn joined(blocks: Vec<Extent>) -> Vec<Extent> {
-    let mut runs: Vec<Extent> = Vec::new();
-    for extent in blocks {
-        match runs.last_mut() {
-            Some(last)
-                if last.first + last.count == extent.first
-                    && last.block + u64::from(last.count) == extent.block
-                    && last.preallocated == extent.preallocated =>
-            {
-                last.count += extent.count;
-            }
-            _ => runs.push(extent),
-        }
-    }
-    runs
 }

@@ -227,20 +227,27 @@ const MIXED: [Kind; 7] = [
     Kind::BlockNotOwned,
 ];
 
-fn damaged_store(kinds: &[Kind]) -> (Site, Known) {
-    let (site, known) = store();
+/// Damages rows of a store, and stops the machine at once.
+fn damage(site: &Site, damage: impl AsyncFnOnce(&Rows)) {
     let world = World::new(83);
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
         let rows = Rows::of(&machine);
-        for kind in kinds {
-            assert!(rows.plant(*kind, &known).await);
-        }
+        damage(&rows).await;
         rows.flush().await;
         machine.node.abandon();
     });
     run.unwrap();
     world.destroy();
+}
+
+fn damaged_store(kinds: &[Kind]) -> (Site, Known) {
+    let (site, known) = store();
+    damage(&site, async |rows| {
+        for kind in kinds {
+            assert!(rows.plant(*kind, &known).await);
+        }
+    });
     (site, known)
 }
 
@@ -331,19 +338,9 @@ async fn use_damaged(machine: &Machine, known: &Known) {
     machine.env.sleep(Duration::from_secs(120)).await;
 }
 
-/// Starts a store after `damage` and uses it.
-fn serve_damaged(site: &Site, known: &Known, seed: u64, damage: impl AsyncFnOnce(&Rows)) {
-    let world = World::new(seed);
-    let run = world.run(async {
-        let machine = site.start(&world, &[]).await.unwrap();
-        let rows = Rows::of(&machine);
-        damage(&rows).await;
-        rows.flush().await;
-        machine.node.abandon();
-    });
-    run.unwrap();
-    world.destroy();
-    let world = World::new(seed + 1);
+/// Starts a damaged store and uses it.
+fn serve_damaged(site: &Site, known: &Known) {
+    let world = World::new(902);
     let run = world.run(async {
         // Some damage is such that no start succeeds; it says so.
         let Ok(machine) = site.start(&world, &[]).await else { return };
@@ -362,7 +359,8 @@ fn a_damaged_store_serves_without_a_repair() {
     let stops = [Kind::BlockNotMarked, Kind::DoubleOwnedBlock];
     for kind in Kind::ALL.iter().filter(|kind| !stops.contains(kind)) {
         let (site, known) = store();
-        serve_damaged(&site, &known, 901, async |rows| _ = rows.plant(*kind, &known).await);
+        damage(&site, async |rows| _ = rows.plant(*kind, &known).await);
+        serve_damaged(&site, &known);
     }
 }
 
@@ -370,7 +368,9 @@ fn a_damaged_store_serves_without_a_repair() {
 #[test]
 fn damage_that_no_check_has_mended_yet_makes_no_start_panic() {
     let (site, known) = store();
-    serve_damaged(&site, &known, 903, async |rows| rows.put_empty_extent_first(known.victim).await);
+    damage(&site, async |rows| rows.put_empty_extent_first(known.victim).await);
+    serve_damaged(&site, &known);
     let (site, known) = store();
-    serve_damaged(&site, &known, 905, async |rows| rows.put_next_sessions().await);
+    damage(&site, async |rows| rows.put_next_sessions().await);
+    serve_damaged(&site, &known);
 }

@@ -134,7 +134,7 @@ impl Stripes {
     }
 
     /// A stripe was scrubbed: what was found bad meanwhile is repaired.
-    pub(crate) fn is_repaired(&self, stripe: Stripe) {
+    pub(crate) fn repaired(&self, stripe: Stripe) {
         self.to_repair.borrow_mut().remove(&stripe);
     }
 

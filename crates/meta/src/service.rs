@@ -42,7 +42,7 @@ impl MetaTarget {
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::End => {
-                self.clients.is_done(who.session);
+                self.clients.done(who.session);
                 self.end_session(who.session).await?;
                 // Without the flush a crash would bring the session back, and all other clients would wait
                 // for its lease to end.

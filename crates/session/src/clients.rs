@@ -217,8 +217,8 @@ impl Clients {
     }
 
     /// A session reports that it caches nothing any more, and ends.
-    pub fn is_done(&self, session: u64) {
-        self.leases.borrow_mut().is_done(session);
+    pub fn done(&self, session: u64) {
+        self.leases.borrow_mut().done(session);
     }
 
     /// The number of sessions.
@@ -429,7 +429,7 @@ impl Clients {
             request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
             request.answered.iter().for_each(|number| leases.answered(session, *number));
             if request.leaves {
-                leases.is_done(session);
+                leases.done(session);
                 leases.leave(session);
             }
         }

@@ -145,7 +145,7 @@ impl Leases {
     }
 
     /// A session has reported that it caches nothing any more.
-    pub(crate) fn is_done(&mut self, session: u64) {
+    pub(crate) fn done(&mut self, session: u64) {
         if let Some(leaving) = self.leaving(session).filter(|leaving| **leaving != Leaving::Failed) {
             *leaving = Leaving::Done;
         }
@@ -453,7 +453,7 @@ mod tests {
         let [call] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
         leases.failed(FIRST, call, 5);
         leases.answered(FIRST, call);
-        leases.is_done(FIRST);
+        leases.done(FIRST);
         assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
     }
 
@@ -463,7 +463,7 @@ mod tests {
         let mut leases = Leases::restored([FIRST, SECOND].into_iter());
         leases.close();
         leases.leave(FIRST);
-        leases.is_done(SECOND);
+        leases.done(SECOND);
         leases.leave(SECOND);
         assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
         assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));

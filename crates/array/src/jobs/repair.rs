@@ -61,7 +61,7 @@ impl Repair {
                 }
             }
             // Strips that the repair itself found bad are repaired already.
-            self.stripes.is_repaired(stripe);
+            self.stripes.repaired(stripe);
         }
     }
 }

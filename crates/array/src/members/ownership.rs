@@ -140,7 +140,7 @@ impl AcceptedLoss {
     }
 
     /// A member starts from nothing.
-    pub(crate) fn is_made_again(&mut self, member: Position) {
+    pub(crate) fn made_again(&mut self, member: Position) {
         self.members[member.index()] = Since::default();
         self.used = self.used.without(Positions::one(member));
     }

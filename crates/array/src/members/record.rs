@@ -416,7 +416,7 @@ impl Members {
             // from nothing again.
             member.epoch = epoch;
             let mut accepted = self.accepted.get();
-            accepted.is_made_again(position);
+            accepted.made_again(position);
             self.accepted.set(accepted);
         };
         // A slice that a start might not find recorded is not used: its contents would be taken for the old

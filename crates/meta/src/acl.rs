@@ -2,16 +2,9 @@
 //!
 //! The attributes' values are those that the kernel sends and receives.
 //!
-//! The kernel checks permissions by them. This module keeps mode and list in agreement: setting a list sets
-//! the permission bits, a chmod changes the list, and new inodes inherit the default list of their directory.
-//! A list that is equivalent to the mode is not stored.
+//! The kernel checks permissions by them. A list and the permission bits of a mode agree: each sets the
+//! other.
 
-use crate::error::MetaError;
-use crate::inode::{FileKind, Inode};
-use crate::rows::xattr_key;
-use crate::target::MetaTarget;
-use penstock_base::{DecodeError, Ino};
-use penstock_kv::WriteSet;
 use rustix::io::Errno;
 
 /// Name of the list by which access is checked.
@@ -86,7 +79,7 @@ impl Acl {
     }
 
     /// True if the list is equivalent to permission bits.
-    fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.0.len() == 3
     }
 
@@ -104,103 +97,23 @@ impl Acl {
     }
 
     /// Returns `mode` with its permission bits replaced by those of the list.
-    fn mode(&mut self, mode: u32) -> u32 {
+    pub(crate) fn mode(&mut self, mode: u32) -> u32 {
         let bits: u32 = self.classes().into_iter().map(|(perm, at)| u32::from(*perm) << at).sum();
         (mode & !0o777) | bits
     }
 
     /// Sets the list's permissions to those of a mode.
-    fn set_mode(&mut self, mode: u32) {
+    pub(crate) fn set_mode(&mut self, mode: u32) {
         for (perm, at) in self.classes() {
             *perm = (mode >> at & 7) as u16;
         }
     }
 
     /// Removes permissions from the list that a mode does not have.
-    fn limit(&mut self, mode: u32) {
+    pub(crate) fn limit(&mut self, mode: u32) {
         for (perm, at) in self.classes() {
             *perm &= (mode >> at & 7) as u16;
         }
-    }
-}
-
-impl MetaTarget {
-    /// The list of an inode, by attribute name. Call only while nothing else changes the file system.
-    async fn acl(&self, ino: Ino, name: &[u8]) -> Result<Option<Acl>, MetaError> {
-        if self.without_acl.contains(&ino) {
-            return Ok(None);
-        }
-        let mut rows = self.kv.get_many(vec![xattr_key(ino, ACCESS), xattr_key(ino, DEFAULT)]).await?;
-        if rows.iter().all(Option::is_none) {
-            self.without_acl.insert(ino);
-        }
-        let row = rows.swap_remove(usize::from(name == DEFAULT));
-        let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
-        row.map(|row| Acl::decode(&row).map_err(|_| bad.into())).transpose()
-    }
-
-    /// Gives a new inode the lists and permissions that its directory's default list says, or else applies
-    /// its maker's umask.
-    pub(crate) async fn inherit_acl(
-        &self,
-        dir: &Inode,
-        inode: &mut Inode,
-        umask: u32,
-        writes: &mut WriteSet,
-    ) -> Result<(), MetaError> {
-        if inode.kind() == FileKind::Symlink {
-            self.without_xattrs.insert(inode.ino);
-            return Ok(());
-        }
-        let Some(default) = self.acl(dir.ino, DEFAULT).await? else {
-            inode.mode &= !(umask & 0o777);
-            self.without_acl.insert(inode.ino);
-            self.without_xattrs.insert(inode.ino);
-            return Ok(());
-        };
-        let mut access = default.clone();
-        access.limit(inode.mode);
-        inode.mode = access.mode(inode.mode);
-        if !access.is_plain() {
-            writes.put(xattr_key(inode.ino, ACCESS), access.encode());
-        }
-        if inode.is_dir() {
-            writes.put(xattr_key(inode.ino, DEFAULT), default.encode());
-        }
-        Ok(())
-    }
-
-    /// Changes the list of an inode to agree with its new mode.
-    pub(crate) async fn chmod_acl(&self, inode: &Inode, writes: &mut WriteSet) -> Result<(), MetaError> {
-        if let Some(mut acl) = self.acl(inode.ino, ACCESS).await? {
-            acl.set_mode(inode.mode);
-            writes.put(xattr_key(inode.ino, ACCESS), acl.encode());
-        }
-        Ok(())
-    }
-
-    /// Sets a list, and for the access list the inode's permission bits.
-    pub(crate) fn set_acl(
-        &self,
-        inode: &mut Inode,
-        name: &[u8],
-        value: &[u8],
-        writes: &mut WriteSet,
-    ) -> Result<(), MetaError> {
-        let mut acl = Acl::decode(value)?;
-        if name == DEFAULT && !inode.is_dir() {
-            return Err(Errno::ACCESS.into());
-        }
-        if name == ACCESS {
-            inode.mode = acl.mode(inode.mode);
-        }
-        let key = xattr_key(inode.ino, name);
-        match name == ACCESS && acl.is_plain() {
-            true => writes.delete(key),
-            false => writes.put(key, acl.encode()),
-        };
-        self.without_acl.remove(&inode.ino);
-        Ok(())
     }
 }
 

@@ -6,6 +6,8 @@ use penstock_wire::names::{Attr, set_id_bits};
 const FORMAT: u8 = 1;
 /// Most links that decoding accepts. No inode can have reached it, and adding further links never overflows.
 const NLINK_MAX: u32 = u32::MAX / 2;
+const MISCOUNTED: DecodeError =
+    DecodeError::Bad { what: "inode", why: "its links, entries or truncate generation cannot be right" };
 const TYPE_MASK: u32 = 0o170_000;
 /// FIFO, character device, directory, block device, regular file, symbolic link, socket.
 const TYPES: [u32; 7] = [0o010_000, 0o020_000, 0o040_000, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
@@ -112,6 +114,27 @@ impl Inode {
         if !self.is_dir() {
             self.mode &= !set_id_bits(self.mode);
         }
+    }
+
+    /// Counts one link more or less. Fails if the row's count cannot be right.
+    pub(crate) fn add_links(&mut self, more: i32) -> Result<(), DecodeError> {
+        let nlink = self.nlink.checked_add_signed(more).filter(|nlink| *nlink <= NLINK_MAX);
+        self.nlink = nlink.ok_or(MISCOUNTED)?;
+        Ok(())
+    }
+
+    /// Counts one entry more or less. Fails if the row's count cannot be right.
+    pub(crate) fn add_entries(&mut self, more: i64) -> Result<(), DecodeError> {
+        let entries = self.entries.checked_add_signed(more).filter(|entries| entries >> 63 == 0);
+        self.entries = entries.ok_or(MISCOUNTED)?;
+        Ok(())
+    }
+
+    /// Raises the truncate generation. Fails if the row's generation cannot be right.
+    pub(crate) fn raise_cut(&mut self) -> Result<(), DecodeError> {
+        let cut = self.cut.checked_add(1).filter(|cut| cut >> 63 == 0);
+        self.cut = cut.ok_or(MISCOUNTED)?;
+        Ok(())
     }
 
     /// Attributes as sent to clients.

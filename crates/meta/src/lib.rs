@@ -4,6 +4,11 @@
 //! data (a storage target does), nor sessions (`penstock-session`). Where both share one store, a truncation
 //! or a removal is one transaction of both.
 //!
+//! The parts, from the bottom: `names` (rows, their caches, and the turn to change them), `chunks` (the chunk
+//! store as a small trait), `uses` (inodes in use, removed files), `parts` (these together), `ops` (one
+//! function per operation), `reaper`, `fsck` (checks and repairs, from the guard of the quiet gate), `target`
+//! and `service`.
+//!
 //! Invariants:
 //! - one operation that changes something runs at a time, and is one transaction, so after a crash the name
 //!   space is a prefix of the acknowledged operations;
@@ -14,31 +19,25 @@
 #![forbid(unsafe_code)]
 
 mod acl;
-mod cache;
-mod check;
-mod dirs;
-mod entries;
+mod chunks;
 mod error;
+mod fsck;
 mod inode;
-mod judge;
-mod lost_found;
+mod names;
 mod ops;
-mod paths;
-mod readdir;
-mod reap;
-mod rename;
-mod repair;
+mod parts;
+mod reaper;
 pub mod rows;
 mod service;
-mod setattr;
 mod target;
-mod xattr;
+mod uses;
 
-pub use check::{CheckProgress, MetaCheck};
+pub use chunks::ChunkStore;
 pub use error::MetaError;
+pub use fsck::{CheckProgress, MetaCheck, Repair};
 pub use inode::{Data, FileKind, Inode, Layout};
-pub use repair::Repair;
-pub use target::{FsInfo, InUse, MetaTarget};
+pub use parts::InUse;
+pub use target::{FsInfo, MetaTarget};
 
 /// Longest file name, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -51,3 +50,8 @@ pub const LINK_MAX: u32 = 65_000;
 /// Inode number of the root directory of the first fileset. The upper 16 bits of an inode number are the
 /// fileset.
 pub const ROOT: penstock_base::Ino = penstock_base::Ino((1 << 48) | 1);
+/// Most chunks dropped in one transaction, beside a few other rows.
+const STEP_CHUNKS: usize = penstock_kv::ROWS_AT_ONCE - 16;
+
+#[cfg(test)]
+mod tests;

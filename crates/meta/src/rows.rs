@@ -190,7 +190,12 @@ pub struct FsRow {
 
 impl FsRow {
     /// Encodes the row's value.
+    ///
+    /// # Panics
+    /// If a number is none that decoding accepts.
     pub fn encode(&self) -> Vec<u8> {
+        assert!(self.chunk_blocks > 0, "chunks have blocks");
+        assert!((self.reserved_ino | self.last_session) >> 63 == 0, "numbers can be read");
         let mut enc = Enc::new();
         enc.u8(FORMAT).id(self.id).i64(self.created_ns).id(self.secret).u64(self.reserved_ino);
         enc.u64(self.last_session).u32(self.chunk_blocks).bytes(self.name.as_bytes());

@@ -70,7 +70,7 @@ impl Node {
     /// Checks the file system: names, links, chunks, extents and bitmaps against each other.
     pub async fn check_fs(&self) -> Result<FsCheckReport, AdminError> {
         self.meta.wait_reaped().await;
-        let check = self.meta.check().await?;
+        let check = self.meta.check(&self.target).await?;
         Ok(report(&check, None))
     }
 
@@ -79,7 +79,7 @@ impl Node {
         let _out_of_use = self.serving.write().await;
         self.refuse_while_mounted()?;
         self.meta.wait_reaped().await;
-        let repair = self.meta.repair().await?;
+        let repair = self.meta.repair(&self.target).await?;
         let file = |(ino, paths): (Ino, Vec<String>)| FileReport { inode: ino.0, paths };
         let done = FsRepairReport {
             before: findings(&repair.before),

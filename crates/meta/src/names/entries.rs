@@ -56,6 +56,7 @@ impl EntryCache {
 
     /// Caches a bucket that was read.
     pub(crate) fn fill(&mut self, dir: Ino, first: u64, bucket: Bucket) {
+        check(first, &bucket);
         if self.dir(dir).buckets.insert(first, bucket).is_none() {
             self.buckets += 1;
             self.evict();
@@ -83,6 +84,7 @@ impl EntryCache {
             (Ok(at), None) => drop(bucket.remove(at)),
             (Err(_), None) => {}
         }
+        check(first, bucket);
         if dir.whole && bucket.is_empty() {
             dir.buckets.remove(&first);
         }
@@ -107,7 +109,18 @@ impl EntryCache {
             let oldest = self.order.pop_front().expect("the queue is longer than the bound");
             self.buckets -= self.dirs.remove(&oldest).map_or(0, |dir| dir.buckets.len());
         }
+        assert!(self.buckets <= MOST && self.order.len() <= MOST, "the cache is bounded");
+        assert_eq!(self.order.len(), self.dirs.len(), "every directory is in the queue once");
     }
+}
+
+/// Asserts that a bucket holds entries at its own cookies, in order.
+fn check(first: u64, bucket: &Bucket) {
+    assert!(first.is_multiple_of(BUCKET), "a bucket begins at a multiple of {BUCKET}");
+    assert!(bucket.is_sorted_by(|(one, _), (other, _)| one < other), "cookies of a bucket rise");
+    let ends = bucket.first().into_iter().chain(bucket.last());
+    let is_inside = |(cookie, _): &(u64, Entry)| (first..first + BUCKET).contains(cookie);
+    assert!(ends.into_iter().all(is_inside), "the entries are of the bucket at {first}");
 }
 
 #[cfg(test)]

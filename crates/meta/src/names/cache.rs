@@ -43,6 +43,7 @@ impl InodeCache {
                 None => {}
             }
         }
+        assert!(self.inodes.len() <= self.order.len(), "every cached inode is in the queue");
     }
 
     pub(crate) fn clear(&mut self) {

@@ -5,12 +5,12 @@
 //! beside it, so a listing can be continued at any time. The key of the hash is a secret of the file system,
 //! so nobody can choose names that collide.
 
-use crate::entries::Bucket;
+use super::Names;
+use super::entries::Bucket;
+use crate::NAME_MAX;
 use crate::error::MetaError;
 use crate::rows::{Entry, decode_entry_key, entry_key, entry_range};
-use crate::target::MetaTarget;
-use crate::{NAME_MAX, rows};
-use penstock_base::Ino;
+use penstock_base::{DecodeError, HashSet, Id128, Ino};
 use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
@@ -36,19 +36,20 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), MetaError> {
     }
 }
 
-impl MetaTarget {
-    /// The first cookie of the bucket in which a name belongs.
-    pub(crate) fn first_cookie(&self, name: &[u8]) -> u64 {
-        let secret = self.fs.borrow().secret.0;
-        let mut hasher = SipHasher13::new_with_key(&secret);
-        hasher.write(name);
-        // The bucket at 0 is left free for `.` and `..`.
-        ((hasher.finish() >> 9).max(1)) << 8
-    }
+/// The first cookie of the bucket in which a name belongs, with the file system's secret.
+pub(crate) fn first_cookie(secret: Id128, name: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new_with_key(&secret.0);
+    hasher.write(name);
+    // The bucket at 0 is left free for `.` and `..`.
+    let first = ((hasher.finish() >> 9).max(1)) << 8;
+    assert!(first.is_multiple_of(SAME_HASH) && first < 1 << 63, "a bucket has {SAME_HASH} cookies");
+    first
+}
 
+impl Names {
     /// Looks for a name in a directory.
     pub(crate) async fn find(&self, dir: Ino, name: &[u8]) -> Result<Found, MetaError> {
-        let first = self.first_cookie(name);
+        let first = first_cookie(self.fs.borrow().secret, name);
         let mut free = first;
         for (cookie, entry) in self.bucket(dir, first).await? {
             if entry.name == name {
@@ -58,6 +59,7 @@ impl MetaTarget {
                 free += 1;
             }
         }
+        assert!((first..=first + SAME_HASH).contains(&free), "the first free cookie is in the bucket");
         Ok(Found { entry: None, free: (free < first + SAME_HASH).then_some(free) })
     }
 
@@ -72,7 +74,7 @@ impl MetaTarget {
         for (key, value) in self.kv.scan(from, until, SAME_HASH as usize).await? {
             bucket.push((decode_entry_key(&key)?.1, Entry::decode(&value)?));
         }
-        if self.transactions.get() == before {
+        if self.is_unchanged(before) {
             self.entries.borrow_mut().fill(dir, first, bucket.clone());
         }
         Ok(bucket)
@@ -97,13 +99,18 @@ impl MetaTarget {
         Ok(entry_key(dir, found.free.ok_or(Errno::NOSPC)?))
     }
 
-    /// True if `dir` is `inner` or one of its ancestors.
+    /// True if `dir` is `inner` or one of its ancestors. Fails if damaged directories contain each other.
     pub(crate) async fn is_above(&self, dir: Ino, inner: Ino) -> Result<bool, MetaError> {
         let mut at = inner;
+        let mut seen = HashSet::default();
         while at != dir {
             let parent = self.inode(at).await?.parent;
             if parent == at {
                 return Ok(false);
+            }
+            if !seen.insert(at) {
+                let why = "it is below itself";
+                return Err(DecodeError::Bad { what: "directory", why }.into());
             }
             at = parent;
         }
@@ -113,5 +120,5 @@ impl MetaTarget {
 
 /// Encodes the row of a directory entry.
 pub(crate) fn entry_row(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
-    rows::Entry { ino, kind, name: name.to_vec() }.encode()
+    Entry { ino, kind, name: name.to_vec() }.encode()
 }

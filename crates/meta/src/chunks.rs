@@ -1,0 +1,97 @@
+//! The chunk store as the name space sees it: few methods, so that tests can put a store in memory in its
+//! place.
+
+use penstock_base::{FileKey, LocalBoxFuture};
+use penstock_chunk::{Behind, ChunkError, SpaceUsage, Target};
+use penstock_kv::WriteSet;
+use std::ops::Range;
+
+/// The contents of files, in chunks.
+///
+/// Invariant: a truncation and the transaction that it is given are applied together or not at all.
+pub trait ChunkStore {
+    /// Blocks in a chunk of new files.
+    fn chunk_blocks(&self) -> u32;
+
+    /// A number that changes with every start.
+    fn generation(&self) -> u64;
+
+    /// Total, free and headroom blocks.
+    fn usage(&self) -> SpaceUsage;
+
+    /// A file is new: it has no chunk.
+    fn file_made(&self, file: FileKey);
+
+    /// A file was removed, with all its chunks.
+    fn file_removed(&self, file: FileKey);
+
+    /// Makes blocks of a file read as zeros, in one transaction with `writes`. Later writes to the file that
+    /// were sent with an older truncate generation are rejected. The range ends at the end of a chunk or at
+    /// `u64::MAX`.
+    fn truncate(
+        &self,
+        file: FileKey,
+        blocks: Range<u64>,
+        behind: Behind,
+        generation: u64,
+        writes: WriteSet,
+    ) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+
+    /// The blocks at which a truncation to `first_block` can stop on its way, the last one first, so that no
+    /// step changes more than `most` chunks.
+    fn truncate_steps(
+        &self,
+        file: FileKey,
+        first_block: u64,
+        most: usize,
+    ) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
+
+    /// Makes committed rows durable, also those of the name space, which share the key-value store.
+    fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+}
+
+impl ChunkStore for Target {
+    fn chunk_blocks(&self) -> u32 {
+        self.config().chunk_blocks
+    }
+
+    fn generation(&self) -> u64 {
+        self.config().generation
+    }
+
+    fn usage(&self) -> SpaceUsage {
+        Target::usage(self)
+    }
+
+    fn file_made(&self, file: FileKey) {
+        Target::file_made(self, file);
+    }
+
+    fn file_removed(&self, file: FileKey) {
+        Target::file_removed(self, file);
+    }
+
+    fn truncate(
+        &self,
+        file: FileKey,
+        blocks: Range<u64>,
+        behind: Behind,
+        generation: u64,
+        writes: WriteSet,
+    ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(Target::truncate(self, file, blocks, behind, generation, writes))
+    }
+
+    fn truncate_steps(
+        &self,
+        file: FileKey,
+        first_block: u64,
+        most: usize,
+    ) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
+        Box::pin(Target::truncate_steps(self, file, first_block, most))
+    }
+
+    fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(Target::sync(self))
+    }
+}

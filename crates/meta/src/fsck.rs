@@ -1,0 +1,126 @@
+//! Checks and repairs of a file system: names, links, parents, counts, files against the target's chunks.
+//!
+//! [`Fsck`] is made from the guard of the quiet gate, so neither can be called on a file system that serves
+//! changes.
+
+pub(crate) mod diagnosis;
+mod lost_found;
+pub(crate) mod paths;
+mod repair;
+mod survey;
+
+pub use repair::Repair;
+
+use crate::names::Turn;
+use penstock_base::{Findings, Ino, Quiet};
+use penstock_chunk::{self as chunk, Target};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+/// Result of a check of a file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetaCheck {
+    /// Number of inodes.
+    pub inodes: u64,
+    /// Number of names.
+    pub entries: u64,
+    /// Number of files without a name that are in use or wait to be dropped.
+    pub removed: u64,
+    /// Number of chunks with data.
+    pub chunks: u64,
+    /// Number of blocks of data.
+    pub blocks: u64,
+    /// Blocks behind the end of their file: written and not synced before a crash. The file's next truncation
+    /// or its removal frees them.
+    pub blocks_beyond_end: u64,
+    /// All inconsistencies that were found.
+    pub findings: Findings,
+    /// Paths of the inodes that findings are about; none for an inode without a name.
+    pub paths: BTreeMap<Ino, Vec<String>>,
+}
+
+/// Progress of a check or repair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckProgress {
+    /// True for a repair.
+    pub repair: bool,
+    /// Number of the round; each round checks everything. 0 for a check.
+    pub round: u64,
+    /// Name of the phase.
+    pub phase: &'static str,
+    /// Rows of the name space read in this round.
+    pub rows: u64,
+}
+
+/// Progress of the check or repair that runs; none if none runs.
+#[derive(Default)]
+pub(crate) struct Progress(RefCell<Option<CheckProgress>>);
+
+impl Progress {
+    /// Begins a check or repair, which ends when the guard is dropped.
+    fn begin(&self, repair: bool) -> Underway<'_> {
+        let before = self.0.replace(Some(CheckProgress { repair, ..CheckProgress::default() }));
+        assert!(before.is_none(), "one check or repair runs at a time");
+        Underway(&self.0)
+    }
+
+    /// The progress so far.
+    pub(crate) fn get(&self) -> Option<CheckProgress> {
+        *self.0.borrow()
+    }
+}
+
+/// A check or repair that runs.
+struct Underway<'a>(&'a RefCell<Option<CheckProgress>>);
+
+impl Underway<'_> {
+    fn change(&self, change: impl FnOnce(&mut CheckProgress)) {
+        if let Some(progress) = self.0.borrow_mut().as_mut() {
+            change(progress);
+        }
+    }
+
+    fn round(&self, round: u64) {
+        self.change(|progress| (progress.round, progress.rows) = (round, 0));
+    }
+
+    fn phase(&self, phase: &'static str) {
+        self.change(|progress| progress.phase = phase);
+    }
+
+    fn count_row(&self) {
+        self.change(|progress| progress.rows += 1);
+    }
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        *self.0.borrow_mut() = None;
+    }
+}
+
+/// Access to a file system that nothing else changes, for checks and repairs.
+pub(crate) struct Fsck<'a> {
+    turn: &'a Turn<'a>,
+    target: &'a Target,
+    chunks: chunk::Fsck<'a>,
+    progress: Underway<'a>,
+}
+
+impl<'a> Fsck<'a> {
+    /// A check, or with `repair` a repair. `target` stores the chunks.
+    pub(crate) fn begin(
+        turn: &'a Turn<'a>,
+        target: &'a Target,
+        quiet: &'a Quiet<'_>,
+        progress: &'a Progress,
+        repair: bool,
+    ) -> Self {
+        assert!(quiet.is_of(turn.gate()), "names and chunks share one gate");
+        Self { turn, target, chunks: target.fsck(quiet), progress: progress.begin(repair) }
+    }
+
+    fn chunk_blocks(&self) -> u32 {
+        self.target.config().chunk_blocks
+    }
+}

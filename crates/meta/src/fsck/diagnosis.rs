@@ -1,0 +1,309 @@
+//! The diagnosis of a file system: every inconsistency of its rows, and the repair for each.
+//!
+//! It is shown all rows, as of one moment, and reads nothing itself. For each inode number it keeps a few
+//! words in memory, but no name and no attribute. Rows of a later release are reported and left alone, and
+//! nothing that may depend on them is checked.
+
+mod entries;
+mod inodes;
+mod trace;
+
+pub(crate) use trace::{DIRECTORY, Trace};
+
+use crate::inode::{Data, Inode};
+use crate::rows::{
+    FsRow, decode_entry_key, decode_inode_key, decode_removed, decode_xattr_key, inode_key, owner_of,
+};
+use crate::{ROOT, XATTR_MAX};
+use entries::Bucket;
+use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, hex};
+use penstock_chunk::TargetCheck;
+use penstock_session::read_result;
+use penstock_session::rows::{SessionRow, decode_session_key};
+use std::collections::BTreeMap;
+use trace::Brief;
+
+/// Most repairs of one kind that are kept. A repair makes a new diagnosis after it has done them.
+const KEPT_FIXES: usize = 1 << 14;
+
+/// The repair of one inconsistency.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fix {
+    /// Mark blocks that have an owner as used, and make group rows and free counts right.
+    MarkOwned,
+    /// Reserve inode numbers up to this one.
+    ReserveInodes(u64),
+    /// Count sessions up to this one.
+    ReserveSessions(u64),
+    /// Make a new root directory.
+    MakeRoot,
+    /// Give the row (key) this value.
+    Put(Vec<u8>, Vec<u8>),
+    /// Delete the row.
+    Drop(Vec<u8>),
+    /// Delete the row, after saving it in lost+found.
+    Keep(Vec<u8>),
+    /// Collect the blocks of unreadable map rows in files, delete those rows, and cut extents to their chunk.
+    MapRows,
+    /// Cut extents to the volume, and delete empty ones.
+    Extents,
+    /// Make a missing inode again, from the rows that belong to it.
+    Remake(Ino),
+    /// Move an entry (directory, cookie) to the bucket in which its name is looked for.
+    Rehome(Ino, u64),
+    /// Give an inode a name in lost+found.
+    Reconnect(Ino),
+    /// Correct a field of an inode.
+    Inode(Ino, Field),
+    /// Copy blocks that have several owners, so that each owner has its own.
+    CopyDoubles,
+    /// Move chunks to new inodes; with true only the chunks beyond the largest file offset.
+    MoveChunks(Ino, bool),
+    /// Mark blocks without an owner as free.
+    ClearUnowned,
+}
+
+/// The correct value of an inode's field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    Parent(Ino),
+    Links(u32),
+    Entries(u64),
+    Data,
+    Size(u64),
+    ChunkBlocks(u32),
+}
+
+/// The order in which a diagnosis is shown the rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// All rows of inodes and of what belongs to them, and the keys of all entries.
+    #[default]
+    Inodes,
+    /// The entries, which refer to inodes.
+    Entries,
+    /// Inodes are checked, and then nothing is added to them.
+    Checked,
+}
+
+/// All findings, and the repairs for them.
+#[derive(Default)]
+pub(crate) struct Diagnosis {
+    /// Of the file system's own row.
+    secret: Id128,
+    reserved_ino: u64,
+    last_session: u64,
+    /// Blocks in a chunk.
+    chunk_blocks: u32,
+    bucket: Bucket,
+    stage: Stage,
+    pub(crate) findings: Findings,
+    pub(crate) fixes: BTreeMap<Kind, Vec<Fix>>,
+    pub(crate) traces: BTreeMap<Ino, Trace>,
+    pub(crate) inodes: u64,
+    pub(crate) entries: u64,
+    pub(crate) removed: u64,
+    pub(crate) chunks: u64,
+    pub(crate) blocks: u64,
+    pub(crate) blocks_beyond_end: u64,
+}
+
+impl Diagnosis {
+    /// A diagnosis without findings, of a file system with this row and this many blocks in a chunk.
+    pub(crate) fn new(fs: &FsRow, chunk_blocks: u32) -> Self {
+        let FsRow { secret, reserved_ino, last_session, .. } = *fs;
+        Self { secret, reserved_ino, last_session, chunk_blocks, ..Self::default() }
+    }
+
+    /// Goes on to a stage.
+    ///
+    /// # Panics
+    /// If a later stage has begun.
+    fn enter(&mut self, stage: Stage) {
+        assert!(self.stage <= stage, "{stage:?} are shown before {:?}", self.stage);
+        self.stage = stage;
+    }
+
+    fn wrong(&mut self, kind: Kind, ino: Ino, text: String, fix: Fix) {
+        self.findings.add(kind, ino, text);
+        self.fix(kind, fix);
+    }
+
+    fn fix(&mut self, kind: Kind, fix: Fix) {
+        let fixes = self.fixes.entry(kind).or_default();
+        if fixes.len() < KEPT_FIXES {
+            fixes.push(fix);
+        }
+    }
+
+    /// Adds a row of no kind that this release knows.
+    pub(crate) fn see_unknown(&mut self, key: &[u8]) {
+        self.unknown(None, format!("row {} is of no kind that this release knows", hex(key)));
+    }
+
+    fn unknown(&mut self, ino: Option<Ino>, text: String) {
+        self.findings.add_hopeless(Kind::UnknownRow, ino, text);
+    }
+
+    fn trace(&mut self, ino: Ino) -> &mut Trace {
+        self.traces.entry(ino).or_default()
+    }
+
+    /// Adds an unreadable row as a finding. Returns false for a row of a later release, which is left alone.
+    fn unreadable(&mut self, kind: Kind, key: &[u8], error: &DecodeError, fix: Fix) -> bool {
+        let ino = owner_of(key, 2, false).ok();
+        let text = format!("row {}: {error}", hex(key));
+        if let DecodeError::Unknown { .. } = error {
+            self.unknown(ino, text);
+            return false;
+        }
+        self.findings.add(kind, ino, text);
+        self.fix(kind, fix);
+        true
+    }
+
+    /// Takes in an inode's row.
+    pub(crate) fn see_inode(&mut self, key: &[u8], value: &[u8]) {
+        self.enter(Stage::Inodes);
+        self.inodes += 1;
+        let ino = match decode_inode_key(key) {
+            Ok(ino) => ino,
+            Err(error) => {
+                self.unreadable(Kind::BadInodeRow, key, &error, Fix::Keep(key.to_vec()));
+                return;
+            }
+        };
+        let inode = match Inode::decode(value) {
+            Ok(inode) => inode,
+            // Only its attributes are lost, and a new root directory takes its place.
+            Err(DecodeError::Bad { .. } | DecodeError::Short { .. }) if ino == ROOT => return,
+            Err(error) => {
+                self.unreadable(Kind::BadInodeRow, key, &error, Fix::Keep(key.to_vec()));
+                self.trace(ino).opaque = true;
+                return;
+            }
+        };
+        if inode.ino != ino {
+            let text = format!("the row of inode {ino} says that it is inode {}", inode.ino);
+            let right = Inode { ino, ..inode.clone() }.encode();
+            self.wrong(Kind::WrongInodeNumber, ino, text, Fix::Put(key.to_vec(), right));
+        }
+        let (data, inline_bytes) = match &inode.data {
+            Data::None => (0, 0),
+            Data::Inline(bytes) => (1, bytes.len() as u64),
+            Data::Chunks => (2, 0),
+        };
+        self.trace(ino).row = Some(Brief {
+            kind: inode.kind(),
+            type_bits: inode.type_bits(),
+            nlink: inode.nlink,
+            size: inode.size,
+            parent: inode.parent,
+            entries: inode.entries,
+            chunk_blocks: inode.layout.chunk_blocks,
+            data,
+            inline_bytes,
+        });
+    }
+
+    /// Takes in a row of the queue of removed files.
+    pub(crate) fn see_removed(&mut self, key: &[u8], value: &[u8]) {
+        self.enter(Stage::Inodes);
+        self.removed += 1;
+        match decode_removed(key, value) {
+            Ok(ino) => self.trace(ino).queued = true,
+            Err(error) => drop(self.unreadable(Kind::BadQueueRow, key, &error, Fix::Drop(key.to_vec()))),
+        }
+    }
+
+    /// Takes in an extended attribute's row.
+    pub(crate) fn see_xattr(&mut self, key: &[u8], value: &[u8]) {
+        self.enter(Stage::Inodes);
+        match decode_xattr_key(key) {
+            Ok(ino) if value.len() <= XATTR_MAX => self.trace(ino).xattrs = true,
+            Ok(ino) => {
+                let text = format!("an extended attribute of inode {ino} has {} bytes", value.len());
+                self.findings.add_hopeless(Kind::BadXattrRow, ino, text);
+            }
+            Err(error) => drop(self.unreadable(Kind::BadXattrRow, key, &error, Fix::Keep(key.to_vec()))),
+        }
+    }
+
+    /// Takes in the check of the chunk store.
+    pub(crate) fn see_target(&mut self, check: TargetCheck) {
+        self.enter(Stage::Inodes);
+        (self.chunks, self.blocks) = (check.chunks, check.blocks);
+        for (ino, owned) in check.owners {
+            self.trace(ino).owned = owned;
+            if owned.far_chunks > 0 {
+                self.fix(Kind::ChunkBeyondLimit, Fix::MoveChunks(ino, true));
+            }
+        }
+        for finding in check.findings.kept.iter().filter(|finding| finding.repairable) {
+            let fix = match finding.kind {
+                Kind::BlockNotMarked | Kind::BadGroupRow | Kind::WrongFreeCount => Fix::MarkOwned,
+                Kind::BadMapRow | Kind::ExtentBeyondChunk => Fix::MapRows,
+                Kind::EmptyExtent | Kind::ExtentBeyondVolume => Fix::Extents,
+                Kind::DoubleOwnedBlock => Fix::CopyDoubles,
+                Kind::BlockNotOwned | Kind::WrittenFreeStripe => Fix::ClearUnowned,
+                _ => continue,
+            };
+            self.fixes.entry(finding.kind).or_insert_with(|| vec![fix]);
+        }
+        self.findings = check.findings;
+    }
+
+    /// Counts an entry's row. Entries are checked after all have been counted.
+    pub(crate) fn count_entry(&mut self, key: &[u8]) {
+        self.enter(Stage::Inodes);
+        self.entries += 1;
+        if let Ok((dir, _)) = decode_entry_key(key) {
+            self.trace(dir).children += 1;
+        }
+    }
+
+    /// Checks that the numbers in use are reserved, after all inodes have been seen.
+    pub(crate) fn check_reservations(&mut self) {
+        self.enter(Stage::Checked);
+        let of_fileset = |ino: &Ino| ino.0 >> 48 == ROOT.0 >> 48;
+        let used = |(ino, trace): &(&Ino, &Trace)| of_fileset(ino) && (trace.is_known() || trace.has_data());
+        let highest = self.traces.iter().filter(used).map(|(ino, _)| ino.0).max().unwrap_or(0);
+        let reserved = self.reserved_ino;
+        if highest > reserved {
+            let text = format!("inode {highest} is in use and numbers are reserved up to {reserved}");
+            self.wrong(Kind::InodeReservationTooLow, Ino(highest), text, Fix::ReserveInodes(highest));
+        }
+    }
+
+    /// Takes in the row of a stored result.
+    pub(crate) fn see_result(&mut self, key: &[u8], value: &[u8]) {
+        let session = read_result(key, value).map(|(session, _, _)| session);
+        self.check_session_number(key, session, "has a result");
+    }
+
+    /// Takes in a session's row.
+    pub(crate) fn see_session(&mut self, key: &[u8], value: &[u8]) {
+        let session = SessionRow::decode(value).and_then(|_| decode_session_key(key));
+        self.check_session_number(key, session, "is kept");
+    }
+
+    fn check_session_number(&mut self, key: &[u8], session: Result<u64, DecodeError>, what: &str) {
+        let last = self.last_session;
+        match session {
+            Ok(session) if session > last => {
+                let text = format!("session {session} {what} and sessions are counted up to {last}");
+                self.findings.add(Kind::SessionReservationTooLow, None, text);
+                self.fix(Kind::SessionReservationTooLow, Fix::ReserveSessions(session));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                self.unreadable(Kind::BadSessionRow, key, &error, Fix::Drop(key.to_vec()));
+            }
+        }
+    }
+}
+
+/// Key and value of an inode's row.
+pub(crate) fn row_of(inode: &Inode) -> (Vec<u8>, Vec<u8>) {
+    (inode_key(inode.ino), inode.encode())
+}

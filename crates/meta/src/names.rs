@@ -1,0 +1,360 @@
+//! Names: the rows of the name space with their caches, and the one transaction that changes them.
+//!
+//! Everybody may read. Changes need a [`Turn`]: one exists at a time, so operations that change something
+//! follow each other.
+//!
+//! Invariants:
+//! - a cache holds a row as of the last transaction: it is filled after the transaction that wrote the row,
+//!   or from a read during which no transaction began or ended;
+//! - a number of an inode is given once, also if a crash loses the inode: numbers are reserved durably before
+//!   the first one of a run is used.
+
+mod cache;
+mod dirs;
+mod entries;
+
+pub(crate) use dirs::{SAME_HASH, check_name, entry_row, first_cookie};
+
+use crate::ROOT;
+use crate::error::MetaError;
+use crate::inode::Inode;
+use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key};
+use cache::InodeCache;
+use entries::EntryCache;
+use penstock_base::{BoundedSet, Env, Gate, Ino};
+use penstock_kv::{Kv, WriteSet, commit_apart};
+use penstock_session::{Clients, Request};
+use rustix::io::Errno;
+use std::cell::{Cell, Ref, RefCell};
+use std::ops::Deref;
+use std::rc::Rc;
+use tokio::sync::{Mutex, MutexGuard};
+
+/// Inode numbers reserved by one transaction.
+pub(crate) const INO_RUN: u64 = 4096;
+
+/// The rows of one file system.
+pub(crate) struct Names {
+    env: Env,
+    kv: Rc<dyn Kv>,
+    gate: Rc<Gate>,
+    fs: RefCell<FsRow>,
+    last_ino: Cell<u64>,
+    inodes: RefCell<InodeCache>,
+    entries: RefCell<EntryCache>,
+    absent: Absent,
+    /// Grows when a transaction begins, and when it ends.
+    transactions: Cell<u64>,
+    turn: Mutex<()>,
+}
+
+/// Rows that are known not to exist.
+#[derive(Default)]
+pub(crate) struct Absent {
+    /// Inodes without an access control list.
+    pub(crate) acl: BoundedSet<Ino>,
+    /// Inodes without any extended attribute.
+    pub(crate) xattrs: BoundedSet<Ino>,
+}
+
+/// The right to change the name space.
+pub(crate) struct Turn<'a> {
+    names: &'a Names,
+    _one: MutexGuard<'a, ()>,
+}
+
+impl Names {
+    /// The rows in `kv`. `fs` is its own row; inode numbers up to `last_ino` are taken.
+    pub(crate) fn new(env: &Env, kv: Rc<dyn Kv>, gate: Rc<Gate>, fs: FsRow, last_ino: u64) -> Self {
+        assert!(last_ino >= ROOT.0 && last_ino >= fs.reserved_ino, "reserved numbers are taken");
+        Self {
+            env: env.clone(),
+            kv,
+            gate,
+            fs: RefCell::new(fs),
+            last_ino: Cell::new(last_ino),
+            inodes: RefCell::default(),
+            entries: RefCell::default(),
+            absent: Absent::default(),
+            transactions: Cell::new(0),
+            turn: Mutex::default(),
+        }
+    }
+
+    /// Waits for the right to change something.
+    pub(crate) async fn turn(&self) -> Turn<'_> {
+        let turn = Turn { names: self, _one: self.turn.lock().await };
+        assert!(self.transactions.get().is_multiple_of(2), "a turn begins between two transactions");
+        turn
+    }
+
+    /// The file system's own row.
+    pub(crate) fn fs(&self) -> Ref<'_, FsRow> {
+        self.fs.borrow()
+    }
+
+    /// The store, for reads.
+    pub(crate) fn kv(&self) -> &dyn Kv {
+        &*self.kv
+    }
+
+    /// The gate that every transaction passes.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Rows that are known not to exist.
+    pub(crate) fn absent(&self) -> &Absent {
+        &self.absent
+    }
+
+    /// The time in nanoseconds since 1970.
+    pub(crate) fn now_ns(&self) -> i64 {
+        self.env.wall_ns()
+    }
+
+    /// Returns an inode, from the cache or from its row. ESTALE if it does not exist.
+    pub(crate) async fn inode(&self, ino: Ino) -> Result<Inode, MetaError> {
+        if let Some(inode) = self.inodes.borrow().get(ino) {
+            return Ok(inode.clone());
+        }
+        let before = self.transactions.get();
+        let inode = self.stored_inode(ino).await?;
+        if self.is_unchanged(before) {
+            self.inodes.borrow_mut().put(inode.clone());
+        }
+        Ok(inode)
+    }
+
+    /// Number of names of an inode, if it is in the cache.
+    pub(crate) fn cached_links(&self, ino: Ino) -> Option<u32> {
+        self.inodes.borrow().get(ino).map(|inode| inode.nlink)
+    }
+
+    /// Reads an inode from its row, past the cache. ESTALE if it does not exist.
+    pub(crate) async fn stored_inode(&self, ino: Ino) -> Result<Inode, MetaError> {
+        let row = self.kv.get(inode_key(ino)).await?.ok_or(Errno::STALE)?;
+        Ok(Inode::decode(&row)?)
+    }
+
+    /// Returns a directory's inode. ENOTDIR if it is none.
+    pub(crate) async fn directory(&self, ino: Ino) -> Result<Inode, MetaError> {
+        let inode = self.inode(ino).await?;
+        if inode.is_dir() { Ok(inode) } else { Err(Errno::NOTDIR.into()) }
+    }
+
+    /// True if no transaction has begun or ended since the count was `before`.
+    fn is_unchanged(&self, before: u64) -> bool {
+        self.transactions.get() == before
+    }
+
+    /// Forgets everything that is cached of rows, for a repair, which changes rows behind the caches.
+    pub(crate) fn forget(&self) {
+        // So that no read that is running fills a cache.
+        self.transactions.set(self.transactions.get() + 2);
+        self.inodes.borrow_mut().clear();
+        self.entries.take();
+        self.absent.acl.clear();
+        self.absent.xattrs.clear();
+    }
+}
+
+impl Deref for Turn<'_> {
+    type Target = Names;
+
+    fn deref(&self) -> &Names {
+        self.names
+    }
+}
+
+impl Turn<'_> {
+    /// Allocates an inode number that no inode had before, not even one that a crash lost: clients survive a
+    /// crash of the service, with the files that they had open.
+    pub(crate) async fn new_ino(&self) -> Result<Ino, MetaError> {
+        let ino = self.last_ino.get() + 1;
+        let reserved = self.fs.borrow().reserved_ino;
+        if ino > reserved {
+            // Made durable before a number of the run is used. The row only changes in place, so it may use
+            // the headroom.
+            let row = FsRow { reserved_ino: ino + INO_RUN, ..self.fs.borrow().clone() };
+            let mut writes = WriteSet::new();
+            writes.put(fs_key(), row.encode()).reclaims();
+            self.kv.commit_durable(writes).await?;
+            *self.fs.borrow_mut() = row;
+        }
+        assert!(ino <= self.fs.borrow().reserved_ino, "inode number {ino} is reserved before it is used");
+        self.last_ino.set(ino);
+        Ok(Ino(ino))
+    }
+
+    /// Gives the number of a new session. Its row is a change of the caller's transaction.
+    pub(crate) fn new_session(&self, writes: &mut WriteSet, is_in_use: impl Fn(u64) -> bool) -> u64 {
+        let mut fs = self.fs.borrow_mut();
+        fs.last_session += 1;
+        // Behind damage that a check finds, numbers above the last one may be in use.
+        while is_in_use(fs.last_session) {
+            fs.last_session += 1;
+        }
+        writes.put(fs_key(), fs.encode());
+        fs.last_session
+    }
+
+    /// Commits a transaction with the inodes that it changes and, for a request with a sequence number, its
+    /// result.
+    pub(crate) async fn commit(
+        &self,
+        request: Request,
+        writes: WriteSet,
+        inodes: Vec<Inode>,
+        reply: &[u8],
+    ) -> Result<(), MetaError> {
+        self.commit_by(request, writes, inodes, reply, async |writes| {
+            let _open = self.gate.change().await;
+            Ok(self.kv.commit(writes).await?)
+        })
+        .await
+    }
+
+    /// Like `commit`, for a transaction that `commit` applies together with changes of its own. It passes the
+    /// gate.
+    pub(crate) async fn commit_by(
+        &self,
+        request: Request,
+        mut writes: WriteSet,
+        inodes: Vec<Inode>,
+        reply: &[u8],
+        commit: impl AsyncFnOnce(WriteSet) -> Result<(), MetaError>,
+    ) -> Result<(), MetaError> {
+        for inode in &inodes {
+            writes.put(inode_key(inode.ino), inode.encode());
+        }
+        Clients::record(request, reply, &mut writes);
+        let entries = changed_entries(&writes)?;
+        self.transact(commit(writes)).await?;
+        for (dir, cookie, entry) in entries {
+            self.entries.borrow_mut().changed(dir, cookie, entry);
+        }
+        let mut cache = self.inodes.borrow_mut();
+        // Inodes without a name too: their users still ask for them until they are reaped.
+        inodes.into_iter().for_each(|inode| cache.put(inode));
+        Ok(())
+    }
+
+    /// Deletes rows that need not go together, in several transactions. They may use the headroom.
+    pub(crate) async fn delete_apart(&self, mut rows: WriteSet) -> Result<(), MetaError> {
+        rows.reclaims();
+        let _open = self.gate.change().await;
+        self.transact(async { Ok(commit_apart(&*self.kv, rows).await?) }).await
+    }
+
+    /// Deletes an inode in a transaction that `commit` applies together with the removal of its chunks. The
+    /// inode has no name, and its other rows are gone.
+    pub(crate) async fn delete_inode(
+        &self,
+        ino: Ino,
+        commit: impl AsyncFnOnce(WriteSet) -> Result<(), MetaError>,
+    ) -> Result<(), MetaError> {
+        let mut writes = WriteSet::new();
+        writes.reclaims().delete(removed_key(ino)).delete(inode_key(ino));
+        self.transact(commit(writes)).await?;
+        self.inodes.borrow_mut().remove(ino);
+        Ok(())
+    }
+
+    /// Counts a transaction while it runs.
+    async fn transact(&self, work: impl Future<Output = Result<(), MetaError>>) -> Result<(), MetaError> {
+        let running = Running::begin(&self.transactions);
+        let result = work.await;
+        drop(running);
+        result
+    }
+
+    /// Commits changes of a repair. They may use the headroom, because a repair must not fail for lack of
+    /// space that it would free.
+    pub(crate) async fn commit_repair(&self, mut writes: WriteSet) -> Result<(), MetaError> {
+        if writes.is_empty() {
+            return Ok(());
+        }
+        writes.reclaims();
+        let result = self.transact(async { Ok(self.kv.commit(writes).await?) }).await;
+        // The changes may include entries, and some of their keys cannot be decoded.
+        self.entries.take();
+        result
+    }
+
+    /// Reserves inode numbers up to `highest`, in a transaction of a repair.
+    pub(crate) async fn reserve_inodes(&self, highest: u64) -> Result<(), MetaError> {
+        self.last_ino.set(self.last_ino.get().max(highest));
+        self.repair_fs(|fs| fs.reserved_ino = fs.reserved_ino.max(highest)).await
+    }
+
+    /// Counts sessions up to `session`, in a transaction of a repair.
+    pub(crate) async fn reserve_sessions(&self, session: u64) -> Result<(), MetaError> {
+        self.repair_fs(|fs| fs.last_session = fs.last_session.max(session)).await
+    }
+
+    async fn repair_fs(&self, change: impl FnOnce(&mut FsRow)) -> Result<(), MetaError> {
+        let mut writes = WriteSet::new();
+        change(&mut self.fs.borrow_mut());
+        writes.put(fs_key(), self.fs.borrow().encode());
+        self.commit_repair(writes).await
+    }
+
+    /// Notes a directory that is new and empty.
+    pub(crate) fn directory_made(&self, dir: Ino) {
+        self.entries.borrow_mut().made(dir);
+    }
+
+    /// Takes one name from an inode; `dir` is the directory that contained it. Taking the last name puts the
+    /// inode into the queue of removed files.
+    pub(crate) fn remove_name(
+        &self,
+        dir: &mut Inode,
+        inode: &mut Inode,
+        writes: &mut WriteSet,
+    ) -> Result<(), MetaError> {
+        if inode.is_dir() {
+            dir.add_links(-1)?;
+            inode.nlink = 1;
+        }
+        inode.add_links(-1)?;
+        inode.times_ns[2] = self.now_ns();
+        if inode.nlink == 0 {
+            self.queue_removed(inode, writes);
+        }
+        Ok(())
+    }
+
+    /// Puts an inode without a name into the queue of removed files.
+    pub(crate) fn queue_removed(&self, inode: &Inode, writes: &mut WriteSet) {
+        assert!(inode.nlink == 0, "an inode that is removed has no name");
+        writes.put(removed_key(inode.ino), bare_value());
+    }
+}
+
+/// A transaction that runs. The count becomes even again if it is abandoned.
+struct Running<'a>(&'a Cell<u64>);
+
+impl<'a> Running<'a> {
+    fn begin(transactions: &'a Cell<u64>) -> Self {
+        assert!(transactions.get().is_multiple_of(2), "one transaction runs at a time");
+        transactions.set(transactions.get() + 1);
+        Self(transactions)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+/// The directory entries that a transaction puts or deletes.
+fn changed_entries(writes: &WriteSet) -> Result<Vec<(Ino, u64, Option<Entry>)>, MetaError> {
+    let mut entries = Vec::new();
+    for (key, value) in writes.changes().filter(|(key, _)| is_entry_key(key)) {
+        let (dir, cookie) = decode_entry_key(key)?;
+        entries.push((dir, cookie, value.map(Entry::decode).transpose()?));
+    }
+    Ok(entries)
+}

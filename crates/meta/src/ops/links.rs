@@ -1,0 +1,169 @@
+//! Operations that add, find and remove names: lookup, make, link, unlink.
+
+use super::{SET_GROUP_ID, acl, attr_reply};
+use crate::error::MetaError;
+use crate::inode::{Data, FileKind, Inode, Layout};
+use crate::names::entry_row;
+use crate::parts::Parts;
+use crate::rows::{entry_key, removed_key};
+use crate::{LINK_MAX, PATH_MAX};
+use penstock_base::{FileKey, Ino};
+use penstock_kv::WriteSet;
+use penstock_session::Request;
+use penstock_wire::names::{LinkRequest, MakeRequest, NameRequest};
+use rustix::io::Errno;
+
+/// Returns the attributes of the inode that a name refers to.
+pub(crate) async fn lookup(parts: &Parts, request: NameRequest) -> Result<Vec<u8>, MetaError> {
+    let names = &parts.names;
+    let dir = names.directory(Ino(request.dir)).await?;
+    let (_, entry) = names.entry(dir.ino, &request.name).await?;
+    Ok(attr_reply(&names.inode(entry.ino).await?))
+}
+
+/// Makes a file, directory, symbolic link, special file, or a file without a name (O_TMPFILE).
+pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> Result<Vec<u8>, MetaError> {
+    let turn = parts.names.turn().await;
+    let mut dir = turn.directory(Ino(request.dir)).await?;
+    if dir.nlink == 0 {
+        return Err(Errno::NOENT.into());
+    }
+    let mut writes = WriteSet::new();
+    let mut inode = new_inode(parts, turn.new_ino().await?, &dir, &request)?;
+    acl::inherit(&turn, &dir, &mut inode, request.umask, &mut writes).await?;
+    if request.nameless {
+        // In the queue of removed files from the beginning, so that a crash leaks nothing. Its open keeps
+        // it from being reaped.
+        if inode.kind() != FileKind::Regular || !request.open {
+            return Err(Errno::INVAL.into());
+        }
+        inode.nlink = 0;
+        turn.queue_removed(&inode, &mut writes);
+    } else {
+        let key = turn.new_entry_key(dir.ino, &request.name).await?;
+        writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
+        dir.add_entries(1)?;
+        if inode.is_dir() {
+            dir.add_links(1)?;
+        }
+        dir.times_ns[1] = inode.times_ns[3];
+        dir.times_ns[2] = inode.times_ns[3];
+    }
+    assert_eq!(request.nameless, inode.nlink == 0, "a new inode without a name is in the queue");
+    let reply = attr_reply(&inode);
+    let (ino, is_dir) = (inode.ino, inode.is_dir());
+    turn.commit(who, writes, vec![dir, inode], &reply).await?;
+    if is_dir {
+        turn.directory_made(ino);
+    }
+    if request.open {
+        parts.open(who.session, ino);
+    }
+    Ok(reply)
+}
+
+/// The inode of a new name in `dir`. Fails for a mode that names no type of file.
+pub(super) fn new_inode(
+    parts: &Parts,
+    ino: Ino,
+    dir: &Inode,
+    request: &MakeRequest,
+) -> Result<Inode, MetaError> {
+    if !crate::inode::has_type(request.mode) {
+        return Err(MetaError::Request(format!("mode {:o} names no type of file", request.mode)));
+    }
+    let now = parts.names.now_ns();
+    let layout = Layout { chunk_blocks: parts.names.fs().chunk_blocks, target: 0, replicas: 1 };
+    let mut inode = Inode {
+        ino,
+        mode: request.mode,
+        nlink: 1,
+        uid: request.uid,
+        gid: request.gid,
+        rdev: request.rdev,
+        size: 0,
+        times_ns: [now; 4],
+        cut: 0,
+        parent: Ino(0),
+        entries: 0,
+        layout,
+        data: Data::None,
+    };
+    parts.chunks.file_made(FileKey::main(inode.ino));
+    if dir.mode & SET_GROUP_ID != 0 {
+        inode.gid = dir.gid;
+    }
+    match inode.kind() {
+        FileKind::Directory => {
+            inode.nlink = 2;
+            inode.parent = dir.ino;
+            inode.mode |= dir.mode & SET_GROUP_ID;
+        }
+        FileKind::Symlink => {
+            if request.target.len() > PATH_MAX {
+                return Err(Errno::NAMETOOLONG.into());
+            }
+            inode.size = request.target.len() as u64;
+            inode.data = Data::Inline(request.target.clone());
+        }
+        FileKind::Regular => inode.data = Data::Chunks,
+        FileKind::Special => {}
+    }
+    Ok(inode)
+}
+
+/// Adds a name to an inode. An inode without a name that is in use was made without one: the kernel
+/// refuses to link an inode whose names were removed.
+pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> Result<Vec<u8>, MetaError> {
+    let turn = parts.names.turn().await;
+    let mut inode = turn.inode(Ino(request.ino)).await?;
+    let mut dir = turn.directory(Ino(request.dir)).await?;
+    match inode.nlink {
+        _ if inode.is_dir() => return Err(Errno::PERM.into()),
+        0 if !parts.is_used(inode.ino) => return Err(Errno::NOENT.into()),
+        LINK_MAX.. => return Err(Errno::MLINK.into()),
+        _ if dir.nlink == 0 => return Err(Errno::NOENT.into()),
+        _ => {}
+    }
+    let key = turn.new_entry_key(dir.ino, &request.name).await?;
+    let mut writes = WriteSet::new();
+    writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
+    if inode.nlink == 0 {
+        writes.delete(removed_key(inode.ino));
+    }
+    let now = turn.now_ns();
+    inode.add_links(1)?;
+    inode.times_ns[2] = now;
+    dir.add_entries(1)?;
+    dir.times_ns[1] = now;
+    dir.times_ns[2] = now;
+    let reply = attr_reply(&inode);
+    turn.commit(who, writes, vec![dir, inode], &reply).await?;
+    Ok(reply)
+}
+
+/// Removes a name. A directory must be empty.
+pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) -> Result<Vec<u8>, MetaError> {
+    let turn = parts.names.turn().await;
+    let mut dir = turn.directory(Ino(request.dir)).await?;
+    let (cookie, entry) = turn.entry(dir.ino, &request.name).await?;
+    let mut inode = turn.inode(entry.ino).await?;
+    match (request.directory, inode.is_dir()) {
+        (true, false) => return Err(Errno::NOTDIR.into()),
+        (false, true) => return Err(Errno::ISDIR.into()),
+        (true, true) if inode.entries > 0 => return Err(Errno::NOTEMPTY.into()),
+        _ => {}
+    }
+    let mut writes = WriteSet::new();
+    writes.reclaims().delete(entry_key(dir.ino, cookie));
+    let now = turn.now_ns();
+    dir.add_entries(-1)?;
+    dir.times_ns[1] = now;
+    dir.times_ns[2] = now;
+    let ino = inode.ino;
+    turn.remove_name(&mut dir, &mut inode, &mut writes)?;
+    let reply = attr_reply(&inode);
+    turn.commit(who, writes, vec![dir, inode], &reply).await?;
+    parts.reap_if_removed(ino);
+    Ok(reply)
+}

@@ -1,0 +1,52 @@
+//! Listing a directory, and reading a symbolic link.
+
+use crate::error::MetaError;
+use crate::inode::{Data, Inode};
+use crate::parts::Parts;
+use crate::rows::{Entry, decode_entry_key, entry_range, inode_key};
+use penstock_base::Ino;
+use penstock_wire::names::{BytesReply, DirEntry, InodeRequest, ReadDirReply, ReadDirRequest};
+use prost::Message;
+use rustix::io::Errno;
+
+/// Most entries in one reply.
+const MOST: u32 = 1024;
+
+/// Lists entries behind a cookie, in the order of cookies.
+pub(crate) async fn read_dir(parts: &Parts, request: ReadDirRequest) -> Result<Vec<u8>, MetaError> {
+    let names = &parts.names;
+    let dir = names.directory(Ino(request.dir)).await?;
+    let limit = request.limit.clamp(1, MOST) as usize;
+    let (from, until) = entry_range(dir.ino, request.after.saturating_add(1), u64::MAX);
+    let rows = names.kv().scan(from, until, limit).await?;
+    let mut entries = Vec::new();
+    for (key, value) in &rows {
+        let (_, cookie) = decode_entry_key(key)?;
+        let Entry { ino, kind, name } = Entry::decode(value)?;
+        entries.push(DirEntry { name, ino: ino.0, kind, cookie, attr: None });
+    }
+    assert!(entries.len() <= limit, "a reply has at most {limit} entries");
+    assert!(entries.is_sorted_by(|one, other| one.cookie < other.cookie), "entries are in order of cookies");
+    if request.attributes {
+        add_attributes(parts, &mut entries).await?;
+    }
+    Ok(ReadDirReply { end: rows.len() < limit, entries, parent: dir.parent.0 }.encode_to_vec())
+}
+
+async fn add_attributes(parts: &Parts, entries: &mut [DirEntry]) -> Result<(), MetaError> {
+    let rows =
+        parts.names.kv().get_many(entries.iter().map(|entry| inode_key(Ino(entry.ino))).collect()).await?;
+    for (entry, row) in entries.iter_mut().zip(rows) {
+        // An entry whose inode has been removed since has no attributes; the kernel asks for them again.
+        entry.attr = row.map(|row| Inode::decode(&row)).transpose()?.map(|inode| inode.attr());
+    }
+    Ok(())
+}
+
+/// Returns the target of a symbolic link. EINVAL for any other inode.
+pub(crate) async fn read_link(parts: &Parts, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
+    match parts.names.inode(Ino(request.ino)).await?.data {
+        Data::Inline(bytes) => Ok(BytesReply { bytes }.encode_to_vec()),
+        _ => Err(Errno::INVAL.into()),
+    }
+}

@@ -1,0 +1,189 @@
+//! rename(2) and renameat2(2) in all cases.
+//!
+//! Refused are: a directory into itself or below itself (EINVAL), a directory over a file (ENOTDIR), a file
+//! over a directory (EISDIR), anything over a directory with entries (ENOTEMPTY). If both names refer to one
+//! inode, nothing happens.
+
+use super::links::new_inode;
+use crate::error::MetaError;
+use crate::inode::Inode;
+use crate::names::{Names, Turn, check_name, entry_row};
+use crate::parts::Parts;
+use crate::rows::{Entry, entry_key};
+use penstock_base::Ino;
+use penstock_kv::WriteSet;
+use penstock_session::Request;
+use penstock_wire::names::{EmptyReply, MakeRequest, RenameRequest};
+use prost::Message;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, btree_map};
+
+const CHARACTER_DEVICE: u32 = 0o020_000;
+
+/// The inodes that a rename changes, each once, even if it has several roles.
+#[derive(Default)]
+struct Touched {
+    inodes: BTreeMap<Ino, Inode>,
+}
+
+impl Touched {
+    async fn load(&mut self, names: &Names, ino: Ino) -> Result<(), MetaError> {
+        if let btree_map::Entry::Vacant(place) = self.inodes.entry(ino) {
+            place.insert(names.inode(ino).await?);
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, ino: Ino) -> &mut Inode {
+        self.inodes.get_mut(&ino).expect("it was loaded")
+    }
+}
+
+/// Renames a name, replaces another one, or exchanges two.
+pub(crate) async fn rename(
+    parts: &Parts,
+    who: Request,
+    request: RenameRequest,
+) -> Result<Vec<u8>, MetaError> {
+    if request.start != 0 && request.start != parts.chunks.generation() {
+        return Err(MetaError::Restarted);
+    }
+    let turn = parts.names.turn().await;
+    let (from_dir, to_dir) = (Ino(request.dir), Ino(request.new_dir));
+    check_name(&request.new_name)?;
+    if request.exchange && (request.no_replace || request.whiteout) {
+        return Err(Errno::INVAL.into());
+    }
+    let mut touched = Touched::default();
+    touched.load(&turn, turn.directory(from_dir).await?.ino).await?;
+    touched.load(&turn, turn.directory(to_dir).await?.ino).await?;
+    if touched.get(to_dir).nlink == 0 {
+        return Err(Errno::NOENT.into());
+    }
+    let (from_cookie, moved) = turn.entry(from_dir, &request.name).await?;
+    let to = turn.find(to_dir, &request.new_name).await?;
+    touched.load(&turn, moved.ino).await?;
+    refuse_loop(&turn, touched.get(moved.ino), to_dir).await?;
+    let reply = EmptyReply {}.encode_to_vec();
+    let mut writes = WriteSet::new();
+    let mut removed = None;
+    match (to.entry, to.free) {
+        (Some(_), _) if request.no_replace => return Err(Errno::EXIST.into()),
+        (None, _) if request.exchange => return Err(Errno::NOENT.into()),
+        (Some((_, other)), _) if other.ino == moved.ino => return Ok(reply),
+        (Some((to_cookie, other)), _) => {
+            touched.load(&turn, other.ino).await?;
+            if request.exchange {
+                refuse_loop(&turn, touched.get(other.ino), from_dir).await?;
+                writes.put(entry_key(from_dir, from_cookie), renamed(&other, &request.name));
+                moved_to(&turn, &mut touched, &other, to_dir, from_dir)?;
+            } else {
+                refuse_replace(&mut touched, moved.ino, other.ino)?;
+                removed = Some(other.ino);
+                writes.delete(entry_key(from_dir, from_cookie));
+                replaced(&turn, &mut touched, &other, (from_dir, to_dir), &mut writes)?;
+            }
+            writes.put(entry_key(to_dir, to_cookie), renamed(&moved, &request.new_name));
+        }
+        (None, free) => {
+            writes.delete(entry_key(from_dir, from_cookie));
+            writes.put(entry_key(to_dir, free.ok_or(Errno::NOSPC)?), renamed(&moved, &request.new_name));
+            touched.get(from_dir).add_entries(-1)?;
+            touched.get(to_dir).add_entries(1)?;
+        }
+    }
+    if request.whiteout {
+        let ino = turn.new_ino().await?;
+        leave_whiteout(parts, ino, &mut touched, &request, from_cookie, &mut writes)?;
+    }
+    moved_to(&turn, &mut touched, &moved, from_dir, to_dir)?;
+    let now = turn.now_ns();
+    for dir in [from_dir, to_dir] {
+        touched.get(dir).times_ns[1] = now;
+        touched.get(dir).times_ns[2] = now;
+    }
+    assert!(touched.inodes.len() <= 5, "two directories, the moved inode, another one and a whiteout");
+    turn.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
+    if let Some(ino) = removed {
+        parts.reap_if_removed(ino);
+    }
+    Ok(reply)
+}
+
+/// Puts a character device 0, 0 at the old name: union file systems read it as "the name does not exist
+/// here".
+fn leave_whiteout(
+    parts: &Parts,
+    ino: Ino,
+    touched: &mut Touched,
+    request: &RenameRequest,
+    cookie: u64,
+    writes: &mut WriteSet,
+) -> Result<(), MetaError> {
+    let RenameRequest { dir, uid, gid, .. } = *request;
+    let device = MakeRequest { dir, mode: CHARACTER_DEVICE, uid, gid, ..MakeRequest::default() };
+    let from_dir = touched.get(Ino(dir));
+    let inode = new_inode(parts, ino, from_dir, &device)?;
+    from_dir.add_entries(1)?;
+    let row = entry_row(inode.ino, inode.type_bits(), &request.name);
+    writes.put(entry_key(from_dir.ino, cookie), row);
+    touched.inodes.insert(ino, inode);
+    Ok(())
+}
+
+async fn refuse_loop(names: &Names, inode: &Inode, into: Ino) -> Result<(), MetaError> {
+    let ino = inode.ino;
+    match inode.is_dir() && names.is_above(ino, into).await? {
+        true => Err(Errno::INVAL.into()),
+        false => Ok(()),
+    }
+}
+
+/// Takes the name from the replaced inode. `dirs` are the old and the new directory of the moved one.
+fn replaced(
+    turn: &Turn<'_>,
+    touched: &mut Touched,
+    other: &Entry,
+    dirs: (Ino, Ino),
+    writes: &mut WriteSet,
+) -> Result<(), MetaError> {
+    touched.get(dirs.0).add_entries(-1)?;
+    let mut gone = touched.get(other.ino).clone();
+    turn.remove_name(touched.get(dirs.1), &mut gone, writes)?;
+    *touched.get(other.ino) = gone;
+    Ok(())
+}
+
+/// Updates a moved inode, and for a directory its parent and the link counts of both directories.
+fn moved_to(
+    turn: &Turn<'_>,
+    touched: &mut Touched,
+    entry: &Entry,
+    from: Ino,
+    to: Ino,
+) -> Result<(), MetaError> {
+    let now = turn.now_ns();
+    let inode = touched.get(entry.ino);
+    inode.times_ns[2] = now;
+    if inode.is_dir() && from != to {
+        inode.parent = to;
+        touched.get(from).add_links(-1)?;
+        touched.get(to).add_links(1)?;
+    }
+    Ok(())
+}
+
+fn renamed(entry: &Entry, name: &[u8]) -> Vec<u8> {
+    entry_row(entry.ino, entry.kind, name)
+}
+
+fn refuse_replace(touched: &mut Touched, moved: Ino, other: Ino) -> Result<(), MetaError> {
+    let moved_is_dir = touched.get(moved).is_dir();
+    let other = touched.get(other);
+    match (moved_is_dir, other.is_dir()) {
+        (true, false) => Err(Errno::NOTDIR.into()),
+        (false, true) => Err(Errno::ISDIR.into()),
+        (true, true) if other.entries > 0 => Err(Errno::NOTEMPTY.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,172 @@
+//! Attributes: reading and changing them, truncating a file, and statfs.
+
+use super::{acl, attr_reply};
+use crate::STEP_CHUNKS;
+use crate::error::MetaError;
+use crate::inode::{FileKind, Inode};
+use crate::parts::Parts;
+use penstock_base::{BLOCK_BYTES, FileKey, Ino, MAX_FILE_BYTES};
+use penstock_chunk::{Behind, ChunkError};
+use penstock_kv::WriteSet;
+use penstock_session::Request;
+use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
+use prost::Message;
+use rustix::io::Errno;
+
+/// Bytes of rows that an inode with its name takes, as statfs estimates it.
+const INODE_BYTES: u64 = 512;
+
+/// Blocks behind the end of a file that read as zeros as of a truncate generation.
+#[derive(Clone, Copy)]
+struct Cleared {
+    cut: u64,
+    /// The first of these blocks.
+    from: u64,
+}
+
+/// Returns an inode's attributes.
+pub(crate) async fn get_attr(parts: &Parts, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
+    Ok(attr_reply(&parts.names.inode(Ino(request.ino)).await?))
+}
+
+/// Changes attributes. With a new size, everything behind the new end and behind the old one reads as
+/// zeros, in the same transaction. If a file has many chunks there, most of them are cleared before in
+/// steps, each a transaction of its own, so that other requests can change names meanwhile.
+pub(crate) async fn set_attr(
+    parts: &Parts,
+    who: Request,
+    request: SetAttrRequest,
+) -> Result<Vec<u8>, MetaError> {
+    let mut known_cut = request.known_cut.filter(|_| !request.grow);
+    let mut cleared = None;
+    if let Some(size) = request.size.filter(|_| !request.grow) {
+        cleared = clear_behind(parts, Ino(request.ino), size, &mut known_cut).await?;
+    }
+    let turn = parts.names.turn().await;
+    let mut inode = turn.inode(Ino(request.ino)).await?;
+    check_cut(&inode, known_cut)?;
+    let until = cleared.filter(|cleared| cleared.cut == inode.cut).map_or(u64::MAX, |cleared| cleared.from);
+    let now = turn.now_ns();
+    let mut writes = WriteSet::new();
+    // A sync of file contents that need no new blocks begins with this transaction, so it may use a part
+    // of the headroom.
+    writes.changes_what_is_there();
+    if request.drop_set_id {
+        inode.drop_set_id();
+    }
+    if let Some(mode) = request.mode {
+        inode.set_permissions(mode);
+        acl::chmod(&turn, &inode, &mut writes).await?;
+    }
+    inode.uid = request.uid.unwrap_or(inode.uid);
+    inode.gid = request.gid.unwrap_or(inode.gid);
+    let overtaken = request.grow && request.cut != inode.cut;
+    let [atime, mtime, ctime, _] = &mut inode.times_ns;
+    *atime = request.atime_ns.unwrap_or(*atime);
+    if !overtaken {
+        *mtime = request.mtime_ns.unwrap_or(*mtime);
+    }
+    // A sync reports writes from the past; the file may have been changed otherwise since.
+    *ctime = request.ctime_ns.map_or(now, |told| if request.grow { told.max(*ctime) } else { told });
+    let mut cut_to = None;
+    if let Some(size) = request.size.filter(|_| !overtaken) {
+        match inode.kind() {
+            FileKind::Regular if size > MAX_FILE_BYTES => return Err(Errno::FBIG.into()),
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::ISDIR.into()),
+            _ => return Err(Errno::INVAL.into()),
+        }
+        if !request.grow {
+            // Also if the file grows: data that a crash left behind its end must not become part of its
+            // contents.
+            inode.raise_cut()?;
+            cut_to = Some((size.min(inode.size), Behind::of(size, inode.size)));
+        }
+        inode.size = if request.grow { size.max(inode.size) } else { size };
+    }
+    let reply = attr_reply(&inode);
+    let Some((size, behind)) = cut_to else {
+        turn.commit(who, writes, vec![inode], &reply).await?;
+        return Ok(reply);
+    };
+    let first_block = size.div_ceil(BLOCK_BYTES as u64);
+    assert!(first_block <= until, "the steps stopped behind the new end");
+    let (file, cut) = (FileKey::main(inode.ino), inode.cut);
+    turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
+        Ok(parts.chunks.truncate(file, first_block..until, behind, cut, writes).await?)
+    })
+    .await?;
+    Ok(reply)
+}
+
+/// Clears blocks behind a new size of a file, and behind the old one, until one transaction suffices for
+/// the rest. A crash in between leaves a file that is made shorter with a size between the two, and with
+/// all its data up to there; otherwise the old size. Returns the blocks that were cleared.
+async fn clear_behind(
+    parts: &Parts,
+    ino: Ino,
+    size: u64,
+    known_cut: &mut Option<u64>,
+) -> Result<Option<Cleared>, MetaError> {
+    let block = BLOCK_BYTES as u64;
+    let before = parts.names.inode(ino).await?;
+    if before.kind() != FileKind::Regular || size > MAX_FILE_BYTES {
+        return Ok(None);
+    }
+    let behind = Behind::of(size, before.size);
+    let first_block = size.min(before.size).div_ceil(block);
+    let mut cleared: Option<Cleared> = None;
+    for stop in parts.chunks.truncate_steps(FileKey::main(ino), first_block, STEP_CHUNKS).await? {
+        let turn = parts.names.turn().await;
+        let mut inode = turn.inode(ino).await?;
+        if inode.nlink == 0 && !parts.is_used(ino) {
+            return Ok(None);
+        }
+        check_cut(&inode, *known_cut)?;
+        if inode.size > before.size || Behind::of(size, inode.size) != behind {
+            // Another request has changed the file meanwhile.
+            return Ok(None);
+        }
+        inode.raise_cut()?;
+        *known_cut = known_cut.map(|_| inode.cut);
+        if behind == Behind::Dropped {
+            inode.size = inode.size.min(stop.saturating_mul(block));
+        }
+        assert!(stop > first_block, "a step stops behind the new end");
+        assert!(cleared.is_none_or(|cleared| stop < cleared.from), "steps go towards the new end");
+        let (file, cut) = (FileKey::main(ino), inode.cut);
+        // A write there since then would know this truncate generation, and would need the lease of the
+        // truncating client.
+        let until = cleared.filter(|cleared| cleared.cut + 1 == cut).map_or(u64::MAX, |cleared| cleared.from);
+        turn.commit_by(Request::default(), WriteSet::new(), vec![inode], &[], async |writes| {
+            Ok(parts.chunks.truncate(file, stop..until, behind, cut, writes).await?)
+        })
+        .await?;
+        cleared = Some(Cleared { cut, from: stop });
+    }
+    Ok(cleared)
+}
+
+/// Usage of the file system: blocks as the target counts them, inodes as estimated from the space in the
+/// key-value store.
+pub(crate) fn stat_fs(parts: &Parts) -> Vec<u8> {
+    let space = parts.chunks.usage();
+    let rows = parts.names.kv().usage();
+    let free_inodes = rows.budget_bytes.saturating_sub(rows.used_bytes) / INODE_BYTES;
+    StatFsReply {
+        total_blocks: space.total_blocks,
+        free_blocks: space.free_blocks,
+        available_blocks: space.free_blocks.saturating_sub(space.headroom_blocks),
+        inodes: rows.used_bytes / INODE_BYTES + free_inodes,
+        free_inodes,
+    }
+    .encode_to_vec()
+}
+
+/// Refuses a change from a client that knows the file as of another truncate generation.
+fn check_cut(inode: &Inode, known: Option<u64>) -> Result<(), MetaError> {
+    match known {
+        Some(sent) if sent != inode.cut => Err(ChunkError::Truncated { found: inode.cut, sent }.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,136 @@
+//! The parts of a metadata target, as its operations see them.
+
+use crate::chunks::ChunkStore;
+use crate::error::MetaError;
+use crate::inode::FileKind;
+use crate::names::Names;
+use crate::uses::{RemovedFiles, Uses};
+use penstock_base::{Env, Ino};
+use penstock_session::Clients;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Delay before a removed file is dropped, if several clients use the file system.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Names, contents, clients, and the uses of inodes by clients.
+pub(crate) struct Parts {
+    pub(crate) env: Env,
+    pub(crate) names: Names,
+    pub(crate) chunks: Rc<dyn ChunkStore>,
+    /// The sessions of all clients.
+    pub(crate) clients: Rc<Clients>,
+    /// Removed files that wait to be reaped.
+    pub(crate) removed: RefCell<RemovedFiles>,
+    uses: RefCell<Uses>,
+    reap_wake: Notify,
+    stopped: Cell<bool>,
+}
+
+impl Parts {
+    pub(crate) fn new(env: &Env, names: Names, chunks: Rc<dyn ChunkStore>, clients: Rc<Clients>) -> Rc<Self> {
+        Rc::new(Self {
+            env: env.clone(),
+            names,
+            chunks,
+            clients,
+            removed: RefCell::default(),
+            uses: RefCell::default(),
+            reap_wake: Notify::new(),
+            stopped: Cell::new(false),
+        })
+    }
+
+    /// Stops the reaper, and wakes all requests that wait, which then fail.
+    pub(crate) fn stop(&self) {
+        self.stopped.set(true);
+        self.wake_reaper();
+        self.clients.stop();
+    }
+
+    /// True once the parts have been stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.get()
+    }
+
+    /// Makes the reaper look at the queue of removed files again.
+    pub(crate) fn wake_reaper(&self) {
+        self.reap_wake.notify_one();
+    }
+
+    /// Waits until the reaper is told to look at the queue.
+    pub(crate) async fn reaper_woken(&self) {
+        self.reap_wake.notified().await;
+    }
+
+    /// Queues a file to be reaped, if it has no name and no user.
+    pub(crate) fn reap_if_removed(&self, ino: Ino) {
+        let nameless = self.names.cached_links(ino).is_none_or(|links| links == 0);
+        if nameless && !self.is_used(ino) {
+            // Another client may have looked up its name just before the removal, and be about to open it.
+            let due = if self.clients.are_shared() { self.env.now() + GRACE } else { Duration::ZERO };
+            self.removed.borrow_mut().push(due, ino);
+            self.wake_reaper();
+        }
+    }
+
+    /// True if a client has the inode open, or its contents are being changed.
+    pub(crate) fn is_used(&self, ino: Ino) -> bool {
+        self.uses.borrow().contains(ino)
+    }
+
+    /// Counts uses of an inode, which keep it from being reaped.
+    pub(crate) fn begin_uses(&self, ino: Ino, times: u64) {
+        self.uses.borrow_mut().begin(ino, times);
+    }
+
+    /// Ends uses of an inode. The last use of an inode without a name queues it for reaping.
+    pub(crate) fn end_uses(&self, ino: Ino, times: u64) {
+        let was_last = self.uses.borrow_mut().end(ino, times);
+        if was_last {
+            self.reap_if_removed(ino);
+        }
+    }
+
+    /// Counts one open of an inode by a session.
+    pub(crate) fn open(&self, session: u64, ino: Ino) {
+        if self.clients.open(session, ino) {
+            self.begin_uses(ino, 1);
+        }
+    }
+
+    /// Ends one open of an inode by a session. Does nothing if it has none, as after a restart.
+    pub(crate) fn close(&self, session: u64, ino: Ino) {
+        if self.clients.close(session, ino) {
+            self.end_uses(ino, 1);
+        }
+    }
+
+    /// Keeps a regular file from being reaped while its contents are being changed, and fails if it does not
+    /// exist. Otherwise a late write could leave chunks of a file that is gone, and nothing would ever remove
+    /// them.
+    pub(crate) async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
+        // Counted before the inode is read, so that a removal from here on sees the user.
+        self.begin_uses(ino, 1);
+        let user = InUse { parts: self, ino };
+        let kind = self.names.inode(ino).await?.kind();
+        match kind {
+            FileKind::Regular => Ok(user),
+            _ => Err(MetaError::Request(format!("inode {ino} has no contents"))),
+        }
+    }
+}
+
+/// A use of an inode, which ends when this is dropped.
+pub struct InUse<'a> {
+    parts: &'a Parts,
+    ino: Ino,
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        self.parts.end_uses(self.ino, 1);
+    }
+}

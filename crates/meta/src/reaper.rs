@@ -1,0 +1,106 @@
+//! Reaping: removes files that have no name and no user any more.
+//!
+//! The queue is in rows, so a crash leaks nothing. After a start a queued file has no user, except clients of
+//! other processes; they report their open files again before anything is removed. A file with many chunks is
+//! dropped in steps from its end. The last step deletes its inode, its extended attributes and its row in the
+//! queue.
+
+use crate::STEP_CHUNKS;
+use crate::error::MetaError;
+use crate::parts::Parts;
+use crate::rows::{all_removed, removed_ino, xattr_range};
+use penstock_base::{FileKey, Ino};
+use penstock_chunk::Behind;
+use penstock_kv::{WriteSet, for_each_key};
+use std::rc::Rc;
+use std::time::Duration;
+
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Queues the files that the last start left.
+pub(crate) async fn queue_removed(parts: &Parts) -> Result<(), MetaError> {
+    for_each_key(parts.names.kv(), all_removed(), |key| {
+        if let Some(ino) = removed_ino(key) {
+            parts.removed.borrow_mut().push(Duration::ZERO, ino);
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Reaps the files in the queue, one after the other, until the parts are stopped.
+pub(crate) async fn run(parts: Rc<Parts>) {
+    while !parts.is_stopped() {
+        let waits = parts.clients.owe_opens();
+        let next = if waits { None } else { parts.removed.borrow().first() };
+        let Some((due, ino)) = next else {
+            parts.reaper_woken().await;
+            continue;
+        };
+        let rest = due.saturating_sub(parts.env.now());
+        if !rest.is_zero() {
+            // A newly queued file may be due earlier, so the queue is looked at again.
+            let _ = penstock_base::env::timeout(&parts.env, rest, parts.reaper_woken()).await;
+            continue;
+        }
+        parts.removed.borrow_mut().begin(due, ino);
+        match reap(&parts, ino).await {
+            Ok(()) => parts.removed.borrow_mut().done(),
+            Err(error) => {
+                tracing::warn!(%ino, %error, "a removed file could not be dropped yet");
+                parts.removed.borrow_mut().retry(due);
+                parts.env.sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// Waits until all removed files without users have been dropped.
+pub(crate) async fn wait_reaped(parts: &Parts) {
+    while !parts.removed.borrow().is_empty() && !parts.is_stopped() {
+        parts.env.sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// True if the file has no name and no user. ESTALE if it is gone.
+async fn is_removed(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
+    let inode = parts.names.inode(ino).await?;
+    Ok(inode.nlink == 0 && !parts.is_used(ino))
+}
+
+async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
+    match is_removed(parts, ino).await {
+        Ok(true) => {}
+        // Already gone: a file can be queued both by its last close and by the removal of its last name.
+        Ok(false) | Err(MetaError::Posix(_)) => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let file = FileKey::main(ino);
+    // Steps follow from the chunks that exist: the size does not give their number.
+    for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
+        let mut writes = WriteSet::new();
+        writes.reclaims();
+        parts.chunks.truncate(file, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
+    }
+    let turn = parts.names.turn().await;
+    // Checked again: a repair may have given the file a name while this waited.
+    if !is_removed(parts, ino).await? {
+        return Ok(());
+    }
+    if !turn.absent().xattrs.contains(&ino) {
+        let mut attributes = WriteSet::new();
+        for_each_key(turn.kv(), xattr_range(ino), |key| {
+            attributes.delete(key.to_vec());
+            Ok::<_, MetaError>(())
+        })
+        .await?;
+        turn.delete_apart(attributes).await?;
+    }
+    assert!(!parts.is_used(ino), "nothing uses inode {ino} while it is deleted");
+    turn.delete_inode(ino, async |writes| {
+        Ok(parts.chunks.truncate(file, 0..u64::MAX, Behind::Dropped, u64::MAX, writes).await?)
+    })
+    .await?;
+    parts.chunks.file_removed(file);
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! Attributes, and sizes with the chunks behind them.
+
+use super::bed::{Bed, errno, run};
+use super::memory::CHUNK_BLOCKS;
+use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
+use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
+use penstock_chunk::ChunkError;
+use penstock_wire::names::{SetAttrRequest, StatFsReply};
+use prost::Message;
+use rustix::io::Errno;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+async fn set(bed: &Bed, ino: Ino, request: SetAttrRequest) -> Result<(), MetaError> {
+    ops::set_attr(&bed.meta.parts, bed.who, SetAttrRequest { ino: ino.0, ..request }).await.map(drop)
+}
+
+fn size(size: u64) -> SetAttrRequest {
+    SetAttrRequest { size: Some(size), ..Default::default() }
+}
+
+/// A file of `blocks` written blocks.
+async fn file(bed: &Bed, name: &str, blocks: u64) -> Ino {
+    let ino = bed.add(name).await.unwrap();
+    for block in 0..blocks {
+        bed.chunks.write(ino, block).await;
+    }
+    let grown = SetAttrRequest { grow: true, ..size(blocks * BLOCK) };
+    set(bed, ino, grown).await.unwrap();
+    ino
+}
+
+#[test]
+fn a_new_size_leaves_zeros_behind_it() {
+    for (to, left, size_after) in [
+        (0, 0, 0),
+        (1, 1, 1),
+        (BLOCK, 1, BLOCK),
+        (BLOCK + 1, 2, BLOCK + 1),
+        (10 * BLOCK, 10, 10 * BLOCK),
+        (20 * BLOCK, 10, 20 * BLOCK),
+        (MAX_FILE_BYTES, 10, MAX_FILE_BYTES),
+    ] {
+        run(async |bed| {
+            let ino = file(bed, "f", 10).await;
+            // A block behind the end, as a crash leaves it.
+            bed.chunks.write(ino, 12).await;
+            set(bed, ino, size(to)).await.unwrap();
+            let inode = bed.inode(ino).await.unwrap();
+            assert_eq!((inode.size, inode.cut), (size_after, 1), "to {to}");
+            assert_eq!(bed.chunks.blocks(ino), (0..left).collect::<Vec<_>>(), "to {to}");
+            bed.check(&format!("a truncation to {to}"));
+        });
+    }
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    run(async |bed| {
+        let ino = file(bed, "f", 1).await;
+        let dir = bed.add("d/").await.unwrap();
+        let known = |cut| SetAttrRequest { known_cut: Some(cut), ..size(0) };
+        assert_eq!(errno(set(bed, ino, size(MAX_FILE_BYTES + 1)).await), Some(Errno::FBIG));
+        assert_eq!(errno(set(bed, dir, size(0)).await), Some(Errno::ISDIR));
+        assert_eq!(errno(set(bed, Ino(77), size(0)).await), Some(Errno::STALE));
+        let refused = set(bed, ino, known(3)).await;
+        let expect = matches!(refused, Err(MetaError::Chunk(ChunkError::Truncated { found: 0, sent: 3 })));
+        assert!(expect, "{refused:?}");
+        assert_eq!(bed.inode(ino).await.unwrap().size, BLOCK);
+        set(bed, ino, known(0)).await.unwrap();
+        assert_eq!(bed.inode(ino).await.unwrap().size, 0);
+    });
+}
+
+#[test]
+fn a_sync_from_before_a_truncation_does_not_undo_it() {
+    run(async |bed| {
+        let ino = file(bed, "f", 4).await;
+        set(bed, ino, size(BLOCK)).await.unwrap();
+        let grow = |cut, to| SetAttrRequest { grow: true, cut, mtime_ns: Some(to as i64), ..size(to) };
+        for (cut, to, expect) in [(0, 9 * BLOCK, BLOCK), (1, 3 * BLOCK, 3 * BLOCK), (1, BLOCK, 3 * BLOCK)] {
+            set(bed, ino, grow(cut, to)).await.unwrap();
+            let inode = bed.inode(ino).await.unwrap();
+            assert_eq!(inode.size, expect, "cut {cut} to {to}");
+            assert_eq!(inode.times_ns[1] == to as i64, cut == 1, "the time goes with the size");
+        }
+    });
+}
+
+#[test]
+fn a_truncation_of_many_chunks_stops_at_sizes_between_the_two() {
+    let chunks = 3 * STEP_CHUNKS as u64 + 7;
+    let blocks = chunks * u64::from(CHUNK_BLOCKS);
+    // A failure of each transaction on the way.
+    for failure in 0..5 {
+        run(async |bed| {
+            let ino = bed.add("f").await.unwrap();
+            for chunk in 0..chunks {
+                bed.chunks.write(ino, chunk * u64::from(CHUNK_BLOCKS)).await;
+            }
+            set(bed, ino, SetAttrRequest { grow: true, ..size(blocks * BLOCK) }).await.unwrap();
+            bed.kv.fail_after(failure);
+            let result = set(bed, ino, size(5)).await;
+            assert_eq!(result.is_ok(), failure >= 4, "{failure}: {result:?}");
+            let inode = bed.inode(ino).await.unwrap();
+            let end = inode.size.div_ceil(BLOCK);
+            let (most, last) = (blocks, bed.chunks.blocks(ino).last().copied());
+            assert!(end <= most && last.is_some_and(|last| last < end), "{failure}: {end} {last:?}");
+            let kept = end.div_ceil(u64::from(CHUNK_BLOCKS)) as usize;
+            assert_eq!(bed.chunks.blocks(ino).len(), kept, "everything before the size is there");
+            if failure > 0 {
+                assert!(end < most, "step {failure} shortened the file");
+            }
+            bed.check(&format!("failure {failure}"));
+            // A repeat completes it.
+            bed.meta.sync().await.unwrap();
+            bed.crash().await;
+            set(bed, ino, size(5)).await.unwrap();
+            assert_eq!((bed.inode(ino).await.unwrap().size, bed.chunks.blocks(ino)), (5, vec![0]));
+        });
+    }
+}
+
+#[test]
+fn attributes_change_alone() {
+    run(async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        let requests = [
+            SetAttrRequest { mode: Some(0o6711), ..Default::default() },
+            SetAttrRequest { uid: Some(5), ..Default::default() },
+            SetAttrRequest { gid: Some(6), ..Default::default() },
+            SetAttrRequest { atime_ns: Some(7), ..Default::default() },
+            SetAttrRequest { mtime_ns: Some(-8), ..Default::default() },
+            SetAttrRequest { drop_set_id: true, ..Default::default() },
+        ];
+        for request in requests {
+            set(bed, ino, request).await.unwrap();
+            bed.world.pause(std::time::Duration::from_secs(1));
+        }
+        let inode = bed.inode(ino).await.unwrap();
+        assert_eq!((inode.mode, inode.uid, inode.gid), (0o100_711, 5, 6));
+        assert_eq!((inode.times_ns[0], inode.times_ns[1], inode.cut), (7, -8, 0));
+        assert!(inode.times_ns[2] > inode.times_ns[3], "the time of change follows");
+    });
+}
+
+#[test]
+fn statfs_counts_the_space_that_users_may_take() {
+    run(async |bed| {
+        let reply = StatFsReply::decode(&ops::stat_fs(&bed.meta.parts)[..]).unwrap();
+        assert_eq!((reply.total_blocks, reply.free_blocks, reply.available_blocks), (1000, 600, 500));
+        assert!(reply.free_inodes > 0 && reply.inodes >= reply.free_inodes);
+        assert!(bed.inode(ROOT).await.unwrap().is_dir());
+    });
+}

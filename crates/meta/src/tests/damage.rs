@@ -1,0 +1,348 @@
+//! The diagnosis of damaged rows: each kind of damage is found, with the repair for it.
+
+use super::bed::{Bed, run};
+use crate::fsck::diagnosis::{Field, Fix};
+use crate::rows::{Entry, FsRow, bare_value, entry_key, fs_key, inode_key, removed_key, xattr_key};
+use crate::{Data, Inode, ROOT, XATTR_MAX, ops};
+use penstock_base::{FindingKind as Kind, Ino, MAX_FILE_BYTES};
+use penstock_kv::Kv;
+use penstock_session::rows::session_key;
+use penstock_wire::names::SetAttrRequest;
+
+/// The inodes and rows that a case may damage: the tree `d/ d/e/ d/f g l`.
+struct Rows {
+    d: Ino,
+    e: Ino,
+    f: Ino,
+    g: Ino,
+    /// Cookies of `d`, `g` in the root, and of `e` in `d`.
+    d_at: u64,
+    g_at: u64,
+    e_at: u64,
+}
+
+async fn plant(bed: &Bed) -> Rows {
+    let d = bed.add("d/").await.unwrap();
+    let e = bed.add("d/e/").await.unwrap();
+    let f = bed.add("d/f").await.unwrap();
+    let g = bed.add("g").await.unwrap();
+    bed.chunks.write(f, 5).await;
+    let at = async |dir: Ino, name: &str| {
+        let entries = bed.list(dir, 0, 1024).await.0;
+        entries.into_iter().find(|(found, _, _)| found == name).unwrap().2
+    };
+    Rows { d, e, f, g, d_at: at(ROOT, "d/").await, g_at: at(ROOT, "g").await, e_at: at(d, "e/").await }
+}
+
+type Damage = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+/// Damages rows and expects findings of exactly these kinds, and the fix of the first one.
+fn check(
+    name: &str,
+    kinds: &[Kind],
+    fix: impl Fn(&Rows) -> Option<Fix>,
+    damage: impl AsyncFn(&Bed, &Rows) -> Damage,
+) {
+    run(async |bed| {
+        let rows = plant(bed).await;
+        bed.check("planting");
+        for (key, value) in damage(bed, &rows).await {
+            bed.put_row(key, value).await;
+        }
+        let diagnosis = bed.diagnose();
+        let found: Vec<Kind> = diagnosis.findings.counts.keys().copied().collect();
+        assert_eq!(found, kinds, "{name}: {:?}", diagnosis.findings);
+        if let Some(fix) = fix(&rows) {
+            let fixes = diagnosis.fixes.get(&kinds[0]).cloned().unwrap_or_default();
+            assert!(fixes.contains(&fix), "{name}: {fixes:?}");
+        }
+    });
+}
+
+async fn changed(bed: &Bed, ino: Ino, change: impl Fn(&mut Inode)) -> Damage {
+    let mut inode = bed.inode(ino).await.unwrap();
+    change(&mut inode);
+    vec![(inode_key(ino), Some(inode.encode()))]
+}
+
+fn entry(ino: Ino, kind: u32, name: &str) -> Option<Vec<u8>> {
+    Some(Entry { ino, kind, name: name.into() }.encode())
+}
+
+const FILE: u32 = 0o100_000;
+const DIR: u32 = 0o040_000;
+
+#[test]
+fn wrong_fields_of_inodes_are_corrected() {
+    check(
+        "links of a file",
+        &[Kind::WrongLinkCount],
+        |rows| Some(Fix::Inode(rows.g, Field::Links(1))),
+        async |bed, rows| changed(bed, rows.g, |inode| inode.nlink = 4).await,
+    );
+    check(
+        "links of a directory",
+        &[Kind::WrongLinkCount],
+        |rows| Some(Fix::Inode(rows.d, Field::Links(3))),
+        async |bed, rows| changed(bed, rows.d, |inode| inode.nlink = 2).await,
+    );
+    check(
+        "entries",
+        &[Kind::WrongEntryCount],
+        |rows| Some(Fix::Inode(rows.d, Field::Entries(2))),
+        async |bed, rows| changed(bed, rows.d, |inode| inode.entries = 9).await,
+    );
+    check(
+        "parent",
+        &[Kind::WrongParent],
+        |rows| Some(Fix::Inode(rows.e, Field::Parent(rows.d))),
+        async |bed, rows| changed(bed, rows.e, |inode| inode.parent = ROOT).await,
+    );
+    check(
+        "size",
+        &[Kind::WrongSize],
+        |rows| Some(Fix::Inode(rows.f, Field::Size(6 * 4096))),
+        async |bed, rows| changed(bed, rows.f, |inode| inode.size = MAX_FILE_BYTES + 1).await,
+    );
+    check(
+        "data",
+        &[Kind::WrongInodeData],
+        |rows| Some(Fix::Inode(rows.g, Field::Data)),
+        async |bed, rows| changed(bed, rows.g, |inode| inode.data = Data::None).await,
+    );
+    check(
+        "layout",
+        &[Kind::WrongLayout],
+        |rows| Some(Fix::Inode(rows.g, Field::ChunkBlocks(4))),
+        async |bed, rows| changed(bed, rows.g, |inode| inode.layout.chunk_blocks = 8).await,
+    );
+    check(
+        "chunks of a directory",
+        &[Kind::ChunksOfNonFile],
+        |rows| Some(Fix::MoveChunks(rows.e, false)),
+        async |bed, rows| {
+            bed.chunks.write(rows.e, 0).await;
+            vec![]
+        },
+    );
+    check(
+        "number",
+        &[Kind::WrongInodeNumber],
+        |_| None,
+        async |bed, rows| {
+            let inode = Inode { ino: Ino(7), ..bed.inode(rows.g).await.unwrap() };
+            vec![(inode_key(rows.g), Some(inode.encode()))]
+        },
+    );
+}
+
+#[test]
+fn inodes_without_rows_or_names_are_found() {
+    check(
+        "a row that cannot be read",
+        &[Kind::BadInodeRow],
+        |rows| Some(Fix::Keep(inode_key(rows.g))),
+        async |_, rows| vec![(inode_key(rows.g), Some(vec![1, 2, 3]))],
+    );
+    check(
+        "a row of a later release",
+        &[Kind::UnknownRow],
+        |_| None,
+        async |_, rows| vec![(inode_key(rows.g), Some(vec![99, 2, 3]))],
+    );
+    check(
+        "a file with chunks is gone",
+        &[Kind::MissingInode],
+        |rows| Some(Fix::Remake(rows.f)),
+        async |_, rows| vec![(inode_key(rows.f), None)],
+    );
+    check(
+        "an empty file is gone",
+        &[Kind::DanglingEntry],
+        |rows| Some(Fix::Drop(entry_key(ROOT, rows.g_at))),
+        async |_, rows| vec![(inode_key(rows.g), None)],
+    );
+    check(
+        "a name is gone",
+        &[Kind::OrphanInode, Kind::WrongEntryCount],
+        |rows| Some(Fix::Reconnect(rows.g)),
+        async |_, rows| vec![(entry_key(ROOT, rows.g_at), None)],
+    );
+    check(
+        "the root is gone",
+        &[Kind::MissingRoot],
+        |_| Some(Fix::MakeRoot),
+        async |_, _| vec![(inode_key(ROOT), None)],
+    );
+    check(
+        "a named file is queued",
+        &[Kind::NamedAndQueued],
+        |rows| Some(Fix::Drop(removed_key(rows.g))),
+        async |_, rows| vec![(removed_key(rows.g), Some(bare_value()))],
+    );
+    check(
+        "a missing file is queued",
+        &[Kind::QueuedWithoutInode],
+        |rows| Some(Fix::Drop(removed_key(Ino(rows.g.0 + 9)))),
+        async |_, rows| vec![(removed_key(Ino(rows.g.0 + 9)), Some(bare_value()))],
+    );
+    check(
+        "a bad row of the queue",
+        &[Kind::BadQueueRow],
+        |_| None,
+        async |_, rows| vec![(removed_key(rows.g), Some(vec![7]))],
+    );
+    check(
+        "a number beyond the reserved ones",
+        &[Kind::InodeReservationTooLow],
+        |_| None,
+        async |bed, rows| {
+            let mut fs = FsRow::decode(&bed.kv.get(fs_key()).await.unwrap().unwrap()).unwrap();
+            fs.reserved_ino = rows.g.0 - 1;
+            vec![(fs_key(), Some(fs.encode()))]
+        },
+    );
+    check(
+        "an attribute that is too long",
+        &[Kind::BadXattrRow],
+        |_| None,
+        async |_, rows| vec![(xattr_key(rows.g, b"user.x"), Some(vec![0; XATTR_MAX + 1]))],
+    );
+    check(
+        "a bad row of a session",
+        &[Kind::BadSessionRow],
+        |_| None,
+        async |_, _| vec![(session_key(1), Some(vec![]))],
+    );
+    check(
+        "a key of no kind",
+        &[Kind::UnknownRow],
+        |_| None,
+        async |_, _| vec![(vec![0x77, 1], Some(vec![]))],
+    );
+}
+
+#[test]
+fn wrong_entries_are_found() {
+    check(
+        "an entry of another type",
+        &[Kind::WrongEntryKind],
+        |rows| Some(Fix::Put(entry_key(ROOT, rows.g_at), entry(rows.g, FILE, "g").unwrap())),
+        async |_, rows| vec![(entry_key(ROOT, rows.g_at), entry(rows.g, DIR, "g"))],
+    );
+    check(
+        "an entry in another bucket",
+        &[Kind::MisplacedEntry],
+        |rows| Some(Fix::Rehome(ROOT, rows.g_at + 256)),
+        async |_, rows| {
+            vec![
+                (entry_key(ROOT, rows.g_at), None),
+                (entry_key(ROOT, rows.g_at + 256), entry(rows.g, FILE, "g")),
+            ]
+        },
+    );
+    check(
+        "a name twice",
+        &[Kind::DuplicateName, Kind::WrongEntryCount],
+        |rows| Some(Fix::Drop(entry_key(ROOT, rows.g_at + 1))),
+        async |_, rows| vec![(entry_key(ROOT, rows.g_at + 1), entry(rows.g, FILE, "g"))],
+    );
+    check(
+        "a name that can be none",
+        &[Kind::BadEntryName, Kind::OrphanInode],
+        |_| None,
+        async |_, rows| vec![(entry_key(ROOT, rows.g_at), entry(rows.g, FILE, "g/h"))],
+    );
+    check(
+        "an entry of a file",
+        &[Kind::EntryWithoutDirectory],
+        |rows| Some(Fix::Drop(entry_key(rows.g, 256))),
+        async |_, rows| vec![(entry_key(rows.g, 256), entry(rows.f, FILE, "x"))],
+    );
+    check(
+        "an entry that cannot be read",
+        &[Kind::BadEntryRow, Kind::OrphanInode],
+        |_| None,
+        async |_, rows| vec![(entry_key(ROOT, rows.g_at), Some(vec![]))],
+    );
+}
+
+#[test]
+fn directories_have_one_name_and_no_circle() {
+    check(
+        "a second name",
+        &[Kind::DirectoryExtraName, Kind::WrongLinkCount, Kind::WrongEntryCount],
+        |rows| Some(Fix::Drop(entry_key(ROOT, rows.e_at))),
+        async |_, rows| vec![(entry_key(ROOT, rows.e_at), entry(rows.e, DIR, "e"))],
+    );
+    check(
+        "a directory in its own directory",
+        &[Kind::DirectoryCycle, Kind::WrongLinkCount, Kind::WrongEntryCount],
+        |rows| Some(Fix::Drop(entry_key(rows.e, rows.d_at))),
+        async |bed, rows| {
+            let mut damage = changed(bed, rows.d, |inode| inode.parent = rows.e).await;
+            damage.extend([
+                (entry_key(ROOT, rows.d_at), None),
+                (entry_key(rows.e, rows.d_at), entry(rows.d, DIR, "d")),
+            ]);
+            damage
+        },
+    );
+}
+
+/// Regression: counts that are too low, links beyond the limit and directories that contain each other
+/// stopped the process or kept it busy for ever.
+#[test]
+fn operations_on_damaged_inodes_end() {
+    let fields: [(&str, fn(&mut Inode, &Rows)); 9] = [
+        ("the last truncate generation", |inode, _| inode.cut = u64::MAX / 2),
+        ("no links", |inode, _| inode.nlink = 0),
+        ("one link", |inode, _| inode.nlink = 1),
+        ("too many links", |inode, _| inode.nlink = u32::MAX / 2),
+        ("no entries", |inode, _| inode.entries = 0),
+        ("too many entries", |inode, _| inode.entries = u64::MAX / 2),
+        ("the largest size", |inode, _| inode.size = u64::MAX),
+        ("another parent", |inode, _| inode.parent = Ino(77)),
+        ("a parent below it", |inode, rows| inode.parent = rows.e),
+    ];
+    for (what, damage) in fields {
+        for victim in 0..5 {
+            run(async |bed| {
+                let rows = plant(bed).await;
+                let ino = [ROOT, rows.d, rows.e, rows.f, rows.g][victim];
+                let mut damaged = changed(bed, ino, |inode| damage(inode, &rows)).await;
+                for (key, value) in damaged.drain(..) {
+                    bed.put_row(key, value).await;
+                }
+                bed.meta.parts.names.forget();
+                let _ = serve_all(bed, &rows).await;
+                bed.meta.wait_reaped().await;
+                let unreadable = bed.diagnose().findings.counts.get(&Kind::BadInodeRow).copied();
+                assert_eq!(unreadable, None, "{what} of {ino}: no row became worse");
+                assert!(bed.add("other").await.is_ok() || victim == 0, "{what} of {ino}: others are served");
+            });
+        }
+    }
+}
+
+/// Operations of every kind around the tree, whose failures do not matter.
+async fn serve_all(bed: &Bed, rows: &Rows) -> usize {
+    let plain = penstock_wire::names::RenameRequest::default;
+    let chmod = |ino: Ino| SetAttrRequest { ino: ino.0, mode: Some(0o700), ..Default::default() };
+    let cut = |ino: Ino| SetAttrRequest { ino: ino.0, size: Some(1), ..Default::default() };
+    let mut done = 0;
+    for ino in [ROOT, rows.d, rows.e, rows.f, rows.g] {
+        for request in [chmod(ino), cut(ino)] {
+            done += usize::from(ops::set_attr(&bed.meta.parts, bed.who, request).await.is_ok());
+        }
+    }
+    done += usize::from(bed.link(rows.g, "d/e/h").await.is_ok());
+    done += usize::from(bed.add("d/e/x/").await.is_ok());
+    for (from, to) in [("d/e", "e"), ("e", "d/e"), ("d/e/x", "d/x"), ("g", "d/g"), ("d", "e"), ("d/g", "g")] {
+        done += usize::from(bed.rename(from, to, plain()).await.is_ok());
+    }
+    for path in ["d/e/h", "d/f", "d/e/x/", "d/x/", "d/e/", "g", "d/", "e/"] {
+        done += usize::from(bed.remove(path).await.is_ok());
+    }
+    done
+}

@@ -1,0 +1,144 @@
+//! Reaping of removed files.
+
+use super::bed::{Bed, errno, run, run_with};
+use super::memory::CHUNK_BLOCKS;
+use crate::{MetaError, STEP_CHUNKS, ops};
+use penstock_base::Ino;
+use penstock_kv::KvError;
+use penstock_wire::names::XattrRequest;
+use rustix::io::Errno;
+use std::time::Duration;
+
+async fn is_gone(bed: &Bed, ino: Ino) -> bool {
+    let gone = errno(bed.inode(ino).await) == Some(Errno::STALE);
+    assert!(!gone || bed.chunks.blocks(ino).is_empty(), "no chunk outlives inode {ino}");
+    gone
+}
+
+async fn file(bed: &Bed, name: &str, chunks: u64) -> Ino {
+    let ino = bed.add(name).await.unwrap();
+    for chunk in 0..chunks {
+        bed.chunks.write(ino, chunk * u64::from(CHUNK_BLOCKS)).await;
+    }
+    ino
+}
+
+#[test]
+fn a_removed_file_goes_with_its_last_user() {
+    // Uses by a session's opens and by running changes, and the order in which they end.
+    for (opens, changes, opens_first) in
+        [(0, 0, true), (1, 0, true), (2, 0, true), (0, 2, true), (1, 1, true), (1, 1, false)]
+    {
+        run(async |bed| {
+            let ino = file(bed, "f", 2).await;
+            let mut running = Vec::new();
+            for _ in 0..opens {
+                bed.meta.parts.open(bed.who.session, ino);
+            }
+            for _ in 0..changes {
+                running.push(bed.meta.change_contents(ino).await.unwrap());
+            }
+            bed.remove("f").await.unwrap();
+            let close = async || {
+                for _ in 0..opens {
+                    assert!(!is_gone(bed, ino).await);
+                    bed.meta.parts.close(bed.who.session, ino);
+                    bed.world.env().sleep(Duration::from_secs(5)).await;
+                }
+            };
+            if opens_first {
+                close().await;
+            }
+            while let Some(change) = running.pop() {
+                assert!(!is_gone(bed, ino).await);
+                drop(change);
+                bed.world.env().sleep(Duration::from_secs(5)).await;
+            }
+            if !opens_first {
+                close().await;
+            }
+            bed.meta.wait_reaped().await;
+            assert!(is_gone(bed, ino).await, "{opens} opens, {changes} changes");
+            bed.check("reaping");
+            let late = bed.meta.change_contents(ino).await.map(drop);
+            assert_eq!(errno(late), Some(Errno::STALE), "a late write finds no file");
+        });
+    }
+}
+
+#[test]
+fn contents_belong_to_regular_files() {
+    run(async |bed| {
+        let dir = bed.add("d/").await.unwrap();
+        assert!(matches!(bed.meta.change_contents(dir).await, Err(MetaError::Request(_))));
+    });
+}
+
+#[test]
+fn a_large_file_is_dropped_in_steps_and_a_failure_is_retried() {
+    let chunks = 2 * STEP_CHUNKS as u64 + 3;
+    for failure in 0..6 {
+        run(async |bed| {
+            let ino = file(bed, "f", chunks).await;
+            bed.remove("f").await.unwrap();
+            bed.kv.fail_after(failure);
+            bed.world.env().sleep(Duration::from_secs(1)).await;
+            // Steps, the extended attributes, and the inode: the first failure stops it, and a crash too.
+            assert_eq!(is_gone(bed, ino).await, failure >= 3, "failure {failure}");
+            bed.check("a failure");
+            bed.kv.fail_after(u64::MAX);
+            bed.meta.wait_reaped().await;
+            assert!(is_gone(bed, ino).await);
+            let steps = bed.chunks.truncations.borrow().len();
+            assert_eq!(steps, 3, "two steps and the end");
+        });
+    }
+}
+
+#[test]
+fn a_crash_leaks_no_removed_file() {
+    run(async |bed| {
+        let open = file(bed, "open", 1).await;
+        let closed = file(bed, "closed", 1).await;
+        bed.meta.parts.open(bed.who.session, open);
+        // The reaper cannot write any more, so that the queue is what the crash leaves.
+        bed.meta.sync().await.unwrap();
+        bed.remove("open").await.unwrap();
+        bed.remove("closed").await.unwrap();
+        bed.kv.fail_after(0);
+        bed.world.env().sleep(Duration::from_secs(1)).await;
+        assert!(bed.meta.sync().await.is_ok(), "a flush needs no transaction");
+        bed.crash().await;
+        bed.meta.wait_reaped().await;
+        for ino in [open, closed] {
+            assert!(is_gone(bed, ino).await, "inode {ino}");
+        }
+        assert_eq!(bed.diagnose().removed, 0);
+        bed.check("the crash");
+    });
+}
+
+#[test]
+fn a_full_store_takes_the_removal() {
+    run_with(1, 200_000, async |bed| {
+        let ino = file(bed, "f", 2).await;
+        let holder = bed.add("y").await.unwrap();
+        let full = loop {
+            let name = format!("user.{}", bed.kv.rows().len()).into_bytes();
+            let request = XattrRequest { ino: holder.0, name, value: vec![1; 1000], ..Default::default() };
+            if let Err(error) = ops::set_xattr(&bed.meta.parts, bed.who, request).await {
+                break error;
+            }
+        };
+        assert!(matches!(full, MetaError::Kv(KvError::NoSpace { .. })), "{full}");
+        while bed.add(&format!("{:0>250}", bed.kv.rows().len())).await.is_ok() {}
+        assert!(bed.add(&"z".repeat(250)).await.is_err());
+        bed.remove("f").await.unwrap();
+        bed.meta.wait_reaped().await;
+        assert!(is_gone(bed, ino).await);
+        bed.remove("y").await.unwrap();
+        bed.meta.wait_reaped().await;
+        bed.add("after").await.unwrap();
+        bed.check("the removal");
+    });
+}

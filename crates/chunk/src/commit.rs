@@ -163,8 +163,13 @@ impl Commits {
                 false => drop(writes.put(change.key.row(0), encode_map(&change.map.extents))),
             }
         }
-        for (group, row) in self.allocator.space_mut().commit(&allocated, &freed) {
-            writes.put(group_key(group), row);
+        let groups = self.allocator.space_mut().commit(&allocated, &freed);
+        match groups {
+            Ok(groups) => groups.into_iter().for_each(|(group, row)| _ = writes.put(group_key(group), row)),
+            Err(error) => {
+                changes.into_iter().for_each(Changes::put_back);
+                return Err(error);
+            }
         }
         match self.kv.commit(writes).await {
             Ok(()) => {
@@ -172,9 +177,7 @@ impl Commits {
                 Ok(())
             }
             Err(error) => {
-                // A run in both lists was allocated and then freed; undo in the opposite order.
-                self.allocator.space_mut().commit(&freed, &[]);
-                self.allocator.space_mut().commit(&[], &allocated);
+                self.allocator.space_mut().undo_commit(&allocated, &freed);
                 changes.into_iter().for_each(Changes::put_back);
                 Err(error.into())
             }

@@ -10,6 +10,7 @@
 //! Small extents come from partly used stripes, lowest first. Full stripes come from the top. So the two meet
 //! only when space is short.
 
+use crate::ChunkError;
 use crate::rows::encode_group;
 use std::collections::BTreeSet;
 
@@ -71,6 +72,21 @@ impl Bitmap {
             self.words[word] ^= mask;
             at += part;
         }
+    }
+
+    /// The first block of a run whose bit is clear.
+    fn first_clear(&self, (start, count): Run) -> Option<u64> {
+        let end = start + count;
+        let mut at = start;
+        while at < end {
+            let clear = !self.words[(at / 64) as usize] >> (at % 64);
+            if clear != 0 {
+                let block = at + u64::from(clear.trailing_zeros());
+                return (block < end).then_some(block);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        None
     }
 
     /// Returns a group's bits as words of 64.
@@ -338,15 +354,31 @@ impl Space {
     }
 
     /// Changes the committed bitmap. Returns the rows of the groups that changed.
-    pub(crate) fn commit(&mut self, allocated: &[Run], freed: &[Run]) -> Vec<(u64, Vec<u8>)> {
-        let mut groups = BTreeSet::new();
-        for (runs, used) in [(allocated, true), (freed, false)] {
-            for (start, count) in runs {
-                self.committed.change((*start, *count), used);
-                groups.extend(start / GROUP_BLOCKS..=(start + count - 1) / GROUP_BLOCKS);
+    ///
+    /// A run in both lists was allocated and then freed. Fails, and changes nothing, if a freed block counts as
+    /// free: the bitmap is damaged, or two files own the block.
+    pub(crate) fn commit(
+        &mut self,
+        allocated: &[Run],
+        freed: &[Run],
+    ) -> Result<Vec<(u64, Vec<u8>)>, ChunkError> {
+        allocated.iter().for_each(|run| self.committed.change(*run, true));
+        for (done, run) in freed.iter().enumerate() {
+            if let Some(block) = self.committed.first_clear(*run) {
+                self.undo_commit(allocated, &freed[..done]);
+                return Err(ChunkError::NotMarked { block });
             }
+            self.committed.change(*run, false);
         }
-        groups.into_iter().map(|group| (group, encode_group(self.committed.group(group)))).collect()
+        let groups_of = |(start, count): &Run| *start / GROUP_BLOCKS..=(*start + *count - 1) / GROUP_BLOCKS;
+        let groups: BTreeSet<u64> = allocated.iter().chain(freed).flat_map(groups_of).collect();
+        Ok(groups.into_iter().map(|group| (group, encode_group(self.committed.group(group)))).collect())
+    }
+
+    /// Undoes [`Space::commit`] of the same runs.
+    pub(crate) fn undo_commit(&mut self, allocated: &[Run], freed: &[Run]) {
+        freed.iter().for_each(|run| self.committed.change(*run, true));
+        allocated.iter().for_each(|run| self.committed.change(*run, false));
     }
 
     /// True if the rows mark a block as used.
@@ -421,6 +453,32 @@ mod tests {
             assert_eq!(set, (start..start + count).collect::<Vec<_>>());
             bitmap.change((start, count), false);
             assert!((0..GROUP_BLOCKS).all(|block| !bitmap.get(block)));
+        }
+    }
+
+    #[test]
+    fn a_block_that_counts_as_free_is_not_freed() {
+        for (marked, freed, expect) in [
+            (&[(0, 300)][..], &[(0, 300)][..], None),
+            (&[(0, 300)], &[(10, 5), (15, 200)], None),
+            (&[(0, 100), (101, 100)], &[(0, 64), (90, 20)], Some(100)),
+            (&[(64, 64)], &[(60, 10)], Some(60)),
+            (&[(64, 64)], &[(64, 64), (127, 1)], Some(127)),
+            (&[(64, 63)], &[(120, 8)], Some(127)),
+            (&[], &[(255, 1)], Some(255)),
+        ] {
+            let mut space = Space::new(64 * 8, 64);
+            space.commit(marked, &[]).unwrap();
+            // A block that is allocated in the same transaction may be freed in it.
+            let before = space.committed.words.clone();
+            let freed = [freed, &[(400, 3)]].concat();
+            let result = space.commit(&[(400, 3)], &freed);
+            match (result, expect) {
+                (Ok(_), None) => space.undo_commit(&[(400, 3)], &freed),
+                (Err(ChunkError::NotMarked { block }), Some(expect)) => assert_eq!(block, expect),
+                (result, _) => panic!("{marked:?} {freed:?}: {result:?}"),
+            }
+            assert_eq!(space.committed.words, before, "{marked:?} {freed:?}");
         }
     }
 

@@ -9,13 +9,17 @@ use crate::STEP_CHUNKS;
 use crate::error::MetaError;
 use crate::parts::Parts;
 use crate::rows::{all_removed, removed_ino, xattr_range};
-use penstock_base::{FileKey, Ino};
+use penstock_base::{FileKey, Ino, Kind};
 use penstock_chunk::Behind;
 use penstock_kv::{WriteSet, for_each_key};
+use penstock_wire::Failure;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Delay before another attempt at a file that could not be dropped.
 const RETRY: Duration = Duration::from_secs(2);
+/// The same if its rows are damaged. A repair queues it again at once.
+const RETRY_DAMAGED: Duration = Duration::from_secs(600);
 
 /// Queues the files that the last start left.
 pub(crate) async fn queue_removed(parts: &Parts) -> Result<(), MetaError> {
@@ -48,16 +52,17 @@ pub(crate) async fn run(parts: Rc<Parts>) {
             Ok(()) => parts.removed.borrow_mut().done(),
             Err(error) => {
                 tracing::warn!(%ino, %error, "a removed file could not be dropped yet");
-                parts.removed.borrow_mut().retry(due);
-                parts.env.sleep(RETRY).await;
+                let is_damaged = Failure::from(error).kind == Kind::Corrupt;
+                let delay = if is_damaged { RETRY_DAMAGED } else { RETRY };
+                parts.removed.borrow_mut().retry(parts.env.now() + delay, is_damaged);
             }
         }
     }
 }
 
-/// Waits until all removed files without users have been dropped.
+/// Waits until all removed files without users have been dropped, except those that only a repair lets go.
 pub(crate) async fn wait_reaped(parts: &Parts) {
-    while !parts.removed.borrow().is_empty() && !parts.is_stopped() {
+    while !parts.removed.borrow().is_idle() && !parts.is_stopped() {
         parts.env.sleep(Duration::from_millis(5)).await;
     }
 }

@@ -48,6 +48,8 @@ impl Uses {
 pub(crate) struct RemovedFiles {
     queue: BTreeSet<(Duration, Ino)>,
     reaping: Option<Ino>,
+    /// Files in the queue that cannot be reaped before a repair.
+    stuck: BTreeSet<Ino>,
 }
 
 impl RemovedFiles {
@@ -70,19 +72,30 @@ impl RemovedFiles {
 
     /// The file that was taken is gone, or still in use.
     pub(crate) fn done(&mut self) {
-        assert!(self.reaping.take().is_some(), "a file was being reaped");
+        let ino = self.take();
+        self.stuck.remove(&ino);
     }
 
-    /// The file that was taken could not be reaped. It waits until `due`.
-    pub(crate) fn retry(&mut self, due: Duration) {
+    /// The file that was taken could not be reaped. It waits until `due`; with `stuck` it probably needs a
+    /// repair.
+    pub(crate) fn retry(&mut self, due: Duration, stuck: bool) {
+        let ino = self.take();
+        self.queue.insert((due, ino));
+        match stuck {
+            true => self.stuck.insert(ino),
+            false => self.stuck.remove(&ino),
+        };
+    }
+
+    fn take(&mut self) -> Ino {
         let ino = self.reaping.take();
         assert!(ino.is_some(), "a file was being reaped");
-        self.queue.extend(ino.map(|ino| (due, ino)));
+        ino.unwrap_or_default()
     }
 
-    /// True if no file waits and none is being reaped.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.reaping.is_none()
+    /// True if every file in the queue is stuck, and none is being reaped.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.reaping.is_none() && self.queue.iter().all(|(_, ino)| self.stuck.contains(ino))
     }
 }
 
@@ -126,15 +139,37 @@ mod tests {
         let mut order = Vec::new();
         while let Some((due, ino)) = files.first() {
             files.begin(due, ino);
-            assert!(!files.is_empty(), "one is being reaped");
+            assert!(!files.is_idle(), "one is being reaped");
             order.push((due.as_secs(), ino.0));
             // The first attempt at file 5 fails.
             match (due.as_secs(), ino.0) {
-                (2, 5) => files.retry(at(4)),
+                (2, 5) => files.retry(at(4), false),
                 _ => files.done(),
             }
         }
         assert_eq!(order, [(0, 9), (2, 5), (3, 1), (4, 5)]);
-        assert!(files.is_empty());
+        assert!(files.is_idle());
+    }
+
+    #[test]
+    fn a_file_that_is_stuck_holds_up_no_other_one() {
+        let at = Duration::from_secs;
+        let mut files = RemovedFiles::default();
+        files.push(at(1), Ino(1));
+        files.begin(at(1), Ino(1));
+        files.retry(at(600), true);
+        assert!(files.is_idle(), "nobody waits for a repair");
+        files.push(at(2), Ino(2));
+        assert!(!files.is_idle());
+        assert_eq!(files.first(), Some((at(2), Ino(2))));
+        files.begin(at(2), Ino(2));
+        files.done();
+        // After a repair it is queued again, and goes.
+        files.push(at(0), Ino(1));
+        for due in [0, 600] {
+            files.begin(at(due), Ino(1));
+            files.done();
+        }
+        assert!(files.is_idle() && files.first().is_none());
     }
 }

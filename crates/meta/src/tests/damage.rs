@@ -294,7 +294,8 @@ fn directories_have_one_name_and_no_circle() {
 /// stopped the process or kept it busy for ever.
 #[test]
 fn operations_on_damaged_inodes_end() {
-    let fields: [(&str, fn(&mut Inode, &Rows)); 9] = [
+    type Change = fn(&mut Inode, &Rows);
+    let fields: [(&str, Change); 9] = [
         ("the last truncate generation", |inode, _| inode.cut = u64::MAX / 2),
         ("no links", |inode, _| inode.nlink = 0),
         ("one link", |inode, _| inode.nlink = 1),

@@ -4,7 +4,7 @@ use crate::ChunkStore;
 use penstock_base::{FileKey, Ino, LocalBoxFuture};
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Owned, SpaceUsage, TargetCheck, all_maps, map_range};
 use penstock_kv::{Kv, MemKv, WriteSet};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,14 +17,16 @@ pub(super) struct MemChunks {
     generation: u64,
     /// The truncations, each with its file, first block and generation.
     pub(super) truncations: RefCell<Vec<(Ino, u64, u64)>>,
+    /// A file of which a block counts as free, so that it cannot be truncated.
+    pub(super) damaged: Cell<Option<Ino>>,
     /// Files that are known to be new and not removed.
     pub(super) made: RefCell<BTreeSet<Ino>>,
 }
 
 impl MemChunks {
     pub(super) fn new(kv: &Rc<MemKv>, generation: u64) -> Rc<Self> {
-        let (truncations, made) = Default::default();
-        Rc::new(Self { kv: kv.clone(), generation, truncations, made })
+        let (truncations, damaged, made) = Default::default();
+        Rc::new(Self { kv: kv.clone(), generation, truncations, damaged, made })
     }
 
     fn rows(&self, range: penstock_kv::Range) -> Vec<(ChunkKey, BTreeSet<u32>)> {
@@ -114,6 +116,9 @@ impl ChunkStore for MemChunks {
             Self::put(&mut writes, key, &of_chunk);
         }
         Box::pin(async move {
+            if self.damaged.get() == Some(file.ino) {
+                return Err(ChunkError::NotMarked { block: 9 });
+            }
             self.kv.commit(writes).await?;
             self.truncations.borrow_mut().push((file.ino, blocks.start, generation));
             Ok(())

@@ -119,6 +119,23 @@ fn a_crash_leaks_no_removed_file() {
 }
 
 #[test]
+fn a_damaged_file_waits_for_a_repair_and_holds_up_no_other_one() {
+    run(async |bed| {
+        let (damaged, other) = (file(bed, "damaged", 1).await, file(bed, "other", 1).await);
+        bed.chunks.damaged.set(Some(damaged));
+        bed.remove("damaged").await.unwrap();
+        bed.world.env().sleep(Duration::from_secs(1)).await;
+        bed.remove("other").await.unwrap();
+        bed.meta.wait_reaped().await;
+        assert!(is_gone(bed, other).await && !is_gone(bed, damaged).await);
+        bed.chunks.damaged.set(None);
+        bed.world.env().sleep(Duration::from_secs(1000)).await;
+        assert!(is_gone(bed, damaged).await, "it is tried again");
+        bed.check("the second attempt");
+    });
+}
+
+#[test]
 fn a_full_store_takes_the_removal() {
     run_with(1, 200_000, async |bed| {
         let ino = file(bed, "f", 2).await;

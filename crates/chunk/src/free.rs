@@ -355,8 +355,8 @@ impl Space {
 
     /// Changes the committed bitmap. Returns the rows of the groups that changed.
     ///
-    /// A run in both lists was allocated and then freed. Fails, and changes nothing, if a freed block counts as
-    /// free: the bitmap is damaged, or two files own the block.
+    /// A run in both lists was allocated and then freed. Fails, and changes nothing, if a freed block counts
+    /// as free: the bitmap is damaged, or two files own the block.
     pub(crate) fn commit(
         &mut self,
         allocated: &[Run],

@@ -17,9 +17,7 @@
 //!
 //! Not covered: before Linux 6.16 the kernel may drop a page while it still writes back a copy of it.
 
-use crate::leases::{Hold, Store};
 use crate::page_set::{PAGE_BYTES, PageSet, pages};
-use crate::session::Client;
 use penstock_base::{HashMap, Ino};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -71,11 +69,13 @@ impl DirectWrites {
         self.files.borrow_mut().get_mut(&ino).map(act)
     }
 
-    fn opened(&self, ino: Ino) {
+    /// Programs of this mount may write to a file from now on.
+    pub(crate) fn opened(&self, ino: Ino) {
         self.files.borrow_mut().entry(ino).or_default();
     }
 
-    fn closed(&self, ino: Ino) {
+    /// No program of this mount may write to a file any more.
+    pub(crate) fn closed(&self, ino: Ino) {
         self.files.borrow_mut().remove(&ino);
     }
 
@@ -113,6 +113,27 @@ impl DirectWrites {
         Unseen { writes: self.clone(), ino, write }
     }
 
+    /// True if a direct write of a file is done and the kernel may still have pages from before it.
+    pub(crate) fn has_unseen(&self, ino: Ino) -> bool {
+        self.file(ino, |file| !file.writes.is_empty()) == Some(true)
+    }
+
+    /// Waits until the kernel has dropped the pages from before all direct writes of a file that are done by
+    /// now.
+    pub(crate) async fn all_seen(&self, ino: Ino) {
+        let writes = self.file(ino, |file| file.writes.clone()).unwrap_or_default();
+        for write in writes {
+            loop {
+                let seen = self.seen.notified();
+                let is_there = |file: &mut File| file.writes.iter().any(|other| Rc::ptr_eq(other, &write));
+                if self.file(ino, is_there) != Some(true) {
+                    break;
+                }
+                seen.await;
+            }
+        }
+    }
+
     /// Puts the bytes of direct writes into a page that the kernel read before them and writes back now.
     pub(crate) fn renew(&self, ino: Ino, offset: u64, back: &mut [u8]) {
         self.file(ino, |file| file.writes.iter().for_each(|write| write.renew(offset, back)));
@@ -147,6 +168,11 @@ impl Write {
 }
 
 impl Unseen {
+    /// The bytes of the write.
+    pub(crate) fn bytes(&self) -> Range<u64> {
+        self.write.bytes.clone()
+    }
+
     /// True if the kernel has read any of the pages since the write.
     pub fn was_read(&self) -> bool {
         self.write.fresh.borrow().overlaps(&self.write.bytes)
@@ -158,52 +184,6 @@ impl Drop for Unseen {
         let Self { writes, ino, write } = self;
         writes.file(*ino, |file| file.writes.retain(|other| !Rc::ptr_eq(other, write)));
         writes.seen.notify_waiters();
-    }
-}
-
-impl Client {
-    /// Records that programs of this mount may write to a file from now on, or that none may any more.
-    pub fn note_open_for_writing(&self, ino: Ino, open: bool) {
-        if open { self.direct.opened(ino) } else { self.direct.closed(ino) }
-    }
-
-    /// True if a direct write of a file is done and the kernel may still have pages from before it.
-    pub fn has_unseen_writes(&self, ino: Ino) -> bool {
-        self.direct.file(ino, |file| !file.writes.is_empty()) == Some(true)
-    }
-
-    /// Waits until the kernel has dropped the pages from before all direct writes of a file that are done by
-    /// now.
-    pub async fn direct_writes_seen(&self, ino: Ino) {
-        let writes = self.direct.file(ino, |file| file.writes.clone()).unwrap_or_default();
-        for write in writes {
-            loop {
-                let seen = self.direct.seen.notified();
-                let is_there = |file: &mut File| file.writes.iter().any(|other| Rc::ptr_eq(other, &write));
-                if self.direct.file(ino, is_there) != Some(true) {
-                    break;
-                }
-                seen.await;
-            }
-        }
-    }
-
-    /// Tracks the reads of these bytes into the kernel's pages until the result is dropped
-    /// ([`Unseen::was_read`]).
-    pub fn watch_reads(&self, ino: Ino, bytes: Range<u64>) -> Unseen {
-        self.direct.note_write(ino, bytes, Contents::Any)
-    }
-
-    /// Makes the kernel drop the pages from before a direct write, which may be acknowledged then. Drops the
-    /// write's `hold` first, because a page may be locked for a request that waits for the lease. The result
-    /// keeps the lease as well.
-    pub async fn drop_old_pages(&self, hold: Hold, unseen: Unseen) -> Store {
-        let store = hold.store(unseen.write.bytes.clone());
-        drop(hold);
-        if let Some(cache) = self.leases.kernel_cache() {
-            cache.drop_pages(unseen.ino, unseen.write.bytes.clone()).await;
-        }
-        store
     }
 }
 

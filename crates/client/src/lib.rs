@@ -4,6 +4,10 @@
 //! until it has made them durable. It does not cache data; for a mount, the kernel's page cache does. Leases
 //! keep files consistent that other clients use too.
 //!
+//! A [`Client`] gives a [`Hold`] of a file, which keeps its lease; a hold gives a [`Reader`] or a [`Writer`],
+//! which have the file's I/O lock. Below them lies the session: its requests, the states of files, leases and
+//! locks, each a type with its own state.
+//!
 //! Invariants:
 //! - One write of a file runs at a time, so a block that two writes share is merged from both.
 //! - Bytes of a file's last block behind its end are zeros on the target before the file grows over them.
@@ -15,27 +19,45 @@
 //!   fsync of the file fails, once.
 #![forbid(unsafe_code)]
 
-mod calls;
-mod copy;
+mod blocks;
+mod client;
 mod direct;
-mod file;
+mod fetch;
+mod file_state;
+mod held_locks;
+mod hold;
+mod kernel;
+mod lease;
 mod lease_clock;
 mod leases;
 mod locks;
+mod losses;
 mod names;
 mod page_set;
-mod pages;
+mod reader;
+mod recent;
+mod restarts;
+mod revoke;
 mod session;
-mod settle;
 mod slots;
 mod space;
+mod sync;
 mod watch;
+mod writer;
 
-pub use copy::MOST_COPIED;
+pub use blocks::stage;
+pub use client::{Client, MOST_COPIED};
 pub use direct::Unseen;
-pub use file::{FileState, stage};
-pub use leases::{Hold, KernelCache, Ownership, Purpose, Store};
-pub use session::{Client, ClientLatency};
+pub use hold::Hold;
+pub use kernel::KernelCache;
+pub use lease::Purpose;
+pub use leases::{Ownership, Store};
+pub use reader::Reader;
+pub use session::ClientLatency;
+pub use writer::{Staged, Writer};
 
 pub use penstock_wire::Failure;
 pub use penstock_wire::names::{Attr, DirEntry, SetAttrRequest, StatFsReply};
+
+#[cfg(test)]
+mod tests;

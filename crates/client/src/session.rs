@@ -1,15 +1,22 @@
-//! The client's state and its session with the services.
+//! A session with the services: its requests, and everything that the client knows while it lasts.
+//!
+//! Every reply carries the generation of the service. If it changes, acknowledged changes that were not
+//! durable may be lost. The client keeps no copy of them. It marks the files, and names as a whole, and the
+//! next request to make them durable fails with EIO, once. Marks are set in the same step in which the new
+//! generation is seen, before the reply that carried it is used.
 
 use crate::direct::DirectWrites;
-use crate::file::FileState;
+use crate::file_state::Files;
+use crate::held_locks::Locks;
+use crate::kernel::Kernel;
 use crate::leases::Leases;
-use crate::locks::Locks;
-use crate::settle::Settled;
+use crate::recent::RecentSyncs;
+use crate::restarts::Restarts;
 use crate::slots::Slots;
-use crate::watch::Restarts;
-use penstock_base::{Env, HashMap, Histogram, Ino, KeyedLocks, Kind as Todo};
-use penstock_wire::names::{EmptyReply, HelloReply, HelloRequest};
-use penstock_wire::{Failure, Transport, VERSION};
+use penstock_base::{Buf, Env, Histogram, Ino, KeyedLocks, Kind as Todo};
+use penstock_wire::names::{HelloReply, HelloRequest};
+use penstock_wire::{Failure, Frame, Kind, Transport, VERSION};
+use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,73 +36,70 @@ pub struct ClientLatency {
 }
 
 impl ClientLatency {
-    pub(crate) fn of(&self, kind: penstock_wire::Kind) -> &Histogram {
+    fn of(&self, kind: Kind) -> &Histogram {
         match kind {
-            penstock_wire::Kind::Read => &self.read,
-            penstock_wire::Kind::Write => &self.write,
-            penstock_wire::Kind::Commit => &self.commit,
+            Kind::Read => &self.read,
+            Kind::Write => &self.write,
+            Kind::Commit => &self.commit,
             _ => &self.names,
         }
     }
 }
 
-/// A client of one file system.
-pub struct Client {
-    pub(crate) env: Env,
-    pub(crate) transport: Rc<dyn Transport>,
-    pub(crate) session: u64,
-    pub(crate) slots: Slots,
-    pub(crate) restarts: Restarts,
-    pub(crate) root: Ino,
-    pub(crate) files: RefCell<HashMap<Ino, Rc<RefCell<FileState>>>>,
-    pub(crate) settled: Settled,
-    pub(crate) leases: Rc<Leases>,
-    pub(crate) locks: Locks,
+/// A session of a client. Its parts own their state; this sends requests and takes in the generations of
+/// replies.
+pub(crate) struct Session {
+    env: Env,
+    transport: Rc<dyn Transport>,
+    number: Cell<u64>,
+    slots: Slots,
+    restarts: Restarts,
+    files: Files,
+    recent: RecentSyncs,
+    leases: Rc<Leases>,
+    kernel: Kernel,
+    locks: Locks,
+    direct: Rc<DirectWrites>,
     /// The I/O lock of each file: shared for reads, exclusive for writes.
-    pub(crate) turns: KeyedLocks<Ino>,
-    pub(crate) direct: Rc<DirectWrites>,
+    turns: KeyedLocks<Ino>,
     /// Lets one sync of a file run at a time.
-    pub(crate) settling: KeyedLocks<Ino>,
+    syncing: KeyedLocks<Ino>,
     /// Files with changes that were sent since the last `Sync` request.
-    pub(crate) unsynced: RefCell<Vec<Ino>>,
+    unsynced: RefCell<Vec<Ino>>,
     /// Locked shared while a file is opened or closed, and exclusively while the open files are reclaimed.
-    pub(crate) opening: RwLock<()>,
-    pub(crate) closed: Cell<bool>,
-    pub(crate) latency: ClientLatency,
+    opening: RwLock<()>,
+    is_closed: Cell<bool>,
+    latency: ClientLatency,
 }
 
-impl Client {
-    /// Begins a session. `name` identifies the client for people.
-    pub async fn connect(env: &Env, transport: Rc<dyn Transport>, name: &str) -> Result<Rc<Self>, Failure> {
-        Self::connect_to_mount(env, transport, name, "").await
-    }
-
-    /// Begins a session of a mount. `name` and `mount`, its path, are shown to people.
-    pub async fn connect_to_mount(
+impl Session {
+    /// Begins a session of a client with this name, at this mount point. Returns it, its root directory and
+    /// its lease time, if it has one.
+    pub(crate) async fn begin(
         env: &Env,
         transport: Rc<dyn Transport>,
         name: &str,
         mount: &str,
-    ) -> Result<Rc<Self>, Failure> {
-        let mut client = Self {
+    ) -> Result<(Rc<Self>, Ino, Option<Duration>), Failure> {
+        let session = Rc::new(Self {
             env: env.clone(),
             transport,
-            session: 0,
+            number: Cell::new(0),
             slots: Slots::new(),
             restarts: Restarts::default(),
-            root: Ino(0),
-            files: RefCell::default(),
-            settled: Settled::default(),
+            files: Files::default(),
+            recent: RecentSyncs::default(),
             leases: Rc::default(),
+            kernel: Kernel::new(env),
             locks: Locks::default(),
-            turns: KeyedLocks::default(),
             direct: Rc::default(),
-            settling: KeyedLocks::default(),
+            turns: KeyedLocks::default(),
+            syncing: KeyedLocks::default(),
             unsynced: RefCell::default(),
             opening: RwLock::default(),
-            closed: Cell::new(false),
+            is_closed: Cell::new(false),
             latency: ClientLatency::default(),
-        };
+        });
         let version = u32::from(VERSION);
         let hello = HelloRequest {
             oldest_version: version,
@@ -104,49 +108,283 @@ impl Client {
             mount: mount.to_owned(),
         };
         let sent = env.now();
-        let reply: HelloReply = client.ask(penstock_wire::Kind::Hello, &hello).await?;
-        client.session = reply.session;
-        client.root = Ino(reply.root);
-        let client = Rc::new(client);
-        env.spawn("client settle", Box::pin(client.clone().settle_task()));
-        env.spawn("client watch", Box::pin(client.clone().watch_task()));
-        if reply.lease_ms > 0 {
-            let lease = Duration::from_millis(reply.lease_ms.into());
-            client.leases.clock.begin(env, lease, sent);
-            env.spawn("client lease", Box::pin(client.clone().lease_task(lease)));
-            env.spawn("client lapse", Box::pin(client.clone().lapse_task()));
+        let reply: HelloReply = session.ask(Kind::Hello, &hello).await?;
+        session.number.set(reply.session);
+        let lease = (reply.lease_ms > 0).then(|| Duration::from_millis(reply.lease_ms.into()));
+        if let Some(lease) = lease {
+            session.leases.clock().begin(env, lease, sent);
         }
-        Ok(client)
+        Ok((session, Ino(reply.root), lease))
     }
 
-    /// Returns the latencies of the client's requests.
-    pub fn latency(&self) -> &ClientLatency {
+    pub(crate) fn env(&self) -> &Env {
+        &self.env
+    }
+
+    /// The number of the session.
+    pub(crate) fn number(&self) -> u64 {
+        self.number.get()
+    }
+
+    pub(crate) fn restarts(&self) -> &Restarts {
+        &self.restarts
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    pub(crate) fn recent(&self) -> &RecentSyncs {
+        &self.recent
+    }
+
+    pub(crate) fn leases(&self) -> &Rc<Leases> {
+        &self.leases
+    }
+
+    pub(crate) fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.locks
+    }
+
+    pub(crate) fn direct(&self) -> &Rc<DirectWrites> {
+        &self.direct
+    }
+
+    /// The I/O lock of each file.
+    pub(crate) fn turns(&self) -> &KeyedLocks<Ino> {
+        &self.turns
+    }
+
+    /// The lock of each file under which one sync runs at a time.
+    pub(crate) fn syncing(&self) -> &KeyedLocks<Ino> {
+        &self.syncing
+    }
+
+    /// The lock under which files are opened, closed and reclaimed.
+    pub(crate) fn opening(&self) -> &RwLock<()> {
+        &self.opening
+    }
+
+    pub(crate) fn latency(&self) -> &ClientLatency {
         &self.latency
     }
 
-    /// Returns the number of the session.
-    pub fn session(&self) -> u64 {
-        self.session
+    /// Marks the session as ended by this client.
+    pub(crate) fn close(&self) {
+        self.is_closed.set(true);
     }
 
-    /// Returns the inode of the root directory.
-    pub fn root(&self) -> Ino {
-        self.root
+    /// True if this client has ended the session, or the service has.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_closed.get() || self.restarts.has_ended()
     }
 
-    /// Returns the wall-clock time in nanoseconds since 1970.
-    pub fn now_ns(&self) -> i64 {
-        self.env.wall_ns()
+    /// Sends a request that may be repeated without harm.
+    pub(crate) async fn ask<R: Message + Default>(
+        &self,
+        kind: Kind,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let (body, _) = self.exchange(kind, 0, body.encode_to_vec(), Vec::new()).await?;
+        decode(&body)
     }
 
-    /// Makes everything durable and ends the session.
-    pub async fn close(&self) -> Result<(), Failure> {
-        let result = self.sync_all().await;
-        self.closed.set(true);
-        match self.ask::<EmptyReply>(penstock_wire::Kind::End, &EmptyReply {}).await {
-            // The request was repeated, because the connection was lost together with the first answer.
-            Err(failure) if failure.kind == Todo::Ended => result,
-            ended => result.and(ended.map(drop)),
+    /// Sends a request that makes a change and must be executed once: it has a slot in the session. The
+    /// change is durable after the next `Sync` request.
+    pub(crate) async fn change<R: Message + Default>(
+        &self,
+        kind: Kind,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let reply = self.once(kind, body).await?;
+        self.restarts.changed();
+        Ok(reply)
+    }
+
+    /// Sends a change of an inode's attributes. If a restart loses the change, every fsync of the file
+    /// reports that, provided that its state is known here.
+    pub(crate) async fn change_inode<R: Message + Default>(
+        &self,
+        kind: Kind,
+        ino: Ino,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let reply = self.change(kind, body).await?;
+        self.note_unsynced(ino);
+        Ok(reply)
+    }
+
+    /// Sends a request that must be executed once, for state in memory only that need not become durable.
+    pub(crate) async fn once<R: Message + Default>(
+        &self,
+        kind: Kind,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        loop {
+            let slot = self.slots.take().await?;
+            let done = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
+            // Another client may need the slot before it proceeds.
+            drop(slot);
+            match done {
+                Err(failure) if failure.is_ask_again() => {}
+                done => return decode(&done?.0),
+            }
         }
     }
+
+    /// Sends the size and time of a file that is being synced, in a reserved slot. Other clients may wait for
+    /// this sync while all other requests of this client wait for them.
+    pub(crate) async fn sync_once<R: Message + Default>(
+        &self,
+        kind: Kind,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let slot = self.slots.take_reserved().await?;
+        let (body, _) = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await?;
+        decode(&body)
+    }
+
+    /// Sends a request of the data path.
+    pub(crate) async fn data(
+        &self,
+        kind: Kind,
+        body: Vec<u8>,
+        payload: Vec<Buf>,
+    ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
+        self.exchange(kind, 0, body, payload).await
+    }
+
+    async fn exchange(
+        &self,
+        kind: Kind,
+        sequence: u64,
+        body: Vec<u8>,
+        payload: Vec<Buf>,
+    ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
+        self.restarts.check_lives()?;
+        let mut frame = Frame::request(kind, body, payload);
+        frame.header.session = self.number.get();
+        frame.header.sequence = sequence;
+        loop {
+            let sent = self.env.now();
+            let called = self.transport.call(frame.clone());
+            let reply = self.latency.of(kind).time(&self.env, called).await?;
+            let start = reply.header.generation;
+            self.note_generation(start);
+            let result = reply.into_result();
+            match &result {
+                Ok(_) => self.leases.clock().answered(sent),
+                Err(failure) => self.note_failure(failure),
+            }
+            if !is_about_the_session(kind) {
+                self.in_lease().await?;
+            }
+            // The request may have waited across a restart. Grants and counts of an earlier start mean
+            // nothing to the present one, so such a reply is treated as lost.
+            if start == 0 || self.restarts.generation() == Some(start) {
+                return result;
+            }
+        }
+    }
+
+    /// Waits while the session's lease time has run out. Fails if the session has ended.
+    pub(crate) async fn in_lease(&self) -> Result<(), Failure> {
+        self.leases.clock().running(|| self.is_over()).await;
+        self.restarts.check_lives()
+    }
+
+    /// Runs several requests under one start of the service, because a restart may lose the first ones. They
+    /// are repeated if the service restarted meanwhile.
+    pub(crate) async fn under_one_start<T>(
+        &self,
+        act: impl AsyncFn() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        loop {
+            let generation = self.restarts.generation();
+            let done = act().await?;
+            if generation == self.restarts.generation() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Records that the session has ended. Logs that once, unless this client ended it.
+    fn note_failure(&self, failure: &Failure) {
+        if failure.kind == Todo::Ended && self.restarts.end() && !self.is_closed.get() {
+            tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
+            self.leases.clock().end();
+            // The kernel uses pages that it has without asking the client.
+            self.open_files().into_iter().for_each(|ino| self.kernel.drop_pages_soon(ino));
+        }
+    }
+
+    /// Files that programs have open, or of which the kernel has pages that programs change in mappings.
+    pub(crate) fn open_files(&self) -> Vec<Ino> {
+        self.files.select(|state| state.opens() > 0 || state.is_mapped())
+    }
+
+    /// Takes in the generation in a reply, and marks losses if the service restarted.
+    fn note_generation(&self, generation: u64) {
+        if !self.restarts.is_restart(generation) {
+            return;
+        }
+        let mut files = 0;
+        self.files.for_each(|ino, state| {
+            // The end may result from a lost write of another client.
+            state.note_lost_end();
+            state.make_stale();
+            let loses = state.can_lose();
+            if loses {
+                state.lose();
+                files += 1;
+            }
+            if loses || state.is_mapped() {
+                // The kernel's pages and its size may include lost changes.
+                self.kernel.drop_pages_soon(ino);
+            }
+        });
+        let names = self.restarts.lose_names();
+        self.unsynced.borrow_mut().clear();
+        self.leases.restarted();
+        tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
+    }
+
+    /// Records that a change of a file was sent that the next `Sync` request makes durable.
+    pub(crate) fn note_unsynced(&self, ino: Ino) {
+        if self.files.with(ino, |state| state.sent_change()) == Some(true) {
+            self.unsynced.borrow_mut().push(ino);
+        }
+    }
+
+    /// Takes the files whose changes the next `Sync` request makes durable.
+    pub(crate) fn take_unsynced(&self) -> Vec<Ino> {
+        self.unsynced.take()
+    }
+
+    /// Returns such files after a `Sync` request failed.
+    pub(crate) fn put_back_unsynced(&self, files: Vec<Ino>) {
+        self.unsynced.borrow_mut().extend(files);
+    }
+
+    /// Records that a `Sync` request made a file's changes durable.
+    pub(crate) fn note_synced(&self, ino: Ino) {
+        // Unless it was changed again while the request was in flight.
+        if !self.unsynced.borrow().contains(&ino) {
+            self.files.with(ino, |state| state.changes_are_durable());
+        }
+        self.files.forget_idle(ino);
+    }
+}
+
+/// True for a request whose answer has no information about files.
+fn is_about_the_session(kind: Kind) -> bool {
+    matches!(kind, Kind::Hello | Kind::Ping | Kind::Watch | Kind::End)
+}
+
+fn decode<R: Message + Default>(body: &[u8]) -> Result<R, Failure> {
+    R::decode(body).map_err(|error| Failure::new(Todo::Internal, format!("reply: {error}")))
 }

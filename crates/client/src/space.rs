@@ -1,40 +1,37 @@
 //! Space of files: preallocate, zero and punch ranges.
 
-use crate::direct::Contents;
-use crate::file::{BLOCK, CUTS_MOST, end_of, stage};
-use crate::leases::Purpose;
-use crate::session::Client;
-use penstock_base::{Ino, Kind as Todo};
+use crate::blocks::{BLOCK, Blocks, end_of};
+use crate::direct::{Contents, Unseen};
+use crate::writer::{CUTS_MOST, Staged, Writer};
+use penstock_base::Kind as Todo;
 use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
 use penstock_wire::names::SetAttrRequest;
 use penstock_wire::{Failure, Kind};
 use std::ops::Range;
 
-impl Client {
+impl Writer<'_> {
     /// Changes the space of `len` bytes at `offset`. Writing to preallocated space needs no further space,
     /// even after a restart, once the file is synced. The size stays with `keep_size`, and always when
-    /// punching.
+    /// punching. If the kernel may have pages from before it, the caller gets an [`Unseen`].
     pub async fn change_space(
         &self,
-        ino: Ino,
         offset: u64,
         len: u64,
         change: SpaceChange,
         keep_size: bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<Unseen>, Failure> {
+        let Blocks { session, ino } = self.blocks;
         let end = end_of(offset, len)?;
         if len == 0 {
             return Err(Failure::new(Todo::Invalid, "a range without bytes"));
         }
-        let hold = self.hold(ino, Purpose::Write).await?;
-        let turn = self.turns.exclusive(ino).await;
         let mut attempt = 1;
         let size = loop {
-            let (file, generation) = (self.file(ino).await?, self.restarts.generation());
-            let size = file.borrow().size;
-            match self.change_within(ino, offset..end, change, size).await {
+            let (file, generation) = (session.state(ino).await?, session.restarts().generation());
+            let size = file.borrow().size();
+            match self.change_within(offset..end, change, size).await {
                 Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => {
-                    file.borrow_mut().stale = true;
+                    file.borrow_mut().make_stale();
                     attempt += 1;
                     continue;
                 }
@@ -42,70 +39,60 @@ impl Client {
             }
             let mut state = file.borrow_mut();
             // Acknowledged under one start of the service; otherwise repeated.
-            if generation == self.restarts.generation() && !state.stale {
-                state.mtime_ns = Some(self.env.wall_ns());
-                state.writes += 1;
+            if generation == session.restarts().generation() && !state.is_stale() {
+                state.changed(session.env().wall_ns());
                 break size;
             }
         };
-        let zeroed = change != SpaceChange::Reserve && self.direct.may_be_read(ino, &(offset..end));
-        let unseen = zeroed.then(|| self.direct.note_write(ino, offset..end, Contents::Zeros));
+        let zeroed = change != SpaceChange::Reserve && session.direct().may_be_read(ino, &(offset..end));
+        let unseen = zeroed.then(|| session.direct().note_write(ino, offset..end, Contents::Zeros));
         if !keep_size && change != SpaceChange::Punch && end > size {
             let request = SetAttrRequest { ino: ino.0, ..SetAttrRequest::default() };
             self.resize(request, end).await?;
         }
-        drop(turn);
-        if let Some(unseen) = unseen {
-            self.drop_old_pages(hold, unseen).await;
-        }
-        Ok(())
+        Ok(unseen)
     }
 
     /// Changes the space of a range of a file of `size` bytes. The size stays.
-    async fn change_within(
-        &self,
-        ino: Ino,
-        range: Range<u64>,
-        change: SpaceChange,
-        size: u64,
-    ) -> Result<(), Failure> {
+    async fn change_within(&self, range: Range<u64>, change: SpaceChange, size: u64) -> Result<(), Failure> {
         let (offset, end) = (range.start, range.end);
         if change != SpaceChange::Punch {
-            self.change_blocks(ino, offset / BLOCK..end.div_ceil(BLOCK), SpaceChange::Reserve).await?;
+            self.change_blocks(offset / BLOCK..end.div_ceil(BLOCK), SpaceChange::Reserve).await?;
         }
         if change != SpaceChange::Reserve {
             let inner = inner_blocks(range, size);
             // The rest of the range lies in blocks that it covers only in part.
             let (head, tail) = (offset..end.min(inner.start * BLOCK), offset.max(inner.end * BLOCK)..end);
             if !inner.is_empty() {
-                self.change_blocks(ino, inner, change).await?;
+                self.change_blocks(inner, change).await?;
             }
             for part in [head, tail] {
-                self.zero_bytes(ino, part.start..part.end.min(size)).await?;
+                self.zero_bytes(part.start..part.end.min(size)).await?;
             }
         }
         Ok(())
     }
 
-    async fn change_blocks(&self, ino: Ino, blocks: Range<u64>, change: SpaceChange) -> Result<(), Failure> {
-        let cut = self.file(ino).await?.borrow().cut;
+    async fn change_blocks(&self, blocks: Range<u64>, change: SpaceChange) -> Result<(), Failure> {
+        let Blocks { session, ino } = self.blocks;
+        let cut = session.state(ino).await?.borrow().cut();
         let space = SpaceRef { branch: 0, ino, change, from: blocks.start, until: blocks.end, cut };
-        self.data(Kind::Space, encode_space(&space), Vec::new()).await.map(|_| ())
+        session.data(Kind::Space, encode_space(&space), Vec::new()).await.map(|_| ())
     }
 
     /// Writes zeros over the range, which is in at most two blocks. Does nothing if it reads as zeros
     /// already, so that holes stay holes.
-    async fn zero_bytes(&self, ino: Ino, bytes: Range<u64>) -> Result<(), Failure> {
+    async fn zero_bytes(&self, bytes: Range<u64>) -> Result<(), Failure> {
         if bytes.is_empty() {
             return Ok(());
         }
         let len = bytes.end - bytes.start;
-        let found = self.read_locked(ino, bytes.start, len).await?;
+        assert!(len <= 2 * BLOCK, "whole blocks are zeroed without a write");
+        let found = self.blocks.read_bytes(bytes.start, len).await?;
         if found.iter().all(|part| part.iter().all(|byte| *byte == 0)) {
             return Ok(());
         }
-        let zeros = vec![0; len as usize];
-        self.write_locked(ino, bytes.start, stage(bytes.start, &zeros), zeros.len()).await
+        self.write(bytes.start, Staged::of(bytes.start, &vec![0; len as usize])).await
     }
 }
 

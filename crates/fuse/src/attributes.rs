@@ -150,8 +150,8 @@ impl Session {
         let sizes = valid(fattr::SIZE);
         let fail = |failure| errno(&failure);
         // The guard lasts until the reply is sent.
-        request.hold = Some(self.client.hold_to_set(&change).await.map_err(fail)?);
-        let attr = self.client.set_attr_held(change).await.map_err(fail)?;
+        let hold = request.hold.insert(self.client.hold_to_set(&change).await.map_err(fail)?);
+        let attr = hold.set_attr(change).await.map_err(fail)?;
         match sizes {
             true => self.cache.sizes.is_cut(Ino(attr.ino), attr.size),
             false => self.cache.is_answered(Ino(attr.ino), attr.size),

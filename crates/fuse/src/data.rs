@@ -9,8 +9,8 @@ use crate::deferred::Deferral;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use futures_util::future::{Either, select};
-use penstock_base::{BufMut, HeldRange, Ino};
-use penstock_client::{KernelCache, MOST_COPIED, Purpose};
+use penstock_base::{HeldRange, Ino};
+use penstock_client::{Hold, KernelCache, MOST_COPIED, Purpose, Staged};
 use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
 use rustix::fs::{FallocateFlags, OFlags};
@@ -48,12 +48,12 @@ impl Session {
         let hold = hold.map_err(|failure| errno(&failure))?;
         let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
         let result = match pages {
-            true => self.client.read_pages_held(ino, offset, size.into()).await,
-            false => self.client.read_held(ino, offset, size.into()).await,
+            true => hold.reader().await.read_pages(offset, size.into()).await,
+            false => hold.reader().await.read(offset, size.into()).await,
         };
         if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) {
             // The kernel zeros what lies in this page behind the size that it knows, or never writes it back.
-            let end = self.client.size_held(ino).await.map_err(|failure| errno(&failure))?;
+            let end = hold.size().await.map_err(|failure| errno(&failure))?;
             self.tell_before_read(&hold, ino, end).await;
         }
         let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
@@ -76,22 +76,23 @@ impl Session {
 
     pub(crate) async fn write(&self, request: &mut Request) -> Result<Answer, Errno> {
         let WriteIn { fh, offset, write_flags, flags, .. } = request.argument()?;
-        let (data, len) = request.data.take().ok_or(Errno::IO)?;
+        let staged = request.data.take().ok_or(Errno::IO)?;
+        let len = staged.len;
         let ino = self.ino(request);
         let fail = |failure| errno(&failure);
         if write_flags & WRITE_CACHE != 0 {
-            return self.write_page(request, offset, (data, len), write_flags).await;
+            return self.write_page(request, offset, staged, write_flags).await;
         }
         let flags = OFlags::from_bits_retain(flags);
         let through_pages = self.writes_through_pages(fh, flags);
         let hold = self.client.hold(ino, Purpose::Write).await.map_err(fail)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
-            self.drop_set_id(ino).await.map_err(fail)?;
+            self.drop_set_id(&hold, ino).await.map_err(fail)?;
         }
         self.drop_capability(ino).await.map_err(fail)?;
         let mut unseen = None;
         if flags.contains(OFlags::APPEND) {
-            let (at, written) = self.client.append_held(ino, offset, data, len).await.map_err(fail)?;
+            let (at, written) = hold.writer().await.append(offset, staged).await.map_err(fail)?;
             // Bytes written through the page cache are already in its pages.
             unseen = written.filter(|_| !through_pages);
             if at != offset {
@@ -105,16 +106,16 @@ impl Session {
                 self.cache.sizes.reaches(ino, offset + len as u64);
             }
         } else if through_pages {
-            self.client.write_held(ino, offset, data, len).await.map_err(fail)?;
+            hold.writer().await.write(offset, staged).await.map_err(fail)?;
             self.cache.sizes.reaches(ino, offset + len as u64);
         } else {
-            unseen = self.client.write_direct_held(ino, offset, data, len).await.map_err(fail)?;
+            unseen = hold.writer().await.write_direct(offset, staged).await.map_err(fail)?;
         }
         // Only full pages: a page that was written in part cannot serve reads.
         let page = penstock_base::BLOCK_BYTES as u64;
         hold.serves(offset.next_multiple_of(page)..(offset + len as u64) / page * page);
         match unseen {
-            Some(unseen) => request.store = Some(self.client.drop_old_pages(hold, unseen).await),
+            Some(unseen) => request.store = Some(hold.drop_old_pages(unseen).await),
             None => request.hold = Some(hold),
         }
         // The kernel sends an FSYNC itself only after writes that go through its pages.
@@ -156,10 +157,11 @@ impl Session {
         &self,
         request: &mut Request,
         offset: u64,
-        (data, len): (BufMut, usize),
+        staged: Staged,
         write_flags: u32,
     ) -> Result<Answer, Errno> {
         let ino = self.ino(request);
+        let len = staged.len;
         let written = || Answer::of(&WriteOut { size: len as u32, padding: 0 });
         let bytes = offset..offset.saturating_add(len as u64);
         let mark = self.cache.deferred.mark();
@@ -167,9 +169,9 @@ impl Session {
             self.cache.deferred.earlier(mark, ino, bytes.clone()).await;
             let hold = self.client.hold(ino, Purpose::Page).await?;
             if write_flags & WRITE_KILL_SUIDGID != 0 {
-                self.drop_set_id(ino).await?;
+                self.drop_set_id(&hold, ino).await?;
             }
-            self.client.write_page_held(ino, offset, data, len).await?;
+            hold.writer().await.write_page(offset, staged).await?;
             Ok::<_, Failure>(hold)
         });
         let done = match select(work.as_mut(), pin!(self.client.lapsed())).await {
@@ -241,16 +243,15 @@ impl Session {
     /// must go.
     async fn drop_privileges(&self, request: &Request, ino: Ino) -> Result<(), Failure> {
         if request.header.uid != 0 {
-            let _hold = self.client.hold(ino, Purpose::Write).await?;
-            self.drop_set_id(ino).await?;
+            let hold = self.client.hold(ino, Purpose::Write).await?;
+            self.drop_set_id(&hold, ino).await?;
         }
         self.drop_capability(ino).await
     }
 
-    /// Clears the set-id bits, and drops the kernel's attributes, which still contain them. The caller has
-    /// the file's lease.
-    async fn drop_set_id(&self, ino: Ino) -> Result<(), Failure> {
-        if self.client.drop_set_id(ino).await? {
+    /// Clears the set-id bits, and drops the kernel's attributes, which still contain them.
+    async fn drop_set_id(&self, hold: &Hold, ino: Ino) -> Result<(), Failure> {
+        if hold.drop_set_id().await? {
             self.cache.drop_attributes(ino).await;
         }
         Ok(())

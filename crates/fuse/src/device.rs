@@ -10,7 +10,7 @@ use crate::MAX_WRITE_BYTES;
 use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
 use crate::reads::InFlight;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
-use penstock_client::{Hold, Store, stage};
+use penstock_client::{Hold, Staged, Store};
 use penstock_worker::Readiness;
 use rustix::io::Errno;
 use std::fs::File;
@@ -47,8 +47,8 @@ pub(crate) struct Request {
     pub(crate) header: InHeader,
     /// The bytes after the header, without the data of a WRITE.
     pub(crate) body: Vec<u8>,
-    /// The data of a WRITE, padded to full blocks, and its length in bytes.
-    pub(crate) data: Option<(BufMut, usize)>,
+    /// The data of a WRITE.
+    pub(crate) data: Option<Staged>,
     /// A lease guard that lasts until the reply is sent.
     pub(crate) hold: Option<Hold>,
     /// A lease guard that lasts until the reply is sent, for requests that drop pages before the reply.
@@ -85,16 +85,16 @@ impl Inbox {
         Self { head: [0; WRITE_HEAD_BYTES], data: BufMut::recycled(MAX_WRITE_BYTES as usize) }
     }
 
-    /// Returns the data of a WRITE to `offset`, padded to full blocks.
-    fn take_data(&mut self, offset: u64, len: usize) -> BufMut {
+    /// Returns the data of a WRITE to `offset`.
+    fn take_data(&mut self, offset: u64, len: usize) -> Staged {
         let aligned = offset.is_multiple_of(BLOCK_BYTES as u64);
         if !aligned || len < HAND_ON_BYTES {
-            return stage(offset, &self.data.as_ref()[..len]);
+            return Staged::of(offset, &self.data.as_ref()[..len]);
         }
         let mut data = std::mem::replace(&mut self.data, BufMut::recycled(MAX_WRITE_BYTES as usize));
         data.truncate(len.next_multiple_of(BLOCK_BYTES));
         data.as_mut()[len..].fill(0);
-        data
+        Staged { blocks: data, len }
     }
 }
 
@@ -140,7 +140,7 @@ impl Device {
             if write.size as usize != beyond {
                 return Err(invalid("has another data length than it says"));
             }
-            Some((inbox.take_data(write.offset, beyond), beyond))
+            Some(inbox.take_data(write.offset, beyond))
         } else {
             body.extend_from_slice(&inbox.data.as_ref()[..beyond]);
             None

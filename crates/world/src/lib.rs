@@ -289,7 +289,7 @@ impl Machine {
     /// (`others`); and anything on a member that is recorded as stale.
     pub async fn fsync(&self, ino: Ino, others: bool) -> Result<(), Failure> {
         // A file without unsynced writes needs no flush.
-        let marks = if self.client.is_unsettled(ino) { self.active_disks() } else { Vec::new() };
+        let marks = if self.client.is_unsynced(ino) { self.active_disks() } else { Vec::new() };
         self.client.fsync(ino).await?;
         let after = self.active_disks();
         for (disk, mark) in marks {

@@ -3,7 +3,7 @@
 use crate::remote::{Way, make, on_machine};
 use crate::shared::{drop_all, end, open, several};
 use penstock_base::{Env, Ino, LocalBoxFuture};
-use penstock_client::{Client, KernelCache, Purpose, stage};
+use penstock_client::{Client, KernelCache, Purpose, Staged};
 use penstock_wire::data::SpaceChange;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -68,7 +68,7 @@ impl Kernel {
             _ => {
                 let at = (page * PAGE) as u64;
                 let hold = client.hold_to_fill(self.ino, at..at + PAGE as u64).await.unwrap();
-                let parts = client.read_pages_held(self.ino, at, PAGE as u64).await.unwrap();
+                let parts = hold.reader().await.read_pages(at, PAGE as u64).await.unwrap();
                 self.env.sleep(Duration::from_micros(30)).await;
                 hold.serves(at..at + PAGE as u64);
                 (parts.iter().flat_map(|part| part.to_vec()).collect(), false)
@@ -79,7 +79,7 @@ impl Kernel {
     async fn write_back(&self, client: &Client, page: usize, bytes: &[u8]) {
         let at = (page * PAGE) as u64;
         let hold = client.hold(self.ino, Purpose::Page).await.unwrap();
-        client.write_page_held(self.ino, at, stage(at, bytes), PAGE).await.unwrap();
+        hold.writer().await.write_page(at, Staged::of(at, bytes)).await.unwrap();
         drop(hold);
     }
 
@@ -123,9 +123,10 @@ impl Kernel {
                 client.change_space(self.ino, at, 8, SpaceChange::Punch, true).await.unwrap();
             } else {
                 let hold = client.hold(self.ino, Purpose::Write).await.unwrap();
-                let bytes = stage(at, &written.to_le_bytes());
-                if let Some(unseen) = client.write_direct_held(self.ino, at, bytes, 8).await.unwrap() {
-                    client.drop_old_pages(hold, unseen).await;
+                let bytes = Staged::of(at, &written.to_le_bytes());
+                let unseen = hold.writer().await.write_direct(at, bytes).await.unwrap();
+                if let Some(unseen) = unseen {
+                    hold.drop_old_pages(unseen).await;
                 }
             }
             let (bytes, changed) = self.fault(&client, page).await;

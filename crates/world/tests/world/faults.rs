@@ -65,7 +65,7 @@ impl Mapped {
             self.set(page..page + ahead, Page::Locked);
             let bytes = page as u64 * PAGE..(page + ahead) as u64 * PAGE;
             let hold = client.hold_to_fill(self.ino, bytes.clone()).await.unwrap();
-            let parts = client.read_held(self.ino, bytes.start, bytes.end - bytes.start).await.unwrap();
+            let parts = hold.reader().await.read(bytes.start, bytes.end - bytes.start).await.unwrap();
             let found: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
             hold.serves(bytes);
             for (at, contents) in found.chunks(PAGE as usize).enumerate() {

@@ -3,7 +3,7 @@
 use crate::machine::{Machine, Site, on_machine};
 use crate::model::{Model, list, make_file, pattern, read_all};
 use penstock_base::Ino;
-use penstock_client::{Failure, SetAttrRequest};
+use penstock_client::{Failure, Purpose, SetAttrRequest};
 use penstock_sim::World;
 use penstock_wire::names::{MakeRequest, RenameRequest, XattrRequest};
 
@@ -329,7 +329,7 @@ fn set_id_bits_fall_where_they_mean_something() {
         for (before, after) in [(0o6755, 0o755), (0o4600, 0o600), (0o2644, 0o2644)] {
             let mode = SetAttrRequest { ino: ino.0, mode: Some(before), ..Default::default() };
             client.set_attr(mode).await.unwrap();
-            client.drop_set_id(ino).await.unwrap();
+            client.hold(ino, Purpose::Write).await.unwrap().drop_set_id().await.unwrap();
             assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o7777, after, "of {before:o}");
         }
         // Bits that are requested in the same step as a new owner stay.

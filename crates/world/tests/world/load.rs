@@ -275,7 +275,7 @@ impl Load {
         let image = self.files.borrow()[&ino].acknowledged;
         let states: Vec<u64> = self.trees.borrow().iter().map(|tree| tree.acknowledged).collect();
         // Chunks of other files may be written at this time, even if no task waits for them.
-        let waits = |other: &u64| *other != ino && machine.client.is_unsettled(Ino(*other));
+        let waits = |other: &u64| *other != ino && machine.client.is_unsynced(Ino(*other));
         let others = self.running.get() > 1 || self.files.borrow().keys().any(waits);
         machine.fsync(Ino(ino), others).await?;
         if let Some(file) = self.files.borrow_mut().get_mut(&ino) {

@@ -739,7 +739,7 @@ fn what_cannot_be_settled_is_lost_and_told() {
         let read = timeout(&machine.env, Duration::from_secs(60), read).await.expect("the lease comes");
         assert!(read.is_ok());
         let synced = client.fsync(ino).await;
-        assert!(!client.is_unsettled(ino));
+        assert!(!client.is_unsynced(ino));
         assert_eq!(synced.unwrap_err().errno, EIO);
         assert!(client.fsync(ino).await.is_ok(), "it is told once");
         remote.close();

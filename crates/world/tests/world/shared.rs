@@ -4,7 +4,7 @@ use crate::machine::{Machine, Site};
 use crate::remote::{Way, make, on_machine, read, request_of, restart};
 use futures_util::future::join_all;
 use penstock_base::{Ino, LocalBoxFuture};
-use penstock_client::{Client, Failure, KernelCache, Purpose, stage};
+use penstock_client::{Client, Failure, KernelCache, Purpose, Staged};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
@@ -115,7 +115,7 @@ impl Pages {
             return Ok(kept.clone());
         }
         let hold = client.hold(ino, Purpose::Read).await?;
-        let parts = client.read_held(ino, 0, len).await?;
+        let parts = hold.reader().await.read(0, len).await?;
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
         self.files.borrow_mut().insert(ino, bytes.clone());
         hold.serves(0..len);
@@ -130,7 +130,7 @@ impl Pages {
         self.resizing.set(true);
         let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
         let hold = client.hold_to_set(&change).await.unwrap();
-        assert_eq!(client.set_attr_held(change).await.unwrap().size, size);
+        assert_eq!(hold.set_attr(change).await.unwrap().size, size);
         if let Some(kept) = self.files.borrow_mut().get_mut(&ino) {
             kept.resize(size as usize, 0);
         }
@@ -141,8 +141,7 @@ impl Pages {
 
     async fn write(&self, client: &Client, ino: Ino, bytes: &[u8]) {
         let hold = client.hold(ino, Purpose::Write).await.unwrap();
-        let staged = penstock_client::stage(0, bytes);
-        client.write_held(ino, 0, staged, bytes.len()).await.unwrap();
+        hold.writer().await.write(0, Staged::of(0, bytes)).await.unwrap();
         if let Some(kept) = self.files.borrow_mut().get_mut(&ino) {
             *kept = bytes.to_vec();
         }
@@ -791,15 +790,15 @@ fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
                     let hold = match deed {
                         Deed::Page => {
                             let hold = client.hold(ino, Purpose::Page).await.unwrap();
-                            let page = penstock_client::stage(4096, &[2; 4096]);
-                            client.write_page_held(ino, 4096, page, 4096).await.unwrap();
+                            let page = Staged::of(4096, &[2; 4096]);
+                            hold.writer().await.write_page(4096, page).await.unwrap();
                             Some(hold)
                         }
                         Deed::Resize(size) => {
                             let change =
                                 SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
                             let hold = client.hold_to_set(&change).await.unwrap();
-                            assert_eq!(client.set_attr_held(change).await.unwrap().size, size);
+                            assert_eq!(hold.set_attr(change).await.unwrap().size, size);
                             Some(hold)
                         }
                         Deed::Write => {
@@ -868,9 +867,9 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
                                 // Within the size, which does not change under this lease: the write does not
                                 // change the size.
                                 let inside = client.get_attr(ino).await.unwrap().size > 0;
-                                let bytes = penstock_client::stage(0, &[who as u8; 1]);
+                                let bytes = Staged::of(0, &[who as u8; 1]);
                                 if inside {
-                                    client.write_held(ino, 0, bytes, 1).await.unwrap();
+                                    hold.writer().await.write(0, bytes).await.unwrap();
                                 }
                                 drop(hold);
                                 pages.files.borrow_mut().remove(&ino);
@@ -917,11 +916,9 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
         client.fsync(ino).await.unwrap();
         let store = async |at: u64| {
             let page = [b'n'; 4096];
-            let _hold = client.hold(ino, Purpose::Page).await.unwrap();
-            client
-                .write_page_held(ino, at, stage(at, &page), page.len())
-                .await
-                .map_err(|failure| failure.errno)
+            let hold = client.hold(ino, Purpose::Page).await.unwrap();
+            let stored = hold.writer().await.write_page(at, Staged::of(at, &page)).await;
+            stored.map_err(|failure| failure.errno)
         };
         // Stores completely behind the end, across it, and before it.
         assert_eq!(store(897_024).await, Err(EIO));
@@ -980,7 +977,7 @@ fn what_a_write_takes_from_a_file_is_durable_before_the_write() {
         let change = SetAttrRequest { ino: ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
         client.set_attr(change).await.unwrap();
         client.sync().await.unwrap();
-        assert!(client.drop_set_id(ino).await.unwrap());
+        assert!(client.hold(ino, Purpose::Write).await.unwrap().drop_set_id().await.unwrap());
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         client.write(ino, 0, b"changed").await.unwrap();
         client.fsync(ino).await.unwrap();
@@ -1034,7 +1031,7 @@ fn a_page_behind_an_end_that_another_client_lost_is_refused() {
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         let page = [b'n'; 4096];
         let hold = maps.hold(ino, Purpose::Page).await.unwrap();
-        let stored = maps.write_page_held(ino, 40_960, stage(40_960, &page), page.len()).await;
+        let stored = hold.writer().await.write_page(40_960, Staged::of(40_960, &page)).await;
         drop(hold);
         assert_eq!(stored.map_err(|failure| failure.errno), Err(EIO));
         assert_eq!(grows.fsync(ino).await.unwrap_err().errno, EIO);
@@ -1059,7 +1056,7 @@ fn what_a_write_takes_is_taken_again_over_a_restart() {
             client.set_attr(change).await.unwrap();
             while client.sync().await.is_err() {}
             let taker = client.clone();
-            let take = async move { taker.drop_set_id(ino).await.map(drop) };
+            let take = async move { taker.hold(ino, Purpose::Write).await?.drop_set_id().await.map(drop) };
             let (result, met);
             (machine, result, met) = restart_during(site, machine, &way, delay, take).await;
             result.unwrap();

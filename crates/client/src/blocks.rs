@@ -1,0 +1,204 @@
+//! Reads and writes of whole blocks of a file.
+
+use crate::file_state::FileState;
+use crate::session::Session;
+use futures_util::future::join_all;
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, MAX_FILE_BYTES, crc32c_blocks};
+use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
+use penstock_wire::{Failure, Kind};
+
+pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
+const EFBIG: u16 = 27;
+
+/// The blocks of one file, for a caller that owns its lease and its I/O lock.
+pub(crate) struct Blocks<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) ino: Ino,
+}
+
+impl Blocks<'_> {
+    /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
+    /// order.
+    pub(crate) async fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let state = self.session.state(self.ino).await?.borrow().clone();
+        let end = state.size().min(offset.saturating_add(len));
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        let parts = self.read(&state, first, last - first).await?;
+        Ok(trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize))
+    }
+
+    /// Reads whole blocks. They were verified when they left the volume, in this process.
+    async fn read(&self, state: &FileState, first: u64, count: u64) -> Result<Vec<Buf>, Failure> {
+        let cut = state.cut();
+        let read = async |(chunk, block, count): (u64, u32, u32)| {
+            let request = ChunkRef { branch: 0, ino: self.ino, chunk, block, count, snapshot: 0, cut };
+            let (body, payload) = self.session.data(Kind::Read, encode_read(&request), Vec::new()).await?;
+            let (_, crcs) = decode_reply(&body)?;
+            let found = payload.iter().map(Buf::len).sum::<usize>();
+            match found == count as usize * BLOCK_BYTES && crcs.len() == count as usize {
+                true => Ok(payload),
+                false => Err(Failure::new(
+                    Todo::Internal,
+                    format!("a reply of {found} bytes to a read of {count} blocks"),
+                )),
+            }
+        };
+        let reads = pieces(state.chunk_blocks(), first, count).into_iter().map(read);
+        let parts: Vec<Vec<Buf>> = join_all(reads).await.into_iter().collect::<Result<_, _>>()?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    /// Returns the contents of one block, with zeros behind the end of the file.
+    pub(crate) async fn read_one(&self, state: &FileState, block: u64) -> Result<BufMut, Failure> {
+        let mut whole = BufMut::zeroed(BLOCK_BYTES);
+        let inside = state.size().saturating_sub(block * BLOCK).min(BLOCK) as usize;
+        if inside > 0 {
+            let found = penstock_base::buf::gather(&self.read(state, block, 1).await?);
+            whole.as_mut()[..inside].copy_from_slice(&found[..inside]);
+        }
+        Ok(whole)
+    }
+
+    /// Writes whole blocks.
+    pub(crate) async fn write(&self, state: &FileState, first: u64, data: &Buf) -> Result<(), Failure> {
+        assert!(data.len().is_multiple_of(BLOCK_BYTES), "blocks are written as a whole");
+        let crcs = crc32c_blocks(data);
+        let mut done = 0;
+        let mut writes = Vec::new();
+        for (chunk, block, count) in pieces(state.chunk_blocks(), first, crcs.len() as u64) {
+            let range = done..done + count as usize;
+            done = range.end;
+            let (ino, cut) = (self.ino, state.cut());
+            let request = ChunkRef { branch: 0, ino, chunk, block, count, snapshot: 0, cut };
+            let body = encode_write(&request, &crcs[range.clone()]);
+            let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
+            writes.push(self.session.data(Kind::Write, body, payload));
+        }
+        assert_eq!(done, crcs.len(), "every block is written once");
+        // Waits for all: within a process, a dropped call would interrupt the services in the middle of a
+        // request.
+        join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
+    }
+
+    /// Zeroes the bytes of the last block behind the end of the file, before the file grows over them.
+    pub(crate) async fn zero_tail(&self, state: &FileState) -> Result<(), Failure> {
+        let block = state.size() / BLOCK;
+        let whole = self.read_one(state, block).await?;
+        self.write(state, block, &whole.freeze()).await
+    }
+}
+
+/// Returns the end of `len` bytes at `offset`. Fails with EFBIG if it is above the maximum file size.
+pub(crate) fn end_of(offset: u64, len: u64) -> Result<u64, Failure> {
+    offset.checked_add(len).filter(|end| *end <= MAX_FILE_BYTES).ok_or(Failure {
+        kind: Todo::Invalid,
+        errno: EFBIG,
+        message: "file too large".into(),
+    })
+}
+
+/// Copies bytes for `offset` into whole blocks, with zeros around them.
+pub fn stage(offset: u64, data: &[u8]) -> BufMut {
+    let skip = (offset % BLOCK) as usize;
+    let end = skip + data.len();
+    let mut staged = BufMut::recycled(end.next_multiple_of(BLOCK_BYTES));
+    let bytes = staged.as_mut();
+    bytes[..skip].fill(0);
+    bytes[skip..end].copy_from_slice(data);
+    bytes[end..].fill(0);
+    staged
+}
+
+/// Splits a range of blocks at chunk boundaries. Returns (chunk, first block in it, number of blocks) for
+/// each part.
+fn pieces(chunk_blocks: u32, first: u64, count: u64) -> Vec<(u64, u32, u32)> {
+    let per_chunk = u64::from(chunk_blocks);
+    let (mut at, end, mut pieces) = (first, first + count, Vec::new());
+    while at < end {
+        let within = at % per_chunk;
+        let run = (per_chunk - within).min(end - at);
+        pieces.push((at / per_chunk, within as u32, run as u32));
+        at += run;
+    }
+    pieces
+}
+
+/// Returns `len` bytes from `skip` on.
+fn trim(parts: Vec<Buf>, mut skip: usize, mut len: usize) -> Vec<Buf> {
+    let mut kept = Vec::new();
+    for part in parts {
+        let start = skip.min(part.len());
+        let end = (start + len).min(part.len());
+        skip -= start;
+        len -= end - start;
+        if end > start {
+            kept.push(part.slice(start..end));
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_split_at_chunks() {
+        for (per_chunk, first, count, wanted) in [
+            (256, 250, 10, &[(0, 250, 6), (1, 0, 4)][..]),
+            (256, 512, 256, &[(2, 0, 256)]),
+            (4, 3, 6, &[(0, 3, 1), (1, 0, 4), (2, 0, 1)]),
+            (1, 7, 2, &[(7, 0, 1), (8, 0, 1)]),
+            (256, 9, 0, &[]),
+        ] {
+            assert_eq!(pieces(per_chunk, first, count), wanted, "{first}+{count}");
+        }
+    }
+
+    #[test]
+    fn runs_are_trimmed_at_both_ends() {
+        let parts = || vec![Buf::copy_from(&[1, 2, 3]), Buf::copy_from(&[4, 5])];
+        for (skip, len, wanted) in [
+            (1, 3, &[2, 3, 4][..]),
+            (0, 5, &[1, 2, 3, 4, 5]),
+            (3, 2, &[4, 5]),
+            (4, 9, &[5]),
+            (2, 0, &[]),
+            (0, 1, &[1]),
+        ] {
+            let kept: Vec<u8> = trim(parts(), skip, len).iter().flat_map(|part| part.to_vec()).collect();
+            assert_eq!(kept, wanted, "{len} from {skip}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_staged_with_zeros_around_them() {
+        for (offset, len, blocks) in
+            [(0, 1, 1), (4095, 2, 2), (8192, 4096, 1), (4096 + 10, 4086, 1), (3, 0, 1)]
+        {
+            let staged = stage(offset, &vec![7; len]);
+            let skip = (offset % BLOCK) as usize;
+            assert_eq!(staged.len(), blocks * BLOCK_BYTES, "{len} at {offset}");
+            let is_data = |at: usize| (skip..skip + len).contains(&at);
+            assert!(
+                staged.as_ref().iter().enumerate().all(|(at, byte)| *byte == if is_data(at) { 7 } else { 0 })
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_has_a_largest_end() {
+        for (offset, len, fits) in [
+            (0, MAX_FILE_BYTES, true),
+            (MAX_FILE_BYTES, 0, true),
+            (1, MAX_FILE_BYTES, false),
+            (u64::MAX, 1, false),
+        ] {
+            assert_eq!(end_of(offset, len).is_ok(), fits, "{len} at {offset}");
+        }
+        assert_eq!(end_of(u64::MAX, 1).unwrap_err().errno, EFBIG);
+    }
+}

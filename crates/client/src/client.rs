@@ -1,0 +1,397 @@
+//! The client: opens files, and reads and writes them with a lease acquired for each call.
+
+use crate::blocks::stage;
+use crate::direct::{Contents, Unseen};
+use crate::hold::{Hold, take_durably};
+use crate::kernel::KernelCache;
+use crate::lease::Purpose;
+use crate::leases::Ownership;
+use crate::session::{ClientLatency, Session};
+use crate::writer::Staged;
+use crate::{sync, watch};
+use penstock_base::buf::gather;
+use penstock_base::{Buf, Env, Ino, Kind as Todo};
+use penstock_wire::data::SpaceChange;
+use penstock_wire::names::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
+use penstock_wire::{Failure, Kind, Transport};
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Bytes read and written at a time, which bounds the memory of a copy.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Most bytes that one call copies, so that none takes long. The caller repeats the call for the rest.
+pub const MOST_COPIED: u64 = 16 << 20;
+
+/// A client of one file system.
+pub struct Client {
+    pub(crate) session: Rc<Session>,
+    root: Ino,
+}
+
+impl Client {
+    /// Begins a session. `name` identifies the client for people.
+    pub async fn connect(env: &Env, transport: Rc<dyn Transport>, name: &str) -> Result<Rc<Self>, Failure> {
+        Self::connect_to_mount(env, transport, name, "").await
+    }
+
+    /// Begins a session of a mount. `name` and `mount`, its path, are shown to people.
+    pub async fn connect_to_mount(
+        env: &Env,
+        transport: Rc<dyn Transport>,
+        name: &str,
+        mount: &str,
+    ) -> Result<Rc<Self>, Failure> {
+        let (session, root, lease) = Session::begin(env, transport, name, mount).await?;
+        env.spawn("client sync", Box::pin(sync::sync_task(session.clone())));
+        env.spawn("client watch", Box::pin(watch::watch_task(session.clone())));
+        if let Some(lease) = lease {
+            env.spawn("client lease", Box::pin(watch::lease_task(session.clone(), lease)));
+            env.spawn("client lapse", Box::pin(watch::lapse_task(session.clone())));
+        }
+        Ok(Rc::new(Self { session, root }))
+    }
+
+    /// Returns the latencies of the client's requests.
+    pub fn latency(&self) -> &ClientLatency {
+        self.session.latency()
+    }
+
+    /// Returns the number of the session.
+    pub fn session(&self) -> u64 {
+        self.session.number()
+    }
+
+    /// Returns the inode of the root directory.
+    pub fn root(&self) -> Ino {
+        self.root
+    }
+
+    /// Returns the wall-clock time in nanoseconds since 1970.
+    pub fn now_ns(&self) -> i64 {
+        self.session.env().wall_ns()
+    }
+
+    /// Makes everything durable and ends the session.
+    pub async fn close(&self) -> Result<(), Failure> {
+        let result = self.sync_all().await;
+        self.session.close();
+        match self.session.ask::<EmptyReply>(Kind::End, &EmptyReply {}).await {
+            // The request was repeated, because the connection was lost together with the first answer.
+            Err(failure) if failure.kind == Todo::Ended => result,
+            ended => result.and(ended.map(drop)),
+        }
+    }
+
+    /// True if the session has ended.
+    pub fn has_ended(&self) -> bool {
+        self.session.restarts().has_ended()
+    }
+
+    /// Waits until the lease time has run out: the service does not answer, and others may change the files.
+    pub async fn lapsed(&self) {
+        self.session.leases().clock().not_running().await;
+    }
+
+    /// Time for which the kernel may cache names and attributes that it gets now, if no other client uses the
+    /// file system.
+    pub fn left_of_lease(&self) -> Duration {
+        self.session.leases().clock().left()
+    }
+
+    /// Makes everything durable and gives up all leases, so that the next client need not wait for this one.
+    pub async fn leave(&self) -> Result<(), Failure> {
+        watch::leave(&self.session).await
+    }
+
+    /// Sets the kernel behind this client.
+    pub fn set_kernel_cache(&self, cache: Option<Rc<dyn KernelCache>>) {
+        self.session.kernel().set(cache);
+    }
+
+    /// Makes the kernel drop its pages of a file in the background, after the reply in progress has been
+    /// sent.
+    pub fn drop_pages_soon(&self, ino: Ino) {
+        self.session.kernel().drop_pages_soon(ino);
+    }
+
+    /// True if no other client uses the file system, so that the kernel may cache names and attributes for a
+    /// moment.
+    pub fn is_alone(&self) -> bool {
+        self.session.leases().is_alone()
+    }
+
+    /// True if other clients use the file system, or did: the kernel may have sizes cached that they have
+    /// changed.
+    pub fn was_shared(&self) -> bool {
+        self.session.leases().was_shared()
+    }
+
+    /// Returns the current period as the sole client; `None` if there are others.
+    pub fn owns_all(&self) -> Option<Ownership> {
+        self.session.leases().owns_all(self.session.restarts().generation()?)
+    }
+
+    /// Returns the current period in which no other client may change the file; `None` if others may.
+    pub fn owns(&self, ino: Ino) -> Option<Ownership> {
+        self.session.leases().owns(ino, self.session.restarts().generation()?)
+    }
+
+    /// True if the kernel may keep the pages that it has of a file which it is opening.
+    pub fn keeps_pages(&self, ino: Ino) -> bool {
+        self.session.leases().keeps_pages(ino)
+    }
+
+    /// Acquires the lease of a file for an operation.
+    pub async fn hold(&self, ino: Ino, purpose: Purpose) -> Result<Hold, Failure> {
+        Hold::acquire(&self.session, ino, purpose).await
+    }
+
+    /// Acquires the lease of a file for a read of these bytes into pages that the kernel has locked for it.
+    pub async fn hold_to_fill(&self, ino: Ino, bytes: Range<u64>) -> Result<Hold, Failure> {
+        Hold::acquire_to_fill(&self.session, ino, bytes).await
+    }
+
+    /// Acquires the lease under which these attributes are changed.
+    pub async fn hold_to_set(&self, request: &SetAttrRequest) -> Result<Hold, Failure> {
+        // Other clients may have its mode and times cached, and only the owner of the lease may change the
+        // size.
+        let purpose = if request.size.is_some() { Purpose::Resize } else { Purpose::Write };
+        self.hold(Ino(request.ino), purpose).await
+    }
+
+    /// Opens a file. It exists while it is open, even without a name. Returns its size in bytes.
+    pub async fn open(&self, ino: Ino) -> Result<u64, Failure> {
+        let session = &self.session;
+        let mark = session.recent().mark();
+        let reply = {
+            let _opening = session.opening().read().await;
+            let reply: AttrReply = session.once(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
+            if session.leases().covers(ino) {
+                let attr = session.newest(mark, reply).await?;
+                session.note_open(&attr);
+                return Ok(attr.size);
+            }
+            session.note_open(&reply.attr.clone().unwrap_or_default());
+            reply
+        };
+        // This may wait for another client, so no lock is held here.
+        let attr = match reply.unsettled {
+            true => session.attributes(ino).await,
+            false => session.newest(mark, reply).await,
+        };
+        match attr {
+            Ok(attr) => Ok(attr.size),
+            Err(failure) => {
+                self.release(ino).await?;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Closes one handle of a file.
+    pub async fn release(&self, ino: Ino) -> Result<(), Failure> {
+        let _opening = self.session.opening().read().await;
+        self.session.files().with(ino, |state| state.close());
+        self.session.files().forget_idle(ino);
+        let _: EmptyReply = self.session.once(Kind::Close, &InodeRequest { ino: ino.0 }).await?;
+        Ok(())
+    }
+
+    /// Returns files that programs have open, or of which the kernel has pages that programs change in
+    /// mappings.
+    pub fn open_files(&self) -> Vec<Ino> {
+        self.session.open_files()
+    }
+
+    /// Releases all locks and closes all files. Call when the kernel that had them is gone: an aborted
+    /// connection sends no unlocks and no closes.
+    pub async fn close_all(&self) -> Result<(), Failure> {
+        for lock in self.session.locks().all() {
+            self.unlock_all(Ino(lock.ino), lock.owner, lock.flock).await?;
+        }
+        self.session.direct().close_all();
+        let mut open = Vec::new();
+        self.session.files().for_each(|ino, state| open.push((ino, state.kernel_is_gone())));
+        for (ino, opens) in open {
+            for _ in 0..opens {
+                self.release(ino).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts an open handle that may write through the kernel's pages, or one less.
+    pub fn note_writer(&self, ino: Ino, more: bool) {
+        self.session.files().with(ino, |state| state.count_writer(more));
+    }
+
+    /// Records that the kernel may have pages of an open file that programs change in mappings, or none any
+    /// more. While it may, every lease is exclusive: two clients that changed parts of one page would
+    /// overwrite each other's changes.
+    pub fn note_mapped(&self, ino: Ino, mapped: bool) {
+        self.session.files().with(ino, |state| state.set_mapped(mapped));
+    }
+
+    /// True if the kernel may have pages of the file that programs change in mappings.
+    pub fn is_mapped(&self, ino: Ino) -> bool {
+        self.session.files().with(ino, |state| state.is_mapped()) == Some(true)
+    }
+
+    /// Records that programs of this mount may write to a file from now on, or that none may any more.
+    pub fn note_open_for_writing(&self, ino: Ino, open: bool) {
+        let direct = self.session.direct();
+        if open { direct.opened(ino) } else { direct.closed(ino) }
+    }
+
+    /// True if a direct write of a file is done and the kernel may still have pages from before it.
+    pub fn has_unseen_writes(&self, ino: Ino) -> bool {
+        self.session.direct().has_unseen(ino)
+    }
+
+    /// Waits until the kernel has dropped the pages from before all direct writes of a file that are done by
+    /// now.
+    pub async fn direct_writes_seen(&self, ino: Ino) {
+        self.session.direct().all_seen(ino).await;
+    }
+
+    /// Tracks the reads of these bytes into the kernel's pages until the result is dropped
+    /// ([`Unseen::was_read`]).
+    pub fn watch_reads(&self, ino: Ino, bytes: Range<u64>) -> Unseen {
+        self.session.direct().note_write(ino, bytes, Contents::Any)
+    }
+
+    /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
+    /// order.
+    pub async fn read(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let hold = self.hold(ino, Purpose::Read).await?;
+        hold.reader().await.read(offset, len).await
+    }
+
+    /// Returns the first offset at or behind `offset` that is data, or with `hole` the first in a hole; the
+    /// end of the file counts as a hole. Fails with ENXIO if there is none.
+    pub async fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<u64, Failure> {
+        let hold = self.hold(ino, Purpose::Read).await?;
+        hold.reader().await.seek(offset, hole).await
+    }
+
+    /// Writes bytes at `offset`. They are visible when this returns, and durable after an fsync.
+    pub async fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        let hold = self.hold(ino, Purpose::Write).await?;
+        hold.writer().await.write(offset, Staged::of(offset, data)).await
+    }
+
+    /// Appends bytes to the file. Returns the offset where they begin.
+    pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<u64, Failure> {
+        let hold = self.hold(ino, Purpose::Write).await?;
+        Ok(hold.writer().await.append(0, Staged::of(0, data)).await?.0)
+    }
+
+    /// Changes the space of `len` bytes at `offset`. Writing to preallocated space needs no further space,
+    /// even after a restart, once the file is synced. The size stays with `keep_size`, and always when
+    /// punching.
+    pub async fn change_space(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        change: SpaceChange,
+        keep_size: bool,
+    ) -> Result<(), Failure> {
+        let hold = self.hold(ino, Purpose::Write).await?;
+        let unseen = hold.writer().await.change_space(offset, len, change, keep_size).await?;
+        if let Some(unseen) = unseen {
+            hold.drop_old_pages(unseen).await;
+        }
+        Ok(())
+    }
+
+    /// Copies up to `len` bytes from an offset of one file to an offset of another. Returns the number of
+    /// bytes copied; 0 at the end of the first file. A failure after some bytes were copied is not returned:
+    /// the next call meets it again.
+    pub async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, Failure> {
+        let len = len.min(MOST_COPIED);
+        let mut done = 0;
+        while done < len {
+            match self.copy_piece(from, to, done, PIECE_BYTES.min(len - done)).await {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(failure) if done == 0 => return Err(failure),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    async fn copy_piece(&self, from: (Ino, u64), to: (Ino, u64), at: u64, len: u64) -> Result<u64, Failure> {
+        let parts = self.read(from.0, from.1.saturating_add(at), len).await?;
+        let offset = to.1.saturating_add(at);
+        let len = parts.iter().map(Buf::len).sum();
+        let staged = Staged { blocks: stage(offset, &gather(&parts)), len };
+        let hold = self.hold(to.0, Purpose::Write).await?;
+        hold.writer().await.write(offset, staged).await?;
+        Ok(len as u64)
+    }
+
+    /// True if a file has unsynced writes.
+    pub fn is_unsynced(&self, ino: Ino) -> bool {
+        self.session.files().with(ino, |state| state.has_unsynced_writes()) == Some(true)
+    }
+
+    /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
+    /// earlier change of names. Fails, once, if earlier writes were lost.
+    pub async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
+        self.session.fsync(ino).await
+    }
+
+    /// Like [`Client::fsync`], for a descriptor through which `seen` losses were reported.
+    pub async fn fsync_through(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
+        self.session.fsync_through(ino, seen).await
+    }
+
+    /// Makes every acknowledged operation on names durable. Fails, once, if one was lost.
+    pub async fn sync(&self) -> Result<(), Failure> {
+        self.session.sync_names().await?;
+        self.session.restarts().report_lost()
+    }
+
+    /// fsync of a directory: makes durable all writes of this client and every change of names. Lost writes
+    /// to a file are reported by an fsync of that file.
+    pub async fn sync_directory(&self) -> Result<(), Failure> {
+        self.session.sync_rest().await?;
+        self.session.restarts().report_lost()
+    }
+
+    /// Makes everything durable and reports all losses.
+    pub async fn sync_all(&self) -> Result<(), Failure> {
+        self.session.sync_all().await
+    }
+
+    /// Records that acknowledged writes of a file are lost.
+    pub fn note_lost(&self, ino: Ino) {
+        self.session.files().with(ino, |state| state.lose());
+    }
+
+    /// Fails a close if writes of the file were lost. The caller of close may ignore errors, for example a
+    /// program that is started while another thread opens files. So the loss is reported here and stays to be
+    /// reported until the last close.
+    ///
+    /// `seen` is the number of losses that were reported through this descriptor.
+    pub fn tell_lost(&self, ino: Ino, seen: u64) -> Result<(), Failure> {
+        self.session.tell_lost(ino, seen)
+    }
+
+    /// Returns the number of losses that a descriptor opened now need not report: all, except the last one if
+    /// it was not reported yet.
+    pub fn losses_told(&self, ino: Ino) -> u64 {
+        self.session.files().with(ino, |state| state.losses_told()).unwrap_or(0)
+    }
+
+    /// Removes set-id bits or capabilities from a file, durably, before the write that requires it. A write
+    /// during a restart of the service is repeated, but the removal would not be. So it is repeated here if
+    /// the service restarted meanwhile.
+    pub async fn take_durably<T>(&self, take: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+        take_durably(&self.session, take).await
+    }
+}

@@ -1,0 +1,382 @@
+//! The state of files that are open or have unsynced writes.
+//!
+//! Invariant: a loss of writes stays to be reported until an fsync reports it, or until the last handle is
+//! closed after a close has reported it.
+
+use penstock_base::{HashMap, Ino};
+use penstock_wire::names::{Attr, set_id_bits};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The target's blocks behind the last block of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tail {
+    /// A crash or a failed write may have left some.
+    Unknown,
+    /// There are none.
+    Clean,
+}
+
+/// Report of the last loss of a file's writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Report {
+    /// There was none, or an fsync has reported it.
+    Done,
+    /// Nothing has reported it.
+    Due,
+    /// Only a close has. If no handle is left after that, it counts as reported.
+    ByClose,
+}
+
+/// State of a file that is open or has unsynced writes.
+#[derive(Clone, Debug)]
+pub(crate) struct FileState {
+    size: u64,
+    sent_size: u64,
+    cut: u64,
+    chunk_blocks: u32,
+    mtime_ns: Option<i64>,
+    writes: u64,
+    opens: u64,
+    writers: u64,
+    is_mapped: bool,
+    tail: Tail,
+    has_set_id: bool,
+    /// Changes were sent to the service and no `Sync` request has completed since: a restart of the service
+    /// may lose them.
+    is_unsynced: bool,
+    losses: u64,
+    report: Report,
+    lost_end: u64,
+    is_stale: bool,
+}
+
+impl FileState {
+    /// The state of a file with attributes from the service; nothing is unsynced.
+    pub(crate) fn of(attr: &Attr) -> Self {
+        Self {
+            size: attr.size,
+            sent_size: attr.size,
+            cut: attr.cut,
+            // If the service sends no chunk size, requests that it refuses are better than a division by
+            // zero.
+            chunk_blocks: attr.chunk_blocks.max(1),
+            mtime_ns: None,
+            writes: 0,
+            opens: 0,
+            writers: 0,
+            is_mapped: false,
+            tail: Tail::Unknown,
+            has_set_id: set_id_bits(attr.mode) != 0,
+            is_unsynced: false,
+            losses: 0,
+            report: Report::Done,
+            lost_end: 0,
+            is_stale: false,
+        }
+    }
+
+    /// Size in bytes, including unsynced writes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Size in bytes that the service has.
+    pub(crate) fn sent_size(&self) -> u64 {
+        self.sent_size
+    }
+
+    /// Truncate generation of the inode.
+    pub(crate) fn cut(&self) -> u64 {
+        self.cut
+    }
+
+    /// Number of blocks in a chunk of the file.
+    pub(crate) fn chunk_blocks(&self) -> u32 {
+        self.chunk_blocks
+    }
+
+    /// Modification time of unsynced writes; `None` if there are none.
+    pub(crate) fn mtime_ns(&self) -> Option<i64> {
+        self.mtime_ns
+    }
+
+    /// True if there are writes whose size and time were not sent.
+    pub(crate) fn has_unsynced_writes(&self) -> bool {
+        self.mtime_ns.is_some()
+    }
+
+    /// Number of open handles.
+    pub(crate) fn opens(&self) -> u64 {
+        self.opens
+    }
+
+    /// True if programs may write to it through the kernel's pages.
+    pub(crate) fn is_written_by_pages(&self) -> bool {
+        self.writers > 0 || self.is_mapped
+    }
+
+    /// True if the kernel has pages of the file that a program may change in a mapping.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.is_mapped
+    }
+
+    /// True if the mode has set-id bits, which a write may have to remove.
+    pub(crate) fn has_set_id(&self) -> bool {
+        self.has_set_id
+    }
+
+    /// True if the state may be out of date: the service restarted, or no lease covers the file.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.is_stale
+    }
+
+    /// True if the target has nothing behind the last block of the file.
+    pub(crate) fn has_clean_tail(&self) -> bool {
+        self.tail == Tail::Clean
+    }
+
+    /// Number of times that writes of the file were lost.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// Number of losses that a descriptor opened now need not report: all, except the last one if it was not
+    /// reported yet.
+    pub(crate) fn losses_told(&self) -> u64 {
+        self.losses - u64::from(self.is_lost())
+    }
+
+    /// True if no fsync has reported the last loss.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.report != Report::Done
+    }
+
+    /// End of the file at the time when writes to it, by any client, may have been lost. The kernel may still
+    /// have this end, and a page that a program changed there is outside the file now.
+    pub(crate) fn lost_end(&self) -> u64 {
+        self.lost_end
+    }
+
+    /// True if nothing needs the state: no handle, no unsynced change, no loss to report.
+    fn is_idle(&self) -> bool {
+        self.opens == 0 && self.mtime_ns.is_none() && !self.is_lost() && !self.is_unsynced
+    }
+
+    /// The state may be out of date from now on.
+    pub(crate) fn make_stale(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// Replaces a stale state by one that was fetched. Handles and losses stay.
+    pub(crate) fn refresh(&mut self, fetched: &Self) {
+        assert!(self.is_stale, "only a stale state is replaced");
+        (self.size, self.sent_size, self.cut) = (fetched.size, fetched.size, fetched.cut);
+        (self.tail, self.has_set_id, self.is_stale) = (Tail::Unknown, fetched.has_set_id, false);
+    }
+
+    /// Counts one more open handle.
+    pub(crate) fn open(&mut self) {
+        self.opens += 1;
+    }
+
+    /// Counts one open handle less.
+    pub(crate) fn close(&mut self) {
+        self.opens = self.opens.saturating_sub(1);
+        if self.opens == 0 {
+            self.lost_end = 0;
+            if self.report == Report::ByClose {
+                self.report = Report::Done;
+            }
+        }
+    }
+
+    /// Counts an open handle that may write through the kernel's pages, or one less.
+    pub(crate) fn count_writer(&mut self, more: bool) {
+        self.writers = if more { self.writers + 1 } else { self.writers.saturating_sub(1) };
+    }
+
+    /// The kernel may have pages of the file that programs change in mappings, or has none any more.
+    pub(crate) fn set_mapped(&mut self, mapped: bool) {
+        self.is_mapped = mapped;
+    }
+
+    /// No kernel has the file any more. Returns the number of handles to close.
+    pub(crate) fn kernel_is_gone(&mut self) -> u64 {
+        (self.writers, self.is_mapped) = (0, false);
+        self.opens
+    }
+
+    /// A write that ends at `end` is done. It may not make the file larger than it is if `end` is inside.
+    pub(crate) fn wrote(&mut self, end: u64, now_ns: i64) {
+        self.size = self.size.max(end);
+        self.changed(now_ns);
+    }
+
+    /// The contents changed, and the size did not.
+    pub(crate) fn changed(&mut self, now_ns: i64) {
+        assert!(!self.is_stale, "a change is made to a state that is known");
+        self.mtime_ns = Some(now_ns);
+        self.writes += 1;
+    }
+
+    /// A write failed: some of its blocks may be written, also behind the end of the file.
+    pub(crate) fn write_failed(&mut self) {
+        self.tail = Tail::Unknown;
+    }
+
+    /// The service dropped everything behind the end of the file, at this truncate generation.
+    pub(crate) fn cleaned(&mut self, cut: u64) {
+        (self.cut, self.tail) = (cut, Tail::Clean);
+    }
+
+    /// The size was set, with all times. Data that is still unsynced gets the time `unsynced_ns`.
+    pub(crate) fn resized(&mut self, attr: &Attr, unsynced_ns: Option<i64>) {
+        (self.size, self.sent_size) = (attr.size, attr.size);
+        self.cleaned(attr.cut);
+        self.writes += 1;
+        self.mtime_ns = unsynced_ns;
+        // The kernel learns this size from the reply.
+        self.lost_end = 0;
+    }
+
+    /// Size and time were sent as they were in the state `sent`.
+    pub(crate) fn synced(&mut self, sent: &Self) {
+        if self.cut == sent.cut {
+            self.sent_size = self.sent_size.max(sent.size);
+        }
+        // Writes that came after it stay unsynced.
+        if self.writes == sent.writes {
+            self.mtime_ns = None;
+        }
+    }
+
+    /// A change was sent that the next `Sync` request makes durable. Returns true if there was none before.
+    pub(crate) fn sent_change(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_unsynced, true)
+    }
+
+    /// All changes that were sent are durable.
+    pub(crate) fn changes_are_durable(&mut self) {
+        self.is_unsynced = false;
+    }
+
+    /// True if a restart of the service loses something of the file.
+    pub(crate) fn can_lose(&self) -> bool {
+        self.has_unsynced_writes() || self.is_unsynced
+    }
+
+    /// Records that unsynced writes are lost.
+    pub(crate) fn lose(&mut self) {
+        self.is_unsynced = false;
+        self.mtime_ns = None;
+        self.writes += 1;
+        self.losses += 1;
+        self.report = Report::Due;
+        self.note_lost_end();
+    }
+
+    /// Records the present end, because the file may be shorter from now on without the kernel knowing.
+    pub(crate) fn note_lost_end(&mut self) {
+        self.lost_end = self.lost_end.max(self.size);
+    }
+
+    /// The last loss was reported by an fsync.
+    pub(crate) fn reported(&mut self) {
+        self.report = Report::Done;
+    }
+
+    /// The last loss was reported by a close.
+    pub(crate) fn reported_by_close(&mut self) {
+        assert!(self.is_lost(), "there is a loss to report");
+        self.report = Report::ByClose;
+    }
+
+    /// A request set attributes, after which the mode is this. With `dropped` it removed the set-id bits.
+    pub(crate) fn mode_set(&mut self, mode: u32, dropped: bool) {
+        // Replies may arrive in another order: only the request that dropped the bits shows that they are
+        // gone.
+        self.has_set_id = set_id_bits(mode) != 0 || self.has_set_id && !dropped;
+    }
+
+    /// Replaces size and times that a service sent by those of unsynced writes. Does nothing if the state is
+    /// stale.
+    pub(crate) fn overlay(&self, attr: &mut Attr) {
+        if self.is_stale {
+            return;
+        }
+        attr.size = self.size;
+        if let Some(mtime_ns) = self.mtime_ns {
+            attr.mtime_ns = mtime_ns;
+            attr.ctime_ns = attr.ctime_ns.max(mtime_ns);
+        }
+    }
+}
+
+/// A file's state, shared by the operations on it.
+pub(crate) type SharedState = Rc<RefCell<FileState>>;
+
+/// The states of files.
+#[derive(Default)]
+pub(crate) struct Files(RefCell<HashMap<Ino, SharedState>>);
+
+impl Files {
+    /// Returns the state of a file, if there is one.
+    pub(crate) fn get(&self, ino: Ino) -> Option<SharedState> {
+        self.0.borrow().get(&ino).cloned()
+    }
+
+    /// Returns the state of a file; `make` makes it if there is none.
+    pub(crate) fn get_or_make(&self, ino: Ino, make: impl FnOnce() -> FileState) -> SharedState {
+        self.0.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(make()))).clone()
+    }
+
+    /// Reads or changes the state of a file, if there is one.
+    pub(crate) fn with<T>(&self, ino: Ino, act: impl FnOnce(&mut FileState) -> T) -> Option<T> {
+        self.0.borrow().get(&ino).map(|state| act(&mut state.borrow_mut()))
+    }
+
+    /// Reads or changes all states.
+    pub(crate) fn for_each(&self, mut act: impl FnMut(Ino, &mut FileState)) {
+        self.0.borrow().iter().for_each(|(ino, state)| act(*ino, &mut state.borrow_mut()));
+    }
+
+    /// The files whose states are wanted, in order.
+    pub(crate) fn select(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Ino> {
+        let files = self.0.borrow();
+        let wanted = files.iter().filter(|(_, state)| wanted(&state.borrow()));
+        let mut inos: Vec<Ino> = wanted.map(|(ino, _)| *ino).collect();
+        inos.sort_unstable();
+        inos
+    }
+
+    /// True if there is no state at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    /// True if there is a state of the file.
+    pub(crate) fn contains(&self, ino: Ino) -> bool {
+        self.0.borrow().contains_key(&ino)
+    }
+
+    /// Forgets a file that is not open, has no unsynced change and no unreported loss, and is not in use by
+    /// an operation.
+    pub(crate) fn forget_idle(&self, ino: Ino) {
+        let mut files = self.0.borrow_mut();
+        if files.get(&ino).is_some_and(|state| state.borrow().is_idle() && Rc::strong_count(state) == 1) {
+            files.remove(&ino);
+        }
+    }
+
+    /// Forgets the unsynced writes of a removed file that is not open: nobody can read them any more.
+    pub(crate) fn forget_removed(&self, ino: Ino) {
+        let mut files = self.0.borrow_mut();
+        if files.get(&ino).is_some_and(|state| state.borrow().opens == 0) {
+            files.remove(&ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! The advisory locks that a client owns.
+//!
+//! The client remembers them, to reclaim them after a restart of the service. It forgets a lock
+//! before it sends the unlock, and notes one after the service granted it, so it never reclaims a lock that
+//! it does not own. No lock is released while locks are being reclaimed: the release could overtake the
+//! reclaim, and the lock would stay forever.
+
+use penstock_base::range_locks::{RangeLock, RangeLocks};
+use penstock_base::{HashMap, Ino};
+use penstock_wire::names::{LockChange, LockRequest};
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};
+
+/// Number of waiting requests that are repeated at a time, so that thousands of waiters leave slots to other
+/// requests.
+const ASKING: usize = 4;
+
+/// The locks of a client, by inode: those of fcntl and those of flock.
+pub(crate) struct Locks {
+    held: RefCell<HashMap<Ino, [RangeLocks<u64>; 2]>>,
+    /// Waiters by file, notified when a lock of the file is released.
+    waiting: RefCell<HashMap<Ino, Weak<Notify>>>,
+    asking: Semaphore,
+    /// Locked shared by each request that changes a lock, and exclusively while all locks are reclaimed.
+    changing: RwLock<()>,
+}
+
+impl Default for Locks {
+    fn default() -> Self {
+        let (held, waiting, changing) = Default::default();
+        Self { held, waiting, asking: Semaphore::new(ASKING), changing }
+    }
+}
+
+impl Locks {
+    /// Wakes those that wait for a lock of a file.
+    pub(crate) fn note_unlocked(&self, ino: Ino) {
+        if let Some(news) = self.waiting.borrow().get(&ino).and_then(Weak::upgrade) {
+            news.notify_waiters();
+        }
+    }
+
+    /// Registers a waiter, which is notified of released locks of a file until it is dropped.
+    pub(crate) fn news_of(&self, ino: Ino) -> News<'_> {
+        let mut waiting = self.waiting.borrow_mut();
+        let known = waiting.get(&ino).and_then(Weak::upgrade);
+        let told = known.unwrap_or_else(|| {
+            let new = Rc::<Notify>::default();
+            waiting.insert(ino, Rc::downgrade(&new));
+            new
+        });
+        News { locks: self, ino, told }
+    }
+
+    /// Records a lock that was granted or released.
+    pub(crate) fn note(&self, request: &LockRequest) {
+        let mut held = self.held.borrow_mut();
+        let tables = held.entry(Ino(request.ino)).or_default();
+        let table = &mut tables[usize::from(request.flock)];
+        let LockRequest { owner, first, last, pid, uid, .. } = *request;
+        match request.change() {
+            LockChange::Unlock => table.clear(&owner, first, last),
+            change => {
+                let exclusive = change == LockChange::Exclusive;
+                table.set(RangeLock { owner, first, last, exclusive, pid, uid });
+            }
+        }
+        if tables.iter().all(RangeLocks::is_empty) {
+            held.remove(&Ino(request.ino));
+        }
+    }
+
+    /// Forgets the locks in a range. Returns the requests that would restore all locks which overlap it.
+    pub(crate) fn give_up(&self, request: &LockRequest) -> Vec<LockRequest> {
+        let LockRequest { owner, first, last, .. } = *request;
+        let ino = Ino(request.ino);
+        let cut = |lock: &&RangeLock<u64>| lock.owner == owner && lock.first <= last && first <= lock.last;
+        let held = self.held.borrow();
+        let table = held.get(&ino).map(|tables| &tables[usize::from(request.flock)]);
+        let before = table.into_iter().flat_map(|table| table.iter().filter(cut));
+        let before = before.map(|lock| said_again(ino, lock, request.flock)).collect();
+        drop(held);
+        self.note(request);
+        before
+    }
+
+    /// Begins a request that changes a lock.
+    pub(crate) async fn change(&self) -> RwLockReadGuard<'_, ()> {
+        self.changing.read().await
+    }
+
+    /// Waits for a turn to repeat a request that waits. `None` never happens: the turns are not closed.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.asking.acquire().await.ok()
+    }
+
+    /// True if the owner has a lock of the file.
+    pub(crate) fn has(&self, ino: Ino, owner: u64, flock: bool) -> bool {
+        let held = self.held.borrow();
+        let tables = held.get(&ino);
+        tables.is_some_and(|tables| tables[usize::from(flock)].iter().any(|lock| lock.owner == owner))
+    }
+
+    /// Keeps the locks from changing until the result is dropped. First waits for all requests that change
+    /// one.
+    pub(crate) async fn still(&self) -> RwLockWriteGuard<'_, ()> {
+        self.changing.write().await
+    }
+
+    /// Returns the requests that reclaim all locks.
+    pub(crate) fn all(&self) -> Vec<LockRequest> {
+        let held = self.held.borrow();
+        let mut all = Vec::new();
+        for (ino, tables) in &*held {
+            for (table, flock) in tables.iter().zip([false, true]) {
+                all.extend(table.iter().map(|lock| said_again(*ino, lock, flock)));
+            }
+        }
+        all
+    }
+}
+
+/// Returns the request that reclaims a lock.
+fn said_again(ino: Ino, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
+    LockRequest {
+        ino: ino.0,
+        owner: lock.owner,
+        first: lock.first,
+        last: lock.last,
+        change: LockChange::holding(lock.exclusive).into(),
+        pid: lock.pid,
+        uid: lock.uid,
+        flock,
+        ..LockRequest::default()
+    }
+}
+
+/// A waiter for a lock of a file.
+pub(crate) struct News<'a> {
+    locks: &'a Locks,
+    ino: Ino,
+    told: Rc<Notify>,
+}
+
+impl News<'_> {
+    /// Completes when a lock of the file is released after this call.
+    pub(crate) fn told(&self) -> tokio::sync::futures::Notified<'_> {
+        self.told.notified()
+    }
+}
+
+impl Drop for News<'_> {
+    fn drop(&mut self) {
+        if Rc::strong_count(&self.told) == 1 {
+            self.locks.waiting.borrow_mut().remove(&self.ino);
+        }
+    }
+}

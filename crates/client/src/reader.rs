@@ -1,0 +1,63 @@
+//! Reads of a file.
+
+use crate::blocks::{BLOCK, Blocks};
+use crate::session::Session;
+use penstock_base::locks::Shared;
+use penstock_base::{Buf, Ino, Kind as Todo};
+use penstock_wire::data::{SeekRef, decode_found, encode_seek};
+use penstock_wire::{Failure, Kind};
+
+const ENXIO: u16 = 6;
+
+/// The right to read a file: its lease and its I/O lock, shared.
+pub struct Reader<'a> {
+    blocks: Blocks<'a>,
+    _turn: Shared<Ino>,
+}
+
+impl<'a> Reader<'a> {
+    /// Waits for the file's I/O lock. The caller owns its lease.
+    pub(crate) async fn begin(session: &'a Session, ino: Ino) -> Self {
+        let turn = session.turns().shared(ino).await;
+        Self { blocks: Blocks { session, ino }, _turn: turn }
+    }
+
+    /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
+    /// order.
+    pub async fn read(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        self.blocks.read_bytes(offset, len).await
+    }
+
+    /// Like [`Reader::read`], for a read into the kernel's pages, which is recorded for direct writes.
+    pub async fn read_pages(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let Blocks { session, ino } = self.blocks;
+        let parts = self.blocks.read_bytes(offset, len).await;
+        session.direct().note_read(ino, &(offset..offset.saturating_add(len)));
+        parts
+    }
+
+    /// Returns the first offset at or behind `offset` that is data, or with `hole` the first in a hole; the
+    /// end of the file counts as a hole. Fails with ENXIO if there is none.
+    pub async fn seek(&self, offset: u64, hole: bool) -> Result<u64, Failure> {
+        let Blocks { session, ino } = self.blocks;
+        let size = session.state(ino).await?.borrow().size();
+        let nothing = |what: &str| Failure {
+            kind: Todo::Invalid,
+            errno: ENXIO,
+            message: format!("{what} from {offset} on in a file of {size} bytes"),
+        };
+        if offset >= size {
+            return Err(nothing("nothing"));
+        }
+        let seek = SeekRef { branch: 0, ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
+        let (body, _) = session.data(Kind::Seek, encode_seek(&seek), Vec::new()).await?;
+        let found = decode_found(&body)?.saturating_mul(BLOCK).clamp(offset, size);
+        if !hole && found == size { Err(nothing("no data")) } else { Ok(found) }
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.blocks.session.files().forget_idle(self.blocks.ino);
+    }
+}

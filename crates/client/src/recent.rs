@@ -1,0 +1,61 @@
+//! Files whose size or time was sent recently.
+//!
+//! An attribute reply that the service produced before that may arrive after it and is then out of date. The
+//! file's own state, which would correct it, may be forgotten by then.
+
+use penstock_base::Ino;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+/// Number of syncs that are remembered. A caller that missed more must repeat its request.
+const REMEMBERED: usize = 256;
+
+/// The last syncs, in order.
+#[derive(Default)]
+pub(crate) struct RecentSyncs {
+    count: Cell<u64>,
+    recent: RefCell<VecDeque<Ino>>,
+}
+
+impl RecentSyncs {
+    /// Adds a file whose size or time was sent.
+    pub(crate) fn add(&self, ino: Ino) {
+        self.count.set(self.count.get() + 1);
+        let mut recent = self.recent.borrow_mut();
+        recent.push_back(ino);
+        if recent.len() > REMEMBERED {
+            recent.pop_front();
+        }
+        assert!(recent.len() as u64 <= self.count.get(), "every remembered sync was counted");
+    }
+
+    /// Returns a mark for [`RecentSyncs::since`].
+    pub(crate) fn mark(&self) -> u64 {
+        self.count.get()
+    }
+
+    /// True if a file was synced since a mark, or if that cannot be known any more.
+    pub(crate) fn since(&self, mark: u64, ino: Ino) -> bool {
+        assert!(mark <= self.count.get(), "a mark is from the past");
+        let missed = (self.count.get() - mark) as usize;
+        missed > REMEMBERED || self.recent.borrow().iter().rev().take(missed).any(|synced| *synced == ino)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sync_is_seen_by_requests_from_before_it() {
+        let syncs = RecentSyncs::default();
+        let before = syncs.mark();
+        syncs.add(Ino(1));
+        let between = syncs.mark();
+        syncs.add(Ino(2));
+        assert!(syncs.since(before, Ino(1)) && syncs.since(before, Ino(2)));
+        assert!(!syncs.since(between, Ino(1)) && syncs.since(between, Ino(2)));
+        (0..300).for_each(|_| syncs.add(Ino(3)));
+        assert!(syncs.since(before, Ino(9)), "too long ago to know");
+    }
+}

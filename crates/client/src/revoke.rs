@@ -1,0 +1,172 @@
+//! Gives up leases that the service revokes: drops the kernel's pages, then syncs the file.
+//!
+//! The kernel must lock a page to drop it, but a request that waits for the lease may have it locked. So all
+//! pages are dropped once while the lease still serves requests. Then the lease is closed, and the pages that
+//! were served meanwhile are dropped, piece by piece. A piece is skipped while a waiting request reads it
+//! into pages: these pages are locked and contain nothing. If the kernel still blocks at a piece, the
+//! requests that may have it locked are admitted, and the pages that they fill are dropped in the next round.
+//!
+//! Invariants:
+//! - The lease goes in one step, at which nothing uses it and no page is left to drop. An admitted request
+//!   that is not served by then waits on.
+//! - Each round drops the pages of the requests admitted during the round before, and only requests that
+//!   block the drop are admitted. So programs that fault pages in as fast as they can do not keep the lease.
+
+use crate::lease::{Lease, Revocation};
+use crate::leases::Leases;
+use crate::session::Session;
+use futures_util::{StreamExt, stream};
+use penstock_base::Ino;
+use penstock_base::env::timeout;
+use penstock_wire::Failure;
+use std::ops::Range;
+use std::pin::pin;
+use std::time::Duration;
+
+/// Files whose leases are given up at the same time.
+const MOST_GIVEN_UP: usize = 64;
+/// Pause between attempts to sync a file.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Attempts to sync a file before its lease is released and its writes count as lost: 10 s.
+const ATTEMPTS: u32 = 50;
+/// Dropping a piece takes longer than this only if a request has a page of it locked, or if the machine is
+/// busy.
+const DROP_LIMIT: Duration = Duration::from_millis(5);
+/// The same limit for a FUSE notification that stores bytes into pages.
+const STORE_LIMIT: Duration = Duration::from_millis(100);
+
+/// Changes the lease of a file that is being revoked.
+fn with<T>(leases: &Leases, ino: Ino, act: impl FnOnce(&mut Lease) -> T) -> T {
+    leases.with(ino, act).expect("a lease stays while it is being revoked")
+}
+
+/// Releases a lease whose grant is not later than `grant`. Fails if writes under it are lost.
+pub(crate) async fn give_up(session: &Session, ino: Ino, grant: u64) -> Result<(), Failure> {
+    let leases = session.leases();
+    loop {
+        let changed = leases.change();
+        match leases.begin_to_revoke(ino, grant) {
+            Revocation::Busy => changed.await,
+            Revocation::Nothing => return Ok(()),
+            Revocation::Begun => break,
+        }
+    }
+    leases.notify();
+    drop_kernel_pages(session, ino).await;
+    let synced = sync_at_last(session, ino).await;
+    session.files().with(ino, |state| state.make_stale());
+    leases.with(ino, Lease::revoked);
+    leases.notify();
+    synced
+}
+
+/// Drops the kernel's pages of a file whose lease is revoked, and closes the lease.
+async fn drop_kernel_pages(session: &Session, ino: Ino) {
+    let (leases, cache) = (session.leases(), session.kernel().cache());
+    if let Some(cache) = &cache {
+        with(leases, ino, Lease::begin_to_drop);
+        cache.drop_pages(ino, 0..u64::MAX).await;
+    }
+    with(leases, ino, Lease::close);
+    leases.notify();
+    loop {
+        leases.until(|leases| with(leases, ino, |lease| lease.users()) == 0).await;
+        let stored = leases.until(|leases| with(leases, ino, |lease| lease.stores()) == 0);
+        let_in_while(session, ino, &(0..u64::MAX), STORE_LIMIT, stored).await;
+        let Some(served) = with(leases, ino, Lease::left_to_drop) else { return };
+        let Some(cache) = &cache else { continue };
+        for piece in served.pieces() {
+            if !with(leases, ino, |lease| lease.is_filled(&piece)) {
+                let dropped = cache.drop_pages(ino, piece.clone());
+                let_in_while(session, ino, &piece, DROP_LIMIT, dropped).await;
+            }
+        }
+    }
+}
+
+/// Runs `work`, which waits for pages. Each time it has not ended after `limit`, admits the requests that may
+/// have these pages locked.
+async fn let_in_while(
+    session: &Session,
+    ino: Ino,
+    bytes: &Range<u64>,
+    limit: Duration,
+    work: impl Future<Output = ()>,
+) {
+    let mut work = pin!(work);
+    while timeout(session.env(), limit, &mut work).await.is_none() {
+        session.leases().with(ino, |lease| lease.let_in(bytes));
+        session.leases().notify();
+    }
+}
+
+/// Syncs a file whose lease is being released. Writes that cannot be synced are lost, and every descriptor
+/// reports that.
+async fn sync_at_last(session: &Session, ino: Ino) -> Result<(), Failure> {
+    let mut attempts = 1;
+    let failure = loop {
+        match session.sync_file(ino).await {
+            Ok(()) => return Ok(()),
+            Err(failure) if session.is_over() => {
+                tracing::debug!(%failure, %ino, "a lease ends with its session");
+                return Err(failure);
+            }
+            Err(failure) if attempts == ATTEMPTS => break failure,
+            Err(_) => session.env().sleep(PAUSE).await,
+        }
+        attempts += 1;
+    };
+    tracing::error!(%failure, %ino, "writes are lost: another client wants the file");
+    session.files().with(ino, |state| state.lose());
+    Err(failure)
+}
+
+/// Syncs a file for another client that waits for it. The failure is for that client too.
+pub(crate) async fn sync_for_others(session: &Session, ino: Ino) -> Result<(), Failure> {
+    session.sync_file(ino).await.inspect_err(
+        |failure| tracing::error!(%failure, %ino, "a file could not be synced for another client yet"),
+    )
+}
+
+/// Gives up all leases, because another client arrives or the service no longer knows the grants. New
+/// operations request leases from now on. Fails if writes are lost.
+pub(crate) async fn give_up_everything(session: &Session, grant: u64) -> Result<(), Failure> {
+    let leases = session.leases();
+    leases.void_all(grant);
+    let cache = session.kernel().cache();
+    let names_expire = cache.as_ref().map(|cache| cache.names_expire());
+    leases.no_unleased_use().await;
+    let held = leases.grants().into_iter().map(|(ino, held)| (ino, held.min(grant))).collect();
+    let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant)).await;
+    let was_unleased = leases.was_unleased();
+    let sync = async |ino: Ino| {
+        // From now on the kernel reads pages with a lease. Do not wait for a page that it has locked for a
+        // request which waits for a lease: other clients may be in the same situation and wait for this one.
+        if let Some(cache) = cache.as_ref().filter(|_| was_unleased) {
+            cache.drop_pages(ino, 0..u64::MAX).await;
+        }
+        sync_at_last(session, ino).await
+    };
+    let synced = in_turns(session.files().select(|_| true), sync).await;
+    leases.all_leased();
+    if let Some(names_expire) = names_expire {
+        names_expire.await;
+    }
+    session.files().for_each(|ino, state| {
+        if !leases.covers(ino) {
+            state.make_stale();
+        }
+    });
+    given_up.and(synced)
+}
+
+/// Runs `work` for all items, at most [`MOST_GIVEN_UP`] at the same time. Returns the first failure once all
+/// are done.
+async fn in_turns<T, F>(items: Vec<T>, work: impl Fn(T) -> F) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>>,
+{
+    // Concurrently, because each waits for programs that may fault pages in meanwhile.
+    let results = stream::iter(items).map(work).buffer_unordered(MOST_GIVEN_UP);
+    results.fold(Ok(()), async |all: Result<(), Failure>, one| all.and(one)).await
+}

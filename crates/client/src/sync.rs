@@ -1,0 +1,180 @@
+//! Syncs files: data durable first, then size and time sent, and on demand a `Sync` request for all metadata.
+
+use crate::session::Session;
+use penstock_base::Ino;
+use penstock_wire::data::encode_commit;
+use penstock_wire::names::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
+use penstock_wire::{Failure, Kind};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Interval of the periodic sync: writes are durable after about this at the latest.
+const INTERVAL: Duration = Duration::from_secs(5);
+const ESTALE: u16 = 116;
+
+impl Session {
+    /// Syncs a file: makes its data durable and sends its size and time, which the next `Sync` request makes
+    /// durable. Does not report earlier losses; the next fsync does.
+    pub(crate) async fn sync_file(&self, ino: Ino) -> Result<(), Failure> {
+        self.sync_file_and(ino, async || Ok(())).await
+    }
+
+    /// Makes a file's data durable. Its size and time are not sent.
+    pub(crate) async fn commit(&self, ino: Ino) -> Result<(), Failure> {
+        self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await.map(drop)
+    }
+
+    /// Like [`Session::sync_file`]. Calls `next` after size and time are sent. If the file did not grow, this
+    /// happens while its data becomes durable, because its size covers no new data.
+    async fn sync_file_and(
+        &self,
+        ino: Ino,
+        next: impl AsyncFnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        // One sync at a time, so that a time that is set after one is not overtaken by one in flight.
+        let turn = self.syncing().exclusive(ino).await;
+        let generation = self.restarts().generation();
+        let Some(file) = self.files().get(ino) else { return Ok(()) };
+        let before = file.borrow().clone();
+        let Some(mtime_ns) = before.mtime_ns() else { return Ok(()) };
+        let request = SetAttrRequest {
+            ino: ino.0,
+            size: Some(before.size()),
+            grow: true,
+            cut: before.cut(),
+            mtime_ns: Some(mtime_ns),
+            ctime_ns: Some(mtime_ns),
+            ..SetAttrRequest::default()
+        };
+        let send = async {
+            // `note_unsynced` below records what was sent.
+            match self.sync_once::<AttrReply>(Kind::SetAttr, &request).await {
+                Ok(_) => {}
+                // Removed meanwhile and no longer open anywhere: there is nothing to sync.
+                Err(failure) if failure.errno == ESTALE => {}
+                Err(failure) => return Err(failure),
+            }
+            drop(turn);
+            next().await
+        };
+        if before.size() <= before.sent_size() {
+            let (committed, sent) = futures_util::future::join(self.commit(ino), send).await;
+            committed.and(sent)?;
+        } else {
+            self.commit(ino).await?;
+            if generation == self.restarts().generation() {
+                send.await?;
+            }
+        }
+        if generation != self.restarts().generation() {
+            // Another start of the service committed than the one that had the writes. The file is marked as
+            // having lost them.
+            return Ok(());
+        }
+        self.note_unsynced(ino);
+        file.borrow_mut().synced(&before);
+        drop(file);
+        self.recent().add(ino);
+        self.files().forget_idle(ino);
+        Ok(())
+    }
+
+    /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
+    /// earlier change of names. Fails, once, if earlier writes were lost.
+    pub(crate) async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
+        self.make_durable(ino).await?;
+        let names = self.restarts().report_lost();
+        self.report_lost(ino).and(names)
+    }
+
+    /// Like [`Session::fsync`], for a descriptor through which `seen` losses were reported.
+    pub(crate) async fn fsync_through(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
+        self.make_durable(ino).await?;
+        let names = self.restarts().report_lost();
+        self.report_loss_to(ino, seen).and(names)
+    }
+
+    /// Syncs a file on this client and on the client that has its exclusive lease.
+    pub(crate) async fn sync_everywhere(&self, ino: Ino) -> Result<(), Failure> {
+        self.sync_elsewhere(ino).await?;
+        self.sync_file(ino).await
+    }
+
+    async fn sync_elsewhere(&self, ino: Ino) -> Result<(), Failure> {
+        if self.leases().covers(ino) {
+            return Ok(());
+        }
+        // Before it answers, the service makes the owner of the exclusive lease sync.
+        match self.ask::<AttrReply>(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await {
+            Err(failure) if failure.errno != ESTALE => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    async fn make_durable(&self, ino: Ino) -> Result<(), Failure> {
+        self.sync_elsewhere(ino).await?;
+        self.sync_file_and(ino, async || self.sync_names().await).await?;
+        // Covers rows that the commit of the data changed, if it did.
+        self.sync_names().await
+    }
+
+    /// Makes every acknowledged operation on names durable. Does not report losses.
+    pub(crate) async fn sync_names(&self) -> Result<(), Failure> {
+        let (generation, changed) = (self.restarts().generation(), self.restarts().take_changed());
+        // Changes that are sent from here on are covered by a later request.
+        let covered = self.take_unsynced();
+        let result = self.ask::<EmptyReply>(Kind::Sync, &EmptyReply {}).await;
+        if generation != self.restarts().generation() {
+            // The files were marked when the new generation was seen.
+            if changed {
+                self.restarts().lose();
+            }
+        } else if result.is_ok() {
+            covered.into_iter().for_each(|ino| self.note_synced(ino));
+        } else {
+            self.put_back_unsynced(covered);
+            if changed {
+                self.restarts().changed();
+            }
+        }
+        result.map(|_| ())
+    }
+
+    /// Makes everything durable and reports all losses.
+    pub(crate) async fn sync_all(&self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        // A failure does not keep the other files from being synced.
+        for ino in self.files().select(|state| state.has_unsynced_writes() || state.is_lost()) {
+            let synced = self.sync_file(ino).await;
+            result = result.and(synced).and(self.report_lost(ino));
+        }
+        self.sync_names().await?;
+        self.restarts().report_lost()?;
+        result
+    }
+
+    /// Makes everything durable that can be. Leaves losses to be reported by an fsync.
+    pub(crate) async fn sync_rest(&self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        for ino in self.files().select(|state| state.has_unsynced_writes()) {
+            let synced = self.sync_file(ino).await;
+            result = result.and(synced);
+        }
+        self.sync_names().await?;
+        result
+    }
+}
+
+/// Syncs everything every 5 s ([`INTERVAL`]) until the session is over.
+pub(crate) async fn sync_task(session: Rc<Session>) {
+    while !session.is_over() {
+        session.env().sleep(INTERVAL).await;
+        if session.is_over() {
+            break;
+        }
+        if let Err(failure) = session.sync_rest().await {
+            tracing::error!(%failure, "a periodic sync failed; it will be tried again");
+        }
+    }
+}

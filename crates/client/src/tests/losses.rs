@@ -1,0 +1,160 @@
+//! Restarts of the service: writes that may be lost are reported, once, and no others.
+
+use super::service::{rest, run};
+use penstock_base::{Ino, Kind as Todo};
+use penstock_wire::Kind;
+use penstock_wire::names::{MakeRequest, RenameRequest, SetAttrRequest};
+use std::cell::Cell;
+
+const INO: Ino = Ino(5);
+const EIO: u16 = 5;
+
+#[test]
+fn an_fsync_reports_writes_that_a_restart_may_have_lost() {
+    // The work before the restart, and the errors of two fsyncs after it.
+    for (write, sync_file, sync, lost) in [
+        (false, false, false, false),
+        (true, false, false, true),
+        // The size was sent and is not durable.
+        (true, true, false, true),
+        (true, true, true, false),
+    ] {
+        run(async |service, client| {
+            service.add(INO, &[1; 100]);
+            client.open(INO).await.unwrap();
+            if write {
+                client.write(INO, 0, b"new").await.unwrap();
+            }
+            if sync_file {
+                client.session.sync_file(INO).await.unwrap();
+            }
+            if sync {
+                client.fsync(INO).await.unwrap();
+            }
+            service.restart();
+            client.get_attr(INO).await.unwrap();
+            let errno = client.fsync(INO).await.err().map(|failure| failure.errno);
+            assert_eq!(errno, lost.then_some(EIO), "write {write}, sent {sync_file}, synced {sync}");
+            assert!(client.fsync(INO).await.is_ok(), "once");
+        });
+    }
+}
+
+#[test]
+fn every_descriptor_reports_a_loss_once() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        let (first, second) = (Cell::new(client.losses_told(INO)), Cell::new(client.losses_told(INO)));
+        client.write(INO, 0, b"new").await.unwrap();
+        service.restart();
+        client.get_attr(INO).await.unwrap();
+        // A descriptor that is opened now reports a loss that nobody has.
+        let third = Cell::new(client.losses_told(INO));
+        for seen in [&first, &second, &third] {
+            assert_eq!(client.fsync_through(INO, seen).await.unwrap_err().errno, EIO);
+            client.fsync_through(INO, seen).await.unwrap();
+        }
+        let fourth = Cell::new(client.losses_told(INO));
+        client.fsync_through(INO, &fourth).await.unwrap();
+        assert!(client.tell_lost(INO, fourth.get()).is_ok());
+    });
+}
+
+#[test]
+fn a_close_reports_a_loss_and_leaves_it_to_others() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.open(INO).await.unwrap();
+        client.write(INO, 0, b"new").await.unwrap();
+        service.restart();
+        client.get_attr(INO).await.unwrap();
+        assert_eq!(client.tell_lost(INO, 0).unwrap_err().errno, EIO);
+        client.release(INO).await.unwrap();
+        assert_eq!(client.tell_lost(INO, 0).unwrap_err().errno, EIO, "the other handle reports it too");
+        client.release(INO).await.unwrap();
+        assert!(client.fsync(INO).await.is_ok(), "the last close was told");
+    });
+}
+
+#[test]
+fn names_that_a_restart_may_have_lost_are_reported_once() {
+    run(async |service, client| {
+        service.add(INO, &[]);
+        let mode = SetAttrRequest { ino: INO.0, mode: Some(0o100_600), ..SetAttrRequest::default() };
+        client.set_attr(mode.clone()).await.unwrap();
+        client.sync().await.unwrap();
+        service.restart();
+        client.get_attr(INO).await.unwrap();
+        client.sync().await.unwrap();
+        client.set_attr(mode).await.unwrap();
+        service.restart();
+        client.get_attr(INO).await.unwrap();
+        assert_eq!(client.sync().await.unwrap_err().errno, EIO);
+        client.sync().await.unwrap();
+        // A sync that fails leaves the change to be synced, and then to be lost.
+        client.make(MakeRequest::default()).await.unwrap();
+        service.fail(Kind::Sync, Todo::Internal, 1);
+        assert!(client.sync().await.is_err());
+        service.restart();
+        client.get_attr(INO).await.unwrap();
+        assert_eq!(client.sync().await.unwrap_err().errno, EIO);
+    });
+}
+
+#[test]
+fn a_write_during_a_restart_is_repeated_under_one_start() {
+    for after in 0..4 {
+        run(async |service, client| {
+            service.add(INO, &[1; 100]);
+            // The first data requests of the new start do not know what the old one acknowledged.
+            service.restart_in.set(Some(after));
+            client.write(INO, 9_000, b"new").await.unwrap();
+            client.write(INO, 20_000, b"more").await.unwrap();
+            let synced = client.fsync(INO).await;
+            let bytes = service.bytes(INO);
+            let has = |at: usize, part: &[u8]| bytes.get(at..at + part.len()) == Some(part);
+            assert!(
+                synced.is_err() || has(9_000, b"new") && has(20_000, b"more"),
+                "after {after}: {synced:?}"
+            );
+        });
+    }
+}
+
+#[test]
+fn a_rename_waits_for_the_data_and_refuses_a_lost_file() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.write(INO, 0, b"new").await.unwrap();
+        let rename = || RenameRequest { dir: 1, new_dir: 1, name: b"a".to_vec(), ..RenameRequest::default() };
+        client.rename(rename()).await.unwrap();
+        assert!(service.take_log().contains(&Kind::Rename));
+        // A start that ends during the rename makes it begin again.
+        service.fail(Kind::Rename, Todo::RefreshMap, 2);
+        client.rename(rename()).await.unwrap();
+        service.fail(Kind::Rename, Todo::RefreshMap, 1000);
+        assert_eq!(client.rename(rename()).await.unwrap_err().errno, EIO);
+    });
+}
+
+#[test]
+fn the_periodic_sync_makes_writes_durable_and_reports_nothing() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.write(INO, 0, b"new").await.unwrap();
+        for _ in 0..60 {
+            rest(client).await;
+        }
+        assert!(!client.is_unsynced(INO) && service.bytes(INO).starts_with(b"new"));
+        client.write(INO, 0, b"two").await.unwrap();
+        service.restart();
+        for _ in 0..60 {
+            rest(client).await;
+        }
+        assert_eq!(client.fsync(INO).await.unwrap_err().errno, EIO, "the loss is still to be reported");
+    });
+}

@@ -1,0 +1,304 @@
+//! A service in memory: files as bytes, a log of requests, and restarts and failures on demand.
+
+use crate::Client;
+use penstock_base::{BLOCK_BYTES, Buf, Ino, Kind as Todo, LocalBoxFuture, crc32c_blocks};
+use penstock_sim::World;
+use penstock_wire::data::{
+    SpaceChange, decode_commit, decode_read, decode_seek, decode_space, decode_write, encode_found,
+    encode_reply,
+};
+use penstock_wire::names::{
+    Attr, AttrReply, EmptyReply, HelloReply, InodeRequest, LeaseCall, LeaseReply, LeaseRequest, LockReply,
+    SetAttrRequest, WatchReply, WatchRequest,
+};
+use penstock_wire::{Failure, Frame, Kind, Transport};
+use prost::Message;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub(super) const CHUNK_BLOCKS: u32 = 4;
+pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// A file: blocks that are in the cache of the service, and attributes.
+#[derive(Clone, Default)]
+pub(super) struct File {
+    pub(super) blocks: BTreeMap<u64, Vec<u8>>,
+    pub(super) attr: Attr,
+}
+
+impl File {
+    /// The bytes up to the size.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let count = self.attr.size.div_ceil(BLOCK);
+        let zeros = vec![0; BLOCK_BYTES];
+        let mut bytes: Vec<u8> =
+            (0..count).flat_map(|block| self.blocks.get(&block).unwrap_or(&zeros).clone()).collect();
+        bytes.truncate(self.attr.size as usize);
+        bytes
+    }
+}
+
+/// The service and what it was asked.
+pub(super) struct Service {
+    world: World,
+    pub(super) files: RefCell<BTreeMap<u64, File>>,
+    generation: Cell<u64>,
+    /// The requests that changed or synced something, in order.
+    pub(super) log: RefCell<Vec<Kind>>,
+    /// Kinds that fail, each with the failure and the number of times.
+    failures: RefCell<Vec<(Kind, Failure, u32)>>,
+    /// A restart after this many more data requests.
+    pub(super) restart_in: Cell<Option<u32>>,
+    alone: Cell<bool>,
+    calls: RefCell<VecDeque<LeaseCall>>,
+    pub(super) answered: RefCell<Vec<(u64, bool)>>,
+    next_grant: Cell<u64>,
+}
+
+impl Service {
+    pub(super) fn new(world: &World) -> Rc<Self> {
+        Rc::new(Self {
+            world: world.clone(),
+            files: RefCell::default(),
+            generation: Cell::new(1),
+            log: RefCell::default(),
+            failures: RefCell::default(),
+            restart_in: Cell::new(None),
+            alone: Cell::new(true),
+            calls: RefCell::default(),
+            answered: RefCell::default(),
+            next_grant: Cell::new(1),
+        })
+    }
+
+    /// Adds a file of these bytes.
+    pub(super) fn add(&self, ino: Ino, bytes: &[u8]) {
+        let mut file = File::default();
+        for (at, part) in (0..).zip(bytes.chunks(BLOCK_BYTES)) {
+            let mut block = part.to_vec();
+            block.resize(BLOCK_BYTES, 0);
+            file.blocks.insert(at, block);
+        }
+        file.attr = Attr { ino: ino.0, size: bytes.len() as u64, nlink: 1, ..Attr::default() };
+        file.attr.mode = 0o100_644;
+        file.attr.chunk_blocks = CHUNK_BLOCKS;
+        self.files.borrow_mut().insert(ino.0, file);
+    }
+
+    pub(super) fn bytes(&self, ino: Ino) -> Vec<u8> {
+        self.files.borrow()[&ino.0].bytes()
+    }
+
+    pub(super) fn attr(&self, ino: Ino) -> Attr {
+        self.files.borrow()[&ino.0].attr.clone()
+    }
+
+    /// Puts bytes into a block of a file, behind the back of the client.
+    pub(super) fn fill(&self, ino: Ino, block: u64, byte: u8) {
+        let mut files = self.files.borrow_mut();
+        files.get_mut(&ino.0).unwrap().blocks.insert(block, vec![byte; BLOCK_BYTES]);
+    }
+
+    /// Changes the attributes of a file as another client does.
+    pub(super) fn change(&self, ino: Ino, change: impl FnOnce(&mut Attr)) {
+        change(&mut self.files.borrow_mut().get_mut(&ino.0).unwrap().attr);
+    }
+
+    /// Starts again: replies have another generation from now on.
+    pub(super) fn restart(&self) {
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    /// Lets the next `times` requests of a kind fail.
+    pub(super) fn fail(&self, kind: Kind, todo: Todo, times: u32) {
+        let failure = Failure { kind: todo, errno: 5, message: "told to fail".into() };
+        self.failures.borrow_mut().push((kind, failure, times));
+    }
+
+    /// Tells the client that it is not alone any more, and revokes all its leases.
+    pub(super) fn others_arrive(&self) -> u64 {
+        self.alone.set(false);
+        self.call(0, u64::MAX)
+    }
+
+    /// Revokes the lease of a file.
+    pub(super) fn call(&self, ino: u64, grant: u64) -> u64 {
+        let number = 1 + self.answered.borrow().len() as u64 + self.calls.borrow().len() as u64;
+        self.calls.borrow_mut().push_back(LeaseCall { number, ino, settle: false, grant });
+        number
+    }
+
+    /// Takes the log.
+    pub(super) fn take_log(&self) -> Vec<Kind> {
+        self.log.take()
+    }
+
+    fn failure(&self, kind: Kind) -> Option<Failure> {
+        let mut failures = self.failures.borrow_mut();
+        let (_, failure, times) = failures.iter_mut().find(|(of, _, times)| *of == kind && *times > 0)?;
+        *times -= 1;
+        Some(failure.clone())
+    }
+
+    async fn serve(&self, request: &Frame) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
+        let kind = request.header.kind;
+        let body = &request.body[..];
+        self.world.env().sleep(Duration::from_micros(10)).await;
+        if let Some(left) = self.restart_in.get().filter(|_| matches!(kind, Kind::Write | Kind::SetAttr)) {
+            self.restart_in.set(left.checked_sub(1));
+            if left == 0 {
+                self.restart();
+            }
+        }
+        if let Some(failure) = self.failure(kind) {
+            return Err(failure);
+        }
+        if matches!(
+            kind,
+            Kind::Write | Kind::Commit | Kind::SetAttr | Kind::Sync | Kind::Space | Kind::Rename
+        ) {
+            self.log.borrow_mut().push(kind);
+        }
+        let mut payload = Vec::new();
+        let reply = match kind {
+            Kind::Hello => {
+                HelloReply { version: 1, session: 7, root: 1, chunk_blocks: CHUNK_BLOCKS, lease_ms: 0 }
+                    .encode_to_vec()
+            }
+            Kind::Watch => self.watch(&WatchRequest::decode(body).unwrap()).await,
+            Kind::Lease => {
+                let _ = LeaseRequest::decode(body).unwrap();
+                LeaseReply { grant: self.next_grant.replace(self.next_grant.get() + 1) }.encode_to_vec()
+            }
+            Kind::GetAttr | Kind::Open => {
+                let ino = InodeRequest::decode(body).unwrap().ino;
+                self.reply(ino)?
+            }
+            Kind::SetAttr => self.set_attr(&SetAttrRequest::decode(body).unwrap())?,
+            Kind::Read => {
+                let read = decode_read(body).unwrap();
+                let first = read.chunk * u64::from(CHUNK_BLOCKS) + u64::from(read.block);
+                let files = self.files.borrow();
+                let blocks = &files[&read.ino.0].blocks;
+                let zeros = vec![0; BLOCK_BYTES];
+                let at = |block| Buf::copy_from(blocks.get(&block).unwrap_or(&zeros));
+                payload = (first..first + u64::from(read.count)).map(at).collect();
+                let crcs: Vec<u32> = payload.iter().flat_map(|part| crc32c_blocks(part)).collect();
+                encode_reply(self.generation.get(), &crcs)
+            }
+            Kind::Write => {
+                let (write, crcs) = decode_write(body).unwrap();
+                let data: Vec<u8> = request.payload.iter().flat_map(|part| part.to_vec()).collect();
+                assert_eq!(crc32c_blocks(&data), crcs, "the checksums are those of the data");
+                let mut files = self.files.borrow_mut();
+                let file = files.get_mut(&write.ino.0).unwrap();
+                if write.cut < file.attr.cut {
+                    return Err(Failure::new(Todo::RefreshMap, "truncated since"));
+                }
+                let first = write.chunk * u64::from(CHUNK_BLOCKS) + u64::from(write.block);
+                for (at, block) in (first..).zip(data.chunks(BLOCK_BYTES)) {
+                    file.blocks.insert(at, block.to_vec());
+                }
+                encode_reply(self.generation.get(), &[])
+            }
+            Kind::Space => {
+                let space = decode_space(body).unwrap();
+                let mut files = self.files.borrow_mut();
+                let file = files.get_mut(&space.ino.0).unwrap();
+                if space.change != SpaceChange::Reserve {
+                    file.blocks.retain(|block, _| !(space.from..space.until).contains(block));
+                }
+                Vec::new()
+            }
+            Kind::Seek => {
+                let seek = decode_seek(body).unwrap();
+                let files = self.files.borrow();
+                let blocks = &files[&seek.ino.0].blocks;
+                let found = (seek.from..seek.until).find(|block| blocks.contains_key(block) != seek.hole);
+                encode_found(found.unwrap_or(seek.until))
+            }
+            Kind::Commit => {
+                assert!(decode_commit(body).unwrap().2, "the caller syncs the rows");
+                Vec::new()
+            }
+            Kind::Lock => LockReply::default().encode_to_vec(),
+            _ => EmptyReply {}.encode_to_vec(),
+        };
+        Ok((reply, payload))
+    }
+
+    fn reply(&self, ino: u64) -> Result<Vec<u8>, Failure> {
+        let gone = Failure { kind: Todo::Invalid, errno: 116, message: "no such inode".into() };
+        let attr = self.files.borrow().get(&ino).map(|file| file.attr.clone()).ok_or(gone)?;
+        Ok(AttrReply { attr: Some(attr), unsettled: false }.encode_to_vec())
+    }
+
+    fn set_attr(&self, request: &SetAttrRequest) -> Result<Vec<u8>, Failure> {
+        if let Some(file) = self.files.borrow_mut().get_mut(&request.ino) {
+            let attr = &mut file.attr;
+            if request.known_cut.is_some_and(|known| known != attr.cut) {
+                return Err(Failure::new(Todo::RefreshMap, "truncated since"));
+            }
+            let is_overtaken = request.grow && request.cut != attr.cut;
+            if let Some(size) = request.size.filter(|_| !is_overtaken) {
+                if !request.grow {
+                    attr.cut += 1;
+                    let end = size.min(attr.size).div_ceil(BLOCK);
+                    file.blocks.retain(|block, _| *block < end);
+                }
+                attr.size = if request.grow { attr.size.max(size) } else { size };
+            }
+            attr.mode = request.mode.unwrap_or(attr.mode);
+            attr.mtime_ns = request.mtime_ns.unwrap_or(attr.mtime_ns);
+            if request.drop_set_id {
+                attr.mode &= !0o6000;
+            }
+        }
+        self.reply(request.ino)
+    }
+
+    /// Answers a watch at once, or after a while without news.
+    async fn watch(&self, request: &WatchRequest) -> Vec<u8> {
+        let failed = |number: &u64| request.failed.iter().any(|failed| failed.number == *number);
+        let answered = request.answered.iter().map(|number| (*number, !failed(number)));
+        self.answered.borrow_mut().extend(answered);
+        if request.wait && self.calls.borrow().is_empty() {
+            self.world.env().sleep(Duration::from_millis(20)).await;
+        }
+        let calls = if request.wait { self.calls.take().into() } else { Vec::new() };
+        let is_quiet = calls.is_empty();
+        WatchReply { alone: self.alone.get() && is_quiet, calls, unlocked: Vec::new() }.encode_to_vec()
+    }
+}
+
+impl Transport for Service {
+    fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
+        Box::pin(async move {
+            let result = self.serve(&request).await;
+            let mut reply = Frame::reply(&request.header, result);
+            reply.header.generation = self.generation.get();
+            Ok(reply)
+        })
+    }
+}
+
+/// Runs a test with a client that is alone at its service.
+pub(super) fn run(test: impl AsyncFnOnce(&Rc<Service>, &Rc<Client>)) {
+    let world = World::new(1);
+    let done = world.run(async {
+        let service = Service::new(&world);
+        let client = Client::connect(&world.env(), service.clone(), "test").await.unwrap();
+        rest(&client).await;
+        assert!(client.is_alone());
+        test(&service, &client).await;
+    });
+    done.unwrap();
+    world.destroy();
+}
+
+/// Lets background work of 100 ms be done.
+pub(super) async fn rest(client: &Client) {
+    client.session.env().sleep(Duration::from_millis(100)).await;
+}

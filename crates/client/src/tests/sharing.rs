@@ -1,0 +1,149 @@
+//! Leases with other clients, and the kernel's pages.
+
+use super::service::{Service, rest, run};
+use crate::{Client, KernelCache, Purpose, Staged};
+use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
+use penstock_wire::Kind;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+const INO: Ino = Ino(5);
+const PAGE: u64 = 4096;
+
+/// A kernel that records which pages it was told to drop.
+#[derive(Default)]
+struct Kernel {
+    dropped: RefCell<Vec<(Ino, Range<u64>)>>,
+    expired: Cell<u32>,
+}
+
+impl KernelCache for Kernel {
+    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        self.dropped.borrow_mut().push((ino, bytes));
+        Box::pin(async {})
+    }
+
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
+        self.expired.set(self.expired.get() + 1);
+        Box::pin(async {})
+    }
+
+    fn hide_pages<'a>(
+        &'a self,
+        _files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
+        Box::pin(async {})
+    }
+}
+
+async fn share(service: &Service, client: &Client) {
+    service.others_arrive();
+    rest(client).await;
+    assert!(!client.is_alone());
+}
+
+#[test]
+fn a_client_that_is_not_alone_any_more_syncs_and_drops_its_pages() {
+    run(async |service, client| {
+        let kernel = Rc::new(Kernel::default());
+        client.set_kernel_cache(Some(kernel.clone()));
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.write(INO, 0, b"new").await.unwrap();
+        share(service, client).await;
+        assert!(service.bytes(INO).starts_with(b"new"), "the other client reads it");
+        assert_eq!(*kernel.dropped.borrow(), [(INO, 0..u64::MAX)]);
+        assert_eq!((kernel.expired.get(), client.was_shared()), (1, true));
+        assert_eq!(*service.answered.borrow(), [(1, true)]);
+        // The state is fetched again: the other client has made the file longer.
+        service.change(INO, |attr| attr.size = 300);
+        assert_eq!(client.hold(INO, Purpose::Read).await.unwrap().size().await.unwrap(), 300);
+    });
+}
+
+#[test]
+fn a_lease_that_is_revoked_goes_after_its_users() {
+    run(async |service, client| {
+        let kernel = Rc::new(Kernel::default());
+        client.set_kernel_cache(Some(kernel.clone()));
+        service.add(INO, &[1; 100]);
+        share(service, client).await;
+        let hold = client.hold(INO, Purpose::Write).await.unwrap();
+        hold.writer().await.write(0, Staged::of(0, b"new")).await.unwrap();
+        assert!(client.owns(INO).is_some() && client.owns_all().is_none());
+        let number = service.call(INO.0, u64::MAX);
+        rest(client).await;
+        let is_answered = || service.answered.borrow().iter().any(|(answered, _)| *answered == number);
+        assert!(!is_answered() && client.owns(INO).is_none(), "an operation uses it");
+        hold.serves(0..PAGE);
+        drop(hold);
+        rest(client).await;
+        assert!(is_answered() && service.bytes(INO).starts_with(b"new"));
+        // All pages once, and then those that were served meanwhile.
+        assert_eq!(*kernel.dropped.borrow(), [(INO, 0..u64::MAX), (INO, 0..PAGE)]);
+        // The next operation asks for another lease.
+        client.read(INO, 0, 3).await.unwrap();
+    });
+}
+
+#[test]
+fn writes_that_cannot_be_synced_are_lost_with_the_lease() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        share(service, client).await;
+        client.write(INO, 0, b"new").await.unwrap();
+        service.fail(Kind::Commit, Todo::NoSpace, 1000);
+        let number = service.call(INO.0, u64::MAX);
+        client.session.env().sleep(Duration::from_secs(11)).await;
+        rest(client).await;
+        assert!(service.answered.borrow().contains(&(number, false)), "the other client hears of it");
+        service.fail(Kind::Commit, Todo::NoSpace, 0);
+        assert_eq!(client.fsync(INO).await.unwrap_err().errno, 5);
+        client.fsync(INO).await.unwrap();
+    });
+}
+
+#[test]
+fn a_direct_write_is_acknowledged_after_older_pages_are_gone() {
+    run(async |service, client| {
+        let kernel = Rc::new(Kernel::default());
+        client.set_kernel_cache(Some(kernel.clone()));
+        service.add(INO, &[1; 8192]);
+        client.open(INO).await.unwrap();
+        client.note_open_for_writing(INO, true);
+        let hold = client.hold(INO, Purpose::Write).await.unwrap();
+        let unseen = hold.writer().await.write_direct(0, Staged::of(0, b"one")).await.unwrap();
+        assert!(unseen.is_none(), "the kernel has read nothing");
+        hold.reader().await.read_pages(0, PAGE).await.unwrap();
+        let unseen = hold.writer().await.write_direct(1, Staged::of(1, b"two")).await.unwrap();
+        assert!(client.has_unseen_writes(INO));
+        // The kernel writes an older page back, which must not undo the write.
+        let page = client.hold(INO, Purpose::Page).await.unwrap();
+        page.writer().await.write_page(0, Staged::of(0, &[9; 4096])).await.unwrap();
+        let store = hold.drop_old_pages(unseen.unwrap()).await;
+        assert_eq!((store.bytes(), &kernel.dropped.borrow()[..]), (1..4, &[(INO, 1..4)][..]));
+        assert!(!client.has_unseen_writes(INO));
+        let found = penstock_base::buf::gather(&client.read(INO, 0, 5).await.unwrap());
+        assert_eq!(found[..], [9, b't', b'w', b'o', 9]);
+    });
+}
+
+#[test]
+fn a_page_behind_the_end_is_not_written_back() {
+    run(async |service, client| {
+        service.add(INO, &[1; 5000]);
+        let hold = client.hold(INO, Purpose::Page).await.unwrap();
+        for offset in [4096, 8192] {
+            hold.writer().await.write_page(offset, Staged::of(offset, &[7; 4096])).await.unwrap();
+        }
+        drop(hold);
+        client.fsync(INO).await.unwrap();
+        let expected = [vec![1; 4096], vec![7; 904]].concat();
+        assert_eq!(service.bytes(INO), expected, "the file does not grow");
+    });
+}

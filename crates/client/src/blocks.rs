@@ -27,7 +27,13 @@ impl Blocks<'_> {
         }
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         let parts = self.read(&state, first, last - first).await?;
-        Ok(trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize))
+        let parts = trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize);
+        assert_eq!(
+            parts.iter().map(|part| part.len() as u64).sum::<u64>(),
+            end - offset,
+            "all bytes are there"
+        );
+        Ok(parts)
     }
 
     /// Reads whole blocks. They were verified when they left the volume, in this process.
@@ -105,6 +111,7 @@ pub fn stage(offset: u64, data: &[u8]) -> BufMut {
     let skip = (offset % BLOCK) as usize;
     let end = skip + data.len();
     let mut staged = BufMut::recycled(end.next_multiple_of(BLOCK_BYTES));
+    assert!(staged.len() - end < BLOCK_BYTES, "no block without bytes is staged");
     let bytes = staged.as_mut();
     bytes[..skip].fill(0);
     bytes[skip..end].copy_from_slice(data);
@@ -123,6 +130,7 @@ fn pieces(chunk_blocks: u32, first: u64, count: u64) -> Vec<(u64, u32, u32)> {
         pieces.push((at / per_chunk, within as u32, run as u32));
         at += run;
     }
+    assert_eq!(at, end, "the pieces cover the range");
     pieces
 }
 

@@ -105,6 +105,11 @@ impl DirectWrites {
     /// Records that a direct write of these bytes is done. Keep the result until the kernel has dropped the
     /// older pages.
     pub(crate) fn note_write(self: &Rc<Self>, ino: Ino, bytes: Range<u64>, contents: Contents) -> Unseen {
+        let len = bytes.end - bytes.start;
+        assert!(
+            !matches!(&contents, Contents::Bytes(kept) if kept.len() as u64 != len),
+            "all bytes are kept"
+        );
         let write = Rc::new(Write { bytes, contents, fresh: RefCell::default() });
         self.file(ino, |file| {
             file.read.remove(&write.bytes);

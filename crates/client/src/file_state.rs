@@ -242,6 +242,7 @@ impl FileState {
 
     /// Size and time were sent as they were in the state `sent`.
     pub(crate) fn synced(&mut self, sent: &Self) {
+        assert!(self.writes >= sent.writes && self.losses >= sent.losses, "counts only rise");
         if self.cut == sent.cut {
             self.sent_size = self.sent_size.max(sent.size);
         }

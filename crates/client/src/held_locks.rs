@@ -81,6 +81,7 @@ impl Locks {
         let before = table.into_iter().flat_map(|table| table.iter().filter(cut));
         let before = before.map(|lock| said_again(ino, lock, request.flock)).collect();
         drop(held);
+        assert!(request.change() == LockChange::Unlock, "locks are given up by an unlock");
         self.note(request);
         before
     }

@@ -53,6 +53,7 @@ impl LeaseClock {
         let until = sent + lease.length / USED;
         if until > lease.until.get() {
             lease.until.set(until);
+            assert!(until <= lease.env.now() + lease.length / USED, "a request is sent before its answer");
             self.changed.notify_waiters();
         }
     }

@@ -134,9 +134,9 @@ impl Drop for LeaseUse {
     }
 }
 
-/// A FUSE notification that puts bytes into the kernel's pages or removes them. Unlike a use of a lease it may
-/// wait for a page that is locked for a request which waits for the lease. So the lease serves such requests
-/// until the notification ends.
+/// A FUSE notification that puts bytes into the kernel's pages or removes them. Unlike a use of a lease it
+/// may wait for a page that is locked for a request which waits for the lease. So the lease serves such
+/// requests until the notification ends.
 pub struct Store {
     leases: Rc<Leases>,
     ino: Option<Ino>,

@@ -29,7 +29,10 @@ impl PageSet {
             added.start = added.start.min(joined.start);
             added.end = added.end.max(self.0[after - 1].end);
         }
+        assert!(added.start < added.end, "a range has a page");
         self.0.splice(first..after, [added]);
+        let beside = &self.0[first.saturating_sub(1)..self.0.len().min(first + 2)];
+        assert!(beside.is_sorted_by(|one, other| one.end < other.start), "ranges do not touch");
     }
 
     /// Adds these pages but keeps at most `most` ranges. If there were more, all pages between the first and
@@ -43,6 +46,7 @@ impl PageSet {
             self.0.clear();
             self.0.push(all);
         }
+        assert!(self.0.len() <= most.max(1), "a coarse set has at most {most} ranges");
     }
 
     pub(crate) fn remove(&mut self, bytes: &Range<u64>) {
@@ -53,6 +57,7 @@ impl PageSet {
             [before, behind].into_iter().filter(|left| !left.is_empty())
         };
         self.0 = std::mem::take(&mut self.0).into_iter().flat_map(rest).collect();
+        assert!(!self.overlaps(bytes), "no page of them is left");
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -70,6 +75,7 @@ impl PageSet {
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Range<u64>> {
         let bytes: u64 = self.0.iter().map(|range| range.end - range.start).sum();
         let longest = (bytes / MOST_PIECES).div_ceil(PAGE_BYTES).max(1) * PAGE_BYTES;
+        assert!(longest.is_multiple_of(PAGE_BYTES) && longest > 0, "pieces are of whole pages");
         let cut = move |range: &Range<u64>| {
             let end = range.end;
             (range.start..end)

@@ -52,6 +52,7 @@ impl<'a> Reader<'a> {
         let seek = SeekRef { branch: 0, ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
         let (body, _) = session.data(Kind::Seek, encode_seek(&seek), Vec::new()).await?;
         let found = decode_found(&body)?.saturating_mul(BLOCK).clamp(offset, size);
+        assert!((offset..=size).contains(&found), "an offset is found inside the file");
         if !hole && found == size { Err(nothing("no data")) } else { Ok(found) }
     }
 }

@@ -11,6 +11,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Slots that are reserved for syncing files.
 const RESERVED: usize = 8;
+const _: () = assert!(RESERVED < SLOTS as usize, "slots are left for other requests");
 
 /// The slots of a session.
 pub(crate) struct Slots {
@@ -51,6 +52,7 @@ impl Slots {
         let closed = |_| Failure::new(Todo::Internal, "session is closed");
         let permit = permits.acquire().await.map_err(closed)?;
         let last = self.free.borrow_mut().pop().expect("there is a slot for each permit");
+        assert!(last < u64::MAX - SLOTS, "sequences do not wrap around");
         Ok(Slot { slots: self, sequence: last + SLOTS, _permit: permit })
     }
 }
@@ -65,7 +67,9 @@ impl Slot<'_> {
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         // Runs before the permit is dropped, so that there is a free slot for each permit.
-        self.slots.free.borrow_mut().push(self.sequence);
+        let mut free = self.slots.free.borrow_mut();
+        free.push(self.sequence);
+        assert!(free.len() as u64 <= SLOTS, "a slot is freed once");
     }
 }
 

@@ -150,6 +150,7 @@ impl<'a> Writer<'a> {
         let mut state = file.borrow().clone();
         let end = end_of(offset, len as u64)?;
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        assert!(len > 0 && first < last, "a write has a byte");
         if staged.len() as u64 != (last - first) * BLOCK {
             return Err(Failure::new(Todo::Invalid, "bytes are not staged for this offset"));
         }

@@ -8,7 +8,7 @@ fn state() -> FileState {
     FileState::of(&attr(100, 3, 0o100_644))
 }
 
-/// What `overlay` makes of attributes from the service.
+/// Attributes from the service, as `overlay` changes them.
 fn seen(state: &FileState) -> (u64, i64, i64) {
     let mut attr = attr(7, 3, 0);
     state.overlay(&mut attr);

@@ -1,6 +1,7 @@
 //! A service in memory: files as bytes, a log of requests, and restarts and failures on demand.
 
 use crate::Client;
+use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, Ino, Kind as Todo, LocalBoxFuture, crc32c_blocks};
 use penstock_sim::World;
 use penstock_wire::data::{
@@ -120,11 +121,12 @@ impl Service {
     /// Tells the client that it is not alone any more, and revokes all its leases.
     pub(super) fn others_arrive(&self) -> u64 {
         self.alone.set(false);
-        self.call(0, u64::MAX)
+        self.call(0)
     }
 
-    /// Revokes the lease of a file.
-    pub(super) fn call(&self, ino: u64, grant: u64) -> u64 {
+    /// Revokes the lease of a file, or with 0 all leases, as far as they have been granted by now.
+    pub(super) fn call(&self, ino: u64) -> u64 {
+        let grant = self.next_grant.get() - 1;
         let number = 1 + self.answered.borrow().len() as u64 + self.calls.borrow().len() as u64;
         self.calls.borrow_mut().push_back(LeaseCall { number, ino, settle: false, grant });
         number
@@ -292,7 +294,8 @@ pub(super) fn run(test: impl AsyncFnOnce(&Rc<Service>, &Rc<Client>)) {
         let client = Client::connect(&world.env(), service.clone(), "test").await.unwrap();
         rest(&client).await;
         assert!(client.is_alone());
-        test(&service, &client).await;
+        let tested = timeout(&world.env(), Duration::from_secs(3600), test(&service, &client)).await;
+        assert!(tested.is_some(), "a test ends within an hour of its world");
     });
     done.unwrap();
     world.destroy();

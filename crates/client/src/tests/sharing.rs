@@ -75,7 +75,7 @@ fn a_lease_that_is_revoked_goes_after_its_users() {
         let hold = client.hold(INO, Purpose::Write).await.unwrap();
         hold.writer().await.write(0, Staged::of(0, b"new")).await.unwrap();
         assert!(client.owns(INO).is_some() && client.owns_all().is_none());
-        let number = service.call(INO.0, u64::MAX);
+        let number = service.call(INO.0);
         rest(client).await;
         let is_answered = || service.answered.borrow().iter().any(|(answered, _)| *answered == number);
         assert!(!is_answered() && client.owns(INO).is_none(), "an operation uses it");
@@ -98,7 +98,7 @@ fn writes_that_cannot_be_synced_are_lost_with_the_lease() {
         share(service, client).await;
         client.write(INO, 0, b"new").await.unwrap();
         service.fail(Kind::Commit, Todo::NoSpace, 1000);
-        let number = service.call(INO.0, u64::MAX);
+        let number = service.call(INO.0);
         client.session.env().sleep(Duration::from_secs(11)).await;
         rest(client).await;
         assert!(service.answered.borrow().contains(&(number, false)), "the other client hears of it");

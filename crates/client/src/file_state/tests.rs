@@ -128,7 +128,7 @@ fn a_state_is_kept_while_something_needs_it() {
         ("nothing", |_| {}, false),
         ("a handle", FileState::open, true),
         ("an unsynced write", |state| state.wrote(1, 1), true),
-        ("a change that was sent", |state| drop(state.sent_change()), true),
+        ("a change that was sent", |state| _ = state.sent_change(), true),
         ("a loss", FileState::lose, true),
         ("a loss that was reported", |state| (state.lose(), state.reported()).1, false),
         ("a mapping alone", |state| state.set_mapped(true), false),

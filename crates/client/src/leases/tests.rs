@@ -64,7 +64,7 @@ fn one_operation_asks_and_the_others_wait() {
 #[test]
 fn what_is_owned_differs_in_every_period() {
     let leases = shared();
-    let mut periods = std::collections::HashSet::new();
+    let mut periods = penstock_base::HashSet::default();
     let mut own = |leases: &Leases, start| periods.insert(leases.owns(INO, start).unwrap());
     leases.become_alone();
     assert!(own(&leases, 1) && !own(&leases, 1), "the same period");

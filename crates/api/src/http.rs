@@ -1,6 +1,7 @@
 //! HTTP server of the REST API: routes, authentication, and the thread that serves it.
 #![allow(clippy::disallowed_methods)]
 
+use crate::error::ServerError;
 use crate::instance::{Instance, Job, Task};
 use crate::{metrics, openapi};
 use axum::extract::{Path as UrlPath, Query, Request, State};
@@ -48,18 +49,6 @@ const CROWD_PAUSE: Duration = Duration::from_millis(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Path of the metrics. The metrics token opens this path only.
 const METRICS: &str = "/metrics";
-
-/// Reports why the API cannot start.
-#[derive(Debug)]
-pub struct ServerError(pub String);
-
-impl std::fmt::Display for ServerError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ServerError {}
 
 /// Tokens for the TCP listener. The socket in the folder needs none: the kernel reports the peer's user.
 #[derive(Clone, Debug)]

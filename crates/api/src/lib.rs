@@ -10,13 +10,15 @@
 //! give way to newer ones.
 #![forbid(unsafe_code)]
 
+mod error;
 mod http;
 mod instance;
 mod metrics;
 mod openapi;
 mod signals;
 
-pub use http::{Server, ServerError, Tokens};
+pub use error::ServerError;
+pub use http::{Server, Tokens};
 pub use instance::{Instance, Job, JobState, Task};
 pub use signals::on_signals;
 

@@ -1,7 +1,7 @@
 //! Watches SIGINT and SIGTERM, the signals that stop a process in order.
 #![allow(clippy::disallowed_methods)]
 
-use crate::http::ServerError;
+use crate::error::ServerError;
 
 /// Starts a thread that calls `on_signal` for each SIGINT and SIGTERM. Fails if the thread cannot start.
 pub fn on_signals(on_signal: impl Fn() + Send + 'static) -> Result<(), ServerError> {

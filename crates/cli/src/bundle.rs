@@ -5,10 +5,9 @@
 //! contains file names.
 
 use crate::events;
-use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, METRICS_TOKEN};
+use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, LOGS, METRICS_TOKEN};
 use crate::remote::Remote;
 use crate::show;
-use crate::up::LOGS;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};

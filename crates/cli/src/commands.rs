@@ -3,13 +3,13 @@
 use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
 use crate::folder::{DEFAULT, Stop, is_free, last_stop};
 use crate::remote::Remote;
+use crate::show::print;
 use crate::{bundle, events, manual, mount, show, up};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
     StatusReport,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
@@ -72,14 +72,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
             unreachable!("done above")
         }
     }
-}
-
-pub fn print<T: Serialize + ?Sized>(json: bool, value: &T, text: impl FnOnce(&T)) -> Result<ExitCode> {
-    match json {
-        true => println!("{}", serde_json::to_string_pretty(value)?),
-        false => text(value),
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn status(remote: &Remote, json: bool) -> Result<ExitCode> {

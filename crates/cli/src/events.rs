@@ -1,9 +1,8 @@
 //! `events`: prints events from the running instance, or from the folder's files if none runs.
 
-use crate::commands::print;
 use crate::folder::{DEFAULT, Run, is_free};
 use crate::remote::Remote;
-use crate::show;
+use crate::show::{self, print};
 use anyhow::{Result, anyhow, bail};
 use penstock_node::{Event, EventFiles};
 use std::path::{Path, PathBuf};

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 /// Time that an ending process may keep its locks.
 pub const ENDING: Duration = Duration::from_secs(20);
 
+/// Log of the background process, and of the previous one.
+pub const LOGS: [&str; 2] = ["penstock.log", "penstock.1.log"];
 /// Name of `run.json` while no instance runs. The file keeps its blocks, so that the store can start when the
 /// host is full.
 const SPARE: &str = "run.spare";

@@ -4,10 +4,9 @@
 //! ends its session when it exits; if it is killed, the session ends after its lease.
 
 use crate::args::Mount as Options;
-use crate::commands::print;
 use crate::folder::DEFAULT;
 use crate::remote::Remote as Rest;
-use crate::show::{note, say};
+use crate::show::{note, print, say};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{check_mount_point, is_stale, on_signals, unmount_stale};
 use penstock_base::env::timeout;

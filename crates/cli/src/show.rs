@@ -1,11 +1,23 @@
 //! Prints reports as text for people.
 
+use anyhow::Result;
 use penstock_bench::Line;
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
     JobReport, LatencyReport, ScrubSummary, SessionReport, Severity, StatusReport,
 };
+use serde::Serialize;
 use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+/// Prints a report as JSON, or as text.
+pub fn print<T: Serialize + ?Sized>(json: bool, value: &T, text: impl FnOnce(&T)) -> Result<ExitCode> {
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(value)?),
+        false => text(value),
+    }
+    Ok(ExitCode::SUCCESS)
+}
 
 /// Formats bytes with a binary unit and one decimal.
 pub fn size(bytes: u64) -> String {

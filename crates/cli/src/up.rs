@@ -1,7 +1,7 @@
 //! `up`: starts the folder, store, node, API and mount, and stops them in order.
 
 use crate::args::Up;
-use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, ENDING, Folder, METRICS_TOKEN, Run};
+use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, ENDING, Folder, LOGS, METRICS_TOKEN, Run};
 use crate::show::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{Instance, Server, Tokens, check_mount_point};
@@ -33,8 +33,6 @@ const READY: Duration = Duration::from_secs(120);
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after each accepted client while many have not authenticated yet.
 const CROWD_PAUSE: Duration = Duration::from_millis(1);
-/// Log of the background process, and of the previous one.
-pub const LOGS: [&str; 2] = ["penstock.log", "penstock.1.log"];
 
 /// Starts an instance and returns when it has stopped.
 pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {

@@ -401,6 +401,20 @@ impl DriveHandle {
     }
 }
 
+impl superblock::Holder for DriveHandle {
+    async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
+        Self::read(self, at, len, io).await
+    }
+
+    async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
+        Self::write(self, at, data, io).await
+    }
+
+    async fn flush(&self, io: Io) -> Result<(), DriveError> {
+        Self::flush(self, io).await
+    }
+}
+
 /// The part of a drive that belongs to one array. Offsets are relative to the start of the slice.
 #[derive(Clone)]
 pub struct Slice {

@@ -7,7 +7,6 @@
 //! leaves at least one valid. The valid copy with the higher sequence wins. Nothing is written to a drive
 //! whose superblock is not understood.
 
-use crate::handle::DriveHandle;
 use crate::{Class, Drive, DriveError, Io};
 use futures_util::future::join;
 use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, StoreId, crc32c};
@@ -259,9 +258,16 @@ enum Standing {
     Whole(u64),
 }
 
+/// The drive on which the copies of a superblock lie.
+pub(crate) trait Holder {
+    async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError>;
+    async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError>;
+    async fn flush(&self, io: Io) -> Result<(), DriveError>;
+}
+
 /// Writes both copies, the first durable before the second is written. The less valuable copy is written
 /// first: after an earlier power cut the other may be the only valid one of the latest sequence.
-pub(crate) async fn write(drive: &DriveHandle, superblock: &Superblock) -> Result<(), DriveError> {
+pub(crate) async fn write(drive: &impl Holder, superblock: &Superblock) -> Result<(), DriveError> {
     // A process may have written a copy and ended before its flush.
     drive.flush(IO).await?;
     let places = places(superblock.size_bytes);
@@ -281,7 +287,7 @@ pub(crate) async fn write(drive: &DriveHandle, superblock: &Superblock) -> Resul
 }
 
 /// Returns the numbers of the copies that are unreadable or differ from `expected`.
-pub(crate) async fn bad_copies(drive: &DriveHandle, expected: &Superblock) -> Result<Vec<usize>, DriveError> {
+pub(crate) async fn bad_copies(drive: &impl Holder, expected: &Superblock) -> Result<Vec<usize>, DriveError> {
     let wanted = expected.encode();
     let mut bad = Vec::new();
     for (copy, place) in places(expected.size_bytes).into_iter().enumerate() {

@@ -1,19 +1,26 @@
 //! Serves requests on attributes, on extended attributes and on the file system (statfs).
 
 use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
-use crate::attr::{attributes, errno, extended, nanoseconds};
+use crate::attr::{VALID, attributes, errno, extended, nanoseconds};
 use crate::data::CAPABILITY;
 use crate::device::{Answer, Request};
 use crate::session::Session;
+use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Ino, LocalBoxFuture};
+use penstock_base::{BLOCK_BYTES, Env, Ino, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
 use penstock_wire::names::{Attr, XattrRequest};
 use rustix::fs::FileType;
 use rustix::io::Errno;
+use std::convert::Infallible;
+use std::rc::Rc;
 use std::time::Duration;
 
+/// Time between two rounds of checks of sizes: as long as names and attributes may be stale.
+const EVERY: Duration = VALID;
+/// The most checks at the same time. A check may wait for another mount's lease.
+const AT_A_TIME: usize = 8;
 /// Time limit for a size notice before a reply. A notice that takes longer waits for a locked page.
 const BEFORE_REPLY: Duration = Duration::from_millis(50);
 /// The most attempts to read a file's size at a moment when the kernel has no page from before a direct
@@ -227,6 +234,18 @@ impl Session {
     pub(crate) async fn removexattr(&self, request: &Request) -> Result<Answer, Errno> {
         let result = self.client.remove_xattr(self.ino(request), kept(request.name(0, 0)?)?).await;
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    }
+}
+
+/// Checks the files that are due, each [`EVERY`], while the mount lives.
+pub(crate) async fn look_at_sizes(session: Rc<Session>, env: Env) -> Infallible {
+    loop {
+        env.sleep(EVERY).await;
+        if !session.client.was_shared() {
+            continue;
+        }
+        let due = session.cache.looks.take();
+        stream::iter(due).for_each_concurrent(AT_A_TIME, |ino| session.look_at_size(ino)).await;
     }
 }
 

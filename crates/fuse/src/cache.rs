@@ -10,7 +10,6 @@
 //! do.
 
 use crate::MAX_BACKGROUND;
-use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
 use crate::ask::Asker;
 use crate::attr::{Root, VALID};
 use crate::deferred::Deferred;
@@ -19,21 +18,20 @@ use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
 use crate::locked::Locked;
 use crate::looks::Looks;
+use crate::notices::{Drops, drop_pages_now, notify_inval_inode};
 use crate::reads::Reads;
 use crate::size_notice::SizeNotice;
 use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
 use penstock_client::{KernelCache, Store};
-use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::fs::File;
-use std::io::{self, IoSlice};
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
-use zerocopy::IntoBytes;
 
 /// The kernel counts expiry in ticks, and may be one late.
 const TICKS: Duration = Duration::from_millis(50);
@@ -237,43 +235,6 @@ impl Drop for Told {
         }
         drop(files);
         telling.ended.notify_waiters();
-    }
-}
-
-/// True if the notice was not needed: the kernel does not know the inode, or the mount has ended.
-pub(crate) fn is_needless(error: Errno) -> bool {
-    matches!(error, Errno::NOENT | Errno::NODEV | Errno::NOTCONN)
-}
-
-/// The part of an inode's cache that a notice drops, besides its attributes.
-enum Drops {
-    Pages(Range<u64>),
-    Nothing,
-}
-
-/// Has the kernel drop pages of an inode. Blocks while one of them is locked.
-pub(crate) fn drop_pages_now(device: &File, nodeid: u64, bytes: Range<u64>) -> io::Result<()> {
-    notify_inval_inode(device, nodeid, &Drops::Pages(bytes))
-}
-
-fn notify_inval_inode(device: &File, nodeid: u64, what: &Drops) -> io::Result<()> {
-    let (off, len) = match what {
-        // Length 0 means to the end of the file.
-        Drops::Pages(bytes) => {
-            let end = i64::try_from(bytes.end);
-            (
-                i64::try_from(bytes.start).unwrap_or(i64::MAX),
-                end.map_or(0, |end| end.saturating_sub_unsigned(bytes.start)),
-            )
-        }
-        Drops::Nothing => (-1, 0),
-    };
-    let notice = InvalInodeOut { ino: nodeid, off, len };
-    let len = size_of::<OutHeader>() + size_of::<InvalInodeOut>();
-    let header = OutHeader { len: len as u32, error: NOTIFY_INVAL_INODE, unique: 0 };
-    match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())]) {
-        Err(error) if !is_needless(error) => Err(error.into()),
-        _ => Ok(()),
     }
 }
 

@@ -7,8 +7,8 @@
 // Uses threads, which the kernel may block, and real time: nothing here is simulated.
 #![allow(clippy::disallowed_methods)]
 
-use crate::cache::drop_pages_now;
 use crate::locked::halves;
+use crate::notices::drop_pages_now;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;

@@ -24,9 +24,11 @@ mod looks;
 mod mount;
 mod mounts;
 mod names;
+mod notices;
 mod null;
 mod read_ahead;
 mod reads;
+mod serve;
 mod session;
 mod size_notice;
 

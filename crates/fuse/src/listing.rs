@@ -48,60 +48,58 @@ fn read_dir(dir: Ino, offset: u64, attributes: bool) -> ReadDirRequest {
     ReadDirRequest { dir: dir.0, after: offset, limit: LIMIT, attributes }
 }
 
-impl Session {
-    pub(crate) async fn readdir(&self, request: &Request) -> Result<Answer, Errno> {
-        let ReadIn { offset, size, .. } = request.argument()?;
-        let dir = self.ino(request);
-        let found = self.client.read_dir(read_dir(dir, offset, false)).await.map_err(|f| errno(&f))?;
-        let mut listing = Listing::new(size);
-        let dots = [(DOT, dir.0, &b"."[..]), (DOT_DOT, found.parent, b"..")];
-        let dots = dots.into_iter().filter(|(cookie, ..)| offset < *cookie);
-        let mut room = true;
-        for (cookie, ino, name) in dots {
-            room = room && listing.add(&[], self.root.outer(ino), cookie, DIRECTORY, name);
-        }
-        for found in found.entries {
-            room =
-                room && listing.add(&[], self.root.outer(found.ino), found.cookie, found.kind, &found.name);
-        }
-        Ok(Answer::Bytes(listing.bytes))
+pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answer, Errno> {
+    let ReadIn { offset, size, .. } = request.argument()?;
+    let dir = session.ino(request);
+    let found = session.client.read_dir(read_dir(dir, offset, false)).await.map_err(|f| errno(&f))?;
+    let mut listing = Listing::new(size);
+    let dots = [(DOT, dir.0, &b"."[..]), (DOT_DOT, found.parent, b"..")];
+    let dots = dots.into_iter().filter(|(cookie, ..)| offset < *cookie);
+    let mut room = true;
+    for (cookie, ino, name) in dots {
+        room = room && listing.add(&[], session.root.outer(ino), cookie, DIRECTORY, name);
     }
+    for found in found.entries {
+        room = room && listing.add(&[], session.root.outer(found.ino), found.cookie, found.kind, &found.name);
+    }
+    Ok(Answer::Bytes(listing.bytes))
+}
 
-    pub(crate) async fn readdirplus(&self, request: &Request) -> Result<Answer, Errno> {
-        let ReadIn { offset, size, .. } = request.argument()?;
-        let entries = self.list_plus(self.ino(request), offset).await.map_err(|failure| errno(&failure))?;
-        let mut listing = Listing::new(size);
-        for (name, cookie, attr) in entries {
-            self.cache.is_answered(penstock_base::Ino(attr.ino), attr.size);
-            let prefix = entry(self.root, &attr, self.valid());
-            if !listing.add(prefix.as_bytes(), prefix.nodeid, cookie, attr.mode, &name) {
-                break;
-            }
+pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<Answer, Errno> {
+    let ReadIn { offset, size, .. } = request.argument()?;
+    let entries =
+        list_plus(session, session.ino(request), offset).await.map_err(|failure| errno(&failure))?;
+    let mut listing = Listing::new(size);
+    for (name, cookie, attr) in entries {
+        session.cache.is_answered(penstock_base::Ino(attr.ino), attr.size);
+        let prefix = entry(session.root, &attr, session.valid());
+        if !listing.add(prefix.as_bytes(), prefix.nodeid, cookie, attr.mode, &name) {
+            break;
         }
-        Ok(Answer::Bytes(listing.bytes))
     }
+    Ok(Answer::Bytes(listing.bytes))
+}
 
-    /// Returns the entries after an offset with their attributes, `.` and `..` first.
-    async fn list_plus(&self, dir: Ino, offset: u64) -> Result<Vec<(Vec<u8>, u64, Attr)>, Failure> {
-        let found = self.client.read_dir(read_dir(dir, offset, true)).await?;
-        let mut entries = Vec::new();
-        for (cookie, ino, name) in [(DOT, dir.0, "."), (DOT_DOT, found.parent, "..")] {
-            if offset < cookie {
-                entries.push((name.as_bytes().to_vec(), cookie, self.client.get_attr(Ino(ino)).await?));
-            }
+/// Returns the entries after an offset with their attributes, `.` and `..` first.
+async fn list_plus(session: &Session, dir: Ino, offset: u64) -> Result<Vec<(Vec<u8>, u64, Attr)>, Failure> {
+    let found = session.client.read_dir(read_dir(dir, offset, true)).await?;
+    let mut entries = Vec::new();
+    for (cookie, ino, name) in [(DOT, dir.0, "."), (DOT_DOT, found.parent, "..")] {
+        if offset < cookie {
+            entries.push((name.as_bytes().to_vec(), cookie, session.client.get_attr(Ino(ino)).await?));
         }
-        for entry in found.entries {
-            let attr = match entry.attr {
-                Some(attr) => Ok(attr),
-                None => self.client.get_attr(Ino(entry.ino)).await,
-            };
-            match attr {
-                Ok(attr) => entries.push((entry.name, entry.cookie, attr)),
-                // The inode was removed meanwhile, so the entry is gone too.
-                Err(failure) if i32::from(failure.errno) == Errno::STALE.raw_os_error() => {}
-                Err(failure) => return Err(failure),
-            }
-        }
-        Ok(entries)
     }
+    for entry in found.entries {
+        let attr = match entry.attr {
+            Some(attr) => Ok(attr),
+            None => session.client.get_attr(Ino(entry.ino)).await,
+        };
+        match attr {
+            Ok(attr) => entries.push((entry.name, entry.cookie, attr)),
+            // The inode was removed meanwhile, so the entry is gone too.
+            Err(failure) if i32::from(failure.errno) == Errno::STALE.raw_os_error() => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(entries)
 }

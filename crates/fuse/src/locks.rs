@@ -22,115 +22,113 @@ const UNLOCK: u32 = 2;
 /// The kernel's value of the last byte of a lock that reaches to the end of the file.
 const END: u64 = i64::MAX as u64;
 
-impl Session {
-    fn lock_request(&self, request: &Request, lock: &LkIn) -> Result<LockRequest, Errno> {
-        let change = match lock.kind {
-            READ => LockChange::Shared,
-            WRITE => LockChange::Exclusive,
-            UNLOCK => LockChange::Unlock,
-            _ => return Err(Errno::INVAL),
-        };
-        Ok(LockRequest {
-            ino: self.ino(request).0,
-            owner: lock.owner,
-            first: lock.start,
-            last: if lock.end >= END { u64::MAX } else { lock.end },
-            change: change.into(),
-            pid: lock.pid,
-            uid: request.header.uid,
-            flock: lock.lk_flags & LK_FLOCK != 0,
-            ..LockRequest::default()
-        })
-    }
+fn lock_request(session: &Session, request: &Request, lock: &LkIn) -> Result<LockRequest, Errno> {
+    let change = match lock.kind {
+        READ => LockChange::Shared,
+        WRITE => LockChange::Exclusive,
+        UNLOCK => LockChange::Unlock,
+        _ => return Err(Errno::INVAL),
+    };
+    Ok(LockRequest {
+        ino: session.ino(request).0,
+        owner: lock.owner,
+        first: lock.start,
+        last: if lock.end >= END { u64::MAX } else { lock.end },
+        change: change.into(),
+        pid: lock.pid,
+        uid: request.header.uid,
+        flock: lock.lk_flags & LK_FLOCK != 0,
+        ..LockRequest::default()
+    })
+}
 
-    pub(crate) async fn getlk(&self, request: &Request) -> Result<Answer, Errno> {
-        let lock: LkIn = request.argument()?;
-        let test = LockRequest { test: true, ..self.lock_request(request, &lock)? };
-        let found = self.client.lock(&test).await.map_err(|failure| errno(&failure))?;
-        let (start, end, kind, pid) = match found {
-            None => (0, 0, UNLOCK, 0),
-            Some(held) => {
-                let kind = if held.change() == LockChange::Exclusive { WRITE } else { READ };
-                (held.first, held.last.min(END), kind, held.pid)
+pub(crate) async fn getlk(session: &Session, request: &Request) -> Result<Answer, Errno> {
+    let lock: LkIn = request.argument()?;
+    let test = LockRequest { test: true, ..lock_request(session, request, &lock)? };
+    let found = session.client.lock(&test).await.map_err(|failure| errno(&failure))?;
+    let (start, end, kind, pid) = match found {
+        None => (0, 0, UNLOCK, 0),
+        Some(held) => {
+            let kind = if held.change() == LockChange::Exclusive { WRITE } else { READ };
+            (held.first, held.last.min(END), kind, held.pid)
+        }
+    };
+    Ok(Answer::of(&LkOut { start, end, kind, pid }))
+}
+
+pub(crate) async fn setlk(session: &Session, request: &Request, waits: bool) -> Result<Answer, Errno> {
+    let lock: LkIn = request.argument()?;
+    let wanted = lock_request(session, request, &lock)?;
+    if !wanted.flock && wanted.change() != LockChange::Unlock {
+        let ino = session.ino(request);
+        let mut lockers = session.lockers.borrow_mut();
+        lockers.entry(lock.fh).or_insert_with(|| (ino, BTreeSet::new())).1.insert(lock.owner);
+    }
+    let got = match waits && wanted.change() != LockChange::Unlock {
+        false => session.client.lock(&wanted).await.map(|conflict| conflict.is_none()),
+        true => {
+            let interrupted = Rc::new(Notify::new());
+            session.waiting.borrow_mut().insert(request.header.unique, interrupted.clone());
+            let got = session.client.lock_waiting(wanted, &interrupted).await;
+            session.waiting.borrow_mut().remove(&request.header.unique);
+            got
+        }
+    };
+    match got {
+        Ok(true) => {
+            if lock.kind != UNLOCK {
+                session.look_under_lock(session.ino(request)).await;
             }
-        };
-        Ok(Answer::of(&LkOut { start, end, kind, pid }))
+            Ok(Answer::Done)
+        }
+        Ok(false) if waits => Err(Errno::INTR),
+        Ok(false) => Err(Errno::AGAIN),
+        Err(failure) => Err(errno(&failure)),
     }
+}
 
-    pub(crate) async fn setlk(&self, request: &Request, waits: bool) -> Result<Answer, Errno> {
-        let lock: LkIn = request.argument()?;
-        let wanted = self.lock_request(request, &lock)?;
-        if !wanted.flock && wanted.change() != LockChange::Unlock {
-            let ino = self.ino(request);
-            let mut lockers = self.lockers.borrow_mut();
-            lockers.entry(lock.fh).or_insert_with(|| (ino, BTreeSet::new())).1.insert(lock.owner);
-        }
-        let got = match waits && wanted.change() != LockChange::Unlock {
-            false => self.client.lock(&wanted).await.map(|conflict| conflict.is_none()),
-            true => {
-                let interrupted = Rc::new(Notify::new());
-                self.waiting.borrow_mut().insert(request.header.unique, interrupted.clone());
-                let got = self.client.lock_waiting(wanted, &interrupted).await;
-                self.waiting.borrow_mut().remove(&request.header.unique);
-                got
-            }
-        };
-        match got {
-            Ok(true) => {
-                if lock.kind != UNLOCK {
-                    self.look_under_lock(self.ino(request)).await;
-                }
-                Ok(Answer::Done)
-            }
-            Ok(false) if waits => Err(Errno::INTR),
-            Ok(false) => Err(Errno::AGAIN),
-            Err(failure) => Err(errno(&failure)),
-        }
+/// Interrupts a request that waits for a lock. The kernel expects no reply.
+pub(crate) fn interrupt(session: &Session, request: &Request) -> Result<Answer, Errno> {
+    let InterruptIn { unique } = request.argument()?;
+    if let Some(waiting) = session.waiting.borrow().get(&unique) {
+        waiting.notify_one();
     }
+    Ok(Answer::Done)
+}
 
-    /// Interrupts a request that waits for a lock. The kernel expects no reply.
-    pub(crate) fn interrupt(&self, request: &Request) -> Result<Answer, Errno> {
-        let InterruptIn { unique } = request.argument()?;
-        if let Some(waiting) = self.waiting.borrow().get(&unique) {
-            waiting.notify_one();
-        }
-        Ok(Answer::Done)
+/// Serves close() of one descriptor: drops the owner's fcntl locks on the file, and fails if writes were
+/// lost.
+pub(crate) async fn flush(session: &Session, request: &Request) -> Result<Answer, Errno> {
+    let FlushIn { fh, lock_owner, .. } = request.argument()?;
+    let ino = session.ino(request);
+    // A later lock of this owner must not be dropped when a handle ends that the owner used before.
+    for (_, (_, owners)) in session.lockers.borrow_mut().iter_mut().filter(|(_, (of, _))| *of == ino) {
+        owners.remove(&lock_owner);
     }
+    let unlocked = session.client.unlock_all(ino, lock_owner, false).await;
+    unlocked.map_err(|failure| errno(&failure))?;
+    let seen = session.seen_losses.borrow().get(&fh).map_or(0, |seen| seen.get());
+    session.client.tell_lost(ino, seen).map(|()| Answer::Done).map_err(|failure| errno(&failure))
+}
 
-    /// Serves close() of one descriptor: drops the owner's fcntl locks on the file, and fails if writes were
-    /// lost.
-    pub(crate) async fn flush(&self, request: &Request) -> Result<Answer, Errno> {
-        let FlushIn { fh, lock_owner, .. } = request.argument()?;
-        let ino = self.ino(request);
-        // A later lock of this owner must not be dropped when a handle ends that the owner used before.
-        for (_, (_, owners)) in self.lockers.borrow_mut().iter_mut().filter(|(_, (of, _))| *of == ino) {
-            owners.remove(&lock_owner);
-        }
-        let unlocked = self.client.unlock_all(ino, lock_owner, false).await;
-        unlocked.map_err(|failure| errno(&failure))?;
-        let seen = self.seen_losses.borrow().get(&fh).map_or(0, |seen| seen.get());
-        self.client.tell_lost(ino, seen).map(|()| Answer::Done).map_err(|failure| errno(&failure))
+/// Serves the last close of a handle.
+pub(crate) async fn release(session: &Session, request: &Request) -> Result<Answer, Errno> {
+    let ReleaseIn { fh, release_flags, lock_owner, .. } = request.argument()?;
+    let ino = session.ino(request);
+    let owners = session.lockers.borrow_mut().remove(&fh).map(|(_, owners)| owners);
+    for owner in owners.into_iter().flatten() {
+        unlock_at_end(session, ino, owner, false).await;
     }
-
-    /// Serves the last close of a handle.
-    pub(crate) async fn release(&self, request: &Request) -> Result<Answer, Errno> {
-        let ReleaseIn { fh, release_flags, lock_owner, .. } = request.argument()?;
-        let ino = self.ino(request);
-        let owners = self.lockers.borrow_mut().remove(&fh).map(|(_, owners)| owners);
-        for owner in owners.into_iter().flatten() {
-            self.unlock_at_end(ino, owner, false).await;
-        }
-        if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
-            self.unlock_at_end(ino, lock_owner, true).await;
-        }
-        self.forget_handle(fh, ino);
-        self.client.release(ino).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
+        unlock_at_end(session, ino, lock_owner, true).await;
     }
+    session.forget_handle(fh, ino);
+    session.client.release(ino).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+}
 
-    async fn unlock_at_end(&self, ino: Ino, owner: u64, flock: bool) {
-        // Nobody receives this failure, and a session that has ended has no locks.
-        if let Err(failure) = self.client.unlock_all(ino, owner, flock).await {
-            tracing::debug!(%failure, %ino, "a lock was not given up");
-        }
+async fn unlock_at_end(session: &Session, ino: Ino, owner: u64, flock: bool) {
+    // Nobody receives this failure, and a session that has ended has no locks.
+    if let Err(failure) = session.client.unlock_all(ino, owner, flock).await {
+        tracing::debug!(%failure, %ino, "a lock was not given up");
     }
 }

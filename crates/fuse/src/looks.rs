@@ -3,24 +3,14 @@
 //! The kernel asks for a file's size where a program reads or wants attributes. In sendfile, splice,
 //! copy_file_range and page faults of a map it uses the size that it knows. A file that another mount makes
 //! longer would end too early there for as long as it is open. So each file that may have grown is checked
-//! within [`EVERY`], and its size sent to the kernel.
+//! within a second (`attributes`), and its size sent to the kernel.
 //!
 //! Invariant: an open file is due for a check, or was checked under a lease since it was opened and since the
 //! kernel last dropped all its pages. A client that changes its size takes that lease first, and then all
 //! pages are dropped.
 
-use crate::session::Session;
-use futures_util::{StreamExt, stream};
-use penstock_base::{Env, HashMap, HashSet, Ino};
+use penstock_base::{HashMap, HashSet, Ino};
 use std::cell::RefCell;
-use std::convert::Infallible;
-use std::rc::Rc;
-use std::time::Duration;
-
-/// Time between two rounds of checks: as long as names and attributes may be stale.
-const EVERY: Duration = crate::attr::VALID;
-/// The most checks at the same time. A check may wait for another mount's lease.
-const AT_A_TIME: usize = 8;
 
 /// The open files of one mount with their handle counts, and the files that are due.
 #[derive(Default)]
@@ -59,20 +49,9 @@ impl Looks {
         self.due.borrow_mut().remove(&ino)
     }
 
-    fn take(&self) -> HashSet<Ino> {
+    /// Takes all files that are due off the list.
+    pub(crate) fn take(&self) -> HashSet<Ino> {
         self.due.take()
-    }
-}
-
-/// Checks the files that are due, each [`EVERY`], while the mount lives.
-pub(crate) async fn run(session: Rc<Session>, env: Env) -> Infallible {
-    loop {
-        env.sleep(EVERY).await;
-        if !session.client.was_shared() {
-            continue;
-        }
-        let due = session.cache.looks.take();
-        stream::iter(due).for_each_concurrent(AT_A_TIME, |ino| session.look_at_size(ino)).await;
     }
 }
 

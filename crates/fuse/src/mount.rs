@@ -261,8 +261,8 @@ impl Mount {
         let session = Session::new(client.clone(), device, cache, latency.clone());
         let (ending, ended) = oneshot::channel();
         env.spawn("mount read-ahead", Box::pin(raise_read_ahead(session.clone(), path.to_owned())));
-        let looks = crate::looks::run(session.clone(), env.clone());
-        let run = session.clone().run(env.clone());
+        let looks = crate::attributes::look_at_sizes(session.clone(), env.clone());
+        let run = crate::serve::run(session.clone(), env.clone());
         let (end, to_end) = oneshot::channel();
         let (client, env_of_mount, at) = (client.clone(), env.clone(), path.display().to_string());
         let serve = async move {

@@ -1,18 +1,12 @@
-//! A FUSE session: performs INIT, then serves each request of the kernel as a future on the worker.
-//!
-//! The worker that owns the client reads the device itself, so that no request changes threads. The kernel
-//! bounds the requests in flight: [`MAX_BACKGROUND`](crate::MAX_BACKGROUND), and one for each waiting thread.
+//! The state of a FUSE session: INIT, handles, and the end of a mount.
 
-use crate::abi::{
-    InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, WRITE_CACHE, WriteIn, fopen, init, op,
-};
+use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, fopen, init};
 use crate::attr::{Root, VALID};
 use crate::cache::Cache;
 use crate::capabilities::Capabilities;
-use crate::device::{Answer, Device, Inbox, Received, Request};
-use crate::latency::{FuseLatency, Op};
+use crate::device::{Answer, Device, Request};
+use crate::latency::FuseLatency;
 use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
-use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
@@ -22,11 +16,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::future::poll_fn;
-use std::io;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -65,7 +55,7 @@ pub(crate) struct Session {
     pub(crate) root: Root,
     /// True if the kernel sends the longer SETXATTR argument, which has flags of its own.
     pub(crate) setxattr_ext: Cell<bool>,
-    device: Rc<Device>,
+    pub(crate) device: Rc<Device>,
     pub(crate) cache: Rc<Cache>,
     /// True if files that bypass the page cache may be mapped.
     maps_direct: Cell<bool>,
@@ -79,10 +69,10 @@ pub(crate) struct Session {
     pub(crate) capabilities: Capabilities,
     /// By request number: requests that wait for a lock, and the signal that interrupts the wait.
     pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
-    latency: Rc<FuseLatency>,
+    pub(crate) latency: Rc<FuseLatency>,
     /// Notified when the last request in flight was answered and polling for the next one is due.
-    served: Notify,
-    polling: Polling,
+    pub(crate) served: Notify,
+    pub(crate) polling: Polling,
     /// Notified when INIT is done.
     pub(crate) begun: Notify,
 }
@@ -115,34 +105,6 @@ impl Session {
         })
     }
 
-    /// Serves requests until the file system is unmounted.
-    pub(crate) async fn run(self: Rc<Self>, env: Env) -> io::Result<()> {
-        let mut inbox = Inbox::new();
-        loop {
-            match self.device.receive(&mut inbox)? {
-                Received::Request(request) => {
-                    self.polling.called();
-                    match request.header.opcode {
-                        op::INIT => self.init(*request),
-                        _ => {
-                            self.cache.serving.set(self.cache.serving.get() + 1);
-                            let mut work = Box::pin(serve(self.clone(), env.clone(), *request));
-                            // Most requests end in the first poll. Only those that wait become tasks.
-                            if poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await.is_pending()
-                            {
-                                env.spawn("file request", work);
-                            }
-                        }
-                    }
-                    // Work that the request left to other tasks runs before the next request is received.
-                    yield_now().await;
-                }
-                Received::Empty => self.rest(&env).await?,
-                Received::Unmounted => return Ok(()),
-            }
-        }
-    }
-
     /// Has the kernel write back what programs have stored through maps of open files. Requests are served
     /// meanwhile, for 5 s at most (`WRITE_BACK`).
     pub(crate) async fn write_back(&self, env: &Env) {
@@ -169,20 +131,8 @@ impl Session {
         }
     }
 
-    /// Waits for a request. Returns early while polling for the next one pays.
-    async fn rest(&self, env: &Env) -> io::Result<()> {
-        if self.cache.serving.get() == 0 && self.polling.continues(env.now()) {
-            yield_now().await;
-            return Ok(());
-        }
-        let readable = pin!(self.device.readable());
-        match select(readable, pin!(self.served.notified())).await {
-            Either::Left((readable, _)) => readable,
-            Either::Right(_) => Ok(()),
-        }
-    }
-
-    fn init(&self, request: Request) {
+    /// Serves INIT, the first request.
+    pub(crate) fn init(&self, request: Request) {
         let result = request.argument::<InitIn>().and_then(|kernel| {
             if kernel.major != MAJOR || kernel.minor < OLDEST_MINOR {
                 tracing::error!(
@@ -292,123 +242,4 @@ impl Session {
     pub(crate) fn ino(&self, request: &Request) -> Ino {
         self.root.inner(request.header.nodeid)
     }
-
-    /// Waits until the file of a request has no deferred pages, unless the request must not wait for them.
-    async fn let_in(&self, request: &Request) {
-        let ino = self.ino(request);
-        match request.header.opcode {
-            op::RELEASE | op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::DESTROY => {}
-            // A write-back waits only for its own pages, in `write_page`.
-            op::WRITE if is_write_back(request) => {}
-            _ => self.cache.deferred.none(ino, 0..u64::MAX).await,
-        }
-    }
-
-    async fn dispatch(&self, request: &mut Request) -> Result<Answer, Errno> {
-        let _locked = self.note_locked(request);
-        self.let_in(request).await;
-        match request.header.opcode {
-            op::LOOKUP => self.lookup(request).await,
-            op::GETATTR => self.getattr(request).await,
-            op::SETATTR => self.setattr(request).await,
-            op::READLINK => self.readlink(request).await,
-            op::SYMLINK => self.symlink(request).await,
-            op::MKNOD => self.mknod(request).await,
-            op::MKDIR => self.mkdir(request).await,
-            op::UNLINK => self.unlink(request, false).await,
-            op::RMDIR => self.unlink(request, true).await,
-            op::RENAME => self.rename(request).await,
-            op::RENAME2 => self.rename2(request).await,
-            op::LINK => self.link(request).await,
-            op::OPEN => self.open(request).await,
-            op::CREATE => self.create(request, false).await,
-            op::TMPFILE => self.create(request, true).await,
-            op::STATX => self.statx(request).await,
-            op::RELEASE => self.release(request).await,
-            op::FLUSH => self.flush(request).await,
-            op::GETLK => self.getlk(request).await,
-            op::SETLK => self.setlk(request, false).await,
-            op::SETLKW => self.setlk(request, true).await,
-            op::INTERRUPT => self.interrupt(request),
-            op::READ => self.read(request).await,
-            op::WRITE => self.write(request).await,
-            op::FALLOCATE => self.fallocate(request).await,
-            op::COPY_FILE_RANGE => self.copy_file_range(request).await,
-            op::LSEEK => self.lseek(request).await,
-            op::FSYNC => self.fsync(request).await,
-            op::FSYNCDIR => self.fsyncdir().await,
-            op::READDIR => self.readdir(request).await,
-            op::READDIRPLUS => self.readdirplus(request).await,
-            op::STATFS => self.statfs().await,
-            op::SETXATTR => self.setxattr(request).await,
-            op::GETXATTR => self.getxattr(request).await,
-            op::LISTXATTR => self.listxattr(request).await,
-            op::REMOVEXATTR => self.removexattr(request).await,
-            op::DESTROY | op::FORGET | op::BATCH_FORGET => Ok(Answer::Done),
-            // After ENOSYS the kernel does not ask again, and does without or does the work itself.
-            _ => Err(Errno::NOSYS),
-        }
-    }
-}
-
-/// True for a WRITE by which the kernel writes back pages.
-fn is_write_back(request: &Request) -> bool {
-    request.argument::<WriteIn>().is_ok_and(|write| write.write_flags & WRITE_CACHE != 0)
-}
-
-async fn serve(session: Rc<Session>, env: Env, mut request: Request) {
-    let op = operation(request.header.opcode);
-    let work = async {
-        let result = session.dispatch(&mut request).await;
-        request.answer(result);
-    };
-    match op {
-        Some(op) => session.latency.of(op).time(&env, work).await,
-        None => work.await,
-    }
-    session.cache.serving.set(session.cache.serving.get() - 1);
-    if session.cache.serving.get() == 0 && session.polling.is_due() {
-        session.served.notify_one();
-    }
-}
-
-/// Returns the operation that an opcode is counted as, or None if its time is not recorded.
-fn operation(opcode: u32) -> Option<Op> {
-    Some(match opcode {
-        op::LOOKUP => Op::Lookup,
-        op::GETATTR | op::STATX => Op::GetAttr,
-        op::SETATTR => Op::SetAttr,
-        op::READLINK => Op::ReadLink,
-        op::SYMLINK | op::MKNOD | op::MKDIR => Op::Make,
-        op::UNLINK | op::RMDIR => Op::Unlink,
-        op::RENAME | op::RENAME2 => Op::Rename,
-        op::LINK => Op::Link,
-        op::OPEN => Op::Open,
-        op::CREATE | op::TMPFILE => Op::Create,
-        op::READ => Op::Read,
-        op::WRITE => Op::Write,
-        op::LSEEK => Op::Seek,
-        op::COPY_FILE_RANGE => Op::Copy,
-        op::FALLOCATE => Op::Fallocate,
-        op::RELEASE | op::FLUSH => Op::Release,
-        op::GETLK | op::SETLK => Op::Lock,
-        op::FSYNC | op::FSYNCDIR => Op::Fsync,
-        op::READDIR | op::READDIRPLUS => Op::ReadDir,
-        op::STATFS => Op::StatFs,
-        op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => Op::Xattr,
-        _ => return None,
-    })
-}
-
-/// Lets the other tasks of the worker run once.
-async fn yield_now() {
-    let mut yielded = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

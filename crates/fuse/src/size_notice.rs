@@ -10,7 +10,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{NOTIFY_STORE, OutHeader, StoreOut};
-use crate::cache::is_needless;
+use crate::notices::is_needless;
 use rustix::io::Errno;
 use std::ffi::c_void;
 use std::fs::File;

@@ -1,0 +1,46 @@
+//! Notices that make the kernel drop what it caches of an inode.
+
+use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use zerocopy::IntoBytes;
+
+/// True if the notice was not needed: the kernel does not know the inode, or the mount has ended.
+pub(crate) fn is_needless(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::NODEV | Errno::NOTCONN)
+}
+
+/// The part of an inode's cache that a notice drops, besides its attributes.
+pub(crate) enum Drops {
+    Pages(Range<u64>),
+    Nothing,
+}
+
+/// Has the kernel drop pages of an inode. Blocks while one of them is locked.
+pub(crate) fn drop_pages_now(device: &File, nodeid: u64, bytes: Range<u64>) -> io::Result<()> {
+    notify_inval_inode(device, nodeid, &Drops::Pages(bytes))
+}
+
+/// Has the kernel drop a part of an inode's cache.
+pub(crate) fn notify_inval_inode(device: &File, nodeid: u64, what: &Drops) -> io::Result<()> {
+    let (off, len) = match what {
+        // Length 0 means to the end of the file.
+        Drops::Pages(bytes) => {
+            let end = i64::try_from(bytes.end);
+            (
+                i64::try_from(bytes.start).unwrap_or(i64::MAX),
+                end.map_or(0, |end| end.saturating_sub_unsigned(bytes.start)),
+            )
+        }
+        Drops::Nothing => (-1, 0),
+    };
+    let notice = InvalInodeOut { ino: nodeid, off, len };
+    let len = size_of::<OutHeader>() + size_of::<InvalInodeOut>();
+    let header = OutHeader { len: len as u32, error: NOTIFY_INVAL_INODE, unique: 0 };
+    match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())]) {
+        Err(error) if !is_needless(error) => Err(error.into()),
+        _ => Ok(()),
+    }
+}

@@ -278,12 +278,12 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
     let lacking = if options.accept_loss { Lacking::Accept } else { Lacking::Refuse };
     let how = Start { wanted: store, last_paths, mode: Mode::Threads(KV_READERS), lacking };
-    let node = Node::start(env, backing, candidates, ownership, how).await?;
-    let found = StoreFile::of(&node);
+    let node = how.open(env, backing, candidates, ownership).await?;
+    let found = StoreFile::of(node.drive_set());
     refuse_other_parameters(&found, options)?;
     found.save(&folder.path).map_err(|why| anyhow!(why))?;
     let dir = folder.path.clone();
-    node.keep_places(move |node| StoreFile::of(node).save(&dir));
+    node.keep_places(move |drives| StoreFile::of(drives).save(&dir));
     Ok(node)
 }
 

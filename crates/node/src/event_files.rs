@@ -6,7 +6,7 @@
 //! to the new name. A power cut between the two renames leaves only the renamed full file, and nothing is
 //! lost.
 
-use crate::events::{Event, EventKind, IN_MEMORY, Severity};
+use crate::event::{Event, EventKind, IN_MEMORY, Severity};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -4,32 +4,18 @@
 //! has ended. This crate does not manage mounts. The owner of a mount removes it first, because the kernel
 //! caches names that a repair may change.
 
-use crate::admin::AdminError;
-use crate::assemble::Node;
-use crate::events::{EventKind, Severity};
+use crate::error::AdminError;
+use crate::event::{EventKind, Severity};
+use crate::node::Node;
 use crate::report::{
     DamagedFile, DamagedRange, DamagedReport, FileReport, FindingReport, FindingsReport, FsCheckProgress,
     FsCheckReport, FsRepairReport,
 };
-use crate::watch::NAMED_MOST;
-use penstock_array::Array;
 use penstock_base::{BLOCK_BYTES, Ino};
 use penstock_meta::{MetaCheck, MetaError};
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most damaged files that the status names.
-const NAMED_FILES: usize = 5;
-
-/// Damaged files as last looked up, and the unreadable stripes from which they were derived.
-#[derive(Default)]
-pub(crate) struct Damage {
-    stripes: Vec<u64>,
-    /// Inode numbers only: names are shown on request, and not in events and reports that may be passed on.
-    inodes: Vec<u64>,
-}
-
 fn findings(check: &MetaCheck) -> FindingsReport {
     let report = |finding: &penstock_base::Finding| FindingReport {
         kind: finding.kind.word().to_owned(),
@@ -97,10 +83,6 @@ impl Node {
         Ok(report)
     }
 
-    fn fs_object(&self) -> String {
-        format!("fs {}", self.meta.info().name)
-    }
-
     /// Progress of a running check or repair; none if none runs.
     pub(crate) fn check_progress(&self) -> Option<FsCheckProgress> {
         let progress = self.meta.check_progress()?;
@@ -110,14 +92,6 @@ impl Node {
             phase: progress.phase.to_owned(),
             rows: progress.rows,
         })
-    }
-
-    fn named(&self, name: &str) -> Option<&Rc<Array>> {
-        self.arrays.iter().find(|array| array.name() == name)
-    }
-
-    fn unreadable(&self, name: &str) -> Vec<u64> {
-        self.named(name).map(|array| array.unreadable_stripes()).unwrap_or_default()
     }
 
     /// Lists files whose data cannot be read any more, from the stripes that reads or scrubs found
@@ -146,50 +120,6 @@ impl Node {
             unreadable_stripes: self.unreadable("data").len() as u64,
             unreadable_metadata_stripes: self.unreadable("meta"),
         })
-    }
-
-    /// Looks up the damaged files again if the set of unreadable stripes has changed, and adds an event for
-    /// each new one.
-    pub(crate) async fn watch_damage(&self) {
-        let stripes = self.unreadable("data");
-        if self.damage.borrow().stripes == stripes {
-            return;
-        }
-        let inodes: Vec<u64> = match self.target.damaged().await {
-            Ok(runs) => runs.keys().map(|ino| ino.0).collect(),
-            Err(error) => {
-                tracing::error!(%error, "the files that are damaged cannot be found");
-                return;
-            }
-        };
-        let known: BTreeSet<u64> = self.damage.borrow().inodes.iter().copied().collect();
-        for inode in inodes.iter().filter(|inode| !known.contains(*inode)).take(NAMED_MOST) {
-            let text = format!("data of inode {inode} cannot be read; `penstock fs damaged` names it");
-            self.events.add(Severity::Error, EventKind::FileDamaged, self.fs_object(), text);
-        }
-        *self.damage.borrow_mut() = Damage { stripes, inodes };
-    }
-
-    /// Reasons for the health `failed`, with the inode numbers of the first files.
-    pub(crate) fn damage_reasons(&self) -> Vec<String> {
-        let damage = self.damage.borrow();
-        let mut reasons = Vec::new();
-        if !damage.inodes.is_empty() {
-            let first: Vec<String> = damage.inodes.iter().take(NAMED_FILES).map(u64::to_string).collect();
-            let more = damage.inodes.len().saturating_sub(NAMED_FILES);
-            let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-            reasons.push(format!(
-                "data cannot be read of inodes {}{rest}; `penstock fs damaged` names the files",
-                first.join(", ")
-            ));
-        }
-        let metadata = self.unreadable("meta").len();
-        if metadata > 0 {
-            reasons.push(format!(
-                "{metadata} stripes of the metadata volume cannot be read: names, maps or attributes may be lost"
-            ));
-        }
-        reasons
     }
 }
 

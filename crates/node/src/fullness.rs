@@ -5,9 +5,11 @@
 //! share of the blocks that files may ever use, without the headroom for deletes. Fullness is no loss of
 //! redundancy and does not change the health.
 
-use crate::assemble::Node;
-use crate::events::{EventKind, Severity};
+use crate::event::{EventKind, Severity};
+use crate::events::Events;
 use crate::report::SpaceReport;
+use penstock_chunk::SpaceUsage;
+use penstock_kv::Usage;
 use std::cell::Cell;
 
 /// Percentages at which a warning is raised.
@@ -30,10 +32,9 @@ fn warning_percent(level: usize) -> u64 {
     level.checked_sub(1).map_or(0, |index| LEVELS[index])
 }
 
-impl Node {
-    /// Usage of data and metadata, with the current warnings.
-    pub(crate) fn spaces(&self) -> Vec<SpaceReport> {
-        let (space, rows) = (self.target.usage(), penstock_kv::Kv::usage(&*self.kv));
+impl Warnings {
+    /// Reports of data and metadata, with the current warnings.
+    pub(crate) fn report(&self, space: SpaceUsage, rows: Usage) -> Vec<SpaceReport> {
         let usable_blocks = space.total_blocks.saturating_sub(space.headroom_blocks);
         let used_blocks = space.total_blocks.saturating_sub(space.free_blocks).min(usable_blocks);
         let parts = [("data", used_blocks, usable_blocks), ("metadata", rows.used_bytes, rows.budget_bytes)];
@@ -43,22 +44,21 @@ impl Node {
             used_percent: percent(used, of),
             warning_percent: warning_percent(level.get()),
         };
-        parts.into_iter().zip(&self.warnings.0).map(report).collect()
+        parts.into_iter().zip(&self.0).map(report).collect()
     }
 
     /// Adds events for levels that have been reached, and for warnings that are over.
-    pub(crate) fn watch_fullness(&self) {
-        let object = format!("fs {}", self.meta.info().name);
-        for (space, level) in self.spaces().into_iter().zip(&self.warnings.0) {
+    pub(crate) fn watch(&self, spaces: Vec<SpaceReport>, object: &str, events: &Events) {
+        for (space, level) in spaces.into_iter().zip(&self.0) {
             let (before, now) = (level.get(), next_level(level.get(), space.used_percent));
             level.set(now);
             let text = format!("{} is {} % full", space.name, space.used_percent);
             if now > before {
                 let severity = if now == LEVELS.len() { Severity::Error } else { Severity::Warning };
-                self.events.add(severity, EventKind::Full, object.clone(), text);
+                events.add(severity, EventKind::Full, object, text);
             } else if now < before {
                 let text = format!("{text}: below {} % again", warning_percent(now + 1));
-                self.events.add(Severity::Info, EventKind::FullOver, object.clone(), text);
+                events.add(Severity::Info, EventKind::FullOver, object, text);
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Latencies of all layers as plain data, and detection of slow drives.
 
-use crate::assemble::Node;
-use crate::events::{EventKind, Severity};
+use crate::event::{EventKind, Severity, drive_object};
+use crate::events::Events;
 use crate::report::LatencyReport;
-use crate::watch::drive_object;
+use penstock_array::Array;
 use penstock_base::{DriveId, Histogram};
 use penstock_drive::DriveHandle;
+use penstock_kv::AheadKv;
 use penstock_wire::Kind;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -125,62 +126,63 @@ impl SlowDrives {
     }
 }
 
-impl Node {
-    /// Latencies of the services, the key-value store, the arrays and the drives.
-    pub fn latencies(&self) -> Vec<LatencyReport> {
-        let service = &self.latency;
-        let mut reports = vec![
-            LatencyReport::new("target", "read", "", &service.read),
-            LatencyReport::new("target", "write", "", &service.write),
-            LatencyReport::new("target", "commit", "", &service.commit),
-            LatencyReport::new("metadata", "request", "", &service.names),
-            LatencyReport::new("kv", "commit", "", &self.kv.latency().commit),
-            LatencyReport::new("kv", "flush", "", &self.kv.latency().flush),
-        ];
-        for array in &self.arrays {
-            let latency = array.latency();
-            for (layer, op, histogram) in [
-                ("volume", "read", &latency.read),
-                ("volume", "write", &latency.write),
-                ("volume", "write_fresh", &latency.fresh),
-                ("log", "append", &latency.log_append),
-                ("log", "flush", &latency.log_flush),
-            ] {
-                reports.push(LatencyReport::new(layer, op, array.name(), histogram));
-            }
-        }
-        for drive in self.drives.borrow().iter() {
-            let (latency, id) = (drive.latency(), drive.id().to_string());
-            for (op, histogram) in
-                [("read", &latency.read), ("write", &latency.write), ("flush", &latency.flush)]
-            {
-                reports.push(LatencyReport::new("drive", op, &id, histogram));
-            }
-        }
-        reports
-    }
-
+impl SlowDrives {
     /// Adds events for drives that have become much slower than the others, and for slow drives that have
     /// recovered.
-    pub(crate) fn watch_slow_drives(&self) {
-        let now = self.env.now();
-        let mut slow = self.slow.borrow_mut();
-        if slow.last.is_some_and(|last| now < last + WINDOW) {
+    pub(crate) fn watch(&mut self, now: Duration, drives: &[Rc<DriveHandle>], events: &Events) {
+        if self.last.is_some_and(|last| now < last + WINDOW) {
             return;
         }
-        slow.last = Some(now);
-        let means = slow.means(&self.drives.borrow());
-        let (new, over) = slow.look(&means);
+        self.last = Some(now);
+        let means = self.means(drives);
+        let (new, over) = self.look(&means);
         for (id, mean) in new {
             let text =
                 format!("I/O takes {} ms on average, much more than on the other drives", mean.as_millis());
-            self.events.add(Severity::Warning, EventKind::DriveSlow, drive_object(id), text);
+            events.add(Severity::Warning, EventKind::DriveSlow, drive_object(id), text);
         }
         for id in over {
             let text = "I/O takes about as long as on the other drives again";
-            self.events.add(Severity::Info, EventKind::DriveSlowOver, drive_object(id), text);
+            events.add(Severity::Info, EventKind::DriveSlowOver, drive_object(id), text);
         }
     }
+}
+
+/// Latencies of the services, the key-value store, the arrays and the drives.
+pub(crate) fn latencies(
+    service: &ServiceLatency,
+    kv: &AheadKv,
+    arrays: &[Rc<Array>],
+    drives: &[Rc<DriveHandle>],
+) -> Vec<LatencyReport> {
+    let mut reports = vec![
+        LatencyReport::new("target", "read", "", &service.read),
+        LatencyReport::new("target", "write", "", &service.write),
+        LatencyReport::new("target", "commit", "", &service.commit),
+        LatencyReport::new("metadata", "request", "", &service.names),
+        LatencyReport::new("kv", "commit", "", &kv.latency().commit),
+        LatencyReport::new("kv", "flush", "", &kv.latency().flush),
+    ];
+    for array in arrays {
+        let latency = array.latency();
+        for (layer, op, histogram) in [
+            ("volume", "read", &latency.read),
+            ("volume", "write", &latency.write),
+            ("volume", "write_fresh", &latency.fresh),
+            ("log", "append", &latency.log_append),
+            ("log", "flush", &latency.log_flush),
+        ] {
+            reports.push(LatencyReport::new(layer, op, array.name(), histogram));
+        }
+    }
+    for drive in drives {
+        let (latency, id) = (drive.latency(), drive.id().to_string());
+        for (op, histogram) in [("read", &latency.read), ("write", &latency.write), ("flush", &latency.flush)]
+        {
+            reports.push(LatencyReport::new("drive", op, &id, histogram));
+        }
+    }
+    reports
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! Arrays are written first and superblocks last, so a power cut while a store is made leaves drives without
 //! superblocks, which are never taken for a store.
 
-use crate::assemble::StartError;
 use crate::backing::{Backing, read_superblock};
+use crate::error::StartError;
 use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
 use penstock_base::env::random_id;
 use penstock_base::{BLOCK_BYTES, DriveId, Env, StoreId};

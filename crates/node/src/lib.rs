@@ -8,10 +8,12 @@
 //! them.
 #![forbid(unsafe_code)]
 
-mod admin;
-mod assemble;
 mod backing;
 mod coordination;
+mod damage;
+mod drive_set;
+mod error;
+mod event;
 mod event_files;
 mod events;
 mod fsck;
@@ -19,25 +21,33 @@ mod fullness;
 mod latency;
 mod layout;
 mod leases;
+mod node;
 mod report;
+mod reports;
+mod scrub_record;
 mod scrubs;
 mod service;
+mod start;
 mod store_file;
 mod watch;
 
-pub use admin::AdminError;
-pub use assemble::{Node, Start, StartError, find_drives};
 pub use backing::{Backing, FileBacking, Found};
 pub use coordination::{Claims, FileOwnership};
+pub use drive_set::DriveSet;
+pub use error::{AdminError, StartError};
+pub use event::{Event, EventKind, Severity};
 pub use event_files::{EventFiles, Kept};
-pub use events::{Event, EventKind, Events, Severity};
+pub use events::Events;
 pub use layout::{StoreSpec, create_store};
+pub use node::Node;
 pub use penstock_array::Lacking;
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
     MemberReport, ScrubSummary, SessionReport, SpaceReport, StatusReport,
 };
-pub use scrubs::{ScrubFile, ScrubKeeper, ScrubRecord};
+pub use scrub_record::ScrubRecord;
+pub use scrubs::{ScrubFile, ScrubKeeper};
 pub use service::{ForOthers, InProcess};
+pub use start::{Start, find_drives};
 pub use store_file::StoreFile;

@@ -3,7 +3,7 @@
 //! Keys are snake_case and end in their unit.
 #![allow(missing_docs)]
 
-use crate::scrubs::ScrubRecord;
+use crate::scrub_record::ScrubRecord;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -8,13 +8,15 @@
 //! Scheduled scrubs pause after each stripe for as long as the stripe took. A requested scrub does not, and
 //! replaces a scheduled one that is running.
 
-use crate::admin::AdminError;
-use crate::assemble::Node;
-use crate::events::{EventKind, Severity};
+use crate::drive_set::DriveSet;
+use crate::error::AdminError;
+use crate::event::{EventKind, Severity, array_object};
+use crate::events::Events;
 use crate::report::ScrubSummary;
+use crate::scrub_record::ScrubRecord;
 use crate::store_file::replace_file;
 use penstock_array::{Array, ArrayError, Pace, ScrubProgress, ScrubReport};
-use penstock_base::{ArrayId, KeyedLocks, LocalBoxFuture};
+use penstock_base::{ArrayId, Env, KeyedLocks, LocalBoxFuture};
 use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
@@ -34,27 +36,6 @@ const KEEP: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(3600);
 /// Most unreadable stripes that are recorded by number.
 const UNREADABLE_MOST: usize = 1000;
-
-/// Saved state of a scrub: of one that is running, or of the last one that ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ScrubRecord {
-    /// Time at which it began, in nanoseconds since 1970.
-    pub started_ns: i64,
-    /// Time at which it ended, in nanoseconds since 1970; 0 while it runs.
-    pub ended_ns: i64,
-    /// Stripe at which a running one continues.
-    pub next_stripe: u64,
-    /// Number of stripes verified.
-    pub stripes: u64,
-    /// Number of contents that did not verify.
-    pub checksum_errors: u64,
-    /// Number of blocks that were written again.
-    pub repaired_blocks: u64,
-    /// Number of stripes whose parity disagreed although all strips verified.
-    pub parity_defects: u64,
-    /// Stripes that cannot be read; the first thousand.
-    pub unreadable_stripes: Vec<u64>,
-}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct OfArray {
@@ -114,9 +95,13 @@ impl ScrubKeeper for ScrubFile {
     }
 }
 
-/// State of a node's scrubs.
-#[derive(Default)]
+/// The scrubs of a store's arrays.
 pub(crate) struct Scrubs {
+    env: Env,
+    drives: Rc<DriveSet>,
+    events: Rc<Events>,
+    /// Time at which the store was made, in nanoseconds since 1970.
+    created_ns: i64,
     records: RefCell<BTreeMap<ArrayId, OfArray>>,
     one: KeyedLocks<ArrayId>,
     /// Arrays with a running scrub that was scheduled, not requested.
@@ -155,6 +140,22 @@ fn record_of(progress: &ScrubProgress, superblocks: u64, ended_ns: i64) -> Scrub
 }
 
 impl Scrubs {
+    /// The scrubs of the arrays on `drives`; none is scheduled. The store was made at `created_ns`.
+    pub(crate) fn new(env: &Env, drives: &Rc<DriveSet>, events: &Rc<Events>, created_ns: i64) -> Rc<Self> {
+        Rc::new(Self {
+            env: env.clone(),
+            drives: drives.clone(),
+            events: events.clone(),
+            created_ns,
+            records: RefCell::default(),
+            one: KeyedLocks::default(),
+            scheduled: RefCell::default(),
+            keeper: RefCell::default(),
+            period: Cell::new(None),
+            failing: Cell::new(false),
+        })
+    }
+
     /// Result of the last scrub of an array; none if none has ended.
     pub(crate) fn last(&self, array: ArrayId) -> Option<ScrubRecord> {
         self.records.borrow().get(&array)?.last.clone()
@@ -188,39 +189,37 @@ impl Scrubs {
             Err(why) => tracing::warn!(why, "scrub progress cannot be saved: a restart begins anew"),
         }
     }
-}
 
-impl Node {
     /// Saves the state of scrubs with `keeper`, and scrubs each array when `period` has passed since its last
     /// scrub; none for never.
-    pub fn schedule_scrubs(self: &Rc<Self>, period: Option<Duration>, keeper: Rc<dyn ScrubKeeper>) {
-        let loaded = keeper.load().and_then(|bytes| bytes.map_or(Ok(()), |bytes| self.scrubs.load(&bytes)));
+    pub(crate) fn schedule(self: &Rc<Self>, period: Option<Duration>, keeper: Rc<dyn ScrubKeeper>) {
+        let loaded = keeper.load().and_then(|bytes| bytes.map_or(Ok(()), |bytes| self.load(&bytes)));
         if let Err(why) = loaded {
             tracing::warn!(why, "past scrubs are unknown: scrubs are due by the age of the store");
         }
-        *self.scrubs.keeper.borrow_mut() = Some(keeper);
-        self.scrubs.period.set(period);
+        *self.keeper.borrow_mut() = Some(keeper);
+        self.period.set(period);
         match period {
-            Some(_) => self.env.spawn("scrubs", Box::pin(self.clone().scrub_task())),
+            Some(_) => self.env.spawn("scrubs", Box::pin(self.clone().run())),
             // No task will continue an interrupted scrub.
-            None => self.scrubs.records.borrow_mut().values_mut().for_each(|record| record.running = None),
+            None => self.records.borrow_mut().values_mut().for_each(|record| record.running = None),
         }
     }
 
     /// Time at which the next scrub of an array is due, in nanoseconds since 1970; none if scrubs are not
     /// scheduled.
-    pub(crate) fn next_scrub_ns(&self, array: ArrayId) -> Option<i64> {
-        let period_ns = i64::try_from(self.scrubs.period.get()?.as_nanos()).ok()?;
-        let since = self.scrubs.last(array).map_or(self.meta.info().created_ns, |last| last.ended_ns);
+    pub(crate) fn next_ns(&self, array: ArrayId) -> Option<i64> {
+        let period_ns = i64::try_from(self.period.get()?.as_nanos()).ok()?;
+        let since = self.last(array).map_or(self.created_ns, |last| last.ended_ns);
         since.checked_add(period_ns)
     }
 
-    async fn scrub_task(self: Rc<Self>) {
+    async fn run(self: Rc<Self>) {
         let mut not_before: BTreeMap<ArrayId, Duration> = BTreeMap::new();
-        while !self.arrays.iter().any(|array| array.is_closed()) {
-            for array in &self.arrays {
-                let running = self.scrubs.records.borrow().get(&array.id()).and_then(|of| of.running.clone());
-                let due = self.next_scrub_ns(array.id()).is_some_and(|at| at <= self.env.wall_ns());
+        while !self.drives.arrays().iter().any(|array| array.is_closed()) {
+            for array in self.drives.arrays() {
+                let running = self.records.borrow().get(&array.id()).and_then(|of| of.running.clone());
+                let due = self.next_ns(array.id()).is_some_and(|at| at <= self.env.wall_ns());
                 let waits = not_before.get(&array.id()).is_some_and(|at| self.env.now() < *at);
                 if waits || !due && running.is_none() {
                     continue;
@@ -237,8 +236,8 @@ impl Node {
     }
 
     /// Scrubs an array and the superblocks of its drives, from the beginning and without pauses.
-    pub async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
-        if self.scrubs.scheduled.borrow().contains(&array.id()) {
+    pub(crate) async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
+        if self.scheduled.borrow().contains(&array.id()) {
             array.stop_scrub();
         }
         let (record, superblocks_repaired) = self
@@ -266,13 +265,13 @@ impl Node {
         pace: Pace,
     ) -> Result<Option<(ScrubRecord, u64)>, AdminError> {
         let id = array.id();
-        let _one = self.scrubs.one.exclusive(id).await;
+        let _one = self.one.exclusive(id).await;
         if pace == Pace::Gentle {
-            self.scrubs.scheduled.borrow_mut().insert(id);
+            self.scheduled.borrow_mut().insert(id);
         }
         let result = self.run_alone(array, from, pace).await;
-        self.scrubs.scheduled.borrow_mut().remove(&id);
-        let object = format!("array {}", array.name());
+        self.scheduled.borrow_mut().remove(&id);
+        let object = array_object(array);
         match &result {
             Ok(Some((record, _))) => {
                 let severity = if record.is_clean() { Severity::Info } else { Severity::Warning };
@@ -302,7 +301,7 @@ impl Node {
             None => "scrub begun".to_owned(),
             Some(from) => format!("scrub goes on at stripe {}", from.next_stripe),
         };
-        self.events.add(Severity::Info, EventKind::ScrubBegun, format!("array {}", array.name()), text);
+        self.events.add(Severity::Info, EventKind::ScrubBegun, array_object(array), text);
         let superblocks = if from.is_none() { self.scrub_superblocks(array).await? } else { 0 };
         let progress = RefCell::new(match &from {
             Some(record) => progress_of(record),
@@ -316,13 +315,13 @@ impl Node {
         };
         let found = result?;
         let record = record_of(&progress.borrow(), superblocks, self.env.wall_ns());
-        self.scrubs.change(id, |of| {
+        self.change(id, |of| {
             of.running = None;
             if found.is_some() {
                 of.last = Some(record.clone());
             }
         });
-        self.scrubs.save().await;
+        self.save().await;
         Ok(found.map(|_| (record, superblocks)))
     }
 
@@ -335,38 +334,20 @@ impl Node {
     ) -> Infallible {
         loop {
             let record = record_of(&progress.borrow(), superblocks, 0);
-            self.scrubs.change(array, |of| of.running = Some(record));
-            self.scrubs.save().await;
+            self.change(array, |of| of.running = Some(record));
+            self.save().await;
             self.env.sleep(KEEP).await;
         }
     }
 
     async fn scrub_superblocks(&self, array: &Rc<Array>) -> Result<u64, AdminError> {
         let mut repaired = 0;
-        let drives = self.drives.borrow().clone();
+        let drives = self.drives.drives();
         for drive in
             drives.iter().filter(|drive| drive.is_online() && array.position_of(drive.id()).is_some())
         {
             repaired += drive.scrub_superblock().await.map_err(ArrayError::from)?;
         }
         Ok(repaired)
-    }
-}
-
-impl ScrubRecord {
-    /// True if nothing was wrong.
-    pub fn is_clean(&self) -> bool {
-        self.checksum_errors == 0 && self.parity_defects == 0 && self.unreadable_stripes.is_empty()
-    }
-
-    fn text(&self) -> String {
-        format!(
-            "scrub ended: {} stripes, {} errors, {} blocks repaired, {} parity defects, {} unreadable",
-            self.stripes,
-            self.checksum_errors,
-            self.repaired_blocks,
-            self.parity_defects,
-            self.unreadable_stripes.len()
-        )
     }
 }

@@ -1,6 +1,6 @@
 //! The services of a node behind one transport.
 
-use crate::assemble::Node;
+use crate::node::Node;
 use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
@@ -125,6 +125,6 @@ impl FileUses for Node {
     }
 
     fn damaged(&self, ino: Ino, chunk: u64, why: &str) {
-        self.note_damaged(ino.0, chunk, why);
+        self.damage.note(ino.0, chunk, why, &self.events);
     }
 }

@@ -3,7 +3,7 @@
 //! A convenience: the drives contain everything else themselves, and without this file the folder is searched
 //! for drives.
 
-use crate::assemble::Node;
+use crate::drive_set::DriveSet;
 use penstock_base::{DriveId, StoreId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -38,13 +38,13 @@ pub struct StoreFile {
 }
 
 impl StoreFile {
-    /// Returns the contents to save for a running node.
-    pub fn of(node: &Node) -> Self {
-        let drives = node.drives();
-        let code = node.arrays().iter().find(|array| array.name() == "data").map(|array| array.geometry());
+    /// Returns the contents to save for the drives of a running store.
+    pub fn of(set: &DriveSet) -> Self {
+        let drives = set.drives();
+        let code = set.arrays().iter().find(|array| array.name() == "data").map(|array| array.geometry());
         Self {
             format: 1,
-            store: node.store().to_string(),
+            store: set.store().to_string(),
             code: code.map_or(String::new(), |geometry| format!("{}+{}", geometry.k, geometry.m)),
             drive_bytes: drives.iter().map(|drive| drive.size_bytes()).max().unwrap_or(0),
             drives: drives.iter().map(|drive| (drive.id().to_string(), drive.path().to_owned())).collect(),

@@ -2,9 +2,9 @@
 //!
 //! It also reports a drive that one array lost to the other arrays.
 
-use crate::admin::health;
-use crate::assemble::Node;
-use crate::events::{EventKind, Events, Severity};
+use crate::event::{EventKind, Severity, array_object, drive_object};
+use crate::events::Events;
+use crate::node::Node;
 use penstock_array::{Array, ArrayEvent, ArrayState, Position, Report};
 use penstock_base::DriveId;
 use penstock_drive::DriveState;
@@ -12,14 +12,12 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Interval of the checks while a stop waits.
-const STUCK_LOOK: Duration = Duration::from_millis(500);
 /// Interval of the checks of drives and arrays.
 const WATCH: Duration = Duration::from_millis(500);
 /// Repairs within this time become one event.
 const REPAIRS: Duration = Duration::from_secs(60);
-/// Most stripes and files that are named one by one; for more, events give a number.
-pub(crate) const NAMED_MOST: usize = 20;
+/// Most stripes that are named one by one; for more, events give a number.
+const NAMED_MOST: usize = 20;
 
 /// State of an array when it was last checked.
 struct Seen {
@@ -39,15 +37,6 @@ struct Watch {
     drives: Vec<(DriveId, DriveState)>,
     arrays: Vec<Seen>,
     health: &'static str,
-}
-
-/// A drive's name as the object of an event.
-pub(crate) fn drive_object(id: DriveId) -> String {
-    format!("drive {id}")
-}
-
-fn array_object(array: &Array) -> String {
-    format!("array {}", array.name())
 }
 
 impl Seen {
@@ -180,178 +169,111 @@ impl Seen {
     }
 }
 
-impl Node {
-    fn drive_states(&self) -> Vec<(DriveId, DriveState)> {
-        self.drives.borrow().iter().map(|drive| (drive.id(), drive.state())).collect()
-    }
+fn drive_states(node: &Node) -> Vec<(DriveId, DriveState)> {
+    node.drives().iter().map(|drive| (drive.id(), drive.state())).collect()
+}
 
-    /// Adds events for changes of drives, arrays and the store, until the node is closed.
-    pub(crate) async fn watch_task(self: Rc<Self>) {
-        let mut watch = Watch {
-            drives: self.drive_states(),
-            arrays: self.arrays.iter().map(|array| Seen::of(array)).collect(),
-            health: self.health(),
-        };
-        let mut told = false;
-        while !self.closing.get() {
-            self.env.sleep(WATCH).await;
-            if let Some(why) = self.failure()
-                && !std::mem::replace(&mut told, true)
-            {
-                self.events.add(
-                    Severity::Error,
-                    EventKind::StoreFailed,
-                    "node",
-                    format!("the store stops: {why}"),
-                );
-            }
-            if told {
-                self.failed.notify_one();
-            }
-            self.watch_drives(&mut watch);
-            let now = self.env.now();
-            for (array, seen) in self.arrays.iter().zip(&mut watch.arrays) {
-                seen.look(array, &self.replaced.borrow(), &self.events, now);
-            }
-            self.watch_health(&mut watch);
-            self.watch_fullness();
-            self.watch_slow_drives();
-            self.watch_damage().await;
-        }
-    }
-
-    fn watch_drives(&self, watch: &mut Watch) {
-        let now = self.drive_states();
-        for (id, state) in now.iter().filter(|state| !watch.drives.contains(state)) {
-            let (severity, kind) = match state {
-                // A replacement, for which the replacing request adds the event.
-                DriveState::Online => continue,
-                DriveState::Failed(_) => (Severity::Warning, EventKind::DriveFailed),
-                DriveState::Missing(_) => (Severity::Warning, EventKind::DriveMissing),
-            };
-            self.events.add(severity, kind, drive_object(*id), state.reason());
-            self.tell_arrays(*id, state);
-        }
-        watch.drives = now;
-    }
-
-    /// Reason why the store cannot continue by itself: an array or the key-value store stopped. A new start
-    /// may succeed.
-    pub fn failure(&self) -> Option<String> {
-        let stopped = |array: &Rc<Array>| Some(format!("array {}: {}", array.name(), array.stopped()?));
-        self.arrays.iter().find_map(stopped).or_else(|| self.kv.failure())
-    }
-
-    /// Waits until the store cannot continue by itself. Returns the reason.
-    pub async fn fails(&self) -> String {
-        loop {
-            self.failed.notified().await;
-            if let Some(why) = self.failure() {
-                return why;
-            }
-        }
-    }
-
-    /// Waits until writes of some array have been suspended for `patience` in total since the call. Returns
-    /// the reason.
-    pub async fn stuck(&self, patience: Duration) -> String {
-        let mut waited = Duration::ZERO;
-        loop {
-            self.env.sleep(STUCK_LOOK).await;
-            let suspended = |array: &Rc<Array>| {
-                Some(format!("writes of array {} wait: {}", array.name(), array.suspended()?))
-            };
-            let Some(why) = self.arrays.iter().find_map(suspended) else { continue };
-            if waited.is_zero() {
-                let most = patience.as_secs();
-                tracing::warn!(why, "the stop waits for the drives or the host, {most} s at most");
-            }
-            waited += STUCK_LOOK;
-            if waited >= patience {
-                return why;
-            }
-        }
-    }
-
-    fn health(&self) -> &'static str {
-        if self.failure().is_some() {
-            return "failed";
-        }
-        let all_online = self.drives.borrow().iter().all(|drive| drive.is_online());
-        health(&self.arrays, all_online)
-    }
-
-    fn watch_health(&self, watch: &mut Watch) {
-        let health = self.health();
-        if health != watch.health {
-            let severity = match health {
-                "ok" => Severity::Info,
-                "degraded" => Severity::Warning,
-                _ => Severity::Error,
-            };
-            let text = format!("health went from {} to {health}", watch.health);
-            self.events.add(severity, EventKind::Health, "node", text);
-            watch.health = health;
-        }
-    }
-
-    fn tell_arrays(&self, drive: DriveId, state: &DriveState) {
-        for array in &self.arrays {
-            if let Some(position) = array.position_of(drive) {
-                // In a task of its own: it may wait for coordination, and the watch must go on.
-                let (array, events, why) = (array.clone(), self.events.clone(), state.reason().to_owned());
-                let record = async move {
-                    if let Err(error) = array.fail_member(position, &why).await {
-                        let text = format!("the loss of drive {drive} cannot be recorded: {error}");
-                        events.add(Severity::Error, EventKind::ArrayState, array_object(&array), text);
-                    }
-                };
-                self.env.spawn("tell array", Box::pin(record));
-            }
-        }
-    }
-
-    /// Adds events for drives that are missing, for drives that were missing or failed under the previous
-    /// instance and are back, and for a health that is not ok.
-    pub(crate) fn greet_drives(&self) {
-        use EventKind::{DriveBack, DriveFailed, DriveMissing, DriveReplaced};
-        for drive in self.drives.borrow().iter() {
-            let object = drive_object(drive.id());
-            let of_it =
-                |kind: EventKind| matches!(kind, DriveBack | DriveFailed | DriveMissing | DriveReplaced);
-            let before = self
-                .events
-                .newest(|event| event.object == object && of_it(event.kind))
-                .map(|event| event.kind);
-            let was_away = matches!(before, Some(DriveMissing | DriveFailed));
-            match drive.state() {
-                DriveState::Online if was_away => {
-                    let text = format!("in use again at {}", drive.path());
-                    self.events.add(Severity::Info, DriveBack, object, text);
-                }
-                DriveState::Online => {}
-                state => self.events.add(Severity::Warning, DriveMissing, object, state.reason()),
-            }
-        }
-        let health = self.health();
-        if health != "ok" {
-            self.events.add(
-                Severity::Warning,
-                EventKind::Health,
+/// Adds events for changes of drives, arrays and the store, until the node is closed.
+pub(crate) async fn run(node: Rc<Node>) {
+    let mut watch = Watch {
+        drives: drive_states(&node),
+        arrays: node.arrays().iter().map(|array| Seen::of(array)).collect(),
+        health: node.health(),
+    };
+    let mut told = false;
+    while !node.is_closing() {
+        node.env.sleep(WATCH).await;
+        if let Some(why) = node.failure()
+            && !std::mem::replace(&mut told, true)
+        {
+            node.events.add(
+                Severity::Error,
+                EventKind::StoreFailed,
                 "node",
-                format!("the store starts {health}"),
+                format!("the store stops: {why}"),
             );
         }
-    }
-
-    /// Adds one event for each file that a read found damaged, up to [`NAMED_MOST`] files.
-    pub(crate) fn note_damaged(&self, ino: u64, chunk: u64, why: &str) {
-        let mut damaged = self.damaged.borrow_mut();
-        if damaged.len() >= NAMED_MOST || !damaged.insert(ino) {
-            return;
+        if told {
+            node.failed.notify_one();
         }
-        let more = if damaged.len() == NAMED_MOST { "; further files are not named" } else { "" };
-        let text = format!("chunk {chunk} of the file cannot be read: {why}{more}");
-        self.events.add(Severity::Error, EventKind::FileDamaged, format!("inode {ino}"), text);
+        watch_drives(&node, &mut watch);
+        let now = node.env.now();
+        for (array, seen) in node.arrays().iter().zip(&mut watch.arrays) {
+            seen.look(array, &node.drives.replaced(), &node.events, now);
+        }
+        watch_health(&node, &mut watch);
+        node.warnings.watch(node.spaces(), &node.fs_object(), &node.events);
+        node.slow.borrow_mut().watch(node.env.now(), &node.drives(), &node.events);
+        node.damage.watch(node.unreadable("data"), &node.target, &node.fs_object(), &node.events).await;
+    }
+}
+
+fn watch_drives(node: &Node, watch: &mut Watch) {
+    let now = drive_states(node);
+    for (id, state) in now.iter().filter(|state| !watch.drives.contains(state)) {
+        let (severity, kind) = match state {
+            // A replacement, for which the replacing request adds the event.
+            DriveState::Online => continue,
+            DriveState::Failed(_) => (Severity::Warning, EventKind::DriveFailed),
+            DriveState::Missing(_) => (Severity::Warning, EventKind::DriveMissing),
+        };
+        node.events.add(severity, kind, drive_object(*id), state.reason());
+        tell_arrays(node, *id, state);
+    }
+    watch.drives = now;
+}
+
+fn watch_health(node: &Node, watch: &mut Watch) {
+    let health = node.health();
+    if health != watch.health {
+        let severity = match health {
+            "ok" => Severity::Info,
+            "degraded" => Severity::Warning,
+            _ => Severity::Error,
+        };
+        let text = format!("health went from {} to {health}", watch.health);
+        node.events.add(severity, EventKind::Health, "node", text);
+        watch.health = health;
+    }
+}
+
+fn tell_arrays(node: &Node, drive: DriveId, state: &DriveState) {
+    for array in node.arrays() {
+        if let Some(position) = array.position_of(drive) {
+            // In a task of its own: it may wait for coordination, and the watch must go on.
+            let (array, events, why) = (array.clone(), node.events.clone(), state.reason().to_owned());
+            let record = async move {
+                if let Err(error) = array.fail_member(position, &why).await {
+                    let text = format!("the loss of drive {drive} cannot be recorded: {error}");
+                    events.add(Severity::Error, EventKind::ArrayState, array_object(&array), text);
+                }
+            };
+            node.env.spawn("tell array", Box::pin(record));
+        }
+    }
+}
+
+/// Adds events for drives that are missing, for drives that were missing or failed under the previous
+/// instance and are back, and for a health that is not ok.
+pub(crate) fn greet_drives(node: &Node) {
+    use EventKind::{DriveBack, DriveFailed, DriveMissing, DriveReplaced};
+    for drive in node.drives().iter() {
+        let object = drive_object(drive.id());
+        let of_it = |kind: EventKind| matches!(kind, DriveBack | DriveFailed | DriveMissing | DriveReplaced);
+        let before =
+            node.events.newest(|event| event.object == object && of_it(event.kind)).map(|event| event.kind);
+        let was_away = matches!(before, Some(DriveMissing | DriveFailed));
+        match drive.state() {
+            DriveState::Online if was_away => {
+                let text = format!("in use again at {}", drive.path());
+                node.events.add(Severity::Info, DriveBack, object, text);
+            }
+            DriveState::Online => {}
+            state => node.events.add(Severity::Warning, DriveMissing, object, state.reason()),
+        }
+    }
+    let health = node.health();
+    if health != "ok" {
+        node.events.add(Severity::Warning, EventKind::Health, "node", format!("the store starts {health}"));
     }
 }

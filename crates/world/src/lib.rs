@@ -205,7 +205,7 @@ impl Site {
         let candidates = find_drives(&env, &*backing, &paths).await;
         let how =
             Start { wanted: None, last_paths: BTreeMap::new(), mode: Mode::Baton, lacking: Lacking::Refuse };
-        let node = Node::start(&env, backing, candidates, self.ownership.clone(), how).await?;
+        let node = how.open(&env, backing, candidates, self.ownership.clone()).await?;
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")
             .await
             .map_err(|failure| StartError::Refused(failure.to_string()))?;

@@ -4,10 +4,13 @@
 //! starts if every array has enough members.
 
 use crate::backing::{ANSWER, Backing, read_superblock};
-use crate::events::{EventKind, Events, Severity};
-use crate::fullness::Warnings;
-use crate::latency::{ServiceLatency, SlowDrives};
+use crate::drive_set::DriveSet;
+use crate::error::StartError;
+use crate::event::{EventKind, Severity};
+use crate::events::Events;
+use crate::node::{Node, Stack};
 use crate::scrubs::Scrubs;
+use crate::{leases, watch};
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
@@ -18,77 +21,9 @@ use penstock_drive::superblock::{Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
-use penstock_session::Clients;
-use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use tokio::sync::{Notify, RwLock};
-
-/// Reason why a store does not start.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum StartError {
-    /// The request cannot be done; nothing was changed.
-    #[error("{0}")]
-    Refused(String),
-    /// No drive of a store was found.
-    #[error("no drive of a store was found: {0}")]
-    NoStore(String),
-    /// An array cannot be opened.
-    #[error(transparent)]
-    Array(#[from] ArrayError),
-    /// The key-value store cannot be opened.
-    #[error(transparent)]
-    Kv(#[from] penstock_kv::KvError),
-    /// The target cannot be opened.
-    #[error(transparent)]
-    Chunk(#[from] penstock_chunk::ChunkError),
-    /// The name space cannot be opened.
-    #[error(transparent)]
-    Meta(#[from] penstock_meta::MetaError),
-}
-
-/// Function that durably saves the paths of a node's drives; the error is the reason why it could not.
-pub(crate) type KeepPlaces = Rc<dyn Fn(&Node) -> Result<(), String>>;
-
-/// All roles of one machine.
-pub struct Node {
-    pub(crate) env: Env,
-    pub(crate) backing: Rc<dyn Backing>,
-    pub(crate) store: StoreId,
-    pub(crate) drives: RefCell<Vec<Rc<DriveHandle>>>,
-    pub(crate) arrays: Vec<Rc<Array>>,
-    pub(crate) kv: Rc<AheadKv>,
-    pub(crate) target: Rc<Target>,
-    /// The sessions of all clients.
-    pub(crate) clients: Rc<Clients>,
-    /// Serves data requests.
-    pub(crate) data: penstock_chunk::Service,
-    pub(crate) meta: Rc<MetaTarget>,
-    pub(crate) events: Rc<Events>,
-    /// Blank drives that replaced others since the start: their strips are rebuilt, not brought up to date.
-    pub(crate) replaced: RefCell<BTreeSet<DriveId>>,
-    /// Replacements that have begun and not ended: the new drive, by lost drive.
-    pub(crate) replacing: RefCell<BTreeMap<DriveId, Rc<DriveHandle>>>,
-    /// Serialises failing and replacing drives.
-    pub(crate) changing_drives: tokio::sync::Mutex<()>,
-    /// Inodes of files that reads found damaged and that got an event.
-    pub(crate) damaged: RefCell<BTreeSet<u64>>,
-    pub(crate) warnings: Warnings,
-    pub(crate) scrubs: Scrubs,
-    pub(crate) latency: ServiceLatency,
-    pub(crate) slow: RefCell<SlowDrives>,
-    pub(crate) started_ns: i64,
-    /// Saves the paths of the drives for the next start.
-    pub(crate) keep_places: RefCell<Option<KeepPlaces>>,
-    /// Locked shared by each request, and exclusively by a repair.
-    pub(crate) serving: RwLock<()>,
-    pub(crate) damage: RefCell<crate::fsck::Damage>,
-    /// True if it is being closed or was abandoned.
-    pub(crate) closing: Cell<bool>,
-    /// Notified when the store cannot continue.
-    pub(crate) failed: Notify,
-}
 
 /// A path and the drive found there, or the reason why there is none.
 pub struct Candidate {
@@ -156,16 +91,16 @@ pub struct Start {
     pub lacking: Lacking,
 }
 
-impl Node {
+impl Start {
     /// Starts the store whose drives are among `candidates`.
-    pub async fn start(
+    pub async fn open(
+        self,
         env: &Env,
         backing: Rc<dyn Backing>,
         mut candidates: Vec<Candidate>,
         ownership: Rc<dyn Ownership>,
-        how: Start,
-    ) -> Result<Rc<Self>, StartError> {
-        let Start { wanted, last_paths, mode, lacking } = how;
+    ) -> Result<Rc<Node>, StartError> {
+        let Self { wanted, last_paths, mode, lacking } = self;
         let events = Events::new(env);
         let store = wanted.or_else(|| candidates.iter().find_map(Candidate::store)).ok_or_else(|| {
             let problems: Vec<&str> = candidates.iter().filter_map(Candidate::problem).collect();
@@ -207,87 +142,12 @@ impl Node {
         let config = TargetConfig::for_volume(&volume, env.random());
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
         let meta = MetaTarget::open(env, shared, target.clone(), gate, "main").await?;
-        let drives = RefCell::new(drives);
-        let started_ns = env.wall_ns();
-        let env = env.clone();
-        let damaged = RefCell::default();
-        let (serving, damage) = (RwLock::default(), RefCell::default());
-        let node = Rc::new(Self {
-            env,
-            backing,
-            store,
-            drives,
-            arrays,
-            kv,
-            clients: meta.clients().clone(),
-            data: penstock_chunk::Service::new(&target),
-            target,
-            meta,
-            events,
-            replaced: RefCell::default(),
-            replacing: RefCell::default(),
-            changing_drives: tokio::sync::Mutex::default(),
-            damaged,
-            warnings: Warnings::default(),
-            scrubs: Scrubs::default(),
-            latency: ServiceLatency::default(),
-            slow: RefCell::default(),
-            started_ns,
-            keep_places: RefCell::default(),
-            serving,
-            damage,
-            closing: Cell::new(false),
-            failed: Notify::new(),
-        });
-        node.env.spawn("node watch", Box::pin(node.clone().watch_task()));
-        node.env.spawn("session leases", Box::pin(node.clone().lease_task()));
+        let drives = DriveSet::new(env, backing, store, &arrays, &events, drives);
+        let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
+        let node = Node::new(env, Stack { drives, kv, target, meta, events, scrubs });
+        env.spawn("node watch", Box::pin(watch::run(node.clone())));
+        env.spawn("session leases", Box::pin(leases::run(node.clone())));
         Ok(node)
-    }
-
-    /// Identifier of the store.
-    pub fn store(&self) -> StoreId {
-        self.store
-    }
-
-    /// The arrays.
-    pub fn arrays(&self) -> &[Rc<Array>] {
-        &self.arrays
-    }
-
-    /// The key-value store. After changing rows without the services, the caller must start the node again.
-    pub fn kv(&self) -> Rc<dyn Kv> {
-        self.kv.clone()
-    }
-
-    /// Handles of all drives, online or not.
-    pub fn drives(&self) -> Vec<Rc<DriveHandle>> {
-        self.drives.borrow().clone()
-    }
-
-    /// Makes everything durable and stops.
-    pub async fn close(&self) -> Result<(), StartError> {
-        self.closing.set(true);
-        let committed = self.target.commit_all().await;
-        self.target.stop();
-        self.meta.stop();
-        self.kv.flush().await?;
-        self.kv.stop();
-        // Data first: rows of the key-value store must never refer to data that is not durable.
-        for name in ["data", "meta"] {
-            for array in self.arrays.iter().filter(|array| array.name() == name) {
-                array.close().await?;
-            }
-        }
-        Ok(committed?)
-    }
-
-    /// Stops without making anything durable.
-    pub fn abandon(&self) {
-        self.closing.set(true);
-        self.target.stop();
-        self.meta.stop();
-        self.kv.stop();
-        self.arrays.iter().for_each(|array| array.stop());
     }
 }
 

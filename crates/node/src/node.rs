@@ -1,0 +1,302 @@
+//! All roles of one machine, assembled: drives, arrays, key-value store, target, metadata target and
+//! sessions.
+
+use crate::damage::Damage;
+use crate::drive_set::DriveSet;
+use crate::error::{AdminError, StartError};
+use crate::event::Event;
+use crate::event_files::EventFiles;
+use crate::events::Events;
+use crate::fullness::Warnings;
+use crate::latency::{ServiceLatency, SlowDrives};
+use crate::report::{ScrubSummary, SpaceReport};
+use crate::scrubs::{ScrubKeeper, Scrubs};
+use penstock_array::{Array, ArrayState};
+use penstock_base::{Env, StoreId};
+use penstock_chunk::Target;
+use penstock_drive::DriveHandle;
+use penstock_kv::{AheadKv, Kv};
+use penstock_meta::MetaTarget;
+use penstock_session::{Clients, SessionInfo};
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::{Notify, RwLock};
+
+/// Interval of the checks while a stop waits.
+const STUCK_LOOK: Duration = Duration::from_millis(500);
+
+/// All roles of one machine.
+pub struct Node {
+    pub(crate) env: Env,
+    pub(crate) drives: Rc<DriveSet>,
+    pub(crate) kv: Rc<AheadKv>,
+    pub(crate) target: Rc<Target>,
+    /// The sessions of all clients.
+    pub(crate) clients: Rc<Clients>,
+    /// Serves data requests.
+    pub(crate) data: penstock_chunk::Service,
+    pub(crate) meta: Rc<MetaTarget>,
+    pub(crate) events: Rc<Events>,
+    pub(crate) scrubs: Rc<Scrubs>,
+    pub(crate) warnings: Warnings,
+    pub(crate) latency: ServiceLatency,
+    pub(crate) slow: RefCell<SlowDrives>,
+    pub(crate) damage: Damage,
+    pub(crate) started_ns: i64,
+    /// Locked shared by each request, and exclusively by a repair.
+    pub(crate) serving: RwLock<()>,
+    /// True if it is being closed or was abandoned.
+    is_closing: Cell<bool>,
+    /// Notified when the store cannot continue.
+    pub(crate) failed: Notify,
+}
+
+/// The parts of a store that a start has opened.
+pub(crate) struct Stack {
+    pub(crate) drives: Rc<DriveSet>,
+    pub(crate) kv: Rc<AheadKv>,
+    pub(crate) target: Rc<Target>,
+    pub(crate) meta: Rc<MetaTarget>,
+    pub(crate) events: Rc<Events>,
+    pub(crate) scrubs: Rc<Scrubs>,
+}
+
+impl Node {
+    pub(crate) fn new(env: &Env, stack: Stack) -> Rc<Self> {
+        let Stack { drives, kv, target, meta, events, scrubs } = stack;
+        Rc::new(Self {
+            env: env.clone(),
+            drives,
+            kv,
+            clients: meta.clients().clone(),
+            data: penstock_chunk::Service::new(&target),
+            target,
+            meta,
+            events,
+            scrubs,
+            warnings: Warnings::default(),
+            latency: ServiceLatency::default(),
+            slow: RefCell::default(),
+            damage: Damage::default(),
+            started_ns: env.wall_ns(),
+            serving: RwLock::default(),
+            is_closing: Cell::new(false),
+            failed: Notify::new(),
+        })
+    }
+
+    /// Identifier of the store.
+    pub fn store(&self) -> StoreId {
+        self.drives.store()
+    }
+
+    /// The arrays.
+    pub fn arrays(&self) -> &[Rc<Array>] {
+        self.drives.arrays()
+    }
+
+    /// The key-value store. After changing rows without the services, the caller must start the node again.
+    pub fn kv(&self) -> Rc<dyn Kv> {
+        self.kv.clone()
+    }
+
+    /// Handles of all drives, online or not.
+    pub fn drives(&self) -> Vec<Rc<DriveHandle>> {
+        self.drives.drives()
+    }
+
+    /// Makes everything durable and stops.
+    pub async fn close(&self) -> Result<(), StartError> {
+        self.is_closing.set(true);
+        let committed = self.target.commit_all().await;
+        self.target.stop();
+        self.meta.stop();
+        self.kv.flush().await?;
+        self.kv.stop();
+        // Data first: rows of the key-value store must never refer to data that is not durable.
+        for name in ["data", "meta"] {
+            for array in self.arrays().iter().filter(|array| array.name() == name) {
+                array.close().await?;
+            }
+        }
+        Ok(committed?)
+    }
+
+    /// Stops without making anything durable.
+    pub fn abandon(&self) {
+        self.is_closing.set(true);
+        self.target.stop();
+        self.meta.stop();
+        self.kv.stop();
+        self.arrays().iter().for_each(|array| array.stop());
+    }
+
+    /// True if it is being closed or was abandoned.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.get()
+    }
+
+    /// The drives as a set, with the arrays on them.
+    pub fn drive_set(&self) -> &Rc<DriveSet> {
+        &self.drives
+    }
+
+    /// The file system's name as the object of an event.
+    pub(crate) fn fs_object(&self) -> String {
+        format!("fs {}", self.meta.info().name)
+    }
+
+    /// Stripes of an array that reads or scrubs found unreadable.
+    pub(crate) fn unreadable(&self, name: &str) -> Vec<u64> {
+        let array = self.arrays().iter().find(|array| array.name() == name);
+        array.map(|array| array.unreadable_stripes()).unwrap_or_default()
+    }
+
+    /// Usage of data and metadata, with the current warnings.
+    pub(crate) fn spaces(&self) -> Vec<SpaceReport> {
+        self.warnings.report(self.target.usage(), Kv::usage(&*self.kv))
+    }
+
+    /// Finds arrays by name, id or the beginning of an id; all arrays for none.
+    pub fn find_arrays(&self, which: Option<&str>) -> Result<Vec<Rc<Array>>, AdminError> {
+        let Some(which) = which else { return Ok(self.arrays().to_vec()) };
+        let fits = |array: &&Rc<Array>| array.name() == which || array.id().to_string().starts_with(which);
+        let found: Vec<Rc<Array>> = self.arrays().iter().filter(fits).cloned().collect();
+        match found.is_empty() || which.is_empty() {
+            true => Err(AdminError::NotFound(format!("no array {which}; `penstock array list` shows them"))),
+            false => Ok(found),
+        }
+    }
+
+    /// Sets the function that saves the paths of the drives. It is called when a drive replaces another:
+    /// before the new one gets any data, and again when it is complete.
+    pub fn keep_places(&self, keep: impl Fn(&DriveSet) -> Result<(), String> + 'static) {
+        self.drives.keep_places(keep);
+    }
+
+    /// Saves the state of scrubs with `keeper`, and scrubs each array when `period` has passed since its last
+    /// scrub; none for never.
+    pub fn schedule_scrubs(&self, period: Option<Duration>, keeper: Rc<dyn ScrubKeeper>) {
+        self.scrubs.schedule(period, keeper);
+    }
+
+    /// Scrubs an array and the superblocks of its drives, from the beginning and without pauses.
+    pub async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
+        self.scrubs.scrub(array).await
+    }
+
+    /// Returns up to `limit` events with numbers above `seq`, oldest first. `dir` is the folder with the
+    /// event files.
+    pub async fn events_after(&self, dir: &Path, seq: u64, limit: usize) -> Result<Vec<Event>, AdminError> {
+        if let Some(events) = self.events.after(seq, limit) {
+            return Ok(events);
+        }
+        let dir = dir.to_owned();
+        let read = move || EventFiles::read_after(&dir, seq, limit);
+        penstock_worker::blocking(read).await.map_err(AdminError::Refused)
+    }
+
+    /// The list of events.
+    pub fn events(&self) -> &Rc<Events> {
+        &self.events
+    }
+
+    /// Sets the lease time of remote clients' sessions. Called at the start, before there are any.
+    pub fn set_lease(&self, lease: Duration) {
+        self.clients.set_lease(lease);
+    }
+
+    /// Makes clients in other processes sync their changes and stop changing anything, before the service
+    /// stops. Returns the sessions that have not finished within `limit` although they are connected.
+    pub async fn call_everything_back(
+        &self,
+        limit: Duration,
+        is_connected: impl Fn(u64) -> bool,
+    ) -> Vec<SessionInfo> {
+        self.clients.revoke_everything(limit, is_connected).await
+    }
+
+    /// Sets the path at which a client of this process mounts; empty if it does not.
+    pub fn note_mount(&self, session: u64, path: &str) {
+        self.clients.set_mount(session, path);
+    }
+
+    /// Refuses a repair while the file system is mounted: kernels cache names and attributes of a mount, and
+    /// a repair may change them without notice.
+    pub fn refuse_while_mounted(&self) -> Result<(), AdminError> {
+        let holds = |session: &SessionInfo| session.lease.is_some() || !session.mount.is_empty();
+        match self.clients.sessions().into_iter().find(holds) {
+            None => Ok(()),
+            Some(session) => Err(AdminError::Refused(format!(
+                "nothing was repaired: the file system is mounted at {} by {}; `penstock umount` takes it away",
+                session.mount, session.client
+            ))),
+        }
+    }
+
+    /// Reason why the store cannot continue by itself: an array or the key-value store stopped. A new start
+    /// may succeed.
+    pub fn failure(&self) -> Option<String> {
+        let stopped = |array: &Rc<Array>| Some(format!("array {}: {}", array.name(), array.stopped()?));
+        self.arrays().iter().find_map(stopped).or_else(|| self.kv.failure())
+    }
+
+    /// Waits until the store cannot continue by itself. Returns the reason.
+    pub async fn fails(&self) -> String {
+        loop {
+            self.failed.notified().await;
+            if let Some(why) = self.failure() {
+                return why;
+            }
+        }
+    }
+
+    /// Waits until writes of some array have been suspended for `patience` in total since the call. Returns
+    /// the reason.
+    pub async fn stuck(&self, patience: Duration) -> String {
+        let mut waited = Duration::ZERO;
+        loop {
+            self.env.sleep(STUCK_LOOK).await;
+            let suspended = |array: &Rc<Array>| {
+                Some(format!("writes of array {} wait: {}", array.name(), array.suspended()?))
+            };
+            let Some(why) = self.arrays().iter().find_map(suspended) else { continue };
+            if waited.is_zero() {
+                let most = patience.as_secs();
+                tracing::warn!(why, "the stop waits for the drives or the host, {most} s at most");
+            }
+            waited += STUCK_LOOK;
+            if waited >= patience {
+                return why;
+            }
+        }
+    }
+
+    /// Health of the store.
+    pub(crate) fn health(&self) -> &'static str {
+        if self.failure().is_some() {
+            return "failed";
+        }
+        let all_online = self.drives().iter().all(|drive| drive.is_online());
+        health(self.arrays(), all_online)
+    }
+}
+
+/// Health of the store: that of its worst array. A suspended array counts as degraded: it waits for the host
+/// or for drives, and loses nothing meanwhile.
+pub(crate) fn health(arrays: &[Rc<Array>], all_well: bool) -> &'static str {
+    let rank = |state: ArrayState| match state {
+        ArrayState::Ok => 0,
+        ArrayState::Degraded | ArrayState::Suspended => 1,
+        ArrayState::Critical => 2,
+        ArrayState::Failed => 3,
+    };
+    match arrays.iter().map(|array| rank(array.report().state)).max().unwrap_or(0) {
+        0 if all_well => "ok",
+        0 | 1 => "degraded",
+        2 => "critical",
+        _ => "failed",
+    }
+}

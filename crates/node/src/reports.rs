@@ -1,0 +1,245 @@
+//! Reports of a node, and an administrator's requests for its drives.
+
+use crate::error::AdminError;
+use crate::event::{EventKind, Severity};
+use crate::event_files::Kept;
+use crate::latency::latencies;
+use crate::node::{Node, health};
+use crate::report::{
+    ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, SessionReport, StatusReport,
+};
+use crate::watch;
+use penstock_array::{Array, JobProgress};
+use penstock_base::BLOCK_BYTES;
+use penstock_drive::DriveHandle;
+use penstock_kv::Kv;
+use penstock_session::SessionInfo;
+use std::rc::Rc;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+impl Node {
+    /// Takes a drive out of service. Refused if an array could not survive that.
+    pub async fn fail_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
+        Ok(self.drive_report(&*self.drives.fail(id).await?))
+    }
+
+    /// Replaces a failed or missing drive by a blank one at `path`, or else at the old drive's path. If that
+    /// failed for some arrays, another request continues with the same drive.
+    pub async fn replace_drive(&self, id: &str, path: Option<&str>) -> Result<DriveReport, AdminError> {
+        Ok(self.drive_report(&*self.drives.replace(id, path).await?))
+    }
+
+    /// Writes events to files from now on, and adds events on the state at the start.
+    pub fn keep_events(&self, found: Kept) {
+        let (unclean, torn_lines) = (found.unclean, found.torn_lines);
+        self.events.keep_in(found);
+        if unclean {
+            let text = "the instance before this one ended without stopping in order";
+            self.events.add(Severity::Warning, EventKind::UncleanEnd, "node", text);
+        }
+        if torn_lines > 0 {
+            let text = format!("{torn_lines} lines of the event files were no events and are skipped");
+            self.events.add(Severity::Warning, EventKind::EventsTorn, "node", text);
+        }
+        watch::greet_drives(self);
+    }
+
+    /// Latencies of the services, the key-value store, the arrays and the drives.
+    pub fn latencies(&self) -> Vec<LatencyReport> {
+        latencies(&self.latency, &self.kv, self.arrays(), &self.drives())
+    }
+
+    /// Reports of all sessions.
+    pub fn session_reports(&self) -> Vec<SessionReport> {
+        let report = |session: SessionInfo| SessionReport {
+            id: session.id,
+            client: session.client,
+            mount: session.mount,
+            remote: session.lease.is_some(),
+            silent_ms: u64::try_from(session.silent.as_millis()).unwrap_or(u64::MAX),
+            open_inodes: session.open_inodes,
+        };
+        self.clients.sessions().into_iter().map(report).collect()
+    }
+
+    /// Report of the file system.
+    pub fn fs_report(&self) -> FsReport {
+        let (info, space, rows, counts) =
+            (self.meta.info(), self.target.usage(), Kv::usage(&*self.kv), self.target.counts());
+        FsReport {
+            id: info.id.to_string(),
+            name: info.name,
+            filesets: vec!["root".into()],
+            created_ns: info.created_ns,
+            chunk_bytes: u64::from(info.chunk_blocks) * BLOCK,
+            total_bytes: space.total_blocks * BLOCK,
+            free_bytes: space.free_blocks * BLOCK,
+            available_bytes: space.free_blocks.saturating_sub(space.headroom_blocks) * BLOCK,
+            meta_used_bytes: rows.used_bytes,
+            meta_budget_bytes: rows.budget_bytes,
+            written_bytes: counts.written_blocks * BLOCK,
+            read_bytes: counts.read_blocks * BLOCK,
+            whole_chunks: counts.whole_chunks,
+            rewritten_chunks: counts.rewritten_chunks,
+            logged_chunks: counts.logged_chunks,
+            commits: counts.commits,
+            check: self.check_progress(),
+        }
+    }
+
+    /// Reports of all drives.
+    pub fn drive_reports(&self) -> Vec<DriveReport> {
+        self.drives().iter().map(|drive| self.drive_report(drive)).collect()
+    }
+
+    /// Report of one drive, by its id, the beginning of its id, or its path.
+    pub fn show_drive(&self, id: &str) -> Result<DriveReport, AdminError> {
+        Ok(self.drive_report(&*self.drives.find(id)?))
+    }
+
+    fn drive_report(&self, drive: &DriveHandle) -> DriveReport {
+        let (state, counters) = (drive.state(), drive.counters());
+        let of = self.arrays().iter().filter(|array| array.position_of(drive.id()).is_some());
+        DriveReport {
+            id: drive.id().to_string(),
+            state: state.word().to_owned(),
+            reason: state.reason().to_owned(),
+            path: drive.path().to_owned(),
+            size_bytes: drive.size_bytes(),
+            checksum_errors: counters.checksum_errors,
+            io_errors: counters.io_errors,
+            timeouts: counters.timeouts,
+            repaired_blocks: counters.repaired_blocks,
+            reads: counters.reads,
+            writes: counters.writes,
+            flushes: counters.flushes,
+            read_bytes: counters.read_bytes,
+            write_bytes: counters.write_bytes,
+            arrays: of.map(|array| array.name().to_owned()).collect(),
+        }
+    }
+
+    /// Reports of the given arrays.
+    pub fn array_reports(&self, arrays: &[Rc<Array>]) -> Vec<ArrayReport> {
+        let now_ns = self.env.wall_ns();
+        let report = |array: &Rc<Array>| ArrayReport {
+            last_scrub: self.scrubs.last(array.id()),
+            next_scrub_ns: self.scrubs.next_ns(array.id()),
+            ..array_report(array, now_ns)
+        };
+        arrays.iter().map(report).collect()
+    }
+
+    /// Report of everything. The caller adds folder, process-wide addresses and mounts, which only the
+    /// process knows.
+    pub fn status(&self) -> StatusReport {
+        let arrays = self.array_reports(self.arrays());
+        let drives = self.drive_reports();
+        let mut reasons = Vec::new();
+        for drive in drives.iter().filter(|drive| drive.state != "online") {
+            reasons.push(format!("drive {} ({}) is {}: {}", drive.id, drive.path, drive.state, drive.reason));
+        }
+        for array in arrays.iter().filter(|array| array.state != "ok") {
+            let debt = (array.redundancy_debt_stripes, array.redundancy_debt_carriers);
+            let why = array.stopped.clone().or(array.suspended.clone()).unwrap_or_else(|| {
+                format!("{} stripes and {} copies of its log lack redundancy", debt.0, debt.1)
+            });
+            reasons.push(format!("array {} is {}: {why}", array.name, array.state));
+        }
+        reasons.extend(self.damage.reasons(self.unreadable("meta").len()));
+        reasons.extend(self.failure().map(|why| format!("the store has stopped: {why}; start it again")));
+        let health = match self.failure() {
+            Some(_) => "failed".to_owned(),
+            None => health(self.arrays(), reasons.is_empty()).to_owned(),
+        };
+        let spaces = self.spaces();
+        for space in spaces.iter().filter(|space| space.warning_percent > 0) {
+            reasons.push(format!("{} is {} % full", space.name, space.used_percent));
+        }
+        for drive in self.drives().iter().filter(|drive| self.slow.borrow().is_slow(drive.id())) {
+            reasons.push(format!("drive {} ({}) is much slower than the others", drive.id(), drive.path()));
+        }
+        let fs = self.fs_report();
+        StatusReport {
+            health,
+            reasons,
+            redundancy_debt_stripes: arrays.iter().map(|array| array.redundancy_debt_stripes).sum(),
+            redundancy_debt_carriers: arrays.iter().map(|array| array.redundancy_debt_carriers).sum(),
+            store: self.store().to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            dir: String::new(),
+            api_url: None,
+            tcp_address: None,
+            mounts: Vec::new(),
+            sessions: self.session_reports(),
+            started_ns: self.started_ns,
+            io_path: penstock_worker::io_path().to_owned(),
+            code_path: self.arrays().first().map_or("", |array| array.code_path()).to_owned(),
+            total_bytes: fs.total_bytes,
+            free_bytes: fs.free_bytes,
+            spaces,
+            drives,
+            arrays,
+        }
+    }
+}
+
+fn job_report(job: &JobProgress, now_ns: i64) -> JobReport {
+    let elapsed_s = (now_ns - job.started_ns).max(0) as u64 / 1_000_000_000;
+    let left = job.total_stripes.saturating_sub(job.done_stripes);
+    let done = job.done_stripes.saturating_sub(job.done_before);
+    JobReport {
+        done_stripes: job.done_stripes,
+        total_stripes: job.total_stripes,
+        failed_stripes: job.failed_stripes,
+        started_ns: job.started_ns,
+        remaining_s: (elapsed_s > 0 && done > 0).then(|| left * elapsed_s / done),
+    }
+}
+
+fn array_report(array: &Array, now_ns: i64) -> ArrayReport {
+    let report = array.report();
+    let counts = report.counts;
+    let members = report.members.iter().map(|member| MemberReport {
+        drive: member.drive.to_string(),
+        state: member.state.to_owned(),
+        carrier: member.carrier,
+        stale_strips: member.stale_strips,
+    });
+    ArrayReport {
+        id: report.id.to_string(),
+        name: report.name.clone(),
+        code: format!("{}+{}", report.code.0, report.code.1),
+        state: report.state.word().to_owned(),
+        suspended: report.suspended.clone(),
+        stopped: report.stopped.clone(),
+        redundancy_debt_stripes: report.redundancy_debt_stripes,
+        redundancy_debt_carriers: report.missing_carriers,
+        unreadable_stripes: report.unreadable_stripes,
+        stripes: report.stripes.0,
+        written_stripes: report.stripes.1,
+        stripe_bytes: report.stripe_bytes,
+        log_used_percent: report.log_used_percent,
+        dirty_bytes: report.dirty_blocks * BLOCK,
+        checksum_errors: counts.checksum_errors,
+        repaired_blocks: counts.repaired_blocks,
+        parity_defects: counts.parity_defects,
+        degraded_reads: counts.degraded_reads,
+        logged_bytes: counts.logged_blocks * BLOCK,
+        fresh_stripes: counts.fresh_stripes,
+        destaged_stripes: counts.destaged_stripes,
+        read_modify_writes: counts.read_modify_writes,
+        reconstruct_writes: counts.reconstruct_writes,
+        full_writes: counts.full_writes,
+        log_records: counts.log_records,
+        log_flushes: counts.log_flushes,
+        checkpoints: counts.checkpoints,
+        members: members.collect(),
+        rebuild: report.rebuild.map(|job| job_report(&job, now_ns)),
+        scrub: report.scrub.map(|job| job_report(&job, now_ns)),
+        last_scrub: None,
+        next_scrub_ns: None,
+    }
+}

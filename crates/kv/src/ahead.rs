@@ -102,6 +102,7 @@ impl Pending {
     fn take_unrecorded(&mut self) -> WriteSet {
         let keys: BTreeSet<Vec<u8>> =
             self.moving.unrecorded.drain(..).chain(self.open.unrecorded.drain(..)).collect();
+        assert!(self.moving.unrecorded.is_empty() && self.open.unrecorded.is_empty(), "all keys are taken");
         let value = |key: Vec<u8>| {
             let value = self.find(&key).expect("a key is unrecorded only while its row is in memory").clone();
             (key, value)
@@ -165,6 +166,7 @@ impl AheadKv {
         let journal = Journal::new(engine.file().clone(), random_id(env));
         engine.commit(missed, journal.mark()).await?;
         engine.flush().await?;
+        assert!(most_rows >= 2 && most_bytes <= MOST_BYTES, "memory takes a transaction, and is bounded");
         let ahead = Rc::new(Self {
             env: env.clone(),
             full_bytes: FULL_BYTES.min(most_bytes / 2),
@@ -317,6 +319,7 @@ impl AheadKv {
             pending.open.unrecorded.push(key.clone());
             pending.open.rows.insert(key, value);
         }
+        assert!(pending.open.bytes >= pending.open.rows.len() as u64, "the bytes of a batch are counted");
         self.commits.set(self.commits.get() + 1);
         self.opened.notify_one();
         if pending.open.is_beyond(self.full_bytes, self.most_rows() / 2) {
@@ -357,6 +360,7 @@ impl AheadKv {
             }
         }
         self.engine.flush().await?;
+        assert!(self.durable.get() <= covered && wanted <= covered, "durable commits only get more");
         self.durable.set(covered);
         self.flushes.set(self.flushes.get() + 1);
         Ok(())
@@ -375,7 +379,9 @@ impl AheadKv {
         let missing = keys.into_iter().zip(&values).filter(|(_, value)| value.is_none());
         let mut found = self.engine.get_many(missing.map(|(key, _)| key).collect()).await?.into_iter();
         let fill = |value: Option<Option<Vec<u8>>>| value.unwrap_or_else(|| found.next().flatten());
-        Ok(values.into_iter().map(fill).collect())
+        let values = values.into_iter().map(fill).collect();
+        assert!(found.next().is_none(), "every value of the engine has its place");
+        Ok(values)
     }
 
     async fn try_scan(
@@ -409,6 +415,7 @@ impl AheadKv {
                     (_, None) => None,
                 };
                 let Some((key, value)) = next else { break };
+                assert!(rows.last().is_none_or(|(before, _)| *before < key), "rows are in order, each once");
                 rows.extend(value.map(|value| (key, value)));
                 if rows.len() == limit {
                     return Ok(rows);

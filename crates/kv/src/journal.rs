@@ -195,6 +195,7 @@ impl Journal {
     pub(crate) fn release(&self, sequence: u64) {
         let mut live = self.live.borrow_mut();
         while live.pop_front_if(|(number, ..)| *number <= sequence).is_some() {}
+        assert!(live.iter().all(|(number, ..)| *number > sequence), "records are in order");
     }
 
     /// True if half of the ring is in use.
@@ -210,10 +211,15 @@ impl Journal {
         let record = Record { incarnation: self.incarnation, sequence, changes };
         let blocks = record.blocks();
         let block = self.room_for(blocks)?;
+        let is_apart = |(_, at, len): &(u64, u64, u64)| block + blocks <= *at || at + len <= block;
+        assert!(self.live.borrow().iter().all(is_apart), "a record lies over none that is needed");
+        assert!(block + blocks <= self.file.journal_blocks(), "a record lies in the ring");
         self.live.borrow_mut().push_back((sequence, block, blocks));
         self.sequence.set(sequence);
         self.next_block.set(block + blocks);
-        Some(Placed { block, bytes: record.encode() })
+        let bytes = record.encode();
+        assert!(bytes.len() as u64 <= blocks * BLOCK_BYTES as u64, "a record fits into its blocks");
+        Some(Placed { block, bytes })
     }
 
     /// The first block of a free run of `blocks` blocks: behind the newest record, or at the start of the

@@ -110,6 +110,7 @@ pub(crate) fn put(
         pieces.insert(&piece_key(key, number)[..], piece).map_err(engine)?;
         count = number + 1;
     }
+    assert_eq!(count, long.len().div_ceil(PIECE_BYTES), "a long value is in pieces");
     for number in count..before_pieces {
         pieces.remove(&piece_key(key, number)[..]).map_err(engine)?;
     }
@@ -136,6 +137,7 @@ pub(crate) fn value(
         Head::Whole(value) => return Ok(value.to_vec()),
         Head::InPieces(len) => len,
     };
+    assert!(len <= u32::MAX as usize, "a length has four bytes");
     let (from, until) = (piece_key(key, 0), piece_key(key, len.div_ceil(PIECE_BYTES)));
     let mut value = Vec::with_capacity(len);
     for piece in pieces.range(&from[..]..&until[..]).map_err(engine)? {

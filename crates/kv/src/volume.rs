@@ -65,6 +65,7 @@ impl VolumeFile {
     pub(crate) async fn write_journal(&self, block: u64, data: &Buf) -> Result<(), ArrayError> {
         let end = block + (data.len() / BLOCK_BYTES) as u64;
         assert!(end <= self.journal_blocks, "a record lies in the ring");
+        assert!(data.len().is_multiple_of(BLOCK_BYTES), "a record is written in full blocks");
         self.volume.write(1 + block, data, &crc32c_blocks(data)).await
     }
 
@@ -90,6 +91,7 @@ impl VolumeFile {
         }
         self.len.set(len);
         self.longest.set(self.longest.get().max(len));
+        assert!(self.len.get() <= self.longest.get(), "no length is above the longest");
         let header = VolumeHeader { len, longest: self.longest.get(), journal_blocks: self.journal_blocks };
         let block = BufMut::padded_from(&header.encode()).freeze();
         self.volume.write(0, &block, &crc32c_blocks(&block)).await
@@ -123,6 +125,7 @@ impl VolumeFile {
         }
         bytes.resize(((last - first + 1) * BLOCK) as usize, 0);
         let skip = (at % BLOCK) as usize;
+        assert!(skip + len <= bytes.len(), "the blocks hold the bytes");
         bytes.truncate(skip + len);
         Ok(bytes.split_off(skip))
     }
@@ -184,6 +187,7 @@ impl VolumeFile {
             whole.as_mut()[place..place + BLOCK_BYTES].copy_from_slice(&old);
         }
         let skip = (at % BLOCK) as usize;
+        assert!(first < last && skip + bytes.len() <= whole.len(), "the blocks hold the bytes");
         whole.as_mut()[skip..skip + bytes.len()].copy_from_slice(bytes);
         let whole: Buf = whole.freeze();
         self.volume.write(self.file_at() + first, &whole, &crc32c_blocks(&whole)).await

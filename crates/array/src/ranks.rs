@@ -7,11 +7,11 @@
 //! | stripe | shared or exclusive, several in ascending order | everything that reads or writes strips |
 //! | fresh | one round that flushes and records fresh stripes | flush, and holders of stripes |
 //! | versions | one reservation of versions at a time | everything that writes a strip |
-//! | log record | no lock: the wait until the log writer made a record durable | holders of all of the above |
+//! | log record | no lock: the wait until a log record is durable | holders of all of the above |
 //! | member flush | one flush of a member's strips at a time | fresh, destage, rebuild, redo |
-//! | checkpoint | one checkpoint at a time; the place of root and pages stands still | the log writer, destage, scrub |
+//! | checkpoint | one checkpoint at a time; root and pages stay in place | the log writer, destage, scrub |
 //! | reconfiguration | one change of the claim at a time | everything that loses, adds or replaces a member |
-//! | carrier write | shared by each write on carriers, exclusive for the end of a carrier's copy | the log writer, checkpoints |
+//! | carrier write | shared by writes on carriers, exclusive for a copy's end | the log writer, checkpoints |
 //!
 //! The log writer takes *checkpoint* and what is below it. So nothing may wait for a log record while it
 //! holds a lock of a rank below *log record*.

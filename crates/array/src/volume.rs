@@ -13,7 +13,7 @@ use crate::block_io::{Blocks, Discard};
 use crate::error::ArrayError;
 use futures_util::future::join_all;
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, Buf, Stripe};
+use penstock_base::{BLOCK_BYTES, Buf, Piece, Span, Stripe};
 use penstock_drive::{Class, Io};
 use std::ops::Range;
 use std::rc::Rc;
@@ -57,18 +57,12 @@ impl Volume {
 
     /// Splits a range of blocks by stripe of the array: each stripe with its part of the range.
     fn pieces(&self, block: u64, count: u64) -> Result<Vec<(Stripe, Range<u32>)>, ArrayError> {
-        if block.checked_add(count).is_none_or(|end| end > self.blocks()) {
+        let span = Span { first: block, count };
+        if span.end().is_none_or(|end| end > self.blocks()) {
             return Err(ArrayError::Invalid(format!("blocks {block}+{count} are beyond the volume")));
         }
-        let per_stripe = self.stripe_blocks();
-        let (mut at, end, mut pieces) = (block, block + count, Vec::new());
-        while at < end {
-            let within = at % per_stripe;
-            let run = (per_stripe - within).min(end - at);
-            pieces.push((Stripe(self.stripes.start + at / per_stripe), within as u32..(within + run) as u32));
-            at += run;
-        }
-        Ok(pieces)
+        let of_array = |Piece { unit, blocks }: Piece| (Stripe(self.stripes.start + unit), blocks);
+        Ok(span.pieces(self.array.geometry().stripe_blocks()).into_iter().map(of_array).collect())
     }
 
     /// Writes whole blocks through the log. `crcs` has the CRC32C of each block.
@@ -86,6 +80,7 @@ impl Volume {
         let most = self.array.geometry().max_payload_blocks();
         for start in (0..crcs.len()).step_by(most) {
             let range = start..crcs.len().min(start + most);
+            assert!(!range.is_empty() && range.len() <= most, "a record holds a part");
             let pieces = self.pieces(block + start as u64, range.len() as u64)?;
             let part = data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES);
             self.array.blocks().write(&pieces, &part, &crcs[range]).await?;

@@ -20,6 +20,7 @@ pub mod map;
 pub mod newcomers;
 pub mod range_locks;
 pub mod rank;
+mod span;
 pub mod status;
 pub mod text;
 
@@ -36,6 +37,7 @@ pub use latency::Histogram;
 pub use locks::KeyedLocks;
 pub use map::{HashMap, HashSet};
 pub use newcomers::Newcomers;
+pub use span::{Piece, Span};
 pub use status::Kind;
 
 /// Bytes of a block, the unit of checksums and of allocation.

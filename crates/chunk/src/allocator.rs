@@ -127,6 +127,7 @@ impl Allocator {
             let _no_discard = self.discarding.lock().await;
             run = self.space.borrow_mut().allocate(wanted, is_readable);
         }
+        assert!(run.is_none_or(|(_, count)| (1..=wanted).contains(&count)), "{run:?} for {wanted} blocks");
         run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: wanted })
     }
 
@@ -212,6 +213,7 @@ impl Allocator {
         }
         let per_stripe = self.volume.stripe_blocks();
         let Some((first, count)) = self.take_idle(how) else { return Ok(0) };
+        assert!((1..=BATCH).contains(&count), "a batch of {count} stripes");
         self.space.borrow_mut().set_discarding(count * per_stripe);
         let result = self.volume.discard(first, count, how).await;
         self.space.borrow_mut().set_discarding(0);
@@ -250,3 +252,6 @@ impl Allocator {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -278,6 +278,7 @@ impl ChunkCache {
         let new = chunk.dirty.insert(first, data, crcs, reserved);
         self.dirty_blocks.set(self.dirty_blocks.get() + new);
         assert!(chunk.dirty.blocks() <= self.chunk_blocks, "dirty blocks are in the chunk");
+        self.assert_counted(chunk.dirty.blocks());
         chunk.dirty.blocks() == self.chunk_blocks
     }
 
@@ -292,7 +293,20 @@ impl ChunkCache {
                 let queued = self.queue.borrow_mut().remove(&chunk.since);
                 assert_eq!(queued, Some(key), "a dirty chunk is queued once");
             }
+            self.assert_counted(chunk.dirty.blocks());
         }
         dropped
     }
+
+    /// Checks the count of all dirty blocks against the queue and one chunk, which has `blocks` of them.
+    fn assert_counted(&self, blocks: u32) {
+        let (all, queued) = (self.dirty_blocks.get(), self.queue.borrow().len() as u64);
+        assert!(
+            all >= u64::from(blocks) && (queued..=queued * u64::from(self.chunk_blocks)).contains(&all),
+            "{all} dirty blocks in {queued} chunks, {blocks} of them in one"
+        );
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -208,3 +208,6 @@ impl Commits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

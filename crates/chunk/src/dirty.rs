@@ -183,6 +183,13 @@ impl DirtyRuns {
             self.blocks -= run.count();
             self.reserved -= if run.reserved { run.count() } else { 0 };
         }
+        assert!(
+            self.reserved <= self.blocks && self.runs.is_empty() == (self.blocks == 0),
+            "{} of {} blocks in {} runs",
+            self.reserved,
+            self.blocks,
+            self.runs.len()
+        );
         taken
     }
 
@@ -199,6 +206,7 @@ impl DirtyRuns {
     /// The first adjacent dirty blocks, at most `most`: the first block, the data in parts, and the
     /// checksums.
     pub(crate) fn first(&self, most: u32) -> Option<(u32, Vec<Buf>, Vec<u32>)> {
+        assert!(most > 0, "a run has a block");
         let first = *self.runs.first_key_value()?.0;
         let (mut parts, mut crcs) = (Vec::new(), Vec::new());
         while let Some((data, sums)) = self.get(first + crcs.len() as u32, first.saturating_add(most)) {
@@ -225,91 +233,4 @@ fn joined(ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn data(blocks: u32, fill: u8) -> (Buf, Vec<u32>) {
-        (Buf::copy_from(&vec![fill; blocks as usize * BLOCK_BYTES]), vec![u32::from(fill); blocks as usize])
-    }
-
-    fn insert(dirty: &mut DirtyRuns, first: u32, blocks: u32, fill: u8, reserved: &[Range<u32>]) -> u64 {
-        let (data, crcs) = data(blocks, fill);
-        dirty.insert(first, &data, &crcs, reserved)
-    }
-
-    #[test]
-    #[allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
-    fn a_full_chunk_is_one_run() {
-        let mut dirty = DirtyRuns::default();
-        assert_eq!(insert(&mut dirty, 0, 256, 1, &[0..256]), 256);
-        let (first, parts, crcs) = dirty.first(u32::MAX).unwrap();
-        assert_eq!((first, parts.len(), crcs.len(), dirty.reserved()), (0, 1, 256, 256));
-        assert_eq!(dirty.first(100).unwrap().2.len(), 100);
-    }
-
-    /// Random writes and drops, each compared with a plain list of blocks.
-    #[test]
-    fn runs_are_as_single_blocks_would_be() {
-        const BLOCKS: u32 = 24;
-        let mut state = 5u64;
-        let mut below = |bound: u32| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as u32 % bound
-        };
-        let mut dirty = DirtyRuns::default();
-        // By block: its fill, and whether it has a reservation.
-        let mut plain: Vec<Option<(u8, bool)>> = vec![None; BLOCKS as usize];
-        for round in 0..3000u32 {
-            let first = below(BLOCKS);
-            let count = 1 + below(BLOCKS - first);
-            let blocks = first..first + count;
-            if below(3) > 0 {
-                let fill = (round % 250 + 1) as u8;
-                // Some of the blocks that are not dirty need a reservation.
-                let reserved: Vec<Range<u32>> =
-                    dirty.gaps(blocks.clone()).into_iter().filter(|_| below(2) == 0).collect();
-                let new = insert(&mut dirty, first, count, fill, &reserved);
-                assert_eq!(
-                    new,
-                    blocks.clone().filter(|block| plain[*block as usize].is_none()).count() as u64
-                );
-                for block in blocks {
-                    let had = plain[block as usize].is_some_and(|(_, reserved)| reserved);
-                    let has = had || reserved.iter().any(|range| range.contains(&block));
-                    plain[block as usize] = Some((fill, has));
-                }
-            } else {
-                let dropped = dirty.remove(blocks.clone());
-                let gone: Vec<_> = blocks.filter_map(|block| plain[block as usize].take()).collect();
-                let reserved = gone.iter().filter(|(_, reserved)| *reserved).count() as u64;
-                assert_eq!(dropped, Dropped { blocks: gone.len() as u64, reserved });
-            }
-            assert_eq!(dirty.blocks() as usize, plain.iter().flatten().count());
-            assert_eq!(dirty.reserved() as usize, plain.iter().flatten().filter(|(_, has)| *has).count());
-            for (block, expected) in (0..).zip(&plain) {
-                let found = dirty.get(block, block + 1).map(|(data, crcs)| (data[0], crcs));
-                assert_eq!(found, expected.map(|(fill, _)| (fill, vec![u32::from(fill)])));
-                let next = (block..BLOCKS).find(|block| plain[*block as usize].is_some());
-                assert_eq!(dirty.next(block, BLOCKS), next);
-            }
-            let first = (0..BLOCKS).find(|block| plain[*block as usize].is_some());
-            let run = dirty.first(7);
-            assert_eq!(run.as_ref().map(|(first, ..)| *first), first);
-            if let Some((first, parts, crcs)) = run {
-                let length =
-                    plain[first as usize..].iter().take_while(|block| block.is_some()).count().min(7);
-                assert_eq!(crcs.len(), length);
-                assert_eq!(parts.iter().map(Buf::len).sum::<usize>(), length * BLOCK_BYTES);
-            }
-        }
-    }
-
-    #[test]
-    #[allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
-    #[should_panic(expected = "are not dirty")]
-    fn a_dirty_block_gets_no_second_reservation() {
-        let mut dirty = DirtyRuns::default();
-        insert(&mut dirty, 0, 2, 1, &[0..2]);
-        insert(&mut dirty, 1, 2, 2, &[1..3]);
-    }
-}
+mod tests;

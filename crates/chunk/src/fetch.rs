@@ -80,12 +80,12 @@ fn push_memory(pieces: &mut Vec<Piece>, data: Buf, crcs: &[u32]) {
 mod tests {
     use super::*;
     use crate::map::ChunkMap;
-    use crate::rows::Extent;
+    use crate::tests::{CHUNK, Random, Seed, extent, preallocated};
+    use penstock_sim::seeds;
 
     #[test]
     #[allow(clippy::single_range_in_vec_init, reason = "a list of ranges")]
     fn a_read_joins_neighbours_and_prefers_memory() {
-        let extent = |first, count, block| Extent { first, count, block, preallocated: false };
         let map = ChunkMap::of_row(vec![extent(0, 4, 100), extent(4, 2, 104), extent(8, 2, 300)]);
         let mut chunk = Chunk::of_map(map);
         let data = Buf::copy_from(&[7; 2 * BLOCK_BYTES]);
@@ -102,5 +102,44 @@ mod tests {
         let zero = format!("memory [{ZERO_BLOCK_CRC}, {ZERO_BLOCK_CRC}]");
         assert_eq!(plan(5, 4), ["volume 105+1", &zero, "volume 300+1"]);
         assert_eq!(plan(4, 1), ["volume 104+1"]);
+    }
+
+    #[test]
+    fn every_block_is_planned_once_and_in_order() {
+        let map = ChunkMap::of_row(vec![extent(0, 4, 100), preallocated(4, 2, 104), extent(8, 2, 300)]);
+        for seed in seeds(0..4) {
+            let _printed = Seed(seed);
+            let mut random = Random::new(seed);
+            let mut chunk = Chunk::of_map(map.clone());
+            for round in 1..200u32 {
+                let first = random.below(CHUNK.into()) as u32;
+                let count = 1 + random.below((CHUNK - first).into()) as u32;
+                if random.below(2) == 0 {
+                    let data = Buf::zeroed(count as usize * BLOCK_BYTES);
+                    chunk.dirty.insert(first, &data, &vec![round; count as usize], &[]);
+                } else {
+                    chunk.dirty.remove(first..first + count);
+                }
+                // Each block by the place of its data: a checksum in memory or a block of the volume.
+                let expected = (first..first + count).map(|block| match chunk.dirty.get(block, block + 1) {
+                    Some((_, crcs)) => Err(crcs[0]),
+                    None => chunk.map.lookup(block).ok_or(ZERO_BLOCK_CRC),
+                });
+                let plan = plan_read(&chunk, first, count);
+                let found = plan.iter().flat_map(|piece| match piece {
+                    Piece::Memory(blocks) => blocks.crcs.iter().map(|crc| Err(*crc)).collect::<Vec<_>>(),
+                    Piece::Volume(block, count) => (*block..block + count).map(Ok).collect(),
+                });
+                assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>(), "{first}+{count}");
+                let bytes = |piece: &Piece| match piece {
+                    Piece::Memory(blocks) => {
+                        let bytes: usize = blocks.parts.iter().map(Buf::len).sum();
+                        bytes == blocks.crcs.len() * BLOCK_BYTES
+                    }
+                    Piece::Volume(_, count) => *count > 0,
+                };
+                assert!(plan.iter().all(bytes), "each piece has its data");
+            }
+        }
     }
 }

@@ -145,7 +145,9 @@ fn runs(group: u64, words: &[u64]) -> Vec<Run> {
 }
 
 impl Space {
+    /// Free space of a volume of full stripes, all of it free.
     pub(crate) fn new(blocks: u64, stripe_blocks: u64) -> Self {
+        assert!(blocks.is_multiple_of(stripe_blocks), "{blocks} blocks are full stripes of {stripe_blocks}");
         let stripes = blocks / stripe_blocks;
         Self {
             blocks,
@@ -257,6 +259,11 @@ impl Space {
             }
         }
         let fill = u64::from(*fill);
+        assert!(
+            fill <= self.stripe_blocks && self.used_blocks <= self.blocks,
+            "{fill} used blocks in stripe {stripe}, {} in all",
+            self.used_blocks
+        );
         self.empty.remove(&stripe);
         self.partial.remove(&stripe);
         if fill == 0 {
@@ -294,6 +301,7 @@ impl Space {
 
     /// Sets the number of blocks that a running discard has taken.
     pub(crate) fn set_discarding(&mut self, blocks: u64) {
+        assert!(blocks <= self.used_blocks, "{blocks} blocks in a discard are used");
         self.discarding = blocks;
     }
 
@@ -316,11 +324,13 @@ impl Space {
     /// Allocates one run of up to `wanted` blocks in a stripe for which `usable` is true. `None` if no such
     /// block is free.
     pub(crate) fn allocate(&mut self, wanted: u64, usable: impl Fn(u64) -> bool) -> Option<Run> {
+        assert!(wanted > 0, "a run has a block");
         let stripe = self.partial.iter().chain(&self.empty).find(|stripe| usable(**stripe)).copied()?;
         let first = stripe * self.stripe_blocks;
         let end = first + self.stripe_blocks;
         let start = (first..end).find(|block| !self.used.get(*block)).expect("the stripe has a free block");
         let run = (start..end.min(start + wanted)).take_while(|block| !self.used.get(*block)).count() as u64;
+        assert!((1..=wanted).contains(&run), "a run of {run} blocks for {wanted}");
         self.mark((start, run), true);
         Some((start, run))
     }
@@ -343,6 +353,7 @@ impl Space {
 
     /// Frees blocks for allocation. Returns the stripes that are empty now.
     pub(crate) fn free(&mut self, (start, count): Run) -> Vec<u64> {
+        assert!(count > 0, "a run has a block");
         self.mark((start, count), false);
         let stripes = start / self.stripe_blocks..=(start + count - 1) / self.stripe_blocks;
         stripes.filter(|stripe| self.fill[*stripe as usize] == 0).collect()
@@ -388,121 +399,4 @@ impl Space {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn small_runs_come_from_below_and_stripes_from_above() {
-        let mut space = Space::new(64 * 4, 64);
-        assert_eq!(space.allocate(10, |_| true), Some((0, 10)));
-        assert_eq!(space.allocate_stripe(|_| true), Some(3));
-        assert_eq!(space.allocate(100, |_| true), Some((10, 54)));
-        assert_eq!(space.allocate(1, |_| true), Some((64, 1)));
-        assert_eq!(space.free((0, 64)), [0]);
-        assert_eq!(space.allocate(1, |_| true), Some((65, 1)));
-        assert_eq!(space.allocate_stripe(|stripe| stripe != 2), Some(0));
-    }
-
-    #[test]
-    fn a_group_is_loaded_as_its_bits_say() {
-        let mut state = 7u64;
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            state >> 33
-        };
-        for round in 0..40 {
-            let mut words = vec![0u64; GROUP_WORDS];
-            for word in &mut words {
-                *word = match random() % 4 {
-                    0 => 0,
-                    1 => u64::MAX,
-                    2 => u64::MAX << (random() % 64),
-                    _ => random() << 31 ^ random(),
-                };
-            }
-            // The last group may be incomplete; the last stripe may not.
-            let blocks = 2 * GROUP_BLOCKS - 64 * (random() % 3);
-            let mut space = Space::new(blocks, 64);
-            space.load_group(round % 2, &words);
-            let wanted: Vec<u64> = bits(round % 2, &words).filter(|block| *block < blocks).collect();
-            let found: Vec<u64> = (0..blocks).filter(|block| space.used.get(*block)).collect();
-            assert!(found == wanted && space.is_counted(), "round {round}");
-            assert_eq!(space.committed_group(round % 2), space.used.group(round % 2));
-        }
-    }
-
-    #[test]
-    fn a_wrong_count_is_found_and_counted_again() {
-        let mut space = Space::new(64 * 4, 64);
-        space.allocate(10, |_| true);
-        assert!(space.is_counted());
-        space.used_blocks -= 3;
-        space.empty.insert(0);
-        assert!(!space.is_counted());
-        space.recount();
-        assert!(space.is_counted());
-        assert_eq!(space.usage().free_blocks, 64 * 4 - 10);
-    }
-
-    #[test]
-    fn runs_change_the_bits_that_they_cover_and_no_others() {
-        for (start, count) in [(0, 1), (3, 61), (60, 8), (64, 64), (1, 300), (127, 2)] {
-            let mut bitmap = Bitmap::new(GROUP_BLOCKS);
-            bitmap.change((start, count), true);
-            let set: Vec<u64> = (0..GROUP_BLOCKS).filter(|block| bitmap.get(*block)).collect();
-            assert_eq!(set, (start..start + count).collect::<Vec<_>>());
-            bitmap.change((start, count), false);
-            assert!((0..GROUP_BLOCKS).all(|block| !bitmap.get(block)));
-        }
-    }
-
-    #[test]
-    fn a_block_that_counts_as_free_is_not_freed() {
-        for (marked, freed, expect) in [
-            (&[(0, 300)][..], &[(0, 300)][..], None),
-            (&[(0, 300)], &[(10, 5), (15, 200)], None),
-            (&[(0, 100), (101, 100)], &[(0, 64), (90, 20)], Some(100)),
-            (&[(64, 64)], &[(60, 10)], Some(60)),
-            (&[(64, 64)], &[(64, 64), (127, 1)], Some(127)),
-            (&[(64, 63)], &[(120, 8)], Some(127)),
-            (&[], &[(255, 1)], Some(255)),
-        ] {
-            let mut space = Space::new(64 * 8, 64);
-            space.commit(marked, &[]).unwrap();
-            // A block that is allocated in the same transaction may be freed in it.
-            let before = space.committed.words.clone();
-            let freed = [freed, &[(400, 3)]].concat();
-            let result = space.commit(&[(400, 3)], &freed);
-            match (result, expect) {
-                (Ok(_), None) => space.undo_commit(&[(400, 3)], &freed),
-                (Err(ChunkError::NotMarked { block }), Some(expect)) => assert_eq!(block, expect),
-                (result, _) => panic!("{marked:?} {freed:?}: {result:?}"),
-            }
-            assert_eq!(space.committed.words, before, "{marked:?} {freed:?}");
-        }
-    }
-
-    #[test]
-    #[should_panic = "owned once"]
-    fn a_block_is_not_taken_twice() {
-        let mut space = Space::new(64 * 4, 64);
-        space.mark((70, 1), true);
-        space.mark((64, 64), true);
-    }
-
-    #[test]
-    fn promises_keep_the_reserve_free() {
-        let mut space = Space::new(6400, 64);
-        let usage = space.usage();
-        assert_eq!(usage.headroom_blocks, 128);
-        assert!(!space.reserve(6400 - 127));
-        assert!(space.reserve(6400 - 128));
-        assert!(!space.reserve(1));
-        // 128 blocks are free beside the reservations: two stripes. A caller can use its own reservation on
-        // top of them.
-        assert!(space.has_beside_reservations(128, 0) && !space.has_beside_reservations(129, 0));
-        assert!(space.has_beside_reservations(192, 64) && !space.has_beside_reservations(193, 64));
-        space.release(6400 - 128);
-        assert!(space.reserve(1));
-    }
-}
+mod tests;

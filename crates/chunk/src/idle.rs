@@ -83,4 +83,32 @@ mod tests {
         idle.young.insert(3);
         assert_eq!(idle.source(Discard::InTable).first(), Some(&3), "what is warm goes first");
     }
+
+    #[test]
+    fn a_stripe_is_idle_until_it_is_taken_from_its_last_set() {
+        let mut idle = Idle::default();
+        assert!(idle.is_empty() && idle.take_reusable().is_none());
+        assert!(!idle.add([]), "there is nothing to wait for");
+        assert!(idle.add([4, 2]) && idle.add([]), "young stripes are still there");
+        idle.add_reusable(8..10);
+        assert_eq!(idle.reusable_count(), 2);
+        for (stripe, expected) in [(2, true), (4, true), (3, false), (8, true), (9, true), (10, false)] {
+            assert_eq!(idle.contains(stripe), expected, "stripe {stripe}");
+        }
+        assert_eq!(
+            [idle.take_reusable(), idle.take_reusable(), idle.take_reusable()],
+            [Some(9), Some(8), None]
+        );
+        idle.put_back(20..22);
+        assert_eq!(idle.source(Discard::OnDrives).first(), Some(&20), "a failed discard is tried again");
+        assert_eq!(idle.source(Discard::InTable).first(), Some(&2));
+        idle.age();
+        let aged: Vec<u64> = idle.source(Discard::InTable).iter().copied().collect();
+        assert_eq!(aged, [2, 4, 20, 21], "without a young stripe, those that rested serve writes too");
+        for stripe in aged {
+            assert!(!idle.is_empty() && idle.contains(stripe));
+            idle.source(Discard::OnDrives).remove(&stripe);
+        }
+        assert!(idle.is_empty());
+    }
 }

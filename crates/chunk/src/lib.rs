@@ -36,6 +36,8 @@ pub mod rows;
 mod seek;
 mod service;
 mod target;
+#[cfg(test)]
+mod tests;
 mod truncate;
 mod writeback;
 

@@ -72,6 +72,7 @@ impl ChunkMap {
     /// Returns the volume block of `at`, or `None` if it reads as zeros, and the number of blocks from `at`
     /// on, up to `until`, to which the same applies contiguously. `until` must be above `at`.
     pub(crate) fn run_at(&self, at: u32, until: u32) -> (Option<u64>, u32) {
+        assert!(at < until, "a run from {at} on ends behind it, not at {until}");
         let after = self.extents.partition_point(|extent| extent.first <= at);
         if let Some(extent) = after.checked_sub(1).map(|before| self.extents[before])
             && at < extent.first + extent.count
@@ -120,6 +121,7 @@ impl ChunkMap {
             extent.preallocated = preallocated;
         }
         self.extents = joined(std::mem::take(&mut self.extents));
+        self.assert_ordered();
     }
 
     /// Splits the extent that has `block` in its middle, so that an extent begins there.
@@ -143,6 +145,7 @@ impl ChunkMap {
     /// Maps an extent in place of everything that was mapped in its range. Replaced runs go to `freed` if
     /// they were committed; the others are returned, for the caller to free immediately.
     pub(crate) fn put(&mut self, new: Extent) -> Vec<Run> {
+        assert!(new.count > 0, "{new:?} has a block");
         let back = self.remove(new.first, new.count);
         let at = self.extents.partition_point(|extent| extent.first < new.first);
         self.extents.insert(at, new);
@@ -258,104 +261,4 @@ fn push_run(runs: &mut Vec<Run>, run: Run) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_of_empty_extents_is_deleted_with_the_rest() {
-        let empty = |first| Extent { first, count: 0, block: 9, preallocated: false };
-        let mut map = ChunkMap::of_row(vec![empty(0), Extent { count: 2, ..empty(4) }, empty(6)]);
-        map.put(Extent { first: 6, count: 1, block: 70, preallocated: false });
-        assert_eq!(map.extents.len(), 2);
-        let mut none = ChunkMap::of_row(vec![empty(3)]);
-        assert_eq!(none.take_changes(), None);
-        assert_eq!(none.remove(0, u32::MAX), []);
-        let changes = none.take_changes().unwrap();
-        assert!(changes.had_row && changes.extents.is_empty() && changes.freed.is_empty());
-        assert_eq!((none.remove(0, u32::MAX).len(), none.take_changes()), (0, None));
-    }
-
-    fn extent(first: u32, count: u32, block: u64) -> Extent {
-        Extent { first, count, block, preallocated: false }
-    }
-
-    #[test]
-    fn blocks_become_preallocated_and_data_again() {
-        let mut map = ChunkMap::of_row(vec![extent(0, 8, 100)]);
-        map.set_preallocated(8..9, true);
-        assert!(!map.changed, "nothing has a place there");
-        map.set_preallocated(2..5, true);
-        assert!(map.changed);
-        let preallocated = Extent { preallocated: true, ..extent(2, 3, 102) };
-        assert_eq!(map.extents, [extent(0, 2, 100), preallocated, extent(5, 3, 105)]);
-        assert_eq!([map.lookup(1), map.lookup(2), map.lookup(5)], [Some(101), None, Some(105)]);
-        assert_eq!(map.place(4), Some((104, true)));
-        assert_eq!(map.place(8), None);
-        map.set_preallocated(0..4, false);
-        assert_eq!(map.extents[1], Extent { preallocated: true, ..extent(4, 1, 104) });
-        map.set_preallocated(4..5, false);
-        assert_eq!(map.extents, [extent(0, 8, 100)], "whole again");
-        assert!(map.freed.is_empty() && map.allocated.is_empty(), "no block changed hands");
-    }
-
-    #[test]
-    fn a_map_changes_and_says_what_falls_out() {
-        let mut map = ChunkMap::of_row(vec![extent(0, 8, 100)]);
-        assert!(map.put(extent(2, 2, 200)).is_empty());
-        assert_eq!(map.freed, [(102, 2)]);
-        assert_eq!([map.lookup(1), map.lookup(2), map.lookup(4)], [Some(101), Some(200), Some(104)]);
-        assert_eq!([map.run_at(0, 8), map.run_at(3, 8)], [(Some(100), 2), (Some(201), 1)]);
-        assert_eq!([map.run_at(5, 7), map.run_at(8, 20)], [(Some(105), 2), (None, 12)]);
-        // Blocks allocated since the last commit are returned for immediate reuse.
-        assert_eq!(map.remove(3, 3), [(201, 1)]);
-        assert_eq!(map.freed, [(102, 4)]);
-        assert_eq!(map.allocated, [(200, 1)]);
-        assert_eq!([map.lookup(3), map.lookup(6)], [None, Some(106)]);
-        assert!(map.put(extent(3, 1, 201)).is_empty());
-        assert_eq!(map.extents[1], extent(2, 2, 200));
-    }
-
-    #[test]
-    #[allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
-    fn blocks_without_a_place_are_found() {
-        let map = ChunkMap::of_row(vec![extent(2, 2, 100), extent(6, 1, 50)]);
-        for (blocks, expected) in [
-            (0..10, vec![0..2, 4..6, 7..10]),
-            (2..4, vec![]),
-            (3..7, vec![4..6]),
-            (5..6, vec![5..6]),
-            (8..8, vec![]),
-        ] {
-            assert_eq!(map.unplaced(blocks.clone()), expected, "{blocks:?}");
-        }
-    }
-
-    #[test]
-    fn a_truncation_that_could_not_be_committed_leaves_nothing() {
-        let mut map = ChunkMap::of_row(vec![extent(0, 8, 100)]);
-        map.put(extent(8, 2, 200));
-        let before = map.clone();
-        assert_eq!(map.remove(4, u32::MAX), [(200, 2)]);
-        let changes = map.take_changes().unwrap();
-        assert_eq!((&changes.freed[..], changes.had_row), (&[(104, 4)][..], true));
-        assert_eq!(map.take_changes(), None);
-        map.put_back(changes);
-        map = before.clone();
-        assert_eq!(map, before);
-        assert_eq!(map.take_changes().unwrap().allocated, [(200, 2)]);
-    }
-
-    #[test]
-    fn changes_come_back_after_a_failed_commit() {
-        let mut map = ChunkMap::default();
-        assert_eq!(map.take_changes(), None);
-        map.put(extent(3, 2, 50));
-        let changes = map.take_changes().unwrap();
-        assert_eq!((&changes.allocated[..], changes.had_row), (&[(50, 2)][..], false));
-        map.put(extent(5, 1, 52));
-        map.put_back(changes);
-        let changes = map.take_changes().unwrap();
-        assert_eq!((changes.extents, changes.had_row), (vec![extent(3, 3, 50)], false));
-        assert_eq!(changes.allocated, [(52, 1), (50, 2)]);
-    }
-}
+mod tests;

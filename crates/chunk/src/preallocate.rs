@@ -74,7 +74,9 @@ impl Target {
         let per_chunk = u64::from(self.config.chunk_blocks);
         let first = key.index.saturating_mul(per_chunk);
         let at = |block: u64| block.saturating_sub(first).min(per_chunk) as u32;
-        at(blocks.start)..at(blocks.end)
+        let within = at(blocks.start)..at(blocks.end);
+        assert!(within.start <= within.end, "{blocks:?} are in order");
+        within
     }
 
     /// Returns the first chunk, from `from` on, that has blocks in the range and has a row or is in memory.
@@ -164,3 +166,6 @@ impl Target {
 fn range_len(range: &Range<u32>) -> u32 {
     range.end - range.start
 }
+
+#[cfg(test)]
+mod tests;

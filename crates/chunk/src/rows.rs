@@ -160,13 +160,10 @@ pub fn decode_group_key(key: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::{chunk_key, extent};
 
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-
-    fn extent(first: u32, count: u32, block: u64) -> Extent {
-        Extent { first, count, block, preallocated: false }
     }
 
     #[test]
@@ -231,5 +228,79 @@ mod tests {
         let (_, until) = map_range(FileKey::main(Ino(6)), 0);
         assert!(until <= ChunkKey { file: FileKey::main(Ino(7)), index: 0 }.row(0));
         assert_eq!(decode_group_key(&[&[MAP], &group_key(1)[1..]].concat()), None);
+    }
+
+    #[test]
+    fn bytes_that_are_no_row_are_refused() {
+        let map = encode_map(&[extent(0, 2, 9), extent(5, 1, 77)]);
+        let changed = |at: usize, byte: u8| {
+            let mut row = map.clone();
+            row[at] = byte;
+            row
+        };
+        // Offsets in a row: 0 format, 1 count, then extents of 21 bytes with the transform in byte 16.
+        for (what, row, unknown) in [
+            ("nothing", vec![], false),
+            ("another format", changed(0, 2), true),
+            ("more extents than bytes", changed(1, 3), false),
+            ("very many extents", changed(4, 0xff), false),
+            ("an unknown transform", changed(5 + 16, 2), true),
+            ("another stored length", changed(5 + 17, 3), true),
+            ("extents in the wrong order", changed(5, 6), false),
+            ("extents that overlap", changed(5 + 21, 1), false),
+        ] {
+            let error = decode_map(&row).expect_err(what);
+            assert_eq!(matches!(error, DecodeError::Unknown { .. }), unknown, "{what}: {error}");
+        }
+        for len in 0..map.len() {
+            assert!(decode_map(&map[..len]).is_err(), "the first {len} bytes");
+        }
+        assert_eq!(
+            decode_map(&changed(1, 1)).unwrap(),
+            [extent(0, 2, 9)],
+            "bytes behind the row are ignored"
+        );
+        let group = encode_group(&[1, 2]);
+        for len in 0..group.len() {
+            assert!(decode_group(&group[..len], 2).is_err(), "the first {len} bytes");
+        }
+        assert!(decode_group(&group, 3).is_err(), "a group has all its words");
+    }
+
+    #[test]
+    fn keys_of_other_rows_are_refused() {
+        let key = chunk_key(2, 3).row(4);
+        assert_eq!(ChunkKey::decode(&key), Ok((chunk_key(2, 3), 4)));
+        for len in 0..key.len() {
+            assert!(ChunkKey::decode(&key[..len]).is_err(), "the first {len} bytes");
+            assert_eq!(decode_group_key(&key[..len]), None, "the first {len} bytes");
+        }
+        let longer = [&key[..], &[0]].concat();
+        let other_tag = [&[GROUP], &key[1..]].concat();
+        for key in [longer, other_tag] {
+            assert!(ChunkKey::decode(&key).is_err(), "{key:?}");
+        }
+        let group = group_key(5);
+        for len in 0..group.len() {
+            assert_eq!(decode_group_key(&group[..len]), None, "the first {len} bytes");
+        }
+        assert_eq!(decode_group_key(&[&group[..], &[0]].concat()), None);
+    }
+
+    #[test]
+    fn a_range_has_the_rows_of_its_file_from_its_chunk_on() {
+        for (ino, index) in [(2, 0), (2, 7), (255, 1), (u64::MAX, 0), (2, u64::MAX)] {
+            let (from, until) = map_range(FileKey::main(Ino(ino)), index);
+            let (first, end) = all_maps();
+            assert!(first <= from && from < until && until <= end, "{ino} from {index} on");
+            for (other, at, birth) in [(ino, index, 0), (ino, index, 9), (ino, u64::MAX, u64::MAX)] {
+                let row = chunk_key(other, at).row(birth);
+                assert!(from <= row && row < until, "chunk {at} of {other} is in the range");
+            }
+            let before = index.checked_sub(1).map(|index| chunk_key(ino, index).row(u64::MAX));
+            assert!(before.is_none_or(|row| row < from), "{ino} from {index} on");
+            let next = ino.checked_add(1).map(|ino| chunk_key(ino, 0).row(0));
+            assert!(next.is_none_or(|row| until <= row), "{ino} from {index} on");
+        }
     }
 }

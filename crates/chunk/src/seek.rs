@@ -35,3 +35,6 @@ impl Target {
         Ok(blocks.end)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -115,3 +115,6 @@ impl Service {
         self.done()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,6 +67,11 @@ impl Target {
         gate: Rc<Gate>,
         config: TargetConfig,
     ) -> Result<Rc<Self>, ChunkError> {
+        let (chunk_blocks, per_stripe) = (u64::from(config.chunk_blocks), volume.stripe_blocks());
+        assert!(
+            chunk_blocks > 0 && chunk_blocks.is_multiple_of(per_stripe),
+            "a chunk of {chunk_blocks} blocks is full stripes of {per_stripe}"
+        );
         let space = load_space(&volume, &*kv).await?;
         let cache = ChunkCache::new(&kv, config.chunk_blocks, volume.blocks());
         let allocator = Allocator::new(env, &volume, space);
@@ -291,3 +296,6 @@ async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
     .await?;
     Ok(space)
 }
+
+#[cfg(test)]
+mod tests;

@@ -104,9 +104,13 @@ impl Target {
         first_block: u64,
         most: usize,
     ) -> Result<Vec<u64>, ChunkError> {
+        assert!(most > 0, "a step changes a chunk");
         let per_chunk = u64::from(self.config.chunk_blocks);
         let keys = self.cache.keys_within(file, first_block / per_chunk..u64::MAX).await?;
         let stops = keys.iter().rev().skip(most - 1).step_by(most).map(|key| key.index * per_chunk);
         Ok(stops.filter(|stop| *stop > first_block).collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

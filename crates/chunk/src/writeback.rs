@@ -156,6 +156,7 @@ impl Writeback {
                 }
             }
         }
+        assert_eq!(blocks.crcs.len() as u64, wanted * per_stripe, "a chunk is full stripes");
         let data = blocks.gather();
         let bytes = per_stripe as usize * BLOCK_BYTES;
         for (index, crcs) in blocks.crcs.chunks(per_stripe as usize).enumerate() {
@@ -238,6 +239,7 @@ impl Writeback {
             }
             (0..wanted).take_while(|count| usable(first + *count as u32).is_none()).count() as u64
         };
+        assert!(unmapped > 0, "the first block has no place");
         let (block, count) = self.allocator.allocate_reserved(unmapped).await?;
         Ok((block, count as usize, Place::New))
     }

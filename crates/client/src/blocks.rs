@@ -3,7 +3,9 @@
 use crate::file_state::FileState;
 use crate::session::Session;
 use futures_util::future::join_all;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, MAX_FILE_BYTES, crc32c_blocks};
+use penstock_base::{
+    BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, MAX_FILE_BYTES, Piece, Span, crc32c_blocks,
+};
 use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
 use penstock_wire::{Failure, Kind};
 
@@ -39,7 +41,8 @@ impl Blocks<'_> {
     /// Reads whole blocks. They were verified when they left the volume, in this process.
     async fn read(&self, state: &FileState, first: u64, count: u64) -> Result<Vec<Buf>, Failure> {
         let cut = state.cut();
-        let read = async |(chunk, block, count): (u64, u32, u32)| {
+        let read = async |Piece { unit: chunk, blocks }: Piece| {
+            let (block, count) = (blocks.start, blocks.end - blocks.start);
             let request = ChunkRef { branch: 0, ino: self.ino, chunk, block, count, snapshot: 0, cut };
             let (body, payload) = self.session.data(Kind::Read, encode_read(&request), Vec::new()).await?;
             let (_, crcs) = decode_reply(&body)?;
@@ -52,7 +55,7 @@ impl Blocks<'_> {
                 )),
             }
         };
-        let reads = pieces(state.chunk_blocks(), first, count).into_iter().map(read);
+        let reads = Span { first, count }.pieces(state.chunk_blocks()).into_iter().map(read);
         let parts: Vec<Vec<Buf>> = join_all(reads).await.into_iter().collect::<Result<_, _>>()?;
         Ok(parts.into_iter().flatten().collect())
     }
@@ -74,7 +77,9 @@ impl Blocks<'_> {
         let crcs = crc32c_blocks(data);
         let mut done = 0;
         let mut writes = Vec::new();
-        for (chunk, block, count) in pieces(state.chunk_blocks(), first, crcs.len() as u64) {
+        let span = Span { first, count: crcs.len() as u64 };
+        for Piece { unit: chunk, blocks } in span.pieces(state.chunk_blocks()) {
+            let (block, count) = (blocks.start, blocks.end - blocks.start);
             let range = done..done + count as usize;
             done = range.end;
             let (ino, cut) = (self.ino, state.cut());
@@ -119,21 +124,6 @@ pub fn stage(offset: u64, data: &[u8]) -> BufMut {
     staged
 }
 
-/// Splits a range of blocks at chunk boundaries. Returns (chunk, first block in it, number of blocks) for
-/// each part.
-fn pieces(chunk_blocks: u32, first: u64, count: u64) -> Vec<(u64, u32, u32)> {
-    let per_chunk = u64::from(chunk_blocks);
-    let (mut at, end, mut pieces) = (first, first + count, Vec::new());
-    while at < end {
-        let within = at % per_chunk;
-        let run = (per_chunk - within).min(end - at);
-        pieces.push((at / per_chunk, within as u32, run as u32));
-        at += run;
-    }
-    assert_eq!(at, end, "the pieces cover the range");
-    pieces
-}
-
 /// Returns `len` bytes from `skip` on.
 fn trim(parts: Vec<Buf>, mut skip: usize, mut len: usize) -> Vec<Buf> {
     let mut kept = Vec::new();
@@ -152,19 +142,6 @@ fn trim(parts: Vec<Buf>, mut skip: usize, mut len: usize) -> Vec<Buf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_are_split_at_chunks() {
-        for (per_chunk, first, count, wanted) in [
-            (256, 250, 10, &[(0, 250, 6), (1, 0, 4)][..]),
-            (256, 512, 256, &[(2, 0, 256)]),
-            (4, 3, 6, &[(0, 3, 1), (1, 0, 4), (2, 0, 1)]),
-            (1, 7, 2, &[(7, 0, 1), (8, 0, 1)]),
-            (256, 9, 0, &[]),
-        ] {
-            assert_eq!(pieces(per_chunk, first, count), wanted, "{first}+{count}");
-        }
-    }
 
     #[test]
     fn runs_are_trimmed_at_both_ends() {

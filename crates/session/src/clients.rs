@@ -188,6 +188,7 @@ impl Clients {
     /// Starts a session. For a client of another process `writes` gets the row that lets the session survive
     /// a restart.
     pub fn begin_session(&self, id: u64, who: SessionRow, writes: &mut WriteSet) {
+        assert_ne!(id, 0, "0 is the number of no session");
         if who.lease_ms > 0 {
             writes.put(session_key(id), who.encode());
         }
@@ -204,6 +205,7 @@ impl Clients {
     pub fn end_session(&self, id: u64) -> Option<(BTreeMap<Ino, u64>, WriteSet)> {
         let opens = self.sessions.borrow_mut().remove(id)?;
         self.leases.borrow_mut().leave(id);
+        assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
         let changed = self.locks.borrow_mut().end(id);
         changed.into_iter().for_each(|ino| self.notify_unlocked(ino));
         self.news.notify_waiters();
@@ -480,3 +482,6 @@ impl Clients {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -109,6 +109,7 @@ impl Leases {
     /// A change of size that waited goes on, or is given up.
     pub(crate) fn end_resize(&mut self, ino: Ino, session: u64) {
         let waiting = self.resizing.get_mut(&(ino, session)).expect("it is counted while it waits");
+        assert!(*waiting > 0, "a change of size ends once");
         *waiting -= 1;
         if *waiting == 0 {
             self.resizing.remove(&(ino, session));
@@ -167,6 +168,10 @@ impl Leases {
         *leaving = match *leaving {
             Leaving::Called if has_leases => Leaving::CalledAgain,
             Leaving::Failed => Leaving::Failed,
+            Leaving::CalledAgain => {
+                assert!(!has_leases, "session {session} got leases after its last revocation");
+                Leaving::Done
+            }
             _ => Leaving::Done,
         };
         if *leaving == Leaving::CalledAgain {
@@ -193,6 +198,7 @@ impl Leases {
         {
             self.call_everything(other);
         }
+        self.assert_alone();
         if self.owes_everything(|other| other == session) {
             // It still owns what it had, until it answers.
             return true;
@@ -210,6 +216,22 @@ impl Leases {
             self.alone = self.joined.first().copied();
             self.held.clear();
         }
+        self.assert_alone();
+    }
+
+    /// A session that is alone is the only one, and has no leases.
+    fn assert_alone(&self) {
+        assert!(
+            self.alone.is_none_or(|alone| self.joined.len() == 1 && self.joined.contains(&alone)),
+            "{:?} is alone among {:?}",
+            self.alone,
+            self.joined
+        );
+        assert!(
+            self.alone.is_none() || self.held.is_empty(),
+            "{:?} are granted to a session alone",
+            self.held
+        );
     }
 
     /// A session caches nothing any more. Unless it has ended, it may join again.
@@ -243,7 +265,12 @@ impl Leases {
         if in_the_way.is_empty() {
             let grant = self.next();
             if self.alone != Some(session) {
-                self.held.entry(ino).or_default().insert(session, Held { exclusive, grant });
+                let holders = self.held.entry(ino).or_default();
+                holders.insert(session, Held { exclusive, grant });
+                assert!(
+                    holders.len() == 1 || holders.values().all(|held| !held.exclusive),
+                    "{holders:?} of inode {ino}"
+                );
             }
             return Some(grant);
         }
@@ -325,6 +352,7 @@ impl Leases {
                     self.failed.pop_front();
                 }
                 self.failed.push_back((number, u16::try_from(errno).unwrap_or_default()));
+                assert!(self.failed.len() <= MOST_FAILED, "{} failed requests", self.failed.len());
             }
             (false, None) => {
                 if let Some(leaving) = self.leaving(session) {
@@ -409,173 +437,4 @@ impl Leases {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FIRST: u64 = 1;
-    const SECOND: u64 = 2;
-
-    fn calls_of(leases: &Leases, session: u64) -> Vec<u64> {
-        let calls = leases.calls.iter().filter(|(_, call)| call.session == session && call.ino.is_none());
-        calls.map(|(number, _)| *number).collect()
-    }
-
-    /// Regression: a session was alone and was asked to give up everything, first because another one joined
-    /// and then because the service stopped. The answer to the older request was taken for the answer to the
-    /// newer one, so the stop did not wait for changes made under leases that it got in between.
-    #[test]
-    fn a_stop_waits_for_the_answers_to_all_calls() {
-        let mut leases = Leases::restored([FIRST].into_iter());
-        assert!(leases.join(FIRST));
-        assert!(!leases.join(SECOND));
-        leases.close();
-        let [for_another, for_the_stop] = calls_of(&leases, FIRST)[..] else { panic!("two calls") };
-        for number in calls_of(&leases, SECOND) {
-            leases.answered(SECOND, number);
-        }
-        assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
-        leases.try_grant(FIRST, Ino(7), true).expect("it may need one to answer");
-        leases.answered(FIRST, for_another);
-        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Called));
-        leases.answered(FIRST, for_the_stop);
-        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::CalledAgain));
-        assert_eq!(leases.try_grant(FIRST, Ino(8), true), None);
-        let [last] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
-        leases.answered(FIRST, last);
-        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Done));
-        assert_eq!(leases.try_grant(FIRST, Ino(9), true), None);
-    }
-
-    #[test]
-    fn a_stop_hears_of_what_could_not_be_made_known() {
-        let mut leases = Leases::restored([FIRST].into_iter());
-        leases.close();
-        let [call] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
-        leases.failed(FIRST, call, 5);
-        leases.answered(FIRST, call);
-        leases.done(FIRST);
-        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
-    }
-
-    /// Regression: the stop waited until its timeout for an answer of a session that had ended.
-    #[test]
-    fn a_stop_waits_for_no_session_that_has_ended() {
-        let mut leases = Leases::restored([FIRST, SECOND].into_iter());
-        leases.close();
-        leases.leave(FIRST);
-        leases.done(SECOND);
-        leases.leave(SECOND);
-        assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
-        assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
-    }
-
-    /// Model of one client and the service during a stop.
-    struct Stop {
-        leases: Leases,
-        /// True if the client has changed something since it last gave up everything.
-        keeps: bool,
-        /// Revocations that have reached the client; below, its answers that are on their way.
-        heard: BTreeSet<u64>,
-        answers: Vec<u64>,
-        inodes: u64,
-    }
-
-    /// An event that may come next.
-    #[derive(Clone, Copy, Debug)]
-    enum Step {
-        Grant,
-        Hear,
-        AnswerArrives,
-        LastAnswerArrives,
-        OtherJoins,
-        Close,
-    }
-
-    impl Stop {
-        /// Applies an event. Returns false if it cannot happen now.
-        fn take(&mut self, step: Step) -> bool {
-            match step {
-                Step::Grant => {
-                    self.inodes += 1;
-                    let granted = self.leases.try_grant(FIRST, Ino(self.inodes), true).is_some();
-                    self.keeps |= granted;
-                    granted
-                }
-                Step::Hear => {
-                    let next =
-                        calls_of(&self.leases, FIRST).into_iter().find(|call| !self.heard.contains(call));
-                    let Some(call) = next else { return false };
-                    self.heard.insert(call);
-                    self.answers.push(call);
-                    self.keeps = false;
-                    true
-                }
-                Step::AnswerArrives if !self.answers.is_empty() => {
-                    let answer = self.answers.remove(0);
-                    self.leases.answered(FIRST, answer);
-                    true
-                }
-                // It overtakes the others on another connection.
-                Step::LastAnswerArrives if self.answers.len() > 1 => {
-                    let answer = self.answers.pop().expect("there are two");
-                    self.leases.answered(FIRST, answer);
-                    true
-                }
-                Step::OtherJoins if !self.leases.joined.contains(&SECOND) => {
-                    self.leases.join(SECOND);
-                    true
-                }
-                Step::Close if self.leases.closing.is_none() => {
-                    self.leases.close();
-                    let others = calls_of(&self.leases, SECOND);
-                    others.into_iter().for_each(|call| self.leases.answered(SECOND, call));
-                    true
-                }
-                _ => false,
-            }
-        }
-    }
-
-    /// In every order of events: a client that a stop takes for done caches nothing and gets nothing, and the
-    /// stop does not wait for a client that has answered everything that it has received.
-    #[test]
-    fn a_stop_is_done_with_a_client_that_keeps_nothing_in_every_order() {
-        const STEPS: [Step; 6] = [
-            Step::Grant,
-            Step::Hear,
-            Step::AnswerArrives,
-            Step::LastAnswerArrives,
-            Step::OtherJoins,
-            Step::Close,
-        ];
-        let (mut orders, mut done) = (0, 0);
-        let mut left: Vec<Vec<Step>> = vec![Vec::new()];
-        while let Some(order) = left.pop() {
-            let mut stop = Stop {
-                leases: Leases::restored([FIRST].into_iter()),
-                // It was alone, and needed no lease for what it changed.
-                keeps: true,
-                heard: BTreeSet::new(),
-                answers: Vec::new(),
-                inodes: 0,
-            };
-            if !order.iter().all(|step| stop.take(*step)) {
-                continue;
-            }
-            orders += 1;
-            if order.len() < 9 {
-                left.extend(STEPS.map(|step| [&order[..], &[step]].concat()));
-            }
-            if stop.leases.leaving(FIRST).copied() == Some(Leaving::Done) {
-                done += 1;
-                assert!(!stop.keeps, "{order:?}");
-                assert_eq!(stop.leases.try_grant(FIRST, Ino(0), true), None, "{order:?}");
-            }
-            // The client goes on until it has received and answered everything.
-            while stop.take(Step::Hear) || stop.take(Step::AnswerArrives) {}
-            let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
-            assert!(!waits.contains(&stop.leases.leaving(FIRST).copied()), "{order:?} leaves it waiting");
-        }
-        assert!(orders > 1000 && done > 100, "{orders} orders, {done} of them done");
-    }
-}
+mod tests;

@@ -34,6 +34,11 @@ struct FileLocks {
 }
 
 impl FileLocks {
+    /// The number of locks of both kinds.
+    fn count(&self) -> usize {
+        self.tables.iter().map(RangeLocks::len).sum()
+    }
+
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.tables.iter().all(RangeLocks::is_empty)
     }
@@ -91,7 +96,9 @@ impl Locks {
             return Err(Errno::INVAL);
         }
         let mut file = self.files.remove(&Ino(request.ino)).unwrap_or_default();
+        let before = file.count();
         let result = self.change_in(&mut file, session, request, (change, granted));
+        assert!(result.is_ok() || file.count() == before, "a refused change changes nothing");
         if !file.is_idle() {
             self.files.insert(Ino(request.ino), file);
         }
@@ -106,6 +113,7 @@ impl Locks {
         (change, granted): (LockChange, bool),
     ) -> Result<(LockReply, bool), Errno> {
         let table = &mut file.tables[usize::from(request.flock)];
+        let before = table.len();
         let wanted = RangeLock {
             owner: (session, request.owner),
             first: request.first,
@@ -147,6 +155,12 @@ impl Locks {
             given_up = true;
             table.set(wanted);
         }
+        let grown: isize = growth.iter().map(|(_, by)| by).sum();
+        debug_assert_eq!(
+            table.len().checked_signed_diff(before),
+            Some(grown),
+            "the locks of a file grow as predicted"
+        );
         for (uid, by) in growth {
             let held = self.held.entry((session, uid)).or_default();
             *held = held.checked_add_signed(by).expect("only what was counted goes");
@@ -170,103 +184,26 @@ impl Locks {
     /// Removes all locks of a session that ends. Returns the inodes whose locks changed.
     pub(crate) fn end(&mut self, session: u64) -> Vec<Ino> {
         let mut changed = Vec::new();
-        self.held.retain(|(of, _), _| *of != session);
+        let mut held: usize = 0;
+        self.held.retain(|(of, _), locks| {
+            held += if *of == session { *locks } else { 0 };
+            *of != session
+        });
+        let mut removed = 0;
         for (ino, file) in &mut self.files {
-            let before = file.tables.each_ref().map(RangeLocks::len);
+            let before = file.count();
             file.tables.iter_mut().for_each(|table| table.retain(|owner| owner.0 != session));
             file.waiting.remove(&session);
-            if before != file.tables.each_ref().map(RangeLocks::len) {
+            if before != file.count() {
                 changed.push(*ino);
+                removed += before - file.count();
             }
         }
+        debug_assert_eq!(removed, held, "all locks of session {session} were counted");
         self.files.retain(|_, file| !file.is_idle());
         changed
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn request(owner: u64, change: LockChange) -> LockRequest {
-        LockRequest { ino: 9, owner, last: 99, change: change.into(), wait: true, ..LockRequest::default() }
-    }
-
-    #[test]
-    fn sessions_are_told_apart_and_told_of_each_other() {
-        let mut locks = Locks::default();
-        let set = |locks: &mut Locks, session, request: &LockRequest| {
-            locks.change(session, request, false).unwrap().0
-        };
-        assert_eq!(set(&mut locks, 1, &request(5, LockChange::Exclusive)).conflict, None);
-        let conflict = set(&mut locks, 2, &request(5, LockChange::Shared)).conflict.unwrap();
-        assert_eq!((conflict.first, conflict.last, conflict.change()), (0, 99, LockChange::Exclusive));
-        // Locks of flock and of fcntl do not conflict.
-        let flock = LockRequest { flock: true, ..request(5, LockChange::Exclusive) };
-        assert_eq!(set(&mut locks, 2, &flock).conflict, None);
-        assert!(locks.files[&Ino(9)].waiting.contains(&2));
-        assert_eq!(locks.end(1), [Ino(9)]);
-        assert_eq!(set(&mut locks, 2, &request(5, LockChange::Shared)).conflict, None);
-        assert_eq!(locks.end(2), [Ino(9)]);
-        assert!(locks.files.is_empty() && locks.held.is_empty());
-        let backwards = LockRequest { first: 100, ..request(1, LockChange::Shared) };
-        assert_eq!(locks.change(1, &backwards, false), Err(Errno::INVAL));
-    }
-
-    fn byte(ino: u64, uid: u32, byte: u64, change: LockChange) -> LockRequest {
-        let (first, last) = (2 * byte, 2 * byte);
-        LockRequest {
-            ino,
-            uid,
-            owner: uid.into(),
-            first,
-            last,
-            change: change.into(),
-            ..LockRequest::default()
-        }
-    }
-
-    /// Regression: a user split one shared lock of a file until nobody else could lock any of it, and after a
-    /// restart those locks did not come back.
-    #[test]
-    fn giving_up_parts_of_a_lock_is_bounded_by_user() {
-        let mut locks = Locks::default();
-        let whole = LockRequest { last: 1 << 40, ..byte(9, 1000, 0, LockChange::Shared) };
-        assert!(locks.change(1, &whole, false).is_ok());
-        let mut given_up = 0;
-        while locks.change(1, &byte(9, 1000, 1 + given_up, LockChange::Unlock), false).is_ok() {
-            given_up += 1;
-        }
-        assert_eq!(given_up, MOST_OF_USER_IN_FILE as u64 - 1);
-        let exclusive = byte(9, 0, 1, LockChange::Exclusive);
-        assert_eq!(locks.change(2, &exclusive, false).unwrap().0.conflict, None);
-        let other = byte(9, 1001, 2, LockChange::Exclusive);
-        assert_eq!(locks.change(1, &other, false).unwrap().0.conflict, None);
-        // The whole lock can still be released.
-        let all = LockRequest { change: LockChange::Unlock.into(), ..whole };
-        assert!(locks.change(1, &all, false).is_ok());
-        assert_eq!(locks.files[&Ino(9)].tables[0].len(), 2);
-        assert_eq!(locks.held.get(&(1, 1000)), None);
-    }
-
-    /// Regression: one user took all locks of a mount, and root and all other users got none.
-    #[test]
-    fn a_user_takes_no_locks_from_others() {
-        let mut locks = Locks::default();
-        let files = (MOST_OF_USER / MOST_OF_USER_IN_FILE) as u64;
-        for ino in 0..files {
-            for at in 0..MOST_OF_USER_IN_FILE as u64 {
-                assert!(locks.change(1, &byte(ino, 1000, at, LockChange::Shared), false).is_ok());
-            }
-        }
-        let more = byte(files, 1000, 0, LockChange::Shared);
-        assert_eq!(locks.change(1, &more, false), Err(Errno::NOLCK));
-        assert!(!locks.files.contains_key(&Ino(files)), "what is refused leaves nothing");
-        for uid in [0, 1001] {
-            assert!(locks.change(1, &byte(files, uid, 0, LockChange::Shared), false).is_ok());
-        }
-        // A lock that was granted before a restart is restored beyond the bound.
-        assert!(locks.change(1, &more, true).is_ok());
-        assert_eq!(locks.held[&(1, 1000)], MOST_OF_USER + 1);
-    }
-}
+mod tests;

@@ -124,4 +124,43 @@ mod tests {
         assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
         assert_eq!(decode_session_key(&session_key(5)), Ok(5));
     }
+
+    #[test]
+    fn bytes_that_are_no_row_are_refused() {
+        let session = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 300 };
+        let result = ResultRow { session: 5, slot: 2, sequence: 66, body: vec![8, 7] };
+        let (session, result) = (session.encode(), result.encode());
+        for len in 0..session.len() {
+            assert!(SessionRow::decode(&session[..len]).is_err(), "the first {len} bytes of a session");
+        }
+        for len in 0..result.len() {
+            assert!(ResultRow::decode(&result[..len]).is_err(), "the first {len} bytes of a result");
+        }
+        // Offsets: the format in 0; the length of the name in 5..9, and of a result's body in 25..29.
+        for (at, byte) in [(0, 2), (8, 0xff), (9, 0xff), (5, 12)] {
+            let mut changed = session.clone();
+            changed[at] = byte;
+            assert!(SessionRow::decode(&changed).is_err(), "byte {at} is {byte:#x}");
+        }
+        for (at, byte) in [(0, 2), (25, 3), (28, 0xff)] {
+            let mut changed = result.clone();
+            changed[at] = byte;
+            assert!(ResultRow::decode(&changed).is_err(), "byte {at} is {byte:#x}");
+        }
+        let key = session_key(5);
+        for bad in [&key[..8], &[&key[..], &[0]].concat(), &result_key(5, 0), &[], &result_key(5, 0)[..9]] {
+            assert!(decode_session_key(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_have_all_rows_of_their_kind_and_no_others() {
+        let (results, sessions) = (all_results(), all_sessions());
+        for number in [0, 1, 255, u64::MAX] {
+            let (result, session) = (result_key(number, number), session_key(number));
+            assert!(results.0 <= result && result < results.1, "{number}");
+            assert!(sessions.0 <= session && session < sessions.1, "{number}");
+        }
+        assert!(results.1 <= sessions.0);
+    }
 }

@@ -148,6 +148,7 @@ impl Sessions {
 
     /// Adds the result's row to the transaction that executes the request.
     pub(crate) fn record(who: Request, body: &[u8], writes: &mut WriteSet) {
+        assert_ne!(who.sequence, 0, "a request without a sequence number has no slot");
         let slot = who.sequence % SLOTS;
         let row = ResultRow { session: who.session, slot, sequence: who.sequence, body: body.to_vec() };
         writes.put(result_key(who.session, slot), row.encode());
@@ -155,6 +156,7 @@ impl Sessions {
 
     /// Keeps the outcome of a request in memory.
     pub(crate) fn keep(&mut self, who: Request, outcome: &Outcome) {
+        assert_ne!(who.sequence, 0, "a request without a sequence number has no slot");
         if let Some(session) = self.live.get_mut(&who.session) {
             session.results.insert(who.sequence % SLOTS, (who.sequence, outcome.clone()));
         }
@@ -265,6 +267,7 @@ impl Sessions {
         }) else {
             return false;
         };
+        assert!(count > 0, "session {id} counts no open of inode {ino}");
         match count {
             1 => opens.remove(&ino),
             _ => opens.insert(ino, count - 1),
@@ -306,64 +309,4 @@ pub fn read_result(key: &[u8], value: &[u8]) -> Result<(u64, u64, Vec<u8>), Deco
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn table() -> Sessions {
-        let mut sessions = Sessions::default();
-        sessions.insert(7, SessionRow::default(), Duration::ZERO);
-        sessions
-    }
-
-    fn request(sequence: u64) -> Request {
-        Request { session: 7, sequence }
-    }
-
-    #[test]
-    fn a_repeat_is_answered_until_its_slot_is_used_again() {
-        let mut sessions = table();
-        sessions.keep(request(1), &Ok(vec![1]));
-        for (sequence, expected) in [(1, "done"), (2, "new"), (1 + SLOTS, "new")] {
-            let found = match sessions.find(request(sequence)) {
-                Seen::New => "new",
-                Seen::Done(outcome) => {
-                    assert_eq!(outcome, Ok(vec![1]));
-                    "done"
-                }
-                Seen::Late => "late",
-            };
-            assert_eq!(found, expected, "request {sequence}");
-        }
-        sessions.keep(request(1 + SLOTS), &Ok(vec![2]));
-        assert!(matches!(sessions.find(request(1)), Seen::Late));
-        assert!(matches!(sessions.find(Request { session: 8, sequence: 1 }), Seen::New), "no such session");
-    }
-
-    #[test]
-    fn a_session_is_silent_only_while_nothing_of_it_is_executed() {
-        let mut sessions = table();
-        let silent = |sessions: &Sessions, now| sessions.infos(Duration::from_secs(now))[0].silent.as_secs();
-        assert_eq!(silent(&sessions, 5), 5);
-        sessions.begin(7).unwrap();
-        sessions.begin(7).unwrap();
-        sessions.end(7, Duration::from_secs(6));
-        assert_eq!(silent(&sessions, 9), 0, "another request is executed");
-        sessions.end(7, Duration::from_secs(10));
-        assert_eq!(silent(&sessions, 12), 2);
-        assert_eq!(sessions.begin(8).unwrap_err().kind, Todo::Ended);
-    }
-
-    #[test]
-    fn opens_are_counted_by_session_and_reported_in_parts() {
-        let mut sessions = table();
-        let ino = Ino(3);
-        assert!(sessions.open(7, ino) && sessions.open(7, ino) && !sessions.open(8, ino));
-        assert_eq!(sessions.set_opens(7, ino, 5), Some(2));
-        assert!(sessions.close(7, ino));
-        assert_eq!(sessions.set_opens(7, ino, 1), Some(4));
-        assert!(sessions.close(7, ino) && !sessions.close(7, ino));
-        sessions.open(7, Ino(4));
-        assert_eq!(sessions.remove(7), Some(BTreeMap::from([(Ino(4), 1)])));
-        assert_eq!(sessions.remove(7), None);
-    }
-}
+mod tests;

@@ -194,6 +194,7 @@ impl Destage {
     /// Destages the oldest stripes. Returns false if there were none.
     async fn destage_batch(&self) -> Result<bool, ArrayError> {
         let stripes = self.next_batch();
+        assert!(stripes.len() <= BATCH, "a batch is bounded");
         self.space.set_destaging(&stripes);
         let result = self.destage_stripes(&stripes).await;
         self.space.set_destaging(&[]);
@@ -243,6 +244,7 @@ impl Destage {
             left = left.saturating_sub(need);
             batch.push(stripe);
         }
+        assert!(batch.len() == batch.iter().collect::<BTreeSet<_>>().len(), "a stripe is in a batch once");
         batch
     }
 
@@ -332,6 +334,8 @@ impl Destage {
                 }
             }
         }
+        assert!(done.blocks.len() <= dirty.len(), "a block is destaged once");
+        assert_eq!(done.segments.is_empty(), done.blocks.is_empty(), "a record holds what is destaged");
         if done.segments.is_empty() {
             if done.parked {
                 self.stripes.overlay_mut().park(stripe);
@@ -388,6 +392,7 @@ impl Destage {
             strips.into_iter().map(|(data, crcs)| Part { data: data.freeze(), crcs }).collect();
         let parity = self.strips.encode(&parts);
         parts.extend(parity);
+        assert_eq!(parts.len(), geo.k + geo.m, "a stripe has k + m strips");
         let version = self.stripes.versions.next().await?;
         let lives = self.strips.write_stripe(stripe, &parts, version, FRESH).await?;
         let pending = PendingFresh { version, lives, upto: 0, contained };

@@ -207,6 +207,7 @@ impl Rebuild {
 
     /// The first stripes from `from` on, at most `most`, that lack a strip.
     fn find_stale(&self, from: Stripe, strip: Positions, most: usize) -> Vec<Stripe> {
+        assert!(most > 0, "a batch has a stripe");
         let table = self.stripes.table();
         let next = |at| table.find_written(at, |stale| stale.meets(strip));
         std::iter::successors(next(from), |stripe| next(stripe.next())).take(most).collect()
@@ -234,6 +235,7 @@ impl Rebuild {
             }
         });
         let verified = join_all(verify).await;
+        assert!(verified.len() == stripes.len(), "every strip is read back");
         let mut records = Vec::new();
         let (mut done, mut failed) = (0, None);
         for ((stripe, written), verified) in stripes.iter().copied().zip(written).zip(verified) {

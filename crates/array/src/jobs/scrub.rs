@@ -119,6 +119,7 @@ impl Scrub {
             let from = Stripe(progress.borrow().next_stripe);
             let next = self.stripes.table().find_written(from, |_| true);
             let Some(stripe) = next else { return Ok(true) };
+            assert!(stripe >= from, "a scrub goes forward");
             let began = self.context.env.now();
             match self.scrub_stripe(stripe).await {
                 Ok(()) => {}
@@ -155,6 +156,7 @@ impl Scrub {
     /// The findings until now: those before this start, and those that the array has counted since.
     fn tally(&self, report: &mut ScrubReport, (before, found): &(Counts, ScrubReport)) {
         let now = self.context.counts();
+        assert!(now.checksum_errors >= before.checksum_errors, "counts only rise");
         report.checksum_errors = found.checksum_errors + now.checksum_errors - before.checksum_errors;
         report.repaired_blocks = found.repaired_blocks + now.repaired_blocks - before.repaired_blocks;
         report.parity_defects = found.parity_defects + now.parity_defects - before.parity_defects;
@@ -190,6 +192,7 @@ impl Scrub {
         }
         let made = self.strips.recover(stripe, &bad, &all, Found::default(), io).await;
         let made = made.inspect_err(|_| self.stripes.map_mut().set_unreadable(stripe))?;
+        assert_eq!(made.len(), bad.len(), "every bad strip was made again");
         for (position, part) in bad.iter().zip(&made) {
             let erased = found[position].as_ref().expect_err("it is bad");
             self.repair_strip(stripe, *position, erased, part).await?;

@@ -67,6 +67,7 @@ impl Strips {
         let (data, crcs) = join(data, trailer).await;
         let crcs = crcs?;
         let data = data.map_err(|_| Erased::Unreachable)?;
+        assert!(!columns.is_empty() && columns.end <= self.context.geo.strip_blocks, "columns of a strip");
         let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
         Ok(Part { data, crcs })
     }
@@ -176,6 +177,7 @@ impl Strips {
             return Err(super::parts_to_keep(&positions, found));
         };
         let strips: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
+        assert!(strips.len() == geo.k + geo.m && strips.iter().all(|strip| strip.len() == geo.strip_bytes()));
         let (data, parity) = strips.split_at(geo.k);
         let mut crcs = vec![0; parts.len() * all.len()];
         let agrees = self.code.verify_checked(data, parity, &mut crcs);

@@ -63,6 +63,10 @@ impl Strips {
             found = super::parts_to_keep(sources, parts);
             available.retain(|position| !found.contains_key(position));
         }
+        assert!(
+            available.iter().all(|at| !found.contains_key(at) && !wanted.contains(at)),
+            "a strip is read once"
+        );
         let lacking = k.saturating_sub(found.len());
         let first: Vec<Position> = available.iter().copied().take(lacking).collect();
         found.extend(self.read_parts(stripe, &first, columns, io).await);
@@ -117,6 +121,7 @@ impl Strips {
             let good = good_at(start);
             let end = (start + 1..count).find(|column| good_at(*column) != good).unwrap_or(count);
             let made = self.decode_run(stripe, wanted, start..end, &good, found)?;
+            assert_eq!(made.len(), wanted.len(), "every wanted strip has the run");
             runs.iter_mut().zip(made).for_each(|(runs, made)| runs.push(made));
             start = end;
         }

@@ -57,3 +57,6 @@ fn add_block(runs: &mut Vec<(u64, u64, u64)>, at: u64, block: u64) {
         _ => runs.push((at, 1, block)),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -239,6 +239,7 @@ impl Fsck<'_> {
         if result.is_err() {
             self.allocator.give_back(copies.iter().map(|copy| (copy.block, 1)).collect());
         }
+        assert!(result.is_err() || copies.len() == blocks.len(), "every block has a copy");
         result.map(|()| copies)
     }
 
@@ -261,3 +262,6 @@ impl Fsck<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -64,6 +64,7 @@ pub(crate) struct Survey {
 pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64) -> Extent {
     let in_chunk = extent.count.min(chunk_blocks.saturating_sub(extent.first));
     let on_volume = u64::from(in_chunk).min(volume_blocks.saturating_sub(extent.block));
+    assert!(on_volume <= u64::from(in_chunk) && in_chunk <= extent.count, "a part of {extent:?}");
     Extent { count: on_volume as u32, ..*extent }
 }
 
@@ -335,3 +336,6 @@ pub(crate) async fn mark_unmarked(
         .for_each(|block| space.mark_owned(block));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,250 @@
+use super::*;
+use crate::tests::{Bench, STRIPE, on_a_volume};
+use penstock_base::Kind;
+
+/// Writes stripes, marks them as used, and frees them again: they are idle then.
+async fn leave_idle(bench: &Bench, allocator: &Allocator, stripes: &[u64]) {
+    for stripe in stripes {
+        bench.write_stripe(*stripe, 1).await;
+        assert!(allocator.space_mut().take_stripe(*stripe));
+    }
+    allocator.give_back(stripes.iter().map(|stripe| (stripe * STRIPE, STRIPE)).collect());
+}
+
+fn idle_stripes(bench: &Bench, allocator: &Allocator) -> Vec<u64> {
+    (0..bench.stripes()).filter(|stripe| allocator.is_idle(*stripe)).collect()
+}
+
+fn written_stripes(bench: &Bench) -> Vec<u64> {
+    (0..bench.stripes()).filter(|stripe| !bench.volume.is_unwritten(*stripe)).collect()
+}
+
+#[test]
+fn a_reservation_leaves_the_headroom() {
+    on_a_volume(async |bench| {
+        let blocks = bench.volume.blocks();
+        let headroom = blocks / 50;
+        // Columns: blocks that others have reserved, wanted blocks, and the free blocks in the error, if any.
+        for (reserved, wanted, refused) in [
+            (0, 0, None),
+            (0, blocks - headroom, None),
+            (0, blocks - headroom + 1, Some(blocks - headroom)),
+            (blocks - headroom, 0, None),
+            (blocks - headroom, 1, Some(0)),
+            (5, blocks, Some(blocks - headroom - 5)),
+        ] {
+            let allocator = bench.allocator();
+            allocator.reserve(reserved).unwrap();
+            match (allocator.reserve(wanted), refused) {
+                (Ok(()), None) => {
+                    allocator.release(reserved + wanted);
+                    assert_eq!(allocator.usage().free_blocks, blocks);
+                }
+                (Err(error @ ChunkError::NoSpace { free_blocks, wanted_blocks }), Some(free)) => {
+                    assert_eq!((free_blocks, wanted_blocks), (free, wanted));
+                    assert_eq!(error.kind(), Kind::NoSpace);
+                    assert_eq!(allocator.usage().free_blocks, blocks - reserved, "nothing is reserved");
+                }
+                (found, _) => panic!("{wanted} blocks beside {reserved}: {found:?}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn runs_end_with_their_stripe_until_no_block_is_left() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        for (wanted, expected) in [(3, (0, 3)), (9, (3, 5)), (20, (8, 8)), (1, (16, 1)), (1, (17, 1))] {
+            assert_eq!(allocator.allocate_reserved(wanted).await.unwrap(), expected, "{wanted} blocks");
+        }
+        let mut left = allocator.usage().free_blocks;
+        while left > 0 {
+            left -= allocator.allocate_reserved(left).await.unwrap().1;
+        }
+        let error = allocator.allocate_reserved(2).await.unwrap_err();
+        assert!(matches!(error, ChunkError::NoSpace { wanted_blocks: 2, .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_stripe_that_cannot_be_read_is_not_allocated_from() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        bench.write_stripe(0, 9).await;
+        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
+        bench.corrupt(9);
+        let io = penstock_drive::Io::new(penstock_drive::Class::Client, "test.read");
+        assert!(bench.volume.read(0, STRIPE, io).await.is_err());
+        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (STRIPE, 1));
+    });
+}
+
+#[test]
+fn only_a_stripe_that_lost_its_last_block_becomes_idle() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        for _ in 0..3 {
+            allocator.allocate_reserved(STRIPE).await.unwrap();
+        }
+        for (run, expected) in
+            [((0, 7), &[][..]), ((10, 9), &[]), ((8, 2), &[1]), ((7, 1), &[0, 1]), ((19, 5), &[0, 1, 2])]
+        {
+            allocator.give_back(vec![run]);
+            assert_eq!(idle_stripes(bench, &allocator), expected, "after {run:?}");
+        }
+        allocator.give_back(Vec::new());
+        assert_eq!(allocator.usage().free_blocks, bench.volume.blocks());
+    });
+}
+
+#[test]
+fn a_full_chunk_takes_stripes_that_were_written_before_first() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        leave_idle(bench, &allocator, &[2, 3, 7]).await;
+        let mut taken = Vec::new();
+        for _ in 0..4 {
+            let stripe = allocator.take_empty_stripe(0).await.unwrap().unwrap();
+            assert!(bench.volume.is_unwritten(stripe), "stripe {stripe} can be written");
+            assert!(!allocator.space().is_empty(stripe), "stripe {stripe} is allocated");
+            taken.push(stripe);
+        }
+        let highest = bench.stripes() - 1;
+        assert_eq!(taken, [3, 2, 7, highest]);
+        assert_eq!(allocator.discarded_stripes(), 3);
+        assert_eq!(idle_stripes(bench, &allocator), []);
+    });
+}
+
+#[test]
+fn an_idle_stripe_that_is_in_use_again_is_not_taken() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        leave_idle(bench, &allocator, &[0, 1]).await;
+        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
+        assert_eq!(allocator.take_empty_stripe(0).await.unwrap(), Some(1));
+        assert_eq!(written_stripes(bench), [0], "the stripe in use was not discarded");
+    });
+}
+
+#[test]
+fn a_full_chunk_takes_no_space_that_others_have_reserved() {
+    on_a_volume(async |bench| {
+        let blocks = bench.volume.blocks();
+        let headroom = blocks / 50;
+        assert!(headroom >= STRIPE, "an empty stripe fits into the headroom");
+        let full = blocks - headroom;
+        // Columns: blocks reserved by all, those among them of this write, used blocks, and true if a stripe
+        // is left.
+        for (reserved, mine, used, expected) in [
+            (full, 0, 0, true),
+            (full, 0, headroom - STRIPE, true),
+            (full, 0, headroom - STRIPE + 1, false),
+            (full, 1, headroom - STRIPE + 1, true),
+            (full, STRIPE, headroom, true),
+            (full, STRIPE - 1, headroom, false),
+        ] {
+            let allocator = bench.allocator();
+            allocator.reserve(reserved).unwrap();
+            let mut left = used;
+            while left > 0 {
+                left -= allocator.allocate_reserved(left).await.unwrap().1;
+            }
+            let found = allocator.take_empty_stripe(mine).await.unwrap();
+            assert_eq!(found.is_some(), expected, "{used} used, {mine} of {reserved} reserved");
+        }
+        // A stripe that was discarded for such a write stays idle, too.
+        let allocator = bench.allocator();
+        leave_idle(bench, &allocator, &[2]).await;
+        assert_eq!(allocator.discard_some(Discard::InTable).await.unwrap(), 1);
+        allocator.reserve(full).unwrap();
+        for _ in 0..headroom / STRIPE {
+            allocator.space_mut().allocate_stripe(|_| true).unwrap();
+        }
+        assert_eq!(allocator.take_empty_stripe(0).await.unwrap(), None);
+        assert_eq!(idle_stripes(bench, &allocator), [2]);
+    });
+}
+
+#[test]
+fn a_batch_is_one_run_of_idle_stripes_that_are_still_empty() {
+    on_a_volume(async |bench| {
+        // Columns: idle stripes, those among them in use again, and the batches, as first stripe and count.
+        type Case = (Vec<u64>, Vec<u64>, Vec<(u64, u64)>);
+        let cases: [Case; 5] = [
+            (vec![], vec![], vec![]),
+            (vec![1, 2, 3, 5], vec![], vec![(1, 3), (5, 1)]),
+            (vec![1, 2, 3], vec![2], vec![(1, 1), (3, 1)]),
+            (vec![1, 2], vec![1, 2], vec![]),
+            ((0..BATCH + 2).collect(), vec![], vec![(0, BATCH), (BATCH, 2)]),
+        ];
+        for (idle, used, expected) in cases {
+            let allocator = bench.allocator();
+            allocator.idle.borrow_mut().add(idle.clone());
+            used.iter().for_each(|stripe| assert!(allocator.space_mut().take_stripe(*stripe)));
+            assert_eq!(allocator.take_idle(Discard::OnDrives), None, "{idle:?} have not rested");
+            allocator.idle.borrow_mut().age();
+            let mut batches = Vec::new();
+            while let Some(batch) = allocator.take_idle(Discard::OnDrives) {
+                batches.push(batch);
+            }
+            assert_eq!(batches, expected, "{idle:?} without {used:?}");
+            for stripe in batches.iter().flat_map(|(first, count)| *first..first + count) {
+                assert!(!allocator.space().is_empty(stripe), "nothing is allocated in stripe {stripe}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_discard_takes_no_space_that_is_reserved() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        let free = bench.volume.blocks();
+        leave_idle(bench, &allocator, &[4, 5, 6]).await;
+        allocator.idle.borrow_mut().age();
+        allocator.reserve(free - free / 50).unwrap();
+        // Two stripes and a block are free beside the reservation.
+        for _ in 0..free / 50 / STRIPE - 2 {
+            allocator.space_mut().allocate_stripe(|_| true).unwrap();
+        }
+        assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 2);
+        assert_eq!(written_stripes(bench), [6]);
+        assert_eq!(idle_stripes(bench, &allocator), [6]);
+    });
+}
+
+#[test]
+fn a_stripe_rests_before_its_space_goes_back_to_the_drives() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        bench.env.spawn("target discard", Box::pin(allocator.clone().run()));
+        leave_idle(bench, &allocator, &[1, 2, 9]).await;
+        bench.env.sleep(REST - Duration::from_secs(1)).await;
+        assert_eq!(written_stripes(bench), [1, 2, 9]);
+        bench.env.sleep(REST + Duration::from_secs(3)).await;
+        assert_eq!(written_stripes(bench), []);
+        assert_eq!(idle_stripes(bench, &allocator), []);
+        assert_eq!(allocator.discarded_stripes(), 3);
+        assert_eq!(allocator.usage().free_blocks, bench.volume.blocks());
+        // After a stop nothing is discarded any more.
+        leave_idle(bench, &allocator, &[3]).await;
+        allocator.stop();
+        bench.env.sleep(REST * 4).await;
+        assert_eq!(written_stripes(bench), [3]);
+    });
+}
+
+#[test]
+fn written_stripes_without_an_owner_are_found_at_a_start() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        for stripe in [0, 3, 8] {
+            bench.write_stripe(stripe, 5).await;
+        }
+        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
+        allocator.add_unowned();
+        assert_eq!(idle_stripes(bench, &allocator), [3, 8], "stripe 0 has an owner");
+    });
+}

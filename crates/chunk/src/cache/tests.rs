@@ -1,0 +1,281 @@
+use super::*;
+use crate::rows::encode_map;
+use crate::tests::{CHUNK, Random, Seed, blocks_of, chunk_key, extent, file, preallocated};
+use futures_util::FutureExt;
+use penstock_base::Kind;
+use penstock_kv::{MemKv, WriteSet};
+use penstock_sim::seeds;
+
+const VOLUME_BLOCKS: u64 = 1000;
+
+fn now<T>(future: impl Future<Output = T>) -> T {
+    future.now_or_never().expect("a store in memory never waits")
+}
+
+/// An empty cache over an empty store.
+fn empty() -> (Rc<MemKv>, Rc<ChunkCache>) {
+    let mem = MemKv::new(1 << 24);
+    let kv: Rc<dyn Kv> = mem.clone();
+    (mem, ChunkCache::new(&kv, CHUNK, VOLUME_BLOCKS))
+}
+
+fn put_row(kv: &MemKv, key: Vec<u8>, value: Vec<u8>) {
+    let mut writes = WriteSet::new();
+    writes.put(key, value);
+    now(kv.commit(writes)).unwrap();
+}
+
+fn put_map(kv: &MemKv, key: ChunkKey, extents: &[Extent]) {
+    put_row(kv, key.row(0), encode_map(extents));
+}
+
+fn get(cache: &ChunkCache, key: ChunkKey) -> Cached {
+    now(cache.get(key)).unwrap()
+}
+
+/// Makes blocks dirty, those without a place with a reservation.
+fn write(cache: &ChunkCache, key: ChunkKey, first: u32, count: u32) -> bool {
+    let chunk = get(cache, key);
+    let (data, crcs) = blocks_of(&vec![7; count as usize]);
+    let new = chunk.borrow().without_space(first..first + count);
+    cache.write(key, &chunk, (first, &data, &crcs), &new)
+}
+
+fn drop_dirty(cache: &ChunkCache, key: ChunkKey, blocks: Range<u32>) -> Dropped {
+    cache.drop_dirty(key, &get(cache, key), blocks)
+}
+
+#[test]
+fn a_row_is_loaded_or_refused() {
+    let good = encode_map(&[extent(0, 2, 5), preallocated(4, 1, 90)]);
+    let with = |extents: &[Extent]| encode_map(extents);
+    let cases = [
+        ("a good row", good.clone(), true),
+        ("no extent", with(&[]), true),
+        ("an extent of no block", with(&[extent(3, 0, 9)]), true),
+        ("an extent up to the end of both", with(&[extent(CHUNK - 1, 1, VOLUME_BLOCKS - 1)]), true),
+        ("an extent beyond the chunk", with(&[extent(CHUNK - 1, 2, 5)]), false),
+        ("an extent that begins beyond the chunk", with(&[extent(CHUNK + 1, 0, 5)]), false),
+        ("an extent beyond the volume", with(&[extent(0, 2, VOLUME_BLOCKS - 1)]), false),
+        ("extents that overlap", with(&[extent(0, 2, 5), extent(1, 2, 9)]), false),
+        ("a row that ends early", good[..good.len() - 1].to_vec(), false),
+        ("an empty row", Vec::new(), false),
+        ("a row of another format", vec![9; 30], false),
+    ];
+    for (what, row, is_good) in cases {
+        let (kv, cache) = empty();
+        let key = chunk_key(2, 3);
+        put_row(&kv, key.row(0), row);
+        match now(cache.get(key)) {
+            Ok(chunk) => {
+                assert!(is_good, "{what}");
+                assert!(chunk.borrow().is_clean(), "{what}");
+            }
+            Err(error) => {
+                assert!(!is_good, "{what}: {error}");
+                assert_eq!(error.kind(), Kind::Corrupt, "{what}");
+                assert!(cache.peek(key).is_none(), "{what}: nothing is kept");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_is_data_if_it_is_dirty_or_has_a_place_with_data() {
+    let (kv, cache) = empty();
+    let key = chunk_key(2, 0);
+    put_map(&kv, key, &[extent(0, 2, 50), preallocated(2, 2, 52), extent(8, 1, 90)]);
+    write(&cache, key, 3, 2);
+    let chunk = get(&cache, key);
+    let data: Vec<u32> = (0..CHUNK).filter(|block| chunk.borrow().is_data(*block)).collect();
+    assert_eq!(data, [0, 1, 3, 4, 8]);
+    let without: Vec<u32> = chunk.borrow().without_space(0..CHUNK).into_iter().flatten().collect();
+    assert_eq!(without, [5, 6, 7, 9, 10, 11, 12, 13, 14, 15]);
+    for (count, expected) in [(0, true), (2, true), (3, false), (CHUNK, false)] {
+        assert_eq!(chunk.borrow().covers(count), expected, "{count} blocks");
+    }
+    let dropped = drop_dirty(&cache, key, 0..CHUNK);
+    assert_eq!((dropped.blocks, dropped.reserved), (2, 1), "the preallocated block needed no reservation");
+}
+
+#[test]
+fn a_new_file_needs_no_look_at_the_rows() {
+    let (kv, cache) = empty();
+    let (known, other) = (chunk_key(2, 0), chunk_key(3, 0));
+    for key in [known, other] {
+        put_map(&kv, key, &[extent(0, 1, 5)]);
+    }
+    cache.file_made(file(2));
+    let found = |key: ChunkKey| {
+        let in_range = !now(cache.keys_within(key.file, 0..9)).unwrap().is_empty();
+        (in_range, now(cache.next_key(key)).unwrap().is_some())
+    };
+    assert_eq!((found(known), found(other)), ((false, false), (true, true)));
+    assert!(get(&cache, known).borrow().map.is_empty());
+    // From here on chunks may be missing in memory.
+    cache.evict_clean();
+    assert_eq!(found(known), (true, true));
+    assert!(!get(&cache, known).borrow().map.is_empty());
+}
+
+#[test]
+fn chunks_are_found_in_memory_and_in_rows() {
+    let (kv, cache) = empty();
+    for (ino, index) in [(1, 7), (2, 2), (2, 5), (2, u64::MAX), (3, 0)] {
+        put_map(&kv, chunk_key(ino, index), &[extent(0, 1, 5)]);
+    }
+    // A chunk with its row, and two without one.
+    for index in [4, 5, 9] {
+        write(&cache, chunk_key(2, index), 0, 1);
+    }
+    let cases: [(Range<u64>, &[u64]); 7] = [
+        (0..u64::MAX, &[2, 4, 5, 9, u64::MAX]),
+        (0..3, &[2]),
+        (2..5, &[2, 4]),
+        (3..4, &[]),
+        (5..6, &[5]),
+        (6..10, &[9]),
+        (10..11, &[]),
+    ];
+    for (indices, expected) in cases {
+        let keys = now(cache.keys_within(file(2), indices.clone())).unwrap();
+        assert!(keys.iter().all(|key| key.file == file(2)), "{indices:?}");
+        let found: Vec<u64> = keys.into_iter().map(|key| key.index).collect();
+        assert_eq!(found, expected, "{indices:?}");
+    }
+    for (from, expected) in [(0, 2), (3, 4), (5, 5), (6, 9), (10, u64::MAX), (u64::MAX, u64::MAX)] {
+        let found = now(cache.next_key(chunk_key(2, from))).unwrap();
+        assert_eq!(found, Some(chunk_key(2, expected)), "from {from} on");
+    }
+    assert_eq!(now(cache.next_key(chunk_key(3, 1))).unwrap(), None);
+    assert_eq!(now(cache.next_key(chunk_key(4, 0))).unwrap(), None);
+}
+
+#[test]
+fn a_removed_file_keeps_only_chunks_that_are_not_empty_or_not_committed() {
+    let (kv, cache) = empty();
+    put_map(&kv, chunk_key(2, 0), &[extent(0, 1, 5)]);
+    for index in 0..4 {
+        get(&cache, chunk_key(2, index));
+    }
+    write(&cache, chunk_key(2, 2), 0, 1);
+    get(&cache, chunk_key(2, 3)).borrow_mut().map.put(extent(0, 1, 9));
+    get(&cache, chunk_key(3, 1));
+    cache.file_removed(file(2));
+    let left: Vec<u64> = cache.keys_of(file(2), |_| true).iter().map(|key| key.index).collect();
+    assert_eq!(left, [0, 2, 3]);
+    assert!(cache.peek(chunk_key(3, 1)).is_some(), "it is another file's");
+    let changed: Vec<FileKey> = cache.changed_files().into_iter().collect();
+    assert_eq!(changed, [file(2)]);
+}
+
+#[test]
+fn a_chunk_is_written_back_in_the_order_of_its_first_write() {
+    let (_, cache) = empty();
+    let [a, b, c] = [1, 2, 3].map(|index| chunk_key(2, index));
+    for key in [b, a, c, b] {
+        write(&cache, key, 0, 2);
+    }
+    assert_eq!(cache.all_dirty(), [b, a, c]);
+    drop_dirty(&cache, b, 0..1);
+    assert_eq!(cache.oldest_dirty(), Some(b), "one of its blocks is still dirty");
+    drop_dirty(&cache, b, 0..CHUNK);
+    assert_eq!(cache.all_dirty(), [a, c]);
+    write(&cache, b, 5, 1);
+    assert_eq!(cache.all_dirty(), [a, c, b], "it was clean meanwhile");
+    drop_dirty(&cache, a, 9..CHUNK);
+    assert_eq!(cache.all_dirty(), [a, c, b], "nothing of it was dropped");
+    assert_eq!(cache.dirty_blocks(), 5);
+}
+
+#[test]
+fn a_write_says_when_its_chunk_is_full_of_dirty_blocks() {
+    let (_, cache) = empty();
+    for (first, count, is_full) in
+        [(0, 8, false), (0, 8, false), (9, 7, false), (8, 1, true), (3, 1, true), (0, CHUNK, true)]
+    {
+        assert_eq!(write(&cache, chunk_key(2, 0), first, count), is_full, "{first}+{count}");
+    }
+    drop_dirty(&cache, chunk_key(2, 0), 3..4);
+    assert!(!write(&cache, chunk_key(2, 0), 2, 1));
+    assert!(write(&cache, chunk_key(2, 0), 2, 2));
+}
+
+/// Random writes and drops over a few chunks, compared with a set of dirty blocks.
+#[test]
+fn dirty_blocks_and_their_queue_are_as_a_set_of_blocks_has_them() {
+    for seed in seeds(0..8) {
+        let _printed = Seed(seed);
+        let mut random = Random::new(seed);
+        let (_, cache) = empty();
+        // The dirty blocks of each chunk, and the chunks in the order in which they became dirty.
+        let mut plain: BTreeMap<ChunkKey, BTreeSet<u32>> = BTreeMap::new();
+        let mut order: Vec<ChunkKey> = Vec::new();
+        for _ in 0..400 {
+            let key = chunk_key(1 + random.below(2), random.below(3));
+            let first = random.below(CHUNK.into()) as u32;
+            let count = 1 + random.below((CHUNK - first).into()) as u32;
+            let blocks = first..first + count;
+            let dirty = plain.entry(key).or_default();
+            if random.below(2) == 0 {
+                dirty.extend(blocks);
+                assert_eq!(write(&cache, key, first, count), dirty.len() as u32 == CHUNK);
+                if !order.contains(&key) {
+                    order.push(key);
+                }
+            } else {
+                let before = dirty.len();
+                dirty.retain(|block| !blocks.contains(block));
+                let dropped = drop_dirty(&cache, key, blocks);
+                assert_eq!(dropped.blocks as usize, before - dirty.len());
+                assert_eq!(dropped.reserved, dropped.blocks, "no block has a place");
+                let is_clean = dirty.is_empty();
+                order.retain(|other| *other != key || !is_clean);
+            }
+            assert_eq!(cache.dirty_blocks() as usize, plain.values().map(BTreeSet::len).sum::<usize>());
+            assert_eq!(cache.all_dirty(), order);
+            assert_eq!(cache.oldest_dirty(), order.first().copied());
+        }
+    }
+}
+
+#[test]
+fn only_clean_chunks_that_nobody_uses_are_evicted() {
+    let (_, cache) = empty();
+    cache.file_made(file(1));
+    cache.file_made(file(2));
+    write(&cache, chunk_key(1, 0), 0, 1);
+    get(&cache, chunk_key(1, 1)).borrow_mut().map.put(extent(0, 1, 9));
+    let used = get(&cache, chunk_key(1, 2));
+    // A commit has taken the changes of this chunk: it counts as clean, and its row is not there yet.
+    let in_commit = get(&cache, chunk_key(1, 3));
+    in_commit.borrow_mut().map.put(extent(0, 1, 10));
+    let changes = Changes::take(chunk_key(1, 3), &in_commit).unwrap();
+    drop(in_commit);
+    for index in 0..MOST as u64 - 4 {
+        get(&cache, chunk_key(2, index));
+    }
+    let count = || cache.keys_of(file(1), |_| true).len() + cache.keys_of(file(2), |_| true).len();
+    assert_eq!(count(), MOST, "none is evicted before");
+    get(&cache, chunk_key(3, 0));
+    assert_eq!(count(), 4);
+    let left: Vec<u64> = cache.keys_of(file(1), |_| true).iter().map(|key| key.index).collect();
+    assert_eq!(left, [0, 1, 2, 3]);
+    assert!(Rc::ptr_eq(&used, &get(&cache, chunk_key(1, 2))), "its user and the cache have the same chunk");
+    assert!(!cache.complete.contains(&file(1)), "chunks with a row may be missing in memory now");
+    changes.put_back();
+    assert!(get(&cache, chunk_key(1, 3)).borrow().map.is_changed());
+}
+
+#[test]
+fn chunks_that_stay_put_off_the_next_eviction() {
+    let (_, cache) = empty();
+    let used: Vec<Cached> = (0..MOST as u64).map(|index| get(&cache, chunk_key(1, index))).collect();
+    for index in 0..(MOST / 8) as u64 {
+        get(&cache, chunk_key(2, index));
+    }
+    assert_eq!(cache.keys_of(file(2), |_| true).len(), MOST / 8, "the first attempt evicted nothing");
+    get(&cache, chunk_key(3, 0));
+    assert_eq!(cache.keys_of(file(2), |_| true).len(), 0, "the second one comes after an eighth more");
+    assert_eq!(cache.keys_of(file(1), |_| true).len(), used.len());
+}

@@ -1,0 +1,210 @@
+//! A small volume and a store in memory for the tests of the parts, and random numbers for their models.
+
+use crate::allocator::Allocator;
+use crate::free::Space;
+use crate::rows::{ChunkKey, Extent, encode_map, group_key};
+use crate::target::{Target, TargetConfig};
+use penstock_array::ownership::MemoryOwnership;
+use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
+use penstock_base::{BLOCK_BYTES, Buf, DriveId, Env, FileKey, Gate, Id128, Ino, Quiet, crc32c_blocks};
+use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
+use penstock_drive::{DriveHandle, Slice};
+use penstock_kv::{Kv, MemKv, WriteSet};
+use penstock_sim::{SimDisk, SimDrive, World};
+use std::rc::Rc;
+
+/// Blocks in a stripe: two data strips of four blocks.
+pub(crate) const STRIPE: u64 = 8;
+/// Blocks in a chunk: two stripes.
+pub(crate) const CHUNK: u32 = 16;
+const DISK_BYTES: u64 = 6 << 20;
+const SLICE_AT: u64 = 1 << 20;
+/// The target's generation.
+pub(crate) const GENERATION: u64 = 77;
+
+/// A linear congruential generator.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Prints the seed of a model test that panics.
+pub(crate) struct Seed(pub(crate) u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the seed is {}", self.0);
+        }
+    }
+}
+
+pub(crate) fn file(ino: u64) -> FileKey {
+    FileKey::main(Ino(ino))
+}
+
+pub(crate) fn chunk_key(ino: u64, index: u64) -> ChunkKey {
+    ChunkKey { file: file(ino), index }
+}
+
+/// An extent that holds data.
+pub(crate) fn extent(first: u32, count: u32, block: u64) -> Extent {
+    Extent { first, count, block, preallocated: false }
+}
+
+pub(crate) fn preallocated(first: u32, count: u32, block: u64) -> Extent {
+    Extent { preallocated: true, ..extent(first, count, block) }
+}
+
+/// Blocks filled with a byte each, and their checksums.
+pub(crate) fn blocks_of(fills: &[u8]) -> (Buf, Vec<u32>) {
+    let bytes: Vec<u8> = fills.iter().flat_map(|fill| [*fill; BLOCK_BYTES]).collect();
+    let crcs = crc32c_blocks(&bytes);
+    (Buf::copy_from(&bytes), crcs)
+}
+
+/// A volume on three simulated drives, 2+1, and an empty store in memory.
+pub(crate) struct Bench {
+    pub(crate) env: Env,
+    pub(crate) volume: Volume,
+    pub(crate) kv: Rc<MemKv>,
+    pub(crate) gate: Rc<Gate>,
+    disks: Vec<Rc<SimDisk>>,
+}
+
+/// Runs a test on a fresh bench.
+pub(crate) fn on_a_volume<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
+    let world = World::new(5);
+    let outcome = world.run(async {
+        let bench = Bench::new(&world).await;
+        test(&bench).await
+    });
+    world.destroy();
+    outcome.unwrap()
+}
+
+impl Bench {
+    async fn new(world: &World) -> Self {
+        let env = world.env();
+        let disks: Vec<_> = (0..3).map(|_| SimDisk::new(DISK_BYTES)).collect();
+        let handle = |(number, disk): (u64, &Rc<SimDisk>)| {
+            let drive = DriveId(Id128::from_words(7, number + 1));
+            let sb = Superblock { drive, size_bytes: DISK_BYTES, ..Superblock::default() };
+            DriveHandle::online(env.clone(), format!("disk{number}"), SimDrive::new(world, disk.clone()), sb)
+        };
+        let handles: Vec<_> = (0..).zip(&disks).map(handle).collect();
+        let len = superblock::slices_end(DISK_BYTES) - SLICE_AT;
+        let slices: Vec<_> = handles.iter().map(|handle| Slice::new(handle.clone(), SLICE_AT, len)).collect();
+        let (strip_blocks, log_bytes, segment_bytes) = (STRIPE as u32 / 2, 2 << 20, 128 << 10);
+        let spec = CreateSpec { name: "test".into(), k: 2, m: 1, strip_blocks, log_bytes, segment_bytes };
+        let descriptor = create(&env, &spec, &slices).await.unwrap();
+        for (member, handle) in handles.iter().enumerate() {
+            let array = descriptor.array;
+            let generation = descriptor.members[member].generation;
+            let slice = SliceEntry { array, member: member as u16, generation, offset: SLICE_AT, len };
+            let entry = ArrayEntry { array, revision: 1, descriptor: descriptor.encode() };
+            let put = |sb: &mut Superblock| {
+                sb.slices.push(slice);
+                sb.arrays.push(entry);
+            };
+            handle.update_superblock(put).await.unwrap();
+        }
+        let members = slices.into_iter().map(Some).collect();
+        let (claims, roster) = (Rc::<MemoryOwnership>::default(), Roster::new(&env));
+        let array = open(&env, descriptor, members, claims, &roster, Lacking::Refuse).await.unwrap();
+        let volume = Volume::whole(&array);
+        assert_eq!(volume.stripe_blocks(), STRIPE);
+        Self { env, volume, kv: MemKv::new(1 << 24), gate: Rc::default(), disks }
+    }
+
+    /// Stripes of the volume.
+    pub(crate) fn stripes(&self) -> u64 {
+        self.volume.blocks() / STRIPE
+    }
+
+    pub(crate) fn allocator(&self) -> Rc<Allocator> {
+        Allocator::new(&self.env, &self.volume, Space::new(self.volume.blocks(), STRIPE))
+    }
+
+    /// Opens the target on what the store has.
+    pub(crate) async fn target(&self) -> Rc<Target> {
+        let config = TargetConfig { chunk_blocks: CHUNK, generation: GENERATION };
+        let kv: Rc<dyn Kv> = self.kv.clone();
+        Target::open(&self.env, self.volume.clone(), kv, self.gate.clone(), config).await.unwrap()
+    }
+
+    /// Puts a map row by hand.
+    pub(crate) async fn put_map(&self, key: ChunkKey, extents: &[Extent]) {
+        self.put_row(key.row(0), encode_map(extents)).await;
+    }
+
+    pub(crate) async fn put_row(&self, key: Vec<u8>, value: Vec<u8>) {
+        let mut writes = WriteSet::new();
+        writes.put(key, value);
+        self.kv.commit_durable(writes).await.unwrap();
+    }
+
+    /// Marks exactly these blocks as used in the row of the first allocation group.
+    pub(crate) async fn put_marks(&self, used: &[std::ops::Range<u64>]) {
+        let mut words = vec![0u64; Space::group_words()];
+        for block in used.iter().cloned().flatten() {
+            words[(block / 64) as usize] |= 1 << (block % 64);
+        }
+        self.put_row(group_key(0), crate::rows::encode_group(&words)).await;
+    }
+
+    /// Writes a full stripe, each block filled with one byte.
+    pub(crate) async fn write_stripe(&self, stripe: u64, fill: u8) {
+        let (data, crcs) = blocks_of(&[fill; STRIPE as usize]);
+        let io = penstock_drive::Io::new(penstock_drive::Class::Client, "test.fresh");
+        self.volume.write_fresh(stripe, &data, &crcs, io).await.unwrap();
+        self.volume.flush().await.unwrap();
+    }
+
+    /// Overwrites every copy of a block of this fill on the drives.
+    pub(crate) fn corrupt(&self, fill: u8) {
+        for disk in &self.disks {
+            let has_it = |block: &u64| disk.peek(*block).iter().all(|byte| *byte == fill);
+            let found: Vec<u64> = disk.used_blocks().into_iter().filter(has_it).collect();
+            found.into_iter().for_each(|block| disk.corrupt(block, &[fill ^ 0xff; BLOCK_BYTES]));
+        }
+    }
+}
+
+/// Writes blocks of a chunk, each filled with one byte.
+pub(crate) async fn write(target: &Target, key: ChunkKey, first: u32, fills: &[u8]) {
+    let (data, crcs) = blocks_of(fills);
+    target.write(key, first, &data, &crcs, u64::MAX).await.unwrap();
+}
+
+/// The fill of each block of a chunk. Panics if a block has other bytes or a wrong checksum.
+pub(crate) async fn fills(target: &Target, key: ChunkKey) -> Vec<u8> {
+    let blocks = target.read(key, 0, CHUNK).await.unwrap();
+    let bytes = blocks.gather();
+    assert_eq!(crc32c_blocks(&bytes), blocks.crcs, "a read returns the checksums of its data");
+    let fill = |block: &[u8]| {
+        assert!(block.iter().all(|byte| *byte == block[0]), "a block has one fill");
+        block[0]
+    };
+    bytes.chunks_exact(BLOCK_BYTES).map(fill).collect()
+}
+
+/// Commits everything. Panics unless a check finds nothing, and exactly the blocks of files count as used in
+/// memory.
+pub(crate) async fn assert_clean(bench: &Bench, target: &Target) {
+    target.commit_all().await.unwrap();
+    let quiet: Quiet<'_> = bench.gate.quiesce().await;
+    let check = target.fsck(&quiet).check().await.unwrap();
+    assert!(check.findings.is_clean(), "{:?}", check.findings.kept);
+    let used_blocks = bench.volume.blocks() - target.usage().free_blocks;
+    assert_eq!(used_blocks, check.blocks, "every used block belongs to a file");
+}

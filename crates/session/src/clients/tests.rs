@@ -1,0 +1,507 @@
+use super::*;
+use crate::rows::{all_results, all_sessions};
+use penstock_kv::MemKv;
+use penstock_sim::World;
+use penstock_wire::names::{FailedSettle, LeaseCall, ReleasedLease};
+
+const GENERATION: u64 = 4;
+const FIRST: u64 = 1;
+const SECOND: u64 = 2;
+const INO: Ino = Ino(7);
+
+/// A node with its clients.
+struct Bench {
+    world: World,
+    env: Env,
+    kv: Rc<MemKv>,
+    clients: Rc<Clients>,
+}
+
+/// Runs a test on a node to which two local clients are connected.
+fn with_two_clients<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
+    let world = World::new(9);
+    let outcome = world.run(async {
+        let (env, kv) = (world.env(), MemKv::new(1 << 20));
+        let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
+        for id in [FIRST, SECOND] {
+            clients.begin_session(id, SessionRow::default(), &mut WriteSet::new());
+        }
+        test(&Bench { world: world.clone(), env, kv, clients }).await
+    });
+    world.destroy();
+    outcome.unwrap()
+}
+
+impl Bench {
+    /// Starts a task and returns the place of its outcome.
+    fn start<T: 'static>(&self, task: impl Future<Output = T> + 'static) -> Rc<RefCell<Option<T>>> {
+        let outcome = Rc::new(RefCell::new(None));
+        let place = outcome.clone();
+        self.env.spawn("test", Box::pin(async move { *place.borrow_mut() = Some(task.await) }));
+        outcome
+    }
+
+    async fn pause(&self) {
+        self.env.sleep(Duration::from_millis(10)).await;
+    }
+
+    /// Lets both clients take part, so that they need leases.
+    async fn join_both(&self) {
+        self.clients.join(FIRST).await.unwrap();
+        let joining = self.start({
+            let clients = self.clients.clone();
+            async move { clients.join(SECOND).await }
+        });
+        self.pause().await;
+        self.answer_all(FIRST).await;
+        self.pause().await;
+        assert_eq!(joining.take(), Some(Ok(())));
+    }
+
+    /// The revocations for a session that are not answered.
+    async fn calls(&self, session: u64) -> Vec<LeaseCall> {
+        let request = WatchRequest { generation: GENERATION, ..WatchRequest::default() };
+        let news = self.clients.leases.borrow_mut().news(session, &request);
+        news.map_or_else(Vec::new, |reply| reply.calls)
+    }
+
+    async fn answer_all(&self, session: u64) {
+        let answered = self.calls(session).await.iter().map(|call| call.number).collect();
+        let request = WatchRequest { generation: GENERATION, answered, ..WatchRequest::default() };
+        self.clients.watch(session, &request.encode_to_vec()).await.unwrap();
+    }
+
+    async fn grant(&self, session: u64, exclusive: bool) -> Result<u64, Failure> {
+        let request = LeaseRequest { ino: INO.0, exclusive, first: 0, last: u64::MAX };
+        let reply = self.clients.grant(session, &request.encode_to_vec()).await?;
+        Ok(LeaseReply::decode(&reply[..]).unwrap().grant)
+    }
+
+    /// Starts a request of a lease.
+    fn start_grant(&self, session: u64) -> Rc<RefCell<Option<Result<u64, Failure>>>> {
+        let (world, env, kv) = (self.world.clone(), self.env.clone(), self.kv.clone());
+        let bench = Bench { world, env, kv, clients: self.clients.clone() };
+        self.start(async move { bench.grant(session, true).await })
+    }
+}
+
+fn who(session: u64, sequence: u64) -> Request {
+    Request { session, sequence }
+}
+
+#[test]
+fn only_requests_that_may_cache_something_make_a_session_take_part() {
+    for (kind, expected) in [
+        (Kind::Hello, false),
+        (Kind::Ping, false),
+        (Kind::End, false),
+        (Kind::Watch, false),
+        (Kind::Sync, false),
+        (Kind::StatFs, false),
+        (Kind::Read, true),
+        (Kind::Write, true),
+        (Kind::Lease, true),
+        (Kind::Rename, true),
+    ] {
+        assert_eq!(joins(kind), expected, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_session_that_does_not_exist_gets_nothing() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        for session in [0, 3, u64::MAX] {
+            let header = Header { session, ..Header::request(Kind::Read) };
+            let failures = [
+                clients.hear(&header).unwrap_err(),
+                clients.begin(&header).map(drop).unwrap_err(),
+                clients.join(session).await.unwrap_err(),
+                bench.grant(session, true).await.unwrap_err(),
+                clients
+                    .watch(session, &WatchRequest { wait: true, ..Default::default() }.encode_to_vec())
+                    .await
+                    .unwrap_err(),
+            ];
+            for failure in failures {
+                assert_eq!(failure.kind, Todo::Ended, "session {session}: {failure}");
+            }
+            assert!(
+                !clients.is_in_use(session) && !clients.open(session, INO) && !clients.close(session, INO)
+            );
+            assert!(clients.end_session(session).is_none());
+            let ping = PingRequest {
+                start: GENERATION,
+                opens: vec![OpenCount { ino: 7, count: 1 }],
+                ..Default::default()
+            };
+            assert_eq!(clients.reclaim(session, &ping), []);
+            // The first exchange needs no session.
+            let hello = Header { session, ..Header::request(Kind::Hello) };
+            assert!(clients.hear(&hello).is_ok() && clients.begin(&hello).unwrap().is_none());
+        }
+        assert_eq!(clients.count(), 2);
+    });
+}
+
+#[test]
+fn a_request_in_execution_is_no_silence() {
+    with_two_clients(async |bench| {
+        let silent = |id: u64| bench.clients.sessions()[id as usize - 1].silent.as_secs();
+        let header = Header { session: FIRST, ..Header::request(Kind::Read) };
+        let serving = bench.clients.begin(&header).unwrap().unwrap();
+        bench.env.sleep(Duration::from_secs(9)).await;
+        assert_eq!((silent(FIRST), silent(SECOND)), (0, 9));
+        drop(serving);
+        bench.env.sleep(Duration::from_secs(4)).await;
+        assert_eq!((silent(FIRST), silent(SECOND)), (4, 13));
+        bench.clients.hear(&Header { session: SECOND, ..header }).unwrap();
+        assert_eq!((silent(FIRST), silent(SECOND)), (4, 0));
+        bench.clients.renew_leases();
+        assert_eq!((silent(FIRST), silent(SECOND)), (0, 0));
+        // The session may end while its request is executed.
+        let serving = bench.clients.begin(&header).unwrap().unwrap();
+        bench.clients.end_session(FIRST).unwrap();
+        drop(serving);
+        assert_eq!(bench.clients.count(), 1);
+    });
+}
+
+#[test]
+fn a_repeat_waits_for_the_request_and_gets_its_outcome() {
+    with_two_clients(async |bench| {
+        let clients = bench.clients.clone();
+        let Slot::Execute(owned) = clients.slot(who(FIRST, 5)).await.unwrap() else { panic!("it is new") };
+        let repeat = bench.start({
+            let clients = clients.clone();
+            async move {
+                match clients.slot(who(FIRST, 5)).await {
+                    Ok(Slot::Done(outcome)) => Some(outcome),
+                    _ => None,
+                }
+            }
+        });
+        bench.pause().await;
+        assert!(repeat.borrow().is_none(), "it waits");
+        for other in [who(FIRST, 6), who(SECOND, 5)] {
+            assert!(matches!(clients.slot(other).await, Ok(Slot::Execute(_))), "{other:?} has another slot");
+        }
+        owned.keep(&Ok(vec![1]));
+        bench.pause().await;
+        assert_eq!(repeat.take(), Some(Some(Ok(vec![1]))));
+        // A request that must be sent again has no outcome: the slot stays as it was.
+        let Slot::Execute(dropped) = clients.slot(who(FIRST, 5 + SLOTS)).await.unwrap() else {
+            panic!("new")
+        };
+        drop(dropped);
+        assert!(matches!(clients.slot(who(FIRST, 5)).await, Ok(Slot::Done(Ok(_)))));
+        let Slot::Execute(owned) = clients.slot(who(FIRST, 5 + SLOTS)).await.unwrap() else { panic!("new") };
+        owned.keep(&Err(Failure::new(Todo::NoSpace, "full")));
+        let Slot::Done(outcome) = clients.slot(who(FIRST, 5 + SLOTS)).await.unwrap() else { panic!("done") };
+        assert_eq!(outcome.unwrap_err().kind, Todo::NoSpace, "a failure is an outcome too");
+        let late = clients.slot(who(FIRST, 5)).await.err().unwrap();
+        assert_eq!(late.kind, Todo::Invalid, "{late}");
+    });
+}
+
+#[test]
+fn a_session_of_another_process_survives_a_restart_until_it_ends() {
+    with_two_clients(async |bench| {
+        let row = SessionRow { client: "far".into(), mount: "/m".into(), lease_ms: 9000 };
+        let mut writes = WriteSet::new();
+        bench.clients.begin_session(5, row.clone(), &mut writes);
+        bench.clients.begin_session(6, SessionRow { lease_ms: 0, ..row }, &mut writes);
+        assert_eq!(writes.changes().count(), 1, "a client of this process has no row");
+        Clients::record(who(5, 3), b"three", &mut writes);
+        Clients::record(who(5, 0), b"nothing", &mut writes);
+        bench.kv.commit(writes).await.unwrap();
+        let later = Clients::load(&bench.env, &*bench.kv, GENERATION + 1).await.unwrap();
+        assert_eq!((later.count(), later.is_in_use(5), later.owe_opens()), (1, true, true));
+        assert!(matches!(later.slot(who(5, 3)).await, Ok(Slot::Done(Ok(body))) if body == b"three"));
+        assert!(later.open(5, INO) && later.open(5, INO) && later.open(5, Ino(8)));
+        let (opens, writes) = later.end_session(5).unwrap();
+        assert_eq!(opens, BTreeMap::from([(INO, 2), (Ino(8), 1)]));
+        bench.kv.commit(writes).await.unwrap();
+        for (from, until) in [all_sessions(), all_results()] {
+            assert_eq!(bench.kv.keys(from, until, 9).await.unwrap(), [[0u8; 0]; 0]);
+        }
+        assert!(!later.owe_opens(), "nobody is left to report anything");
+        later.begin_session(9, SessionRow::default(), &mut WriteSet::new());
+        later.forget_session(9);
+        assert!(!later.is_in_use(9));
+    });
+}
+
+#[test]
+fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
+    with_two_clients(async |bench| {
+        let mut writes = WriteSet::new();
+        let row = SessionRow { lease_ms: 9000, ..SessionRow::default() };
+        bench.clients.begin_session(5, row, &mut writes);
+        bench.kv.commit(writes).await.unwrap();
+        let clients = Clients::load(&bench.env, &*bench.kv, GENERATION).await.unwrap();
+        clients.begin_session(6, SessionRow::default(), &mut WriteSet::new());
+        let lock = |change: LockChange| LockRequest {
+            ino: 7,
+            last: 9,
+            change: change.into(),
+            ..LockRequest::default()
+        };
+        let early = |request: &LockRequest| clients.lock(6, request).unwrap().early;
+        assert!(early(&lock(LockChange::Shared)) && !early(&lock(LockChange::Unlock)));
+        let ping = |start, opens: &[(u64, u32)], reclaimed| PingRequest {
+            opens: opens.iter().map(|(ino, count)| OpenCount { ino: *ino, count: *count }).collect(),
+            locks: vec![lock(LockChange::Exclusive)],
+            start,
+            reclaimed,
+        };
+        // Columns: the start to which the client reports, its opens, true if these are all; the changes, and
+        // true if the client owes more.
+        let changed = |ino, before, now| (Ino(ino), before, now);
+        for (start, opens, reclaimed, expected, owes) in [
+            (GENERATION - 1, &[(7, 2)][..], true, vec![], true),
+            (GENERATION, &[(7, 2), (8, 1)], false, vec![changed(7, 0, 2), changed(8, 0, 1)], true),
+            (GENERATION, &[(7, 1)], false, vec![changed(7, 2, 1)], true),
+            (GENERATION, &[(8, 0)], true, vec![changed(8, 1, 0)], false),
+            (GENERATION, &[], true, vec![], false),
+        ] {
+            assert_eq!(clients.reclaim(5, &ping(start, opens, reclaimed)), expected, "{start} {opens:?}");
+            assert_eq!(clients.owe_opens(), owes, "{start} {opens:?}");
+        }
+        assert!(!early(&lock(LockChange::Shared)));
+        let reply = clients.lock(6, &lock(LockChange::Shared)).unwrap();
+        assert!(reply.conflict.is_some(), "the lock of session 5 is there again");
+        clients.end_session(5).unwrap();
+        assert_eq!(clients.lock(6, &lock(LockChange::Shared)).unwrap(), LockReply::default());
+    });
+}
+
+#[test]
+fn bodies_that_make_no_sense_are_refused() {
+    with_two_clients(async |bench| {
+        bench.join_both().await;
+        let clients = &bench.clients;
+        let part = |first, last| LeaseRequest { ino: 7, exclusive: true, first, last }.encode_to_vec();
+        let garbage = || vec![0xff; 5];
+        for (what, result) in [
+            ("a lease", clients.grant(FIRST, &garbage()).await.map(drop)),
+            ("a lease on a part", clients.grant(FIRST, &part(1, u64::MAX)).await.map(drop)),
+            ("a lease up to a byte", clients.grant(FIRST, &part(0, 4096)).await.map(drop)),
+            ("an empty lease", clients.grant(FIRST, &[]).await.map(drop)),
+            ("a watch", clients.watch(FIRST, &garbage()).await.map(drop)),
+            ("a sync", clients.sync_elsewhere(FIRST, &garbage()).await),
+            ("a change of size", clients.may_resize(FIRST, &garbage()).await),
+        ] {
+            assert_eq!(result.unwrap_err().kind, Todo::Invalid, "{what}");
+        }
+        for (change, first, last) in [(9, 0, 9), (-1, 0, 9), (LockChange::Shared.into(), 9, 8)] {
+            let request = LockRequest { ino: 7, change, first, last, ..LockRequest::default() };
+            assert_eq!(clients.lock(FIRST, &request), Err(Errno::INVAL), "{change} {first}..={last}");
+        }
+    });
+}
+
+#[test]
+fn a_lease_is_granted_once_the_others_have_given_theirs_back() {
+    // Ways in which the first session loses its lease.
+    for way in ["answer", "release", "leave", "end"] {
+        with_two_clients(async |bench| {
+            bench.join_both().await;
+            let grant = bench.grant(FIRST, true).await.unwrap();
+            let second = bench.start_grant(SECOND);
+            bench.pause().await;
+            assert!(second.borrow().is_none(), "{way}: it waits");
+            assert!(bench.clients.is_unsynced_elsewhere(SECOND, INO));
+            let calls = bench.calls(FIRST).await;
+            let [call] = &calls[..] else { panic!("{way}: one revocation, not {calls:?}") };
+            assert_eq!((call.ino, call.grant, call.settle), (INO.0, grant, false), "{way}");
+            let request = WatchRequest { generation: GENERATION, ..WatchRequest::default() };
+            // Numbers of another start mean nothing.
+            let other = WatchRequest { generation: 9, answered: vec![call.number], ..request.clone() };
+            bench.clients.watch(FIRST, &other.encode_to_vec()).await.unwrap();
+            bench.pause().await;
+            assert!(second.borrow().is_none(), "{way}: it still waits");
+            let request = match way {
+                "answer" => WatchRequest { answered: vec![call.number], ..request },
+                "release" => WatchRequest { released: vec![ReleasedLease { ino: INO.0, grant }], ..request },
+                "leave" => WatchRequest { leaves: true, ..request },
+                _ => {
+                    bench.clients.end_session(FIRST).unwrap();
+                    WatchRequest { generation: GENERATION, ..WatchRequest::default() }
+                }
+            };
+            bench.clients.watch(FIRST, &request.encode_to_vec()).await.unwrap();
+            bench.pause().await;
+            let granted = second.take().unwrap().unwrap();
+            assert!(granted > grant, "{way}: numbers rise");
+            assert!(!bench.clients.is_unsynced_elsewhere(SECOND, INO), "{way}");
+        });
+    }
+}
+
+#[test]
+fn a_watch_is_answered_with_news_or_after_a_third_of_the_lease_time() {
+    with_two_clients(async |bench| {
+        bench.join_both().await;
+        bench.clients.set_lease(Duration::from_secs(6));
+        let watch = async |seen| {
+            let request =
+                WatchRequest { generation: GENERATION, wait: true, seen, ..WatchRequest::default() };
+            let asked = bench.env.now();
+            let reply = bench.clients.watch(FIRST, &request.encode_to_vec()).await.unwrap();
+            let reply = WatchReply::decode(&reply[..]).unwrap();
+            (reply, (bench.env.now() - asked).as_secs())
+        };
+        let (reply, waited) = watch(0).await;
+        assert_eq!((reply, waited), (WatchReply::default(), 2), "no news");
+        bench.grant(FIRST, true).await.unwrap();
+        let _second = bench.start_grant(SECOND);
+        let (reply, waited) = watch(0).await;
+        assert_eq!((reply.calls.len(), waited), (1, 0));
+        let (reply, waited) = watch(reply.calls[0].number).await;
+        assert_eq!((reply, waited), (WatchReply::default(), 2), "it has seen the revocation");
+        // Very long lease times do not make a client wait longer than ten seconds.
+        bench.clients.set_lease(Duration::from_secs(3600));
+        assert_eq!(watch(u64::MAX).await.1, 10);
+        let request = WatchRequest { generation: GENERATION, ..WatchRequest::default() };
+        let reply = bench.clients.watch(FIRST, &request.encode_to_vec()).await.unwrap();
+        assert_eq!(WatchReply::decode(&reply[..]), Ok(WatchReply::default()), "it does not want to wait");
+    });
+}
+
+#[test]
+fn a_released_lock_is_news_for_the_session_that_waits() {
+    with_two_clients(async |bench| {
+        bench.join_both().await;
+        let lock = |change: LockChange| LockRequest {
+            ino: 7,
+            last: 9,
+            wait: true,
+            change: change.into(),
+            ..LockRequest::default()
+        };
+        assert_eq!(bench.clients.lock(FIRST, &lock(LockChange::Exclusive)), Ok(LockReply::default()));
+        assert!(bench.clients.lock(SECOND, &lock(LockChange::Shared)).unwrap().conflict.is_some());
+        let watching = bench.start({
+            let clients = bench.clients.clone();
+            let request = WatchRequest { generation: GENERATION, wait: true, ..WatchRequest::default() };
+            async move { clients.watch(SECOND, &request.encode_to_vec()).await }
+        });
+        bench.pause().await;
+        assert!(watching.borrow().is_none());
+        bench.clients.end_session(FIRST).unwrap();
+        bench.pause().await;
+        let reply = WatchReply::decode(&watching.take().unwrap().unwrap()[..]).unwrap();
+        assert_eq!(reply.unlocked, [7]);
+        assert_eq!(bench.clients.lock(SECOND, &lock(LockChange::Shared)), Ok(LockReply::default()));
+    });
+}
+
+#[test]
+fn a_sync_elsewhere_ends_with_the_result_of_the_other_client() {
+    // Columns: the errno that the other client reports, if any, and the errno of the failure.
+    for (reported, expected) in
+        [(None, None), (Some(28), Some(28)), (Some(0), Some(5)), (Some(70_000), Some(5))]
+    {
+        with_two_clients(async |bench| {
+            bench.join_both().await;
+            let body = InodeRequest { ino: INO.0 }.encode_to_vec();
+            bench.clients.sync_elsewhere(SECOND, &body).await.unwrap();
+            bench.grant(FIRST, true).await.unwrap();
+            bench.clients.sync_elsewhere(FIRST, &body).await.unwrap();
+            let syncing = bench.start({
+                let clients = bench.clients.clone();
+                async move { clients.sync_elsewhere(SECOND, &body).await }
+            });
+            bench.pause().await;
+            let calls = bench.calls(FIRST).await;
+            let [call] = &calls[..] else { panic!("one request, not {calls:?}") };
+            assert!(call.settle && syncing.borrow().is_none(), "{reported:?}: it waits");
+            let number = call.number;
+            let failed = reported.into_iter().map(|errno| FailedSettle { number, errno }).collect();
+            let answered = vec![number];
+            let request =
+                WatchRequest { generation: GENERATION, failed, answered, ..WatchRequest::default() };
+            bench.clients.watch(FIRST, &request.encode_to_vec()).await.unwrap();
+            bench.pause().await;
+            let result = syncing.take().unwrap();
+            assert_eq!(result.err().map(|failure| failure.errno), expected, "{reported:?}");
+        });
+    }
+}
+
+#[test]
+fn a_change_of_size_waits_briefly_for_other_sessions() {
+    with_two_clients(async |bench| {
+        let body =
+            |size, grow| SetAttrRequest { ino: INO.0, size, grow, ..Default::default() }.encode_to_vec();
+        bench.clients.may_resize(FIRST, &body(Some(0), false)).await.unwrap();
+        bench.join_both().await;
+        bench.grant(SECOND, true).await.unwrap();
+        // Columns: size, growth, and true if the request must be sent again.
+        for (size, grow, again) in [(None, false, false), (Some(9), true, false), (Some(9), false, true)] {
+            let asked = bench.env.now();
+            let result = bench.clients.may_resize(FIRST, &body(size, grow)).await;
+            assert_eq!(result.err().is_some_and(|failure| failure.is_ask_again()), again, "{size:?} {grow}");
+            assert_eq!(bench.env.now() - asked, if again { SLOT_WAIT } else { Duration::ZERO }, "{size:?}");
+        }
+        assert!(bench.clients.leases.borrow().is_unsynced_elsewhere(FIRST, INO));
+        bench.answer_all(SECOND).await;
+        bench.clients.may_resize(FIRST, &body(Some(9), false)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_stop_names_the_sessions_that_did_not_give_up_everything() {
+    // Columns: the answer of the second session, and true if the stop names it.
+    for (way, expected) in
+        [("done", false), ("failed", true), ("silent", true), ("ended", true), ("away", false)]
+    {
+        with_two_clients(async |bench| {
+            bench.join_both().await;
+            let stopping = bench.start({
+                let clients = bench.clients.clone();
+                async move {
+                    let named =
+                        clients.revoke_everything(Duration::from_secs(3), |id| way != "away" || id == FIRST);
+                    named.await.iter().map(|info| info.id).collect::<Vec<_>>()
+                }
+            });
+            bench.pause().await;
+            bench.answer_all(FIRST).await;
+            match way {
+                "done" => bench.answer_all(SECOND).await,
+                "failed" => {
+                    let number = bench.calls(SECOND).await[0].number;
+                    let (failed, answered) = (vec![FailedSettle { number, errno: 5 }], vec![number]);
+                    let request =
+                        WatchRequest { generation: GENERATION, failed, answered, ..WatchRequest::default() };
+                    bench.clients.watch(SECOND, &request.encode_to_vec()).await.unwrap();
+                }
+                "ended" => drop(bench.clients.end_session(SECOND)),
+                _ => {}
+            }
+            bench.pause().await;
+            assert_eq!(stopping.borrow().is_none(), way == "silent", "{way}: only silence is waited for");
+            bench.env.sleep(Duration::from_secs(4)).await;
+            assert_eq!(stopping.take().unwrap().contains(&SECOND), expected, "{way}");
+            assert!(!bench.clients.is_stopped());
+        });
+    }
+}
+
+#[test]
+fn requests_that_wait_fail_when_the_service_stops() {
+    with_two_clients(async |bench| {
+        bench.join_both().await;
+        bench.grant(FIRST, true).await.unwrap();
+        let waiting = bench.start_grant(SECOND);
+        bench.pause().await;
+        assert!(waiting.borrow().is_none());
+        bench.clients.stop();
+        bench.pause().await;
+        assert_eq!(waiting.take().unwrap().unwrap_err().kind, Todo::Ended);
+        assert!(bench.clients.is_stopped());
+        assert_eq!(bench.clients.join(FIRST).await.unwrap_err().kind, Todo::Ended);
+    });
+}

@@ -1,0 +1,555 @@
+use super::*;
+use penstock_sim::seeds;
+
+const FIRST: u64 = 1;
+const SECOND: u64 = 2;
+
+fn calls_of(leases: &Leases, session: u64) -> Vec<u64> {
+    let calls = leases.calls.iter().filter(|(_, call)| call.session == session && call.ino.is_none());
+    calls.map(|(number, _)| *number).collect()
+}
+
+/// Regression: a session was alone and was asked to give up everything, first because another one joined
+/// and then because the service stopped. The answer to the older request was taken for the answer to the
+/// newer one, so the stop did not wait for changes made under leases that it got in between.
+#[test]
+fn a_stop_waits_for_the_answers_to_all_calls() {
+    let mut leases = Leases::restored([FIRST].into_iter());
+    assert!(leases.join(FIRST));
+    assert!(!leases.join(SECOND));
+    leases.close();
+    let [for_another, for_the_stop] = calls_of(&leases, FIRST)[..] else { panic!("two calls") };
+    for number in calls_of(&leases, SECOND) {
+        leases.answered(SECOND, number);
+    }
+    assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
+    leases.try_grant(FIRST, Ino(7), true).expect("it may need one to answer");
+    leases.answered(FIRST, for_another);
+    assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Called));
+    leases.answered(FIRST, for_the_stop);
+    assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::CalledAgain));
+    assert_eq!(leases.try_grant(FIRST, Ino(8), true), None);
+    let [last] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
+    leases.answered(FIRST, last);
+    assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Done));
+    assert_eq!(leases.try_grant(FIRST, Ino(9), true), None);
+}
+
+#[test]
+fn a_stop_hears_of_what_could_not_be_made_known() {
+    let mut leases = Leases::restored([FIRST].into_iter());
+    leases.close();
+    let [call] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
+    leases.failed(FIRST, call, 5);
+    leases.answered(FIRST, call);
+    leases.done(FIRST);
+    assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
+}
+
+/// Regression: the stop waited until its timeout for an answer of a session that had ended.
+#[test]
+fn a_stop_waits_for_no_session_that_has_ended() {
+    let mut leases = Leases::restored([FIRST, SECOND].into_iter());
+    leases.close();
+    leases.leave(FIRST);
+    leases.done(SECOND);
+    leases.leave(SECOND);
+    assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Failed));
+    assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
+}
+
+/// Model of one client and the service during a stop.
+struct Stop {
+    leases: Leases,
+    /// True if the client has changed something since it last gave up everything.
+    keeps: bool,
+    /// Revocations that have reached the client; below, its answers that are on their way.
+    heard: BTreeSet<u64>,
+    answers: Vec<u64>,
+    inodes: u64,
+}
+
+/// An event that may come next.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Grant,
+    Hear,
+    AnswerArrives,
+    LastAnswerArrives,
+    OtherJoins,
+    Close,
+}
+
+impl Stop {
+    /// Applies an event. Returns false if it cannot happen now.
+    fn take(&mut self, step: Step) -> bool {
+        match step {
+            Step::Grant => {
+                self.inodes += 1;
+                let granted = self.leases.try_grant(FIRST, Ino(self.inodes), true).is_some();
+                self.keeps |= granted;
+                granted
+            }
+            Step::Hear => {
+                let next = calls_of(&self.leases, FIRST).into_iter().find(|call| !self.heard.contains(call));
+                let Some(call) = next else { return false };
+                self.heard.insert(call);
+                self.answers.push(call);
+                self.keeps = false;
+                true
+            }
+            Step::AnswerArrives if !self.answers.is_empty() => {
+                let answer = self.answers.remove(0);
+                self.leases.answered(FIRST, answer);
+                true
+            }
+            // It overtakes the others on another connection.
+            Step::LastAnswerArrives if self.answers.len() > 1 => {
+                let answer = self.answers.pop().expect("there are two");
+                self.leases.answered(FIRST, answer);
+                true
+            }
+            Step::OtherJoins if !self.leases.joined.contains(&SECOND) => {
+                self.leases.join(SECOND);
+                true
+            }
+            Step::Close if self.leases.closing.is_none() => {
+                self.leases.close();
+                let others = calls_of(&self.leases, SECOND);
+                others.into_iter().for_each(|call| self.leases.answered(SECOND, call));
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// In every order of events: a client that a stop takes for done caches nothing and gets nothing, and the
+/// stop does not wait for a client that has answered everything that it has received.
+#[test]
+fn a_stop_is_done_with_a_client_that_keeps_nothing_in_every_order() {
+    const STEPS: [Step; 6] = [
+        Step::Grant,
+        Step::Hear,
+        Step::AnswerArrives,
+        Step::LastAnswerArrives,
+        Step::OtherJoins,
+        Step::Close,
+    ];
+    let (mut orders, mut done) = (0, 0);
+    let mut left: Vec<Vec<Step>> = vec![Vec::new()];
+    while let Some(order) = left.pop() {
+        let mut stop = Stop {
+            leases: Leases::restored([FIRST].into_iter()),
+            // It was alone, and needed no lease for what it changed.
+            keeps: true,
+            heard: BTreeSet::new(),
+            answers: Vec::new(),
+            inodes: 0,
+        };
+        if !order.iter().all(|step| stop.take(*step)) {
+            continue;
+        }
+        orders += 1;
+        if order.len() < 9 {
+            left.extend(STEPS.map(|step| [&order[..], &[step]].concat()));
+        }
+        if stop.leases.leaving(FIRST).copied() == Some(Leaving::Done) {
+            done += 1;
+            assert!(!stop.keeps, "{order:?}");
+            assert_eq!(stop.leases.try_grant(FIRST, Ino(0), true), None, "{order:?}");
+        }
+        // The client goes on until it has received and answered everything.
+        while stop.take(Step::Hear) || stop.take(Step::AnswerArrives) {}
+        let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
+        assert!(!waits.contains(&stop.leases.leaving(FIRST).copied()), "{order:?} leaves it waiting");
+    }
+    assert!(orders > 1000 && done > 100, "{orders} orders, {done} of them done");
+}
+
+/// Two sessions that take part and know that they are not alone.
+fn two_sessions() -> Leases {
+    let mut leases = Leases::default();
+    assert!(leases.join(FIRST));
+    assert!(!leases.join(SECOND));
+    for number in calls_of(&leases, FIRST) {
+        leases.answered(FIRST, number);
+    }
+    assert!(leases.join(SECOND));
+    leases
+}
+
+/// The revocations of leases on an inode, as session and number.
+fn revocations(leases: &Leases, ino: Ino) -> Vec<(u64, u64)> {
+    let calls = leases.calls.iter().filter(|(_, call)| call.ino == Some(ino) && !call.settle);
+    calls.map(|(number, call)| (call.session, *number)).collect()
+}
+
+#[test]
+fn exclusive_leases_exclude_all_others_and_shared_ones_do_not() {
+    const INO: Ino = Ino(7);
+    // Columns: the lease of the first session, the session and the kind of lease that it wants, and true if
+    // that is granted.
+    for (held, session, exclusive, granted) in [
+        (None, SECOND, false, true),
+        (None, SECOND, true, true),
+        (Some(false), SECOND, false, true),
+        (Some(false), SECOND, true, false),
+        (Some(true), SECOND, false, false),
+        (Some(true), SECOND, true, false),
+        (Some(true), FIRST, false, true),
+        (Some(false), FIRST, true, true),
+    ] {
+        let what = format!("{held:?}, then {exclusive} for session {session}");
+        let mut leases = two_sessions();
+        let first = held.map(|exclusive| leases.try_grant(FIRST, INO, exclusive).unwrap());
+        let found = leases.try_grant(session, INO, exclusive);
+        assert_eq!(found.is_some(), granted, "{what}");
+        assert!(leases.try_grant(session, Ino(8), true).is_some(), "{what}: another inode");
+        if granted {
+            assert!(found > first, "{what}: numbers rise");
+            assert_eq!(revocations(&leases, INO), [], "{what}");
+            continue;
+        }
+        // A repeat sends no second revocation, and nothing is granted to the one that has to answer.
+        assert_eq!(leases.try_grant(session, INO, exclusive), None, "{what}");
+        let [(FIRST, number)] = revocations(&leases, INO)[..] else { panic!("{what}: one revocation") };
+        assert_eq!(leases.try_grant(FIRST, INO, false), None, "{what}");
+        leases.answered(SECOND, number);
+        assert_eq!(leases.try_grant(session, INO, exclusive), None, "{what}: the wrong session answers");
+        leases.answered(FIRST, number);
+        assert!(leases.try_grant(session, INO, exclusive).is_some(), "{what}");
+        assert_eq!(leases.is_unsynced_elsewhere(FIRST, INO), exclusive, "{what}");
+    }
+}
+
+#[test]
+fn a_release_counts_only_for_the_grant_that_it_names() {
+    const INO: Ino = Ino(7);
+    let mut leases = two_sessions();
+    let old = leases.try_grant(FIRST, INO, true).unwrap();
+    let new = leases.try_grant(FIRST, INO, true).unwrap();
+    for (session, grant, kept) in [(FIRST, old, true), (SECOND, new, true), (FIRST, new, false)] {
+        leases.drop_held(session, INO, grant);
+        assert_eq!(leases.is_unsynced_elsewhere(SECOND, INO), kept, "session {session} releases {grant}");
+    }
+    leases.drop_held(FIRST, INO, u64::MAX);
+    assert!(leases.held.is_empty());
+}
+
+#[test]
+fn a_change_of_size_waits_for_others_unless_they_wait_too() {
+    const INO: Ino = Ino(7);
+    // Columns: the leases of both sessions, true if the second one waits to change the size, and true if the
+    // first one may change it.
+    for (first, second, waits, expected) in [
+        (None, None, false, true),
+        (Some(true), None, false, true),
+        (Some(false), None, false, true),
+        (Some(false), Some(false), false, false),
+        (Some(false), Some(false), true, true),
+        (None, Some(true), false, false),
+        (None, Some(true), true, true),
+    ] {
+        let what = format!("{first:?} {second:?} {waits}");
+        let mut leases = two_sessions();
+        for (session, lease) in [(FIRST, first), (SECOND, second)] {
+            lease
+                .into_iter()
+                .for_each(|exclusive| assert!(leases.try_grant(session, INO, exclusive).is_some()));
+        }
+        if waits {
+            leases.begin_resize(INO, SECOND);
+        }
+        leases.begin_resize(INO, FIRST);
+        assert_eq!(leases.try_resize(FIRST, INO).is_some(), expected, "{what}");
+        for (session, number) in revocations(&leases, INO) {
+            assert_eq!(session, SECOND, "{what}: its own lease stays");
+            leases.answered(SECOND, number);
+        }
+        assert!(leases.try_resize(FIRST, INO).is_some(), "{what}: after the answer");
+        leases.end_resize(INO, FIRST);
+        assert_eq!(leases.resizing.len(), usize::from(waits), "{what}");
+    }
+}
+
+#[test]
+fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
+    const INO: Ino = Ino(7);
+    let mut leases = two_sessions();
+    assert_eq!(leases.call_settle(SECOND, INO), None, "nobody has a lease");
+    leases.try_grant(FIRST, INO, false).unwrap();
+    assert_eq!(leases.call_settle(SECOND, INO), None, "a shared lease has no unsynced changes");
+    leases.try_grant(FIRST, INO, true).unwrap();
+    assert_eq!(leases.call_settle(FIRST, INO), None, "its own changes");
+    // Columns: the errno that the client reports, and the result.
+    for (reported, expected) in
+        [(None, Ok(())), (Some(5), Err(5)), (Some(65_535), Err(65_535)), (Some(65_536), Err(0))]
+    {
+        let number = leases.call_settle(SECOND, INO).unwrap();
+        assert_eq!(leases.call_settle(SECOND, INO), Some(number), "it was not sent yet");
+        leases.news(FIRST, &WatchRequest::default()).unwrap();
+        let later = leases.call_settle(SECOND, INO).unwrap();
+        assert_ne!(later, number, "the answer to the first may be older than this request");
+        leases.failed(SECOND, number, 9);
+        reported.into_iter().for_each(|errno| leases.failed(FIRST, number, errno));
+        assert_eq!(leases.settled(number), None, "it is not answered");
+        leases.answered(FIRST, number);
+        assert_eq!(leases.settled(number), Some(expected), "{reported:?}");
+        leases.answered(FIRST, later);
+        assert_eq!(leases.settled(later), Some(Ok(())));
+    }
+    assert!(leases.is_unsynced_elsewhere(SECOND, INO), "a sync ends no lease");
+    assert!(leases.call_settle(SECOND, INO).is_some());
+    leases.leave(FIRST);
+    assert_eq!(leases.call_settle(SECOND, INO), None);
+}
+
+#[test]
+fn news_are_sent_once_and_only_to_their_session() {
+    const INO: Ino = Ino(7);
+    let mut leases = two_sessions();
+    let grant = leases.try_grant(FIRST, INO, true).unwrap();
+    assert_eq!(leases.try_grant(SECOND, INO, true), None);
+    let [(FIRST, number)] = revocations(&leases, INO)[..] else { panic!("one revocation") };
+    leases.note_unlocked(FIRST, Ino(9));
+    leases.note_unlocked(FIRST, Ino(8));
+    let ask = |leases: &mut Leases, session, seen| {
+        let request = WatchRequest { seen, wait: true, ..WatchRequest::default() };
+        leases.news(session, &request).map(|reply| {
+            assert!(!reply.alone);
+            let calls: Vec<_> = reply.calls.iter().map(|call| (call.number, call.ino, call.grant)).collect();
+            (calls, reply.unlocked)
+        })
+    };
+    let call = (number, INO.0, grant);
+    // Columns: session, last number seen, and the revocations and inodes with released locks in the reply.
+    for (session, seen, expected) in [
+        (SECOND, 0, None),
+        (FIRST, 0, Some((vec![call], vec![8, 9]))),
+        (FIRST, 0, Some((vec![call], vec![]))),
+        (FIRST, number - 1, Some((vec![call], vec![]))),
+        (FIRST, number, None),
+        (FIRST, u64::MAX, None),
+    ] {
+        assert_eq!(ask(&mut leases, session, seen), expected, "session {session} has seen {seen}");
+    }
+    // A client that believes to be alone is asked to give up everything, once.
+    let request = WatchRequest { alone: true, seen: number, ..WatchRequest::default() };
+    for _ in 0..2 {
+        let reply = leases.news(FIRST, &request).unwrap();
+        let [call] = &reply.calls[..] else { panic!("one revocation: {reply:?}") };
+        assert_eq!((reply.alone, call.ino, call.settle), (false, 0, false));
+    }
+}
+
+#[test]
+fn after_a_restart_several_sessions_give_up_everything_and_one_does_not() {
+    for sessions in 0..4 {
+        let mut leases = Leases::restored(1..=sessions);
+        let called = leases.calls.len() as u64;
+        assert_eq!(called, if sessions == 1 { 0 } else { sessions }, "{sessions} sessions");
+        assert_eq!(leases.to_tell(), (called, (sessions == 1).then_some(1)));
+        for session in 1..=sessions {
+            assert!(leases.has_joined(session) && leases.join(session), "it still owns what it had");
+            let others_owe = sessions > 1;
+            assert_eq!(leases.try_grant(session, Ino(7), true).is_none(), others_owe, "{sessions} sessions");
+        }
+        assert_eq!(leases.join(9), sessions == 0, "{sessions} sessions");
+        for session in 1..=sessions {
+            for number in calls_of(&leases, session) {
+                leases.answered(session, number);
+            }
+        }
+        assert!(leases.join(9) && leases.try_grant(9, Ino(7), true).is_some(), "{sessions} sessions");
+        assert_eq!(leases.are_shared(), sessions > 0);
+    }
+}
+
+/// A client as it sees itself.
+#[derive(Debug, Default)]
+struct Client {
+    joined: bool,
+    alone: bool,
+    /// By inode, its lease: exclusive or not, and the grant.
+    leases: BTreeMap<Ino, (bool, u64)>,
+    seen: u64,
+    /// The newest grant that was revoked, by inode, and of all inodes.
+    revoked: BTreeMap<Ino, u64>,
+    revoked_all: u64,
+    answers: Vec<u64>,
+    /// Grants on their way to it.
+    late: Vec<(Ino, bool, u64)>,
+}
+
+impl Client {
+    /// True if no grant on an inode is on its way.
+    fn is_settled(&self, ino: Ino) -> bool {
+        self.late.iter().all(|(late, ..)| *late != ino)
+    }
+
+    /// A client has one request for a lease on an inode at a time, and none for less than it has.
+    fn may_ask(&self, ino: Ino, exclusive: bool) -> bool {
+        let covered = self.leases.get(&ino).is_some_and(|(has, _)| *has || !exclusive);
+        self.joined && !self.alone && self.is_settled(ino) && !covered
+    }
+}
+
+/// The service and its clients, with messages in any order.
+struct Model {
+    leases: Leases,
+    clients: BTreeMap<u64, Client>,
+    random: u64,
+}
+
+const SESSIONS: u64 = 3;
+
+impl Model {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % bound
+    }
+
+    fn hear(&mut self, session: u64) {
+        let client = self.clients.get_mut(&session).unwrap();
+        let request = WatchRequest { alone: client.alone, seen: client.seen, ..WatchRequest::default() };
+        let Some(reply) = self.leases.news(session, &request) else { return };
+        for call in reply.calls {
+            assert!(call.number > client.seen, "numbers rise");
+            client.seen = call.number;
+            client.answers.push(call.number);
+            if call.ino == 0 {
+                client.revoked_all = client.revoked_all.max(call.grant);
+                client.leases.retain(|_, (_, grant)| *grant > call.grant);
+            } else {
+                let newest = client.revoked.entry(Ino(call.ino)).or_default();
+                *newest = call.grant.max(*newest);
+                client.leases.retain(|ino, (_, grant)| *ino != Ino(call.ino) || *grant > call.grant);
+            }
+        }
+        client.alone = reply.alone;
+    }
+
+    fn answer(&mut self, session: u64) {
+        let count = self.clients[&session].answers.len() as u64;
+        if count > 0 {
+            let at = self.below(count) as usize;
+            let number = self.clients.get_mut(&session).unwrap().answers.swap_remove(at);
+            self.leases.answered(session, number);
+        }
+    }
+
+    /// A grant reaches its client, which ignores it if it was revoked meanwhile.
+    fn arrive(&mut self, session: u64) {
+        let client = self.clients.get_mut(&session).unwrap();
+        let Some((ino, exclusive, grant)) = client.late.pop() else { return };
+        let revoked = client.revoked.get(&ino).copied().unwrap_or(0).max(client.revoked_all);
+        let newest = client.leases.get(&ino).map_or(0, |(_, grant)| *grant);
+        if grant > revoked && grant > newest {
+            client.leases.insert(ino, (exclusive, grant));
+        }
+    }
+
+    fn step(&mut self) {
+        let session = 1 + self.below(SESSIONS);
+        let ino = Ino(5 + self.below(2));
+        match self.below(16) {
+            0..=2 => {
+                let joined = self.leases.join(session);
+                self.clients.get_mut(&session).unwrap().joined |= joined;
+            }
+            3..=6 => {
+                let exclusive = self.below(2) == 0;
+                if self.clients[&session].may_ask(ino, exclusive)
+                    && let Some(grant) = self.leases.try_grant(session, ino, exclusive)
+                {
+                    self.clients.get_mut(&session).unwrap().late.push((ino, exclusive, grant));
+                }
+            }
+            7 | 8 => self.arrive(session),
+            9..=11 => self.hear(session),
+            12 | 13 => self.answer(session),
+            14 if self.clients[&session].is_settled(ino) => {
+                if let Some((_, grant)) = self.clients.get_mut(&session).unwrap().leases.remove(&ino) {
+                    self.leases.drop_held(session, ino, grant);
+                }
+            }
+            15 if self.below(6) == 0 => {
+                self.leases.leave(session);
+                self.clients.insert(session, Client::default());
+            }
+            _ => {}
+        }
+    }
+
+    /// No two clients believe in rights that exclude each other.
+    fn assert_exclusive(&self) {
+        for (session, client) in &self.clients {
+            for (other, theirs) in self.clients.iter().filter(|(other, _)| *other != session) {
+                let what = || format!("{session}: {client:?}, {other}: {theirs:?}");
+                assert!(!client.alone || !theirs.joined && theirs.leases.is_empty(), "{}", what());
+                for (ino, (exclusive, _)) in &client.leases {
+                    assert!(!exclusive || !theirs.leases.contains_key(ino), "{}", what());
+                }
+            }
+        }
+    }
+
+    /// Everything is heard and answered until nothing is left.
+    fn drain(&mut self) {
+        for _ in 0..10 {
+            for session in 1..=SESSIONS {
+                self.hear(session);
+                while !self.clients[&session].answers.is_empty() {
+                    self.answer(session);
+                }
+            }
+        }
+        assert!(self.leases.calls.is_empty(), "{:?}", self.leases.calls);
+    }
+}
+
+#[test]
+fn clients_never_believe_in_leases_that_exclude_each_other() {
+    for seed in seeds(0..200) {
+        let clients = (1..=SESSIONS).map(|session| (session, Client::default())).collect();
+        let mut model =
+            Model { leases: Leases::default(), clients, random: seed.wrapping_mul(0x9e37_79b9) + 1 };
+        for _ in 0..400 {
+            model.step();
+            let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.assert_exclusive()));
+            assert!(checked.is_ok(), "the seed is {seed}");
+        }
+        // Each session gets an exclusive lease once the others have answered.
+        for session in 1..=SESSIONS {
+            model.leases.join(session);
+            model.drain();
+            assert!(model.leases.join(session), "seed {seed}: session {session} joins");
+            let granted = model.leases.try_grant(session, Ino(5), true).or_else(|| {
+                model.drain();
+                model.leases.try_grant(session, Ino(5), true)
+            });
+            assert!(granted.is_some(), "seed {seed}: session {session} gets a lease");
+        }
+    }
+}
+
+#[test]
+fn a_session_is_alone_once_it_has_answered_everything() {
+    let mut leases = Leases::default();
+    assert!(leases.join(FIRST) && leases.join(FIRST));
+    assert_eq!(leases.to_tell().1, Some(FIRST));
+    assert!(!leases.join(SECOND));
+    leases.leave(SECOND);
+    assert_eq!(leases.to_tell().1, None, "a revocation of everything is not answered");
+    let [number] = calls_of(&leases, FIRST)[..] else { panic!("one revocation") };
+    leases.answered(FIRST, number);
+    assert_eq!(leases.to_tell().1, Some(FIRST));
+    // It needs no lease, and its next request of one leaves none behind.
+    let grant = leases.try_grant(FIRST, Ino(7), true).unwrap();
+    assert!(leases.try_grant(FIRST, Ino(8), true).unwrap() > grant, "numbers rise");
+    assert!(leases.held.is_empty() && !leases.are_shared());
+    leases.close();
+    assert_eq!(leases.to_tell().1, None, "it must give up everything when the service stops");
+}

@@ -1,0 +1,206 @@
+use super::*;
+use crate::rows::session_key;
+use futures_util::FutureExt;
+use penstock_kv::MemKv;
+
+fn table() -> Sessions {
+    let mut sessions = Sessions::default();
+    sessions.insert(7, SessionRow::default(), Duration::ZERO);
+    sessions
+}
+
+fn request(sequence: u64) -> Request {
+    Request { session: 7, sequence }
+}
+
+#[test]
+fn a_repeat_is_answered_until_its_slot_is_used_again() {
+    let mut sessions = table();
+    sessions.keep(request(1), &Ok(vec![1]));
+    for (sequence, expected) in [(1, "done"), (2, "new"), (1 + SLOTS, "new")] {
+        let found = match sessions.find(request(sequence)) {
+            Seen::New => "new",
+            Seen::Done(outcome) => {
+                assert_eq!(outcome, Ok(vec![1]));
+                "done"
+            }
+            Seen::Late => "late",
+        };
+        assert_eq!(found, expected, "request {sequence}");
+    }
+    sessions.keep(request(1 + SLOTS), &Ok(vec![2]));
+    assert!(matches!(sessions.find(request(1)), Seen::Late));
+    assert!(matches!(sessions.find(Request { session: 8, sequence: 1 }), Seen::New), "no such session");
+}
+
+#[test]
+fn a_session_is_silent_only_while_nothing_of_it_is_executed() {
+    let mut sessions = table();
+    let silent = |sessions: &Sessions, now| sessions.infos(Duration::from_secs(now))[0].silent.as_secs();
+    assert_eq!(silent(&sessions, 5), 5);
+    sessions.begin(7).unwrap();
+    sessions.begin(7).unwrap();
+    sessions.end(7, Duration::from_secs(6));
+    assert_eq!(silent(&sessions, 9), 0, "another request is executed");
+    sessions.end(7, Duration::from_secs(10));
+    assert_eq!(silent(&sessions, 12), 2);
+    assert_eq!(sessions.begin(8).unwrap_err().kind, Todo::Ended);
+}
+
+#[test]
+fn opens_are_counted_by_session_and_reported_in_parts() {
+    let mut sessions = table();
+    let ino = Ino(3);
+    assert!(sessions.open(7, ino) && sessions.open(7, ino) && !sessions.open(8, ino));
+    assert_eq!(sessions.set_opens(7, ino, 5), Some(2));
+    assert!(sessions.close(7, ino));
+    assert_eq!(sessions.set_opens(7, ino, 1), Some(4));
+    assert!(sessions.close(7, ino) && !sessions.close(7, ino));
+    sessions.open(7, Ino(4));
+    assert_eq!(sessions.remove(7), Some(BTreeMap::from([(Ino(4), 1)])));
+    assert_eq!(sessions.remove(7), None);
+}
+
+fn now<T>(future: impl Future<Output = T>) -> T {
+    future.now_or_never().expect("a store in memory never waits")
+}
+
+/// Loads the sessions from a store with these rows. Returns them with the keys that are left.
+fn load(rows: &[(Vec<u8>, Vec<u8>)]) -> (Sessions, Vec<Vec<u8>>) {
+    let kv = MemKv::new(1 << 20);
+    let mut writes = WriteSet::new();
+    for (key, value) in rows {
+        writes.put(key.clone(), value.clone());
+    }
+    now(kv.commit(writes)).unwrap();
+    let sessions = now(Sessions::load(&*kv, Duration::from_secs(100))).unwrap();
+    (sessions, kv.rows().into_iter().map(|(key, _)| key).collect())
+}
+
+fn session_row(id: u64) -> (Vec<u8>, Vec<u8>) {
+    let who = SessionRow { client: "far".into(), mount: "/m".into(), lease_ms: 5000 };
+    (session_key(id), who.encode())
+}
+
+fn result_row(session: u64, sequence: u64) -> (Vec<u8>, Vec<u8>) {
+    let slot = sequence % SLOTS;
+    let row = ResultRow { session, slot, sequence, body: vec![sequence as u8] };
+    (result_key(session, slot), row.encode())
+}
+
+#[test]
+fn sessions_and_their_results_come_back_and_bad_rows_do_not() {
+    let moved = |from: (Vec<u8>, Vec<u8>), key: Vec<u8>| (key, from.1);
+    let cut = |from: (Vec<u8>, Vec<u8>)| (from.0, from.1[..from.1.len() - 1].to_vec());
+    let other_slot = ResultRow { session: 7, slot: 4, sequence: 3, body: vec![] };
+    type Case = (&'static str, Vec<(Vec<u8>, Vec<u8>)>, Vec<u64>, Vec<u64>);
+    // Columns: rows, the sessions that are loaded, and the requests of session 7 that were executed.
+    let cases: Vec<Case> = vec![
+        ("nothing", vec![], vec![], vec![]),
+        ("two sessions", vec![session_row(7), session_row(9)], vec![7, 9], vec![]),
+        (
+            "results in two slots",
+            vec![session_row(7), result_row(7, 3), result_row(7, SLOTS)],
+            vec![7],
+            vec![3, SLOTS],
+        ),
+        ("a result of a session that has ended", vec![session_row(7), result_row(8, 3)], vec![7], vec![]),
+        ("a session row that ends early", vec![cut(session_row(7)), result_row(7, 3)], vec![], vec![]),
+        ("no session row", vec![(session_key(7), vec![]), session_row(9)], vec![9], vec![]),
+        ("a session key that is too long", vec![moved(session_row(7), vec![0x15; 12])], vec![], vec![]),
+        ("a session key that is too short", vec![moved(session_row(7), vec![0x15, 1])], vec![], vec![]),
+        ("a result that ends early", vec![session_row(7), cut(result_row(7, 3))], vec![7], vec![]),
+        (
+            "a result in another slot",
+            vec![session_row(7), moved(result_row(7, 3), result_key(7, 4))],
+            vec![7],
+            vec![],
+        ),
+        (
+            "a result of another session",
+            vec![session_row(7), session_row(8), moved(result_row(8, 3), result_key(7, 3))],
+            vec![7, 8],
+            vec![],
+        ),
+        (
+            "a sequence number of another slot",
+            vec![session_row(7), (result_key(7, 4), other_slot.encode())],
+            vec![7],
+            vec![],
+        ),
+    ];
+    for (what, rows, ids, done) in cases {
+        let (sessions, left) = load(&rows);
+        assert_eq!(sessions.numbers().collect::<Vec<_>>(), ids, "{what}");
+        for sequence in [3, 4, 5, SLOTS] {
+            let found = sessions.find(request(sequence));
+            match found {
+                Seen::Done(outcome) => {
+                    assert!(done.contains(&sequence), "{what}: request {sequence}");
+                    assert_eq!(outcome, Ok(vec![sequence as u8]), "{what}");
+                }
+                _ => assert!(!done.contains(&sequence), "{what}: request {sequence}"),
+            }
+        }
+        let results = left.iter().filter(|key| key[0] == 0x14).count();
+        assert_eq!(results, done.len(), "{what}: other results are deleted");
+        let sessions_left = left.iter().filter(|key| key[0] == 0x15).count();
+        let given = rows.iter().filter(|(key, _)| key[0] == 0x15).count();
+        assert_eq!(sessions_left, given, "{what}: a check reports bad session rows");
+    }
+}
+
+#[test]
+fn a_session_that_survived_owes_its_opens_until_all_are_reported() {
+    let (mut sessions, _) = load(&[session_row(7), session_row(9)]);
+    sessions.insert(10, SessionRow::default(), Duration::ZERO);
+    for (reported, owing) in [(None, vec![7, 9]), (Some(9), vec![7]), (Some(9), vec![7]), (Some(8), vec![7])]
+    {
+        reported.into_iter().for_each(|id| sessions.reported_opens(id));
+        let found: Vec<u64> = (0..12).filter(|id| sessions.owes_opens(*id)).collect();
+        assert_eq!((found, sessions.owe_opens()), (owing, true), "after {reported:?}");
+    }
+    sessions.remove(7);
+    assert!(!sessions.owe_opens(), "a session that has ended reports nothing any more");
+}
+
+#[test]
+fn a_recorded_result_is_read_back_from_its_own_key_only() {
+    for sequence in [1, SLOTS - 1, SLOTS, 5 * SLOTS + 3, u64::MAX] {
+        let mut writes = WriteSet::new();
+        Sessions::record(request(sequence), b"body", &mut writes);
+        let [(key, Some(value))] = writes.changes().collect::<Vec<_>>()[..] else { panic!("one row") };
+        assert_eq!(key, result_key(7, sequence % SLOTS));
+        assert_eq!(read_result(key, value), Ok((7, sequence, b"body".to_vec())));
+        assert!(
+            read_result(&result_key(7, (sequence % SLOTS + 1) % SLOTS), value).is_err(),
+            "request {sequence}"
+        );
+        assert!(read_result(&result_key(8, sequence % SLOTS), value).is_err(), "request {sequence}");
+        for len in 0..value.len() {
+            assert!(read_result(key, &value[..len]).is_err(), "the first {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn people_see_clients_with_their_lease_and_their_silence() {
+    let (mut sessions, _) = load(&[session_row(7)]);
+    let local = SessionRow { client: "here".into(), ..SessionRow::default() };
+    sessions.insert(8, local, Duration::from_secs(103));
+    sessions.open(8, Ino(3));
+    sessions.open(8, Ino(3));
+    sessions.set_mount(9, "/nobody");
+    let infos = sessions.infos(Duration::from_secs(105));
+    let [far, here] = &infos[..] else { panic!("two sessions") };
+    assert_eq!(far.to_string(), "session 7 (far, mounted at /m)");
+    assert_eq!((far.lease, far.silent.as_secs(), far.open_inodes), (Some(Duration::from_secs(5)), 5, 0));
+    assert_eq!(here.to_string(), "session 8 (here)");
+    assert_eq!((here.lease, here.silent.as_secs(), here.open_inodes), (None, 2, 1));
+    sessions.set_mount(8, "/n");
+    sessions.renew_all(Duration::from_secs(106));
+    for info in sessions.infos(Duration::from_secs(106)) {
+        assert_eq!(info.silent, Duration::ZERO, "{info}");
+    }
+    assert_eq!(sessions.infos(Duration::ZERO)[1].to_string(), "session 8 (here, mounted at /n)");
+}

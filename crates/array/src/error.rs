@@ -1,6 +1,6 @@
 //! Errors of arrays and volumes, and how a caller must react to each.
 
-use penstock_base::{ArrayId, DecodeError, Kind};
+use penstock_base::{ArrayId, DecodeError, ErrorKind};
 use penstock_drive::DriveError;
 
 /// The reason why an operation on an array or volume failed.
@@ -132,22 +132,22 @@ pub enum ArrayError {
 
 impl ArrayError {
     /// The reaction that the caller must have.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unreadable { .. }
             | Self::Disagrees { .. }
             | Self::Damaged { .. }
             | Self::TooDamaged { .. }
-            | Self::Decode(_) => Kind::Corrupt,
+            | Self::Decode(_) => ErrorKind::Corrupt,
             Self::TooManyMissing { .. }
             | Self::WouldLose { .. }
             | Self::Replaced { .. }
             | Self::CannotRead { .. }
             | Self::Suspended(_)
-            | Self::Ownership { .. } => Kind::Retry,
-            Self::Fenced { .. } => Kind::Fenced,
-            Self::Invalid(_) => Kind::Invalid,
-            Self::Closed | Self::Drive(_) => Kind::Internal,
+            | Self::Ownership { .. } => ErrorKind::Retry,
+            Self::Fenced { .. } => ErrorKind::Fenced,
+            Self::Invalid(_) => ErrorKind::Invalid,
+            Self::Closed | Self::Drive(_) => ErrorKind::Internal,
         }
     }
 }

@@ -38,7 +38,7 @@ pub use locks::KeyedLocks;
 pub use map::{HashMap, HashSet};
 pub use newcomers::Newcomers;
 pub use span::{Piece, Span};
-pub use status::Kind;
+pub use status::ErrorKind;
 
 /// Bytes of a block, the unit of checksums and of allocation.
 pub const BLOCK_BYTES: usize = 4096;

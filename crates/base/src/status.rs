@@ -3,7 +3,7 @@
 /// The kind of an error, named by the action that the caller must take. The numbers travel on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The same request may succeed later.
     Retry = 1,
     /// The caller's map, snapshot sequence or truncate generation is old: fetch the new one and repeat the
@@ -25,10 +25,10 @@ pub enum Kind {
     Ended = 9,
 }
 
-impl Kind {
+impl ErrorKind {
     /// Decodes the number on the wire; none if this release does not know it.
     pub fn from_u16(raw: u16) -> Option<Self> {
-        use Kind::*;
+        use ErrorKind::*;
         [Retry, RefreshMap, Fenced, NoSpace, Corrupt, Invalid, Denied, Internal, Ended]
             .into_iter()
             .find(|kind| *kind as u16 == raw)

@@ -50,7 +50,7 @@ pub use target::{Target, TargetConfig};
 pub use truncate::Behind;
 
 use penstock_array::ArrayError;
-use penstock_base::Kind;
+use penstock_base::ErrorKind;
 use penstock_kv::KvError;
 
 /// Bytes of dirty blocks that a target keeps in memory. Above this, a write first writes back the oldest
@@ -100,14 +100,14 @@ pub enum ChunkError {
 
 impl ChunkError {
     /// Returns the class of the error, which says how the caller should react.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoSpace { .. } => Kind::NoSpace,
-            Self::Truncated { .. } => Kind::RefreshMap,
-            Self::Invalid(_) => Kind::Invalid,
+            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::Truncated { .. } => ErrorKind::RefreshMap,
+            Self::Invalid(_) => ErrorKind::Invalid,
             Self::Array(error) => error.kind(),
             Self::Kv(error) => error.kind(),
-            Self::NotMarked { .. } | Self::Row(_) => Kind::Corrupt,
+            Self::NotMarked { .. } | Self::Row(_) => ErrorKind::Corrupt,
         }
     }
 }

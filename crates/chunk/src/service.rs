@@ -4,7 +4,7 @@
 //! the caller brings as [`FileUses`].
 
 use crate::{ChunkError, ChunkKey, Target};
-use penstock_base::{Branch, Buf, FileKey, Ino, Kind as Todo, LocalBoxFuture};
+use penstock_base::{Branch, Buf, ErrorKind, FileKey, Ino, LocalBoxFuture};
 use penstock_wire::data::{
     ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
     encode_found, encode_reply,
@@ -71,7 +71,7 @@ impl Service {
         let chunk = decode_read(&request.body)?;
         let read = self.target.read(key(&chunk), chunk.block, chunk.count).await;
         let blocks = read.map_err(|error| {
-            if error.kind() == Todo::Corrupt {
+            if error.kind() == ErrorKind::Corrupt {
                 uses.damaged(chunk.ino, chunk.chunk, &error.to_string());
             }
             failure(&error)

@@ -14,7 +14,7 @@ use crate::counters::TargetCounts;
 use crate::fetch::fetch;
 use crate::rows::{ChunkKey, Extent};
 use penstock_array::Volume;
-use penstock_base::{BLOCK_BYTES, Buf, Kind, buf::gather};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, buf::gather};
 use penstock_drive::{Class, Io};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -141,7 +141,7 @@ impl Writeback {
             return Ok(false);
         }
         let blocks = match fetch(&self.volume, chunk, 0, self.chunk_blocks, REWRITE).await {
-            Err(error) if error.kind() == Kind::Corrupt => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(false),
             blocks => blocks?,
         };
         let runs = |stripes: &[u64]| stripes.iter().map(|stripe| (stripe * per_stripe, per_stripe)).collect();

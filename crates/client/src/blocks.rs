@@ -3,9 +3,7 @@
 use crate::file_state::FileState;
 use crate::session::Session;
 use futures_util::future::join_all;
-use penstock_base::{
-    BLOCK_BYTES, Buf, BufMut, Ino, Kind as Todo, MAX_FILE_BYTES, Piece, Span, crc32c_blocks,
-};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, ErrorKind, Ino, MAX_FILE_BYTES, Piece, Span, crc32c_blocks};
 use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
 use penstock_wire::{Failure, Kind};
 
@@ -50,7 +48,7 @@ impl Blocks<'_> {
             match found == count as usize * BLOCK_BYTES && crcs.len() == count as usize {
                 true => Ok(payload),
                 false => Err(Failure::new(
-                    Todo::Internal,
+                    ErrorKind::Internal,
                     format!("a reply of {found} bytes to a read of {count} blocks"),
                 )),
             }
@@ -105,7 +103,7 @@ impl Blocks<'_> {
 /// Returns the end of `len` bytes at `offset`. Fails with EFBIG if it is above the maximum file size.
 pub(crate) fn end_of(offset: u64, len: u64) -> Result<u64, Failure> {
     offset.checked_add(len).filter(|end| *end <= MAX_FILE_BYTES).ok_or(Failure {
-        kind: Todo::Invalid,
+        kind: ErrorKind::Invalid,
         errno: EFBIG,
         message: "file too large".into(),
     })

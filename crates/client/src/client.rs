@@ -10,9 +10,9 @@ use crate::session::{ClientLatency, Session};
 use crate::writer::Staged;
 use crate::{sync, watch};
 use penstock_base::buf::gather;
-use penstock_base::{Buf, Env, Ino, Kind as Todo};
+use penstock_base::{Buf, Env, ErrorKind, Ino};
 use penstock_wire::data::SpaceChange;
-use penstock_wire::names::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
+use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind, Transport};
 use std::cell::Cell;
 use std::ops::Range;
@@ -79,7 +79,7 @@ impl Client {
         self.session.close();
         match self.session.ask::<EmptyReply>(Kind::End, &EmptyReply {}).await {
             // The request was repeated, because the connection was lost together with the first answer.
-            Err(failure) if failure.kind == Todo::Ended => result,
+            Err(failure) if failure.kind == ErrorKind::Ended => result,
             ended => result.and(ended.map(drop)),
         }
     }
@@ -177,7 +177,7 @@ impl Client {
             reply
         };
         // This may wait for another client, so no lock is held here.
-        let attr = match reply.unsettled {
+        let attr = match reply.may_be_unsynced {
             true => session.attributes(ino).await,
             false => session.newest(mark, reply).await,
         };

@@ -3,7 +3,7 @@
 use crate::file_state::{FileState, SharedState};
 use crate::session::Session;
 use penstock_base::Ino;
-use penstock_wire::names::{Attr, AttrReply, InodeRequest};
+use penstock_wire::metadata::{Attr, AttrReply, InodeRequest};
 use penstock_wire::{Failure, Kind};
 
 impl Session {

@@ -4,7 +4,7 @@
 //! closed after a close has reported it.
 
 use penstock_base::{HashMap, Ino};
-use penstock_wire::names::{Attr, set_id_bits};
+use penstock_wire::metadata::{Attr, set_id_bits};
 use std::cell::RefCell;
 use std::rc::Rc;
 

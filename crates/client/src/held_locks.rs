@@ -7,7 +7,7 @@
 
 use penstock_base::range_locks::{RangeLock, RangeLocks};
 use penstock_base::{HashMap, Ino};
-use penstock_wire::names::{LockChange, LockRequest};
+use penstock_wire::metadata::{LockChange, LockRequest};
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};

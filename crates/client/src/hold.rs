@@ -8,7 +8,7 @@ use crate::session::Session;
 use crate::writer::Writer;
 use futures_util::future::{Either, select};
 use penstock_base::Ino;
-use penstock_wire::names::{Attr, LeaseReply, LeaseRequest, SetAttrRequest};
+use penstock_wire::metadata::{Attr, LeaseReply, LeaseRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::ops::Range;
 use std::pin::pin;

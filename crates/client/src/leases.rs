@@ -29,7 +29,7 @@
 use crate::lease::{Lease, Purpose, Revocation, Right, Waiting};
 use crate::lease_clock::LeaseClock;
 use penstock_base::{BoundedSet, HashMap, Ino};
-use penstock_wire::names::ReleasedLease;
+use penstock_wire::metadata::ReleasedLease;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;

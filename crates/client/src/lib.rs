@@ -57,7 +57,7 @@ pub use session::ClientLatency;
 pub use writer::{Staged, Writer};
 
 pub use penstock_wire::Failure;
-pub use penstock_wire::names::{Attr, DirEntry, SetAttrRequest, StatFsReply};
+pub use penstock_wire::metadata::{Attr, DirEntry, SetAttrRequest, StatFsReply};
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use penstock_base::Ino;
-use penstock_wire::names::{LockChange, LockReply, LockRequest};
+use penstock_wire::metadata::{LockChange, LockReply, LockRequest};
 use penstock_wire::{Failure, Kind};
 use std::time::Duration;
 use tokio::sync::Notify;

@@ -2,8 +2,8 @@
 
 use crate::client::Client;
 use crate::restarts::lost;
-use penstock_base::{Ino, Kind as Todo};
-use penstock_wire::names::{
+use penstock_base::{ErrorKind, Ino};
+use penstock_wire::metadata::{
     Attr, AttrReply, BytesReply, EmptyReply, InodeRequest, LinkRequest, MakeRequest, NameRequest, NamesReply,
     ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest,
 };
@@ -78,7 +78,7 @@ impl Client {
             // Only the start that has all the data may rename: after a later restart the data may be lost.
             request.start = start.unwrap_or_default();
             match self.session.change::<EmptyReply>(Kind::Rename, &request).await {
-                Err(failure) if failure.kind == Todo::RefreshMap => {}
+                Err(failure) if failure.kind == ErrorKind::RefreshMap => {}
                 done => return done.map(drop),
             }
         }

@@ -3,7 +3,7 @@
 use crate::blocks::{BLOCK, Blocks};
 use crate::session::Session;
 use penstock_base::locks::Shared;
-use penstock_base::{Buf, Ino, Kind as Todo};
+use penstock_base::{Buf, ErrorKind, Ino};
 use penstock_wire::data::{SeekRef, decode_found, encode_seek};
 use penstock_wire::{Failure, Kind};
 
@@ -42,7 +42,7 @@ impl<'a> Reader<'a> {
         let Blocks { session, ino } = self.blocks;
         let size = session.state(ino).await?.borrow().size();
         let nothing = |what: &str| Failure {
-            kind: Todo::Invalid,
+            kind: ErrorKind::Invalid,
             errno: ENXIO,
             message: format!("{what} from {offset} on in a file of {size} bytes"),
         };

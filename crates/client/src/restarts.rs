@@ -3,7 +3,7 @@
 //! Every reply carries the generation of the service. If it changes, acknowledged changes that were not
 //! durable may be lost.
 
-use penstock_base::Kind as Todo;
+use penstock_base::ErrorKind;
 use penstock_wire::Failure;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -109,9 +109,11 @@ impl Restarts {
     pub(crate) fn check_lives(&self) -> Result<(), Failure> {
         match self.ended.get() {
             false => Ok(()),
-            true => {
-                Err(Failure { kind: Todo::Ended, errno: ESTALE, message: "the session has ended".into() })
-            }
+            true => Err(Failure {
+                kind: ErrorKind::Ended,
+                errno: ESTALE,
+                message: "the session has ended".into(),
+            }),
         }
     }
 }
@@ -119,7 +121,7 @@ impl Restarts {
 /// The error of an fsync when acknowledged data or names are lost.
 pub(crate) fn lost(what: &str) -> Failure {
     let message = format!("{what} was lost: the service was started again before it was durable");
-    Failure { kind: Todo::Internal, errno: EIO, message }
+    Failure { kind: ErrorKind::Internal, errno: EIO, message }
 }
 
 #[cfg(test)]

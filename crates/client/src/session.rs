@@ -13,8 +13,8 @@ use crate::leases::Leases;
 use crate::recent::RecentSyncs;
 use crate::restarts::Restarts;
 use crate::slots::Slots;
-use penstock_base::{Buf, Env, Histogram, Ino, KeyedLocks, Kind as Todo};
-use penstock_wire::names::{HelloReply, HelloRequest};
+use penstock_base::{Buf, Env, ErrorKind, Histogram, Ino, KeyedLocks};
+use penstock_wire::metadata::{HelloReply, HelloRequest};
 use penstock_wire::{Failure, Frame, Kind, Transport, VERSION};
 use prost::Message;
 use std::cell::{Cell, RefCell};
@@ -314,7 +314,7 @@ impl Session {
 
     /// Records that the session has ended. Logs that once, unless this client ended it.
     fn note_failure(&self, failure: &Failure) {
-        if failure.kind == Todo::Ended && self.restarts.end() && !self.is_closed.get() {
+        if failure.kind == ErrorKind::Ended && self.restarts.end() && !self.is_closed.get() {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
             self.leases.clock().end();
             // The kernel uses pages that it has without asking the client.
@@ -386,5 +386,5 @@ fn is_about_the_session(kind: Kind) -> bool {
 }
 
 fn decode<R: Message + Default>(body: &[u8]) -> Result<R, Failure> {
-    R::decode(body).map_err(|error| Failure::new(Todo::Internal, format!("reply: {error}")))
+    R::decode(body).map_err(|error| Failure::new(ErrorKind::Internal, format!("reply: {error}")))
 }

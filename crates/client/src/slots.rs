@@ -4,7 +4,7 @@
 //! service keeps one result for each slot. So it has the result of every request that may still be repeated,
 //! however slow that one is.
 
-use penstock_base::Kind as Todo;
+use penstock_base::ErrorKind;
 use penstock_wire::{Failure, SLOTS};
 use std::cell::RefCell;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -49,7 +49,7 @@ impl Slots {
     }
 
     async fn take_of<'a>(&'a self, permits: &'a Semaphore) -> Result<Slot<'a>, Failure> {
-        let closed = |_| Failure::new(Todo::Internal, "session is closed");
+        let closed = |_| Failure::new(ErrorKind::Internal, "session is closed");
         let permit = permits.acquire().await.map_err(closed)?;
         let last = self.free.borrow_mut().pop().expect("there is a slot for each permit");
         assert!(last < u64::MAX - SLOTS, "sequences do not wrap around");

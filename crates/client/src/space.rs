@@ -3,9 +3,9 @@
 use crate::blocks::{BLOCK, Blocks, end_of};
 use crate::direct::{Contents, Unseen};
 use crate::writer::{CUTS_MOST, Staged, Writer};
-use penstock_base::Kind as Todo;
+use penstock_base::ErrorKind;
 use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
-use penstock_wire::names::SetAttrRequest;
+use penstock_wire::metadata::SetAttrRequest;
 use penstock_wire::{Failure, Kind};
 use std::ops::Range;
 
@@ -23,14 +23,14 @@ impl Writer<'_> {
         let Blocks { session, ino } = self.blocks;
         let end = end_of(offset, len)?;
         if len == 0 {
-            return Err(Failure::new(Todo::Invalid, "a range without bytes"));
+            return Err(Failure::new(ErrorKind::Invalid, "a range without bytes"));
         }
         let mut attempt = 1;
         let size = loop {
             let (file, generation) = (session.state(ino).await?, session.restarts().generation());
             let size = file.borrow().size();
             match self.change_within(offset..end, change, size).await {
-                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => {
+                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < CUTS_MOST => {
                     file.borrow_mut().make_stale();
                     attempt += 1;
                     continue;

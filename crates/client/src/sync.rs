@@ -3,7 +3,7 @@
 use crate::session::Session;
 use penstock_base::Ino;
 use penstock_wire::data::encode_commit;
-use penstock_wire::names::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
+use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::cell::Cell;
 use std::rc::Rc;

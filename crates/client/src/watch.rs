@@ -4,8 +4,8 @@
 use crate::revoke::{give_up, give_up_everything, sync_for_others};
 use crate::session::Session;
 use penstock_base::Ino;
-use penstock_wire::names::{
-    EmptyReply, FailedSettle, LeaseCall, OpenCount, PingRequest, WatchReply, WatchRequest,
+use penstock_wire::metadata::{
+    EmptyReply, FailedSync, LeaseCall, OpenCount, PingRequest, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Kind};
 use std::rc::Rc;
@@ -35,7 +35,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
         };
         for call in reply.calls {
             leases.saw(call.number);
-            if call.ino == 0 && !call.settle {
+            if call.ino == 0 && !call.is_sync {
                 // Before the next request, because that reports this flag to the service.
                 leases.become_shared();
             }
@@ -51,7 +51,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
 
 async fn answer(session: &Session, call: LeaseCall) {
     let ino = Ino(call.ino);
-    let result = match (call.settle, call.ino) {
+    let result = match (call.is_sync, call.ino) {
         (true, _) => sync_for_others(session, ino).await,
         (false, 0) => {
             let given_up = give_up_everything(session, call.grant).await;
@@ -62,7 +62,7 @@ async fn answer(session: &Session, call: LeaseCall) {
     };
     let failed = |failure: Failure| {
         tracing::debug!(%failure, "a call of the service is answered with an error");
-        FailedSettle { number: call.number, errno: failure.errno.into() }
+        FailedSync { number: call.number, errno: failure.errno.into() }
     };
     let failed = result.err().map(failed).into_iter().collect();
     let answered = WatchRequest { answered: vec![call.number], failed, ..watch_request(session) };

@@ -9,8 +9,8 @@ use crate::file_state::FileState;
 use crate::restarts::lost;
 use crate::session::Session;
 use penstock_base::locks::Exclusive;
-use penstock_base::{Buf, BufMut, Ino, Kind as Todo};
-use penstock_wire::names::{Attr, AttrReply, SetAttrRequest};
+use penstock_base::{Buf, BufMut, ErrorKind, Ino};
+use penstock_wire::metadata::{Attr, AttrReply, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
 
@@ -120,7 +120,7 @@ impl<'a> Writer<'a> {
                 failed => failed,
             };
             match result {
-                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => {
+                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < CUTS_MOST => {
                     // Another client truncated the file, which is possible under a shared lease that is being
                     // revoked.
                     file.borrow_mut().make_stale();
@@ -152,7 +152,7 @@ impl<'a> Writer<'a> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         assert!(len > 0 && first < last, "a write has a byte");
         if staged.len() as u64 != (last - first) * BLOCK {
-            return Err(Failure::new(Todo::Invalid, "bytes are not staged for this offset"));
+            return Err(Failure::new(ErrorKind::Invalid, "bytes are not staged for this offset"));
         }
         if !state.has_clean_tail() && state.size().div_ceil(BLOCK) < first {
             self.clean_tail(file).await?;
@@ -214,7 +214,7 @@ impl<'a> Writer<'a> {
             match result {
                 // Truncated by another client, or by a part of this request that a start of the service did
                 // before it ended.
-                Err(failure) if failure.kind == Todo::RefreshMap && attempt < CUTS_MOST => attempt += 1,
+                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < CUTS_MOST => attempt += 1,
                 result => return result,
             }
         }
@@ -233,7 +233,7 @@ impl<'a> Writer<'a> {
         let synced = match session.sync_file(ino).await {
             // A full store accepts no dirty data. Truncating needs no space, and may drop part of the dirty
             // data.
-            Err(failure) if failure.kind == Todo::NoSpace && size < state.sent_size() => false,
+            Err(failure) if failure.kind == ErrorKind::NoSpace && size < state.sent_size() => false,
             other => other.map(|()| true)?,
         };
         request.mtime_ns = request.mtime_ns.or(Some(session.env().wall_ns()));

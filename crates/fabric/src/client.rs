@@ -12,7 +12,7 @@ use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
 use crate::{HANDSHAKE, REQUESTS, WAITING, may_wait};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
-use penstock_base::{Env, Kind as Todo, LocalBoxFuture};
+use penstock_base::{Env, ErrorKind, LocalBoxFuture};
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ impl Remote {
     /// Connects to the server. Fails if this first attempt fails; later losses of the connection lead to
     /// reconnection without limit.
     pub async fn connect(env: &Env, dial: Rc<dyn Dial>) -> Result<Rc<Self>, Failure> {
-        let link = open(env, &*dial).await.map_err(|why| Failure::new(Todo::Denied, why))?;
+        let link = open(env, &*dial).await.map_err(|why| Failure::new(ErrorKind::Denied, why))?;
         let remote = Rc::new(Self {
             env: env.clone(),
             dial,
@@ -188,7 +188,7 @@ impl Remote {
         if found.damaged >= DAMAGED_MOST
             && let Some(found) = waiting.remove(&request)
         {
-            let _ = found.reply.send(Err(Failure::new(Todo::Corrupt, why)));
+            let _ = found.reply.send(Err(Failure::new(ErrorKind::Corrupt, why)));
         }
     }
 }
@@ -271,7 +271,7 @@ impl Drop for Forget<'_> {
 impl Transport for Remote {
     fn call(&self, mut request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
         Box::pin(async move {
-            let closed = || Failure::new(Todo::Internal, "the connection to the service was closed");
+            let closed = || Failure::new(ErrorKind::Internal, "the connection to the service was closed");
             let permits = if may_wait(request.header.kind) { &self.waiting_permits } else { &self.permits };
             let _permit = permits.acquire().await.map_err(|_| closed())?;
             if self.closed.get() {

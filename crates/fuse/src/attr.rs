@@ -1,7 +1,7 @@
 //! Converts attributes, times and failures into the kernel's structures and error numbers.
 
 use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID, StatxOut, StatxTime};
-use penstock_base::{BLOCK_BYTES, Ino, Kind};
+use penstock_base::{BLOCK_BYTES, ErrorKind, Ino};
 use penstock_client::{Attr, Failure};
 use rustix::fs::StatxFlags;
 use rustix::io::Errno;
@@ -113,11 +113,15 @@ pub(crate) fn errno(failure: &Failure) -> Errno {
         return Errno::from_raw_os_error(failure.errno.into());
     }
     match failure.kind {
-        Kind::NoSpace => Errno::NOSPC,
-        Kind::Invalid => Errno::INVAL,
-        Kind::Denied => Errno::ACCESS,
-        Kind::Ended => Errno::STALE,
-        Kind::Retry | Kind::RefreshMap | Kind::Fenced | Kind::Corrupt | Kind::Internal => {
+        ErrorKind::NoSpace => Errno::NOSPC,
+        ErrorKind::Invalid => Errno::INVAL,
+        ErrorKind::Denied => Errno::ACCESS,
+        ErrorKind::Ended => Errno::STALE,
+        ErrorKind::Retry
+        | ErrorKind::RefreshMap
+        | ErrorKind::Fenced
+        | ErrorKind::Corrupt
+        | ErrorKind::Internal => {
             tracing::error!(kind = ?failure.kind, %failure, "a file operation failed");
             Errno::IO
         }

@@ -10,7 +10,7 @@ use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Env, Ino, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
-use penstock_wire::names::{Attr, XattrRequest};
+use penstock_wire::metadata::{Attr, XattrRequest};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::convert::Infallible;

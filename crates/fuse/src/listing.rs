@@ -6,7 +6,7 @@ use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::Ino;
 use penstock_client::{Attr, Failure};
-use penstock_wire::names::ReadDirRequest;
+use penstock_wire::metadata::ReadDirRequest;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 

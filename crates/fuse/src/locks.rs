@@ -10,7 +10,7 @@ use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::Ino;
-use penstock_wire::names::{LockChange, LockRequest};
+use penstock_wire::metadata::{LockChange, LockRequest};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::rc::Rc;

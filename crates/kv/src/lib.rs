@@ -26,7 +26,7 @@ pub use lane::Mode;
 pub use memory::MemKv;
 pub use scan::{Pages, Range, for_each, for_each_key};
 
-use penstock_base::{Kind, LocalBoxFuture};
+use penstock_base::{ErrorKind, LocalBoxFuture};
 use std::collections::BTreeMap;
 
 /// A row: its key and its value.
@@ -195,10 +195,10 @@ pub enum KvError {
 
 impl KvError {
     /// The class of the error, by which the caller decides how to react.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoSpace { .. } | Self::TooLong { .. } => Kind::NoSpace,
-            Self::Engine(_) | Self::Closed => Kind::Internal,
+            Self::NoSpace { .. } | Self::TooLong { .. } => ErrorKind::NoSpace,
+            Self::Engine(_) | Self::Closed => ErrorKind::Internal,
         }
     }
 }

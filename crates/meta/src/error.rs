@@ -1,6 +1,6 @@
 //! Errors of operations on the name space, and their mapping to error replies.
 
-use penstock_base::Kind;
+use penstock_base::ErrorKind;
 use penstock_chunk::ChunkError;
 use penstock_kv::KvError;
 use penstock_wire::Failure;
@@ -44,12 +44,12 @@ impl From<prost::DecodeError> for MetaError {
 impl From<MetaError> for Failure {
     fn from(error: MetaError) -> Self {
         let (kind, errno) = match &error {
-            MetaError::Posix(errno) => (Kind::Invalid, Some(*errno)),
+            MetaError::Posix(errno) => (ErrorKind::Invalid, Some(*errno)),
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),
-            MetaError::Row(_) => (Kind::Corrupt, None),
-            MetaError::Restarted => (Kind::RefreshMap, None),
-            MetaError::Request(_) => (Kind::Invalid, None),
+            MetaError::Row(_) => (ErrorKind::Corrupt, None),
+            MetaError::Restarted => (ErrorKind::RefreshMap, None),
+            MetaError::Request(_) => (ErrorKind::Invalid, None),
         };
         let errno = errno.map_or(0, |errno| errno.raw_os_error() as u16);
         Self { kind, errno, message: error.to_string() }

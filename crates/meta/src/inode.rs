@@ -1,7 +1,7 @@
 //! Inodes and their rows. Format: docs/format/kv.md.
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
-use penstock_wire::names::{Attr, set_id_bits};
+use penstock_wire::metadata::{Attr, set_id_bits};
 
 const FORMAT: u8 = 1;
 /// Most links that decoding accepts. No inode can have reached it, and adding further links never overflows.

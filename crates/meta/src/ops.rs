@@ -14,12 +14,12 @@ pub(crate) use setattr::{get_attr, set_attr, stat_fs};
 pub(crate) use xattr::{get_xattr, list_xattr, remove_xattr, set_xattr};
 
 use crate::inode::Inode;
-use penstock_wire::names::AttrReply;
+use penstock_wire::metadata::AttrReply;
 use prost::Message;
 
 const SET_GROUP_ID: u32 = 0o2000;
 
 /// Encodes a reply with an inode's attributes.
 fn attr_reply(inode: &Inode) -> Vec<u8> {
-    AttrReply { attr: Some(inode.attr()), unsettled: false }.encode_to_vec()
+    AttrReply { attr: Some(inode.attr()), may_be_unsynced: false }.encode_to_vec()
 }

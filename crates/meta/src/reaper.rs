@@ -9,7 +9,7 @@ use crate::STEP_CHUNKS;
 use crate::error::MetaError;
 use crate::parts::Parts;
 use crate::rows::{all_removed, removed_ino, xattr_range};
-use penstock_base::{FileKey, Ino, Kind};
+use penstock_base::{ErrorKind, FileKey, Ino};
 use penstock_chunk::Behind;
 use penstock_kv::{WriteSet, for_each_key};
 use penstock_wire::Failure;
@@ -52,7 +52,7 @@ pub(crate) async fn run(parts: Rc<Parts>) {
             Ok(()) => parts.removed.borrow_mut().done(),
             Err(error) => {
                 tracing::warn!(%ino, %error, "a removed file could not be dropped yet");
-                let is_damaged = Failure::from(error).kind == Kind::Corrupt;
+                let is_damaged = Failure::from(error).kind == ErrorKind::Corrupt;
                 let delay = if is_damaged { RETRY_DAMAGED } else { RETRY };
                 parts.removed.borrow_mut().retry(parts.env.now() + delay, is_damaged);
             }

@@ -7,7 +7,7 @@ use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
 use penstock_session::{Request, Slot};
-use penstock_wire::names::{AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest};
+use penstock_wire::metadata::{AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest};
 use penstock_wire::{Failure, Header, Kind, VERSION};
 use prost::Message;
 
@@ -98,9 +98,9 @@ impl MetaTarget {
         self.parts.open(who.session, ino);
         match self.parts.names.inode(ino).await {
             Ok(inode) => {
-                let (attr, unsettled) =
+                let (attr, may_be_unsynced) =
                     (Some(inode.attr()), self.parts.clients.is_unsynced_elsewhere(who.session, ino));
-                Ok(AttrReply { attr, unsettled }.encode_to_vec())
+                Ok(AttrReply { attr, may_be_unsynced }.encode_to_vec())
             }
             Err(error) => {
                 self.parts.close(who.session, ino);

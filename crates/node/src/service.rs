@@ -1,7 +1,7 @@
 //! The services of a node behind one transport.
 
 use crate::node::Node;
-use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
+use penstock_base::{ErrorKind, Ino, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
@@ -36,7 +36,7 @@ impl Transport for InProcess {
                 let _ = reply.send(node.serve(Frame { header, ..request }, false).await);
             };
             self.node.env.spawn("service request", Box::pin(serve));
-            answer.await.map_err(|_| Failure::new(Todo::Internal, "the service stopped"))
+            answer.await.map_err(|_| Failure::new(ErrorKind::Internal, "the service stopped"))
         })
     }
 }
@@ -108,7 +108,7 @@ impl Node {
         match request.header.kind {
             Kind::Hello => Ok((self.meta.hello(&request.body, remote).await?, Vec::new())),
             kind if kind.is_reserved() => Err(Failure::new(
-                Todo::Invalid,
+                ErrorKind::Invalid,
                 format!("{kind:?} is reserved and not served by this release"),
             )),
             _ => Ok((self.meta.serve(&request.header, &request.body).await?, Vec::new())),

@@ -11,9 +11,9 @@ use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
 use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
-use penstock_base::{Env, Ino, KeyedLocks, Kind as Todo};
+use penstock_base::{Env, ErrorKind, Ino, KeyedLocks};
 use penstock_kv::{Kv, KvError, WriteSet};
-use penstock_wire::names::{
+use penstock_wire::metadata::{
     InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, OpenCount, PingRequest,
     SetAttrRequest, WatchReply, WatchRequest,
 };
@@ -40,7 +40,7 @@ pub fn joins(kind: Kind) -> bool {
 
 /// The error of a request whose body is not allowed.
 fn refused(why: impl std::fmt::Display) -> Failure {
-    Failure { kind: Todo::Invalid, errno: 0, message: format!("request: {why}") }
+    Failure { kind: ErrorKind::Invalid, errno: 0, message: format!("request: {why}") }
 }
 
 /// All clients of one node.
@@ -172,7 +172,7 @@ impl Clients {
             Seen::Done(outcome) => Ok(Slot::Done(outcome)),
             Seen::Late => {
                 let why = format!("request {} comes after its slot was used again", who.sequence);
-                Err(Failure::new(Todo::Invalid, why))
+                Err(Failure::new(ErrorKind::Invalid, why))
             }
         }
     }
@@ -366,11 +366,11 @@ impl Clients {
     /// called before anything is locked.
     pub async fn sync_elsewhere(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
         let ino = Ino(InodeRequest::decode(body).map_err(refused)?.ino);
-        let Some(number) = self.leases.borrow_mut().call_settle(session, ino) else { return Ok(()) };
+        let Some(number) = self.leases.borrow_mut().call_sync(session, ino) else { return Ok(()) };
         self.news.notify_waiters();
-        let synced = self.wait_for(session, |leases| leases.settled(number)).await?;
+        let synced = self.wait_for(session, |leases| leases.synced(number)).await?;
         synced.map_err(|errno| Failure {
-            kind: Todo::Internal,
+            kind: ErrorKind::Internal,
             errno: if errno == 0 { Errno::IO.raw_os_error() as u16 } else { errno },
             message: "another client cannot sync its changes of the file".into(),
         })

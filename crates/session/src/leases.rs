@@ -28,7 +28,7 @@
 //!   service, and no turn except that for the inode's next lease.
 
 use penstock_base::{HashMap, Ino};
-use penstock_wire::names::{LeaseCall, WatchReply, WatchRequest};
+use penstock_wire::metadata::{LeaseCall, WatchReply, WatchRequest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -45,7 +45,7 @@ struct Call {
     session: u64,
     /// The inode; none for a revocation of everything.
     ino: Option<Ino>,
-    settle: bool,
+    is_sync: bool,
     grant: u64,
     sent: bool,
 }
@@ -134,7 +134,7 @@ impl Leases {
     fn call_everything(&mut self, session: u64) {
         let grant = self.last;
         let number = self.next();
-        self.calls.insert(number, Call { session, ino: None, settle: false, grant, sent: false });
+        self.calls.insert(number, Call { session, ino: None, is_sync: false, grant, sent: false });
     }
 
     /// Begins a stop: revokes everything from every session. A session gets leases only until it has answered
@@ -309,7 +309,7 @@ impl Leases {
     /// True if a session has a revocation open that covers this grant or a later one.
     fn is_called(&self, session: u64, ino: Ino, grant: u64) -> bool {
         let called = |call: &Call| {
-            call.session == session && call.ino == Some(ino) && !call.settle && call.grant >= grant
+            call.session == session && call.ino == Some(ino) && !call.is_sync && call.grant >= grant
         };
         self.calls.values().any(called)
     }
@@ -319,19 +319,19 @@ impl Leases {
             if !self.is_called(session, ino, grant) {
                 let number = self.next();
                 self.calls
-                    .insert(number, Call { session, ino: Some(ino), settle: false, grant, sent: false });
+                    .insert(number, Call { session, ino: Some(ino), is_sync: false, grant, sent: false });
             }
         }
     }
 
     /// Asks the session that may have unsynced changes of a file to sync them. Returns the number of the
     /// request to wait for; none if there is no such session.
-    pub(crate) fn call_settle(&mut self, session: u64, ino: Ino) -> Option<u64> {
+    pub(crate) fn call_sync(&mut self, session: u64, ino: Ino) -> Option<u64> {
         let holders = self.held.get(&ino)?;
         let (other, held) = holders.iter().find(|(other, held)| **other != session && held.exclusive)?;
         let (other, grant) = (*other, held.grant);
         let waits = |(_, call): &(&u64, &Call)| {
-            call.session == other && call.ino == Some(ino) && call.settle && !call.sent
+            call.session == other && call.ino == Some(ino) && call.is_sync && !call.sent
         };
         // A request that has been sent may be answered with an older state of the file, so only one not yet
         // sent is shared.
@@ -339,14 +339,14 @@ impl Leases {
             return Some(*number);
         }
         let number = self.next();
-        self.calls.insert(number, Call { session: other, ino: Some(ino), settle: true, grant, sent: false });
+        self.calls.insert(number, Call { session: other, ino: Some(ino), is_sync: true, grant, sent: false });
         Some(number)
     }
 
     /// A session reports, before its answer, that it could not sync, or could not give up everything.
     pub(crate) fn failed(&mut self, session: u64, number: u64, errno: u32) {
         let Some(call) = self.calls.get(&number).filter(|call| call.session == session) else { return };
-        match (call.settle, call.ino) {
+        match (call.is_sync, call.ino) {
             (true, _) => {
                 if self.failed.len() >= MOST_FAILED {
                     self.failed.pop_front();
@@ -364,7 +364,7 @@ impl Leases {
     }
 
     /// Result of a sync request: none until it is answered, and an errno if it failed.
-    pub(crate) fn settled(&self, number: u64) -> Option<Result<(), u16>> {
+    pub(crate) fn synced(&self, number: u64) -> Option<Result<(), u16>> {
         if self.calls.contains_key(&number) {
             return None;
         }
@@ -378,7 +378,7 @@ impl Leases {
         }
         let call = self.calls.remove(&number).expect("it was just found");
         match call.ino {
-            _ if call.settle => {}
+            _ if call.is_sync => {}
             Some(ino) => self.drop_held(session, ino, call.grant),
             None => {
                 self.held.retain(|_, holders| {
@@ -426,7 +426,7 @@ impl Leases {
             if call.session == session {
                 call.sent = true;
                 let ino = call.ino.map_or(0, |ino| ino.0);
-                calls.push(LeaseCall { number: *number, ino, settle: call.settle, grant: call.grant });
+                calls.push(LeaseCall { number: *number, ino, is_sync: call.is_sync, grant: call.grant });
             }
         }
         let unlocked: Vec<u64> =

@@ -8,7 +8,7 @@
 
 use penstock_base::range_locks::{RangeLock, RangeLocks};
 use penstock_base::{HashMap, Ino};
-use penstock_wire::names::{LockChange, LockReply, LockRequest};
+use penstock_wire::metadata::{LockChange, LockReply, LockRequest};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 

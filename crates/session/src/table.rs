@@ -18,7 +18,7 @@
 //!   again, or has ended.
 
 use crate::rows::{ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key};
-use penstock_base::{DecodeError, Ino, Kind as Todo};
+use penstock_base::{DecodeError, ErrorKind, Ino};
 use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
 use penstock_wire::{Failure, Header, SLOTS};
 use rustix::io::Errno;
@@ -291,7 +291,7 @@ impl Session {
 
 pub(crate) fn ended(session: u64) -> Failure {
     Failure {
-        kind: Todo::Ended,
+        kind: ErrorKind::Ended,
         errno: Errno::STALE.raw_os_error() as u16,
         message: format!(
             "session {session} has ended: its client was silent for longer than its lease, or ended it"

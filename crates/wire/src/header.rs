@@ -126,7 +126,7 @@ pub struct Header {
     pub epoch: u64,
     /// Time in milliseconds from arrival within which the sender wants the reply; 0 is no limit.
     pub deadline_ms: u32,
-    /// In a reply: 0 for success, or the action that the caller must take ([`penstock_base::Kind`]).
+    /// In a reply: 0 for success, or the action that the caller must take ([`penstock_base::ErrorKind`]).
     pub status: u16,
     /// In a reply: the POSIX error number that belongs to the status, or 0.
     pub errno: u16,
@@ -282,7 +282,8 @@ impl Frame {
         if self.header.status == 0 {
             return Ok((self.body, self.payload));
         }
-        let kind = penstock_base::Kind::from_u16(self.header.status).unwrap_or(penstock_base::Kind::Internal);
+        let kind = penstock_base::ErrorKind::from_u16(self.header.status)
+            .unwrap_or(penstock_base::ErrorKind::Internal);
         let message = String::from_utf8_lossy(&self.body).into_owned();
         Err(Failure { kind, errno: self.header.errno, message })
     }
@@ -293,7 +294,7 @@ impl Frame {
 #[error("{message}")]
 pub struct Failure {
     /// The action that the caller must take.
-    pub kind: penstock_base::Kind,
+    pub kind: penstock_base::ErrorKind,
     /// The POSIX error number; 0 if the caller derives it from the kind.
     pub errno: u16,
     /// The cause, for people.
@@ -304,7 +305,7 @@ const EAGAIN: u16 = 11;
 
 impl Failure {
     /// A failure without a POSIX error number.
-    pub fn new(kind: penstock_base::Kind, message: impl ToString) -> Self {
+    pub fn new(kind: penstock_base::ErrorKind, message: impl ToString) -> Self {
         Self { kind, errno: 0, message: message.to_string() }
     }
 
@@ -312,18 +313,18 @@ impl Failure {
     /// still waits for another client.
     pub fn ask_again() -> Self {
         let message = "the service waits for another client".into();
-        Self { kind: penstock_base::Kind::Retry, errno: EAGAIN, message }
+        Self { kind: penstock_base::ErrorKind::Retry, errno: EAGAIN, message }
     }
 
     /// True for [`Failure::ask_again`].
     pub fn is_ask_again(&self) -> bool {
-        self.kind == penstock_base::Kind::Retry && self.errno == EAGAIN
+        self.kind == penstock_base::ErrorKind::Retry && self.errno == EAGAIN
     }
 }
 
 impl From<DecodeError> for Failure {
     fn from(error: DecodeError) -> Self {
-        Self::new(penstock_base::Kind::Invalid, error)
+        Self::new(penstock_base::ErrorKind::Invalid, error)
     }
 }
 

@@ -9,7 +9,7 @@
 
 pub mod data;
 mod header;
-pub mod names;
+pub mod metadata;
 pub mod transport;
 
 pub use header::{Failure, Frame, HEADER_BYTES, Header, Kind};

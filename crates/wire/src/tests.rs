@@ -4,7 +4,7 @@ use crate::data::{
     ChunkRef, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,
     encode_reply, encode_write,
 };
-use crate::names::*;
+use crate::metadata::*;
 use crate::{Failure, Frame, Header, Kind};
 use penstock_base::Ino;
 use prost::Message;
@@ -28,7 +28,7 @@ fn headers_are_as_in_the_first_release() {
         ..Header::request(Kind::Rename)
     };
     let asked = Header { session: 3, ..Header::request(Kind::Write) };
-    let failure = Failure { kind: penstock_base::Kind::NoSpace, errno: 28, message: "full".into() };
+    let failure = Failure { kind: penstock_base::ErrorKind::NoSpace, errno: 28, message: "full".into() };
     let reply = Frame::reply(&asked, Err(failure.clone()));
     let golden = [
         (
@@ -144,7 +144,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         "0807100120ffffffffffffffffff01",
     );
     golden(&LeaseReply { grant: 3 }, "0803");
-    let call = LeaseCall { number: 4, ino: 7, settle: true, grant: 3 };
+    let call = LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3 };
     golden(
         &WatchReply { alone: true, calls: vec![call], unlocked: vec![7] },
         "0801120808041007180120031a0107",
@@ -157,7 +157,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         alone: true,
         leaves: true,
         generation: 9,
-        failed: vec![FailedSettle { number: 3, errno: 28 }],
+        failed: vec![FailedSync { number: 3, errno: 28 }],
     };
     golden(&watch, "08041201031a0408071003200128013001380942040803101c");
     golden(&NameRequest { dir: 1, name: name.clone(), directory: true }, "080112046e616d651801");
@@ -224,8 +224,8 @@ fn what_came_to_requests_later_keeps_its_numbers() {
 #[test]
 fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
-    golden(&AttrReply { attr: Some(attr()), unsettled: false }, &format!("0a2c{ATTR}"));
-    golden(&AttrReply { attr: Some(attr()), unsettled: true }, &format!("0a2c{ATTR}1001"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false }, &format!("0a2c{ATTR}"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true }, &format!("0a2c{ATTR}1001"));
     golden(
         &HelloReply { version: 1, session: 2, root: (1 << 48) | 1, chunk_blocks: 256, lease_ms: 300 },
         "08011002188180808080804020800228ac02",

@@ -1,6 +1,6 @@
 use super::*;
 use crate::tests::{Bench, STRIPE, on_a_volume};
-use penstock_base::Kind;
+use penstock_base::ErrorKind;
 
 /// Writes stripes, marks them as used, and frees them again: they are idle then.
 async fn leave_idle(bench: &Bench, allocator: &Allocator, stripes: &[u64]) {
@@ -42,7 +42,7 @@ fn a_reservation_leaves_the_headroom() {
                 }
                 (Err(error @ ChunkError::NoSpace { free_blocks, wanted_blocks }), Some(free)) => {
                     assert_eq!((free_blocks, wanted_blocks), (free, wanted));
-                    assert_eq!(error.kind(), Kind::NoSpace);
+                    assert_eq!(error.kind(), ErrorKind::NoSpace);
                     assert_eq!(allocator.usage().free_blocks, blocks - reserved, "nothing is reserved");
                 }
                 (found, _) => panic!("{wanted} blocks beside {reserved}: {found:?}"),

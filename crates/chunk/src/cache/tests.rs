@@ -2,7 +2,7 @@ use super::*;
 use crate::rows::encode_map;
 use crate::tests::{CHUNK, Random, Seed, blocks_of, chunk_key, extent, file, preallocated};
 use futures_util::FutureExt;
-use penstock_base::Kind;
+use penstock_base::ErrorKind;
 use penstock_kv::{MemKv, WriteSet};
 use penstock_sim::seeds;
 
@@ -73,7 +73,7 @@ fn a_row_is_loaded_or_refused() {
             }
             Err(error) => {
                 assert!(!is_good, "{what}: {error}");
-                assert_eq!(error.kind(), Kind::Corrupt, "{what}");
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}");
                 assert!(cache.peek(key).is_none(), "{what}: nothing is kept");
             }
         }

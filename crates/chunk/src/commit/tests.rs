@@ -4,7 +4,7 @@ use crate::target::Target;
 use crate::tests::{
     Bench, CHUNK, STRIPE, assert_clean, chunk_key, extent, file, fills, on_a_volume, preallocated, write,
 };
-use penstock_base::Kind;
+use penstock_base::ErrorKind;
 
 /// The extents in a chunk's row; `None` if there is no row.
 async fn row(bench: &Bench, key: ChunkKey) -> Option<Vec<Extent>> {
@@ -142,7 +142,7 @@ fn a_commit_that_failed_is_completed_by_the_next_one() {
             for _ in 0..2 {
                 match target.commit(KEY.file, false).await {
                     Ok(()) => assert_eq!(what, "blocks in place", "all others change the row"),
-                    Err(error) => assert_eq!(error.kind(), Kind::Internal, "{what}"),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Internal, "{what}"),
                 }
                 assert_eq!(row(bench, KEY).await, before, "{what}");
                 assert_eq!(fills(&target, KEY).await, wanted, "{what}");

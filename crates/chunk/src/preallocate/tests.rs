@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tests::{CHUNK, assert_clean, chunk_key, extent, file, fills, on_a_volume, preallocated, write};
-use penstock_base::Kind;
+use penstock_base::ErrorKind;
 
 #[test]
 fn blocks_without_space_get_it_and_the_others_keep_their_data() {
@@ -93,7 +93,7 @@ fn space_is_given_to_all_of_a_range_or_to_none_of_it() {
                 Ok(()) => assert!(expected, "{range:?}"),
                 Err(error) => {
                     assert!(!expected, "{range:?}: {error}");
-                    assert_eq!(error.kind(), Kind::NoSpace, "{range:?}");
+                    assert_eq!(error.kind(), ErrorKind::NoSpace, "{range:?}");
                     assert_eq!(target.usage().free_blocks, free, "{range:?}");
                 }
             }

@@ -29,7 +29,7 @@ impl FileUses for Uses {
     fn change_contents(&self, _: Ino) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>> {
         Box::pin(async {
             if self.refuses.get() {
-                return Err(Failure::new(Todo::Denied, "a check runs"));
+                return Err(Failure::new(ErrorKind::Denied, "a check runs"));
             }
             self.begun.set(self.begun.get() + 1);
             self.open.set(self.open.get() + 1);
@@ -138,7 +138,7 @@ fn a_bad_request_is_refused_and_changes_nothing() {
         let free = target.usage().free_blocks;
         for (what, kind, body, payload) in cases {
             let failure = serve(&service, &uses, kind, body, payload).await.expect_err(what);
-            assert_eq!(failure.kind, Todo::Invalid, "{what}: {failure}");
+            assert_eq!(failure.kind, ErrorKind::Invalid, "{what}: {failure}");
             assert_eq!(uses.open.get(), 0, "{what}: its use of the file is over");
         }
         assert_eq!(target.usage().free_blocks, free);
@@ -171,8 +171,8 @@ fn contents_change_only_while_the_node_lets_them() {
         uses.refuses.set(true);
         let (data, crcs) = blocks_of(&[4, 5]);
         for (kind, body, payload, expected) in [
-            (Kind::Write, encode_write(&CHUNK_REF, &crcs), vec![data], Some(Todo::Denied)),
-            (Kind::Space, encode_space(&SPACE), vec![], Some(Todo::Denied)),
+            (Kind::Write, encode_write(&CHUNK_REF, &crcs), vec![data], Some(ErrorKind::Denied)),
+            (Kind::Space, encode_space(&SPACE), vec![], Some(ErrorKind::Denied)),
             (Kind::Read, encode_read(&CHUNK_REF), vec![], None),
             (Kind::Seek, encode_seek(&SEEK), vec![], None),
             (Kind::Commit, encode_commit(0, Ino(2), true), vec![], None),
@@ -195,12 +195,12 @@ fn an_error_of_the_target_keeps_its_kind() {
         let of_a_bad_row = ChunkRef { ino: Ino(3), chunk: 0, ..CHUNK_REF };
         let everything = SpaceRef { from: 0, until: bench.volume.blocks(), cut: 5, ..SPACE };
         for (kind, body, payload, expected) in [
-            (Kind::Write, encode_write(&CHUNK_REF, &crcs), vec![data.clone()], Todo::RefreshMap),
-            (Kind::Space, encode_space(&SPACE), vec![], Todo::RefreshMap),
-            (Kind::Space, encode_space(&everything), vec![], Todo::NoSpace),
-            (Kind::Read, encode_read(&of_a_bad_row), vec![], Todo::Corrupt),
-            (Kind::Write, encode_write(&of_a_bad_row, &crcs), vec![data], Todo::Corrupt),
-            (Kind::Seek, encode_seek(&SeekRef { ino: Ino(3), ..SEEK }), vec![], Todo::Corrupt),
+            (Kind::Write, encode_write(&CHUNK_REF, &crcs), vec![data.clone()], ErrorKind::RefreshMap),
+            (Kind::Space, encode_space(&SPACE), vec![], ErrorKind::RefreshMap),
+            (Kind::Space, encode_space(&everything), vec![], ErrorKind::NoSpace),
+            (Kind::Read, encode_read(&of_a_bad_row), vec![], ErrorKind::Corrupt),
+            (Kind::Write, encode_write(&of_a_bad_row, &crcs), vec![data], ErrorKind::Corrupt),
+            (Kind::Seek, encode_seek(&SeekRef { ino: Ino(3), ..SEEK }), vec![], ErrorKind::Corrupt),
         ] {
             let failure = serve(&service, &uses, kind, body, payload).await.unwrap_err();
             assert_eq!(failure.kind, expected, "{kind:?}: {failure}");
@@ -219,7 +219,7 @@ fn a_read_of_lost_data_is_reported() {
         let uses = Uses::default();
         bench.corrupt(0x5a);
         let failure = serve(&service, &uses, Kind::Read, encode_read(&CHUNK_REF), vec![]).await.unwrap_err();
-        assert_eq!(failure.kind, Todo::Corrupt, "{failure}");
+        assert_eq!(failure.kind, ErrorKind::Corrupt, "{failure}");
         assert_eq!(*uses.damaged.borrow(), [(Ino(2), 1)]);
     });
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::tests::{
     CHUNK, assert_clean, blocks_of, chunk_key, extent, file, fills, on_a_volume, preallocated, write,
 };
-use penstock_base::Kind;
+use penstock_base::ErrorKind;
 use penstock_kv::Kv;
 
 #[test]
@@ -128,7 +128,7 @@ fn a_write_from_before_a_truncation_is_refused() {
                 target.preallocate(key.file, 0..1, true, sent).await,
             ];
             for error in refusals.map(|result| result.unwrap_err()) {
-                assert_eq!(error.kind(), Kind::RefreshMap);
+                assert_eq!(error.kind(), ErrorKind::RefreshMap);
                 let ChunkError::Truncated { found, sent: with } = error else { panic!("{error}") };
                 assert_eq!((found, with), (lowest, sent));
             }
@@ -152,7 +152,7 @@ fn a_truncation_that_cannot_be_committed_changes_nothing() {
             bench.kv.fail_after(0);
             let writes = WriteSet::new();
             let result = target.truncate(key.file, 2..u64::MAX, behind, 7, writes).await;
-            assert_eq!(result.unwrap_err().kind(), Kind::Internal);
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Internal);
             bench.kv.fail_after(u64::MAX);
             assert_eq!(fills(&target, key).await, before, "{behind:?}");
             assert_eq!(target.usage().free_blocks, free, "{behind:?}");

@@ -1,10 +1,10 @@
 //! Reads, writes and changes of size: bytes as a plain vector has them.
 
 use super::service::{BLOCK, run};
-use penstock_base::{Ino, Kind as Todo};
+use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
 use penstock_wire::data::SpaceChange;
-use penstock_wire::names::SetAttrRequest;
+use penstock_wire::metadata::SetAttrRequest;
 
 const INO: Ino = Ino(5);
 
@@ -112,7 +112,7 @@ fn space_is_zeroed_and_preallocated() {
         service.add(INO, &[]);
         for (offset, len, errno) in [(0, 0, 0), (u64::MAX, 1, 27), (1 << 63, 1, 27)] {
             let failed = client.change_space(INO, offset, len, Punch, true).await.unwrap_err();
-            assert_eq!((failed.kind, failed.errno), (Todo::Invalid, errno), "{len} at {offset}");
+            assert_eq!((failed.kind, failed.errno), (ErrorKind::Invalid, errno), "{len} at {offset}");
         }
     });
 }
@@ -169,9 +169,9 @@ fn a_size_is_sent_after_the_data_below_it() {
         assert!(log[..2].contains(&Commit) && log[..2].contains(&SetAttr), "{log:?}");
         // A commit that fails keeps the size back.
         client.write(INO, 12_288, &[4; 4096]).await.unwrap();
-        service.fail(Commit, Todo::NoSpace, 1);
+        service.fail(Commit, ErrorKind::NoSpace, 1);
         service.take_log();
-        assert_eq!(client.fsync(INO).await.unwrap_err().kind, Todo::NoSpace);
+        assert_eq!(client.fsync(INO).await.unwrap_err().kind, ErrorKind::NoSpace);
         assert!(!service.take_log().contains(&SetAttr) && client.is_unsynced(INO));
         assert_eq!((service.attr(INO).size, client.get_attr(INO).await.unwrap().size), (12_288, 16_384));
         client.fsync(INO).await.unwrap();

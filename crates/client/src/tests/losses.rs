@@ -1,9 +1,9 @@
 //! Restarts of the service: writes that may be lost are reported, once, and no others.
 
 use super::service::{rest, run};
-use penstock_base::{Ino, Kind as Todo};
+use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
-use penstock_wire::names::{MakeRequest, RenameRequest, SetAttrRequest};
+use penstock_wire::metadata::{MakeRequest, RenameRequest, SetAttrRequest};
 use std::cell::Cell;
 
 const INO: Ino = Ino(5);
@@ -95,7 +95,7 @@ fn names_that_a_restart_may_have_lost_are_reported_once() {
         client.sync().await.unwrap();
         // A sync that fails leaves the change to be synced, and then to be lost.
         client.make(MakeRequest::default()).await.unwrap();
-        service.fail(Kind::Sync, Todo::Internal, 1);
+        service.fail(Kind::Sync, ErrorKind::Internal, 1);
         assert!(client.sync().await.is_err());
         service.restart();
         client.get_attr(INO).await.unwrap();
@@ -133,9 +133,9 @@ fn a_rename_waits_for_the_data_and_refuses_a_lost_file() {
         client.rename(rename()).await.unwrap();
         assert!(service.take_log().contains(&Kind::Rename));
         // A start that ends during the rename makes it begin again.
-        service.fail(Kind::Rename, Todo::RefreshMap, 2);
+        service.fail(Kind::Rename, ErrorKind::RefreshMap, 2);
         client.rename(rename()).await.unwrap();
-        service.fail(Kind::Rename, Todo::RefreshMap, 1000);
+        service.fail(Kind::Rename, ErrorKind::RefreshMap, 1000);
         assert_eq!(client.rename(rename()).await.unwrap_err().errno, EIO);
     });
 }

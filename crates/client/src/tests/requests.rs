@@ -1,9 +1,9 @@
 //! Requests: repeats, attributes that are out of date, and states that are forgotten.
 
 use super::service::run;
-use penstock_base::{Ino, Kind as Todo};
+use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
-use penstock_wire::names::{LockChange, LockRequest, SetAttrRequest};
+use penstock_wire::metadata::{LockChange, LockRequest, SetAttrRequest};
 
 const INO: Ino = Ino(5);
 
@@ -63,10 +63,10 @@ fn set_id_bits_fall_durably_before_a_write() {
 fn a_session_that_ended_fails_everything() {
     run(async |service, client| {
         service.add(INO, &[1; 100]);
-        service.fail(Kind::GetAttr, Todo::Ended, 1);
-        assert_eq!(client.get_attr(INO).await.unwrap_err().kind, Todo::Ended);
+        service.fail(Kind::GetAttr, ErrorKind::Ended, 1);
+        assert_eq!(client.get_attr(INO).await.unwrap_err().kind, ErrorKind::Ended);
         assert!(client.has_ended());
-        assert_eq!(client.read(INO, 0, 1).await.unwrap_err().kind, Todo::Ended);
+        assert_eq!(client.read(INO, 0, 1).await.unwrap_err().kind, ErrorKind::Ended);
         assert_eq!(client.write(INO, 0, b"x").await.unwrap_err().errno, 116);
     });
 }
@@ -88,7 +88,7 @@ fn a_lock_that_the_service_refuses_to_release_is_kept() {
         let test = LockRequest { test: true, owner: 4, ..lock(LockChange::Exclusive) };
         client.lock(&test).await.unwrap();
         assert_eq!(held(), 1, "a test takes nothing");
-        service.fail(Kind::Lock, Todo::NoSpace, 1);
+        service.fail(Kind::Lock, ErrorKind::NoSpace, 1);
         let part = LockRequest { first: 10, last: 19, ..lock(LockChange::Unlock) };
         assert!(client.lock(&part).await.is_err());
         assert_eq!(held(), 1, "it is whole again");

@@ -2,13 +2,13 @@
 
 use crate::Client;
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, Ino, Kind as Todo, LocalBoxFuture, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Ino, LocalBoxFuture, crc32c_blocks};
 use penstock_sim::World;
 use penstock_wire::data::{
     SpaceChange, decode_commit, decode_read, decode_seek, decode_space, decode_write, encode_found,
     encode_reply,
 };
-use penstock_wire::names::{
+use penstock_wire::metadata::{
     Attr, AttrReply, EmptyReply, HelloReply, InodeRequest, LeaseCall, LeaseReply, LeaseRequest, LockReply,
     SetAttrRequest, WatchReply, WatchRequest,
 };
@@ -113,7 +113,7 @@ impl Service {
     }
 
     /// Lets the next `times` requests of a kind fail.
-    pub(super) fn fail(&self, kind: Kind, todo: Todo, times: u32) {
+    pub(super) fn fail(&self, kind: Kind, todo: ErrorKind, times: u32) {
         let failure = Failure { kind: todo, errno: 5, message: "told to fail".into() };
         self.failures.borrow_mut().push((kind, failure, times));
     }
@@ -128,7 +128,7 @@ impl Service {
     pub(super) fn call(&self, ino: u64) -> u64 {
         let grant = self.next_grant.get() - 1;
         let number = 1 + self.answered.borrow().len() as u64 + self.calls.borrow().len() as u64;
-        self.calls.borrow_mut().push_back(LeaseCall { number, ino, settle: false, grant });
+        self.calls.borrow_mut().push_back(LeaseCall { number, ino, is_sync: false, grant });
         number
     }
 
@@ -197,7 +197,7 @@ impl Service {
                 let mut files = self.files.borrow_mut();
                 let file = files.get_mut(&write.ino.0).unwrap();
                 if write.cut < file.attr.cut {
-                    return Err(Failure::new(Todo::RefreshMap, "truncated since"));
+                    return Err(Failure::new(ErrorKind::RefreshMap, "truncated since"));
                 }
                 let first = write.chunk * u64::from(CHUNK_BLOCKS) + u64::from(write.block);
                 for (at, block) in (first..).zip(data.chunks(BLOCK_BYTES)) {
@@ -232,16 +232,16 @@ impl Service {
     }
 
     fn reply(&self, ino: u64) -> Result<Vec<u8>, Failure> {
-        let gone = Failure { kind: Todo::Invalid, errno: 116, message: "no such inode".into() };
+        let gone = Failure { kind: ErrorKind::Invalid, errno: 116, message: "no such inode".into() };
         let attr = self.files.borrow().get(&ino).map(|file| file.attr.clone()).ok_or(gone)?;
-        Ok(AttrReply { attr: Some(attr), unsettled: false }.encode_to_vec())
+        Ok(AttrReply { attr: Some(attr), may_be_unsynced: false }.encode_to_vec())
     }
 
     fn set_attr(&self, request: &SetAttrRequest) -> Result<Vec<u8>, Failure> {
         if let Some(file) = self.files.borrow_mut().get_mut(&request.ino) {
             let attr = &mut file.attr;
             if request.known_cut.is_some_and(|known| known != attr.cut) {
-                return Err(Failure::new(Todo::RefreshMap, "truncated since"));
+                return Err(Failure::new(ErrorKind::RefreshMap, "truncated since"));
             }
             let is_overtaken = request.grow && request.cut != attr.cut;
             if let Some(size) = request.size.filter(|_| !is_overtaken) {

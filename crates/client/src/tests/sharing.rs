@@ -2,7 +2,7 @@
 
 use super::service::{Service, rest, run};
 use crate::{Client, KernelCache, Purpose, Staged};
-use penstock_base::{Ino, Kind as Todo, LocalBoxFuture};
+use penstock_base::{ErrorKind, Ino, LocalBoxFuture};
 use penstock_wire::Kind;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -97,12 +97,12 @@ fn writes_that_cannot_be_synced_are_lost_with_the_lease() {
         client.open(INO).await.unwrap();
         share(service, client).await;
         client.write(INO, 0, b"new").await.unwrap();
-        service.fail(Kind::Commit, Todo::NoSpace, 1000);
+        service.fail(Kind::Commit, ErrorKind::NoSpace, 1000);
         let number = service.call(INO.0);
         client.session.env().sleep(Duration::from_secs(11)).await;
         rest(client).await;
         assert!(service.answered.borrow().contains(&(number, false)), "the other client hears of it");
-        service.fail(Kind::Commit, Todo::NoSpace, 0);
+        service.fail(Kind::Commit, ErrorKind::NoSpace, 0);
         assert_eq!(client.fsync(INO).await.unwrap_err().errno, 5);
         client.fsync(INO).await.unwrap();
     });

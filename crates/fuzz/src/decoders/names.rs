@@ -1,7 +1,7 @@
 //! Decoders of message bodies of the name space. The first byte of an input selects the message.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
-use penstock_wire::names::*;
+use penstock_wire::metadata::*;
 use prost::Message;
 use std::fmt::Debug;
 
@@ -59,7 +59,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let lock =
         LockRequest { ino: 7, owner: u64::MAX, last: u64::MAX, change: 2, pid: 5, ..Default::default() };
     let released = vec![ReleasedLease { ino: 7, grant: 3 }];
-    let calls = vec![LeaseCall { number: 4, ino: 7, settle: true, grant: 3 }];
+    let calls = vec![LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3 }];
     let bodies = [
         HelloRequest { oldest_version: 1, newest_version: 1, client: "host".into(), mount: "/m".into() }
             .encode_to_vec(),
@@ -67,7 +67,7 @@ fn seeds() -> Vec<Vec<u8>> {
             .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
-        AttrReply { attr: Some(attr.clone()), unsettled: true }.encode_to_vec(),
+        AttrReply { attr: Some(attr.clone()), may_be_unsynced: true }.encode_to_vec(),
         SetAttrRequest { ino: 7, mode: Some(0), size: Some(0), grow: true, ..Default::default() }
             .encode_to_vec(),
         MakeRequest { dir: 1, name: name.clone(), target: value.clone(), open: true, ..Default::default() }

@@ -31,7 +31,7 @@ pub(super) const HEADER: Decoder = Decoder {
 
 fn headers() -> Vec<Vec<u8>> {
     let request = Frame::request(Kind::Rename, b"body".to_vec(), Vec::new());
-    let failure = Failure { kind: penstock_base::Kind::NoSpace, errno: 28, message: "full".into() };
+    let failure = Failure { kind: penstock_base::ErrorKind::NoSpace, errno: 28, message: "full".into() };
     let frames = [
         Frame::request(Kind::Hello, Vec::new(), Vec::new()),
         Frame::reply(&request.header, Err(failure)),

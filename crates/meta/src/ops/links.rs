@@ -10,7 +10,7 @@ use crate::{LINK_MAX, PATH_MAX};
 use penstock_base::{FileKey, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::names::{LinkRequest, MakeRequest, NameRequest};
+use penstock_wire::metadata::{LinkRequest, MakeRequest, NameRequest};
 use rustix::io::Errno;
 
 /// Returns the attributes of the inode that a name refers to.

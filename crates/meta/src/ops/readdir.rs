@@ -5,7 +5,7 @@ use crate::inode::{Data, Inode};
 use crate::parts::Parts;
 use crate::rows::{Entry, decode_entry_key, entry_range, inode_key};
 use penstock_base::Ino;
-use penstock_wire::names::{BytesReply, DirEntry, InodeRequest, ReadDirReply, ReadDirRequest};
+use penstock_wire::metadata::{BytesReply, DirEntry, InodeRequest, ReadDirReply, ReadDirRequest};
 use prost::Message;
 use rustix::io::Errno;
 

@@ -13,7 +13,7 @@ use crate::rows::{Entry, entry_key};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::names::{EmptyReply, MakeRequest, RenameRequest};
+use penstock_wire::metadata::{EmptyReply, MakeRequest, RenameRequest};
 use prost::Message;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, btree_map};

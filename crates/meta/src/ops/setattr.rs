@@ -9,7 +9,7 @@ use penstock_base::{BLOCK_BYTES, FileKey, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::names::{InodeRequest, SetAttrRequest, StatFsReply};
+use penstock_wire::metadata::{InodeRequest, SetAttrRequest, StatFsReply};
 use prost::Message;
 use rustix::io::Errno;
 

@@ -9,7 +9,7 @@ use crate::{NAME_MAX, XATTR_MAX};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::names::{BytesReply, InodeRequest, NamesReply, XattrRequest};
+use penstock_wire::metadata::{BytesReply, InodeRequest, NamesReply, XattrRequest};
 use prost::Message;
 use rustix::io::Errno;
 

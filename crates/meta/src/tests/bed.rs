@@ -10,7 +10,7 @@ use penstock_session::Request;
 use penstock_session::rows::{all_results, all_sessions};
 use penstock_sim::World;
 use penstock_wire::VERSION;
-use penstock_wire::names::{
+use penstock_wire::metadata::{
     AttrReply, HelloReply, HelloRequest, LinkRequest, MakeRequest, NameRequest, ReadDirReply, ReadDirRequest,
     RenameRequest,
 };
@@ -137,7 +137,7 @@ impl Bed {
         let request = ReadDirRequest { dir: dir.0, after, limit, attributes: false };
         let reply = ops::read_dir(&self.meta.parts, request).await.unwrap();
         let ReadDirReply { entries, end, .. } = ReadDirReply::decode(&reply[..]).unwrap();
-        let entry = |entry: penstock_wire::names::DirEntry| {
+        let entry = |entry: penstock_wire::metadata::DirEntry| {
             let slash = if entry.kind == 0o040_000 { "/" } else { "" };
             (format!("{}{slash}", String::from_utf8(entry.name).unwrap()), Ino(entry.ino), entry.cookie)
         };

@@ -5,7 +5,7 @@ use super::memory::CHUNK_BLOCKS;
 use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
 use penstock_chunk::ChunkError;
-use penstock_wire::names::{SetAttrRequest, StatFsReply};
+use penstock_wire::metadata::{SetAttrRequest, StatFsReply};
 use prost::Message;
 use rustix::io::Errno;
 

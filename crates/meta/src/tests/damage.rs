@@ -7,7 +7,7 @@ use crate::{Data, Inode, ROOT, XATTR_MAX, ops};
 use penstock_base::{FindingKind as Kind, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
 use penstock_session::rows::session_key;
-use penstock_wire::names::SetAttrRequest;
+use penstock_wire::metadata::SetAttrRequest;
 
 /// The inodes and rows that a case may damage: the tree `d/ d/e/ d/f g l`.
 struct Rows {
@@ -328,7 +328,7 @@ fn operations_on_damaged_inodes_end() {
 
 /// Operations of every kind around the tree, whose failures do not matter.
 async fn serve_all(bed: &Bed, rows: &Rows) -> usize {
-    let plain = penstock_wire::names::RenameRequest::default;
+    let plain = penstock_wire::metadata::RenameRequest::default;
     let chmod = |ino: Ino| SetAttrRequest { ino: ino.0, mode: Some(0o700), ..Default::default() };
     let cut = |ino: Ino| SetAttrRequest { ino: ino.0, size: Some(1), ..Default::default() };
     let mut done = 0;

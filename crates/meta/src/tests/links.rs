@@ -3,7 +3,7 @@
 use super::bed::{DIR, FILE, errno, run};
 use crate::{LINK_MAX, MetaError, PATH_MAX, ROOT};
 use penstock_base::Ino;
-use penstock_wire::names::MakeRequest;
+use penstock_wire::metadata::MakeRequest;
 use rustix::io::Errno;
 
 fn request(name: &str, mode: u32) -> MakeRequest {

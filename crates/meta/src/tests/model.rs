@@ -3,7 +3,7 @@
 
 use super::bed::{Bed, errno, run_with};
 use penstock_base::Ino;
-use penstock_wire::names::RenameRequest;
+use penstock_wire::metadata::RenameRequest;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@ use super::memory::CHUNK_BLOCKS;
 use crate::{MetaError, STEP_CHUNKS, ops};
 use penstock_base::Ino;
 use penstock_kv::KvError;
-use penstock_wire::names::XattrRequest;
+use penstock_wire::metadata::XattrRequest;
 use rustix::io::Errno;
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use super::bed::{Bed, errno, run};
 use crate::MetaError;
-use penstock_wire::names::RenameRequest;
+use penstock_wire::metadata::RenameRequest;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 

@@ -3,7 +3,9 @@
 use super::bed::{Bed, DIR, FILE, errno, run};
 use crate::{MetaError, NAME_MAX, ROOT, XATTR_MAX, ops};
 use penstock_base::Ino;
-use penstock_wire::names::{BytesReply, InodeRequest, MakeRequest, NamesReply, SetAttrRequest, XattrRequest};
+use penstock_wire::metadata::{
+    BytesReply, InodeRequest, MakeRequest, NamesReply, SetAttrRequest, XattrRequest,
+};
 use prost::Message;
 use rustix::io::Errno;
 

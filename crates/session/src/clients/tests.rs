@@ -2,7 +2,7 @@ use super::*;
 use crate::rows::{all_results, all_sessions};
 use penstock_kv::MemKv;
 use penstock_sim::World;
-use penstock_wire::names::{FailedSettle, LeaseCall, ReleasedLease};
+use penstock_wire::metadata::{FailedSync, LeaseCall, ReleasedLease};
 
 const GENERATION: u64 = 4;
 const FIRST: u64 = 1;
@@ -124,7 +124,7 @@ fn a_session_that_does_not_exist_gets_nothing() {
                     .unwrap_err(),
             ];
             for failure in failures {
-                assert_eq!(failure.kind, Todo::Ended, "session {session}: {failure}");
+                assert_eq!(failure.kind, ErrorKind::Ended, "session {session}: {failure}");
             }
             assert!(
                 !clients.is_in_use(session) && !clients.open(session, INO) && !clients.close(session, INO)
@@ -196,11 +196,11 @@ fn a_repeat_waits_for_the_request_and_gets_its_outcome() {
         drop(dropped);
         assert!(matches!(clients.slot(who(FIRST, 5)).await, Ok(Slot::Done(Ok(_)))));
         let Slot::Execute(owned) = clients.slot(who(FIRST, 5 + SLOTS)).await.unwrap() else { panic!("new") };
-        owned.keep(&Err(Failure::new(Todo::NoSpace, "full")));
+        owned.keep(&Err(Failure::new(ErrorKind::NoSpace, "full")));
         let Slot::Done(outcome) = clients.slot(who(FIRST, 5 + SLOTS)).await.unwrap() else { panic!("done") };
-        assert_eq!(outcome.unwrap_err().kind, Todo::NoSpace, "a failure is an outcome too");
+        assert_eq!(outcome.unwrap_err().kind, ErrorKind::NoSpace, "a failure is an outcome too");
         let late = clients.slot(who(FIRST, 5)).await.err().unwrap();
-        assert_eq!(late.kind, Todo::Invalid, "{late}");
+        assert_eq!(late.kind, ErrorKind::Invalid, "{late}");
     });
 }
 
@@ -292,7 +292,7 @@ fn bodies_that_make_no_sense_are_refused() {
             ("a sync", clients.sync_elsewhere(FIRST, &garbage()).await),
             ("a change of size", clients.may_resize(FIRST, &garbage()).await),
         ] {
-            assert_eq!(result.unwrap_err().kind, Todo::Invalid, "{what}");
+            assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid, "{what}");
         }
         for (change, first, last) in [(9, 0, 9), (-1, 0, 9), (LockChange::Shared.into(), 9, 8)] {
             let request = LockRequest { ino: 7, change, first, last, ..LockRequest::default() };
@@ -314,7 +314,7 @@ fn a_lease_is_granted_once_the_others_have_given_theirs_back() {
             assert!(bench.clients.is_unsynced_elsewhere(SECOND, INO));
             let calls = bench.calls(FIRST).await;
             let [call] = &calls[..] else { panic!("{way}: one revocation, not {calls:?}") };
-            assert_eq!((call.ino, call.grant, call.settle), (INO.0, grant, false), "{way}");
+            assert_eq!((call.ino, call.grant, call.is_sync), (INO.0, grant, false), "{way}");
             let request = WatchRequest { generation: GENERATION, ..WatchRequest::default() };
             // Numbers of another start mean nothing.
             let other = WatchRequest { generation: 9, answered: vec![call.number], ..request.clone() };
@@ -416,9 +416,9 @@ fn a_sync_elsewhere_ends_with_the_result_of_the_other_client() {
             bench.pause().await;
             let calls = bench.calls(FIRST).await;
             let [call] = &calls[..] else { panic!("one request, not {calls:?}") };
-            assert!(call.settle && syncing.borrow().is_none(), "{reported:?}: it waits");
+            assert!(call.is_sync && syncing.borrow().is_none(), "{reported:?}: it waits");
             let number = call.number;
-            let failed = reported.into_iter().map(|errno| FailedSettle { number, errno }).collect();
+            let failed = reported.into_iter().map(|errno| FailedSync { number, errno }).collect();
             let answered = vec![number];
             let request =
                 WatchRequest { generation: GENERATION, failed, answered, ..WatchRequest::default() };
@@ -473,7 +473,7 @@ fn a_stop_names_the_sessions_that_did_not_give_up_everything() {
                 "done" => bench.answer_all(SECOND).await,
                 "failed" => {
                     let number = bench.calls(SECOND).await[0].number;
-                    let (failed, answered) = (vec![FailedSettle { number, errno: 5 }], vec![number]);
+                    let (failed, answered) = (vec![FailedSync { number, errno: 5 }], vec![number]);
                     let request =
                         WatchRequest { generation: GENERATION, failed, answered, ..WatchRequest::default() };
                     bench.clients.watch(SECOND, &request.encode_to_vec()).await.unwrap();
@@ -500,8 +500,8 @@ fn requests_that_wait_fail_when_the_service_stops() {
         assert!(waiting.borrow().is_none());
         bench.clients.stop();
         bench.pause().await;
-        assert_eq!(waiting.take().unwrap().unwrap_err().kind, Todo::Ended);
+        assert_eq!(waiting.take().unwrap().unwrap_err().kind, ErrorKind::Ended);
         assert!(bench.clients.is_stopped());
-        assert_eq!(bench.clients.join(FIRST).await.unwrap_err().kind, Todo::Ended);
+        assert_eq!(bench.clients.join(FIRST).await.unwrap_err().kind, ErrorKind::Ended);
     });
 }

@@ -181,7 +181,7 @@ fn two_sessions() -> Leases {
 
 /// The revocations of leases on an inode, as session and number.
 fn revocations(leases: &Leases, ino: Ino) -> Vec<(u64, u64)> {
-    let calls = leases.calls.iter().filter(|(_, call)| call.ino == Some(ino) && !call.settle);
+    let calls = leases.calls.iter().filter(|(_, call)| call.ino == Some(ino) && !call.is_sync);
     calls.map(|(number, call)| (call.session, *number)).collect()
 }
 
@@ -277,32 +277,32 @@ fn a_change_of_size_waits_for_others_unless_they_wait_too() {
 fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
     const INO: Ino = Ino(7);
     let mut leases = two_sessions();
-    assert_eq!(leases.call_settle(SECOND, INO), None, "nobody has a lease");
+    assert_eq!(leases.call_sync(SECOND, INO), None, "nobody has a lease");
     leases.try_grant(FIRST, INO, false).unwrap();
-    assert_eq!(leases.call_settle(SECOND, INO), None, "a shared lease has no unsynced changes");
+    assert_eq!(leases.call_sync(SECOND, INO), None, "a shared lease has no unsynced changes");
     leases.try_grant(FIRST, INO, true).unwrap();
-    assert_eq!(leases.call_settle(FIRST, INO), None, "its own changes");
+    assert_eq!(leases.call_sync(FIRST, INO), None, "its own changes");
     // Columns: the errno that the client reports, and the result.
     for (reported, expected) in
         [(None, Ok(())), (Some(5), Err(5)), (Some(65_535), Err(65_535)), (Some(65_536), Err(0))]
     {
-        let number = leases.call_settle(SECOND, INO).unwrap();
-        assert_eq!(leases.call_settle(SECOND, INO), Some(number), "it was not sent yet");
+        let number = leases.call_sync(SECOND, INO).unwrap();
+        assert_eq!(leases.call_sync(SECOND, INO), Some(number), "it was not sent yet");
         leases.news(FIRST, &WatchRequest::default()).unwrap();
-        let later = leases.call_settle(SECOND, INO).unwrap();
+        let later = leases.call_sync(SECOND, INO).unwrap();
         assert_ne!(later, number, "the answer to the first may be older than this request");
         leases.failed(SECOND, number, 9);
         reported.into_iter().for_each(|errno| leases.failed(FIRST, number, errno));
-        assert_eq!(leases.settled(number), None, "it is not answered");
+        assert_eq!(leases.synced(number), None, "it is not answered");
         leases.answered(FIRST, number);
-        assert_eq!(leases.settled(number), Some(expected), "{reported:?}");
+        assert_eq!(leases.synced(number), Some(expected), "{reported:?}");
         leases.answered(FIRST, later);
-        assert_eq!(leases.settled(later), Some(Ok(())));
+        assert_eq!(leases.synced(later), Some(Ok(())));
     }
     assert!(leases.is_unsynced_elsewhere(SECOND, INO), "a sync ends no lease");
-    assert!(leases.call_settle(SECOND, INO).is_some());
+    assert!(leases.call_sync(SECOND, INO).is_some());
     leases.leave(FIRST);
-    assert_eq!(leases.call_settle(SECOND, INO), None);
+    assert_eq!(leases.call_sync(SECOND, INO), None);
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn news_are_sent_once_and_only_to_their_session() {
     for _ in 0..2 {
         let reply = leases.news(FIRST, &request).unwrap();
         let [call] = &reply.calls[..] else { panic!("one revocation: {reply:?}") };
-        assert_eq!((reply.alone, call.ino, call.settle), (false, 0, false));
+        assert_eq!((reply.alone, call.ino, call.is_sync), (false, 0, false));
     }
 }
 
@@ -384,14 +384,14 @@ struct Client {
 
 impl Client {
     /// True if no grant on an inode is on its way.
-    fn is_settled(&self, ino: Ino) -> bool {
+    fn is_synced(&self, ino: Ino) -> bool {
         self.late.iter().all(|(late, ..)| *late != ino)
     }
 
     /// A client has one request for a lease on an inode at a time, and none for less than it has.
     fn may_ask(&self, ino: Ino, exclusive: bool) -> bool {
         let covered = self.leases.get(&ino).is_some_and(|(has, _)| *has || !exclusive);
-        self.joined && !self.alone && self.is_settled(ino) && !covered
+        self.joined && !self.alone && self.is_synced(ino) && !covered
     }
 }
 
@@ -470,7 +470,7 @@ impl Model {
             7 | 8 => self.arrive(session),
             9..=11 => self.hear(session),
             12 | 13 => self.answer(session),
-            14 if self.clients[&session].is_settled(ino) => {
+            14 if self.clients[&session].is_synced(ino) => {
                 if let Some((_, grant)) = self.clients.get_mut(&session).unwrap().leases.remove(&ino) {
                     self.leases.drop_held(session, ino, grant);
                 }

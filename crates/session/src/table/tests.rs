@@ -44,7 +44,7 @@ fn a_session_is_silent_only_while_nothing_of_it_is_executed() {
     assert_eq!(silent(&sessions, 9), 0, "another request is executed");
     sessions.end(7, Duration::from_secs(10));
     assert_eq!(silent(&sessions, 12), 2);
-    assert_eq!(sessions.begin(8).unwrap_err().kind, Todo::Ended);
+    assert_eq!(sessions.begin(8).unwrap_err().kind, ErrorKind::Ended);
 }
 
 #[test]

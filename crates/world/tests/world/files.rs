@@ -5,7 +5,7 @@ use crate::model::{Model, list, make_file, pattern, read_all};
 use penstock_base::Ino;
 use penstock_client::{Failure, Purpose, SetAttrRequest};
 use penstock_sim::World;
-use penstock_wire::names::{MakeRequest, RenameRequest, XattrRequest};
+use penstock_wire::metadata::{MakeRequest, RenameRequest, XattrRequest};
 
 async fn make(machine: &Machine, dir: Ino, name: &str, mode: u32) -> Result<Ino, Failure> {
     let request = MakeRequest { dir: dir.0, name: name.into(), mode, ..MakeRequest::default() };
@@ -361,7 +361,7 @@ fn a_full_array_says_no_space_and_deletes_work() {
                 Err(failure) => break failure,
             }
         };
-        assert_eq!(failure.kind, penstock_base::Kind::NoSpace, "{failure}");
+        assert_eq!(failure.kind, penstock_base::ErrorKind::NoSpace, "{failure}");
         assert!(offset > 10 << 20, "{offset} bytes fit");
         client.fsync(ino).await.unwrap();
         assert_eq!(read_all(machine, keep).await, b"kept");

@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::model::{pattern, read_all};
 use penstock_base::Ino;
 use penstock_client::{Failure, SetAttrRequest};
-use penstock_wire::names::{MakeRequest, ReadDirRequest, RenameRequest};
+use penstock_wire::metadata::{MakeRequest, ReadDirRequest, RenameRequest};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

@@ -5,7 +5,7 @@ use penstock_base::Ino;
 use penstock_base::env::Runtime;
 use penstock_client::{Failure, SetAttrRequest};
 use penstock_wire::data::SpaceChange;
-use penstock_wire::names::{MakeRequest, ReadDirRequest, RenameRequest};
+use penstock_wire::metadata::{MakeRequest, ReadDirRequest, RenameRequest};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 

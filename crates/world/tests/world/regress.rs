@@ -7,7 +7,7 @@ use penstock_base::Ino;
 use penstock_client::SetAttrRequest;
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
-use penstock_wire::names::MakeRequest;
+use penstock_wire::metadata::MakeRequest;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;

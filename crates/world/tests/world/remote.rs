@@ -2,14 +2,14 @@
 
 use crate::machine::{Machine, Site};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, Ino, Kind as Todo, LocalBoxFuture, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Ino, LocalBoxFuture, crc32c_blocks};
 use penstock_client::{Client, Failure};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
 use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Token};
 use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
-use penstock_wire::names::{
+use penstock_wire::metadata::{
     HelloRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenCount, PingRequest,
     RenameRequest, SetAttrRequest, XattrRequest,
 };
@@ -445,7 +445,7 @@ async fn session(machine: &Machine) -> u64 {
     let hello = HelloRequest { oldest_version: 1, newest_version: 1, ..HelloRequest::default() };
     let request = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
     let reply = machine.node.serve(request, true).await.into_result().unwrap().0;
-    penstock_wire::names::HelloReply::decode(&reply[..]).unwrap().session
+    penstock_wire::metadata::HelloReply::decode(&reply[..]).unwrap().session
 }
 
 /// A request of a session, as its client sends it.
@@ -525,7 +525,7 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
         assert!(silent.iter().all(|session| !session.remote), "{silent:?}");
         *way.server.borrow_mut() = server;
         assert_eq!(client.get_attr(ino).await.unwrap_err().errno, ESTALE);
-        assert_eq!(client.get_attr(client.root()).await.unwrap_err().kind, Todo::Ended);
+        assert_eq!(client.get_attr(client.root()).await.unwrap_err().kind, ErrorKind::Ended);
         assert!(client.has_ended());
         remote.close();
         machine.audit().await;
@@ -716,7 +716,7 @@ async fn fill_rows(machine: &Machine) {
         }
     }
     let full = full.expect("rows have an end");
-    assert_eq!(full.kind, Todo::NoSpace, "{full}");
+    assert_eq!(full.kind, ErrorKind::NoSpace, "{full}");
     while make(&machine.client, &format!("more {}", machine.world.below(1 << 40))).await.is_ok() {}
 }
 

@@ -8,7 +8,7 @@ use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, FindingKind as Kind, Ino, crc32c_blocks};
 use penstock_node::FsCheckReport;
 use penstock_sim::{CutPlan, World};
-use penstock_wire::names::{LinkRequest, MakeRequest, ReadDirRequest, XattrRequest};
+use penstock_wire::metadata::{LinkRequest, MakeRequest, ReadDirRequest, XattrRequest};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

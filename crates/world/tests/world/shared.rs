@@ -8,7 +8,7 @@ use penstock_client::{Client, Failure, KernelCache, Purpose, Staged};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
-use penstock_wire::names::{LockChange, LockRequest, RenameRequest, SetAttrRequest, WatchRequest};
+use penstock_wire::metadata::{LockChange, LockRequest, RenameRequest, SetAttrRequest, WatchRequest};
 use penstock_wire::{Frame, Kind, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};

@@ -2,11 +2,11 @@
 
 use crate::machine::{Machine, Site, on_machine, with_a_cut_between};
 use crate::model::{make_file, pattern, read_all};
-use penstock_base::{Ino, Kind};
+use penstock_base::{ErrorKind, Ino};
 use penstock_client::SetAttrRequest;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange::{self, Punch, Reserve, Zero};
-use penstock_wire::names::XattrRequest;
+use penstock_wire::metadata::XattrRequest;
 use std::time::Duration;
 
 const ENXIO: u16 = 6;
@@ -93,7 +93,7 @@ async fn fill(machine: &Machine, ino: Ino) {
                 Err(failure) => break failure,
             }
         };
-        assert_eq!(failure.kind, Kind::NoSpace, "{failure}");
+        assert_eq!(failure.kind, ErrorKind::NoSpace, "{failure}");
     }
     machine.client.fsync(ino).await.unwrap();
 }
@@ -121,7 +121,7 @@ fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
         let big = make_file(machine, "big").await.unwrap();
         fill(machine, big).await;
         let failure = client.change_space(kept, LEN, 1 << 20, Reserve, true).await.unwrap_err();
-        assert_eq!(failure.kind, Kind::NoSpace);
+        assert_eq!(failure.kind, ErrorKind::NoSpace);
     };
     let after = async |machine: &Machine| {
         let client = &machine.client;
@@ -171,7 +171,7 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
         assert!(read_all(machine, ino).await == bytes);
         // More than the space that exists: nothing is allocated.
         let failure = client.change_space(ino, 0, 1 << 40, Reserve, false).await.unwrap_err();
-        assert_eq!(failure.kind, Kind::NoSpace);
+        assert_eq!(failure.kind, ErrorKind::NoSpace);
         assert_eq!(free_bytes(machine), free);
         assert_eq!(client.get_attr(ino).await.unwrap().size, (3 << 20) + 4);
         // Behind the end and never written; freed with the file.
@@ -292,7 +292,7 @@ async fn fill_with_names(machine: &Machine) -> u64 {
         match make_file(machine, &long_name(names)).await {
             Ok(ino) => machine.client.release(ino).await.unwrap(),
             Err(failure) => {
-                assert_eq!(failure.kind, Kind::NoSpace, "{failure}");
+                assert_eq!(failure.kind, ErrorKind::NoSpace, "{failure}");
                 return names;
             }
         }
@@ -320,7 +320,7 @@ fn a_store_full_of_names_lets_files_be_made_shorter() {
                     break failure;
                 }
             };
-            assert_eq!(full.kind, Kind::NoSpace, "{full}");
+            assert_eq!(full.kind, ErrorKind::NoSpace, "{full}");
             let request = SetAttrRequest { ino: log.0, size: Some(size), ..SetAttrRequest::default() };
             machine.env.sleep(Duration::from_millis(1)).await;
             let attr = client.set_attr(request).await.unwrap();
@@ -369,7 +369,7 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
             }
             match client.fsync(ino).await {
                 Ok(()) => {}
-                Err(failure) if failure.kind == Kind::NoSpace => refused += 1,
+                Err(failure) if failure.kind == ErrorKind::NoSpace => refused += 1,
                 Err(failure) => panic!("{failure}"),
             }
             // Rows that the engine does not have yet count in full.

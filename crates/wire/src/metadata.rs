@@ -73,7 +73,7 @@ pub struct AttrReply {
     pub attr: Option<Attr>,
     /// In the reply to an open: another client may have a size and a time of this file that it has not sent.
     #[prost(bool, tag = "2")]
-    pub unsettled: bool,
+    pub may_be_unsynced: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -356,7 +356,7 @@ pub struct LeaseCall {
     pub ino: u64,
     /// True: sync the file and keep the lease. False: sync the file and give the lease back.
     #[prost(bool, tag = "3")]
-    pub settle: bool,
+    pub is_sync: bool,
     /// Revokes grants with this number and smaller ones.
     #[prost(uint64, tag = "4")]
     pub grant: u64,
@@ -394,12 +394,12 @@ pub struct WatchRequest {
     pub generation: u64,
     /// Those of the `answered` revocations for which the sync failed.
     #[prost(message, repeated, tag = "8")]
-    pub failed: Vec<FailedSettle>,
+    pub failed: Vec<FailedSync>,
 }
 
 /// The error of a client that could not sync a file, or all files, for a revocation.
 #[derive(Clone, PartialEq, Message)]
-pub struct FailedSettle {
+pub struct FailedSync {
     /// The number of the revocation.
     #[prost(uint64, tag = "1")]
     pub number: u64,

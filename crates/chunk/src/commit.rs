@@ -90,6 +90,14 @@ impl Commits {
         if deferred { Ok(()) } else { self.sync().await }
     }
 
+    /// Makes the blocks available that were freed and wait only for a durable commit.
+    pub(crate) async fn make_space(&self) {
+        // A file that cannot be committed keeps only its own blocks.
+        if let Err(error) = self.commit_all().await {
+            tracing::warn!(%error, "a commit of all files for their freed blocks failed");
+        }
+    }
+
     /// Makes everything durable. If a file fails, the others are still committed before the error is
     /// returned.
     pub(crate) async fn commit_all(&self) -> Result<(), ChunkError> {
@@ -163,21 +171,17 @@ impl Commits {
                 false => drop(writes.put(change.key.row(0), encode_map(&change.map.extents))),
             }
         }
-        let groups = self.allocator.space_mut().commit(&allocated, &freed);
-        match groups {
-            Ok(groups) => groups.into_iter().for_each(|(group, row)| _ = writes.put(group_key(group), row)),
-            Err(error) => {
-                changes.into_iter().for_each(Changes::put_back);
-                return Err(error);
-            }
-        }
+        let mut space = self.allocator.space_mut().commit(allocated, &freed);
+        std::mem::take(&mut space.rows)
+            .into_iter()
+            .for_each(|(group, row)| _ = writes.put(group_key(group), row));
         match self.kv.commit(writes).await {
             Ok(()) => {
-                self.reclaim.borrow_mut().extend(freed);
+                self.reclaim.borrow_mut().extend(space.into_freed());
                 Ok(())
             }
             Err(error) => {
-                self.allocator.space_mut().undo_commit(&allocated, &freed);
+                self.allocator.space_mut().undo_commit(space);
                 changes.into_iter().for_each(Changes::put_back);
                 Err(error.into())
             }

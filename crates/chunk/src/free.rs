@@ -10,7 +10,6 @@
 //! Small extents come from partly used stripes, lowest first. Full stripes come from the top. So the two meet
 //! only when space is short.
 
-use crate::ChunkError;
 use crate::rows::encode_group;
 use std::collections::BTreeSet;
 
@@ -20,6 +19,14 @@ const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
 
 /// A run of volume blocks: first block and count.
 pub(crate) type Run = (u64, u64);
+
+/// Adds a run, merged with the last one if it follows directly.
+pub(crate) fn push_run(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some((start, count)) if *start + *count == run.0 => *count += run.1,
+        _ => runs.push(run),
+    }
+}
 
 /// Counts derived from the bits: used blocks in total, used blocks by stripe, empty stripes, and partly used
 /// stripes.
@@ -34,6 +41,22 @@ pub struct SpaceUsage {
     pub free_blocks: u64,
     /// Headroom: free blocks that only deletes may use.
     pub headroom_blocks: u64,
+}
+
+/// A change of the committed bitmap.
+#[must_use]
+pub(crate) struct SpaceCommit {
+    /// Numbers and rows of the groups that changed.
+    pub(crate) rows: Vec<(u64, Vec<u8>)>,
+    allocated: Vec<Run>,
+    freed: Vec<Run>,
+}
+
+impl SpaceCommit {
+    /// The runs that were marked and are not any more.
+    pub(crate) fn into_freed(self) -> Vec<Run> {
+        self.freed
+    }
 }
 
 /// One bit per block, by allocation groups.
@@ -74,19 +97,24 @@ impl Bitmap {
         }
     }
 
-    /// The first block of a run whose bit is clear.
-    fn first_clear(&self, (start, count): Run) -> Option<u64> {
+    /// The parts of a run whose bits are set, in order.
+    fn marked_parts(&self, (start, count): Run) -> Vec<Run> {
         let end = start + count;
+        let mut parts = Vec::new();
         let mut at = start;
         while at < end {
-            let clear = !self.words[(at / 64) as usize] >> (at % 64);
-            if clear != 0 {
-                let block = at + u64::from(clear.trailing_zeros());
-                return (block < end).then_some(block);
+            let word = self.words[(at / 64) as usize] >> (at % 64);
+            let in_word = (64 - at % 64).min(end - at);
+            let clear = u64::from(word.trailing_zeros()).min(in_word);
+            at += clear;
+            let marked = u64::from((word.checked_shr(clear as u32).unwrap_or(0)).trailing_ones());
+            let marked = marked.min(in_word - clear);
+            if marked > 0 {
+                push_run(&mut parts, (at, marked));
             }
-            at = (at / 64 + 1) * 64;
+            at += marked;
         }
-        None
+        parts
     }
 
     /// Returns a group's bits as words of 64.
@@ -364,32 +392,37 @@ impl Space {
         self.fill[stripe as usize] == 0
     }
 
-    /// Changes the committed bitmap. Returns the rows of the groups that changed.
+    /// Changes the committed bitmap. A run in both lists was allocated and then freed.
     ///
-    /// A run in both lists was allocated and then freed. Fails, and changes nothing, if a freed block counts
-    /// as free: the bitmap is damaged, or two files own the block.
-    pub(crate) fn commit(
-        &mut self,
-        allocated: &[Run],
-        freed: &[Run],
-    ) -> Result<Vec<(u64, Vec<u8>)>, ChunkError> {
+    /// A freed block that counts as free stays so, and is not in the result: its bit was wrong, or another
+    /// file owned it too and freed it. Then the allocator may have given it to a third file already.
+    pub(crate) fn commit(&mut self, allocated: Vec<Run>, freed: &[Run]) -> SpaceCommit {
         allocated.iter().for_each(|run| self.committed.change(*run, true));
-        for (done, run) in freed.iter().enumerate() {
-            if let Some(block) = self.committed.first_clear(*run) {
-                self.undo_commit(allocated, &freed[..done]);
-                return Err(ChunkError::NotMarked { block });
+        let mut marked = Vec::new();
+        for run in freed {
+            let parts = self.committed.marked_parts(*run);
+            parts.iter().for_each(|part| self.committed.change(*part, false));
+            let count: u64 = parts.iter().map(|(_, count)| count).sum();
+            if count < run.1 {
+                let (block, unmarked) = (run.0, run.1 - count);
+                tracing::error!(
+                    block,
+                    unmarked,
+                    "a file gave up blocks that count as free: `penstock fs check`"
+                );
             }
-            self.committed.change(*run, false);
+            marked.extend(parts);
         }
         let groups_of = |(start, count): &Run| *start / GROUP_BLOCKS..=(*start + *count - 1) / GROUP_BLOCKS;
-        let groups: BTreeSet<u64> = allocated.iter().chain(freed).flat_map(groups_of).collect();
-        Ok(groups.into_iter().map(|group| (group, encode_group(self.committed.group(group)))).collect())
+        let groups: BTreeSet<u64> = allocated.iter().chain(&marked).flat_map(groups_of).collect();
+        let rows = groups.into_iter().map(|group| (group, encode_group(self.committed.group(group))));
+        SpaceCommit { rows: rows.collect(), allocated, freed: marked }
     }
 
-    /// Undoes [`Space::commit`] of the same runs.
-    pub(crate) fn undo_commit(&mut self, allocated: &[Run], freed: &[Run]) {
-        freed.iter().for_each(|run| self.committed.change(*run, true));
-        allocated.iter().for_each(|run| self.committed.change(*run, false));
+    /// Undoes a [`Space::commit`], the last one.
+    pub(crate) fn undo_commit(&mut self, commit: SpaceCommit) {
+        commit.freed.into_iter().for_each(|run| self.committed.change(run, true));
+        commit.allocated.into_iter().for_each(|run| self.committed.change(run, false));
     }
 
     /// True if the rows mark a block as used.

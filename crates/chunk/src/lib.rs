@@ -79,14 +79,6 @@ pub enum ChunkError {
     /// The request is malformed, for example because its blocks are outside the chunk.
     #[error("{0}")]
     Invalid(String),
-    /// A block of the file counts as free: its bit is wrong, or another file owned it too and freed it.
-    #[error(
-        "block {block} of the volume is a file's and counts as free: `penstock fs check --repair` repairs it"
-    )]
-    NotMarked {
-        /// Block of the volume.
-        block: u64,
-    },
     /// The volume below returned an error.
     #[error(transparent)]
     Array(#[from] ArrayError),
@@ -107,7 +99,7 @@ impl ChunkError {
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Array(error) => error.kind(),
             Self::Kv(error) => error.kind(),
-            Self::NotMarked { .. } | Self::Row(_) => ErrorKind::Corrupt,
+            Self::Row(_) => ErrorKind::Corrupt,
         }
     }
 }

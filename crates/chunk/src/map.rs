@@ -8,7 +8,7 @@
 //!
 //! Pure: the caller gives blocks back to the free space.
 
-use crate::free::Run;
+use crate::free::{Run, push_run};
 use crate::rows::Extent;
 use std::ops::Range;
 
@@ -250,14 +250,6 @@ pub(crate) fn joined(extents: Vec<Extent>) -> Vec<Extent> {
         }
     }
     joined
-}
-
-/// Adds a run, merged with the last one if it follows directly.
-fn push_run(runs: &mut Vec<Run>, run: Run) {
-    match runs.last_mut() {
-        Some((start, count)) if *start + *count == run.0 => *count += run.1,
-        _ => runs.push(run),
-    }
 }
 
 #[cfg(test)]

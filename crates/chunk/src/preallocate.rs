@@ -30,8 +30,7 @@ impl Target {
         generation: u64,
     ) -> Result<(), ChunkError> {
         if self.suffices(file, &blocks).await.is_err() {
-            // Freed blocks may be waiting only for a durable commit.
-            self.commit_all().await?;
+            self.commits.make_space().await;
             self.suffices(file, &blocks).await?;
         }
         let per_chunk = u64::from(self.config.chunk_blocks);

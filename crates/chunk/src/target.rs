@@ -176,8 +176,7 @@ impl Target {
         }
         let is_full = match self.try_write(key, first, data, crcs, generation).await {
             Err(ChunkError::NoSpace { .. }) => {
-                // Freed blocks may be waiting only for a durable commit.
-                self.commit_all().await?;
+                self.commits.make_space().await;
                 self.try_write(key, first, data, crcs, generation).await?
             }
             other => other?,

@@ -9,6 +9,7 @@ use crate::rows::ChunkKey;
 use crate::target::Target;
 use penstock_base::FileKey;
 use penstock_kv::WriteSet;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Treatment of the blocks behind the new end of a file.
@@ -51,7 +52,10 @@ impl Target {
         let mut locks = Vec::new();
         let mut chunks = Vec::new();
         let indices = first_block / per_chunk..blocks.end.div_ceil(per_chunk);
-        for key in self.cache.keys_within(file, indices).await? {
+        // The end of a longer truncation may have nothing left to clear, and only changes rows.
+        let keys =
+            if blocks.is_empty() { BTreeSet::new() } else { self.cache.keys_within(file, indices).await? };
+        for key in keys {
             locks.push(self.cache.exclusive(key).await);
             chunks.push((key, self.cache.get(key).await?));
         }
@@ -107,7 +111,9 @@ impl Target {
         assert!(most > 0, "a step changes a chunk");
         let per_chunk = u64::from(self.config.chunk_blocks);
         let keys = self.cache.keys_within(file, first_block / per_chunk..u64::MAX).await?;
-        let stops = keys.iter().rev().skip(most - 1).step_by(most).map(|key| key.index * per_chunk);
+        // A damaged row may name a chunk that no file has. The step before includes it.
+        let stops = keys.iter().rev().skip(most - 1).step_by(most);
+        let stops = stops.filter_map(|key| key.index.checked_mul(per_chunk));
         Ok(stops.filter(|stop| *stop > first_block).collect())
     }
 }

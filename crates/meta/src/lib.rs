@@ -50,6 +50,8 @@ pub const LINK_MAX: u32 = 65_000;
 /// Inode number of the root directory of the first fileset. The upper 16 bits of an inode number are the
 /// fileset.
 pub const ROOT: penstock_base::Ino = penstock_base::Ino((1 << 48) | 1);
+/// The highest inode number of the first fileset.
+pub(crate) const LAST_INO: penstock_base::Ino = penstock_base::Ino((2 << 48) - 1);
 /// Most chunks dropped in one transaction, beside a few other rows.
 const STEP_CHUNKS: usize = penstock_kv::ROWS_AT_ONCE - 16;
 

@@ -15,14 +15,15 @@ mod entries;
 
 pub(crate) use dirs::{SAME_HASH, check_name, entry_row, first_cookie};
 
-use crate::ROOT;
 use crate::error::MetaError;
 use crate::inode::Inode;
 use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key};
+use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
 use entries::EntryCache;
 use penstock_base::{BoundedSet, Env, Gate, Ino};
 use penstock_kv::{Kv, WriteSet, commit_apart};
+use penstock_session::rows::LAST_SESSION;
 use penstock_session::{Clients, Request};
 use rustix::io::Errno;
 use std::cell::{Cell, Ref, RefCell};
@@ -66,7 +67,8 @@ pub(crate) struct Turn<'a> {
 impl Names {
     /// The rows in `kv`. `fs` is its own row; inode numbers up to `last_ino` are taken.
     pub(crate) fn new(env: &Env, kv: Rc<dyn Kv>, gate: Rc<Gate>, fs: FsRow, last_ino: u64) -> Self {
-        assert!(last_ino >= ROOT.0 && last_ino >= fs.reserved_ino, "reserved numbers are taken");
+        assert!((ROOT.0..=LAST_INO.0).contains(&last_ino), "{last_ino} is an inode of this fileset");
+        assert!(last_ino >= fs.reserved_ino, "reserved numbers are taken");
         Self {
             env: env.clone(),
             kv,
@@ -137,6 +139,11 @@ impl Names {
         Ok(Inode::decode(&row)?)
     }
 
+    /// True if an inode is in the queue of removed files.
+    pub(crate) async fn is_queued(&self, ino: Ino) -> Result<bool, MetaError> {
+        Ok(self.kv.get(removed_key(ino)).await?.is_some())
+    }
+
     /// Returns a directory's inode. ENOTDIR if it is none.
     pub(crate) async fn directory(&self, ino: Ino) -> Result<Inode, MetaError> {
         let inode = self.inode(ino).await?;
@@ -172,11 +179,15 @@ impl Turn<'_> {
     /// crash of the service, with the files that they had open.
     pub(crate) async fn new_ino(&self) -> Result<Ino, MetaError> {
         let ino = self.last_ino.get() + 1;
+        if ino > LAST_INO.0 {
+            return Err(Errno::NOSPC.into());
+        }
         let reserved = self.fs.borrow().reserved_ino;
         if ino > reserved {
             // Made durable before a number of the run is used. The row only changes in place, so it may use
             // the headroom.
-            let row = FsRow { reserved_ino: ino + INO_RUN, ..self.fs.borrow().clone() };
+            let reserved_ino = (ino + INO_RUN).min(LAST_INO.0);
+            let row = FsRow { reserved_ino, ..self.fs.borrow().clone() };
             let mut writes = WriteSet::new();
             writes.put(fs_key(), row.encode()).reclaims();
             self.kv.commit_durable(writes).await?;
@@ -190,10 +201,13 @@ impl Turn<'_> {
     /// Gives the number of a new session. Its row is a change of the caller's transaction.
     pub(crate) fn new_session(&self, writes: &mut WriteSet, is_in_use: impl Fn(u64) -> bool) -> u64 {
         let mut fs = self.fs.borrow_mut();
-        fs.last_session += 1;
-        // Behind damage that a check finds, numbers above the last one may be in use.
-        while is_in_use(fs.last_session) {
-            fs.last_session += 1;
+        // Behind damage that a check finds, numbers above the last one may be in use, or the last one is the
+        // highest that there is. Then the numbers begin again.
+        loop {
+            fs.last_session = if fs.last_session < LAST_SESSION { fs.last_session + 1 } else { 1 };
+            if !is_in_use(fs.last_session) {
+                break;
+            }
         }
         writes.put(fs_key(), fs.encode());
         fs.last_session
@@ -284,12 +298,14 @@ impl Turn<'_> {
 
     /// Reserves inode numbers up to `highest`, in a transaction of a repair.
     pub(crate) async fn reserve_inodes(&self, highest: u64) -> Result<(), MetaError> {
+        assert!(highest <= LAST_INO.0, "{highest} is an inode of this fileset");
         self.last_ino.set(self.last_ino.get().max(highest));
         self.repair_fs(|fs| fs.reserved_ino = fs.reserved_ino.max(highest)).await
     }
 
     /// Counts sessions up to `session`, in a transaction of a repair.
     pub(crate) async fn reserve_sessions(&self, session: u64) -> Result<(), MetaError> {
+        assert!(session <= LAST_SESSION, "{session} is a session");
         self.repair_fs(|fs| fs.last_session = fs.last_session.max(session)).await
     }
 

@@ -4,9 +4,10 @@ use crate::chunks::ChunkStore;
 use crate::error::MetaError;
 use crate::inode::FileKind;
 use crate::names::Names;
-use crate::uses::{RemovedFiles, Uses};
+use crate::uses::{IsGoing, RemovedFiles, Uses};
 use penstock_base::{Env, Ino};
 use penstock_session::Clients;
+use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -81,9 +82,9 @@ impl Parts {
         self.uses.borrow().contains(ino)
     }
 
-    /// Counts uses of an inode, which keep it from being reaped.
-    pub(crate) fn begin_uses(&self, ino: Ino, times: u64) {
-        self.uses.borrow_mut().begin(ino, times);
+    /// Counts uses of an inode, which keep it from being reaped. ESTALE if it is being deleted.
+    pub(crate) fn begin_uses(&self, ino: Ino, times: u64) -> Result<(), MetaError> {
+        self.uses.borrow_mut().begin(ino, times).map_err(|IsGoing| Errno::STALE.into())
     }
 
     /// Ends uses of an inode. The last use of an inode without a name queues it for reaping.
@@ -94,11 +95,22 @@ impl Parts {
         }
     }
 
-    /// Counts one open of an inode by a session.
-    pub(crate) fn open(&self, session: u64, ino: Ino) {
-        if self.clients.open(session, ino) {
-            self.begin_uses(ino, 1);
+    /// Keeps new uses of an inode away until the result is dropped; none if it is in use.
+    pub(crate) fn begin_deletion(&self, ino: Ino) -> Option<Deletion<'_>> {
+        let begun = self.uses.borrow_mut().begin_deletion(ino);
+        begun.then(|| Deletion { parts: self, ino })
+    }
+
+    /// Counts one open of an inode by a session. ESTALE if the inode is being deleted.
+    pub(crate) fn open(&self, session: u64, ino: Ino) -> Result<(), MetaError> {
+        if !self.clients.open(session, ino) {
+            return Ok(());
         }
+        let begun = self.begin_uses(ino, 1);
+        if begun.is_err() {
+            self.clients.close(session, ino);
+        }
+        begun
     }
 
     /// Ends one open of an inode by a session. Does nothing if it has none, as after a restart.
@@ -113,13 +125,25 @@ impl Parts {
     /// them.
     pub(crate) async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
         // Counted before the inode is read, so that a removal from here on sees the user.
-        self.begin_uses(ino, 1);
+        self.begin_uses(ino, 1)?;
         let user = InUse { parts: self, ino };
         let kind = self.names.inode(ino).await?.kind();
         match kind {
             FileKind::Regular => Ok(user),
             _ => Err(MetaError::Request(format!("inode {ino} has no contents"))),
         }
+    }
+}
+
+/// An inode that is being deleted, until this is dropped.
+pub(crate) struct Deletion<'a> {
+    parts: &'a Parts,
+    ino: Ino,
+}
+
+impl Drop for Deletion<'_> {
+    fn drop(&mut self) {
+        self.parts.uses.borrow_mut().end_deletion(self.ino);
     }
 }
 

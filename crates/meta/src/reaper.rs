@@ -47,7 +47,7 @@ pub(crate) async fn run(parts: Rc<Parts>) {
             let _ = penstock_base::env::timeout(&parts.env, rest, parts.reaper_woken()).await;
             continue;
         }
-        parts.removed.borrow_mut().begin(due, ino);
+        parts.removed.borrow_mut().begin(ino);
         match reap(&parts, ino).await {
             Ok(()) => parts.removed.borrow_mut().done(),
             Err(error) => {
@@ -67,10 +67,10 @@ pub(crate) async fn wait_reaped(parts: &Parts) {
     }
 }
 
-/// True if the file has no name and no user. ESTALE if it is gone.
+/// True if the file has no name and waits to be deleted. ESTALE if it is gone.
 async fn is_removed(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
-    let inode = parts.names.inode(ino).await?;
-    Ok(inode.nlink == 0 && !parts.is_used(ino))
+    // A file with a wrong number of links is not in the queue, so damage deletes no file that has a name.
+    Ok(parts.names.inode(ino).await?.nlink == 0 && parts.names.is_queued(ino).await?)
 }
 
 async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
@@ -80,15 +80,21 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
         Ok(false) | Err(MetaError::Posix(_)) => return Ok(()),
         Err(error) => return Err(error),
     }
+    // Nothing is awaited before this. A use that exists queues the file again when it ends.
+    let Some(_deletion) = parts.begin_deletion(ino) else { return Ok(()) };
     let file = FileKey::main(ino);
     // Steps follow from the chunks that exist: the size does not give their number.
     for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
+        let _turn = parts.names.turn().await;
+        // A repair may have given the file a name while this waited.
+        if !is_removed(parts, ino).await? {
+            return Ok(());
+        }
         let mut writes = WriteSet::new();
         writes.reclaims();
         parts.chunks.truncate(file, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
     }
     let turn = parts.names.turn().await;
-    // Checked again: a repair may have given the file a name while this waited.
     if !is_removed(parts, ino).await? {
         return Ok(());
     }

@@ -95,7 +95,7 @@ impl MetaTarget {
             return Ok(EmptyReply {}.encode_to_vec());
         }
         // Counted before the inode is read, so that a removal from here on sees the user.
-        self.parts.open(who.session, ino);
+        self.parts.open(who.session, ino)?;
         match self.parts.names.inode(ino).await {
             Ok(inode) => {
                 let (attr, may_be_unsynced) =
@@ -166,10 +166,12 @@ impl MetaTarget {
     /// Takes over the opens and locks that a client reports after a restart.
     fn reclaim(&self, session: u64, ping: &PingRequest) {
         for (ino, before, now) in self.parts.clients.reclaim(session, ping) {
-            match now > before {
-                true => self.parts.begin_uses(ino, now - before),
-                false if now < before => self.parts.end_uses(ino, before - now),
-                false => {}
+            if now > before && self.parts.begin_uses(ino, now - before).is_err() {
+                // It is being deleted. The client learns it from its next request.
+                assert_eq!(before, 0, "inode {ino} is open and being deleted");
+                self.parts.clients.forget_opens(session, ino);
+            } else if now < before {
+                self.parts.end_uses(ino, before - now);
             }
         }
         if ping.reclaimed {

@@ -1,6 +1,5 @@
 //! The metadata target: its parts put together.
 
-use crate::ROOT;
 use crate::chunks::ChunkStore;
 use crate::error::MetaError;
 use crate::fsck::{CheckProgress, Fsck, MetaCheck, Progress, Repair, paths};
@@ -9,6 +8,7 @@ use crate::names::{INO_RUN, Names};
 use crate::parts::{InUse, Parts};
 use crate::reaper;
 use crate::rows::{FsRow, fs_key, inode_key, owner_of};
+use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::{Env, FileKey, Gate, Id128, Ino};
 use penstock_chunk::{Target, map_range};
@@ -53,7 +53,10 @@ impl MetaTarget {
         };
         // Only now: rows of a format that this release does not know stay as they are.
         let clients = Clients::load(env, &*kv, chunks.generation()).await?;
-        let last_ino = highest_in_use(&*kv, fs.reserved_ino).await?;
+        let is_reserved = (ROOT.0..=LAST_INO.0).contains(&fs.reserved_ino);
+        let last_ino = highest_in_use(&*kv, if is_reserved { fs.reserved_ino } else { ROOT.0 }).await?;
+        // A reservation outside the fileset is damage; the numbers in use replace it.
+        let fs = FsRow { reserved_ino: if is_reserved { fs.reserved_ino } else { last_ino }, ..fs };
         let names = Names::new(env, kv, gate, fs, last_ino);
         let parts = Parts::new(env, names, chunks, clients);
         reaper::queue_removed(&parts).await?;
@@ -86,16 +89,6 @@ impl MetaTarget {
     /// exist.
     pub async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
         self.parts.change_contents(ino).await
-    }
-
-    /// Counts one use of an inode, which keeps it from being reaped.
-    pub fn use_inode(&self, ino: Ino) {
-        self.parts.begin_uses(ino, 1);
-    }
-
-    /// Ends one use of an inode. The last use of an inode without a name queues it for reaping.
-    pub fn release_inode(&self, ino: Ino) {
-        self.parts.end_uses(ino, 1);
     }
 
     /// Waits until all removed files without users have been dropped.
@@ -145,9 +138,9 @@ impl MetaTarget {
 async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
     let mut highest = reserved;
     // Only numbers of this fileset.
-    let last = Ino((ROOT.0 >> 48 << 48) | ((1 << 48) - 1));
-    let inodes = (inode_key(Ino(reserved + 1)), inode_key(last));
-    let chunks = (map_range(FileKey::main(Ino(reserved + 1)), 0).0, map_range(FileKey::main(last), 0).0);
+    let (first, end) = (Ino(reserved + 1), Ino(LAST_INO.0 + 1));
+    let inodes = (inode_key(first), inode_key(end));
+    let chunks = (map_range(FileKey::main(first), 0).0, map_range(FileKey::main(end), 0).0);
     for range in [inodes, chunks] {
         for_each(kv, range, |key, _| {
             if let Ok(ino) = owner_of(key, 3, true) {

@@ -1,23 +1,41 @@
-//! Inodes in use, and the queue of removed files.
+//! Inodes in use, inodes that are being deleted, and the queue of removed files.
 //!
 //! Invariants:
 //! - an inode that is in use has at least one use, and every use ends once;
-//! - one removed file is reaped at a time, and it is not in the queue meanwhile.
+//! - an inode that is being deleted is not in use, and no use begins;
+//! - a removed file is in the queue at most once; one is reaped at a time.
 
 use penstock_base::{HashMap, Ino};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Uses of inodes: open files and running changes of contents. A used inode is not reaped.
+/// Uses of inodes: open files and running changes of contents. A used inode is not deleted.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(HashMap<Ino, u64>);
+pub(crate) struct Uses(HashMap<Ino, State>);
+
+/// State of an inode that is not idle.
+#[derive(Debug)]
+enum State {
+    /// It is in use, this many times.
+    Used(u64),
+    /// It is being deleted.
+    Going,
+}
+
+/// An inode is being deleted, so no use of it begins.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct IsGoing;
 
 impl Uses {
     /// Adds uses of an inode.
-    pub(crate) fn begin(&mut self, ino: Ino, times: u64) {
-        if times > 0 {
-            *self.0.entry(ino).or_default() += times;
+    pub(crate) fn begin(&mut self, ino: Ino, times: u64) -> Result<(), IsGoing> {
+        match self.0.get_mut(&ino) {
+            Some(State::Going) => return Err(IsGoing),
+            Some(State::Used(count)) => *count += times,
+            None if times > 0 => drop(self.0.insert(ino, State::Used(times))),
+            None => {}
         }
+        Ok(())
     }
 
     /// Ends uses of an inode. Returns true if these were the last ones.
@@ -25,10 +43,11 @@ impl Uses {
     /// # Panics
     /// If the inode has fewer uses.
     pub(crate) fn end(&mut self, ino: Ino, times: u64) -> bool {
-        let Some(count) = self.0.get_mut(&ino).filter(|count| **count >= times) else {
+        let Some(State::Used(count)) = self.0.get_mut(&ino) else {
             assert!(times == 0, "more uses of inode {ino} end than began");
             return false;
         };
+        assert!(*count >= times, "more uses of inode {ino} end than began");
         *count -= times;
         if *count > 0 {
             return false;
@@ -39,63 +58,99 @@ impl Uses {
 
     /// True if the inode is in use.
     pub(crate) fn contains(&self, ino: Ino) -> bool {
-        self.0.contains_key(&ino)
+        matches!(self.0.get(&ino), Some(State::Used(_)))
+    }
+
+    /// Keeps new uses of an inode away, because it is about to be deleted. Returns false if it is in use.
+    ///
+    /// # Panics
+    /// If the inode is being deleted already.
+    pub(crate) fn begin_deletion(&mut self, ino: Ino) -> bool {
+        match self.0.get(&ino) {
+            Some(State::Used(_)) => return false,
+            Some(State::Going) => panic!("inode {ino} is deleted once"),
+            None => {}
+        }
+        self.0.insert(ino, State::Going);
+        true
+    }
+
+    /// The inode is gone, or stays after all.
+    ///
+    /// # Panics
+    /// If the inode was not being deleted.
+    pub(crate) fn end_deletion(&mut self, ino: Ino) {
+        let state = self.0.remove(&ino);
+        assert!(matches!(state, Some(State::Going)), "inode {ino} was being deleted, not {state:?}");
     }
 }
 
 /// Removed files that wait to be reaped, by the earliest time at which each may be.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedFiles {
-    queue: BTreeSet<(Duration, Ino)>,
+    waiting: BTreeMap<Ino, Waiting>,
+    /// The same files, by time.
+    order: BTreeSet<(Duration, Ino)>,
     reaping: Option<Ino>,
-    /// Files in the queue that cannot be reaped before a repair.
-    stuck: BTreeSet<Ino>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    due: Duration,
+    /// It probably cannot be reaped before a repair.
+    is_stuck: bool,
 }
 
 impl RemovedFiles {
-    /// Queues a file, to be reaped at `due` or later. A file may be queued several times.
+    /// Queues a file, to be reaped at `due` or later. A file that waits already goes at the earlier time.
     pub(crate) fn push(&mut self, due: Duration, ino: Ino) {
-        self.queue.insert((due, ino));
+        let due = self.waiting.get(&ino).map_or(due, |waiting| waiting.due.min(due));
+        self.put(ino, Waiting { due, is_stuck: false });
     }
 
     /// The file that is due first, with its time.
     pub(crate) fn first(&self) -> Option<(Duration, Ino)> {
-        self.queue.first().copied()
+        self.order.first().copied()
     }
 
-    /// Takes the first file from the queue, to be reaped now.
-    pub(crate) fn begin(&mut self, due: Duration, ino: Ino) {
+    /// Takes a file from the queue, to be reaped now.
+    ///
+    /// # Panics
+    /// If it is not in the queue, or another one is being reaped.
+    pub(crate) fn begin(&mut self, ino: Ino) {
         assert!(self.reaping.is_none(), "one file is reaped at a time");
-        assert!(self.queue.remove(&(due, ino)), "a file that is reaped was queued");
+        let waiting = self.waiting.remove(&ino);
+        assert!(waiting.is_some_and(|file| self.order.remove(&(file.due, ino))), "inode {ino} was queued");
         self.reaping = Some(ino);
     }
 
     /// The file that was taken is gone, or still in use.
     pub(crate) fn done(&mut self) {
-        let ino = self.take();
-        self.stuck.remove(&ino);
+        assert!(self.reaping.take().is_some(), "a file was being reaped");
     }
 
-    /// The file that was taken could not be reaped. It waits until `due`; with `stuck` it probably needs a
-    /// repair.
-    pub(crate) fn retry(&mut self, due: Duration, stuck: bool) {
-        let ino = self.take();
-        self.queue.insert((due, ino));
-        match stuck {
-            true => self.stuck.insert(ino),
-            false => self.stuck.remove(&ino),
-        };
+    /// The file that was taken could not be reaped. It waits until `due`, unless it was queued again
+    /// meanwhile; with `is_stuck` it probably needs a repair.
+    pub(crate) fn retry(&mut self, due: Duration, is_stuck: bool) {
+        let Some(ino) = self.reaping.take() else { panic!("a file was being reaped") };
+        if !self.waiting.contains_key(&ino) {
+            self.put(ino, Waiting { due, is_stuck });
+        }
     }
 
-    fn take(&mut self) -> Ino {
-        let ino = self.reaping.take();
-        assert!(ino.is_some(), "a file was being reaped");
-        ino.unwrap_or_default()
+    fn put(&mut self, ino: Ino, waiting: Waiting) {
+        self.order.insert((waiting.due, ino));
+        if let Some(before) = self.waiting.insert(ino, waiting)
+            && before.due != self.waiting[&ino].due
+        {
+            self.order.remove(&(before.due, ino));
+        }
+        assert_eq!(self.order.len(), self.waiting.len(), "a file is in the queue once");
     }
 
     /// True if every file in the queue is stuck, and none is being reaped.
     pub(crate) fn is_idle(&self) -> bool {
-        self.reaping.is_none() && self.queue.iter().all(|(_, ino)| self.stuck.contains(ino))
+        self.reaping.is_none() && self.waiting.values().all(|file| file.is_stuck)
     }
 }
 
@@ -110,13 +165,13 @@ mod tests {
             [(true, 2, true), (true, 0, true), (false, 1, true), (true, 3, true), (false, 4, false)]
         {
             match begin {
-                true => uses.begin(Ino(7), times),
+                true => assert_eq!(uses.begin(Ino(7), times), Ok(())),
                 false => assert_eq!(uses.end(Ino(7), times), !contains),
             }
             assert_eq!(uses.contains(Ino(7)), contains);
         }
         assert!(!uses.end(Ino(8), 0), "nothing ended");
-        uses.begin(Ino(8), 0);
+        assert_eq!(uses.begin(Ino(8), 0), Ok(()));
         assert!(!uses.contains(Ino(8)), "no use is no use");
     }
 
@@ -124,9 +179,33 @@ mod tests {
     #[should_panic(expected = "more uses of inode 7 end than began")]
     fn a_use_cannot_end_twice() {
         let mut uses = Uses::default();
-        uses.begin(Ino(7), 1);
+        uses.begin(Ino(7), 1).unwrap();
         uses.end(Ino(7), 1);
         uses.end(Ino(7), 1);
+    }
+
+    #[test]
+    fn no_use_begins_while_an_inode_is_deleted() {
+        let mut uses = Uses::default();
+        uses.begin(Ino(7), 1).unwrap();
+        assert!(!uses.begin_deletion(Ino(7)), "it is in use");
+        assert!(uses.end(Ino(7), 1));
+        assert!(uses.begin_deletion(Ino(7)) && !uses.contains(Ino(7)));
+        for times in [0, 1] {
+            assert_eq!(uses.begin(Ino(7), times), Err(IsGoing));
+        }
+        assert_eq!(uses.begin(Ino(8), 1), Ok(()), "another one");
+        uses.end_deletion(Ino(7));
+        assert_eq!(uses.begin(Ino(7), 1), Ok(()), "it stayed");
+        for wrong in [
+            |uses: &mut Uses| uses.end_deletion(Ino(7)),
+            |uses: &mut Uses| {
+                assert!(uses.begin_deletion(Ino(9)));
+                uses.begin_deletion(Ino(9));
+            },
+        ] {
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| wrong(&mut uses))).is_err());
+        }
     }
 
     #[test]
@@ -138,7 +217,7 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some((due, ino)) = files.first() {
-            files.begin(due, ino);
+            files.begin(ino);
             assert!(!files.is_idle(), "one is being reaped");
             order.push((due.as_secs(), ino.0));
             // The first attempt at file 5 fails.
@@ -156,20 +235,41 @@ mod tests {
         let at = Duration::from_secs;
         let mut files = RemovedFiles::default();
         files.push(at(1), Ino(1));
-        files.begin(at(1), Ino(1));
+        files.begin(Ino(1));
         files.retry(at(600), true);
         assert!(files.is_idle(), "nobody waits for a repair");
         files.push(at(2), Ino(2));
         assert!(!files.is_idle());
         assert_eq!(files.first(), Some((at(2), Ino(2))));
-        files.begin(at(2), Ino(2));
+        files.begin(Ino(2));
         files.done();
-        // After a repair it is queued again, and goes.
+        // After a repair it is queued again, and goes at once.
         files.push(at(0), Ino(1));
-        for due in [0, 600] {
-            files.begin(at(due), Ino(1));
-            files.done();
-        }
+        assert!(!files.is_idle());
+        files.begin(Ino(1));
+        files.done();
         assert!(files.is_idle() && files.first().is_none());
+    }
+
+    #[test]
+    fn a_file_waits_once() {
+        let at = Duration::from_secs;
+        let mut files = RemovedFiles::default();
+        for due in [5, 9, 3, 4] {
+            files.push(at(due), Ino(1));
+        }
+        assert_eq!(files.first(), Some((at(3), Ino(1))), "the earliest time counts");
+        files.begin(Ino(1));
+        assert!(files.first().is_none());
+        // It is queued while it is being reaped, and then the attempt fails.
+        files.push(at(6), Ino(1));
+        files.retry(at(600), true);
+        assert_eq!(files.first(), Some((at(6), Ino(1))));
+        assert!(!files.is_idle());
+        files.begin(Ino(1));
+        files.done();
+        assert!(files.is_idle() && files.first().is_none());
+        let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| files.begin(Ino(1))));
+        assert!(again.is_err(), "it is not in the queue");
     }
 }

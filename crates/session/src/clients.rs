@@ -279,6 +279,11 @@ impl Clients {
         self.sessions.borrow_mut().close(session, ino)
     }
 
+    /// Forgets that a session has an inode open: the inode is gone.
+    pub fn forget_opens(&self, session: u64, ino: Ino) {
+        self.sessions.borrow_mut().set_opens(session, ino, 0);
+    }
+
     /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
     /// been reported to this start of the service: a client reports them in parts, and repeats each part
     /// until it is answered. Returns the inodes with the number of opens before and now.

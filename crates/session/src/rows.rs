@@ -35,11 +35,15 @@ pub fn all_sessions() -> Range {
     (vec![SESSION], vec![SESSION + 1])
 }
 
+/// The highest session number.
+pub const LAST_SESSION: u64 = u64::MAX >> 1;
+
 /// Returns the session number from a session's key.
 pub fn decode_session_key(key: &[u8]) -> Result<u64, DecodeError> {
+    let dec = Dec::new("session key", key);
     let word = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
-    let bad = DecodeError::Bad { what: "session key", why: "wrong tag or length" };
-    word.map(u64::from_be_bytes).ok_or(bad)
+    let number = u64::from_be_bytes(word.ok_or(dec.bad("wrong tag or length"))?);
+    if number <= LAST_SESSION { Ok(number) } else { Err(dec.bad("a session number above 2^63")) }
 }
 
 /// Row of a session whose client is another process and outlives this one.
@@ -97,7 +101,7 @@ impl ResultRow {
         let mut dec = Dec::new("session result", value);
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
-        let (session, slot, sequence) = (dec.u64()?, dec.u64()?, dec.u64()?);
+        let (session, slot, sequence) = (dec.counter()?, dec.u64()?, dec.u64()?);
         Ok(Self { session, slot, sequence, body: dec.bytes()?.to_vec() })
     }
 }

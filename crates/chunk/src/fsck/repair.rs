@@ -212,7 +212,7 @@ impl Fsck<'_> {
         map.sort_by_key(|extent| extent.first);
         let mut writes = WriteSet::new();
         writes.put(key, encode_map(&joined(map)));
-        for (group, row) in self.allocator.space_mut().commit(&allocated, &[])? {
+        for (group, row) in self.allocator.space_mut().commit(allocated, &[]).rows {
             writes.put(group_key(group), row);
         }
         self.commit_repair(&mut writes).await

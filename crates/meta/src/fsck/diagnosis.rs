@@ -14,7 +14,7 @@ use crate::inode::{Data, Inode};
 use crate::rows::{
     FsRow, decode_entry_key, decode_inode_key, decode_removed, decode_xattr_key, inode_key, owner_of,
 };
-use crate::{ROOT, XATTR_MAX};
+use crate::{LAST_INO, ROOT, XATTR_MAX};
 use entries::Bucket;
 use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, hex};
 use penstock_chunk::TargetCheck;
@@ -265,9 +265,9 @@ impl Diagnosis {
     /// Checks that the numbers in use are reserved, after all inodes have been seen.
     pub(crate) fn check_reservations(&mut self) {
         self.enter(Stage::Checked);
-        let of_fileset = |ino: &Ino| ino.0 >> 48 == ROOT.0 >> 48;
-        let used = |(ino, trace): &(&Ino, &Trace)| of_fileset(ino) && (trace.is_known() || trace.has_data());
-        let highest = self.traces.iter().filter(used).map(|(ino, _)| ino.0).max().unwrap_or(0);
+        let used = |(_, trace): &(&Ino, &Trace)| trace.is_known() || trace.has_data();
+        let highest = self.traces.range(ROOT..=LAST_INO).filter(used).map(|(ino, _)| ino.0).max();
+        let highest = highest.unwrap_or(0);
         let reserved = self.reserved_ino;
         if highest > reserved {
             let text = format!("inode {highest} is in use and numbers are reserved up to {reserved}");

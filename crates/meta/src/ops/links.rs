@@ -57,7 +57,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
         turn.directory_made(ino);
     }
     if request.open {
-        parts.open(who.session, ino);
+        parts.open(who.session, ino)?;
     }
     Ok(reply)
 }

@@ -16,12 +16,22 @@ use rustix::io::Errno;
 /// Bytes of rows that an inode with its name takes, as statfs estimates it.
 const INODE_BYTES: u64 = 512;
 
-/// Blocks behind the end of a file that read as zeros as of a truncate generation.
+/// Blocks behind the end of a file that read as zeros, while the inode's truncate generation and size are
+/// these.
 #[derive(Clone, Copy)]
 struct Cleared {
     cut: u64,
+    size: u64,
     /// The first of these blocks.
     from: u64,
+}
+
+impl Cleared {
+    /// The block from which on everything is cleared already. A write there since then would know this
+    /// truncate generation, and would need the lease of the truncating client; a sync changes the size.
+    fn until(self, cut: u64, size: u64) -> u64 {
+        if (self.cut, self.size) == (cut, size) { self.from } else { u64::MAX }
+    }
 }
 
 /// Returns an inode's attributes.
@@ -45,7 +55,7 @@ pub(crate) async fn set_attr(
     let turn = parts.names.turn().await;
     let mut inode = turn.inode(Ino(request.ino)).await?;
     check_cut(&inode, known_cut)?;
-    let until = cleared.filter(|cleared| cleared.cut == inode.cut).map_or(u64::MAX, |cleared| cleared.from);
+    let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.cut, inode.size));
     let now = turn.now_ns();
     let mut writes = WriteSet::new();
     // A sync of file contents that need no new blocks begins with this transaction, so it may use a part
@@ -127,22 +137,19 @@ async fn clear_behind(
             // Another request has changed the file meanwhile.
             return Ok(None);
         }
+        let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.cut, inode.size));
         inode.raise_cut()?;
         *known_cut = known_cut.map(|_| inode.cut);
         if behind == Behind::Dropped {
             inode.size = inode.size.min(stop.saturating_mul(block));
         }
         assert!(stop > first_block, "a step stops behind the new end");
-        assert!(cleared.is_none_or(|cleared| stop < cleared.from), "steps go towards the new end");
-        let (file, cut) = (FileKey::main(ino), inode.cut);
-        // A write there since then would know this truncate generation, and would need the lease of the
-        // truncating client.
-        let until = cleared.filter(|cleared| cleared.cut + 1 == cut).map_or(u64::MAX, |cleared| cleared.from);
+        let (file, cut, size) = (FileKey::main(ino), inode.cut, inode.size);
         turn.commit_by(Request::default(), WriteSet::new(), vec![inode], &[], async |writes| {
             Ok(parts.chunks.truncate(file, stop..until, behind, cut, writes).await?)
         })
         .await?;
-        cleared = Some(Cleared { cut, from: stop });
+        cleared = Some(Cleared { cut, size, from: stop });
     }
     Ok(cleared)
 }

@@ -153,3 +153,32 @@ fn statfs_counts_the_space_that_users_may_take() {
         assert!(bed.inode(ROOT).await.unwrap().is_dir());
     });
 }
+
+/// Regression: the end of the truncation took the size for the one that its steps had left, and stopped the
+/// process.
+#[test]
+fn a_sync_between_the_steps_of_a_truncation_and_its_end_is_seen() {
+    run(async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        let file_blocks = (STEP_CHUNKS as u64 + 2) * u64::from(CHUNK_BLOCKS);
+        for first in (0..file_blocks).step_by(CHUNK_BLOCKS as usize) {
+            bed.chunks.write(ino, first).await;
+        }
+        let far = SetAttrRequest { ino: ino.0, size: Some(1 << 40), ..Default::default() };
+        // It knows the truncate generation of the last step.
+        let synced = file_blocks * BLOCK_BYTES as u64;
+        let sync =
+            SetAttrRequest { ino: ino.0, size: Some(synced), grow: true, cut: 1, ..Default::default() };
+        let parts = &bed.meta.parts;
+        // Both wait here; the truncation's step is first, its end is last.
+        let turn = parts.names.turn().await;
+        let (truncated, synced, ()) =
+            tokio::join!(ops::set_attr(parts, bed.who, far), ops::set_attr(parts, bed.who, sync), async {
+                drop(turn)
+            });
+        synced.unwrap();
+        truncated.unwrap();
+        assert_eq!(bed.inode(ino).await.unwrap().size, 1 << 40);
+        bed.check("a truncation and a sync");
+    });
+}

@@ -1,13 +1,14 @@
 //! The diagnosis of damaged rows: each kind of damage is found, with the repair for it.
 
-use super::bed::{Bed, run};
+use super::bed::{Bed, errno, run};
 use crate::fsck::diagnosis::{Field, Fix};
 use crate::rows::{Entry, FsRow, bare_value, entry_key, fs_key, inode_key, removed_key, xattr_key};
-use crate::{Data, Inode, ROOT, XATTR_MAX, ops};
+use crate::{Data, Inode, LAST_INO, ROOT, XATTR_MAX, ops};
 use penstock_base::{FindingKind as Kind, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
-use penstock_session::rows::session_key;
+use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
 use penstock_wire::metadata::SetAttrRequest;
+use rustix::io::Errno;
 
 /// The inodes and rows that a case may damage: the tree `d/ d/e/ d/f g l`.
 struct Rows {
@@ -346,4 +347,68 @@ async fn serve_all(bed: &Bed, rows: &Rows) -> usize {
         done += usize::from(bed.remove(path).await.is_ok());
     }
     done
+}
+
+/// Changes the file system's own row, and starts again.
+async fn restart_with(bed: &mut Bed, change: impl Fn(&mut FsRow)) {
+    let mut row = FsRow::decode(&bed.kv.get(fs_key()).await.unwrap().unwrap()).unwrap();
+    change(&mut row);
+    bed.put_row(fs_key(), Some(row.encode())).await;
+    bed.meta.sync().await.unwrap();
+    bed.crash().await;
+}
+
+/// Regression: the highest numbers that decoding accepts stopped the process.
+#[test]
+fn numbers_at_their_end_stop_nothing() {
+    run(async |bed| {
+        restart_with(bed, |row| row.last_session = LAST_SESSION).await;
+        assert_eq!(bed.who.session, 1, "session numbers begin again");
+        restart_with(bed, |_| {}).await;
+        assert_eq!(bed.who.session, 2);
+        bed.check("sessions");
+    });
+    for reserved in [0, 1, ROOT.0 - 1, LAST_INO.0 + 1, u64::MAX >> 1] {
+        run(async |bed| {
+            let before = bed.add("before").await.unwrap();
+            restart_with(bed, |row| row.reserved_ino = reserved).await;
+            let after = bed.add("after").await.unwrap();
+            assert!(after > before && after <= LAST_INO, "{reserved}: {after}");
+            bed.check("inodes");
+        });
+    }
+    run(async |bed| {
+        restart_with(bed, |row| row.reserved_ino = LAST_INO.0).await;
+        assert_eq!(errno(bed.add("f").await), Some(Errno::NOSPC));
+        bed.check("the last inode");
+    });
+}
+
+/// Regression: a start or a repair that met a session above all numbers stopped the process.
+#[test]
+fn sessions_above_all_numbers_are_dropped() {
+    for (session, kind) in
+        [(LAST_SESSION + 1, Kind::BadSessionRow), (LAST_SESSION, Kind::SessionReservationTooLow)]
+    {
+        run(async |bed| {
+            let row = SessionRow::default().encode();
+            bed.put_row(session_key(session), Some(row.clone())).await;
+            let result = ResultRow { session, slot: 0, sequence: 64, body: Vec::new() };
+            bed.put_row(result_key(session, 0), Some(result.encode())).await;
+            let diagnosis = bed.diagnose();
+            assert_eq!(diagnosis.findings.counts.keys().copied().collect::<Vec<_>>(), [kind]);
+            let fix = match kind {
+                Kind::BadSessionRow => Fix::Drop(session_key(session)),
+                _ => Fix::ReserveSessions(session),
+            };
+            assert!(diagnosis.fixes[&kind].contains(&fix), "{:?}", diagnosis.fixes);
+            bed.meta.sync().await.unwrap();
+            bed.crash().await;
+            if kind == Kind::SessionReservationTooLow {
+                bed.meta.parts.names.turn().await.reserve_sessions(session).await.unwrap();
+                bed.crash().await;
+            }
+            bed.add("f").await.unwrap();
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! A chunk store in memory: each chunk is a row with the numbers of its written blocks.
 
 use crate::ChunkStore;
-use penstock_base::{FileKey, Ino, LocalBoxFuture};
+use penstock_base::{DecodeError, FileKey, Ino, LocalBoxFuture};
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Owned, SpaceUsage, TargetCheck, all_maps, map_range};
 use penstock_kv::{Kv, MemKv, WriteSet};
 use std::cell::{Cell, RefCell};
@@ -17,7 +17,7 @@ pub(super) struct MemChunks {
     generation: u64,
     /// The truncations, each with its file, first block and generation.
     pub(super) truncations: RefCell<Vec<(Ino, u64, u64)>>,
-    /// A file of which a block counts as free, so that it cannot be truncated.
+    /// A file with a map row that cannot be read, so that it cannot be truncated.
     pub(super) damaged: Cell<Option<Ino>>,
     /// Files that are known to be new and not removed.
     pub(super) made: RefCell<BTreeSet<Ino>>,
@@ -117,7 +117,7 @@ impl ChunkStore for MemChunks {
         }
         Box::pin(async move {
             if self.damaged.get() == Some(file.ino) {
-                return Err(ChunkError::NotMarked { block: 9 });
+                return Err(DecodeError::Bad { what: "map row", why: "it is damaged" }.into());
             }
             self.kv.commit(writes).await?;
             self.truncations.borrow_mut().push((file.ino, blocks.start, generation));

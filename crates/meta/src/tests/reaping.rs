@@ -2,10 +2,13 @@
 
 use super::bed::{Bed, errno, run, run_with};
 use super::memory::CHUNK_BLOCKS;
-use crate::{MetaError, STEP_CHUNKS, ops};
+use crate::rows::inode_key;
+use crate::{ChunkStore, MetaError, STEP_CHUNKS, ops};
 use penstock_base::Ino;
 use penstock_kv::KvError;
-use penstock_wire::metadata::XattrRequest;
+use penstock_wire::metadata::{OpenCount, PingRequest, XattrRequest};
+use penstock_wire::{Frame, Header, Kind};
+use prost::Message;
 use rustix::io::Errno;
 use std::time::Duration;
 
@@ -33,7 +36,7 @@ fn a_removed_file_goes_with_its_last_user() {
             let ino = file(bed, "f", 2).await;
             let mut running = Vec::new();
             for _ in 0..opens {
-                bed.meta.parts.open(bed.who.session, ino);
+                bed.meta.parts.open(bed.who.session, ino).unwrap();
             }
             for _ in 0..changes {
                 running.push(bed.meta.change_contents(ino).await.unwrap());
@@ -100,7 +103,7 @@ fn a_crash_leaks_no_removed_file() {
     run(async |bed| {
         let open = file(bed, "open", 1).await;
         let closed = file(bed, "closed", 1).await;
-        bed.meta.parts.open(bed.who.session, open);
+        bed.meta.parts.open(bed.who.session, open).unwrap();
         // The reaper cannot write any more, so that the queue is what the crash leaves.
         bed.meta.sync().await.unwrap();
         bed.remove("open").await.unwrap();
@@ -157,5 +160,93 @@ fn a_full_store_takes_the_removal() {
         bed.meta.wait_reaped().await;
         bed.add("after").await.unwrap();
         bed.check("the removal");
+    });
+}
+
+/// Regression: an open during the last waits of the reaper stopped the process.
+#[test]
+fn a_file_that_is_being_reaped_cannot_be_opened() {
+    run(async |bed| {
+        let ino = file(bed, "f", 1).await;
+        let request =
+            XattrRequest { ino: ino.0, name: "user.a".into(), value: vec![1], ..Default::default() };
+        ops::set_xattr(&bed.meta.parts, bed.who, request).await.unwrap();
+        bed.meta.parts.open(bed.who.session, ino).unwrap();
+        bed.remove("f").await.unwrap();
+        // The reaper waits at the gate with the deletion of the attributes.
+        let gate = bed.meta.parts.names.gate();
+        let quiet = gate.quiesce().await;
+        bed.meta.parts.close(bed.who.session, ino);
+        bed.world.env().sleep(Duration::from_millis(100)).await;
+        assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), Some(Errno::STALE));
+        assert_eq!(errno(bed.meta.change_contents(ino).await.map(drop)), Some(Errno::STALE));
+        // A client that says that it has the file open does not keep it either.
+        let opens = vec![OpenCount { ino: ino.0, count: 3 }];
+        let start = bed.chunks.generation();
+        let ping = PingRequest { opens, start, ..PingRequest::default() };
+        let header = Header { session: bed.who.session, ..Frame::request(Kind::Ping, vec![], vec![]).header };
+        bed.meta.serve(&header, &ping.encode_to_vec()).await.unwrap();
+        drop(quiet);
+        bed.meta.wait_reaped().await;
+        assert!(is_gone(bed, ino).await);
+        // Nothing ends that did not begin.
+        bed.meta.parts.close(bed.who.session, ino);
+        bed.meta.end_session(bed.who.session).await.unwrap();
+        bed.check("reaping");
+    });
+}
+
+/// Regression: a file that waited for a repair was in the queue twice, and a check after the repair waited
+/// for the second time.
+#[test]
+fn nobody_waits_for_a_file_after_the_repair_that_lets_it_go() {
+    run(async |bed| {
+        let ino = file(bed, "f", 1).await;
+        bed.chunks.damaged.set(Some(ino));
+        bed.remove("f").await.unwrap();
+        let env = bed.world.env();
+        env.sleep(Duration::from_secs(1)).await;
+        bed.chunks.damaged.set(None);
+        // As at the end of a repair.
+        crate::reaper::queue_removed(&bed.meta.parts).await.unwrap();
+        bed.meta.parts.wake_reaper();
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(is_gone(bed, ino).await);
+        let before = env.now();
+        bed.meta.wait_reaped().await;
+        assert!(env.now() - before < Duration::from_secs(1), "nothing is left to wait for");
+    });
+}
+
+#[test]
+fn a_queued_file_that_is_in_use_stays() {
+    run(async |bed| {
+        let ino = file(bed, "f", 1).await;
+        bed.meta.parts.open(bed.who.session, ino).unwrap();
+        bed.remove("f").await.unwrap();
+        // As after a repair.
+        crate::reaper::queue_removed(&bed.meta.parts).await.unwrap();
+        bed.meta.parts.wake_reaper();
+        bed.meta.wait_reaped().await;
+        assert!(!is_gone(bed, ino).await);
+        bed.meta.parts.close(bed.who.session, ino);
+        bed.meta.wait_reaped().await;
+        assert!(is_gone(bed, ino).await);
+    });
+}
+
+#[test]
+fn a_wrong_number_of_links_deletes_no_file() {
+    run(async |bed| {
+        let ino = file(bed, "f", 1).await;
+        let mut inode = bed.inode(ino).await.unwrap();
+        inode.nlink = 0;
+        bed.put_row(inode_key(ino), Some(inode.encode())).await;
+        bed.meta.sync().await.unwrap();
+        bed.crash().await;
+        bed.meta.parts.open(bed.who.session, ino).unwrap();
+        bed.meta.parts.close(bed.who.session, ino);
+        bed.meta.wait_reaped().await;
+        assert!(!is_gone(bed, ino).await && !bed.chunks.blocks(ino).is_empty());
     });
 }

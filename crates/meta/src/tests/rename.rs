@@ -125,7 +125,7 @@ fn a_replaced_file_that_is_open_stays_until_its_last_close() {
     run(async |bed| {
         let replaced = bed.add("b").await.unwrap();
         bed.add("a").await.unwrap();
-        bed.meta.parts.open(bed.who.session, replaced);
+        bed.meta.parts.open(bed.who.session, replaced).unwrap();
         bed.rename("a", "b", plain()).await.unwrap();
         bed.meta.wait_reaped().await;
         assert_eq!(bed.inode(replaced).await.unwrap().nlink, 0);

@@ -103,7 +103,7 @@ impl Rows {
         self.delete(key(0x11, &[0, dir.0, cookie, 0])).await;
     }
 
-    async fn extents(&self, ino: Ino) -> Vec<Extent> {
+    pub async fn extents(&self, ino: Ino) -> Vec<Extent> {
         decode_map(&self.get(map(ino, 0)).await).unwrap()
     }
 
@@ -124,13 +124,18 @@ impl Rows {
 
     /// Rows of sessions of other processes with the numbers that are given next.
     pub async fn put_next_sessions(&self) {
-        for id in 1..40_u64 {
-            let who = [&[1][..], &30_000_u32.to_le_bytes(), &1_u32.to_le_bytes(), b"c", &0_u32.to_le_bytes()];
-            self.put(key(0x15, &[id]), who.concat()).await;
+        for id in 1..40 {
+            self.put_session(id).await;
         }
     }
 
-    async fn set_bit(&self, block: u64, used: bool) {
+    /// A row of a session of another process.
+    pub async fn put_session(&self, id: u64) {
+        let who = [&[1][..], &30_000_u32.to_le_bytes(), &1_u32.to_le_bytes(), b"c", &0_u32.to_le_bytes()];
+        self.put(key(0x15, &[id]), who.concat()).await;
+    }
+
+    pub async fn set_bit(&self, block: u64, used: bool) {
         let group = key(0x21, &[block / 32768]);
         let mut value = self.get(group.clone()).await;
         let (byte, bit) = (1 + (block % 32768 / 8) as usize, 1u8 << (block % 8));

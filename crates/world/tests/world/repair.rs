@@ -372,3 +372,73 @@ fn damage_that_no_check_has_mended_yet_makes_no_start_panic() {
     damage(&site, async |rows| rows.put_next_sessions().await);
     serve_damaged(&site, &known);
 }
+
+/// Regression: a file that was rewritten, or removed, with a block that counts as free kept every later
+/// commit, check, repair and stop from succeeding.
+#[test]
+fn a_file_with_a_block_that_counts_as_free_is_rewritten_or_removed() {
+    for remove in [false, true] {
+        let (site, known) = store();
+        let world = World::new(904);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            let chunk_blocks = machine.client.get_attr(known.victim).await.unwrap().chunk_blocks;
+            let len = chunk_blocks as usize * BLOCK_BYTES;
+            machine.client.write(known.victim, 0, &bytes(3, len)).await.unwrap();
+            machine.client.fsync(known.victim).await.unwrap();
+            let rows = Rows::of(&machine);
+            let extents = rows.extents(known.victim).await;
+            let extent = extents.last().unwrap();
+            rows.set_bit(extent.block + u64::from(extent.count) - 1, false).await;
+            rows.flush().await;
+            machine.node.abandon();
+            len
+        });
+        let len = run.unwrap();
+        world.destroy();
+        let world = World::new(905);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            let client = &machine.client;
+            client.write(known.victim, 0, &bytes(9, len)).await.unwrap();
+            client.fsync(known.victim).await.unwrap();
+            if remove {
+                client.unlink(known.root, b"victim", false).await.unwrap();
+            }
+            machine.env.sleep(Duration::from_secs(60)).await;
+            client.fsync(known.keep).await.unwrap();
+            // Nothing owns the block any more, so its bit is right.
+            let report = machine.node.check_fs().await.unwrap();
+            assert_eq!(report.result, "clean", "removed: {remove}");
+            if !remove {
+                let read = client.read(known.victim, 0, len as u64).await.unwrap();
+                assert_eq!(penstock_base::buf::gather(&read)[..], bytes(9, len));
+            }
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}
+
+/// Regression: a repair that met the session 2^63 stopped the process, and so did the next start after one
+/// that met the number below.
+#[test]
+fn a_session_above_all_numbers_is_mended() {
+    for session in [1_u64 << 63, (1 << 63) - 1] {
+        let (site, known) = store();
+        let world = World::new(908);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            Rows::of(&machine).put_session(session).await;
+            assert_eq!(machine.node.repair_fs().await.unwrap().result, "mended", "{session:x}");
+            machine.stop().await;
+            let machine = site.start(&world, &[]).await.unwrap();
+            machine.client.get_attr(known.victim).await.unwrap();
+            assert_eq!(machine.node.check_fs().await.unwrap().result, "clean", "{session:x}");
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}

@@ -7,6 +7,7 @@ use crate::format::descriptor::Descriptor;
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
 use crate::place::{Position, Positions, SegmentNo};
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, SECTOR_BYTES, Stripe};
 use penstock_raid::Code;
 use std::ops::Range;
@@ -146,7 +147,7 @@ impl Geometry {
 
     /// Data blocks in a stripe.
     pub fn stripe_blocks(&self) -> u32 {
-        self.k as u32 * self.strip_blocks
+        to_u32(self.k) * self.strip_blocks
     }
 
     /// Data bytes in a strip.
@@ -184,7 +185,7 @@ impl Geometry {
 
     /// Blocks of a log segment, its header included.
     pub fn segment_blocks(&self) -> u32 {
-        self.segment_bytes / BLOCK_BYTES as u32
+        self.segment_bytes / to_u32(BLOCK_BYTES)
     }
 
     /// Bytes of the log region.
@@ -263,7 +264,7 @@ impl Geometry {
     /// The data block of a stripe at a position and column: the inverse of [`Self::locate`].
     pub fn block_of(&self, position: Position, column: u32) -> u32 {
         assert!(position.index() < self.k && column < self.strip_blocks, "no data at {position}, {column}");
-        position.index() as u32 * self.strip_blocks + column
+        to_u32(position.index()) * self.strip_blocks + column
     }
 
     /// Positions of all strips.

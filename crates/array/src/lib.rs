@@ -31,6 +31,10 @@
 //! - table pages of a checkpoint written, root not: the pages' number is above the root's, so they do not
 //!   count;
 //! - root written: the log before its replay segment is free.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod array;

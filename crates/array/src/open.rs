@@ -29,6 +29,7 @@ use crate::site::Site;
 use crate::stripes::table::StripeTable;
 use checkpoint::{read_root, read_table};
 use outdated::{LeftOut, check_loss, leave_out_outdated, take_back};
+use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Io, Slice};
@@ -50,15 +51,15 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         return Err(ArrayError::Invalid(format!("{} slices for {} strips", slices.len(), geometry.strips())));
     }
     let array = ArrayId(random_id(env));
-    let carriers: Vec<u16> = (0..geometry.carriers().min(slices.len()) as u16).collect();
+    let carriers: Vec<u16> = (0..to_u16(geometry.carriers().min(slices.len()))).collect();
     let table = StripeTable::new(&geometry);
     for carrier in &carriers {
         let slice = &slices[usize::from(*carrier)];
-        for first in (0..geometry.pages()).step_by(PAGES_IN_A_PIECE as usize) {
+        for first in (0..geometry.pages()).step_by(to_usize(PAGES_IN_A_PIECE)) {
             let pages = first..geometry.pages().min(first + PAGES_IN_A_PIECE);
             let blocks: Vec<Buf> = pages
                 .map(|page| {
-                    let (words, strips) = (table.page_words(page), geometry.strips() as u16);
+                    let (words, strips) = (table.page_words(page), to_u16(geometry.strips()));
                     TablePage { array, index: page, checkpoint: 0, strips, words }.encode()
                 })
                 .collect();
@@ -79,8 +80,8 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
     Ok(Descriptor {
         array,
         name: spec.name.clone(),
-        k: spec.k as u16,
-        m: spec.m as u16,
+        k: to_u16(spec.k),
+        m: to_u16(spec.m),
         strip_blocks: spec.strip_blocks,
         log_bytes: spec.log_bytes,
         segment_bytes: spec.segment_bytes,

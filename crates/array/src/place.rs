@@ -1,5 +1,6 @@
 //! Positions of strips in their stripe, sets of positions, and numbers of log segments.
 
+use penstock_base::num::to_u8;
 use penstock_raid::MAX_STRIPS;
 use std::fmt;
 
@@ -14,7 +15,7 @@ impl Position {
     /// If no stripe has so many strips.
     pub fn new(number: usize) -> Self {
         assert!(number < MAX_STRIPS, "position {number} of at most {MAX_STRIPS}");
-        Self(number as u8)
+        Self(to_u8(number))
     }
 
     /// The number, for lists of members.
@@ -110,7 +111,7 @@ impl Positions {
 
     /// The positions, ascending.
     pub fn iter(self) -> impl Iterator<Item = Position> {
-        (0..MAX_STRIPS as u8).map(Position).filter(move |position| self.contains(*position))
+        (0..to_u8(MAX_STRIPS)).map(Position).filter(move |position| self.contains(*position))
     }
 }
 

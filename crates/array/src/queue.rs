@@ -17,6 +17,7 @@ use crate::error::ArrayError;
 use crate::format::record::{Entry, head_blocks};
 use crate::place::SegmentNo;
 use crate::ranks;
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf, Stripe, rank};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -219,14 +220,14 @@ impl EntryQueue {
             let blocks = item.blocks();
             let bytes = entry_bytes + item.entries.iter().map(Entry::encoded_bytes).sum::<usize>();
             let total = head_blocks(bytes) + payload + blocks;
-            if items.is_empty() && total as u32 > left {
+            if items.is_empty() && to_u32(total) > left {
                 left = geo.segment_blocks() - 1;
             }
-            let too_long = payload + blocks > geo.max_payload_blocks() || total as u32 > left;
+            let too_long = payload + blocks > geo.max_payload_blocks() || to_u32(total) > left;
             if !items.is_empty() && too_long {
                 break;
             }
-            assert!((total as u32) < geo.segment_blocks(), "an entry of {total} blocks fits in no segment");
+            assert!(to_u32(total) < geo.segment_blocks(), "an entry of {total} blocks fits in no segment");
             let queue = if from_control { &mut queues.control } else { &mut queues.data };
             items.extend(queue.pop_front());
             if !from_control {

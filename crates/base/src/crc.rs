@@ -1,6 +1,7 @@
 //! CRC32C (Castagnoli), the only checksum on drives and on the wire.
 
 use crate::BLOCK_BYTES;
+use crate::num::to_u32;
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 
 /// CRC32C of a block of zeros.
@@ -8,14 +9,14 @@ pub const ZERO_BLOCK_CRC: u32 = 0x98f9_4189;
 
 /// CRC32C of `bytes` (RFC 3720 B.4: init and final xor all ones, reflected).
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+    to_u32(checksum(CrcAlgorithm::Crc32Iscsi, bytes))
 }
 
 /// CRC32C of the concatenation of several byte strings.
 pub fn crc32c_append<'a>(runs: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     runs.into_iter().for_each(|run| digest.update(run));
-    digest.finalize() as u32
+    to_u32(digest.finalize())
 }
 
 /// CRC32C of each 4 KiB block of `bytes`. Panics unless the length is a multiple of 4 KiB.

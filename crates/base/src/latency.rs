@@ -5,6 +5,7 @@
 //! the first bucket, and times of 68.7 s and more share the last.
 
 use crate::Env;
+use crate::num::to_usize;
 use std::cell::Cell;
 use std::future::Future;
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn bucket(ns: u64) -> usize {
     if power >= LAST_POWER {
         return BUCKETS - 1;
     }
-    let part = (ns >> (power - 2)) as usize % PARTS;
+    let part = to_usize(ns >> (power - 2)) % PARTS;
     1 + (power - FIRST_POWER) as usize * PARTS + part
 }
 

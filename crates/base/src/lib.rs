@@ -3,6 +3,10 @@
 //!
 //! This crate has no I/O, no threads and no clock. `penstock-drive` implements [`env::Runtime`] on a real
 //! machine, `penstock-sim` in a simulation.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 pub mod bounded_set;
@@ -18,6 +22,7 @@ pub mod latency;
 pub mod locks;
 pub mod map;
 pub mod newcomers;
+pub mod num;
 pub mod range_locks;
 pub mod rank;
 mod span;

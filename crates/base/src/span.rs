@@ -1,6 +1,7 @@
 //! Runs of blocks, and their pieces in units of one length: in the chunks of a file, in the stripes of an
 //! array.
 
+use crate::num::to_u32;
 use std::ops::Range;
 
 /// A run of blocks.
@@ -39,7 +40,7 @@ impl Span {
             let within = at % per;
             let run = (per - within).min(end - at);
             // Both are at most `per_unit`.
-            pieces.push(Piece { unit: at / per, blocks: within as u32..(within + run) as u32 });
+            pieces.push(Piece { unit: at / per, blocks: to_u32(within)..to_u32(within + run) });
             at += run;
         }
         assert_eq!(at, end.max(self.first), "the pieces cover the span");

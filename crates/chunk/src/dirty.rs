@@ -11,6 +11,7 @@
 //!
 //! Pure: the caller reserves and releases free space.
 
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +27,7 @@ struct Run {
 
 impl Run {
     fn count(&self) -> u32 {
-        self.crcs.len() as u32
+        to_u32(self.crcs.len())
     }
 
     /// Blocks of the run, counted from its first one.
@@ -120,7 +121,7 @@ impl DirtyRuns {
     /// # Panics
     /// If data, checksums and reservations do not fit together.
     pub(crate) fn insert(&mut self, first: u32, data: &Buf, crcs: &[u32], reserved: &[Range<u32>]) -> u64 {
-        let blocks = first..first + crcs.len() as u32;
+        let blocks = first..first + to_u32(crcs.len());
         assert_eq!(data.len(), crcs.len() * BLOCK_BYTES, "a checksum for each block");
         assert!(
             reserved.iter().all(|new| self.gaps(new.clone()) == [new.clone()]),
@@ -209,10 +210,10 @@ impl DirtyRuns {
         assert!(most > 0, "a run has a block");
         let first = *self.runs.first_key_value()?.0;
         let (mut parts, mut crcs) = (Vec::new(), Vec::new());
-        while let Some((data, sums)) = self.get(first + crcs.len() as u32, first.saturating_add(most)) {
+        while let Some((data, sums)) = self.get(first + to_u32(crcs.len()), first.saturating_add(most)) {
             parts.push(data);
             crcs.extend(sums);
-            if crcs.len() as u32 >= most {
+            if to_u32(crcs.len()) >= most {
                 break;
             }
         }

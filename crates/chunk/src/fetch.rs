@@ -3,6 +3,7 @@
 use crate::ChunkError;
 use crate::cache::Chunk;
 use penstock_array::{Blocks, Volume};
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf, ZERO_BLOCK_CRC};
 use penstock_drive::Io;
 use std::cell::RefCell;
@@ -28,7 +29,7 @@ pub(crate) async fn fetch(
         all.parts.extend(piece.parts);
         all.crcs.extend(piece.crcs);
     }
-    assert_eq!(all.crcs.len() as u32, count, "every block was read");
+    assert_eq!(to_u32(all.crcs.len()), count, "every block was read");
     Ok(all)
 }
 
@@ -45,7 +46,7 @@ fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
     let (mut at, end) = (first, first + count);
     while at < end {
         if let Some((data, crcs)) = chunk.dirty.get(at, end) {
-            at += crcs.len() as u32;
+            at += to_u32(crcs.len());
             push_memory(&mut pieces, data, &crcs);
             continue;
         }

@@ -11,11 +11,12 @@
 //! only when space is short.
 
 use crate::rows::encode_group;
+use penstock_base::num::{to_u32, to_usize};
 use std::collections::BTreeSet;
 
 /// Blocks in an allocation group: its row has 4 KiB of bits.
 pub(crate) const GROUP_BLOCKS: u64 = 32 * 1024;
-const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
+const GROUP_WORDS: usize = to_usize(GROUP_BLOCKS) / 64;
 
 /// A run of volume blocks: first block and count.
 pub(crate) type Run = (u64, u64);
@@ -67,7 +68,7 @@ pub(crate) struct Bitmap {
 
 impl Bitmap {
     pub(crate) fn new(blocks: u64) -> Self {
-        Self { words: vec![0; (blocks.div_ceil(GROUP_BLOCKS) as usize) * GROUP_WORDS] }
+        Self { words: vec![0; to_usize(blocks.div_ceil(GROUP_BLOCKS)) * GROUP_WORDS] }
     }
 
     pub(crate) fn get(&self, block: u64) -> bool {
@@ -107,7 +108,7 @@ impl Bitmap {
             let in_word = (64 - at % 64).min(end - at);
             let clear = u64::from(word.trailing_zeros()).min(in_word);
             at += clear;
-            let marked = u64::from((word.checked_shr(clear as u32).unwrap_or(0)).trailing_ones());
+            let marked = u64::from((word.checked_shr(to_u32(clear)).unwrap_or(0)).trailing_ones());
             let marked = marked.min(in_word - clear);
             if marked > 0 {
                 push_run(&mut parts, (at, marked));
@@ -119,7 +120,7 @@ impl Bitmap {
 
     /// Returns a group's bits as words of 64.
     pub(crate) fn group(&self, group: u64) -> &[u64] {
-        &self.words[group as usize * GROUP_WORDS..(group as usize + 1) * GROUP_WORDS]
+        &self.words[to_usize(group) * GROUP_WORDS..(to_usize(group) + 1) * GROUP_WORDS]
     }
 }
 
@@ -182,7 +183,7 @@ impl Space {
             stripe_blocks,
             used: Bitmap::new(blocks),
             committed: Bitmap::new(blocks),
-            fill: vec![0; stripes as usize],
+            fill: vec![0; to_usize(stripes)],
             partial: BTreeSet::new(),
             empty: (0..stripes).collect(),
             used_blocks: 0,
@@ -233,11 +234,11 @@ impl Space {
         let stripes = 0..self.fill.len() as u64;
         let count = |stripe: u64| {
             let first = stripe * self.stripe_blocks;
-            (first..first + self.stripe_blocks).filter(|block| self.used.get(*block)).count() as u32
+            to_u32((first..first + self.stripe_blocks).filter(|block| self.used.get(*block)).count())
         };
         let fill: Vec<u32> = stripes.clone().map(count).collect();
         let of = |wanted: &dyn Fn(u64) -> bool| -> BTreeSet<u64> {
-            stripes.clone().filter(|stripe| wanted(u64::from(fill[*stripe as usize]))).collect()
+            stripes.clone().filter(|stripe| wanted(u64::from(fill[to_usize(*stripe)]))).collect()
         };
         let empty = of(&|fill| fill == 0);
         let partial = of(&|fill| fill > 0 && fill < self.stripe_blocks);
@@ -275,14 +276,14 @@ impl Space {
     }
 
     fn fill_changed(&mut self, stripe: u64, blocks: u64, used: bool) {
-        let fill = &mut self.fill[stripe as usize];
+        let fill = &mut self.fill[to_usize(stripe)];
         match used {
             true => {
-                *fill += blocks as u32;
+                *fill += to_u32(blocks);
                 self.used_blocks += blocks;
             }
             false => {
-                *fill -= blocks as u32;
+                *fill -= to_u32(blocks);
                 self.used_blocks -= blocks;
             }
         }
@@ -384,12 +385,12 @@ impl Space {
         assert!(count > 0, "a run has a block");
         self.mark((start, count), false);
         let stripes = start / self.stripe_blocks..=(start + count - 1) / self.stripe_blocks;
-        stripes.filter(|stripe| self.fill[*stripe as usize] == 0).collect()
+        stripes.filter(|stripe| self.fill[to_usize(*stripe)] == 0).collect()
     }
 
     /// True if a stripe has no used block.
     pub(crate) fn is_empty(&self, stripe: u64) -> bool {
-        self.fill[stripe as usize] == 0
+        self.fill[to_usize(stripe)] == 0
     }
 
     /// Changes the committed bitmap. A run in both lists was allocated and then freed.

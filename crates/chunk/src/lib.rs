@@ -19,6 +19,10 @@
 //!
 //! Power cut: of uncommitted writes, each block is either fully present or fully lost. Blocks that were
 //! allocated and not committed are free again, because no bit marks them as used.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod allocator;

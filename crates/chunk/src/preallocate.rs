@@ -12,6 +12,7 @@ use crate::cache::Chunk;
 use crate::rows::{ChunkKey, Extent};
 use crate::target::Target;
 use penstock_base::FileKey;
+use penstock_base::num::to_u32;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -72,7 +73,7 @@ impl Target {
     fn within(&self, key: ChunkKey, blocks: &Range<u64>) -> Range<u32> {
         let per_chunk = u64::from(self.config.chunk_blocks);
         let first = key.index.saturating_mul(per_chunk);
-        let at = |block: u64| block.saturating_sub(first).min(per_chunk) as u32;
+        let at = |block: u64| to_u32(block.saturating_sub(first).min(per_chunk));
         let within = at(blocks.start)..at(blocks.end);
         assert!(within.start <= within.end, "{blocks:?} are in order");
         within
@@ -149,7 +150,7 @@ impl Target {
                     return allocated.map(drop);
                 };
                 self.allocator.release(count);
-                let count = count as u32;
+                let count = to_u32(count);
                 let back = chunk.borrow_mut().map.put(Extent { first, count, block, preallocated: true });
                 assert!(back.is_empty(), "nothing had a place there");
                 first += count;

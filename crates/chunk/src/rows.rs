@@ -2,6 +2,7 @@
 //!
 //! Public for the fuzzer and for tools that inspect a store; only this crate writes rows.
 
+use penstock_base::num::to_u32;
 use penstock_base::{Branch, Dec, DecodeError, Enc, FileKey, Ino};
 
 /// First byte of a map row's key.
@@ -88,7 +89,7 @@ pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
 /// Encodes the value of a map row. With compression, the stored length will differ from `count`.
 pub fn encode_map(extents: &[Extent]) -> Vec<u8> {
     let mut enc = Enc::new();
-    enc.u8(FORMAT).u32(extents.len() as u32);
+    enc.u8(FORMAT).u32(to_u32(extents.len()));
     for extent in extents {
         enc.u32(extent.first).u32(extent.count).u64(extent.block);
         enc.u8(if extent.preallocated { PREALLOCATED } else { PLAIN }).u32(extent.count);

@@ -8,6 +8,7 @@ use crate::ChunkError;
 use crate::rows::ChunkKey;
 use crate::target::Target;
 use penstock_base::FileKey;
+use penstock_base::num::to_u32;
 use std::ops::Range;
 
 impl Target {
@@ -26,7 +27,7 @@ impl Target {
             let _lock = self.cache.shared(key).await;
             let chunk = self.cache.get(key).await?;
             let chunk = chunk.borrow();
-            let mut within = (at - first) as u32..self.config.chunk_blocks;
+            let mut within = to_u32(at - first)..self.config.chunk_blocks;
             if let Some(found) = within.find(|block| chunk.is_data(*block) != hole) {
                 return Ok(blocks.end.min(first + u64::from(found)));
             }

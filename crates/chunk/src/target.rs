@@ -13,6 +13,7 @@ use crate::rows::{ChunkKey, all_groups, decode_group, decode_group_key};
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf, Env, FileKey, Gate, HashMap, MAX_FILE_BYTES, Quiet};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, for_each};
@@ -35,7 +36,7 @@ impl TargetConfig {
     pub fn for_volume(volume: &Volume, generation: u64) -> Self {
         let stripe = volume.stripe_blocks();
         let chunk_blocks = (256 / stripe).max(1) * stripe;
-        Self { chunk_blocks: chunk_blocks as u32, generation }
+        Self { chunk_blocks: to_u32(chunk_blocks), generation }
     }
 }
 
@@ -204,7 +205,7 @@ impl Target {
         let _lock = self.cache.exclusive(key).await;
         self.check_truncation(key.file, generation)?;
         let chunk = self.cache.get(key).await?;
-        let new = chunk.borrow().without_space(first..first + crcs.len() as u32);
+        let new = chunk.borrow().without_space(first..first + to_u32(crcs.len()));
         self.allocator.reserve(new.iter().map(|range| range.len() as u64).sum())?;
         Ok(self.cache.write(key, &chunk, (first, data, crcs), &new))
     }

@@ -8,6 +8,7 @@ use crate::cache::Changes;
 use crate::rows::ChunkKey;
 use crate::target::Target;
 use penstock_base::FileKey;
+use penstock_base::num::to_u32;
 use penstock_kv::WriteSet;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -71,7 +72,7 @@ impl Target {
         let mut back = Vec::new();
         let mut before = Vec::new();
         let from = |key: &ChunkKey| {
-            (first_block.saturating_sub(key.index.saturating_mul(per_chunk))).min(per_chunk) as u32
+            to_u32((first_block.saturating_sub(key.index.saturating_mul(per_chunk))).min(per_chunk))
         };
         for (key, chunk) in &chunks {
             before.push(chunk.borrow().map.clone());

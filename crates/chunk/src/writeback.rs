@@ -14,6 +14,7 @@ use crate::counters::TargetCounts;
 use crate::fetch::fetch;
 use crate::rows::{ChunkKey, Extent};
 use penstock_array::Volume;
+use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, buf::gather};
 use penstock_drive::{Class, Io};
 use std::cell::{Cell, RefCell};
@@ -158,8 +159,8 @@ impl Writeback {
         }
         assert_eq!(blocks.crcs.len() as u64, wanted * per_stripe, "a chunk is full stripes");
         let data = blocks.gather();
-        let bytes = per_stripe as usize * BLOCK_BYTES;
-        for (index, crcs) in blocks.crcs.chunks(per_stripe as usize).enumerate() {
+        let bytes = to_usize(per_stripe) * BLOCK_BYTES;
+        for (index, crcs) in blocks.crcs.chunks(to_usize(per_stripe)).enumerate() {
             let part = data.slice(index * bytes..(index + 1) * bytes);
             if let Err(error) = self.volume.write_fresh(stripes[index], &part, crcs, IO).await {
                 self.allocator.give_back(runs(&stripes));
@@ -168,9 +169,9 @@ impl Writeback {
         }
         let mut back = Vec::new();
         for (index, stripe) in stripes.into_iter().enumerate() {
-            let first = index as u32 * per_stripe as u32;
+            let first = to_u32(index) * to_u32(per_stripe);
             let block = stripe * per_stripe;
-            let extent = Extent { first, count: per_stripe as u32, block, preallocated: false };
+            let extent = Extent { first, count: to_u32(per_stripe), block, preallocated: false };
             back.extend(chunk.borrow_mut().map.put(extent));
         }
         self.written(key, chunk, 0..self.chunk_blocks);
@@ -189,7 +190,7 @@ impl Writeback {
     ) -> Result<(), ChunkError> {
         let mut done = 0;
         while done < crcs.len() {
-            let at = first + done as u32;
+            let at = first + to_u32(done);
             let (block, count, place) = self.place_of(chunk, at, crcs.len() - done).await?;
             let bytes = done * BLOCK_BYTES..(done + count) * BLOCK_BYTES;
             let written = self.volume.write(block, &data.slice(bytes), &crcs[done..done + count]).await;
@@ -199,7 +200,7 @@ impl Writeback {
                 }
                 return Err(error.into());
             }
-            let end = at + count as u32;
+            let end = at + to_u32(count);
             match place {
                 Place::Data => {}
                 Place::Preallocated => chunk.borrow_mut().map.set_preallocated(at..end, false),
@@ -232,16 +233,16 @@ impl Writeback {
             let usable = |at: u32| chunk.map.place(at).filter(readable);
             if let Some((block, preallocated)) = usable(first) {
                 let joined = |count: &usize| {
-                    usable(first + *count as u32) == Some((block + *count as u64, preallocated))
+                    usable(first + to_u32(*count)) == Some((block + *count as u64, preallocated))
                 };
                 let kind = if preallocated { Place::Preallocated } else { Place::Data };
                 return Ok((block, (0..wanted).take_while(joined).count(), kind));
             }
-            (0..wanted).take_while(|count| usable(first + *count as u32).is_none()).count() as u64
+            (0..wanted).take_while(|count| usable(first + to_u32(*count)).is_none()).count() as u64
         };
         assert!(unmapped > 0, "the first block has no place");
         let (block, count) = self.allocator.allocate_reserved(unmapped).await?;
-        Ok((block, count as usize, Place::New))
+        Ok((block, to_usize(count), Place::New))
     }
 }
 

@@ -2,6 +2,10 @@
 //!
 //! Commands find the running instance by `--dir` or `--api` and use its REST API. Error messages have one to
 //! three lines: the failed operation, its object, the reason, and a remedy.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods)]
 

@@ -10,6 +10,7 @@ use crate::show::{note, print, say};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{check_mount_point, is_stale, on_signals, unmount_stale};
 use penstock_base::env::timeout;
+use penstock_base::num::to_usize;
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_fabric::greeting::TOKEN_BYTES;
@@ -191,7 +192,7 @@ fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Re
     while !is_served() {
         if child.try_wait()?.is_some() {
             let said = std::fs::read(&log_path)?;
-            eprint!("{}", String::from_utf8_lossy(said.get(log_start as usize..).unwrap_or_default()));
+            eprint!("{}", String::from_utf8_lossy(said.get(to_usize(log_start)..).unwrap_or_default()));
             return Ok(ExitCode::FAILURE);
         }
         if start.elapsed() > PATIENCE {
@@ -211,7 +212,7 @@ fn open_log(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600);
     // Opening a FIFO without a reader would block.
-    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let log = options.open(path).with_context(cannot)?;
     let found = log.metadata().with_context(cannot)?;
     if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {

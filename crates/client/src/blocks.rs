@@ -3,6 +3,7 @@
 use crate::file_state::FileState;
 use crate::session::Session;
 use futures_util::future::join_all;
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, ErrorKind, Ino, MAX_FILE_BYTES, Piece, Span, crc32c_blocks};
 use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
 use penstock_wire::{Failure, Kind};
@@ -27,7 +28,7 @@ impl Blocks<'_> {
         }
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         let parts = self.read(&state, first, last - first).await?;
-        let parts = trim(parts, (offset - first * BLOCK) as usize, (end - offset) as usize);
+        let parts = trim(parts, to_usize(offset - first * BLOCK), to_usize(end - offset));
         assert_eq!(
             parts.iter().map(|part| part.len() as u64).sum::<u64>(),
             end - offset,

@@ -18,6 +18,7 @@
 //! Not covered: before Linux 6.16 the kernel may drop a page while it still writes back a copy of it.
 
 use crate::page_set::{PAGE_BYTES, PageSet, pages};
+use penstock_base::num::to_usize;
 use penstock_base::{HashMap, Ino};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -156,13 +157,13 @@ impl Write {
         if from >= until {
             return;
         }
-        for page in pages(&(from..until)).step_by(PAGE_BYTES as usize) {
+        for page in pages(&(from..until)).step_by(to_usize(PAGE_BYTES)) {
             let part = page.max(from)..until.min(page + PAGE_BYTES);
             if self.fresh.borrow().overlaps(&part) {
                 continue;
             }
-            let into = &mut back[(part.start - offset) as usize..(part.end - offset) as usize];
-            let at = (part.start - self.bytes.start) as usize;
+            let into = &mut back[to_usize(part.start - offset)..to_usize(part.end - offset)];
+            let at = to_usize(part.start - self.bytes.start);
             match &self.contents {
                 Contents::Bytes(bytes) => into.copy_from_slice(&bytes[at..at + into.len()]),
                 Contents::Zeros => into.fill(0),

@@ -17,6 +17,10 @@
 //! - A request that must be executed once keeps its slot until its reply has arrived.
 //! - Writes that are not durable yet are tracked by file: if the service restarts before they are, the next
 //!   fsync of the file fails, once.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod blocks;

@@ -1,6 +1,7 @@
 //! Sets of pages of a file, as ranges of bytes.
 
 use penstock_base::BLOCK_BYTES;
+use penstock_base::num::to_usize;
 use std::ops::Range;
 
 pub(crate) const PAGE_BYTES: u64 = BLOCK_BYTES as u64;
@@ -79,7 +80,7 @@ impl PageSet {
         let cut = move |range: &Range<u64>| {
             let end = range.end;
             (range.start..end)
-                .step_by(longest as usize)
+                .step_by(to_usize(longest))
                 .map(move |at| at..end.min(at.saturating_add(longest)))
         };
         self.0.iter().flat_map(cut)

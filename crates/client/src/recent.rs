@@ -4,6 +4,7 @@
 //! file's own state, which would correct it, may be forgotten by then.
 
 use penstock_base::Ino;
+use penstock_base::num::to_usize;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
@@ -37,7 +38,7 @@ impl RecentSyncs {
     /// True if a file was synced since a mark, or if that cannot be known any more.
     pub(crate) fn since(&self, mark: u64, ino: Ino) -> bool {
         assert!(mark <= self.count.get(), "a mark is from the past");
-        let missed = (self.count.get() - mark) as usize;
+        let missed = to_usize(self.count.get() - mark);
         missed > REMEMBERED || self.recent.borrow().iter().rev().take(missed).any(|synced| *synced == ino)
     }
 }

@@ -5,13 +5,14 @@
 //! however slow that one is.
 
 use penstock_base::ErrorKind;
+use penstock_base::num::to_usize;
 use penstock_wire::{Failure, SLOTS};
 use std::cell::RefCell;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Slots that are reserved for syncing files.
 const RESERVED: usize = 8;
-const _: () = assert!(RESERVED < SLOTS as usize, "slots are left for other requests");
+const _: () = assert!(RESERVED < to_usize(SLOTS), "slots are left for other requests");
 
 /// The slots of a session.
 pub(crate) struct Slots {
@@ -33,7 +34,7 @@ impl Slots {
     pub(crate) fn new() -> Self {
         Self {
             free: RefCell::new((0..SLOTS).rev().collect()),
-            permits: Semaphore::new(SLOTS as usize - RESERVED),
+            permits: Semaphore::new(to_usize(SLOTS) - RESERVED),
             reserved: Semaphore::new(RESERVED),
         }
     }

@@ -4,6 +4,7 @@ use crate::blocks::{BLOCK, Blocks, end_of};
 use crate::direct::{Contents, Unseen};
 use crate::writer::{CUTS_MOST, Staged, Writer};
 use penstock_base::ErrorKind;
+use penstock_base::num::to_usize;
 use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
 use penstock_wire::metadata::SetAttrRequest;
 use penstock_wire::{Failure, Kind};
@@ -92,7 +93,7 @@ impl Writer<'_> {
         if found.iter().all(|part| part.iter().all(|byte| *byte == 0)) {
             return Ok(());
         }
-        self.write(bytes.start, Staged::of(bytes.start, &vec![0; len as usize])).await
+        self.write(bytes.start, Staged::of(bytes.start, &vec![0; to_usize(len)])).await
     }
 }
 

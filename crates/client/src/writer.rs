@@ -9,6 +9,7 @@ use crate::file_state::FileState;
 use crate::restarts::lost;
 use crate::session::Session;
 use penstock_base::locks::Exclusive;
+use penstock_base::num::to_usize;
 use penstock_base::{Buf, BufMut, ErrorKind, Ino};
 use penstock_wire::metadata::{Attr, AttrReply, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
@@ -98,7 +99,7 @@ impl<'a> Writer<'a> {
             let file = session.state(ino).await?;
             let inside = file.borrow().size().saturating_sub(offset);
             if only_inside && inside < len as u64 {
-                len = inside as usize;
+                len = to_usize(inside);
                 staged = stage(offset, &staged.as_ref()[skip..skip + len]);
             }
             let check_end =
@@ -161,7 +162,7 @@ impl<'a> Writer<'a> {
         if !state.size().is_multiple_of(BLOCK) && state.size() / BLOCK < first {
             self.blocks.zero_tail(&state).await?;
         }
-        let skip = (offset - first * BLOCK) as usize;
+        let skip = to_usize(offset - first * BLOCK);
         if skip > 0 {
             let old = self.blocks.read_one(&state, first).await?;
             staged.as_mut()[..skip].copy_from_slice(&old.as_ref()[..skip]);

@@ -4,6 +4,7 @@
 //! runs in a task of its own, as in a kernel: it happens even if its caller gave up.
 
 use crate::{Drive, DriveError, Io};
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture, SECTOR_BYTES};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -315,9 +316,9 @@ impl Drive for FaultyDrive {
 
     fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            let fault = self.next_fault(Op::Discard, at, len as usize).map(|(fault, _)| fault);
+            let fault = self.next_fault(Op::Discard, at, to_usize(len)).map(|(fault, _)| fault);
             if self.gone.get() || fault == Some(Fault::Fail) {
-                return Err(self.refuse("discard", at, len as usize));
+                return Err(self.refuse("discard", at, to_usize(len)));
             }
             if fault == Some(Fault::Silent) {
                 std::future::pending().await

@@ -6,6 +6,7 @@
 
 use crate::{Drive, DriveError, Io, uring};
 use compio_runtime::fd::AsyncFd;
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use std::fs::{File, OpenOptions};
@@ -54,7 +55,7 @@ impl FileDrive {
         let fail = |source| OpenError::Io { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
         options.read(true).write(true);
-        let direct_flag = OFlags::DIRECT.bits() as i32;
+        let direct_flag = OFlags::DIRECT.bits().cast_signed();
         let (file, direct) = match options.clone().custom_flags(direct_flag).open(path) {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
                 (options.open(path).map_err(fail)?, false)
@@ -70,7 +71,7 @@ impl FileDrive {
         let flags = OFlags::DSYNC | if direct { OFlags::DIRECT } else { OFlags::empty() };
         let synced = match memory {
             true => None,
-            false => Some(options.custom_flags(flags.bits() as i32).open(path).map_err(fail)?),
+            false => Some(options.custom_flags(flags.bits().cast_signed()).open(path).map_err(fail)?),
         };
         let synced = synced.map(AsyncFd::new).transpose().map_err(fail)?;
         let file = AsyncFd::new(file).map_err(fail)?;
@@ -174,8 +175,8 @@ impl Drive for FileDrive {
             let punch = compio_runtime::spawn_blocking(move || rustix::fs::fallocate(&*file, flags, at, len));
             match punch.await {
                 Ok(Ok(()) | Err(rustix::io::Errno::OPNOTSUPP)) => Ok(()),
-                Ok(Err(errno)) => Err(error("discard", at, len as usize, &errno.into())),
-                Err(_) => Err(error("discard", at, len as usize, &io::Error::other("the task was stopped"))),
+                Ok(Err(errno)) => Err(error("discard", at, to_usize(len), &errno.into())),
+                Err(_) => Err(error("discard", at, to_usize(len), &io::Error::other("the task was stopped"))),
             }
         })
     }

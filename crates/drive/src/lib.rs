@@ -8,6 +8,10 @@
 //! later flush has returned, unless it asked to be durable itself ([`Io::durable`]). A power cut preserves
 //! any subset of the writes since the last flush, and tears no 512-byte sector. Offset and length of every
 //! I/O are multiples of the block size (4 KiB).
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![deny(unsafe_code)]
 
 mod faulty;

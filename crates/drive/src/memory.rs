@@ -1,6 +1,7 @@
 //! A drive in memory, for tests and for benchmarks without a storage medium.
 
 use crate::{Drive, DriveError, Io};
+use penstock_base::num::to_usize;
 use penstock_base::{Buf, BufMut, LocalBoxFuture};
 use std::cell::RefCell;
 
@@ -20,7 +21,7 @@ impl MemoryDrive {
         if at + len as u64 > size {
             return Err(DriveError::Io { op, at, len: len as u64, why: format!("the drive ends at {size}") });
         }
-        Ok(at as usize)
+        Ok(to_usize(at))
     }
 }
 
@@ -52,8 +53,8 @@ impl Drive for MemoryDrive {
 
     fn discard(&self, at: u64, len: u64, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            let start = self.check("discard", at, len as usize)?;
-            self.bytes.borrow_mut().as_mut()[start..start + len as usize].fill(0);
+            let start = self.check("discard", at, to_usize(len))?;
+            self.bytes.borrow_mut().as_mut()[start..start + to_usize(len)].fill(0);
             Ok(())
         })
     }

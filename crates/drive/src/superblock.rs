@@ -9,6 +9,7 @@
 
 use crate::{Class, Drive, DriveError, Io};
 use futures_util::future::join;
+use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, StoreId, crc32c};
 
 /// Space for each copy in bytes.
@@ -114,7 +115,7 @@ impl Superblock {
     pub fn encode(&self) -> Buf {
         let mut body = Enc::new();
         body.id(self.store.0).id(self.drive.0).u64(self.size_bytes).i64(self.created_ns);
-        body.u16(self.slices.len() as u16).u16(self.arrays.len() as u16).u32(0);
+        body.u16(to_u16(self.slices.len())).u16(to_u16(self.arrays.len())).u32(0);
         for slice in &self.slices {
             body.id(slice.array.0).u16(slice.member).u16(0).u32(0);
             body.u64(slice.generation).u64(slice.offset).u64(slice.len);
@@ -123,7 +124,7 @@ impl Superblock {
             body.id(array.array.0).u64(array.revision).bytes(&array.descriptor);
         }
         let mut whole = Enc::new();
-        whole.raw(MAGIC).u32(FORMAT_VERSION).u32(body.len() as u32).u64(self.seq);
+        whole.raw(MAGIC).u32(FORMAT_VERSION).u32(to_u32(body.len())).u64(self.seq);
         whole.u64(self.features.compatible).u64(self.features.read_only_compatible);
         whole.u64(self.features.incompatible).u32(crc32c(body.as_slice()));
         let header_crc = crc32c(whole.as_slice());

@@ -7,6 +7,7 @@
 //! end, and the address that was dialled, so the answer of one server cannot be passed on as that of another.
 
 use hmac::{Hmac, Mac};
+use penstock_base::num::to_u16;
 use penstock_base::{Dec, DecodeError, Enc, Id128, StoreId, crc32c};
 use penstock_wire::VERSION;
 use sha2::Sha256;
@@ -265,7 +266,7 @@ impl Welcome {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.raw(WELCOME).u16(self.version).u16(self.reason.len() as u16);
+        enc.raw(WELCOME).u16(self.version).u16(to_u16(self.reason.len()));
         let crc = penstock_base::crc32c_append([enc.as_slice(), self.reason.as_bytes()]);
         enc.u32(crc).raw(self.reason.as_bytes()).finish()
     }

@@ -18,6 +18,10 @@
 //!   replies, until the replies are sent;
 //! - requests that may wait for other clients are counted apart: at most [`WAITING`], with at most
 //!   [`WAITING_BYTES`] of bodies.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod client;

@@ -8,6 +8,7 @@ use crate::speakers::{Change, Newer, Speakers};
 use crate::{BYTES, CONNECTIONS, HANDSHAKE, NEWCOMERS, REQUESTS, WAITING, WAITING_BYTES, may_wait};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Env, Newcomers, StoreId};
 use penstock_wire::data::decode_read;
 use penstock_wire::{Frame, Header, Kind, Service};
@@ -280,7 +281,7 @@ impl Server {
                 false => (&connection.requests, &connection.bytes, cost_bytes(&frame).clamp(1, BYTES)),
             };
             let request = requests.clone().acquire_owned().await;
-            let bytes = bytes.clone().acquire_many_owned(cost as u32).await;
+            let bytes = bytes.clone().acquire_many_owned(to_u32(cost)).await;
             let (Ok(request), Ok(bytes)) = (request, bytes) else {
                 unreachable!("the semaphores of a connection are never closed")
             };

@@ -12,6 +12,7 @@ use crate::guard::connection_at;
 use crate::mounts::places_of;
 use penstock_base::Env;
 use penstock_base::env::timeout;
+use penstock_base::num::to_u32;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -136,8 +137,8 @@ fn open_root(place: &Path, connection: u32) -> io::Result<Option<OwnedFd>> {
 }
 
 fn open_by_handle(root: &OwnedFd, nodeid: u64) -> io::Result<OwnedFd> {
-    let bytes = (size_of::<Handle>() - 2 * size_of::<u32>()) as u32;
-    let (high, low) = ((nodeid >> 32) as u32, nodeid as u32);
+    let bytes = to_u32(size_of::<Handle>() - 2 * size_of::<u32>());
+    let (high, low) = (to_u32(nodeid >> 32), to_u32(nodeid & u64::from(u32::MAX)));
     let mut handle = Handle { bytes, kind: INO64_GEN, high, low, generation: 0 };
     // SAFETY: `handle` is laid out as `struct file_handle`, is followed by as many bytes as it says, and
     // outlives the call.

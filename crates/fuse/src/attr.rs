@@ -1,6 +1,7 @@
 //! Converts attributes, times and failures into the kernel's structures and error numbers.
 
 use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID, StatxOut, StatxTime};
+use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, ErrorKind, Ino};
 use penstock_client::{Attr, Failure};
 use rustix::fs::StatxFlags;
@@ -28,7 +29,7 @@ impl Root {
 
 /// Splits nanoseconds since 1970 into seconds, which may be negative, and nanoseconds, which may not.
 fn time(ns: i64) -> (u64, u32) {
-    (ns.div_euclid(NS_PER_S).cast_unsigned(), ns.rem_euclid(NS_PER_S) as u32)
+    (ns.div_euclid(NS_PER_S).cast_unsigned(), to_u32(ns.rem_euclid(NS_PER_S)))
 }
 
 /// Returns nanoseconds since 1970, or the nearest value that fits for a time out of range.
@@ -54,7 +55,7 @@ pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
         uid: attr.uid,
         gid: attr.gid,
         rdev: attr.rdev,
-        blksize: BLOCK_BYTES as u32,
+        blksize: to_u32(BLOCK_BYTES),
         flags: 0,
     }
 }
@@ -79,7 +80,7 @@ pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
         uid: plain.uid,
         gid: plain.gid,
         // A mode consists of type and permissions only, which fit 16 bits.
-        mode: plain.mode as u16,
+        mode: to_u16(plain.mode & 0xffff),
         ino: plain.ino,
         size: plain.size,
         blocks: plain.blocks,

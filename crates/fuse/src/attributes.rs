@@ -7,6 +7,7 @@ use crate::device::{Answer, Request};
 use crate::session::Session;
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Env, Ino, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
@@ -178,9 +179,9 @@ impl Session {
             bavail: found.available_blocks,
             files: found.inodes,
             ffree: found.free_inodes,
-            bsize: BLOCK_BYTES as u32,
+            bsize: to_u32(BLOCK_BYTES),
             namelen: NAME_BYTES,
-            frsize: BLOCK_BYTES as u32,
+            frsize: to_u32(BLOCK_BYTES),
             ..StatfsOut::default()
         }))
     }
@@ -271,7 +272,7 @@ fn is_shown(name: &[u8], uid: u32) -> bool {
 /// it does not fit.
 fn sized(size: u32, value: Vec<u8>) -> Result<Answer, Errno> {
     match size {
-        0 => Ok(Answer::of(&GetxattrOut { size: value.len() as u32, padding: 0 })),
+        0 => Ok(Answer::of(&GetxattrOut { size: to_u32(value.len()), padding: 0 })),
         size if value.len() > size as usize => Err(Errno::RANGE),
         _ => Ok(Answer::Bytes(value)),
     }

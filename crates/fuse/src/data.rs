@@ -9,6 +9,7 @@ use crate::deferred::Deferral;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use futures_util::future::{Either, select};
+use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{HeldRange, Ino};
 use penstock_client::{Hold, KernelCache, MOST_COPIED, Purpose, Staged};
 use penstock_wire::Failure;
@@ -122,7 +123,7 @@ impl Session {
         if !through_pages && flags.bits() & DSYNC != 0 {
             self.sync_through(ino, fh).await?;
         }
-        Ok(Answer::of(&WriteOut { size: len as u32, padding: 0 }))
+        Ok(Answer::of(&WriteOut { size: to_u32(len), padding: 0 }))
     }
 
     fn writes_through_pages(&self, fh: u64, flags: OFlags) -> bool {
@@ -162,7 +163,7 @@ impl Session {
     ) -> Result<Answer, Errno> {
         let ino = self.ino(request);
         let len = staged.len;
-        let written = || Answer::of(&WriteOut { size: len as u32, padding: 0 });
+        let written = || Answer::of(&WriteOut { size: to_u32(len), padding: 0 });
         let bytes = offset..offset.saturating_add(len as u64);
         let mark = self.cache.deferred.mark();
         let mut work = pin!(async {
@@ -234,7 +235,7 @@ impl Session {
         if reads.was_read() {
             return Err(Errno::OPNOTSUPP);
         }
-        let copied = |copied: u64| Answer::of(&WriteOut { size: copied as u32, padding: 0 });
+        let copied = |copied: u64| Answer::of(&WriteOut { size: to_u32(copied), padding: 0 });
         result.map(copied).map_err(|failure| errno(&failure))
     }
 
@@ -315,5 +316,5 @@ impl Session {
 
 /// True if the failure says that there is no such extended attribute.
 fn is_nothing(failure: &Failure) -> bool {
-    failure.errno == Errno::NODATA.raw_os_error() as u16
+    failure.errno == to_u16(Errno::NODATA.raw_os_error())
 }

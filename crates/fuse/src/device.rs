@@ -9,6 +9,7 @@
 use crate::MAX_WRITE_BYTES;
 use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
 use crate::reads::InFlight;
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_client::{Hold, Staged, Store};
 use penstock_worker::Readiness;
@@ -161,7 +162,7 @@ impl Device {
 
     fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) {
         let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
-        let header = OutHeader { len: len as u32, error, unique };
+        let header = OutHeader { len: to_u32(len), error, unique };
         let mut slices = Vec::with_capacity(parts.len() + 1);
         slices.push(IoSlice::new(header.as_bytes()));
         slices.extend(parts.iter().map(|part| IoSlice::new(part)));

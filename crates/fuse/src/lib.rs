@@ -2,6 +2,10 @@
 //!
 //! Owns the FUSE device, the protocol and the mount point. Keeps no file state of its own: the client keeps
 //! that, and the kernel's page cache, which is write-through, keeps data.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![deny(unsafe_code)]
 
 mod abi;

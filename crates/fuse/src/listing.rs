@@ -5,6 +5,7 @@ use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::Ino;
+use penstock_base::num::to_u32;
 use penstock_client::{Attr, Failure};
 use penstock_wire::metadata::ReadDirRequest;
 use rustix::io::Errno;
@@ -30,7 +31,7 @@ impl Listing {
 
     /// Adds an entry after `prefix`. Returns false, and adds nothing, if it does not fit.
     fn add(&mut self, prefix: &[u8], ino: u64, cookie: u64, mode: u32, name: &[u8]) -> bool {
-        let record = Dirent { ino, off: cookie, namelen: name.len() as u32, kind: mode >> 12 & 0o17 };
+        let record = Dirent { ino, off: cookie, namelen: to_u32(name.len()), kind: mode >> 12 & 0o17 };
         let len = (prefix.len() + size_of::<Dirent>() + name.len()).next_multiple_of(RECORD_BYTES);
         let fits = self.bytes.len() + len <= self.room;
         if fits {

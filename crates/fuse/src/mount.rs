@@ -383,8 +383,11 @@ async fn raise_read_ahead(session: Rc<Session>, path: PathBuf) {
 
 /// Mounts as root: visible to all users, and the kernel checks permissions.
 fn mount(path: &Path, wanted: &MountOptions) -> io::Result<File> {
-    let file =
-        File::options().read(true).write(true).custom_flags(OFlags::CLOEXEC.bits() as i32).open(DEVICE)?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlags::CLOEXEC.bits().cast_signed())
+        .open(DEVICE)?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other",

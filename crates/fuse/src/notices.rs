@@ -1,6 +1,7 @@
 //! Notices that make the kernel drop what it caches of an inode.
 
 use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
+use penstock_base::num::to_u32;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -38,7 +39,7 @@ pub(crate) fn notify_inval_inode(device: &File, nodeid: u64, what: &Drops) -> io
     };
     let notice = InvalInodeOut { ino: nodeid, off, len };
     let len = size_of::<OutHeader>() + size_of::<InvalInodeOut>();
-    let header = OutHeader { len: len as u32, error: NOTIFY_INVAL_INODE, unique: 0 };
+    let header = OutHeader { len: to_u32(len), error: NOTIFY_INVAL_INODE, unique: 0 };
     match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())]) {
         Err(error) if !is_needless(error) => Err(error.into()),
         _ => Ok(()),

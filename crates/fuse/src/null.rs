@@ -8,6 +8,7 @@ use fuser::{
     KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyWrite, Request, SessionACL, WriteFlags,
 };
+use penstock_base::num::to_u32;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -138,7 +139,7 @@ impl Filesystem for NullFs {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        reply.written(data.len() as u32);
+        reply.written(to_u32(data.len()));
     }
 
     fn fsync(

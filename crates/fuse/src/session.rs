@@ -9,6 +9,7 @@ use crate::latency::FuseLatency;
 use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
+use penstock_base::num::to_u16;
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
 use penstock_client::{Client, Failure, KernelCache, Purpose};
 use penstock_worker::Polling;
@@ -159,7 +160,7 @@ impl Session {
                 congestion_threshold: CONGESTION,
                 max_write: MAX_WRITE_BYTES,
                 time_gran: 1,
-                max_pages: (MAX_WRITE_BYTES as usize / BLOCK_BYTES) as u16,
+                max_pages: to_u16(MAX_WRITE_BYTES as usize / BLOCK_BYTES),
                 ..InitOut::default()
             }))
         });

@@ -11,6 +11,7 @@
 
 use crate::abi::{NOTIFY_STORE, OutHeader, StoreOut};
 use crate::notices::is_needless;
+use penstock_base::num::{to_i32, to_u32};
 use rustix::io::Errno;
 use std::ffi::c_void;
 use std::fs::File;
@@ -63,14 +64,14 @@ impl SizeNotice {
     pub(crate) fn send(&self, device: &File, nodeid: u64, size: u64) -> io::Result<()> {
         let notice = StoreOut { nodeid, offset: size - 1, size: 1, padding: 0 };
         let len = size_of::<OutHeader>() + size_of::<StoreOut>() + 1;
-        let header = OutHeader { len: len as u32, error: NOTIFY_STORE, unique: 0 };
+        let header = OutHeader { len: to_u32(len), error: NOTIFY_STORE, unique: 0 };
         let part =
             |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let byte = libc::iovec { iov_base: self.0.at.as_ptr(), iov_len: 1 };
         let parts = [part(header.as_bytes()), part(notice.as_bytes()), byte];
         // SAFETY: the kernel reads the memory of the parts: two values that outlive the call, and memory that
         // cannot be read, for which it returns EFAULT.
-        let sent = unsafe { libc::writev(device.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
+        let sent = unsafe { libc::writev(device.as_raw_fd(), parts.as_ptr(), to_i32(parts.len())) };
         let error = io::Error::last_os_error();
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             _ if sent != -1 => Err(io::Error::other("the kernel took a byte that cannot be read")),

@@ -23,6 +23,7 @@
 use crate::volume::VolumeFile;
 use crate::{KvError, WriteSet};
 use penstock_array::ArrayError;
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, BufMut, Dec, DecodeError, Enc, Id128, crc32c};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -53,7 +54,7 @@ impl Record {
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).u32(FORMAT).id(self.incarnation).u64(self.sequence);
-        enc.u32(0).u32(self.changes.changes.len() as u32);
+        enc.u32(0).u32(to_u32(self.changes.changes.len()));
         assert_eq!(enc.len(), HEAD_BYTES, "the head has one length");
         for (key, value) in &self.changes.changes {
             enc.bytes(key);
@@ -62,7 +63,7 @@ impl Record {
                 None => enc.u32(DELETED),
             };
         }
-        let body = (enc.len() - HEAD_BYTES) as u32;
+        let body = to_u32(enc.len() - HEAD_BYTES);
         enc.set_u32(HEAD_BYTES - 8, body);
         let crc = crc32c(&enc.as_slice()[COVERED_FROM..]);
         enc.set_u32(CRC_AT, crc);

@@ -7,6 +7,10 @@
 //! Commits go to memory first and to redb in batches ([`AheadKv`]). A flush writes the new changes to a
 //! journal ([`journal`]). redb blocks, so it runs on threads of its own ([`lane`]). Its reads and writes
 //! return as requests to the worker that owns the volume ([`backend`]).
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod ahead;

@@ -7,6 +7,7 @@
 //! change in one transaction.
 
 use crate::KvError;
+use penstock_base::num::to_u32;
 use redb::{ReadableTable, Table};
 
 /// Longest value that stays in its row, and the length of every piece but the last, in bytes.
@@ -47,7 +48,7 @@ impl<'a> Head<'a> {
     fn of(value: &[u8]) -> Vec<u8> {
         match value.len() <= PIECE_BYTES {
             true => [&[WHOLE], value].concat(),
-            false => [&[IN_PIECES], &(value.len() as u32).to_le_bytes()[..]].concat(),
+            false => [&[IN_PIECES], &to_u32(value.len()).to_le_bytes()[..]].concat(),
         }
     }
 
@@ -63,7 +64,7 @@ impl<'a> Head<'a> {
 /// The key of a piece. The pieces of one row lie together and in order, with none of another row between
 /// them.
 fn piece_key(key: &[u8], number: usize) -> Vec<u8> {
-    [&(key.len() as u32).to_be_bytes()[..], key, &(number as u32).to_be_bytes()[..]].concat()
+    [&to_u32(key.len()).to_be_bytes()[..], key, &to_u32(number).to_be_bytes()[..]].concat()
 }
 
 /// Bytes that a row with this key and value counts for: with the bytes that redb stores beside it, the keys

@@ -9,6 +9,7 @@
 
 use crate::header::VolumeHeader;
 use penstock_array::{ArrayError, Volume};
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, crc32c_blocks};
 use penstock_drive::{Class, Io};
 use std::cell::Cell;
@@ -102,7 +103,7 @@ impl VolumeFile {
         while at < until {
             let run = (until - at).min(WRITE_BLOCKS as u64 * BLOCK);
             // The file has not grown yet, so this lies beyond its end.
-            self.put(at, &vec![0; run as usize]).await?;
+            self.put(at, &vec![0; to_usize(run)]).await?;
             at += run;
         }
         Ok(())
@@ -117,13 +118,13 @@ impl VolumeFile {
         let last = (at + len as u64 - 1) / BLOCK;
         // The part of the file beyond the volume was never written and reads as zeros.
         let inside = last.min(self.volume.blocks().saturating_sub(self.file_at() + 1));
-        let mut bytes = Vec::with_capacity(((last - first + 1) * BLOCK) as usize);
+        let mut bytes = Vec::with_capacity(to_usize((last - first + 1) * BLOCK));
         if first <= inside {
             for part in self.volume.read(self.file_at() + first, inside - first + 1, IO).await?.parts {
                 bytes.extend_from_slice(&part);
             }
         }
-        bytes.resize(((last - first + 1) * BLOCK) as usize, 0);
+        bytes.resize(to_usize((last - first + 1) * BLOCK), 0);
         let skip = (at % BLOCK) as usize;
         assert!(skip + len <= bytes.len(), "the blocks hold the bytes");
         bytes.truncate(skip + len);
@@ -176,14 +177,14 @@ impl VolumeFile {
         }
         let end = at + bytes.len() as u64;
         let (first, last) = (at / BLOCK, end.div_ceil(BLOCK));
-        let mut whole = BufMut::zeroed(((last - first) * BLOCK) as usize);
+        let mut whole = BufMut::zeroed(to_usize((last - first) * BLOCK));
         for edge in
             [(!at.is_multiple_of(BLOCK)).then_some(first), (!end.is_multiple_of(BLOCK)).then_some(last - 1)]
                 .into_iter()
                 .flatten()
         {
             let old = self.volume.read(self.file_at() + edge, 1, IO).await?.gather();
-            let place = ((edge - first) * BLOCK) as usize;
+            let place = to_usize((edge - first) * BLOCK);
             whole.as_mut()[place..place + BLOCK_BYTES].copy_from_slice(&old);
         }
         let skip = (at % BLOCK) as usize;

@@ -1,6 +1,7 @@
 //! Errors of operations on the name space, and their mapping to error replies.
 
 use penstock_base::ErrorKind;
+use penstock_base::num::to_u16;
 use penstock_chunk::ChunkError;
 use penstock_kv::KvError;
 use penstock_wire::Failure;
@@ -51,7 +52,7 @@ impl From<MetaError> for Failure {
             MetaError::Restarted => (ErrorKind::RefreshMap, None),
             MetaError::Request(_) => (ErrorKind::Invalid, None),
         };
-        let errno = errno.map_or(0, |errno| errno.raw_os_error() as u16);
+        let errno = errno.map_or(0, |errno| to_u16(errno.raw_os_error()));
         Self { kind, errno, message: error.to_string() }
     }
 }

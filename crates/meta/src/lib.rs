@@ -16,6 +16,10 @@
 //!   is answered from it and not executed again;
 //! - an inode without a name is in the queue of removed files from the transaction that takes its last name
 //!   until the transaction that removes the inode, so a crash leaks nothing.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod acl;

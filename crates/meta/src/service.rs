@@ -4,6 +4,7 @@ use crate::error::MetaError;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
 use penstock_base::Ino;
+use penstock_base::num::to_u32;
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
 use penstock_session::{Request, Slot};
@@ -132,7 +133,7 @@ impl MetaTarget {
         let turn = self.parts.names.turn().await;
         let mut writes = WriteSet::new();
         let session = turn.new_session(&mut writes, |session| self.parts.clients.is_in_use(session));
-        let lease_ms = if remote { self.parts.clients.lease().as_millis() as u32 } else { 0 };
+        let lease_ms = if remote { to_u32(self.parts.clients.lease().as_millis()) } else { 0 };
         let who = SessionRow { client: request.client, mount: request.mount, lease_ms };
         self.parts.clients.begin_session(session, who, &mut writes);
         let committed = turn.commit(Request::default(), writes, Vec::new(), &[]).await;

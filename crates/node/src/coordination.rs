@@ -4,6 +4,7 @@
 
 use penstock_array::Positions;
 use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
+use penstock_base::num::to_u32;
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
@@ -111,7 +112,7 @@ fn encode_place(seq: u64, claims: &Claims) -> Result<Vec<u8>, String> {
         return Err(format!("claims of {} arrays take more than {PLACE_BYTES} bytes", claims.0.len()));
     }
     let mut covered = Enc::new();
-    covered.u64(seq).u32(body.len() as u32).raw(&body);
+    covered.u64(seq).u32(to_u32(body.len())).raw(&body);
     let mut place = Enc::new();
     place.raw(MAGIC).u32(crc32c(covered.as_slice())).raw(covered.as_slice()).pad_to(PLACE_BYTES);
     Ok(place.finish())

@@ -9,6 +9,7 @@ use crate::backing::{Backing, read_superblock};
 use crate::error::StartError;
 use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
 use penstock_base::env::random_id;
+use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, DriveId, Env, StoreId};
 use penstock_drive::superblock::{
     self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError,
@@ -55,7 +56,7 @@ impl StoreSpec {
             )));
         }
         let strip_blocks = match STRIPE_BLOCKS.is_multiple_of(k) && STRIPE_BLOCKS / k <= 256 {
-            true => (STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize) as u32,
+            true => to_u32((STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize)),
             false => STRIP_BLOCKS,
         };
         let array = |name: &str, k, strip_blocks| CreateSpec {
@@ -99,7 +100,7 @@ impl StoreSpec {
 fn fit_log(array: &mut CreateSpec, slice_bytes: u64) -> Result<(), ArrayError> {
     let segments = Geometry::fewest_segments(array).max(SEGMENTS);
     loop {
-        array.segment_bytes = (array.log_bytes / segments) as u32 / BLOCK_BYTES as u32 * BLOCK_BYTES as u32;
+        array.segment_bytes = to_u32(array.log_bytes / segments) / to_u32(BLOCK_BYTES) * to_u32(BLOCK_BYTES);
         match Geometry::fit(array, slice_bytes) {
             Err(_) if 8 * array.log_bytes <= slice_bytes => array.log_bytes *= 2,
             fitted => return fitted.map(drop),
@@ -171,7 +172,7 @@ pub async fn create_store(
         for (position, entry) in descriptor.members.iter().enumerate() {
             let slice = SliceEntry {
                 array: descriptor.array,
-                member: position as u16,
+                member: to_u16(position),
                 generation: entry.generation,
                 offset: entry.offset,
                 len: entry.len,

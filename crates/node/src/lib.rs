@@ -6,6 +6,10 @@
 //! Owns the layout of a store over its drives, finding a store again, and the operations of an administrator.
 //! There is one store today: a data array k+m over all drives, and a metadata array 1+m over the first 1+m of
 //! them.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod backing;

@@ -187,7 +187,7 @@ impl Node {
 }
 
 fn job_report(job: &JobProgress, now_ns: i64) -> JobReport {
-    let elapsed_s = (now_ns - job.started_ns).max(0) as u64 / 1_000_000_000;
+    let elapsed_s = (now_ns - job.started_ns).max(0).cast_unsigned() / 1_000_000_000;
     let left = job.total_stripes.saturating_sub(job.done_stripes);
     let done = job.done_stripes.saturating_sub(job.done_before);
     JobReport {

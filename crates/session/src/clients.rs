@@ -11,6 +11,7 @@ use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
 use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
+use penstock_base::num::to_u16;
 use penstock_base::{Env, ErrorKind, Ino, KeyedLocks};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
@@ -376,7 +377,7 @@ impl Clients {
         let synced = self.wait_for(session, |leases| leases.synced(number)).await?;
         synced.map_err(|errno| Failure {
             kind: ErrorKind::Internal,
-            errno: if errno == 0 { Errno::IO.raw_os_error() as u16 } else { errno },
+            errno: if errno == 0 { to_u16(Errno::IO.raw_os_error()) } else { errno },
             message: "another client cannot sync its changes of the file".into(),
         })
     }

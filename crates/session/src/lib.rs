@@ -7,6 +7,10 @@
 //! Owns sessions, slots, leases and advisory locks. Does not own names or inodes: it counts opens by inode
 //! number, and its callers keep the inodes. It writes no transaction of its own: rows of sessions and results
 //! are part of the transactions of its callers.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod clients;

@@ -18,6 +18,7 @@
 //!   again, or has ended.
 
 use crate::rows::{ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key};
+use penstock_base::num::to_u16;
 use penstock_base::{DecodeError, ErrorKind, Ino};
 use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
 use penstock_wire::{Failure, Header, SLOTS};
@@ -292,7 +293,7 @@ impl Session {
 pub(crate) fn ended(session: u64) -> Failure {
     Failure {
         kind: ErrorKind::Ended,
-        errno: Errno::STALE.raw_os_error() as u16,
+        errno: to_u16(Errno::STALE.raw_os_error()),
         message: format!(
             "session {session} has ended: its client was silent for longer than its lease, or ended it"
         ),

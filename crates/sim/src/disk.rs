@@ -2,6 +2,7 @@
 
 use crate::World;
 use penstock_base::env::Runtime;
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture, SECTOR_BYTES};
 use penstock_drive::{Drive, DriveError, Io};
 use std::cell::{Cell, RefCell};
@@ -37,7 +38,7 @@ pub enum CutMode {
 impl CutMode {
     /// A random mode, drawn from `world`.
     pub fn draw(world: &World) -> Self {
-        [Self::Nothing, Self::Everything, Self::Writes, Self::Sectors][world.below(4) as usize]
+        [Self::Nothing, Self::Everything, Self::Writes, Self::Sectors][to_usize(world.below(4))]
     }
 }
 
@@ -327,11 +328,11 @@ impl Drive for SimDrive {
     fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         let this = self.clone();
         Box::pin(self.to_its_end(async move {
-            let block = this.check("discard", at, len as usize)?;
+            let block = this.check("discard", at, to_usize(len))?;
             this.pause().await;
             // A drive may free the space now, or keep the contents until the next write.
             if this.world.below(2) == 0 {
-                this.apply(block, Buf::zeroed(len as usize), io.site);
+                this.apply(block, Buf::zeroed(to_usize(len)), io.site);
             }
             this.world.pass(io.site);
             Ok(())

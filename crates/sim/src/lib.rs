@@ -7,6 +7,10 @@
 //! Invariants: one seed gives one run, to the last read. A world that is cut never polls a task again. After
 //! a cut a medium holds its durable image plus any subset of the later writes, and each 512-byte sector is
 //! either old or new.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 mod disk;

@@ -5,6 +5,7 @@
 
 use crate::World;
 use penstock_base::LocalBoxFuture;
+use penstock_base::num::to_usize;
 use penstock_fabric::Link;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -95,7 +96,7 @@ impl SimLink {
     }
 
     fn part(&self, most: usize) -> usize {
-        1 + self.world.below(most as u64) as usize
+        1 + to_usize(self.world.below(most as u64))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The executor: runs ready tasks in random order, lets time jump to the next timer, and cuts the power.
 
 use penstock_base::env::{Env, LocalBoxFuture, Runtime};
+use penstock_base::num::{to_i64, to_usize};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -192,7 +193,7 @@ impl World {
             return None;
         }
         let pick = self.random() % ready.len() as u64;
-        Some(ready.remove(pick as usize))
+        Some(ready.remove(to_usize(pick)))
     }
 
     fn advance(&self) {
@@ -244,7 +245,7 @@ impl Runtime for World {
     }
 
     fn wall_ns(&self) -> i64 {
-        1_700_000_000_000_000_000 + self.inner.now.get().as_nanos() as i64
+        1_700_000_000_000_000_000 + to_i64(self.inner.now.get().as_nanos())
     }
 
     fn sleep(&self, period: Duration) -> LocalBoxFuture<'static, ()> {

@@ -3,6 +3,7 @@
 //! Later releases may add fields at the end of a body; a reader ignores bytes behind the fields that it
 //! knows.
 
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Dec, DecodeError, Enc, Ino, MAX_FILE_BYTES};
 
 /// Blocks of the longest file. A chunk has at least one block, so no chunk index is greater.
@@ -232,7 +233,7 @@ pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
 }
 
 fn put_crcs(enc: &mut Enc, crcs: &[u32]) {
-    enc.u32(crcs.len() as u32);
+    enc.u32(to_u32(crcs.len()));
     crcs.iter().for_each(|crc| {
         enc.u32(*crc);
     });

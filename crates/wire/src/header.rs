@@ -1,5 +1,6 @@
 //! The header of every message, and frames of header, body and payload.
 
+use penstock_base::num::to_u32;
 use penstock_base::{Buf, Dec, DecodeError, Enc, crc32c_append};
 
 const MAGIC: &[u8; 4] = b"PNSK";
@@ -251,8 +252,8 @@ impl Frame {
     /// A request with the default header of its kind.
     pub fn request(kind: Kind, body: Vec<u8>, payload: Vec<Buf>) -> Self {
         let header = Header {
-            body_bytes: body.len() as u32,
-            payload_bytes: payload.iter().map(Buf::len).sum::<usize>() as u32,
+            body_bytes: to_u32(body.len()),
+            payload_bytes: to_u32(payload.iter().map(Buf::len).sum::<usize>()),
             ..Header::request(kind)
         };
         Self { header, body, payload }

@@ -5,6 +5,10 @@
 //! Bodies of the data path (read, write, commit, seek, space) have a fixed little-endian layout and may grow
 //! at the end. All others are protobuf. The body contains the CRC32C of each block of the payload. This crate
 //! has no I/O.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 
 pub mod data;

@@ -5,6 +5,10 @@
 //!
 //! It uses io_uring if the kernel allows it, and compio's polling driver otherwise. A panic in any task
 //! aborts the process, so that the process never continues without one of its tasks.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 #![forbid(unsafe_code)]
 // The worker is the edge to the real clock.
 #![allow(clippy::disallowed_methods)]
@@ -16,6 +20,7 @@ pub use polling::Polling;
 use compio_runtime::fd::PollFd;
 use penstock_base::LocalBoxFuture;
 use penstock_base::env::{Env, Runtime};
+use penstock_base::num::to_u32;
 use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -107,7 +112,7 @@ pub fn io_path() -> &'static str {
 impl Runtime for Worker {
     fn now(&self) -> Duration {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+        Duration::new(time.tv_sec.cast_unsigned(), to_u32(time.tv_nsec))
     }
 
     fn wall_ns(&self) -> i64 {

@@ -1,6 +1,7 @@
 //! The array's descriptor, which every superblock of its drives carries. Byte map: docs/format/superblock.md.
 
 use crate::place::{Position, Positions};
+use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch};
 use penstock_raid::MAX_STRIPS;
 use std::collections::BTreeSet;
@@ -81,11 +82,11 @@ impl Descriptor {
         enc.id(self.array.0).u64(self.log_bytes).u32(self.segment_bytes).u32(0).u64(self.stripes);
         enc.u64(self.epoch.0).u64(self.root_epoch.0).u64(self.revision).u64(self.carriers_epoch);
         enc.bytes(self.name.as_bytes());
-        enc.u16(self.carriers.len() as u16);
+        enc.u16(to_u16(self.carriers.len()));
         self.carriers.iter().for_each(|carrier| {
             enc.u16(*carrier);
         });
-        enc.u16(self.members.len() as u16);
+        enc.u16(to_u16(self.members.len()));
         for member in &self.members {
             enc.id(member.drive.0).u64(member.offset).u64(member.len).u64(member.generation);
             enc.u8(u8::from(member.stale)).u64(member.epoch.0);

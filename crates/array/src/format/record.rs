@@ -5,6 +5,7 @@
 //! value (the head's CRC) identifies the complete record.
 
 use crate::place::{Position, Positions};
+use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{
     ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, Stripe, Version, crc32c,
 };
@@ -111,9 +112,9 @@ impl Entry {
             Self::Destage { stripe, stale, contained, patches } => {
                 enc.u8(3).u64(stripe.0).u64(stale.bits());
                 encode_contained(enc, contained);
-                enc.u16(patches.len() as u16);
+                enc.u16(to_u16(patches.len()));
                 for patch in patches {
-                    enc.u16(patch.position.number()).u64(patch.version.0).u32(patch.columns.len() as u32);
+                    enc.u16(patch.position.number()).u64(patch.version.0).u32(to_u32(patch.columns.len()));
                     patch.columns.iter().for_each(|column| {
                         enc.u16(*column);
                     });
@@ -221,7 +222,7 @@ fn decode_position(dec: &mut Dec<'_>) -> Result<Position, DecodeError> {
 }
 
 fn encode_contained(enc: &mut Enc, contained: &[(u32, u64)]) {
-    enc.u32(contained.len() as u32);
+    enc.u32(to_u32(contained.len()));
     for (block, order) in contained {
         enc.u32(*block).u64(*order);
     }
@@ -233,7 +234,7 @@ fn decode_contained(dec: &mut Dec<'_>) -> Result<Vec<(u32, u64)>, DecodeError> {
 }
 
 fn encode_crcs(enc: &mut Enc, crcs: &[u32]) {
-    enc.u32(crcs.len() as u32);
+    enc.u32(to_u32(crcs.len()));
     crcs.iter().for_each(|crc| {
         enc.u32(*crc);
     });
@@ -292,7 +293,7 @@ impl RecordHead {
         head.u16(u16::try_from(head_blocks).expect("a head is shorter than a segment"))
             .u16(FORMAT)
             .u64(self.durable.0)
-            .u32(payload_blocks as u32);
+            .u32(to_u32(payload_blocks));
         head.u32(u32::try_from(entries.len()).expect("entries are shorter than 4 GiB"))
             .raw(entries.as_slice());
         let chain = crc32c(&head.as_slice()[8..]);
@@ -306,7 +307,7 @@ impl RecordHead {
         }
         (
             record.freeze(),
-            RecordShape { head_blocks: head_blocks as u32, payload_blocks: payload_blocks as u32, chain },
+            RecordShape { head_blocks: to_u32(head_blocks), payload_blocks: to_u32(payload_blocks), chain },
         )
     }
 

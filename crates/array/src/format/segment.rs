@@ -1,6 +1,7 @@
 //! The header of a log segment: the part of the chain that the segment holds. Byte map: docs/format/log.md.
 
 use super::{check_block, seal_block};
+use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq};
 
 const MAGIC: &[u8; 4] = b"PSEG";
@@ -33,7 +34,7 @@ impl SegmentHeader {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).u32(FORMAT).u32(self.chain).id(self.array.0).u64(self.number);
         enc.u64(self.first_seq.0).u64(self.incarnation).u64(self.carriers_epoch);
-        enc.u16(self.carriers.len() as u16);
+        enc.u16(to_u16(self.carriers.len()));
         self.carriers.iter().for_each(|member| {
             enc.u16(*member);
         });

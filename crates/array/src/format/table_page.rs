@@ -4,6 +4,7 @@
 //! the worst case. A stripe is unwritten when all its versions are 0; no strip is ever given version 0.
 
 use super::{check_block, seal_block};
+use penstock_base::num::to_u32;
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};
 use penstock_raid::MAX_STRIPS;
 
@@ -43,7 +44,7 @@ impl TablePage {
     pub fn encode(&self) -> Buf {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).id(self.array.0).u64(self.index).u64(self.checkpoint);
-        enc.u16(self.strips).u16(FORMAT).u32(self.words.len() as u32);
+        enc.u16(self.strips).u16(FORMAT).u32(to_u32(self.words.len()));
         assert_eq!(enc.len(), HEADER_BYTES);
         self.words.iter().for_each(|word| {
             enc.u64(*word);

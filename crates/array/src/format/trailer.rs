@@ -3,12 +3,14 @@
 //! Its contents lie in its first sectors under a CRC of their own. For strips of up to 116 blocks that is one
 //! sector, which a power cut leaves whole.
 
+use penstock_base::num::to_u32;
 use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, Enc, Stripe, Version, crc32c_append};
 
 const MAGIC: &[u8; 4] = b"PTRL";
 const FORMAT: u16 = 1;
 const CRC_AT: usize = 44;
 const CRCS_AT: usize = 48;
+#[allow(clippy::cast_possible_truncation)]
 /// The most blocks in a strip: as many as one trailer has space for checksums.
 pub const MAX_STRIP_BLOCKS: u32 = ((penstock_base::BLOCK_BYTES - CRCS_AT) / 4) as u32;
 
@@ -33,7 +35,7 @@ impl Trailer {
         assert!(self.crcs.len() <= MAX_STRIP_BLOCKS as usize, "{} checksums have no room", self.crcs.len());
         let mut enc = Enc::new();
         enc.raw(MAGIC).u16(FORMAT).u16(self.position).id(self.array.0).u64(self.stripe.0).u64(self.version.0);
-        enc.u32(self.crcs.len() as u32).u32(0);
+        enc.u32(to_u32(self.crcs.len())).u32(0);
         self.crcs.iter().for_each(|crc| {
             enc.u32(*crc);
         });

@@ -22,6 +22,7 @@ use crate::salvage;
 use crate::site::Site;
 use crate::stripes::Stripes;
 use penstock_base::env::timeout;
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut};
 use penstock_drive::{DriveError, Io, Slice};
 use std::cell::RefCell;
@@ -265,7 +266,7 @@ impl CarrierReplacement {
                 |range: Range<u64>| range.start.max(first * PIECE_BYTES)..range.end.min(end * PIECE_BYTES);
             let ranges = self.needed_ranges().into_iter().map(part).filter(|range| !range.is_empty());
             for range in ranges.collect::<Vec<_>>() {
-                let (at, len) = (range.start, (range.end - range.start) as usize);
+                let (at, len) = (range.start, to_usize(range.end - range.start));
                 let (bytes, lacking) = copy.sources.read(at, len).await;
                 if lacking.iter().any(|block| !self.is_spare(at + (block * BLOCK_BYTES) as u64)) {
                     let name = &self.context.name;

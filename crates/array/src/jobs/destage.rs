@@ -37,6 +37,7 @@ use crate::stripes::overlay::DirtyBlock;
 use crate::strips::{Part, StripWrite, Strips};
 use columns::column_ranges;
 use futures_util::future::{join_all, select};
+use penstock_base::num::to_usize;
 use penstock_base::rank::{RankedMutex, scoped};
 use penstock_base::{BLOCK_BYTES, BufMut, Stripe, Version, ZERO_BLOCK_CRC};
 use penstock_drive::Io;
@@ -231,7 +232,7 @@ impl Destage {
     fn next_batch(&self) -> Vec<Stripe> {
         let (geo, overlay) = (&self.context.geo, self.stripes.overlay());
         let free = geo.segments.saturating_sub(self.chain.segments().used() + 1);
-        let mut left = free as usize * geo.segment_bytes as usize / BLOCK_BYTES / 2;
+        let mut left = to_usize(free) * geo.segment_bytes as usize / BLOCK_BYTES / 2;
         let mut batch = Vec::new();
         for stripe in overlay.oldest_stripes(BATCH) {
             let blocks = overlay.appended_of(stripe);

@@ -19,6 +19,7 @@ use crate::salvage::{self, Salvaged};
 use crate::site::Site;
 use crate::stripes::Stripes;
 use futures_util::future::join_all;
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
 use penstock_drive::{Class, DriveError, Io, Slice};
 use std::collections::BTreeSet;
@@ -132,7 +133,7 @@ impl MetadataScrub {
                 found.bad_copies += 1;
             }
             drop(paused);
-            for first in (0..geo.pages()).step_by(PAGES_IN_A_PIECE as usize) {
+            for first in (0..geo.pages()).step_by(to_usize(PAGES_IN_A_PIECE)) {
                 let piece = first..geo.pages().min(first + PAGES_IN_A_PIECE);
                 let mut bad = self.bad_pages(&slice, piece.clone()).await;
                 if bad.as_ref().is_some_and(|bad| !bad.is_empty()) {
@@ -154,7 +155,7 @@ impl MetadataScrub {
 
     /// The pages of a piece whose copy on a carrier is bad. None if the carrier does not answer.
     async fn bad_pages(&self, slice: &Slice, piece: Range<u64>) -> Option<Vec<u64>> {
-        let (first, len) = (piece.start, (piece.end - piece.start) as usize * BLOCK_BYTES);
+        let (first, len) = (piece.start, to_usize(piece.end - piece.start) * BLOCK_BYTES);
         let read = |place| salvage::read(slice, self.context.geo.page_at(first, place), len, IO);
         let places = [read(0).await, read(1).await];
         if !places.iter().all(Salvaged::answered) {
@@ -162,7 +163,7 @@ impl MetadataScrub {
         }
         let is_bad = |page: &u64| {
             let (place, checkpoint) = self.stripes.table().place(*page);
-            let at = (page - first) as usize * BLOCK_BYTES;
+            let at = to_usize(page - first) * BLOCK_BYTES;
             let bytes = &places[usize::from(place)].bytes()[at..at + BLOCK_BYTES];
             !TablePage::decode(bytes).is_ok_and(|found| {
                 found.array == self.context.id && found.index == *page && found.checkpoint == checkpoint

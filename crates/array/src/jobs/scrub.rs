@@ -17,6 +17,7 @@ use crate::place::Position;
 use crate::site::Site;
 use crate::stripes::Stripes;
 use crate::strips::{Erased, Found, Part, StripWrite, Strips};
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
 use std::cell::{Cell, RefCell};
@@ -226,7 +227,7 @@ impl Scrub {
                 for column in bad {
                     let block = part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
                     let landed =
-                        self.strips.write_blocks(stripe, position, *column as u32, block, WRITE).await?;
+                        self.strips.write_blocks(stripe, position, to_u32(*column), block, WRITE).await?;
                     repaired += u64::from(landed.is_some());
                 }
                 repaired

@@ -18,6 +18,7 @@ use crate::stripes::Stripes;
 use futures_util::StreamExt;
 use futures_util::stream;
 use penstock_base::Buf;
+use penstock_base::num::to_u16;
 use penstock_base::rank::{RankedGuard, RankedMutex, scoped};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -97,7 +98,7 @@ impl Checkpoints {
 
     fn encode_page(&self, page: u64, checkpoint: u64) -> Buf {
         let words = self.stripes.table().page_words(page);
-        let strips = self.context.geo.strips() as u16;
+        let strips = to_u16(self.context.geo.strips());
         TablePage { array: self.context.id, index: page, checkpoint, strips, words }.encode()
     }
 

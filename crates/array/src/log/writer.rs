@@ -20,6 +20,7 @@ use crate::place::SegmentNo;
 use crate::queue::{Count, EntryQueue, Item};
 use crate::site::Site;
 use crate::stripes::Stripes;
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf, LogSeq};
 use penstock_drive::Io;
 use std::cell::Cell;
@@ -142,7 +143,7 @@ impl LogWriter {
                 let Entry::Data { stripe, order, block, crcs } = entry else {
                     unreachable!("control entries have a queue of their own")
                 };
-                for at in *block..*block + crcs.len() as u32 {
+                for at in *block..*block + to_u32(crcs.len()) {
                     segments.pin(segment);
                     if !overlay.appended(*stripe, at, *order, segment) {
                         // A newer write waits in the queue: this one counts until that is durable.
@@ -166,7 +167,7 @@ impl LogWriter {
         let payload: Vec<Buf> = items.iter().flat_map(|item| item.payload.iter().cloned()).collect();
         let (bytes, shape) = record.encode(&payload);
         let ends = self.ends_segment.take() && head.offset_blocks > 1;
-        if ends || (bytes.len() / BLOCK_BYTES) as u32 > self.chain.free_blocks() {
+        if ends || to_u32(bytes.len() / BLOCK_BYTES) > self.chain.free_blocks() {
             self.begin_segment(record.seq, io).await?;
         }
         let offset_blocks = self.chain.head().offset_blocks;

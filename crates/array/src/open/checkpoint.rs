@@ -9,6 +9,7 @@ use crate::stripes::Stripes;
 use futures_util::future::{join, join_all};
 use futures_util::{StreamExt, stream};
 use penstock_base::BLOCK_BYTES;
+use penstock_base::num::{to_u8, to_usize};
 use penstock_drive::{Class, Io, Slice};
 
 const IO: Io = Io::new(Class::Meta, "open.read");
@@ -63,10 +64,10 @@ pub(super) async fn read_table(
     carriers: &[Slice],
 ) -> Result<ReadTable, ArrayError> {
     let (mut result, mut is_unreadable) = (ReadTable::default(), false);
-    let firsts = (0..context.geo.pages()).step_by(PAGES_IN_A_PIECE as usize);
+    let firsts = (0..context.geo.pages()).step_by(to_usize(PAGES_IN_A_PIECE));
     let mut pieces = stream::iter(firsts.map(|first| async move {
         let pages = first..context.geo.pages().min(first + PAGES_IN_A_PIECE);
-        let len = (pages.end - pages.start) as usize * BLOCK_BYTES;
+        let len = to_usize(pages.end - pages.start) * BLOCK_BYTES;
         let read = |carrier, place| salvage::read(carrier, context.geo.page_at(first, place), len, IO);
         let reads = carriers.iter().map(|carrier| join(read(carrier, 0), read(carrier, 1)));
         (pages, join_all(reads).await)
@@ -75,7 +76,7 @@ pub(super) async fn read_table(
     while let Some((pages, copies)) = pieces.next().await {
         is_unreadable |= copies.iter().any(|(one, other)| one.lacks_some() || other.lacks_some());
         for page in pages.clone() {
-            let at = (page - pages.start) as usize;
+            let at = to_usize(page - pages.start);
             result.bad += load_page(context, stripes, root, page, at, &copies, &mut result.voids)?;
         }
     }
@@ -131,7 +132,7 @@ fn load_page(
             voids.push((carrier, context.geo.page_at(page, 1 - place as u64)));
         }
     }
-    let is_loaded = stripes.table_mut().load_page(page, place as u8, best.checkpoint, &best.words);
+    let is_loaded = stripes.table_mut().load_page(page, to_u8(place), best.checkpoint, &best.words);
     if !is_loaded {
         return Err(context.damaged(format!("stripe table page {page}")));
     }

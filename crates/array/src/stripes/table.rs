@@ -12,6 +12,7 @@
 use crate::format::root::page_mark;
 use crate::geometry::Geometry;
 use crate::place::{Position, Positions};
+use penstock_base::num::to_usize;
 use penstock_base::{Stripe, Version};
 use penstock_raid::MAX_STRIPS;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +62,7 @@ impl StripeTable {
             stripes_per_page: geometry.stripes_per_page(),
             pages: (0..geometry.pages()).map(|_| Page::Unwritten).collect(),
             dirty_pages: BTreeSet::new(),
-            places: vec![(0, 0); geometry.pages() as usize],
+            places: vec![(0, 0); to_usize(geometry.pages())],
             sum: (0..geometry.pages()).fold(0, |sum, page| sum ^ page_mark(page, 0)),
             written: 0,
             with_stale: BTreeMap::new(),
@@ -71,7 +72,7 @@ impl StripeTable {
     /// A stripe's page, and its index there.
     fn place_of(&self, stripe: Stripe) -> (usize, usize) {
         assert!(stripe.0 < self.stripes, "stripe {stripe} of {}", self.stripes);
-        ((stripe.0 / self.stripes_per_page) as usize, (stripe.0 % self.stripes_per_page) as usize)
+        (to_usize(stripe.0 / self.stripes_per_page), to_usize(stripe.0 % self.stripes_per_page))
     }
 
     /// The words of the entry at an index of a full page.
@@ -136,7 +137,7 @@ impl StripeTable {
         if let Page::Unwritten = self.pages[page]
             && uniform
         {
-            self.pages[page] = Page::Uniform(vec![0; self.stripes_in(page as u64) as usize].into());
+            self.pages[page] = Page::Uniform(vec![0; to_usize(self.stripes_in(page as u64))].into());
         }
         if !uniform && !matches!(self.pages[page], Page::Full(_)) {
             self.pages[page] = Page::Full(self.page_words(page as u64).into());
@@ -312,17 +313,17 @@ impl StripeTable {
 
     /// The place of a page's committed copy and the checkpoint that wrote it.
     pub(crate) fn place(&self, page: u64) -> (u8, u64) {
-        self.places[page as usize]
+        self.places[to_usize(page)]
     }
 
     /// The copy that `checkpoint` wrote in the other place is the committed one from now on.
     pub(crate) fn commit_page(&mut self, page: u64, checkpoint: u64) {
-        let (place, _) = self.places[page as usize];
+        let (place, _) = self.places[to_usize(page)];
         self.set_place(page, place ^ 1, checkpoint);
     }
 
     fn set_place(&mut self, page: u64, place: u8, checkpoint: u64) {
-        let (_, before) = std::mem::replace(&mut self.places[page as usize], (place, checkpoint));
+        let (_, before) = std::mem::replace(&mut self.places[to_usize(page)], (place, checkpoint));
         self.sum ^= page_mark(page, before) ^ page_mark(page, checkpoint);
     }
 
@@ -334,7 +335,7 @@ impl StripeTable {
     /// The sum once `checkpoint` has written these pages.
     pub(crate) fn sum_with(&self, pages: impl Iterator<Item = u64>, checkpoint: u64) -> u64 {
         pages.fold(self.sum, |sum, page| {
-            sum ^ page_mark(page, self.places[page as usize].1) ^ page_mark(page, checkpoint)
+            sum ^ page_mark(page, self.places[to_usize(page)].1) ^ page_mark(page, checkpoint)
         })
     }
 }

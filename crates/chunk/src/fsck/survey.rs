@@ -8,6 +8,7 @@ use crate::allocator::Allocator;
 use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::rows::{ChunkKey, Extent, all_groups, all_maps, decode_group, decode_group_key, decode_map};
 use penstock_array::Volume;
+use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Branch, DecodeError, FindingKind, Findings, Ino, MAX_FILE_BYTES, hex};
 use penstock_kv::{Kv, for_each};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +66,7 @@ pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64)
     let in_chunk = extent.count.min(chunk_blocks.saturating_sub(extent.first));
     let on_volume = u64::from(in_chunk).min(volume_blocks.saturating_sub(extent.block));
     assert!(on_volume <= u64::from(in_chunk) && in_chunk <= extent.count, "a part of {extent:?}");
-    Extent { count: on_volume as u32, ..*extent }
+    Extent { count: to_u32(on_volume), ..*extent }
 }
 
 /// Decodes a map row. Rows of other branches or births are an error: this release does not support them.

@@ -10,6 +10,7 @@ use super::entries::Bucket;
 use crate::NAME_MAX;
 use crate::error::MetaError;
 use crate::rows::{Entry, decode_entry_key, entry_key, entry_range};
+use penstock_base::num::to_usize;
 use penstock_base::{DecodeError, HashSet, Id128, Ino};
 use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
@@ -71,7 +72,7 @@ impl Names {
         let before = self.transactions.get();
         let (from, until) = entry_range(dir, first, first + SAME_HASH);
         let mut bucket = Bucket::new();
-        for (key, value) in self.kv.scan(from, until, SAME_HASH as usize).await? {
+        for (key, value) in self.kv.scan(from, until, to_usize(SAME_HASH)).await? {
             bucket.push((decode_entry_key(&key)?.1, Entry::decode(&value)?));
         }
         if self.is_unchanged(before) {

@@ -12,6 +12,7 @@ use crate::place::{Position, Positions, SegmentNo};
 use crate::site::Site;
 use crate::strips::{Part, StripWrite};
 use futures_util::future::join_all;
+use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Stripe, ZERO_BLOCK_CRC};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,7 +21,7 @@ const IN_PLACE: StripWrite = StripWrite::new(Site::DestageStrip, Site::DestageTr
 
 /// Joins the touched columns into ranges whose blocks of all strips fit in a record.
 pub(super) fn column_ranges(geo: &Geometry, columns: &BTreeSet<u32>) -> Vec<Range<u32>> {
-    let most = ((geo.destage_payload_blocks() / geo.strips()) as u32).max(1);
+    let most = to_u32(geo.destage_payload_blocks() / geo.strips()).max(1);
     let mut ranges: Vec<Range<u32>> = Vec::new();
     for column in columns {
         match ranges.last_mut() {
@@ -30,7 +31,7 @@ pub(super) fn column_ranges(geo: &Geometry, columns: &BTreeSet<u32>) -> Vec<Rang
             _ => ranges.push(*column..column + 1),
         }
     }
-    assert!(ranges.iter().all(|range| range.len() as u32 <= most), "{ranges:?} of at most {most}");
+    assert!(ranges.iter().all(|range| to_u32(range.len()) <= most), "{ranges:?} of at most {most}");
     ranges
 }
 
@@ -55,7 +56,7 @@ impl Destage {
                 true => dirty.contains_key(&(position, *column)),
                 false => dirty.keys().any(|(_, dirty)| dirty == column),
             };
-            let touched: Vec<u16> = range.clone().filter(is_touched).map(|column| column as u16).collect();
+            let touched: Vec<u16> = range.clone().filter(is_touched).map(|column| to_u16(column)).collect();
             let crcs = self.strip_crcs_with(stripe, position, &range, &touched, &new.crcs).await?;
             for column in &touched {
                 let at = (u32::from(*column) - range.start) as usize * BLOCK_BYTES;

@@ -10,9 +10,11 @@ mod campaign;
 mod checks;
 mod licences;
 mod map;
+mod mounted;
 mod peers;
 mod posix;
 mod process;
+mod session;
 mod show;
 mod test;
 mod tidy;
@@ -91,6 +93,12 @@ enum Command {
         /// Run only the cases of pjdfstest whose name contains one of these
         cases: Vec<String>,
     },
+    /// Run the session that README shows, on a store of its own, and print it
+    Session {
+        /// Also draw it as an animated picture
+        #[arg(long, value_name = "FILE")]
+        svg: Option<std::path::PathBuf>,
+    },
     /// Install what some tests need (Python with pyarrow, NVRTC) into the target folder; prints its path
     Tools,
 }
@@ -109,6 +117,7 @@ fn main() -> ExitCode {
         Command::Layers { options } => peers::layers(&options),
         Command::Rebuild { options } => peers::rebuild(&options),
         Command::Posix { fsx, cases } => posix::run(fsx, &cases),
+        Command::Session { svg } => session::run(svg.as_deref()),
         Command::Tools => tools::install().map(|tools| println!("{}", tools.display())),
     };
     match outcome {

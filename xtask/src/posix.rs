@@ -3,14 +3,13 @@
 //! Makes a store in a temporary folder, mounts it, runs the suites, and removes what it made. pjdfstest runs
 //! as root and switches to two ordinary users, so every user can enter the folder.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::workspace::{cargo, target_dir};
+use crate::mounted::Mounted;
 use crate::{process, tools};
 
 /// The highest number of cases that may be skipped: 13 remount read-only, and one needs a limit on links,
@@ -19,53 +18,12 @@ const MOST_SKIPPED: u64 = 14;
 /// The number of runs of fsx, with seeds from 1 on. A seed determines one sequence of operations.
 pub(crate) const SEEDS: u64 = 4;
 
-/// A store with its mount. Both are removed when it is dropped.
-struct Mounted {
-    program: PathBuf,
-    home: PathBuf,
-}
-
-impl Mounted {
-    fn start() -> Result<Self> {
-        let built = cargo().args(["build", "--locked", "-p", "penstock-cli"]).status()?;
-        ensure!(built.success(), "the build failed");
-        let home = std::env::temp_dir().join(format!("penstock-posix-{}", std::process::id()));
-        fs::create_dir_all(home.join("other")).context("cannot make a temporary folder")?;
-        fs::set_permissions(&home, Permissions::from_mode(0o755))?;
-        let mounted = Self { program: target_dir().join("debug/penstock"), home };
-        let mut up = Command::new(&mounted.program);
-        up.arg("up").arg(mounted.home.join("store")).arg("--mount").arg(mounted.path());
-        let status = process::mark(up.args(["--drive-size", "512M", "--detach"])).status()?;
-        ensure!(status.success(), "the store does not start");
-        fs::set_permissions(mounted.path(), Permissions::from_mode(0o777))?;
-        Ok(mounted)
-    }
-
-    fn path(&self) -> PathBuf {
-        self.home.join("mnt")
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // A store that does not stop is killed, and its mount is detached. Errors are ignored: they show as a
-        // folder that remains.
-        let _ = Command::new(&self.program).arg("down").arg(self.home.join("store")).status();
-        process::kill_all();
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        if mounts.contains(&*self.path().to_string_lossy()) {
-            let _ = Command::new("umount").arg("-l").arg(self.path()).status();
-        }
-        let _ = fs::remove_dir_all(&self.home);
-    }
-}
-
 pub(crate) fn run(fsx: Option<u64>, cases: &[String]) -> Result<()> {
     let suite = tools::program("pjdfstest", "0.2.2")?;
     let exerciser = fsx.map(|count| Ok::<_, anyhow::Error>((tools::program("fsx", "0.3.2")?, count)));
     let exerciser = exerciser.transpose()?;
     let configuration = configuration()?;
-    let mounted = Mounted::start()?;
+    let mounted = Mounted::start(false, "512M")?;
     run_suite(&suite, &configuration, &mounted, cases)?;
     match exerciser {
         Some((program, count)) => run_fsx(&program, count, &mounted),
@@ -98,10 +56,10 @@ fn configuration() -> Result<String> {
 
 /// Prints the cases that did not pass, with their reasons. Fails if a case failed or too many were skipped.
 fn run_suite(suite: &Path, configuration: &str, mounted: &Mounted, cases: &[String]) -> Result<()> {
-    let file = mounted.home.join("pjdfstest.toml");
+    let file = mounted.home().join("pjdfstest.toml");
     fs::write(&file, configuration)?;
     let mut command = Command::new(suite);
-    command.arg("-c").arg(&file).arg("-p").arg(mounted.path()).arg("-s").arg(mounted.home.join("other"));
+    command.arg("-c").arg(&file).arg("-p").arg(mounted.path()).arg("-s").arg(mounted.home().join("other"));
     let mut summary = None;
     let status = process::stream(command.args(cases), &mut |line| {
         if !line.is_empty() && line.split_whitespace().last() != Some("ok") {
@@ -139,13 +97,13 @@ pub(crate) fn fsx_configuration() -> String {
 }
 
 fn run_fsx(program: &Path, operations: u64, mounted: &Mounted) -> Result<()> {
-    let file = mounted.home.join("fsx.toml");
+    let file = mounted.home().join("fsx.toml");
     fs::write(&file, fsx_configuration())?;
     for seed in 1..=SEEDS {
         println!("fsx: seed {seed}, {} operations", operations.div_ceil(SEEDS));
         let mut command = Command::new(program);
         command.args(["-q", "-N", &operations.div_ceil(SEEDS).to_string(), "-S", &seed.to_string(), "-f"]);
-        command.arg(&file).arg("-P").arg(&mounted.home).arg(mounted.path().join("fsx"));
+        command.arg(&file).arg("-P").arg(mounted.home()).arg(mounted.path().join("fsx"));
         let mut lines = Vec::new();
         let status = process::stream(&mut command, &mut |line| lines.push(line.to_owned()))?;
         if !status.success() {

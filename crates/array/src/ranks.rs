@@ -1,4 +1,5 @@
-//! The order in which locks of an array are acquired. Debug builds assert it ([`penstock_base::rank`]).
+//! The order in which locks of an array are acquired, after those of a target. Debug builds assert it
+//! ([`penstock_base::rank`]).
 //!
 //! | rank | lock | taken by |
 //! |---|---|---|
@@ -18,13 +19,13 @@
 
 use penstock_base::rank::Rank;
 
-pub(crate) const REPLACEMENT: Rank = Rank::new(5, "replacement");
-pub(crate) const DESTAGE: Rank = Rank::new(10, "destage");
-pub(crate) const STRIPE: Rank = Rank::new(20, "stripe");
-pub(crate) const FRESH: Rank = Rank::new(30, "fresh");
-pub(crate) const VERSIONS: Rank = Rank::new(40, "versions");
-pub(crate) const LOG_RECORD: Rank = Rank::new(50, "log record");
-pub(crate) const MEMBER_FLUSH: Rank = Rank::new(60, "member flush");
-pub(crate) const CHECKPOINT: Rank = Rank::new(70, "checkpoint");
-pub(crate) const RECONFIGURATION: Rank = Rank::new(80, "reconfiguration");
-pub(crate) const CARRIER_WRITE: Rank = Rank::new(90, "carrier write");
+pub(crate) const REPLACEMENT: Rank = Rank::new(105, "replacement");
+pub(crate) const DESTAGE: Rank = Rank::new(110, "destage");
+pub(crate) const STRIPE: Rank = Rank::new(120, "stripe");
+pub(crate) const FRESH: Rank = Rank::new(130, "fresh");
+pub(crate) const VERSIONS: Rank = Rank::new(140, "versions");
+pub(crate) const LOG_RECORD: Rank = Rank::new(150, "log record");
+pub(crate) const MEMBER_FLUSH: Rank = Rank::new(160, "member flush");
+pub(crate) const CHECKPOINT: Rank = Rank::new(170, "checkpoint");
+pub(crate) const RECONFIGURATION: Rank = Rank::new(180, "reconfiguration");
+pub(crate) const CARRIER_WRITE: Rank = Rank::new(190, "carrier write");

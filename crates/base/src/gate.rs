@@ -1,32 +1,45 @@
 //! The gate: everything that changes rows holds it shared, and a check or repair exclusively, so that it sees
 //! one consistent state.
 //!
+//! Taken after the turn at the name space, and before the locks of files ([`crate::rank`]).
+//!
 //! [`Quiet`] is the exclusive side. Methods that are legal only while nothing else changes rows ask for one.
 
+use crate::rank::{Held, Rank, check};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+const RANK: Rank = Rank::new(30, "gate");
 
 /// A gate shared by all parts of a stack that change rows.
 #[derive(Default)]
 pub struct Gate(RwLock<()>);
 
 /// The right to change rows. Many hold it at the same time.
-pub struct Changing<'a>(#[allow(dead_code, reason = "held for its lifetime")] RwLockReadGuard<'a, ()>);
+pub struct Changing<'a> {
+    _shared: RwLockReadGuard<'a, ()>,
+    _held: Held,
+}
 
 /// Proof that nothing else changes rows while it lives.
 pub struct Quiet<'a> {
     gate: &'a Gate,
     _exclusive: RwLockWriteGuard<'a, ()>,
+    _held: Held,
 }
 
 impl Gate {
     /// Waits until no check or repair runs.
     pub async fn change(&self) -> Changing<'_> {
-        Changing(self.0.read().await)
+        check(RANK);
+        let shared = self.0.read().await;
+        Changing { _shared: shared, _held: Held::new(RANK, 0) }
     }
 
     /// Waits until nothing changes rows, and lets nothing begin.
     pub async fn quiesce(&self) -> Quiet<'_> {
-        Quiet { gate: self, _exclusive: self.0.write().await }
+        check(RANK);
+        let exclusive = self.0.write().await;
+        Quiet { gate: self, _exclusive: exclusive, _held: Held::new(RANK, 0) }
     }
 }
 

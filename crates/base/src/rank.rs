@@ -5,12 +5,26 @@
 //! seed that takes the wrong path panics in the line that breaks the order, whether or not another task was
 //! in the way.
 //!
+//! Levels of a node, from requests down to drives:
+//!
+//! | level | locks | where |
+//! |---|---|---|
+//! | 10 | slot of a session: one request of it runs | `session` |
+//! | 12 | turn at an inode's next lease | `session` |
+//! | 20 | turn at the name space, for changes | `meta` |
+//! | 30 | gate of the rows, shared for changes, exclusive for checks and repairs | `gate` |
+//! | 40 to 49 | files, chunks, commits, discards | `chunk`, its table of ranks |
+//! | 100 and above | everything of an array | `array`, its table of ranks |
+//!
 //! Locks belong to a *scope*: [`scoped`] opens one for a task, or for one of several futures that a task
 //! polls side by side. A scope sees the locks of the scope around it and not those of its siblings. Code
 //! outside any scope is not checked. Release builds keep nothing and check nothing.
 
+use crate::locks::{Exclusive, Shared};
+use crate::{FileKey, Ino, KeyedLocks};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
+use std::hash::Hash;
 use std::pin::pin;
 use std::rc::Rc;
 use tokio::sync::{Mutex, MutexGuard};
@@ -173,10 +187,34 @@ impl<T> std::ops::DerefMut for RankedGuard<'_, T> {
     }
 }
 
-/// Locks by a number, with a rank. A task that takes several takes them in ascending order.
-pub struct RankedLocks {
+/// A key of locks of one rank.
+pub trait LockKey: Eq + Hash + Clone {
+    /// The number by which a task that takes several locks takes them in ascending order.
+    fn order(&self) -> u64;
+}
+
+impl LockKey for u64 {
+    fn order(&self) -> u64 {
+        *self
+    }
+}
+
+impl LockKey for Ino {
+    fn order(&self) -> u64 {
+        self.0
+    }
+}
+
+impl LockKey for FileKey {
+    fn order(&self) -> u64 {
+        self.ino.0
+    }
+}
+
+/// Locks by a key, with a rank. A task that takes several takes them in ascending order.
+pub struct RankedLocks<K: LockKey = u64> {
     rank: Rank,
-    inner: crate::KeyedLocks<u64>,
+    inner: KeyedLocks<K>,
 }
 
 /// A lock of [`RankedLocks`], shared or exclusive.
@@ -185,24 +223,26 @@ pub struct RankedKey<G> {
     _held: Held,
 }
 
-impl RankedLocks {
+impl<K: LockKey> RankedLocks<K> {
     /// Locks of one rank.
     pub fn new(rank: Rank) -> Self {
-        Self { rank, inner: crate::KeyedLocks::default() }
+        Self { rank, inner: KeyedLocks::default() }
     }
 
     /// Waits until nobody holds the lock exclusively.
-    pub async fn shared(&self, key: u64) -> RankedKey<crate::locks::Shared<u64>> {
-        check_key(self.rank, key);
+    pub async fn shared(&self, key: K) -> RankedKey<Shared<K>> {
+        let order = key.order();
+        check_key(self.rank, order);
         let guard = self.inner.shared(key).await;
-        RankedKey { _guard: guard, _held: Held::new(self.rank, key) }
+        RankedKey { _guard: guard, _held: Held::new(self.rank, order) }
     }
 
     /// Waits until nobody else holds the lock.
-    pub async fn exclusive(&self, key: u64) -> RankedKey<crate::locks::Exclusive<u64>> {
-        check_key(self.rank, key);
+    pub async fn exclusive(&self, key: K) -> RankedKey<Exclusive<K>> {
+        let order = key.order();
+        check_key(self.rank, order);
         let guard = self.inner.exclusive(key).await;
-        RankedKey { _guard: guard, _held: Held::new(self.rank, key) }
+        RankedKey { _guard: guard, _held: Held::new(self.rank, order) }
     }
 }
 

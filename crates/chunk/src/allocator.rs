@@ -19,12 +19,14 @@
 use crate::ChunkError;
 use crate::free::{Run, Space, SpaceUsage};
 use crate::idle::Idle;
+use crate::ranks;
 use penstock_array::{ArrayError, Discard, Volume};
 use penstock_base::Env;
+use penstock_base::rank::{RankedGuard, RankedMutex};
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, Notify};
+use tokio::sync::Notify;
 
 /// Most stripes in one batch.
 const BATCH: u64 = 64;
@@ -41,7 +43,7 @@ pub(crate) struct Allocator {
     idle: RefCell<Idle>,
     has_idle: Notify,
     /// Locked while a batch of idle stripes is discarded.
-    discarding: Mutex<()>,
+    discarding: RankedMutex<()>,
     discarded_stripes: Cell<u64>,
     closed: Cell<bool>,
 }
@@ -54,7 +56,7 @@ impl Allocator {
             space: RefCell::new(space),
             idle: RefCell::default(),
             has_idle: Notify::new(),
-            discarding: Mutex::default(),
+            discarding: RankedMutex::new(ranks::DISCARD, ()),
             discarded_stripes: Cell::new(0),
             closed: Cell::new(false),
         })
@@ -87,7 +89,7 @@ impl Allocator {
     }
 
     /// Waits until no batch of stripes is being discarded, and lets none begin.
-    pub(crate) async fn pause_discards(&self) -> MutexGuard<'_, ()> {
+    pub(crate) async fn pause_discards(&self) -> RankedGuard<'_, ()> {
         self.discarding.lock().await
     }
 

@@ -10,9 +10,11 @@
 use crate::ChunkError;
 use crate::dirty::{DirtyRuns, Dropped};
 use crate::map::{ChunkMap, MapChanges};
+use crate::ranks;
 use crate::rows::{ChunkKey, Extent, decode_map, map_range};
 use penstock_base::locks::{Exclusive, Shared};
-use penstock_base::{BoundedSet, Buf, DecodeError, FileKey, KeyedLocks};
+use penstock_base::rank::{LockKey, RankedKey, RankedLocks};
+use penstock_base::{BoundedSet, Buf, DecodeError, FileKey};
 use penstock_kv::{Kv, for_each_key};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,6 +61,12 @@ impl Chunk {
     }
 }
 
+impl LockKey for ChunkKey {
+    fn order(&self) -> u64 {
+        self.index
+    }
+}
+
 /// A chunk in memory. Its lock in [`ChunkCache`] orders what touches it.
 pub(crate) type Cached = Rc<RefCell<Chunk>>;
 
@@ -91,7 +99,7 @@ pub(crate) struct ChunkCache {
     chunk_blocks: u32,
     volume_blocks: u64,
     chunks: RefCell<BTreeMap<ChunkKey, Cached>>,
-    locks: KeyedLocks<ChunkKey>,
+    locks: RankedLocks<ChunkKey>,
     complete: BoundedSet<FileKey>,
     /// Chunks with dirty blocks.
     queue: RefCell<BTreeMap<u64, ChunkKey>>,
@@ -108,7 +116,7 @@ impl ChunkCache {
             chunk_blocks,
             volume_blocks,
             chunks: RefCell::default(),
-            locks: KeyedLocks::default(),
+            locks: RankedLocks::new(ranks::CHUNK),
             complete: BoundedSet::default(),
             queue: RefCell::default(),
             order: Cell::new(0),
@@ -118,12 +126,12 @@ impl ChunkCache {
     }
 
     /// Waits for a chunk's lock, to read it.
-    pub(crate) async fn shared(&self, key: ChunkKey) -> Shared<ChunkKey> {
+    pub(crate) async fn shared(&self, key: ChunkKey) -> RankedKey<Shared<ChunkKey>> {
         self.locks.shared(key).await
     }
 
     /// Waits for a chunk's lock, to change it.
-    pub(crate) async fn exclusive(&self, key: ChunkKey) -> Exclusive<ChunkKey> {
+    pub(crate) async fn exclusive(&self, key: ChunkKey) -> RankedKey<Exclusive<ChunkKey>> {
         self.locks.exclusive(key).await
     }
 

@@ -9,17 +9,18 @@ use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::cache::{Changes, ChunkCache};
 use crate::free::Run;
+use crate::ranks;
 use crate::rows::{ChunkKey, encode_map, group_key};
 use crate::writeback::Writeback;
 use futures_util::future::join_all;
 use penstock_array::Volume;
 use penstock_base::locks::Exclusive;
-use penstock_base::{Env, FileKey, Gate, KeyedLocks};
+use penstock_base::rank::{RankedKey, RankedLocks, RankedMutex, scoped};
+use penstock_base::{Env, FileKey, Gate};
 use penstock_kv::{Kv, WriteSet};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::Mutex;
 
 /// Longest time between a write and its durable commit.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -38,8 +39,8 @@ pub(crate) struct Commits {
     pub(crate) allocator: Rc<Allocator>,
     pub(crate) writeback: Rc<Writeback>,
     /// One change of a file's rows runs at a time, so that an older row never overwrites a newer one.
-    files: KeyedLocks<FileKey>,
-    one_at_a_time: Mutex<()>,
+    files: RankedLocks<FileKey>,
+    one_at_a_time: RankedMutex<()>,
     /// Blocks freed by transactions that are not known to be durable.
     reclaim: RefCell<Vec<Run>>,
     closed: Cell<bool>,
@@ -63,8 +64,8 @@ impl Commits {
             cache: cache.clone(),
             allocator: allocator.clone(),
             writeback: writeback.clone(),
-            files: KeyedLocks::default(),
-            one_at_a_time: Mutex::default(),
+            files: RankedLocks::new(ranks::FILE),
+            one_at_a_time: RankedMutex::new(ranks::COMMIT, ()),
             reclaim: RefCell::default(),
             closed: Cell::new(false),
         })
@@ -76,7 +77,7 @@ impl Commits {
     }
 
     /// Waits for the right to change the rows of a file.
-    pub(crate) async fn lock(&self, file: FileKey) -> Exclusive<FileKey> {
+    pub(crate) async fn lock(&self, file: FileKey) -> RankedKey<Exclusive<FileKey>> {
         self.files.exclusive(file).await
     }
 
@@ -110,7 +111,7 @@ impl Commits {
         // Concurrently, so that one flush serves many files.
         let changed: Vec<FileKey> = self.cache.changed_files().into_iter().collect();
         for some in changed.chunks(FILES_IN_FLIGHT) {
-            let commits = some.iter().map(|file| self.commit_file(*file));
+            let commits = some.iter().map(|file| scoped(self.commit_file(*file)));
             result = result.and(join_all(commits).await.into_iter().collect());
         }
         self.volume.flush().await?;

@@ -36,6 +36,7 @@ mod fsck;
 mod idle;
 mod map;
 mod preallocate;
+mod ranks;
 pub mod rows;
 mod seek;
 mod service;

@@ -1,6 +1,6 @@
 //! The target: its parts put together, writes into memory, and reads.
 //!
-//! Lock order: the gate, then a file, then its chunks in order, then one commit at a time.
+//! The order of locks is in `ranks.rs`.
 
 use crate::allocator::Allocator;
 use crate::cache::ChunkCache;
@@ -14,6 +14,7 @@ use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
 use penstock_base::num::to_u32;
+use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, Buf, Env, FileKey, Gate, HashMap, MAX_FILE_BYTES, Quiet};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, for_each};
@@ -81,8 +82,8 @@ impl Target {
         // Before the first block is allocated or discarded.
         mark_unmarked(&volume, &*kv, &allocator, config.chunk_blocks).await?;
         allocator.add_unowned();
-        env.spawn("target commit", Box::pin(commits.clone().run()));
-        env.spawn("target discard", Box::pin(allocator.clone().run()));
+        env.spawn("target commit", Box::pin(scoped(commits.clone().run())));
+        env.spawn("target discard", Box::pin(scoped(allocator.clone().run())));
         Ok(Rc::new(Self {
             volume,
             kv,
@@ -183,7 +184,7 @@ impl Target {
             other => other?,
         };
         if is_full {
-            self.env.spawn("target place", Box::pin(self.writeback.clone().write_in_turn(key)));
+            self.env.spawn("target place", Box::pin(scoped(self.writeback.clone().write_in_turn(key))));
         }
         self.written_blocks.set(self.written_blocks.get() + crcs.len() as u64);
         while self.cache.dirty_blocks() * BLOCK_BYTES as u64 > DIRTY_BYTES {

@@ -21,6 +21,7 @@ use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key,
 use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
 use entries::EntryCache;
+use penstock_base::rank::{Rank, RankedGuard, RankedMutex};
 use penstock_base::{BoundedSet, Env, Gate, Ino};
 use penstock_kv::{Kv, WriteSet, commit_apart};
 use penstock_session::rows::LAST_SESSION;
@@ -29,8 +30,9 @@ use rustix::io::Errno;
 use std::cell::{Cell, Ref, RefCell};
 use std::ops::Deref;
 use std::rc::Rc;
-use tokio::sync::{Mutex, MutexGuard};
 
+/// Before the gate.
+const TURN: Rank = Rank::new(20, "turn");
 /// Inode numbers reserved by one transaction.
 pub(crate) const INO_RUN: u64 = 4096;
 
@@ -46,7 +48,7 @@ pub(crate) struct Names {
     absent: Absent,
     /// Grows when a transaction begins, and when it ends.
     transactions: Cell<u64>,
-    turn: Mutex<()>,
+    turn: RankedMutex<()>,
 }
 
 /// Rows that are known not to exist.
@@ -61,7 +63,7 @@ pub(crate) struct Absent {
 /// The right to change the name space.
 pub(crate) struct Turn<'a> {
     names: &'a Names,
-    _one: MutexGuard<'a, ()>,
+    _one: RankedGuard<'a, ()>,
 }
 
 impl Names {
@@ -79,7 +81,7 @@ impl Names {
             entries: RefCell::default(),
             absent: Absent::default(),
             transactions: Cell::new(0),
-            turn: Mutex::default(),
+            turn: RankedMutex::new(TURN, ()),
         }
     }
 

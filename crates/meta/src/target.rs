@@ -10,6 +10,7 @@ use crate::reaper;
 use crate::rows::{FsRow, fs_key, inode_key, owner_of};
 use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
+use penstock_base::rank::scoped;
 use penstock_base::{Env, FileKey, Gate, Id128, Ino};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
@@ -60,7 +61,7 @@ impl MetaTarget {
         let names = Names::new(env, kv, gate, fs, last_ino);
         let parts = Parts::new(env, names, chunks, clients);
         reaper::queue_removed(&parts).await?;
-        env.spawn("meta reap", Box::pin(reaper::run(parts.clone())));
+        env.spawn("meta reap", Box::pin(scoped(reaper::run(parts.clone()))));
         Ok(Rc::new(Self { parts, progress: Progress::default() }))
     }
 

@@ -11,6 +11,7 @@ use crate::report::{
     DamagedFile, DamagedRange, DamagedReport, FileReport, FindingReport, FindingsReport, FsCheckProgress,
     FsCheckReport, FsRepairReport,
 };
+use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, Ino};
 use penstock_meta::{MetaCheck, MetaError};
 use std::collections::BTreeSet;
@@ -56,7 +57,7 @@ impl Node {
     /// Checks the file system: names, links, chunks, extents and bitmaps against each other.
     pub async fn check_fs(&self) -> Result<FsCheckReport, AdminError> {
         self.meta.wait_reaped().await;
-        let check = self.meta.check(&self.target).await?;
+        let check = scoped(self.meta.check(&self.target)).await?;
         Ok(report(&check, None))
     }
 
@@ -65,7 +66,7 @@ impl Node {
         let _out_of_use = self.serving.write().await;
         self.refuse_while_mounted()?;
         self.meta.wait_reaped().await;
-        let repair = self.meta.repair(&self.target).await?;
+        let repair = scoped(self.meta.repair(&self.target)).await?;
         let file = |(ino, paths): (Ino, Vec<String>)| FileReport { inode: ino.0, paths };
         let done = FsRepairReport {
             before: findings(&repair.before),

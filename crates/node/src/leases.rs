@@ -2,6 +2,7 @@
 
 use crate::event::{EventKind, Severity};
 use crate::node::Node;
+use penstock_base::rank::scoped;
 use penstock_session::SessionInfo;
 use std::rc::Rc;
 
@@ -23,7 +24,7 @@ pub(crate) async fn run(node: Rc<Node>) {
         for session in node.clients.sessions().into_iter().filter(silent) {
             let text = format!("{session} was silent for {} s and has ended", session.silent.as_secs());
             node.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
-            if let Err(error) = node.meta.end_session(session.id).await {
+            if let Err(error) = scoped(node.meta.end_session(session.id)).await {
                 tracing::warn!(%error, session = session.id, "rows of a session stay until the next start");
             }
         }

@@ -1,6 +1,7 @@
 //! The services of a node behind one transport.
 
 use crate::node::Node;
+use penstock_base::rank::scoped;
 use penstock_base::{ErrorKind, Ino, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
@@ -62,7 +63,7 @@ impl Service for ForOthers {
 impl Node {
     /// Executes a request and returns the reply. `remote` is true for a request from another process.
     pub async fn serve(&self, request: Frame, remote: bool) -> Frame {
-        let result = self.serve_request(&request, remote).await;
+        let result = scoped(self.serve_request(&request, remote)).await;
         let mut reply = Frame::reply(&request.header, result);
         reply.header.generation = self.target.config().generation;
         reply

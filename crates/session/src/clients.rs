@@ -12,7 +12,8 @@ use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
 use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
 use penstock_base::num::to_u16;
-use penstock_base::{Env, ErrorKind, Ino, KeyedLocks};
+use penstock_base::rank::{LockKey, Rank, RankedKey, RankedLocks};
+use penstock_base::{Env, ErrorKind, Ino};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
     InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, OpenCount, PingRequest,
@@ -34,6 +35,20 @@ const SLOT_WAIT: Duration = Duration::from_millis(100);
 /// is alive.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// Before everything that a request locks while it is executed.
+const SLOT: Rank = Rank::new(10, "slot");
+const LEASE_TURN: Rank = Rank::new(12, "lease turn");
+
+/// A slot of a session: session and number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct SlotKey(u64, u64);
+
+impl LockKey for SlotKey {
+    fn order(&self) -> u64 {
+        self.1
+    }
+}
+
 /// True for a kind of request after which its session may own leases or cache something.
 pub fn joins(kind: Kind) -> bool {
     !matches!(kind, Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::Sync | Kind::StatFs)
@@ -53,11 +68,11 @@ pub struct Clients {
     leases: RefCell<Leases>,
     locks: RefCell<Locks>,
     /// Owned by the request that is waiting for the inode's next lease.
-    lease_turns: KeyedLocks<Ino>,
+    lease_turns: RankedLocks<Ino>,
     /// Notified when a revocation is sent or answered, a lock is released, or a session ends.
     news: Notify,
     /// Owned by the running request of a slot, by session and slot.
-    slots: KeyedLocks<(u64, u64)>,
+    slots: RankedLocks<SlotKey>,
     /// Lease time of a remote client's session.
     lease: Cell<Duration>,
     stopped: Cell<bool>,
@@ -88,7 +103,7 @@ pub enum Slot<'a> {
 pub struct Owned<'a> {
     clients: &'a Clients,
     who: Request,
-    _slot: Exclusive<(u64, u64)>,
+    _slot: RankedKey<Exclusive<SlotKey>>,
 }
 
 impl Owned<'_> {
@@ -125,9 +140,9 @@ impl Clients {
             leases: RefCell::new(Leases::restored(sessions.numbers())),
             sessions: RefCell::new(sessions),
             locks: RefCell::default(),
-            lease_turns: KeyedLocks::default(),
+            lease_turns: RankedLocks::new(LEASE_TURN),
             news: Notify::new(),
-            slots: KeyedLocks::default(),
+            slots: RankedLocks::new(SLOT),
             lease: Cell::new(LEASE),
             stopped: Cell::new(false),
         }))
@@ -167,7 +182,7 @@ impl Clients {
     /// its result.
     pub async fn slot(&self, who: Request) -> Result<Slot<'_>, Failure> {
         assert!(who.sequence != 0, "a request without a sequence number has no slot");
-        let slot = self.slots.exclusive((who.session, who.sequence % SLOTS)).await;
+        let slot = self.slots.exclusive(SlotKey(who.session, who.sequence % SLOTS)).await;
         match self.sessions.borrow().find(who) {
             Seen::New => Ok(Slot::Execute(Owned { clients: self, who, _slot: slot })),
             Seen::Done(outcome) => Ok(Slot::Done(outcome)),

@@ -1,0 +1,16 @@
+//! The order in which locks of a target are acquired: after the gate, before those of an array. Debug builds
+//! assert it ([`penstock_base::rank`]).
+//!
+//! | rank | lock | taken by |
+//! |---|---|---|
+//! | file | one change of a file's rows at a time | commits, truncations |
+//! | chunk | shared or exclusive, several of one file in ascending order | everything that touches a chunk |
+//! | commit | one transaction of rows and bits at a time | commits, truncations |
+//! | discard | one batch of stripes in a discard | discards, allocations that need its blocks, repairs |
+
+use penstock_base::rank::Rank;
+
+pub(crate) const FILE: Rank = Rank::new(40, "file");
+pub(crate) const CHUNK: Rank = Rank::new(42, "chunk");
+pub(crate) const COMMIT: Rank = Rank::new(44, "commit");
+pub(crate) const DISCARD: Rank = Rank::new(46, "discard");

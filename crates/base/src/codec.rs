@@ -187,6 +187,14 @@ impl<'a> Dec<'a> {
         }
     }
 
+    /// Takes a counter that is counted on from: at most 2^62, so that what is counted from it is a counter.
+    pub fn counter_with_room(&mut self) -> Result<u64, DecodeError> {
+        match self.counter()? {
+            count if count <= 1 << 62 => Ok(count),
+            _ => Err(self.bad("a counter above 2^62")),
+        }
+    }
+
     /// Takes a 32-bit length and that many bytes of UTF-8.
     pub fn text(&mut self) -> Result<String, DecodeError> {
         let bytes = self.bytes()?;

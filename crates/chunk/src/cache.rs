@@ -232,14 +232,17 @@ impl ChunkCache {
         chunks.range(all).filter(|(_, chunk)| wanted(&chunk.borrow())).map(|(key, _)| *key).collect()
     }
 
-    /// Chunks of a file with these indices that have a row or are in memory.
+    /// Chunks of a file with these indices that have a row or are in memory; all from the start on if the end
+    /// is `u64::MAX`.
     pub(crate) async fn keys_within(
         &self,
         file: FileKey,
         indices: Range<u64>,
     ) -> Result<BTreeSet<ChunkKey>, ChunkError> {
         let known = self.keys_of(file, |_| true).into_iter();
-        let mut keys: BTreeSet<ChunkKey> = known.filter(|key| indices.contains(&key.index)).collect();
+        let wanted =
+            |key: &ChunkKey| indices.contains(&key.index) || indices.end == u64::MAX && key.index == u64::MAX;
+        let mut keys: BTreeSet<ChunkKey> = known.filter(wanted).collect();
         if self.complete.contains(&file) {
             return Ok(keys);
         }

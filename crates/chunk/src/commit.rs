@@ -16,11 +16,12 @@ use futures_util::future::join_all;
 use penstock_array::Volume;
 use penstock_base::locks::Exclusive;
 use penstock_base::rank::{RankedKey, RankedLocks, RankedMutex, scoped};
-use penstock_base::{Env, FileKey, Gate};
+use penstock_base::{Env, ErrorKind, FileKey, Gate};
 use penstock_kv::{Kv, WriteSet};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::RwLock;
 
 /// Longest time between a write and its durable commit.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -41,6 +42,8 @@ pub(crate) struct Commits {
     /// One change of a file's rows runs at a time, so that an older row never overwrites a newer one.
     files: RankedLocks<FileKey>,
     one_at_a_time: RankedMutex<()>,
+    /// Shared by syncs that run: each has taken blocks that wait to be free.
+    syncing: RwLock<()>,
     /// Blocks freed by transactions that are not known to be durable.
     reclaim: RefCell<Vec<Run>>,
     closed: Cell<bool>,
@@ -66,6 +69,7 @@ impl Commits {
             writeback: writeback.clone(),
             files: RankedLocks::new(ranks::FILE),
             one_at_a_time: RankedMutex::new(ranks::COMMIT, ()),
+            syncing: RwLock::default(),
             reclaim: RefCell::default(),
             closed: Cell::new(false),
         })
@@ -92,10 +96,14 @@ impl Commits {
     }
 
     /// Makes the blocks available that were freed and wait only for a durable commit.
-    pub(crate) async fn make_space(&self) {
-        // A file that cannot be committed keeps only its own blocks.
-        if let Err(error) = self.commit_all().await {
-            tracing::warn!(%error, "a commit of all files for their freed blocks failed");
+    pub(crate) async fn make_space(&self) -> Result<(), ChunkError> {
+        match self.commit_all().await {
+            // A file with damaged rows keeps its own blocks, and no others.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                tracing::warn!(%error, "a commit of all files for their freed blocks failed");
+                Ok(())
+            }
+            result => result,
         }
     }
 
@@ -191,6 +199,20 @@ impl Commits {
 
     /// Makes committed rows durable, and the blocks that they freed available again.
     pub(crate) async fn sync(&self) -> Result<(), ChunkError> {
+        let _syncing = self.syncing.read().await;
+        self.sync_rows().await
+    }
+
+    /// Waits until no freed block waits for a durable commit, so that nothing but its caller frees blocks.
+    /// The caller lets nothing change rows.
+    pub(crate) async fn finish_syncs(&self) -> Result<(), ChunkError> {
+        let _alone = self.syncing.write().await;
+        self.sync_rows().await?;
+        assert!(self.reclaim.borrow().is_empty(), "nothing is freed while the gate is quiet");
+        Ok(())
+    }
+
+    async fn sync_rows(&self) -> Result<(), ChunkError> {
         let freed = std::mem::take(&mut *self.reclaim.borrow_mut());
         if let Err(error) = self.kv.flush().await {
             self.reclaim.borrow_mut().extend(freed);

@@ -15,6 +15,7 @@ pub use survey::{Owned, TargetCheck, chunks_of_a_file};
 use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::cache::ChunkCache;
+use crate::commit::Commits;
 use penstock_array::Volume;
 use penstock_kv::Kv;
 use survey::Survey;
@@ -25,12 +26,15 @@ pub struct Fsck<'a> {
     pub(crate) kv: &'a dyn Kv,
     pub(crate) cache: &'a ChunkCache,
     pub(crate) allocator: &'a Allocator,
+    pub(crate) commits: &'a Commits,
     pub(crate) chunk_blocks: u32,
 }
 
 impl Fsck<'_> {
     /// Reads all map rows and bitmaps.
     async fn survey(&self) -> Result<Survey, ChunkError> {
+        // A block that waits to be free would be freed although it has an owner by then.
+        self.commits.finish_syncs().await?;
         Survey::read(self.volume, self.kv, self.chunk_blocks).await
     }
 

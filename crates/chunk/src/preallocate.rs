@@ -31,7 +31,7 @@ impl Target {
         generation: u64,
     ) -> Result<(), ChunkError> {
         if self.suffices(file, &blocks).await.is_err() {
-            self.commits.make_space().await;
+            self.commits.make_space().await?;
             self.suffices(file, &blocks).await?;
         }
         let per_chunk = u64::from(self.config.chunk_blocks);

@@ -3,7 +3,7 @@
 //! Public for the fuzzer and for tools that inspect a store; only this crate writes rows.
 
 use penstock_base::num::to_u32;
-use penstock_base::{Branch, Dec, DecodeError, Enc, FileKey, Ino};
+use penstock_base::{BLOCK_BYTES, Branch, Dec, DecodeError, Enc, FileKey, Ino, MAX_FILE_BYTES};
 
 /// First byte of a map row's key.
 const MAP: u8 = 0x20;
@@ -47,6 +47,13 @@ impl ChunkKey {
             key.extend_from_slice(&word.to_be_bytes());
         }
         key
+    }
+
+    /// The first block of the chunk in its file; none for a chunk that no file has, which only a damaged row
+    /// names.
+    pub(crate) fn first_block(&self, chunk_blocks: u32) -> Option<u64> {
+        let first = self.index.checked_mul(u64::from(chunk_blocks))?;
+        (first < MAX_FILE_BYTES / BLOCK_BYTES as u64).then_some(first)
     }
 
     /// Decodes a row's key into the chunk and its birth.

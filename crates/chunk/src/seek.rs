@@ -22,7 +22,10 @@ impl Target {
             let here = ChunkKey { file, index };
             let next = if hole { Some(here) } else { self.cache.next_key(here).await? };
             let Some(key) = next else { return Ok(blocks.end) };
-            let first = key.index.saturating_mul(per_chunk);
+            let Some(first) = key.first_block(self.config.chunk_blocks).filter(|first| *first < blocks.end)
+            else {
+                return Ok(blocks.end);
+            };
             at = at.max(first);
             let _lock = self.cache.shared(key).await;
             let chunk = self.cache.get(key).await?;
@@ -31,7 +34,7 @@ impl Target {
             if let Some(found) = within.find(|block| chunk.is_data(*block) != hole) {
                 return Ok(blocks.end.min(first + u64::from(found)));
             }
-            at = first.saturating_add(per_chunk);
+            at = first + per_chunk;
         }
         Ok(blocks.end)
     }

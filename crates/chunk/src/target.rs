@@ -178,7 +178,7 @@ impl Target {
         }
         let is_full = match self.try_write(key, first, data, crcs, generation).await {
             Err(ChunkError::NoSpace { .. }) => {
-                self.commits.make_space().await;
+                self.commits.make_space().await?;
                 self.try_write(key, first, data, crcs, generation).await?
             }
             other => other?,
@@ -267,6 +267,7 @@ impl Target {
             kv: &*self.kv,
             cache: &self.cache,
             allocator: &self.allocator,
+            commits: &self.commits,
             chunk_blocks: self.config.chunk_blocks,
         }
     }

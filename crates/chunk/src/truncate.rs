@@ -52,7 +52,9 @@ impl Target {
         );
         let mut locks = Vec::new();
         let mut chunks = Vec::new();
-        let indices = first_block / per_chunk..blocks.end.div_ceil(per_chunk);
+        // Without an end, also chunks that no file has, which only a damaged row names.
+        let end = if blocks.end == u64::MAX { u64::MAX } else { blocks.end / per_chunk };
+        let indices = first_block / per_chunk..end;
         // The end of a longer truncation may have nothing left to clear, and only changes rows.
         let keys =
             if blocks.is_empty() { BTreeSet::new() } else { self.cache.keys_within(file, indices).await? };

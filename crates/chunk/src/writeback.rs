@@ -196,7 +196,7 @@ impl Writeback {
             let written = self.volume.write(block, &data.slice(bytes), &crcs[done..done + count]).await;
             if let Err(error) = written {
                 if place == Place::New {
-                    self.allocator.space_mut().free((block, count as u64));
+                    self.allocator.give_back(vec![(block, count as u64)]);
                 }
                 return Err(error.into());
             }

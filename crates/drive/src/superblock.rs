@@ -180,14 +180,14 @@ impl Superblock {
             slices.push(SliceEntry {
                 array,
                 member,
-                generation: dec.counter()?,
+                generation: dec.counter_with_room()?,
                 offset: dec.u64()?,
                 len: dec.u64()?,
             });
         }
         let mut arrays = Vec::new();
         for _ in 0..array_count {
-            let (array, revision) = (ArrayId(dec.id()?), dec.counter()?);
+            let (array, revision) = (ArrayId(dec.id()?), dec.counter_with_room()?);
             arrays.push(ArrayEntry { array, revision, descriptor: dec.bytes()?.to_vec() });
         }
         for slice in &slices {

@@ -22,7 +22,7 @@ use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
 use entries::EntryCache;
 use penstock_base::rank::{Rank, RankedGuard, RankedMutex};
-use penstock_base::{BoundedSet, Env, Gate, Ino};
+use penstock_base::{BoundedSet, DecodeError, Env, Gate, Ino};
 use penstock_kv::{Kv, WriteSet, commit_apart};
 use penstock_session::rows::LAST_SESSION;
 use penstock_session::{Clients, Request};
@@ -138,7 +138,12 @@ impl Names {
     /// Reads an inode from its row, past the cache. ESTALE if it does not exist.
     pub(crate) async fn stored_inode(&self, ino: Ino) -> Result<Inode, MetaError> {
         let row = self.kv.get(inode_key(ino)).await?.ok_or(Errno::STALE)?;
-        Ok(Inode::decode(&row)?)
+        let inode = Inode::decode(&row)?;
+        match inode.ino == ino {
+            true => Ok(inode),
+            // A change of it would change the other inode.
+            false => Err(DecodeError::Bad { what: "inode", why: "its row is in another one's place" }.into()),
+        }
     }
 
     /// True if an inode is in the queue of removed files.

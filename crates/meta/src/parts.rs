@@ -98,12 +98,15 @@ impl Parts {
     /// Keeps new uses of an inode away until the result is dropped; none if it is in use.
     pub(crate) fn begin_deletion(&self, ino: Ino) -> Option<Deletion<'_>> {
         let begun = self.uses.borrow_mut().begin_deletion(ino);
-        begun.then(|| Deletion { parts: self, ino })
+        begun.then(|| Deletion { parts: self, ino, is_partly_done: false })
     }
 
-    /// Counts one open of an inode by a session. ESTALE if the inode is being deleted.
+    /// Counts one open of an inode by a session; none by a session that has ended. ESTALE if the inode is
+    /// being deleted.
     pub(crate) fn open(&self, session: u64, ino: Ino) -> Result<(), MetaError> {
         if !self.clients.open(session, ino) {
+            // A new file without a name then has no user who would queue it.
+            self.reap_if_removed(ino);
             return Ok(());
         }
         let begun = self.begin_uses(ino, 1);
@@ -135,15 +138,31 @@ impl Parts {
     }
 }
 
-/// An inode that is being deleted, until this is dropped.
+/// An inode that is being deleted, until this is dropped; if part of it is gone by then, until another
+/// attempt has deleted the rest.
 pub(crate) struct Deletion<'a> {
     parts: &'a Parts,
     ino: Ino,
+    is_partly_done: bool,
+}
+
+impl Deletion<'_> {
+    /// A part of the inode's contents is gone.
+    pub(crate) fn part_is_gone(&mut self) {
+        self.is_partly_done = true;
+    }
+
+    /// The inode is gone, or stays after all.
+    pub(crate) fn end(mut self) {
+        self.is_partly_done = false;
+    }
 }
 
 impl Drop for Deletion<'_> {
     fn drop(&mut self) {
-        self.parts.uses.borrow_mut().end_deletion(self.ino);
+        if !self.is_partly_done {
+            self.parts.uses.borrow_mut().end_deletion(self.ino);
+        }
     }
 }
 

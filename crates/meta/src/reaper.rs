@@ -81,21 +81,24 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
         Err(error) => return Err(error),
     }
     // Nothing is awaited before this. A use that exists queues the file again when it ends.
-    let Some(_deletion) = parts.begin_deletion(ino) else { return Ok(()) };
+    let Some(mut deletion) = parts.begin_deletion(ino) else { return Ok(()) };
     let file = FileKey::main(ino);
     // Steps follow from the chunks that exist: the size does not give their number.
     for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
         let _turn = parts.names.turn().await;
         // A repair may have given the file a name while this waited.
         if !is_removed(parts, ino).await? {
+            deletion.end();
             return Ok(());
         }
         let mut writes = WriteSet::new();
         writes.reclaims();
         parts.chunks.truncate(file, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
+        deletion.part_is_gone();
     }
     let turn = parts.names.turn().await;
     if !is_removed(parts, ino).await? {
+        deletion.end();
         return Ok(());
     }
     if !turn.absent().xattrs.contains(&ino) {
@@ -113,5 +116,6 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     })
     .await?;
     parts.chunks.file_removed(file);
+    deletion.end();
     Ok(())
 }

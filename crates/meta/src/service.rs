@@ -144,7 +144,8 @@ impl MetaTarget {
             failed => failed,
         };
         if let Err(error) = begun {
-            self.parts.clients.forget_session(session);
+            // Session numbers follow each other, so somebody may have used this one already.
+            self.forget_session(session);
             return Err(error);
         }
         let chunk_blocks = self.parts.names.fs().chunk_blocks;
@@ -156,12 +157,19 @@ impl MetaTarget {
         // A request of this session that is changing something records its result before the session's rows
         // are deleted.
         let turn = self.parts.names.turn().await;
-        let Some((opens, writes)) = self.parts.clients.end_session(id) else { return Ok(()) };
+        let Some(writes) = self.forget_session(id) else { return Ok(()) };
+        turn.commit(Request::default(), writes, Vec::new(), &[]).await
+    }
+
+    /// Ends a session in memory. Returns the transaction that deletes its rows; none if there is no such
+    /// session.
+    fn forget_session(&self, id: u64) -> Option<WriteSet> {
+        let (opens, writes) = self.parts.clients.end_session(id)?;
         for (ino, count) in opens {
             self.parts.end_uses(ino, count);
         }
         self.parts.wake_reaper();
-        turn.commit(Request::default(), writes, Vec::new(), &[]).await
+        Some(writes)
     }
 
     /// Takes over the opens and locks that a client reports after a restart.

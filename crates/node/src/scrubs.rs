@@ -132,8 +132,8 @@ fn record_of(progress: &ScrubProgress, superblocks: u64, ended_ns: i64) -> Scrub
         ended_ns,
         next_stripe: *next_stripe,
         stripes: report.stripes,
-        checksum_errors: report.checksum_errors + superblocks,
-        repaired_blocks: report.repaired_blocks + superblocks,
+        checksum_errors: report.checksum_errors.saturating_add(superblocks),
+        repaired_blocks: report.repaired_blocks.saturating_add(superblocks),
         parity_defects: report.parity_defects,
         unreadable_stripes: report.unreadable.iter().copied().take(UNREADABLE_MOST).collect(),
     }

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, Lacking, Opening, Roster, Volume};
-use penstock_base::{ArrayId, DriveId, Env, Gate, StoreId};
+use penstock_base::{ArrayId, DecodeError, DriveId, Env, Gate, StoreId};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
@@ -65,18 +65,32 @@ impl Candidate {
     }
 }
 
-/// Decodes the newest descriptor of each array, from all superblocks.
+/// Decodes the newest descriptor of each array, from all superblocks. A damaged one is an error only if there
+/// is no other one; the claim on record tells if what is left is too old.
 fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, ArrayError> {
-    let mut newest: BTreeMap<ArrayId, (u64, Vec<u8>)> = BTreeMap::new();
+    let mut newest: BTreeMap<ArrayId, (u64, Descriptor)> = BTreeMap::new();
+    let mut damaged: BTreeMap<ArrayId, DecodeError> = BTreeMap::new();
     for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
         for entry in &superblock.arrays {
-            let slot = newest.entry(entry.array).or_default();
-            if slot.1.is_empty() || slot.0 < entry.revision {
-                *slot = (entry.revision, entry.descriptor.clone());
+            let descriptor = match Descriptor::decode(&entry.descriptor) {
+                Ok(descriptor) => descriptor,
+                // Of a later release: an older one must not be used instead.
+                Err(error @ DecodeError::Unknown { .. }) => return Err(error.into()),
+                Err(error) => {
+                    tracing::error!(array = %entry.array, %error, "the superblock of a drive is damaged");
+                    damaged.insert(entry.array, error);
+                    continue;
+                }
+            };
+            if newest.get(&entry.array).is_none_or(|(revision, _)| *revision < entry.revision) {
+                newest.insert(entry.array, (entry.revision, descriptor));
             }
         }
     }
-    newest.into_iter().map(|(array, (_, bytes))| Ok((array, Descriptor::decode(&bytes)?))).collect()
+    if let Some((_, error)) = damaged.into_iter().find(|(array, _)| !newest.contains_key(array)) {
+        return Err(error.into());
+    }
+    Ok(newest.into_iter().map(|(array, (_, descriptor))| (array, descriptor)).collect())
 }
 
 /// Options of a start.

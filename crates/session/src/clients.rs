@@ -211,11 +211,6 @@ impl Clients {
         self.sessions.borrow_mut().insert(id, who, self.env.now());
     }
 
-    /// Removes a session that could not be recorded, and therefore never began.
-    pub fn forget_session(&self, id: u64) {
-        drop(self.sessions.borrow_mut().remove(id));
-    }
-
     /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of
     /// opens, and the transaction that deletes its rows; none if there is no such session.
     pub fn end_session(&self, id: u64) -> Option<(BTreeMap<Ino, u64>, WriteSet)> {
@@ -313,8 +308,10 @@ impl Clients {
         }
         let mut changes = Vec::new();
         let mut sessions = self.sessions.borrow_mut();
-        for OpenCount { ino, count } in opens {
-            let (ino, count) = (Ino(*ino), u64::from(*count));
+        // An inode that is named twice counts once.
+        let opens: BTreeMap<Ino, u64> =
+            opens.iter().map(|OpenCount { ino, count }| (Ino(*ino), u64::from(*count))).collect();
+        for (ino, count) in opens {
             changes.extend(sessions.set_opens(session, ino, count).map(|before| (ino, before, count)));
         }
         if *all {
@@ -405,8 +402,11 @@ impl Clients {
         }
         let ino = Ino(request.ino);
         let _turn = self.lease_turns.exclusive(ino).await;
-        let granted =
-            self.wait_for(session, |leases| leases.try_grant(session, ino, request.exclusive)).await?;
+        // The session may have left since it asked, and joins again.
+        let attempt = |leases: &mut Leases| {
+            leases.join(session).then(|| leases.try_grant(session, ino, request.exclusive)).flatten()
+        };
+        let granted = self.wait_for(session, attempt).await?;
         Ok(LeaseReply { grant: granted }.encode_to_vec())
     }
 
@@ -424,7 +424,10 @@ impl Clients {
         let _waiting = Resizing::begin(&self.leases, ino, session);
         // Another change of size that waits for this session's lease can go on.
         self.news.notify_waiters();
-        let wait = self.wait_for(session, |leases| leases.try_resize(session, ino));
+        // The session may have left since it asked, and joins again.
+        let attempt =
+            |leases: &mut Leases| leases.join(session).then(|| leases.try_resize(session, ino)).flatten();
+        let wait = self.wait_for(session, attempt);
         // Bounded, because the client may need the slot to sync changes that another request waits for.
         timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
     }
@@ -456,7 +459,8 @@ impl Clients {
                 leases.leave(session);
             }
         }
-        if !request.answered.is_empty() || !request.released.is_empty() || request.leaves {
+        let WatchRequest { answered, released, failed, .. } = &request;
+        if request.leaves || !(answered.is_empty() && released.is_empty() && failed.is_empty()) {
             self.news.notify_waiters();
         }
         let nothing = WatchReply { alone: request.alone, ..WatchReply::default() };
@@ -469,8 +473,12 @@ impl Clients {
         Ok(reply.encode_to_vec())
     }
 
-    /// Sets, tests or releases an advisory lock.
+    /// Sets, tests or releases an advisory lock. ESTALE if the session has ended.
     pub fn lock(&self, session: u64, request: &LockRequest) -> Result<LockReply, Errno> {
+        // A session that ended since this request was heard gets none: nobody would ever release it.
+        if !self.sessions.borrow().contains(session) {
+            return Err(Errno::STALE);
+        }
         if self.owe_opens() && request.change != i32::from(LockChange::Unlock) {
             return Ok(LockReply { early: true, ..LockReply::default() });
         }

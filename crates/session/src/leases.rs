@@ -253,9 +253,11 @@ impl Leases {
         self.note_alone();
     }
 
-    /// Grants a lease and returns its number, or revokes the leases that conflict with it.
+    /// Grants a lease and returns its number, or revokes the leases that conflict with it. A session that has
+    /// not joined gets none.
     pub(crate) fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
-        if !self.may_have_leases(session)
+        if !self.joined.contains(&session)
+            || !self.may_have_leases(session)
             || self.owes_everything(|other| other != session)
             || self.is_called(session, ino, 0)
         {

@@ -35,6 +35,9 @@ pub fn all_sessions() -> Range {
     (vec![SESSION], vec![SESSION + 1])
 }
 
+/// Longest lease time of a session: a day.
+const MOST_LEASE_MS: u32 = 24 * 60 * 60 * 1000;
+
 /// The highest session number.
 pub const LAST_SESSION: u64 = u64::MAX >> 1;
 
@@ -71,6 +74,10 @@ impl SessionRow {
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
         let lease_ms = dec.u32()?;
+        if lease_ms == 0 || lease_ms > MOST_LEASE_MS {
+            // Its session would never end, or hold everybody up for days.
+            return Err(dec.bad("a lease time that no session has"));
+        }
         Ok(Self { client: dec.text()?, mount: dec.text()?, lease_ms })
     }
 }

@@ -109,8 +109,9 @@ impl Descriptor {
         }
         let (k, m, _, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
         let (array, log_bytes, segment_bytes, _) = (ArrayId(dec.id()?), dec.u64()?, dec.u32()?, dec.u32()?);
-        let (stripes, epoch, root_epoch) = (dec.u64()?, Epoch(dec.counter()?), Epoch(dec.counter()?));
-        let (revision, carriers_epoch) = (dec.counter()?, dec.counter()?);
+        let (stripes, epoch, root_epoch) =
+            (dec.u64()?, Epoch(dec.counter_with_room()?), Epoch(dec.counter_with_room()?));
+        let (revision, carriers_epoch) = (dec.counter_with_room()?, dec.counter_with_room()?);
         let name = dec.text()?;
         let carrier_count = dec.u16()?;
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
@@ -147,7 +148,8 @@ impl Descriptor {
 
     fn decode_member(dec: &mut Dec<'_>) -> Result<MemberEntry, DecodeError> {
         let (drive, offset, len) = (DriveId(dec.id()?), dec.u64()?, dec.u64()?);
-        let (generation, stale, epoch) = (dec.counter()?, dec.u8()?, Epoch(dec.counter()?));
+        let (generation, stale, epoch) =
+            (dec.counter_with_room()?, dec.u8()?, Epoch(dec.counter_with_room()?));
         if offset.checked_add(len).is_none() {
             return Err(dec.bad("a slice that wraps around"));
         }

@@ -82,11 +82,11 @@ pub enum Entry {
     },
     /// Strips that became stale, or valid again.
     Strips {
-        /// Strips that are stale from now on.
+        /// The stripe.
         stripe: Stripe,
-        /// Strips that are valid again.
+        /// Strips that are stale from now on.
         set: Positions,
-        /// Version of the strips that are valid again.
+        /// Strips that are valid again.
         clear: Positions,
         /// Version of those that are valid again.
         version: Version,

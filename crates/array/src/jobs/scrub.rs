@@ -138,7 +138,8 @@ impl Scrub {
                 }
                 Err(error) => return Err(error),
             }
-            job.done_stripes += 1;
+            // A damaged record may have any count.
+            job.done_stripes = job.done_stripes.saturating_add(1);
             progress.borrow_mut().report.stripes = job.done_stripes;
             progress.borrow_mut().next_stripe = stripe.next().0;
             self.tally(&mut progress.borrow_mut().report, &base);
@@ -158,9 +159,11 @@ impl Scrub {
     fn tally(&self, report: &mut ScrubReport, (before, found): &(Counts, ScrubReport)) {
         let now = self.context.counts();
         assert!(now.checksum_errors >= before.checksum_errors, "counts only rise");
-        report.checksum_errors = found.checksum_errors + now.checksum_errors - before.checksum_errors;
-        report.repaired_blocks = found.repaired_blocks + now.repaired_blocks - before.repaired_blocks;
-        report.parity_defects = found.parity_defects + now.parity_defects - before.parity_defects;
+        // A damaged record may have any count.
+        let sum = |found: u64, now: u64, before: u64| found.saturating_add(now - before);
+        report.checksum_errors = sum(found.checksum_errors, now.checksum_errors, before.checksum_errors);
+        report.repaired_blocks = sum(found.repaired_blocks, now.repaired_blocks, before.repaired_blocks);
+        report.parity_defects = sum(found.parity_defects, now.parity_defects, before.parity_defects);
     }
 
     /// Verifies one stripe and repairs it. Fails while writes are suspended, and does not keep it locked

@@ -84,6 +84,9 @@ impl Reconfiguration<'_> {
             generations: Generations::of(&next.members),
             root_epoch: next.root_epoch,
         };
+        // A damaged superblock may have brought numbers near the end of what can be read. Written to all
+        // drives, they would make the array unreadable.
+        Descriptor::decode(&next.encode())?;
         assert!(claimed.root_epoch >= claim.root_epoch, "a claim goes forwards");
         assert!(claimed.epoch >= claim.epoch && claimed.revision > claim.revision, "a claim goes forwards");
         this.ownership

@@ -119,7 +119,7 @@ impl Site {
         let env = world.env();
         let mut drives = Vec::new();
         let mut handles: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
-        let mut newest: Option<(u64, Vec<u8>)> = None;
+        let mut newest: Option<(u64, Descriptor)> = None;
         for (number, disk) in self.disks.iter().enumerate() {
             if lost.contains(&number) {
                 drives.push(None);
@@ -131,15 +131,16 @@ impl Site {
             drives.push(Some(drive.clone()));
             let Ok(found) = superblock::read(&*drive).await else { continue };
             if let Some(entry) = found.arrays.first()
+                && let Ok(descriptor) = Descriptor::decode(&entry.descriptor)
                 && newest.as_ref().is_none_or(|(revision, _)| *revision < entry.revision)
             {
-                newest = Some((entry.revision, entry.descriptor.clone()));
+                newest = Some((entry.revision, descriptor));
             }
             let drive: Rc<dyn Drive> = drive;
             handles
                 .insert(found.drive, DriveHandle::online(env.clone(), format!("disk{number}"), drive, found));
         }
-        let descriptor = Descriptor::decode(&newest.expect("some disk has a superblock").1).unwrap();
+        let (_, descriptor) = newest.expect("some disk has a superblock");
         let used: Vec<_> =
             descriptor.members.iter().map(|member| handles.get(&member.drive).cloned()).collect();
         let members = used.iter().map(|handle| handle.as_ref().map(slice_of)).collect();

@@ -5,11 +5,17 @@
 //! seeds.
 
 use crate::bench::{IO, SLICE_AT, Site, buf_of, spec, write, write_fresh};
+use penstock_array::format::descriptor::Descriptor;
 use penstock_array::format::record::{Entry, RecordHead};
+use penstock_array::format::root::Root;
+use penstock_array::format::table_page::TablePage;
 use penstock_array::place::SegmentNo;
-use penstock_array::{ArrayError, Discard, Position, Positions};
+use penstock_array::{ArrayError, Discard, Pace, Position, Positions, ScrubProgress, ScrubReport};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Stripe, Version};
-use penstock_sim::{SimDisk, World};
+use penstock_drive::DriveHandle;
+use penstock_drive::superblock::{self, ArrayEntry, Superblock};
+use penstock_sim::{SimDisk, SimDrive, World};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 /// A record on a disk: its first block, its blocks with the rest of the segment, and its head.
@@ -253,4 +259,155 @@ fn two_stripes_of_one_order_are_destaged() {
     }
     assert!(changed > 0);
     assert!(use_it(&site, 2));
+}
+
+/// Drives whose superblock can be read, with a descriptor that can.
+fn readable(site: &Site) -> usize {
+    let world = World::new(1);
+    let count = world.run(async {
+        let mut count = 0;
+        for disk in &site.disks {
+            let drive = SimDrive::new(&world, disk.clone());
+            let is_sound = |entry: &ArrayEntry| Descriptor::decode(&entry.descriptor).is_ok();
+            count += usize::from(
+                superblock::read(&*drive).await.is_ok_and(|found| found.arrays.iter().all(is_sound)),
+            );
+        }
+        count
+    });
+    world.destroy();
+    count.unwrap()
+}
+
+/// Changes the descriptor in a disk's superblock.
+fn change_descriptor(disk: &Rc<SimDisk>, change: impl Fn(&mut Descriptor)) {
+    let world = World::new(1);
+    let changed = world.run(async {
+        let drive = SimDrive::new(&world, disk.clone());
+        let found = superblock::read(&*drive).await.unwrap();
+        let handle = DriveHandle::online(world.env(), "d".into(), drive, found);
+        let change = |superblock: &mut Superblock| {
+            for entry in &mut superblock.arrays {
+                let mut descriptor = Descriptor::decode(&entry.descriptor).unwrap();
+                change(&mut descriptor);
+                entry.revision = descriptor.revision;
+                entry.descriptor = descriptor.encode();
+            }
+        };
+        handle.update_superblock(change).await.unwrap();
+    });
+    world.destroy();
+    changed.unwrap();
+}
+
+/// Changes one number of a root.
+fn change_root(root: &mut Root, field: u64, number: u64) {
+    let counter = number >> 1;
+    match field % 11 {
+        0 => root.seq = counter,
+        1 => root.incarnation = counter,
+        2 => root.incarnation_start.0 = counter,
+        3 => root.replay_segment = counter,
+        4 => root.replay_seq.0 = counter,
+        5 => root.durable.0 = counter,
+        6 => root.versions_reserved = Version(counter),
+        7 => root.order = counter,
+        8 => root.epoch.0 = counter,
+        9 => root.behind = Positions::from_bits(number),
+        _ => root.replay_chain = number as u32,
+    }
+}
+
+/// Changes one number of a table page.
+fn change_page(page: &mut TablePage, field: u64, at: usize, number: u64) {
+    let of_stripe = 1 + usize::from(page.strips);
+    match field % 6 {
+        0 => page.checkpoint = number >> 1,
+        1 => page.index = number >> 1,
+        2 => drop(page.words.pop()),
+        3 => page.strips = number as u16,
+        4 => page.words[at % 10 * of_stripe] = number,
+        _ => page.words[at % 10 * of_stripe + (at >> 8) % of_stripe] = number,
+    }
+}
+
+/// A root or a table page says something else, sealed again on one disk or on all. An opening ends, and so
+/// does the next one.
+#[test]
+fn whatever_metadata_says_an_opening_ends() {
+    let (site, first, segment_blocks) = site_with_log();
+    let all: Vec<Found> = site.disks.iter().flat_map(|disk| records(disk, first, segment_blocks)).collect();
+    let known: Vec<u64> = all.iter().flat_map(|record| &record.head.entries).flat_map(numbers).collect();
+    let mut changed = [0; 2];
+    for seed in penstock_sim::seeds(0..40) {
+        let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
+        let draws = World::new(seed);
+        let (field, at, number) = (draws.env().random(), draws.env().random() as usize, draw(&draws, &known));
+        draws.destroy();
+        let disks = if seed % 4 < 2 { &copy.disks[..1] } else { &copy.disks[..] };
+        for disk in disks {
+            for block in disk.used_blocks() {
+                let bytes = disk.peek(block);
+                let other = match seed % 2 {
+                    0 => Root::decode(&bytes).ok().map(|mut root| {
+                        change_root(&mut root, field, number);
+                        root.encode()
+                    }),
+                    _ => TablePage::decode(&bytes).ok().map(|mut page| {
+                        change_page(&mut page, field, at, number);
+                        page.encode()
+                    }),
+                };
+                if let Some(other) = other {
+                    disk.corrupt(block, &other);
+                    changed[(seed % 2) as usize] += 1;
+                }
+            }
+        }
+        use_it(&copy, seed);
+        use_it(&copy, seed + 1);
+        assert_eq!(readable(&copy), copy.disks.len(), "seed {seed}");
+    }
+    assert!(changed.iter().all(|count| *count > 0), "{changed:?}");
+}
+
+/// Regression: the next change of the array wrote a number that cannot be read to every drive.
+#[test]
+fn one_superblock_does_not_make_the_others_unreadable() {
+    let changes: [fn(&mut Descriptor, u64); 4] = [
+        |descriptor, number| descriptor.revision = number,
+        |descriptor, number| descriptor.epoch.0 = number,
+        |descriptor, number| descriptor.root_epoch.0 = number,
+        |descriptor, number| descriptor.members[1].generation = number,
+    ];
+    let (site, _, _) = site_with_log();
+    for change in changes {
+        for number in [1 << 62, (1 << 62) + 1, (1 << 63) - 1] {
+            let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
+            change_descriptor(&copy.disks[0], |descriptor| change(descriptor, number));
+            let before = readable(&copy);
+            assert!(before >= copy.disks.len() - 1);
+            for seed in 2..4 {
+                use_it(&copy, seed);
+                assert!(readable(&copy) >= before, "{number:x}");
+            }
+        }
+    }
+}
+
+/// Regression: a record of a scrub that counts every stripe that can be stopped the process.
+#[test]
+fn a_scrub_goes_on_from_any_record() {
+    let (site, _, _) = site_with_log();
+    let world = World::new(1);
+    let done = world.run(async {
+        let machine = site.open(&world, &[]).await.unwrap();
+        machine.array.destage_and_checkpoint().await.unwrap();
+        let report = ScrubReport { stripes: u64::MAX, ..ScrubReport::default() };
+        let progress = RefCell::new(ScrubProgress { report, ..ScrubProgress::default() });
+        machine.array.scrub_from(&progress, Pace::Full).await.unwrap();
+        machine.array.stop();
+    });
+    world.destroy();
+    done.unwrap();
 }

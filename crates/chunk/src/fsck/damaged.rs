@@ -1,6 +1,6 @@
 //! Finds the blocks of files that cannot be read.
 
-use super::survey::read_row;
+use super::survey::{read_row, valid_part};
 use crate::ChunkError;
 use crate::rows::all_maps;
 use penstock_array::{ArrayError, Volume};
@@ -30,8 +30,10 @@ pub(crate) async fn find_damaged(
     let mut candidates: Vec<(Ino, u64, u64)> = Vec::new();
     for_each(kv, all_maps(), |key, value| {
         let Ok((chunk, extents)) = read_row(key, value) else { return Ok(()) };
-        let first = chunk.index.saturating_mul(u64::from(chunk_blocks));
-        for extent in extents.into_iter().filter(|extent| !extent.preallocated) {
+        // A check reports chunks that no file has, and extents beyond chunk or volume.
+        let Some(first) = chunk.first_block(chunk_blocks) else { return Ok(()) };
+        let valid = |extent| valid_part(extent, chunk_blocks, volume.blocks());
+        for extent in extents.iter().filter(|extent| !extent.preallocated).map(valid) {
             let blocks = (first + u64::from(extent.first)..).zip(extent.block..).take(extent.count as usize);
             let inside = blocks.filter(|(_, block)| stripes.contains(&(block / per_stripe)));
             candidates.extend(inside.map(|(at, block)| (chunk.file.ino, at, block)));

@@ -213,10 +213,15 @@ impl Fsck<'_> {
         map.sort_by_key(|extent| extent.first);
         let mut writes = WriteSet::new();
         writes.put(key, encode_map(&joined(map)));
-        for (group, row) in self.allocator.space_mut().commit(allocated, &[]).rows {
+        let mut space = self.allocator.space_mut().commit(allocated, &[]);
+        for (group, row) in std::mem::take(&mut space.rows) {
             writes.put(group_key(group), row);
         }
-        self.commit_repair(&mut writes).await
+        let committed = self.commit_repair(&mut writes).await;
+        if committed.is_err() {
+            self.allocator.space_mut().undo_commit(space);
+        }
+        committed
     }
 
     /// Copies single blocks to free ones, durably. A preallocated block gets a new block without a copy.

@@ -61,3 +61,29 @@ fn a_search_reports_a_row_that_cannot_be_read_only_if_it_needs_it() {
         }
     });
 }
+
+/// Damage: a row whose key names a chunk that no file has.
+#[test]
+fn a_search_ends_at_a_row_of_a_chunk_that_no_file_has() {
+    on_a_volume(async |bench| {
+        for index in [u64::MAX, u64::MAX / u64::from(CHUNK), u64::MAX / u64::from(CHUNK) + 1] {
+            bench.put_map(chunk_key(2, index), &[extent(1, 1, 50)]).await;
+        }
+        bench.put_marks(&[50..51]).await;
+        let target = bench.target().await;
+        for hole in [false, true] {
+            let found = target.seek(file(2), 0..99, hole).await.unwrap();
+            assert_eq!(found, if hole { 0 } else { 99 });
+        }
+    });
+}
+
+#[test]
+fn a_search_ends_at_a_row_of_the_last_chunk() {
+    on_a_volume(async |bench| {
+        bench.put_map(chunk_key(2, u64::MAX), &[extent(1, 1, 50)]).await;
+        bench.put_marks(&[50..51]).await;
+        let target = bench.target().await;
+        assert_eq!(target.seek(file(2), 0..99, false).await.unwrap(), 99);
+    });
+}

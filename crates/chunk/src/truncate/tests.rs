@@ -186,3 +186,18 @@ fn blocks_that_no_row_has_are_free_after_a_truncation_at_once() {
         });
     }
 }
+
+/// A damaged row may name a chunk that no file has. The removal of the file takes it too.
+#[test]
+fn a_removed_file_leaves_no_row() {
+    for index in [1, 1 << 59, (1 << 60) - 1, 1 << 60, u64::MAX - 1, u64::MAX] {
+        on_a_volume(async |bench| {
+            bench.put_map(chunk_key(2, index), &[extent(0, 1, 10)]).await;
+            bench.put_marks(&[10..11, 20..21]).await;
+            let target = bench.target().await;
+            target.truncate(file(2), 0..u64::MAX, Behind::Dropped, u64::MAX, WriteSet::new()).await.unwrap();
+            let left = bench.kv.get(chunk_key(2, index).row(0)).await.unwrap();
+            assert_eq!(left, None, "chunk {index}");
+        });
+    }
+}

@@ -215,7 +215,7 @@ impl Fsck<'_> {
             for (at, (key, value)) in (0..).zip(rows) {
                 let (chunk, birth) = ChunkKey::decode(&key)?;
                 let index = if far { at } else { chunk.index };
-                end = end.max(index + 1);
+                end = end.max(index.saturating_add(1));
                 writes
                     .put(ChunkKey { file: FileKey { ino: to, ..chunk.file }, index }.row(birth), value)
                     .delete(key);

@@ -3,7 +3,7 @@
 use super::bed::{Bed, errno, run};
 use crate::fsck::diagnosis::{Field, Fix};
 use crate::rows::{Entry, FsRow, bare_value, entry_key, fs_key, inode_key, removed_key, xattr_key};
-use crate::{Data, Inode, LAST_INO, ROOT, XATTR_MAX, ops};
+use crate::{Data, Inode, LAST_INO, MetaError, ROOT, XATTR_MAX, ops};
 use penstock_base::{FindingKind as Kind, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
 use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
@@ -391,7 +391,7 @@ fn sessions_above_all_numbers_are_dropped() {
         [(LAST_SESSION + 1, Kind::BadSessionRow), (LAST_SESSION, Kind::SessionReservationTooLow)]
     {
         run(async |bed| {
-            let row = SessionRow::default().encode();
+            let row = SessionRow { lease_ms: 30_000, ..SessionRow::default() }.encode();
             bed.put_row(session_key(session), Some(row.clone())).await;
             let result = ResultRow { session, slot: 0, sequence: 64, body: Vec::new() };
             bed.put_row(result_key(session, 0), Some(result.encode())).await;
@@ -409,6 +409,37 @@ fn sessions_above_all_numbers_are_dropped() {
                 bed.crash().await;
             }
             bed.add("f").await.unwrap();
+        });
+    }
+}
+
+/// Regression: what was done to an inode whose row says that it is another one was done to the other one.
+#[test]
+fn a_row_that_says_another_number_changes_no_other_inode() {
+    for change in ["look", "chmod", "truncate", "unlink"] {
+        run(async |bed| {
+            let (damaged, healthy) = (bed.add("damaged").await.unwrap(), bed.add("healthy").await.unwrap());
+            for ino in [damaged, healthy] {
+                bed.chunks.write(ino, 0).await;
+            }
+            let known = bed.inode(healthy).await.unwrap();
+            let wrong = Inode { ino: healthy, size: 9, ..bed.inode(damaged).await.unwrap() };
+            bed.put_row(inode_key(damaged), Some(wrong.encode())).await;
+            bed.meta.sync().await.unwrap();
+            bed.crash().await;
+            let request = match change {
+                "chmod" => SetAttrRequest { ino: damaged.0, mode: Some(0o600), ..Default::default() },
+                _ => SetAttrRequest { ino: damaged.0, size: Some(0), ..Default::default() },
+            };
+            let done = match change {
+                "look" => bed.inode(damaged).await.map(drop),
+                "unlink" => bed.remove("damaged").await,
+                _ => ops::set_attr(&bed.meta.parts, bed.who, request).await.map(drop),
+            };
+            assert!(matches!(done, Err(MetaError::Row(_))), "{change}: {done:?}");
+            bed.meta.wait_reaped().await;
+            assert_eq!(bed.inode(healthy).await.unwrap(), known, "{change}");
+            assert_eq!(bed.chunks.blocks(healthy), [0], "{change}");
         });
     }
 }

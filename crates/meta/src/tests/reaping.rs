@@ -1,12 +1,12 @@
 //! Reaping of removed files.
 
-use super::bed::{Bed, errno, run, run_with};
+use super::bed::{Bed, FILE, errno, run, run_with};
 use super::memory::CHUNK_BLOCKS;
 use crate::rows::inode_key;
-use crate::{ChunkStore, MetaError, STEP_CHUNKS, ops};
+use crate::{ChunkStore, MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::Ino;
 use penstock_kv::KvError;
-use penstock_wire::metadata::{OpenCount, PingRequest, XattrRequest};
+use penstock_wire::metadata::{MakeRequest, OpenCount, PingRequest, XattrRequest};
 use penstock_wire::{Frame, Header, Kind};
 use prost::Message;
 use rustix::io::Errno;
@@ -196,6 +196,37 @@ fn a_file_that_is_being_reaped_cannot_be_opened() {
     });
 }
 
+/// Regression: a client that named an inode twice in one report of its open files, while the inode was being
+/// deleted, stopped the process.
+#[test]
+fn a_file_that_is_being_reaped_can_be_reported_twice() {
+    for counts in [[3, 5], [3, 1], [3, 0], [3, 3]] {
+        run(async |bed| {
+            let ino = file(bed, "f", 1).await;
+            let request =
+                XattrRequest { ino: ino.0, name: "user.a".into(), value: vec![1], ..Default::default() };
+            ops::set_xattr(&bed.meta.parts, bed.who, request).await.unwrap();
+            bed.meta.parts.open(bed.who.session, ino).unwrap();
+            bed.remove("f").await.unwrap();
+            let gate = bed.meta.parts.names.gate();
+            let quiet = gate.quiesce().await;
+            bed.meta.parts.close(bed.who.session, ino);
+            bed.world.env().sleep(Duration::from_millis(100)).await;
+            let opens = counts.map(|count| OpenCount { ino: ino.0, count }).to_vec();
+            let start = bed.chunks.generation();
+            let ping = PingRequest { opens, start, ..PingRequest::default() };
+            let header =
+                Header { session: bed.who.session, ..Frame::request(Kind::Ping, vec![], vec![]).header };
+            bed.meta.serve(&header, &ping.encode_to_vec()).await.unwrap();
+            drop(quiet);
+            bed.meta.wait_reaped().await;
+            assert!(is_gone(bed, ino).await);
+            bed.meta.end_session(bed.who.session).await.unwrap();
+            bed.check("reaping");
+        });
+    }
+}
+
 /// Regression: a file that waited for a repair was in the queue twice, and a check after the repair waited
 /// for the second time.
 #[test]
@@ -230,6 +261,38 @@ fn a_queued_file_that_is_in_use_stays() {
         bed.meta.wait_reaped().await;
         assert!(!is_gone(bed, ino).await);
         bed.meta.parts.close(bed.who.session, ino);
+        bed.meta.wait_reaped().await;
+        assert!(is_gone(bed, ino).await);
+    });
+}
+
+/// Between two attempts at a deletion the file is half there.
+#[test]
+fn nothing_opens_a_file_of_which_half_is_gone() {
+    run(async |bed| {
+        let ino = file(bed, "f", 2 * STEP_CHUNKS as u64 + 3).await;
+        let before = bed.chunks.blocks(ino).len();
+        bed.remove("f").await.unwrap();
+        bed.kv.fail_after(1);
+        bed.world.env().sleep(Duration::from_secs(1)).await;
+        assert!(!is_gone(bed, ino).await);
+        assert!(bed.chunks.blocks(ino).len() < before, "a step is done");
+        bed.kv.fail_after(u64::MAX);
+        assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), Some(Errno::STALE));
+        bed.meta.wait_reaped().await;
+        assert!(is_gone(bed, ino).await);
+        assert_eq!(errno(bed.meta.change_contents(ino).await.map(drop)), Some(Errno::STALE));
+    });
+}
+
+/// The session ends while its request for a file without a name waits for its turn.
+#[test]
+fn a_file_without_a_name_of_a_session_that_has_ended_goes() {
+    run(async |bed| {
+        bed.meta.end_session(bed.who.session).await.unwrap();
+        let request =
+            MakeRequest { dir: ROOT.0, mode: FILE, nameless: true, open: true, ..Default::default() };
+        let ino = bed.make(request).await.unwrap();
         bed.meta.wait_reaped().await;
         assert!(is_gone(bed, ino).await);
     });

@@ -226,9 +226,6 @@ fn a_session_of_another_process_survives_a_restart_until_it_ends() {
             assert_eq!(bench.kv.keys(from, until, 9).await.unwrap(), [[0u8; 0]; 0]);
         }
         assert!(!later.owe_opens(), "nobody is left to report anything");
-        later.begin_session(9, SessionRow::default(), &mut WriteSet::new());
-        later.forget_session(9);
-        assert!(!later.is_in_use(9));
     });
 }
 
@@ -504,4 +501,79 @@ fn requests_that_wait_fail_when_the_service_stops() {
         assert!(bench.clients.is_stopped());
         assert_eq!(bench.clients.join(FIRST).await.unwrap_err().kind, ErrorKind::Ended);
     });
+}
+
+/// Regression: a lease was granted to a session that had left while it waited. Then another session was alone
+/// although a lease existed, and the process stopped.
+#[test]
+fn a_session_that_leaves_while_it_waits_for_a_lease_joins_again() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        bench.join_both().await;
+        bench.grant(FIRST, true).await.unwrap();
+        let waiting = bench.start_grant(SECOND);
+        bench.pause().await;
+        let leaving = WatchRequest { generation: GENERATION, leaves: true, ..WatchRequest::default() };
+        clients.watch(SECOND, &leaving.encode_to_vec()).await.unwrap();
+        // The first session is alone now, until the second one asks again.
+        for _ in 0..3 {
+            bench.answer_all(FIRST).await;
+            bench.pause().await;
+        }
+        assert!(matches!(waiting.take(), Some(Ok(_))), "the second session has its lease");
+        assert!(clients.are_shared() && clients.is_unsynced_elsewhere(FIRST, INO));
+        // A third one comes and goes.
+        clients.begin_session(3, SessionRow::default(), &mut WriteSet::new());
+        clients.end_session(3);
+        // The first one gets the lease back, by a revocation of the second.
+        let again = bench.start_grant(FIRST);
+        bench.pause().await;
+        assert!(again.borrow().is_none());
+        bench.answer_all(SECOND).await;
+        bench.pause().await;
+        assert!(matches!(again.take(), Some(Ok(_))));
+    });
+}
+
+#[test]
+fn a_lock_request_of_a_session_that_has_ended_sets_no_lock() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        let header = Header { session: SECOND, ..Header::request(Kind::Lock) };
+        clients.hear(&header).unwrap();
+        let serving = clients.begin(&header).unwrap();
+        // The request waits for a repair to end; its session is ended.
+        clients.end_session(SECOND).unwrap();
+        let exclusive = LockRequest {
+            ino: INO.0,
+            change: LockChange::Exclusive.into(),
+            last: 9,
+            owner: 1,
+            ..LockRequest::default()
+        };
+        assert_eq!(clients.lock(SECOND, &exclusive), Err(Errno::STALE));
+        drop(serving);
+        assert!(clients.lock(FIRST, &exclusive).unwrap().conflict.is_none());
+    });
+}
+
+/// Regression: a row without a lease time, which is damage, made a session that never ended.
+#[test]
+fn a_row_of_a_session_without_a_lease_time_keeps_nobody_waiting() {
+    for lease_ms in [0, u32::MAX] {
+        let world = World::new(9);
+        let outcome = world.run(async {
+            let (env, kv) = (world.env(), MemKv::new(1 << 20));
+            let mut writes = WriteSet::new();
+            let who = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms };
+            writes.put(session_key(5), who.encode());
+            kv.commit(writes).await.unwrap();
+            let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
+            clients.begin_session(FIRST, SessionRow::default(), &mut WriteSet::new());
+            clients.join(FIRST).await.unwrap();
+            assert!(!clients.is_in_use(5) && !clients.owe_opens());
+        });
+        world.destroy();
+        outcome.unwrap();
+    }
 }

@@ -553,3 +553,25 @@ fn a_session_is_alone_once_it_has_answered_everything() {
     leases.close();
     assert_eq!(leases.to_tell().1, None, "it must give up everything when the service stops");
 }
+
+/// Regression: it got one, and the session that was alone since then knew nothing of it.
+#[test]
+fn a_session_that_has_left_gets_no_lease() {
+    let mut leases = Leases::default();
+    let ino = Ino(7);
+    assert!(leases.join(FIRST));
+    assert!(!leases.join(SECOND));
+    for call in calls_of(&leases, FIRST) {
+        leases.answered(FIRST, call);
+    }
+    assert!(leases.join(SECOND));
+    leases.try_grant(FIRST, ino, true).unwrap();
+    assert_eq!(leases.try_grant(SECOND, ino, true), None, "it waits");
+    let revocation = *leases.calls.iter().find(|(_, call)| call.session == FIRST).unwrap().0;
+    leases.leave(SECOND);
+    leases.answered(FIRST, revocation);
+    assert_eq!(leases.to_tell().1, Some(FIRST), "the first session is alone");
+    assert_eq!(leases.try_grant(SECOND, ino, true), None, "it has left");
+    leases.leave(99);
+    assert!(!leases.join(SECOND), "the first session must give up everything");
+}

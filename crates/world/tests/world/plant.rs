@@ -135,6 +135,11 @@ impl Rows {
         self.put(key(0x15, &[id]), who.concat()).await;
     }
 
+    /// A map row without extents, of the last chunk that a key can name.
+    pub async fn put_last_chunk(&self, ino: Ino) {
+        self.put(map(ino, u64::MAX), vec![1, 0, 0, 0, 0]).await;
+    }
+
     pub async fn set_bit(&self, block: u64, used: bool) {
         let group = key(0x21, &[block / 32768]);
         let mut value = self.get(group.clone()).await;

@@ -442,3 +442,22 @@ fn a_session_above_all_numbers_is_mended() {
         world.destroy();
     }
 }
+
+/// Regression: a repair of a map row of the last chunk that a key can name, of an inode that has no contents,
+/// stopped the process.
+#[test]
+fn a_chunk_above_all_numbers_is_mended() {
+    for of_file in [true, false] {
+        let (site, known) = store();
+        let world = World::new(909);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            Rows::of(&machine).put_last_chunk(if of_file { known.victim } else { known.dir }).await;
+            assert_eq!(machine.node.repair_fs().await.unwrap().result, "mended", "of a file: {of_file}");
+            assert_eq!(machine.node.check_fs().await.unwrap().result, "clean", "of a file: {of_file}");
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}

@@ -51,3 +51,19 @@ fn damaged_blocks_of_files_are_found_where_a_read_failed() {
         }
     });
 }
+
+/// Damage: a row whose key names a chunk that no file has.
+#[test]
+fn a_row_of_a_chunk_that_no_file_has_does_not_stop_the_list_of_damage() {
+    on_a_volume(async |bench| {
+        let io = Io::new(Class::Client, "test.read");
+        bench.write_stripe(2, 0x42).await;
+        bench.put_map(chunk_key(2, u64::MAX), &[extent(1, 1, 50)]).await;
+        bench.put_map(chunk_key(3, 0), &[extent(0, 1, 2 * STRIPE)]).await;
+        bench.put_marks(&[2 * STRIPE..3 * STRIPE, 50..51]).await;
+        let target = bench.target().await;
+        bench.corrupt(0x42);
+        assert!(bench.volume.read(2 * STRIPE, STRIPE, io).await.is_err());
+        assert_eq!(target.damaged().await.unwrap().len(), 1);
+    });
+}

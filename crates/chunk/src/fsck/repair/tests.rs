@@ -281,3 +281,27 @@ fn a_repair_that_fails_can_be_started_again() {
         });
     }
 }
+
+/// Two files own a block. One gives it up, durably or not, and the commit that does so ends just before the
+/// repair begins: the block waits to be free.
+#[test]
+fn a_block_that_waits_to_be_free_stays_with_its_other_owner() {
+    on_a_volume(async |bench| {
+        fill(bench, 8, &[1, 2, 3, 4]).await;
+        bench.put_map(chunk_key(2, 0), &[extent(0, 4, 8)]).await;
+        bench.put_map(chunk_key(3, 0), &[extent(0, 4, 8)]).await;
+        bench.put_marks(&[8..12]).await;
+        let target = bench.target().await;
+        target.punch(crate::tests::file(2), 0..4, u64::MAX).await.unwrap();
+        // As a periodic commit between the commit of the repair and the quiet gate does.
+        target.commit(crate::tests::file(2), true).await.unwrap();
+        assert!(repair(bench, &target).await.is_empty());
+        // The periodic commit ends.
+        target.sync().await.unwrap();
+        // A new file gets blocks that nothing owns.
+        crate::tests::write(&target, chunk_key(4, 0), 0, &[9; 12]).await;
+        target.commit_all().await.unwrap();
+        assert_eq!(fills(&target, chunk_key(3, 0)).await[..4], [1, 2, 3, 4]);
+        assert_clean(bench, &target).await;
+    });
+}

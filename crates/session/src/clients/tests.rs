@@ -577,3 +577,44 @@ fn a_row_of_a_session_without_a_lease_time_keeps_nobody_waiting() {
         outcome.unwrap();
     }
 }
+
+#[test]
+fn a_session_that_owes_no_report_sets_no_lock_by_one() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        let lock = LockRequest {
+            ino: INO.0,
+            change: LockChange::Exclusive.into(),
+            last: 9,
+            owner: 1,
+            ..LockRequest::default()
+        };
+        let ping = PingRequest { locks: vec![lock.clone()], start: GENERATION, ..PingRequest::default() };
+        clients.reclaim(SECOND, &ping);
+        assert!(clients.lock(FIRST, &lock).unwrap().conflict.is_none());
+    });
+}
+
+#[test]
+fn news_that_a_client_saw_before_a_restart_hide_none() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        clients.join(FIRST).await.unwrap();
+        let joining = bench.start({
+            let clients = clients.clone();
+            async move { clients.join(SECOND).await }
+        });
+        bench.pause().await;
+        let request = WatchRequest {
+            generation: GENERATION - 1,
+            seen: 1 << 40,
+            wait: true,
+            alone: true,
+            ..WatchRequest::default()
+        };
+        let reply = clients.watch(FIRST, &request.encode_to_vec()).await.unwrap();
+        let calls = WatchReply::decode(&reply[..]).unwrap().calls;
+        assert_eq!(calls.len(), 1, "it is asked to give up everything");
+        assert!(joining.borrow().is_none());
+    });
+}

@@ -575,3 +575,39 @@ fn a_session_that_has_left_gets_no_lease() {
     leases.leave(99);
     assert!(!leases.join(SECOND), "the first session must give up everything");
 }
+
+#[test]
+fn a_session_that_ends_owes_nothing_any_more() {
+    let mut leases = Leases::default();
+    assert!(leases.join(FIRST));
+    assert!(!leases.join(SECOND), "the first one is asked to give up everything");
+    leases.leave(FIRST);
+    assert!(leases.join(SECOND));
+    assert_eq!(leases.to_tell().1, Some(SECOND), "it is alone");
+    assert!(leases.try_grant(SECOND, Ino(7), true).is_some());
+}
+
+#[test]
+fn a_session_that_is_left_during_a_stop_is_not_alone() {
+    let mut leases = Leases::restored([FIRST, SECOND].into_iter());
+    leases.close();
+    for session in [FIRST, SECOND] {
+        for call in calls_of(&leases, session) {
+            leases.answered(session, call);
+        }
+    }
+    leases.leave(SECOND);
+    assert_eq!(leases.to_tell().1, None);
+    assert_eq!(leases.try_grant(FIRST, Ino(7), true), None, "it has given up everything");
+}
+
+#[test]
+fn a_session_that_left_hears_nothing_from_before() {
+    let mut leases = Leases::default();
+    leases.join(FIRST);
+    leases.note_unlocked(FIRST, Ino(7));
+    leases.leave(FIRST);
+    leases.join(FIRST);
+    let news = leases.news(FIRST, &WatchRequest { alone: true, ..WatchRequest::default() });
+    assert_eq!(news, None);
+}

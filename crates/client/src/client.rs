@@ -1,6 +1,6 @@
 //! The client: opens files, and reads and writes them with a lease acquired for each call.
 
-use crate::blocks::stage;
+use crate::blocks::{end_of, stage};
 use crate::direct::{Contents, Unseen};
 use crate::hold::{Hold, take_durably};
 use crate::kernel::KernelCache;
@@ -299,8 +299,13 @@ impl Client {
         change: SpaceChange,
         keep_size: bool,
     ) -> Result<(), Failure> {
+        // Refused before anything waits for another client.
+        let range = offset..end_of(offset, len)?;
+        if range.is_empty() {
+            return Err(Failure::new(ErrorKind::Invalid, "a range without bytes"));
+        }
         let hold = self.hold(ino, Purpose::Write).await?;
-        let unseen = hold.writer().await.change_space(offset, len, change, keep_size).await?;
+        let unseen = hold.writer().await.change_space(range, change, keep_size).await?;
         if let Some(unseen) = unseen {
             hold.drop_old_pages(unseen).await;
         }

@@ -1,31 +1,28 @@
 //! Space of files: preallocate, zero and punch ranges.
 
-use crate::blocks::{BLOCK, Blocks, end_of};
+use crate::blocks::{BLOCK, Blocks};
 use crate::direct::{Contents, Unseen};
 use crate::writer::{CUTS_MOST, Staged, Writer};
-use penstock_base::ErrorKind;
 use penstock_base::num::to_usize;
+use penstock_base::{ErrorKind, MAX_FILE_BYTES};
 use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
 use penstock_wire::metadata::SetAttrRequest;
 use penstock_wire::{Failure, Kind};
 use std::ops::Range;
 
 impl Writer<'_> {
-    /// Changes the space of `len` bytes at `offset`. Writing to preallocated space needs no further space,
+    /// Changes the space of a range of bytes that is not empty and in a file. Writing to preallocated space needs no further space,
     /// even after a restart, once the file is synced. The size stays with `keep_size`, and always when
     /// punching. If the kernel may have pages from before it, the caller gets an [`Unseen`].
     pub async fn change_space(
         &self,
-        offset: u64,
-        len: u64,
+        range: Range<u64>,
         change: SpaceChange,
         keep_size: bool,
     ) -> Result<Option<Unseen>, Failure> {
+        assert!(range.start < range.end && range.end <= MAX_FILE_BYTES, "{range:?} is in a file");
         let Blocks { session, ino } = self.blocks;
-        let end = end_of(offset, len)?;
-        if len == 0 {
-            return Err(Failure::new(ErrorKind::Invalid, "a range without bytes"));
-        }
+        let (offset, end) = (range.start, range.end);
         let mut attempt = 1;
         let size = loop {
             let (file, generation) = (session.state(ino).await?, session.restarts().generation());

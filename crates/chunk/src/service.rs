@@ -83,7 +83,7 @@ impl Service {
         let (chunk, crcs) = decode_write(&request.body)?;
         let _use = uses.change_contents(chunk.ino).await?;
         let data = penstock_base::buf::gather(&request.payload);
-        let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.cut);
+        let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.truncations);
         write.await.map_err(|error| failure(&error))?;
         self.done()
     }
@@ -103,13 +103,13 @@ impl Service {
     }
 
     async fn space(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
-        let SpaceRef { branch, ino, change, from, until, cut } = decode_space(&request.body)?;
+        let SpaceRef { branch, ino, change, from, until, truncations } = decode_space(&request.body)?;
         let _use = uses.change_contents(ino).await?;
         let file = FileKey { branch: Branch(branch), ino };
         let changed = match change {
-            SpaceChange::Reserve => self.target.preallocate(file, from..until, false, cut).await,
-            SpaceChange::Zero => self.target.preallocate(file, from..until, true, cut).await,
-            SpaceChange::Punch => self.target.punch(file, from..until, cut).await,
+            SpaceChange::Reserve => self.target.preallocate(file, from..until, false, truncations).await,
+            SpaceChange::Zero => self.target.preallocate(file, from..until, true, truncations).await,
+            SpaceChange::Punch => self.target.punch(file, from..until, truncations).await,
         };
         changed.map_err(|error| failure(&error))?;
         self.done()

@@ -39,10 +39,11 @@ impl Blocks<'_> {
 
     /// Reads whole blocks. They were verified when they left the volume, in this process.
     async fn read(&self, state: &FileState, first: u64, count: u64) -> Result<Vec<Buf>, Failure> {
-        let cut = state.cut();
+        let truncations = state.truncations();
         let read = async |Piece { unit: chunk, blocks }: Piece| {
             let (block, count) = (blocks.start, blocks.end - blocks.start);
-            let request = ChunkRef { branch: 0, ino: self.ino, chunk, block, count, snapshot: 0, cut };
+            let request =
+                ChunkRef { branch: 0, ino: self.ino, chunk, block, count, snapshot: 0, truncations };
             let (body, payload) = self.session.data(Kind::Read, encode_read(&request), Vec::new()).await?;
             let (_, crcs) = decode_reply(&body)?;
             let found = payload.iter().map(Buf::len).sum::<usize>();
@@ -81,8 +82,8 @@ impl Blocks<'_> {
             let (block, count) = (blocks.start, blocks.end - blocks.start);
             let range = done..done + count as usize;
             done = range.end;
-            let (ino, cut) = (self.ino, state.cut());
-            let request = ChunkRef { branch: 0, ino, chunk, block, count, snapshot: 0, cut };
+            let (ino, truncations) = (self.ino, state.truncations());
+            let request = ChunkRef { branch: 0, ino, chunk, block, count, snapshot: 0, truncations };
             let body = encode_write(&request, &crcs[range.clone()]);
             let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
             writes.push(self.session.data(Kind::Write, body, payload));

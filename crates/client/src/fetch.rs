@@ -17,7 +17,7 @@ impl Session {
         self.files().with(ino, |known| {
             if known.is_stale() {
                 if known.has_unsynced_writes()
-                    && known.cut() == fetched.cut()
+                    && known.truncations() == fetched.truncations()
                     && known.size() > fetched.size()
                 {
                     // Cannot happen: the state becomes stale only after its writes were synced or counted as

@@ -33,7 +33,7 @@ enum Report {
 pub(crate) struct FileState {
     size: u64,
     sent_size: u64,
-    cut: u64,
+    truncations: u64,
     chunk_blocks: u32,
     mtime_ns: Option<i64>,
     writes: u64,
@@ -57,7 +57,7 @@ impl FileState {
         Self {
             size: attr.size,
             sent_size: attr.size,
-            cut: attr.cut,
+            truncations: attr.truncations,
             // If the service sends no chunk size, requests that it refuses are better than a division by
             // zero.
             chunk_blocks: attr.chunk_blocks.max(1),
@@ -87,8 +87,8 @@ impl FileState {
     }
 
     /// Truncate generation of the inode.
-    pub(crate) fn cut(&self) -> u64 {
-        self.cut
+    pub(crate) fn truncations(&self) -> u64 {
+        self.truncations
     }
 
     /// Number of blocks in a chunk of the file.
@@ -171,7 +171,7 @@ impl FileState {
     /// Replaces a stale state by one that was fetched. Handles and losses stay.
     pub(crate) fn refresh(&mut self, fetched: &Self) {
         assert!(self.is_stale, "only a stale state is replaced");
-        (self.size, self.sent_size, self.cut) = (fetched.size, fetched.size, fetched.cut);
+        (self.size, self.sent_size, self.truncations) = (fetched.size, fetched.size, fetched.truncations);
         (self.tail, self.has_set_id, self.is_stale) = (Tail::Unknown, fetched.has_set_id, false);
     }
 
@@ -226,14 +226,14 @@ impl FileState {
     }
 
     /// The service dropped everything behind the end of the file, at this truncate generation.
-    pub(crate) fn cleaned(&mut self, cut: u64) {
-        (self.cut, self.tail) = (cut, Tail::Clean);
+    pub(crate) fn cleaned(&mut self, truncations: u64) {
+        (self.truncations, self.tail) = (truncations, Tail::Clean);
     }
 
     /// The size was set, with all times. Data that is still unsynced gets the time `unsynced_ns`.
     pub(crate) fn resized(&mut self, attr: &Attr, unsynced_ns: Option<i64>) {
         (self.size, self.sent_size) = (attr.size, attr.size);
-        self.cleaned(attr.cut);
+        self.cleaned(attr.truncations);
         self.writes += 1;
         self.mtime_ns = unsynced_ns;
         // The kernel learns this size from the reply.
@@ -243,7 +243,7 @@ impl FileState {
     /// Size and time were sent as they were in the state `sent`.
     pub(crate) fn synced(&mut self, sent: &Self) {
         assert!(self.writes >= sent.writes && self.losses >= sent.losses, "counts only rise");
-        if self.cut == sent.cut {
+        if self.truncations == sent.truncations {
             self.sent_size = self.sent_size.max(sent.size);
         }
         // Writes that came after it stay unsynced.

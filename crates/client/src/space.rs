@@ -2,7 +2,7 @@
 
 use crate::blocks::{BLOCK, Blocks};
 use crate::direct::{Contents, Unseen};
-use crate::writer::{CUTS_MOST, Staged, Writer};
+use crate::writer::{Staged, TRUNCATIONS_MOST, Writer};
 use penstock_base::num::to_usize;
 use penstock_base::{ErrorKind, MAX_FILE_BYTES};
 use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
@@ -11,9 +11,9 @@ use penstock_wire::{Failure, Kind};
 use std::ops::Range;
 
 impl Writer<'_> {
-    /// Changes the space of a range of bytes that is not empty and in a file. Writing to preallocated space needs no further space,
-    /// even after a restart, once the file is synced. The size stays with `keep_size`, and always when
-    /// punching. If the kernel may have pages from before it, the caller gets an [`Unseen`].
+    /// Changes the space of a range of bytes that is not empty and in a file. Writing to preallocated space
+    /// needs no further space, even after a restart, once the file is synced. The size stays with
+    /// `keep_size`, and always when punching. If the kernel may have pages from before it, the caller gets an [`Unseen`].
     pub async fn change_space(
         &self,
         range: Range<u64>,
@@ -28,7 +28,7 @@ impl Writer<'_> {
             let (file, generation) = (session.state(ino).await?, session.restarts().generation());
             let size = file.borrow().size();
             match self.change_within(offset..end, change, size).await {
-                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < CUTS_MOST => {
+                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < TRUNCATIONS_MOST => {
                     file.borrow_mut().make_stale();
                     attempt += 1;
                     continue;
@@ -73,8 +73,8 @@ impl Writer<'_> {
 
     async fn change_blocks(&self, blocks: Range<u64>, change: SpaceChange) -> Result<(), Failure> {
         let Blocks { session, ino } = self.blocks;
-        let cut = session.state(ino).await?.borrow().cut();
-        let space = SpaceRef { branch: 0, ino, change, from: blocks.start, until: blocks.end, cut };
+        let truncations = session.state(ino).await?.borrow().truncations();
+        let space = SpaceRef { branch: 0, ino, change, from: blocks.start, until: blocks.end, truncations };
         session.data(Kind::Space, encode_space(&space), Vec::new()).await.map(|_| ())
     }
 

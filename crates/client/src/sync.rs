@@ -42,7 +42,7 @@ impl Session {
             ino: ino.0,
             size: Some(before.size()),
             grow: true,
-            cut: before.cut(),
+            truncations: before.truncations(),
             mtime_ns: Some(mtime_ns),
             ctime_ns: Some(mtime_ns),
             ..SetAttrRequest::default()

@@ -16,7 +16,7 @@ use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
 
 /// Most attempts at a change. An attempt fails if another client truncates the file during it.
-pub(crate) const CUTS_MOST: u32 = 64;
+pub(crate) const TRUNCATIONS_MOST: u32 = 64;
 
 /// Bytes to write, in whole blocks with zeros around them ([`stage`]).
 pub struct Staged {
@@ -121,7 +121,7 @@ impl<'a> Writer<'a> {
                 failed => failed,
             };
             match result {
-                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < CUTS_MOST => {
+                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < TRUNCATIONS_MOST => {
                     // Another client truncated the file, which is possible under a shared lease that is being
                     // revoked.
                     file.borrow_mut().make_stale();
@@ -190,7 +190,7 @@ impl<'a> Writer<'a> {
         let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
         let reply: AttrReply = session.change_inode(Kind::SetAttr, ino, &request).await?;
         session.recent().add(ino);
-        file.borrow_mut().cleaned(reply.attr.unwrap_or_default().cut);
+        file.borrow_mut().cleaned(reply.attr.unwrap_or_default().truncations);
         Ok(())
     }
 
@@ -215,7 +215,9 @@ impl<'a> Writer<'a> {
             match result {
                 // Truncated by another client, or by a part of this request that a start of the service did
                 // before it ended.
-                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < CUTS_MOST => attempt += 1,
+                Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < TRUNCATIONS_MOST => {
+                    attempt += 1
+                }
                 result => return result,
             }
         }
@@ -238,7 +240,7 @@ impl<'a> Writer<'a> {
             other => other.map(|()| true)?,
         };
         request.mtime_ns = request.mtime_ns.or(Some(session.env().wall_ns()));
-        request.known_cut = Some(file.borrow().cut());
+        request.known_truncations = Some(file.borrow().truncations());
         let reply: Result<AttrReply, Failure> = session.change_inode(Kind::SetAttr, ino, &request).await;
         // An attribute reply that was requested earlier may arrive later; this marks it as out of date.
         session.recent().add(ino);

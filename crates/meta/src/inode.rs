@@ -72,7 +72,7 @@ pub struct Inode {
     /// Times of access, modification, change and birth, in nanoseconds since 1970.
     pub times_ns: [i64; 4],
     /// Truncate generation: raised by each truncation.
-    pub cut: u64,
+    pub truncations: u64,
     /// Parent directory, for a directory; else 0.
     pub parent: Ino,
     /// Number of entries, for a directory.
@@ -131,16 +131,16 @@ impl Inode {
     }
 
     /// Raises the truncate generation. Fails if the row's generation cannot be right.
-    pub(crate) fn raise_cut(&mut self) -> Result<(), DecodeError> {
-        let cut = self.cut.checked_add(1).filter(|cut| cut >> 63 == 0);
-        self.cut = cut.ok_or(MISCOUNTED)?;
+    pub(crate) fn count_truncation(&mut self) -> Result<(), DecodeError> {
+        let truncations = self.truncations.checked_add(1).filter(|truncations| truncations >> 63 == 0);
+        self.truncations = truncations.ok_or(MISCOUNTED)?;
         Ok(())
     }
 
     /// Attributes as sent to clients.
     pub fn attr(&self) -> Attr {
         let [atime_ns, mtime_ns, ctime_ns, btime_ns] = self.times_ns;
-        let Self { mode, nlink, uid, gid, rdev, size, cut, .. } = *self;
+        let Self { mode, nlink, uid, gid, rdev, size, truncations, .. } = *self;
         let chunk_blocks = self.layout.chunk_blocks;
         let ino = self.ino.0;
         Attr {
@@ -155,7 +155,7 @@ impl Inode {
             mtime_ns,
             ctime_ns,
             btime_ns,
-            cut,
+            truncations,
             chunk_blocks,
         }
     }
@@ -174,7 +174,7 @@ impl Inode {
         self.times_ns.iter().for_each(|time| {
             enc.i64(*time);
         });
-        enc.u64(self.cut).u64(self.parent.0).u64(self.entries);
+        enc.u64(self.truncations).u64(self.parent.0).u64(self.entries);
         enc.u32(self.layout.chunk_blocks).u32(self.layout.target).u8(self.layout.replicas);
         match &self.data {
             Data::None => enc.u8(0),
@@ -192,7 +192,7 @@ impl Inode {
         let (ino, mode, nlink) = (Ino(dec.u64()?), dec.u32()?, dec.u32()?);
         let (uid, gid, rdev, size) = (dec.u32()?, dec.u32()?, dec.u32()?, dec.u64()?);
         let times_ns = [dec.i64()?, dec.i64()?, dec.i64()?, dec.i64()?];
-        let (cut, parent, entries) = (dec.counter()?, Ino(dec.u64()?), dec.counter()?);
+        let (truncations, parent, entries) = (dec.counter()?, Ino(dec.u64()?), dec.counter()?);
         let layout = Layout { chunk_blocks: dec.u32()?, target: dec.u32()?, replicas: dec.u8()? };
         if layout.replicas != 1 || layout.target != 0 {
             return Err(dec.unknown("layout", layout.replicas.into()));
@@ -206,6 +206,20 @@ impl Inode {
             2 => Data::Chunks,
             other => return Err(dec.unknown("data", other.into())),
         };
-        Ok(Self { ino, mode, nlink, uid, gid, rdev, size, times_ns, cut, parent, entries, layout, data })
+        Ok(Self {
+            ino,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            times_ns,
+            truncations,
+            parent,
+            entries,
+            layout,
+            data,
+        })
     }
 }

@@ -181,7 +181,7 @@ async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Resul
         rdev: 0,
         size: 0,
         times_ns: [now; 4],
-        cut: 0,
+        truncations: 0,
         parent: ROOT,
         entries: 0,
         layout: Layout { chunk_blocks, target: 0, replicas: 1 },

@@ -25,13 +25,13 @@ pub struct ChunkRef {
     /// The newest snapshot of the fileset that the sender knows: 0, others are rejected.
     pub snapshot: u64,
     /// The truncate generation of the inode, as the sender knows it.
-    pub cut: u64,
+    pub truncations: u64,
 }
 
 impl ChunkRef {
     fn put(&self, enc: &mut Enc) {
         enc.u64(self.branch).u64(self.ino.0).u64(self.chunk).u32(self.block).u32(self.count);
-        enc.u64(self.snapshot).u64(self.cut);
+        enc.u64(self.snapshot).u64(self.truncations);
     }
 
     fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
@@ -42,7 +42,7 @@ impl ChunkRef {
             block: dec.u32()?,
             count: dec.u32()?,
             snapshot: dec.u64()?,
-            cut: dec.u64()?,
+            truncations: dec.u64()?,
         };
         if found.branch != 0 {
             return Err(dec.unknown("branch", found.branch));
@@ -201,14 +201,14 @@ pub struct SpaceRef {
     /// End of the range (exclusive), counted from the start of the file.
     pub until: u64,
     /// The truncate generation of the inode, as the sender knows it.
-    pub cut: u64,
+    pub truncations: u64,
 }
 
 /// Encodes the body of a change of space.
 pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
     let mut enc = Enc::new();
     enc.u64(space.branch).u64(space.ino.0).u32(space.change as u32);
-    enc.u64(space.from).u64(space.until).u64(space.cut);
+    enc.u64(space.from).u64(space.until).u64(space.truncations);
     enc.finish()
 }
 
@@ -216,7 +216,7 @@ pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
 pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     let mut dec = Dec::new("space request", body);
     let (branch, ino, change) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
-    let (from, until, cut) = (dec.u64()?, dec.u64()?, dec.u64()?);
+    let (from, until, truncations) = (dec.u64()?, dec.u64()?, dec.u64()?);
     if branch != 0 {
         return Err(dec.unknown("branch", branch));
     }
@@ -229,7 +229,7 @@ pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     if from > until || until > MOST_BLOCKS {
         return Err(dec.bad("blocks that no file has"));
     }
-    Ok(SpaceRef { branch, ino, change, from, until, cut })
+    Ok(SpaceRef { branch, ino, change, from, until, truncations })
 }
 
 fn put_crcs(enc: &mut Enc, crcs: &[u32]) {
@@ -253,7 +253,8 @@ mod tests {
 
     #[test]
     fn bodies_come_back_and_may_grow() {
-        let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 2, snapshot: 0, cut: 7 };
+        let chunk =
+            ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 2, snapshot: 0, truncations: 7 };
         let mut body = encode_write(&chunk, &[8, 9]);
         body.extend_from_slice(b"of a later release");
         assert_eq!(decode_write(&body), Ok((chunk, vec![8, 9])));
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!(decode_seek(&encode_seek(&seek)), Ok(seek));
         assert_eq!(decode_found(&encode_found(9)), Ok(9));
         for change in [SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Punch] {
-            let space = SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 1 << 50, cut: 4 };
+            let space = SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 1 << 50, truncations: 4 };
             assert_eq!(decode_space(&encode_space(&space)), Ok(space));
         }
         for len in 0..body.len() - 18 {
@@ -274,13 +275,15 @@ mod tests {
 
     #[test]
     fn reserved_fields_are_refused_by_name() {
-        let chunk = ChunkRef { branch: 1, ino: Ino(2), chunk: 3, block: 4, count: 0, snapshot: 0, cut: 7 };
+        let chunk =
+            ChunkRef { branch: 1, ino: Ino(2), chunk: 3, block: 4, count: 0, snapshot: 0, truncations: 7 };
         assert!(decode_read(&encode_read(&chunk)).unwrap_err().to_string().contains("branch"));
         let seek = SeekRef { branch: 0, ino: Ino(2), hole: false, from: 3, until: 2 };
         assert!(decode_seek(&encode_seek(&seek)).is_err(), "it ends before it begins");
         assert!(decode_seek(&encode_seek(&SeekRef { until: (1 << 50) + 1, ..seek })).is_err());
         let change = SpaceChange::Punch;
-        let mut body = encode_space(&SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 4, cut: 0 });
+        let mut body =
+            encode_space(&SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 4, truncations: 0 });
         body[16] = 3;
         assert!(decode_space(&body).unwrap_err().to_string().contains("change"));
     }

@@ -44,7 +44,7 @@ pub struct Attr {
     pub btime_ns: i64,
     /// Truncate generation.
     #[prost(uint64, tag = "12")]
-    pub cut: u64,
+    pub truncations: u64,
     /// Blocks in a chunk of this file.
     #[prost(uint32, tag = "13")]
     pub chunk_blocks: u32,
@@ -101,14 +101,14 @@ pub struct SetAttrRequest {
     /// With `grow`: the truncate generation that the writer knew. If the file was truncated since, its size
     /// and modification time stay.
     #[prost(uint64, tag = "10")]
-    pub cut: u64,
+    pub truncations: u64,
     /// Clear the bits that [`set_id_bits`] returns, unless the inode is a directory.
     #[prost(bool, tag = "11")]
     pub drop_set_id: bool,
     /// Without `grow`: the truncate generation on which the change is based. Nothing changes if the inode has
     /// another one.
     #[prost(uint64, optional, tag = "12")]
-    pub known_cut: Option<u64>,
+    pub known_truncations: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]

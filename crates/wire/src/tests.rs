@@ -67,8 +67,15 @@ fn headers_are_as_in_the_first_release() {
 
 #[test]
 fn bodies_of_the_data_path_are_as_in_the_first_release() {
-    let chunk =
-        ChunkRef { branch: 0, ino: Ino((1 << 48) | 2), chunk: 3, block: 4, count: 2, snapshot: 0, cut: 7 };
+    let chunk = ChunkRef {
+        branch: 0,
+        ino: Ino((1 << 48) | 2),
+        chunk: 3,
+        block: 4,
+        count: 2,
+        snapshot: 0,
+        truncations: 7,
+    };
     let head = "0000000000000000 0200000000000100 0300000000000000 04000000 02000000 0000000000000000 \
                 0700000000000000"
         .replace(' ', "");
@@ -108,7 +115,7 @@ fn attr() -> Attr {
         mtime_ns: 1,
         ctime_ns: 2,
         btime_ns: 3,
-        cut: 6,
+        truncations: 6,
         chunk_blocks: 256,
     }
 }
@@ -172,9 +179,9 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         mtime_ns: Some(3),
         ctime_ns: Some(4),
         grow: true,
-        cut: 6,
+        truncations: 6,
         drop_set_id: true,
-        known_cut: Some(7),
+        known_truncations: Some(7),
     };
     golden(&set, "0807100018012002280030ffffffffffffffffff01380340044801500658016007");
     let make = MakeRequest {
@@ -249,7 +256,8 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
 /// overflowed.
 #[test]
 fn a_chunk_beyond_the_largest_file_is_refused() {
-    let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, snapshot: 0, cut: 0 };
+    let chunk =
+        ChunkRef { branch: 0, ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, snapshot: 0, truncations: 0 };
     assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
     let beyond = ChunkRef { chunk: u64::MAX, ..chunk };
     assert!(decode_read(&encode_read(&beyond)).unwrap_err().to_string().contains("largest file"));

@@ -43,9 +43,9 @@ impl FileUses for Uses {
 }
 
 const CHUNK_REF: ChunkRef =
-    ChunkRef { branch: 0, ino: Ino(2), chunk: 1, block: 3, count: 2, snapshot: 0, cut: 0 };
+    ChunkRef { branch: 0, ino: Ino(2), chunk: 1, block: 3, count: 2, snapshot: 0, truncations: 0 };
 const SPACE: SpaceRef =
-    SpaceRef { branch: 0, ino: Ino(2), change: SpaceChange::Reserve, from: 20, until: 24, cut: 0 };
+    SpaceRef { branch: 0, ino: Ino(2), change: SpaceChange::Reserve, from: 20, until: 24, truncations: 0 };
 const SEEK: SeekRef = SeekRef { branch: 0, ino: Ino(2), hole: false, from: 0, until: 100 };
 
 async fn service(bench: &Bench) -> (Rc<Target>, Service) {
@@ -193,7 +193,7 @@ fn an_error_of_the_target_keeps_its_kind() {
         truncated.await.unwrap();
         let (data, crcs) = blocks_of(&[4, 5]);
         let of_a_bad_row = ChunkRef { ino: Ino(3), chunk: 0, ..CHUNK_REF };
-        let everything = SpaceRef { from: 0, until: bench.volume.blocks(), cut: 5, ..SPACE };
+        let everything = SpaceRef { from: 0, until: bench.volume.blocks(), truncations: 5, ..SPACE };
         for (kind, body, payload, expected) in [
             (Kind::Write, encode_write(&CHUNK_REF, &crcs), vec![data.clone()], ErrorKind::RefreshMap),
             (Kind::Space, encode_space(&SPACE), vec![], ErrorKind::RefreshMap),

@@ -1,7 +1,7 @@
 use super::*;
 
-fn attr(size: u64, cut: u64, mode: u32) -> Attr {
-    Attr { ino: 5, size, cut, mode, chunk_blocks: 4, mtime_ns: 1, ctime_ns: 1, ..Attr::default() }
+fn attr(size: u64, truncations: u64, mode: u32) -> Attr {
+    Attr { ino: 5, size, truncations, mode, chunk_blocks: 4, mtime_ns: 1, ctime_ns: 1, ..Attr::default() }
 }
 
 fn state() -> FileState {
@@ -92,7 +92,7 @@ fn a_stale_state_keeps_handles_and_losses() {
     state.lose();
     state.make_stale();
     state.refresh(&FileState::of(&attr(20, 8, 0o104_755)));
-    assert_eq!((state.size(), state.sent_size(), state.cut()), (20, 20, 8));
+    assert_eq!((state.size(), state.sent_size(), state.truncations()), (20, 20, 8));
     assert_eq!((state.opens(), state.losses(), state.lost_end()), (1, 1, 300));
     assert!(state.has_set_id() && !state.has_clean_tail() && !state.is_stale() && state.is_lost());
 }

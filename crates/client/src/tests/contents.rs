@@ -185,7 +185,7 @@ fn a_write_that_meets_a_truncation_is_repeated_on_the_new_file() {
         service.add(INO, &[1; 10_000]);
         client.write(INO, 0, b"a").await.unwrap();
         // Another client truncates the file, which this one has not heard of.
-        service.change(INO, |attr| (attr.cut, attr.size) = (7, 10));
+        service.change(INO, |attr| (attr.truncations, attr.size) = (7, 10));
         service.fill(INO, 0, 5);
         client.write(INO, 20, b"bc").await.unwrap();
         client.fsync(INO).await.unwrap();

@@ -196,7 +196,7 @@ impl Service {
                 assert_eq!(crc32c_blocks(&data), crcs, "the checksums are those of the data");
                 let mut files = self.files.borrow_mut();
                 let file = files.get_mut(&write.ino.0).unwrap();
-                if write.cut < file.attr.cut {
+                if write.truncations < file.attr.truncations {
                     return Err(Failure::new(ErrorKind::RefreshMap, "truncated since"));
                 }
                 let first = write.chunk * u64::from(CHUNK_BLOCKS) + u64::from(write.block);
@@ -240,13 +240,13 @@ impl Service {
     fn set_attr(&self, request: &SetAttrRequest) -> Result<Vec<u8>, Failure> {
         if let Some(file) = self.files.borrow_mut().get_mut(&request.ino) {
             let attr = &mut file.attr;
-            if request.known_cut.is_some_and(|known| known != attr.cut) {
+            if request.known_truncations.is_some_and(|known| known != attr.truncations) {
                 return Err(Failure::new(ErrorKind::RefreshMap, "truncated since"));
             }
-            let is_overtaken = request.grow && request.cut != attr.cut;
+            let is_overtaken = request.grow && request.truncations != attr.truncations;
             if let Some(size) = request.size.filter(|_| !is_overtaken) {
                 if !request.grow {
-                    attr.cut += 1;
+                    attr.truncations += 1;
                     let end = size.min(attr.size).div_ceil(BLOCK);
                     file.blocks.retain(|block, _| *block < end);
                 }

@@ -162,7 +162,7 @@ pub(super) const INODE: Decoder = Decoder {
             rdev: 4,
             size: 5,
             times_ns: [1, -2, 3, 4],
-            cut: 6,
+            truncations: 6,
             parent: Ino(8),
             entries: 9,
             layout: Layout { chunk_blocks: 256, target: 0, replicas: 1 },

@@ -57,8 +57,15 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
     Ok(verdict)
 }
 
-const CHUNK: ChunkRef =
-    ChunkRef { branch: 0, ino: Ino((1 << 48) | 2), chunk: 3, block: 4, count: 2, snapshot: 0, cut: 7 };
+const CHUNK: ChunkRef = ChunkRef {
+    branch: 0,
+    ino: Ino((1 << 48) | 2),
+    chunk: 3,
+    block: 4,
+    count: 2,
+    snapshot: 0,
+    truncations: 7,
+};
 
 /// `read-body`: the body of a read request.
 pub(super) const READ: Decoder = Decoder {
@@ -260,7 +267,7 @@ pub(super) const SPACE: Decoder = Decoder {
     seeds: || {
         let space = |change, from| {
             let ino = CHUNK.ino;
-            encode_space(&SpaceRef { branch: 0, ino, change, from, until: 1 << 50, cut: 7 })
+            encode_space(&SpaceRef { branch: 0, ino, change, from, until: 1 << 50, truncations: 7 })
         };
         vec![space(SpaceChange::Reserve, 0), space(SpaceChange::Zero, 1), space(SpaceChange::Punch, 1 << 50)]
     },

@@ -40,7 +40,7 @@ impl Fsck<'_> {
             rdev: 0,
             size: 0,
             times_ns: [now; 4],
-            cut: 0,
+            truncations: 0,
             parent: if is_dir { ROOT } else { Ino(0) },
             entries: 0,
             layout: Layout { chunk_blocks, target: 0, replicas: 1 },

@@ -83,7 +83,7 @@ pub(super) fn new_inode(
         rdev: request.rdev,
         size: 0,
         times_ns: [now; 4],
-        cut: 0,
+        truncations: 0,
         parent: Ino(0),
         entries: 0,
         layout,

@@ -20,7 +20,7 @@ const INODE_BYTES: u64 = 512;
 /// these.
 #[derive(Clone, Copy)]
 struct Cleared {
-    cut: u64,
+    truncations: u64,
     size: u64,
     /// The first of these blocks.
     from: u64,
@@ -29,8 +29,8 @@ struct Cleared {
 impl Cleared {
     /// The block from which on everything is cleared already. A write there since then would know this
     /// truncate generation, and would need the lease of the truncating client; a sync changes the size.
-    fn until(self, cut: u64, size: u64) -> u64 {
-        if (self.cut, self.size) == (cut, size) { self.from } else { u64::MAX }
+    fn until(self, truncations: u64, size: u64) -> u64 {
+        if (self.truncations, self.size) == (truncations, size) { self.from } else { u64::MAX }
     }
 }
 
@@ -47,15 +47,15 @@ pub(crate) async fn set_attr(
     who: Request,
     request: SetAttrRequest,
 ) -> Result<Vec<u8>, MetaError> {
-    let mut known_cut = request.known_cut.filter(|_| !request.grow);
+    let mut known_truncations = request.known_truncations.filter(|_| !request.grow);
     let mut cleared = None;
     if let Some(size) = request.size.filter(|_| !request.grow) {
-        cleared = clear_behind(parts, Ino(request.ino), size, &mut known_cut).await?;
+        cleared = clear_behind(parts, Ino(request.ino), size, &mut known_truncations).await?;
     }
     let turn = parts.names.turn().await;
     let mut inode = turn.inode(Ino(request.ino)).await?;
-    check_cut(&inode, known_cut)?;
-    let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.cut, inode.size));
+    check_truncations(&inode, known_truncations)?;
+    let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.truncations, inode.size));
     let now = turn.now_ns();
     let mut writes = WriteSet::new();
     // A sync of file contents that need no new blocks begins with this transaction, so it may use a part
@@ -70,7 +70,7 @@ pub(crate) async fn set_attr(
     }
     inode.uid = request.uid.unwrap_or(inode.uid);
     inode.gid = request.gid.unwrap_or(inode.gid);
-    let overtaken = request.grow && request.cut != inode.cut;
+    let overtaken = request.grow && request.truncations != inode.truncations;
     let [atime, mtime, ctime, _] = &mut inode.times_ns;
     *atime = request.atime_ns.unwrap_or(*atime);
     if !overtaken {
@@ -78,7 +78,7 @@ pub(crate) async fn set_attr(
     }
     // A sync reports writes from the past; the file may have been changed otherwise since.
     *ctime = request.ctime_ns.map_or(now, |told| if request.grow { told.max(*ctime) } else { told });
-    let mut cut_to = None;
+    let mut truncated_to = None;
     if let Some(size) = request.size.filter(|_| !overtaken) {
         match inode.kind() {
             FileKind::Regular if size > MAX_FILE_BYTES => return Err(Errno::FBIG.into()),
@@ -89,21 +89,21 @@ pub(crate) async fn set_attr(
         if !request.grow {
             // Also if the file grows: data that a crash left behind its end must not become part of its
             // contents.
-            inode.raise_cut()?;
-            cut_to = Some((size.min(inode.size), Behind::of(size, inode.size)));
+            inode.count_truncation()?;
+            truncated_to = Some((size.min(inode.size), Behind::of(size, inode.size)));
         }
         inode.size = if request.grow { size.max(inode.size) } else { size };
     }
     let reply = attr_reply(&inode);
-    let Some((size, behind)) = cut_to else {
+    let Some((size, behind)) = truncated_to else {
         turn.commit(who, writes, vec![inode], &reply).await?;
         return Ok(reply);
     };
     let first_block = size.div_ceil(BLOCK_BYTES as u64);
     assert!(first_block <= until, "the steps stopped behind the new end");
-    let (file, cut) = (FileKey::main(inode.ino), inode.cut);
+    let (file, truncations) = (FileKey::main(inode.ino), inode.truncations);
     turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
-        Ok(parts.chunks.truncate(file, first_block..until, behind, cut, writes).await?)
+        Ok(parts.chunks.truncate(file, first_block..until, behind, truncations, writes).await?)
     })
     .await?;
     Ok(reply)
@@ -116,7 +116,7 @@ async fn clear_behind(
     parts: &Parts,
     ino: Ino,
     size: u64,
-    known_cut: &mut Option<u64>,
+    known_truncations: &mut Option<u64>,
 ) -> Result<Option<Cleared>, MetaError> {
     let block = BLOCK_BYTES as u64;
     let before = parts.names.inode(ino).await?;
@@ -132,24 +132,24 @@ async fn clear_behind(
         if inode.nlink == 0 && !parts.is_used(ino) {
             return Ok(None);
         }
-        check_cut(&inode, *known_cut)?;
+        check_truncations(&inode, *known_truncations)?;
         if inode.size > before.size || Behind::of(size, inode.size) != behind {
             // Another request has changed the file meanwhile.
             return Ok(None);
         }
-        let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.cut, inode.size));
-        inode.raise_cut()?;
-        *known_cut = known_cut.map(|_| inode.cut);
+        let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.truncations, inode.size));
+        inode.count_truncation()?;
+        *known_truncations = known_truncations.map(|_| inode.truncations);
         if behind == Behind::Dropped {
             inode.size = inode.size.min(stop.saturating_mul(block));
         }
         assert!(stop > first_block, "a step stops behind the new end");
-        let (file, cut, size) = (FileKey::main(ino), inode.cut, inode.size);
+        let (file, truncations, size) = (FileKey::main(ino), inode.truncations, inode.size);
         turn.commit_by(Request::default(), WriteSet::new(), vec![inode], &[], async |writes| {
-            Ok(parts.chunks.truncate(file, stop..until, behind, cut, writes).await?)
+            Ok(parts.chunks.truncate(file, stop..until, behind, truncations, writes).await?)
         })
         .await?;
-        cleared = Some(Cleared { cut, size, from: stop });
+        cleared = Some(Cleared { truncations, size, from: stop });
     }
     Ok(cleared)
 }
@@ -171,9 +171,11 @@ pub(crate) fn stat_fs(parts: &Parts) -> Vec<u8> {
 }
 
 /// Refuses a change from a client that knows the file as of another truncate generation.
-fn check_cut(inode: &Inode, known: Option<u64>) -> Result<(), MetaError> {
+fn check_truncations(inode: &Inode, known: Option<u64>) -> Result<(), MetaError> {
     match known {
-        Some(sent) if sent != inode.cut => Err(ChunkError::Truncated { found: inode.cut, sent }.into()),
+        Some(sent) if sent != inode.truncations => {
+            Err(ChunkError::Truncated { found: inode.truncations, sent }.into())
+        }
         _ => Ok(()),
     }
 }

@@ -58,7 +58,7 @@ fn inode(data: Data) -> Inode {
         rdev: 4,
         size: 5,
         times_ns: [1, -2, 3, 4],
-        cut: 6,
+        truncations: 6,
         parent: Ino(8),
         entries: 9,
         layout: Layout { chunk_blocks: 256, target: 0, replicas: 1 },
@@ -110,7 +110,7 @@ fn an_inode_that_breaks_arithmetic_is_refused() {
     for bad in [
         Inode { layout, ..good.clone() },
         Inode { nlink: u32::MAX, ..good.clone() },
-        Inode { cut: u64::MAX, ..good.clone() },
+        Inode { truncations: u64::MAX, ..good.clone() },
         Inode { entries: u64::MAX, ..good },
     ] {
         assert!(Inode::decode(&bad.encode()).is_err(), "{bad:?}");

@@ -47,7 +47,7 @@ fn a_new_size_leaves_zeros_behind_it() {
             bed.chunks.write(ino, 12).await;
             set(bed, ino, size(to)).await.unwrap();
             let inode = bed.inode(ino).await.unwrap();
-            assert_eq!((inode.size, inode.cut), (size_after, 1), "to {to}");
+            assert_eq!((inode.size, inode.truncations), (size_after, 1), "to {to}");
             assert_eq!(bed.chunks.blocks(ino), (0..left).collect::<Vec<_>>(), "to {to}");
             bed.check(&format!("a truncation to {to}"));
         });
@@ -59,7 +59,7 @@ fn sizes_that_cannot_be_are_refused() {
     run(async |bed| {
         let ino = file(bed, "f", 1).await;
         let dir = bed.add("d/").await.unwrap();
-        let known = |cut| SetAttrRequest { known_cut: Some(cut), ..size(0) };
+        let known = |truncations| SetAttrRequest { known_truncations: Some(truncations), ..size(0) };
         assert_eq!(errno(set(bed, ino, size(MAX_FILE_BYTES + 1)).await), Some(Errno::FBIG));
         assert_eq!(errno(set(bed, dir, size(0)).await), Some(Errno::ISDIR));
         assert_eq!(errno(set(bed, Ino(77), size(0)).await), Some(Errno::STALE));
@@ -77,12 +77,19 @@ fn a_sync_from_before_a_truncation_does_not_undo_it() {
     run(async |bed| {
         let ino = file(bed, "f", 4).await;
         set(bed, ino, size(BLOCK)).await.unwrap();
-        let grow = |cut, to| SetAttrRequest { grow: true, cut, mtime_ns: Some(to as i64), ..size(to) };
-        for (cut, to, expect) in [(0, 9 * BLOCK, BLOCK), (1, 3 * BLOCK, 3 * BLOCK), (1, BLOCK, 3 * BLOCK)] {
-            set(bed, ino, grow(cut, to)).await.unwrap();
+        let grow = |truncations, to| SetAttrRequest {
+            grow: true,
+            truncations,
+            mtime_ns: Some(to as i64),
+            ..size(to)
+        };
+        for (truncations, to, expect) in
+            [(0, 9 * BLOCK, BLOCK), (1, 3 * BLOCK, 3 * BLOCK), (1, BLOCK, 3 * BLOCK)]
+        {
+            set(bed, ino, grow(truncations, to)).await.unwrap();
             let inode = bed.inode(ino).await.unwrap();
-            assert_eq!(inode.size, expect, "cut {cut} to {to}");
-            assert_eq!(inode.times_ns[1] == to as i64, cut == 1, "the time goes with the size");
+            assert_eq!(inode.size, expect, "truncations {truncations} to {to}");
+            assert_eq!(inode.times_ns[1] == to as i64, truncations == 1, "the time goes with the size");
         }
     });
 }
@@ -139,7 +146,7 @@ fn attributes_change_alone() {
         }
         let inode = bed.inode(ino).await.unwrap();
         assert_eq!((inode.mode, inode.uid, inode.gid), (0o100_711, 5, 6));
-        assert_eq!((inode.times_ns[0], inode.times_ns[1], inode.cut), (7, -8, 0));
+        assert_eq!((inode.times_ns[0], inode.times_ns[1], inode.truncations), (7, -8, 0));
         assert!(inode.times_ns[2] > inode.times_ns[3], "the time of change follows");
     });
 }
@@ -167,8 +174,13 @@ fn a_sync_between_the_steps_of_a_truncation_and_its_end_is_seen() {
         let far = SetAttrRequest { ino: ino.0, size: Some(1 << 40), ..Default::default() };
         // It knows the truncate generation of the last step.
         let synced = file_blocks * BLOCK_BYTES as u64;
-        let sync =
-            SetAttrRequest { ino: ino.0, size: Some(synced), grow: true, cut: 1, ..Default::default() };
+        let sync = SetAttrRequest {
+            ino: ino.0,
+            size: Some(synced),
+            grow: true,
+            truncations: 1,
+            ..Default::default()
+        };
         let parts = &bed.meta.parts;
         // Both wait here; the truncation's step is first, its end is last.
         let turn = parts.names.turn().await;

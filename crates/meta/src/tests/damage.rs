@@ -297,7 +297,7 @@ fn directories_have_one_name_and_no_circle() {
 fn operations_on_damaged_inodes_end() {
     type Change = fn(&mut Inode, &Rows);
     let fields: [(&str, Change); 9] = [
-        ("the last truncate generation", |inode, _| inode.cut = u64::MAX / 2),
+        ("the last truncate generation", |inode, _| inode.truncations = u64::MAX / 2),
         ("no links", |inode, _| inode.nlink = 0),
         ("one link", |inode, _| inode.nlink = 1),
         ("too many links", |inode, _| inode.nlink = u32::MAX / 2),
@@ -331,10 +331,10 @@ fn operations_on_damaged_inodes_end() {
 async fn serve_all(bed: &Bed, rows: &Rows) -> usize {
     let plain = penstock_wire::metadata::RenameRequest::default;
     let chmod = |ino: Ino| SetAttrRequest { ino: ino.0, mode: Some(0o700), ..Default::default() };
-    let cut = |ino: Ino| SetAttrRequest { ino: ino.0, size: Some(1), ..Default::default() };
+    let truncate = |ino: Ino| SetAttrRequest { ino: ino.0, size: Some(1), ..Default::default() };
     let mut done = 0;
     for ino in [ROOT, rows.d, rows.e, rows.f, rows.g] {
-        for request in [chmod(ino), cut(ino)] {
+        for request in [chmod(ino), truncate(ino)] {
             done += usize::from(ops::set_attr(&bed.meta.parts, bed.who, request).await.is_ok());
         }
     }

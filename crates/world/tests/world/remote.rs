@@ -414,7 +414,7 @@ fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
         let session = session(&machine).await;
         let link = way.open().unwrap();
         let mut stream = greeting();
-        let blocks = ChunkRef { branch: 0, ino, chunk: 0, block: 0, count: 20, snapshot: 0, cut: 0 };
+        let blocks = ChunkRef { branch: 0, ino, chunk: 0, block: 0, count: 20, snapshot: 0, truncations: 0 };
         for number in 1..2000 {
             let mut read = Frame::request(Kind::Read, encode_read(&blocks), Vec::new());
             (read.header.session, read.header.request) = (session, number);
@@ -585,7 +585,7 @@ fn a_file_that_was_lost_takes_no_more_writes() {
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
         // The request is sent while no server listens, and sent again as soon as one does.
         let block = Buf::copy_from(&[2; BLOCK_BYTES]);
-        let at = ChunkRef { branch: 0, ino, chunk: 0, block: 1, count: 1, snapshot: 0, cut: 0 };
+        let at = ChunkRef { branch: 0, ino, chunk: 0, block: 1, count: 1, snapshot: 0, truncations: 0 };
         let body = encode_write(&at, &crc32c_blocks(&block));
         let mut late = Frame::request(Kind::Write, body, vec![block]);
         late.header.session = client.session();
@@ -792,7 +792,8 @@ fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
     on_machine(95, async |_, machine| {
         let (way, endless, server, remote) = with_endless(&machine).await;
         for block in 0..20 {
-            let chunk = ChunkRef { branch: 0, ino: Ino(5), chunk: 0, block, count: 1, snapshot: 0, cut: 0 };
+            let chunk =
+                ChunkRef { branch: 0, ino: Ino(5), chunk: 0, block, count: 1, snapshot: 0, truncations: 0 };
             let payload = Buf::zeroed(BLOCK_BYTES);
             let mut frame =
                 Frame::request(Kind::Write, encode_write(&chunk, &crc32c_blocks(&payload)), vec![payload]);
@@ -898,7 +899,15 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         ask(Kind::SetXattr, SLOTS + 11, odd.encode_to_vec()).await.unwrap_err();
         // The longest file is 2^62 bytes, in chunks of 1 MiB.
         for (chunk, is_in_a_file) in [((1 << 42) - 1, true), (1 << 42, false), (1 << 50, false)] {
-            let at = ChunkRef { branch: 0, ino: Ino(root), chunk, block: 0, count: 1, snapshot: 0, cut: 0 };
+            let at = ChunkRef {
+                branch: 0,
+                ino: Ino(root),
+                chunk,
+                block: 0,
+                count: 1,
+                snapshot: 0,
+                truncations: 0,
+            };
             assert_eq!(ask(Kind::Read, 0, encode_read(&at)).await.is_ok(), is_in_a_file, "chunk {chunk}");
         }
         let (client, oldest_version, newest_version) = ("x".repeat(300), 1, 1);

@@ -102,13 +102,13 @@ impl Draw<'_> {
             block: self.number() as u32,
             count: if self.below(2) == 0 { self.below(4) as u32 } else { self.number() as u32 },
             snapshot: 0,
-            cut: self.number(),
+            truncations: self.number(),
         }
     }
 
     fn frame(&self, kind: Kind) -> Frame {
         let change = [SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Punch][self.below(3) as usize];
-        let (from, until, cut) = (self.number(), self.number(), self.number());
+        let (from, until, truncations) = (self.number(), self.number(), self.number());
         let body = match kind {
             Kind::Read => encode_read(&self.chunk()),
             Kind::Write => {
@@ -122,7 +122,9 @@ impl Draw<'_> {
             Kind::Seek => {
                 encode_seek(&SeekRef { branch: 0, ino: self.ino(), hole: self.below(2) == 0, from, until })
             }
-            Kind::Space => encode_space(&SpaceRef { branch: 0, ino: self.ino(), change, from, until, cut }),
+            Kind::Space => {
+                encode_space(&SpaceRef { branch: 0, ino: self.ino(), change, from, until, truncations })
+            }
             _ => self.message(),
         };
         Frame::request(kind, body, Vec::new())

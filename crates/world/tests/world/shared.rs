@@ -436,7 +436,7 @@ fn space_of_a_file_is_changed_though_a_part_of_that_was_done_before() {
         client.write(ino, 0, &[1; 5000]).await.unwrap();
         client.fsync(ino).await.unwrap();
         let steps = |sequence, size| {
-            let step = SetAttrRequest { known_cut: None, ..size_of(ino, size) };
+            let step = SetAttrRequest { known_truncations: None, ..size_of(ino, size) };
             machine
                 .node
                 .serve(request_of(client.session(), sequence, Kind::SetAttr, step.encode_to_vec()), true)

@@ -289,7 +289,7 @@ impl Instance {
     }
 
     async fn call_back(&self, others: &Server) -> Result<(), String> {
-        let silent = self.node.call_everything_back(CALLED_PATIENCE, |session| others.speaks(session)).await;
+        let silent = self.node.revoke_everything(CALLED_PATIENCE, |session| others.speaks(session)).await;
         match silent.is_empty() {
             true => Ok(()),
             false => {

@@ -37,10 +37,11 @@ kinds! {
     UnknownRow "unknown_row",
     /// The root directory does not exist or is not a directory.
     MissingRoot "missing_root",
+    /// An inode's row contains another number than its key. First of the inodes: repairs of others need the
+    /// root's.
+    WrongInodeNumber "wrong_inode_number",
     /// An inode's row cannot be read.
     BadInodeRow "bad_inode_row",
-    /// An inode's row contains another number than its key.
-    WrongInodeNumber "wrong_inode_number",
     /// A directory entry's row cannot be read.
     BadEntryRow "bad_entry_row",
     /// An extended attribute's row cannot be read, or its value is too long.

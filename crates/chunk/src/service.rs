@@ -81,6 +81,7 @@ impl Service {
 
     async fn write(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
         let (chunk, crcs) = decode_write(&request.body)?;
+        // The node asks the metadata target if the file exists.
         let _use = uses.change_contents(chunk.ino).await?;
         let data = penstock_base::buf::gather(&request.payload);
         let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.truncations);

@@ -37,7 +37,7 @@ impl Blocks<'_> {
         Ok(parts)
     }
 
-    /// Reads whole blocks. They were verified when they left the volume, in this process.
+    /// Reads whole blocks. The volume verified them; between processes the transport verifies them again.
     async fn read(&self, state: &FileState, first: u64, count: u64) -> Result<Vec<Buf>, Failure> {
         let truncations = state.truncations();
         let read = async |Piece { unit: chunk, blocks }: Piece| {

@@ -40,11 +40,20 @@ fn with<T>(leases: &Leases, ino: Ino, act: impl FnOnce(&mut Lease) -> T) -> T {
     leases.with(ino, act).expect("a lease stays while it is being revoked")
 }
 
-/// Releases a lease whose grant is not later than `grant`. Fails if writes under it are lost.
-pub(crate) async fn give_up(session: &Session, ino: Ino, grant: u64) -> Result<(), Failure> {
+/// Releases a lease whose grant is not later than `grant` of this start of the service. Does nothing once the
+/// service was started again: its grants have other numbers. Fails if writes under the lease are lost.
+pub(crate) async fn give_up(
+    session: &Session,
+    ino: Ino,
+    grant: u64,
+    start: Option<u64>,
+) -> Result<(), Failure> {
     let leases = session.leases();
     loop {
         let changed = leases.change();
+        if session.restarts().generation() != start {
+            return Ok(());
+        }
         match leases.begin_to_revoke(ino, grant) {
             Revocation::Busy => changed.await,
             Revocation::Nothing => return Ok(()),
@@ -129,15 +138,23 @@ pub(crate) async fn sync_for_others(session: &Session, ino: Ino) -> Result<(), F
 }
 
 /// Gives up all leases, because another client arrives or the service no longer knows the grants. New
-/// operations request leases from now on. Fails if writes are lost.
-pub(crate) async fn give_up_everything(session: &Session, grant: u64) -> Result<(), Failure> {
+/// operations request leases from now on. Fails if writes are lost. `grant` is the last one that `start` of
+/// the service had given.
+pub(crate) async fn give_up_everything(
+    session: &Session,
+    grant: u64,
+    start: Option<u64>,
+) -> Result<(), Failure> {
     let leases = session.leases();
+    if session.restarts().generation() != start {
+        return Ok(());
+    }
     leases.void_all(grant);
     let cache = session.kernel().cache();
     let names_expire = cache.as_ref().map(|cache| cache.names_expire());
     leases.no_unleased_use().await;
     let held = leases.grants().into_iter().map(|(ino, held)| (ino, held.min(grant))).collect();
-    let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant)).await;
+    let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant, start)).await;
     let was_unleased = leases.was_unleased();
     let sync = async |ino: Ino| {
         // From now on the kernel reads pages with a lease. Do not wait for a page that it has locked for a

@@ -13,7 +13,8 @@ use std::ops::Range;
 impl Writer<'_> {
     /// Changes the space of a range of bytes that is not empty and in a file. Writing to preallocated space
     /// needs no further space, even after a restart, once the file is synced. The size stays with
-    /// `keep_size`, and always when punching. If the kernel may have pages from before it, the caller gets an [`Unseen`].
+    /// `keep_size`, and always when punching. If the kernel may have pages from before it, the caller gets an
+    /// [`Unseen`].
     pub async fn change_space(
         &self,
         range: Range<u64>,

@@ -40,7 +40,8 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
                 leases.become_shared();
             }
             let answered = session.clone();
-            session.env().spawn("lease call", Box::pin(async move { answer(&answered, call).await }));
+            let start = session.restarts().generation();
+            session.env().spawn("lease call", Box::pin(async move { answer(&answered, call, start).await }));
         }
         if reply.alone {
             leases.become_alone();
@@ -49,23 +50,26 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
     }
 }
 
-async fn answer(session: &Session, call: LeaseCall) {
+/// Does what the service asks for and answers. `start` is the generation of the service that asked: each
+/// start numbers calls and grants anew, and asks for everything once more.
+async fn answer(session: &Session, call: LeaseCall, start: Option<u64>) {
     let ino = Ino(call.ino);
     let result = match (call.is_sync, call.ino) {
         (true, _) => sync_for_others(session, ino).await,
         (false, 0) => {
-            let given_up = give_up_everything(session, call.grant).await;
+            let given_up = give_up_everything(session, call.grant, start).await;
             // The service may be about to stop.
             given_up.and(session.sync_names().await)
         }
-        (false, _) => give_up(session, ino, call.grant).await,
+        (false, _) => give_up(session, ino, call.grant, start).await,
     };
     let failed = |failure: Failure| {
         tracing::debug!(%failure, "a call of the service is answered with an error");
         FailedSync { number: call.number, errno: failure.errno.into() }
     };
     let failed = result.err().map(failed).into_iter().collect();
-    let answered = WatchRequest { answered: vec![call.number], failed, ..watch_request(session) };
+    let generation = start.unwrap_or_default();
+    let answered = WatchRequest { answered: vec![call.number], failed, generation, ..watch_request(session) };
     if let Err(failure) = session.ask::<WatchReply>(Kind::Watch, &answered).await {
         tracing::debug!(%failure, "a call was not answered: the session has ended");
     }

@@ -194,8 +194,8 @@ impl Session {
         // size that it is sent.
         let by_pages = !flags.intersects(OFlags::APPEND | OFlags::DIRECT) && self.client.is_alone();
         // Beside other mounts a reader does not use pages either while a program of this mount has the file
-        // open for writing. Of several requests for the size that the kernel sent before one was answered, it
-        // takes the first reply.
+        // open for writing. If the kernel has sent several requests for the size at once, it uses the first
+        // reply and ignores the others.
         let shared = !self.client.is_alone() && self.cache.sizes.is_open_for_writing(ino);
         let direct = writes || flags.contains(OFlags::DIRECT) || shared;
         if self.maps_direct.get() && !by_pages && direct {

@@ -16,7 +16,7 @@ mod entries;
 pub(crate) use dirs::{SAME_HASH, check_name, entry_row, first_cookie};
 
 use crate::error::MetaError;
-use crate::inode::Inode;
+use crate::inode::{Data, Inode};
 use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key};
 use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
@@ -124,6 +124,11 @@ impl Names {
         }
         let before = self.transactions.get();
         let inode = self.stored_inode(ino).await?;
+        if inode.data == Data::Chunks && inode.layout.chunk_blocks != self.fs.borrow().chunk_blocks {
+            // Its client would find blocks at wrong places. A check reports it.
+            let why = "chunks of a size that the target does not have";
+            return Err(DecodeError::Bad { what: "inode", why }.into());
+        }
         if self.is_unchanged(before) {
             self.inodes.borrow_mut().put(inode.clone());
         }

@@ -3,10 +3,10 @@
 use crate::chunks::ChunkStore;
 use crate::error::MetaError;
 use crate::inode::FileKind;
-use crate::names::Names;
+use crate::names::{Names, Turn};
 use crate::uses::{IsGoing, RemovedFiles, Uses};
-use penstock_base::{Env, Ino};
-use penstock_session::Clients;
+use penstock_base::{Env, FileKey, Ino};
+use penstock_session::{Clients, Request};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -95,10 +95,27 @@ impl Parts {
         }
     }
 
+    /// Waits for the right to change something for a request. ESTALE if its session has ended: nobody would
+    /// delete the row of its result.
+    pub(crate) async fn turn(&self, who: Request) -> Result<Turn<'_>, MetaError> {
+        let turn = self.names.turn().await;
+        match who.sequence == 0 || self.clients.is_in_use(who.session) {
+            true => Ok(turn),
+            false => Err(Errno::STALE.into()),
+        }
+    }
+
     /// Keeps new uses of an inode away until the result is dropped; none if it is in use.
     pub(crate) fn begin_deletion(&self, ino: Ino) -> Option<Deletion<'_>> {
         let begun = self.uses.borrow_mut().begin_deletion(ino);
-        begun.then(|| Deletion { parts: self, ino, is_partly_done: false })
+        begun.then(|| Deletion { parts: self, ino })
+    }
+
+    /// An inode is gone, or stays although its deletion had begun.
+    pub(crate) fn end_deletion(&self, ino: Ino) {
+        if self.uses.borrow_mut().end_deletion(ino) {
+            self.chunks.file_removed(FileKey::main(ino));
+        }
     }
 
     /// Counts one open of an inode by a session; none by a session that has ended. ESTALE if the inode is
@@ -138,31 +155,22 @@ impl Parts {
     }
 }
 
-/// An inode that is being deleted, until this is dropped; if part of it is gone by then, until another
-/// attempt has deleted the rest.
+/// An attempt to delete an inode, until this is dropped.
 pub(crate) struct Deletion<'a> {
     parts: &'a Parts,
     ino: Ino,
-    is_partly_done: bool,
 }
 
 impl Deletion<'_> {
-    /// A part of the inode's contents is gone.
-    pub(crate) fn part_is_gone(&mut self) {
-        self.is_partly_done = true;
-    }
-
-    /// The inode is gone, or stays after all.
-    pub(crate) fn end(mut self) {
-        self.is_partly_done = false;
+    /// A part of the inode is gone: nobody may use it before the rest is gone too, or it gets a name.
+    pub(crate) fn part_is_gone(&self) {
+        self.parts.uses.borrow_mut().part_is_gone(self.ino);
     }
 }
 
 impl Drop for Deletion<'_> {
     fn drop(&mut self) {
-        if !self.is_partly_done {
-            self.parts.uses.borrow_mut().end_deletion(self.ino);
-        }
+        self.parts.uses.borrow_mut().end_attempt(self.ino);
     }
 }
 

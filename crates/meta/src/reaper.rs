@@ -74,21 +74,27 @@ async fn is_removed(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
 }
 
 async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
-    match is_removed(parts, ino).await {
-        Ok(true) => {}
+    // In a turn, so that no name that is being given is overlooked.
+    let turn = parts.names.turn().await;
+    let removed = match is_removed(parts, ino).await {
         // Already gone: a file can be queued both by its last close and by the removal of its last name.
-        Ok(false) | Err(MetaError::Posix(_)) => return Ok(()),
-        Err(error) => return Err(error),
+        Err(MetaError::Posix(_)) => false,
+        removed => removed?,
+    };
+    if !removed {
+        parts.end_deletion(ino);
+        return Ok(());
     }
-    // Nothing is awaited before this. A use that exists queues the file again when it ends.
-    let Some(mut deletion) = parts.begin_deletion(ino) else { return Ok(()) };
+    // A use that exists queues the file again when it ends.
+    let Some(deletion) = parts.begin_deletion(ino) else { return Ok(()) };
+    drop(turn);
     let file = FileKey::main(ino);
     // Steps follow from the chunks that exist: the size does not give their number.
     for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
         let _turn = parts.names.turn().await;
         // A repair may have given the file a name while this waited.
         if !is_removed(parts, ino).await? {
-            deletion.end();
+            parts.end_deletion(ino);
             return Ok(());
         }
         let mut writes = WriteSet::new();
@@ -98,7 +104,7 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     }
     let turn = parts.names.turn().await;
     if !is_removed(parts, ino).await? {
-        deletion.end();
+        parts.end_deletion(ino);
         return Ok(());
     }
     if !turn.absent().xattrs.contains(&ino) {
@@ -108,14 +114,16 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
             Ok::<_, MetaError>(())
         })
         .await?;
-        turn.delete_apart(attributes).await?;
+        if !attributes.is_empty() {
+            deletion.part_is_gone();
+            turn.delete_apart(attributes).await?;
+        }
     }
     assert!(!parts.is_used(ino), "nothing uses inode {ino} while it is deleted");
     turn.delete_inode(ino, async |writes| {
         Ok(parts.chunks.truncate(file, 0..u64::MAX, Behind::Dropped, u64::MAX, writes).await?)
     })
     .await?;
-    parts.chunks.file_removed(file);
-    deletion.end();
+    parts.end_deletion(ino);
     Ok(())
 }

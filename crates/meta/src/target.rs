@@ -56,8 +56,20 @@ impl MetaTarget {
         let clients = Clients::load(env, &*kv, chunks.generation()).await?;
         let is_reserved = (ROOT.0..=LAST_INO.0).contains(&fs.reserved_ino);
         let last_ino = highest_in_use(&*kv, if is_reserved { fs.reserved_ino } else { ROOT.0 }).await?;
-        // A reservation outside the fileset is damage; the numbers in use replace it.
-        let fs = FsRow { reserved_ino: if is_reserved { fs.reserved_ino } else { last_ino }, ..fs };
+        // Damage: a reservation outside the fileset, or chunks of another size than the target has. Files
+        // would be mapped wrongly.
+        let sound = FsRow {
+            reserved_ino: if is_reserved { fs.reserved_ino } else { last_ino },
+            chunk_blocks: chunks.chunk_blocks(),
+            ..fs.clone()
+        };
+        if sound != fs {
+            tracing::error!(?fs, ?sound, "the row of the file system is damaged and is corrected");
+            let mut writes = WriteSet::new();
+            writes.put(fs_key(), sound.encode()).reclaims();
+            kv.commit_durable(writes).await?;
+        }
+        let fs = sound;
         let names = Names::new(env, kv, gate, fs, last_ino);
         let parts = Parts::new(env, names, chunks, clients);
         reaper::queue_removed(&parts).await?;
@@ -124,6 +136,7 @@ impl MetaTarget {
         let quiet = turn.gate().quiesce().await;
         let result = Fsck::begin(&turn, target, &quiet, &self.progress, true).repair().await;
         reaper::queue_removed(&self.parts).await?;
+        self.parts.removed.borrow_mut().retry_all();
         self.parts.wake_reaper();
         result
     }

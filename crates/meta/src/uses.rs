@@ -18,8 +18,8 @@ pub(crate) struct Uses(HashMap<Ino, State>);
 enum State {
     /// It is in use, this many times.
     Used(u64),
-    /// It is being deleted.
-    Going,
+    /// It is being deleted, or an attempt at that deleted a part.
+    Going { is_partly_gone: bool },
 }
 
 /// An inode is being deleted, so no use of it begins.
@@ -30,7 +30,7 @@ impl Uses {
     /// Adds uses of an inode.
     pub(crate) fn begin(&mut self, ino: Ino, times: u64) -> Result<(), IsGoing> {
         match self.0.get_mut(&ino) {
-            Some(State::Going) => return Err(IsGoing),
+            Some(State::Going { .. }) => return Err(IsGoing),
             Some(State::Used(count)) => *count += times,
             None if times > 0 => drop(self.0.insert(ino, State::Used(times))),
             None => {}
@@ -61,23 +61,35 @@ impl Uses {
         matches!(self.0.get(&ino), Some(State::Used(_)))
     }
 
-    /// Keeps new uses of an inode away, because it is about to be deleted, or because an attempt at that left
-    /// a part. Returns false if it is in use.
+    /// Keeps new uses of an inode away, because it is about to be deleted. Returns false if it is in use.
     pub(crate) fn begin_deletion(&mut self, ino: Ino) -> bool {
-        if self.contains(ino) {
-            return false;
-        }
-        self.0.insert(ino, State::Going);
-        true
+        let state = self.0.entry(ino).or_insert(State::Going { is_partly_gone: false });
+        matches!(state, State::Going { .. })
     }
 
-    /// The inode is gone, or stays after all.
+    /// A part of an inode that is being deleted is gone.
     ///
     /// # Panics
-    /// If the inode was not being deleted.
-    pub(crate) fn end_deletion(&mut self, ino: Ino) {
-        let state = self.0.remove(&ino);
-        assert!(matches!(state, Some(State::Going)), "inode {ino} was being deleted, not {state:?}");
+    /// If it is not being deleted.
+    pub(crate) fn part_is_gone(&mut self, ino: Ino) {
+        let state = self.0.insert(ino, State::Going { is_partly_gone: true });
+        assert!(matches!(state, Some(State::Going { .. })), "inode {ino} was being deleted, not {state:?}");
+    }
+
+    /// An attempt at a deletion failed. If a part is gone, nobody may use the rest.
+    pub(crate) fn end_attempt(&mut self, ino: Ino) {
+        if matches!(self.0.get(&ino), Some(State::Going { is_partly_gone: false })) {
+            self.0.remove(&ino);
+        }
+    }
+
+    /// The inode is gone, or stays after all. Returns true if it was being deleted.
+    pub(crate) fn end_deletion(&mut self, ino: Ino) -> bool {
+        let was_going = matches!(self.0.get(&ino), Some(State::Going { .. }));
+        if was_going {
+            self.0.remove(&ino);
+        }
+        was_going
     }
 }
 
@@ -102,6 +114,13 @@ impl RemovedFiles {
     pub(crate) fn push(&mut self, due: Duration, ino: Ino) {
         let due = self.waiting.get(&ino).map_or(due, |waiting| waiting.due.min(due));
         self.put(ino, Waiting { due, is_stuck: false });
+    }
+
+    /// Makes files that are stuck due now, after a repair.
+    pub(crate) fn retry_all(&mut self) {
+        let stuck: Vec<Ino> =
+            self.waiting.iter().filter(|(_, file)| file.is_stuck).map(|(ino, _)| *ino).collect();
+        stuck.into_iter().for_each(|ino| self.push(Duration::ZERO, ino));
     }
 
     /// The file that is due first, with its time.
@@ -191,12 +210,23 @@ mod tests {
             assert_eq!(uses.begin(Ino(7), times), Err(IsGoing));
         }
         assert_eq!(uses.begin(Ino(8), 1), Ok(()), "another one");
-        uses.end_deletion(Ino(7));
+        uses.end_attempt(Ino(7));
         assert_eq!(uses.begin(Ino(7), 1), Ok(()), "it stayed");
-        assert!(uses.begin_deletion(Ino(9)) && uses.begin_deletion(Ino(9)), "a second attempt");
-        uses.end_deletion(Ino(9));
-        let wrong = std::panic::AssertUnwindSafe(|| uses.end_deletion(Ino(7)));
-        assert!(std::panic::catch_unwind(wrong).is_err(), "it is in use");
+        assert!(!uses.end_deletion(Ino(7)) && uses.contains(Ino(7)), "it is in use");
+    }
+
+    #[test]
+    fn an_inode_of_which_a_part_is_gone_takes_no_use_before_the_rest_is() {
+        let mut uses = Uses::default();
+        assert!(uses.begin_deletion(Ino(7)));
+        uses.part_is_gone(Ino(7));
+        for _ in 0..2 {
+            uses.end_attempt(Ino(7));
+            assert_eq!(uses.begin(Ino(7), 1), Err(IsGoing));
+            assert!(uses.begin_deletion(Ino(7)), "another attempt");
+        }
+        assert!(uses.end_deletion(Ino(7)) && !uses.end_deletion(Ino(7)));
+        assert_eq!(uses.begin(Ino(7), 1), Ok(()), "it has a name again");
     }
 
     #[test]

@@ -210,7 +210,7 @@ impl Node {
 
     /// Makes clients in other processes sync their changes and stop changing anything, before the service
     /// stops. Returns the sessions that have not finished within `limit` although they are connected.
-    pub async fn call_everything_back(
+    pub async fn revoke_everything(
         &self,
         limit: Duration,
         is_connected: impl Fn(u64) -> bool,

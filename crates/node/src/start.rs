@@ -70,12 +70,15 @@ impl Candidate {
 fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, ArrayError> {
     let mut newest: BTreeMap<ArrayId, (u64, Descriptor)> = BTreeMap::new();
     let mut damaged: BTreeMap<ArrayId, DecodeError> = BTreeMap::new();
+    let mut unknown: Vec<(ArrayId, u64, DecodeError)> = Vec::new();
     for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
         for entry in &superblock.arrays {
             let descriptor = match Descriptor::decode(&entry.descriptor) {
                 Ok(descriptor) => descriptor,
-                // Of a later release: an older one must not be used instead.
-                Err(error @ DecodeError::Unknown { .. }) => return Err(error.into()),
+                Err(error @ DecodeError::Unknown { .. }) => {
+                    unknown.push((entry.array, entry.revision, error));
+                    continue;
+                }
                 Err(error) => {
                     tracing::error!(array = %entry.array, %error, "the superblock of a drive is damaged");
                     damaged.insert(entry.array, error);
@@ -86,6 +89,12 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
                 newest.insert(entry.array, (entry.revision, descriptor));
             }
         }
+    }
+    // Of a later release: an older one must not be used instead.
+    let is_newest =
+        |array: &ArrayId, revision: &u64| newest.get(array).is_none_or(|(readable, _)| readable <= revision);
+    if let Some((_, _, error)) = unknown.into_iter().find(|(array, at, _)| is_newest(array, at)) {
+        return Err(error.into());
     }
     if let Some((_, error)) = damaged.into_iter().find(|(array, _)| !newest.contains_key(array)) {
         return Err(error.into());

@@ -401,13 +401,20 @@ impl Clients {
             return Err(refused("a lease on a part of a file: this release has leases on whole files only"));
         }
         let ino = Ino(request.ino);
-        let _turn = self.lease_turns.exclusive(ino).await;
-        // The session may have left since it asked, and joins again.
-        let attempt = |leases: &mut Leases| {
-            leases.join(session).then(|| leases.try_grant(session, ino, request.exclusive)).flatten()
-        };
-        let granted = self.wait_for(session, attempt).await?;
-        Ok(LeaseReply { grant: granted }.encode_to_vec())
+        loop {
+            // Another session that owes everything may need this lease for its answer. So the turn is not
+            // owned while this waits for it. The session may have left since it asked, and joins again.
+            let may_ask = |leases: &mut Leases| leases.may_ask(session).then_some(());
+            self.wait_for(session, may_ask).await?;
+            let _turn = self.lease_turns.exclusive(ino).await;
+            let attempt = |leases: &mut Leases| match leases.may_ask(session) {
+                true => leases.try_grant(session, ino, request.exclusive).map(Some),
+                false => Some(None),
+            };
+            if let Some(grant) = self.wait_for(session, attempt).await? {
+                return Ok(LeaseReply { grant }.encode_to_vec());
+            }
+        }
     }
 
     /// Waits until a change of attributes may be made. A change of size waits until no other session caches

@@ -253,6 +253,13 @@ impl Leases {
         self.note_alone();
     }
 
+    /// Lets a session take part, and returns true if no other one owes everything.
+    pub(crate) fn may_ask(&mut self, session: u64) -> bool {
+        let joined = self.join(session);
+        assert!(self.has_joined(session), "session {session} takes part from now on");
+        joined && !self.owes_everything(|other| other != session)
+    }
+
     /// Grants a lease and returns its number, or revokes the leases that conflict with it. A session that has
     /// not joined gets none.
     pub(crate) fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
@@ -266,6 +273,7 @@ impl Leases {
         let in_the_way = self.held_by_others(session, ino, |held| exclusive || held.exclusive);
         if in_the_way.is_empty() {
             let grant = self.next();
+            assert!(self.alone.is_none_or(|alone| alone == session), "{:?} is alone", self.alone);
             if self.alone != Some(session) {
                 let holders = self.held.entry(ino).or_default();
                 holders.insert(session, Held { exclusive, grant });

@@ -1,4 +1,5 @@
-//! Golden bytes of every message: a change of these bytes needs a new message version.
+//! Golden bytes of every message. These bytes stay readable for ever; a new field at the end of a message
+//! gets golden bytes beside them.
 
 use crate::data::{
     ChunkRef, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,

@@ -140,25 +140,29 @@ impl Entry {
         Ok(match dec.u8()? {
             1 => Self::Data {
                 stripe: Stripe(dec.u64()?),
-                order: dec.counter()?,
+                order: dec.counter_with_room()?,
                 block: dec.u32()?,
                 crcs: decode_crcs(dec)?,
             },
             2 => Self::Fresh {
                 stripe: Stripe(dec.u64()?),
-                upto: dec.counter()?,
-                version: Version(dec.counter()?),
+                upto: dec.counter_with_room()?,
+                version: Version(dec.counter_with_room()?),
                 stale: Positions::from_bits(dec.u64()?),
                 contained: decode_contained(dec)?,
             },
             3 => Self::decode_destage(dec)?,
-            4 => Self::Discard { stripe: Stripe(dec.u64()?), count: dec.u64()?, upto: dec.counter()? },
-            5 => Self::Versions { reserved: Version(dec.counter()?) },
+            4 => Self::Discard {
+                stripe: Stripe(dec.u64()?),
+                count: dec.u64()?,
+                upto: dec.counter_with_room()?,
+            },
+            5 => Self::Versions { reserved: Version(dec.counter_with_room()?) },
             6 => Self::Strips {
                 stripe: Stripe(dec.u64()?),
                 set: Positions::from_bits(dec.u64()?),
                 clear: Positions::from_bits(dec.u64()?),
-                version: Version(dec.counter()?),
+                version: Version(dec.counter_with_room()?),
             },
             7 => Self::MemberReset { member: decode_position(dec)? },
             kind => return Err(dec.unknown("entry kind", u64::from(kind))),
@@ -171,7 +175,8 @@ impl Entry {
         let patch_count = dec.u16()?;
         let mut patches = Vec::new();
         for _ in 0..patch_count {
-            let (position, version, count) = (decode_position(dec)?, Version(dec.counter()?), dec.u32()?);
+            let (position, version, count) =
+                (decode_position(dec)?, Version(dec.counter_with_room()?), dec.u32()?);
             let columns = (0..count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
             let crcs = decode_crcs(dec)?;
             if columns.iter().any(|column| usize::from(*column) >= crcs.len()) {
@@ -230,7 +235,7 @@ fn encode_contained(enc: &mut Enc, contained: &[(u32, u64)]) {
 
 fn decode_contained(dec: &mut Dec<'_>) -> Result<Vec<(u32, u64)>, DecodeError> {
     let count = dec.u32()?;
-    (0..count).map(|_| Ok((dec.u32()?, dec.counter()?))).collect()
+    (0..count).map(|_| Ok((dec.u32()?, dec.counter_with_room()?))).collect()
 }
 
 fn encode_crcs(enc: &mut Enc, crcs: &[u32]) {
@@ -329,10 +334,11 @@ impl RecordHead {
             return Err(dec.bad("wrong magic number"));
         }
         let (chain, array) = (dec.u32()?, ArrayId(dec.id()?));
-        let (incarnation, seq, before) = (dec.counter()?, LogSeq(dec.counter()?), dec.u32()?);
+        let (incarnation, seq, before) =
+            (dec.counter_with_room()?, LogSeq(dec.counter_with_room()?), dec.u32()?);
         let (head_blocks, format) = (u32::from(dec.u16()?), dec.u16()?);
         let (durable, payload_blocks, entry_bytes) =
-            (LogSeq(dec.counter()?), dec.u32()?, dec.u32()? as usize);
+            (LogSeq(dec.counter_with_room()?), dec.u32()?, dec.u32()? as usize);
         let entries_at = HEADER_BYTES;
         let raw = dec.raw(entry_bytes)?;
         if crc32c(&bytes[8..entries_at + entry_bytes]) != chain {

@@ -85,17 +85,17 @@ impl Root {
         let replay_chain = dec.u32()?;
         Ok(Self {
             array: ArrayId(dec.id()?),
-            seq: dec.counter()?,
-            incarnation: dec.counter()?,
-            incarnation_start: LogSeq(dec.counter()?),
-            replay_segment: dec.counter()?,
-            replay_seq: LogSeq(dec.counter()?),
+            seq: dec.counter_with_room()?,
+            incarnation: dec.counter_with_room()?,
+            incarnation_start: LogSeq(dec.counter_with_room()?),
+            replay_segment: dec.counter_with_room()?,
+            replay_seq: LogSeq(dec.counter_with_room()?),
             replay_chain,
-            durable: LogSeq(dec.counter()?),
-            versions_reserved: Version(dec.counter()?),
-            order: dec.counter()?,
+            durable: LogSeq(dec.counter_with_room()?),
+            versions_reserved: Version(dec.counter_with_room()?),
+            order: dec.counter_with_room()?,
             table_sum: dec.u64()?,
-            epoch: Epoch(dec.counter()?),
+            epoch: Epoch(dec.counter_with_room()?),
             behind: Positions::from_bits(dec.u64()?),
         })
     }

@@ -47,9 +47,9 @@ impl SegmentHeader {
         let mut dec = Dec::new("log segment header", &bytes[8..]);
         let format = dec.u32()?;
         dec.check_format(format, FORMAT)?;
-        let (chain, array, number) = (dec.u32()?, ArrayId(dec.id()?), dec.counter()?);
+        let (chain, array, number) = (dec.u32()?, ArrayId(dec.id()?), dec.counter_with_room()?);
         let (first_seq, incarnation, carriers_epoch) =
-            (LogSeq(dec.counter()?), dec.counter()?, dec.counter()?);
+            (LogSeq(dec.counter_with_room()?), dec.counter_with_room()?, dec.counter_with_room()?);
         let count = dec.u16()?;
         let carriers = (0..count).map(|_| dec.u16()).collect::<Result<_, _>>()?;
         Ok(Self { array, number, first_seq, chain, incarnation, carriers_epoch, carriers })

@@ -56,7 +56,8 @@ impl TablePage {
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         check_block("stripe table page", MAGIC, bytes)?;
         let mut dec = Dec::new("stripe table page", &bytes[8..]);
-        let (array, index, checkpoint) = (ArrayId(dec.id()?), dec.counter()?, dec.counter()?);
+        let (array, index, checkpoint) =
+            (ArrayId(dec.id()?), dec.counter_with_room()?, dec.counter_with_room()?);
         let (strips, format, count) = (dec.u16()?, dec.u16()?, dec.u32()?);
         dec.check_format(format, FORMAT)?;
         let words: Vec<u64> = (0..count).map(|_| dec.u64()).collect::<Result<_, _>>()?;

@@ -2,9 +2,9 @@
 //!
 //! A carrier holds log, roots and table pages: for a large array more than is copied in a moment. So they are
 //! copied while they change, and pieces that were written since are copied again, until few are left. Those
-//! are copied while no write on carriers is in flight, and then the new set is recorded. A write that is
-//! tried again and again, because the array can lose no carrier, is not waited for: it may be this copy that
-//! it waits for.
+//! are copied while no write on carriers is in flight, and then the new set is recorded. The copy does not
+//! wait for a write that is tried again because the array can lose no further carrier: that write may succeed
+//! only after the copy has made a new carrier.
 //!
 //! Invariants:
 //! - a member counts as a carrier only after it took everything that an opening reads from carriers, and

@@ -161,8 +161,11 @@ impl Checkpoints {
 
     /// Writes a root on all carriers and makes it durable.
     pub(crate) async fn write_root(&self, root: &Root) -> Result<(), ArrayError> {
-        let at = self.context.geo.root_at(root.seq);
-        self.members.write_carriers(at, &root.encode(), Site::CheckpointRoot.io()).await?;
+        let (at, bytes) = (self.context.geo.root_at(root.seq), root.encode());
+        // A damaged root of one carrier may have brought numbers near the end of what can be read. Written to
+        // all carriers, they would make the array unreadable.
+        Root::decode(&bytes)?;
+        self.members.write_carriers(at, &bytes, Site::CheckpointRoot.io()).await?;
         self.members.flush_carriers().await
     }
 }

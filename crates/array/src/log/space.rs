@@ -1,9 +1,9 @@
 //! Log space: a producer of entries waits here first, so that a log full of data can always be destaged.
 //!
 //! Invariant: the used segments, the queued data, and the most that it would take to destage every dirty
-//! block in place fit in the log together, with a reserve for entries of the array itself. Proof that destage
-//! ends: it never appends more than is counted here for the blocks that it takes, and with the last of them
-//! the whole log is free at the next checkpoint.
+//! block in place fit in the log together, with a reserve for entries of the array itself. So destage always
+//! ends: for each block it appends at most the space that is counted here, and when the last block is
+//! destaged, the next checkpoint frees the whole log.
 //!
 //! To destage a column of a stripe in place takes its dirty blocks, its parity, and the trailers of all these
 //! strips; a record may need a head of its own. At the end of a segment less than the longest entry is

@@ -1,9 +1,9 @@
 //! Drives with contents of the past: a snapshot that was restored, or an old copy in the place of the drive.
 //!
-//! They lack everything that was written since, and the table says that it is there. So the descriptor names
-//! for each member an epoch of which its own superblock is at least, also if the member is stale, and so does
-//! the root for all members that count: every opening writes the superblocks of all members before its root.
-//! A member with an older superblock is such a drive. A copy from within the present opening is not
+//! They lack everything that was written since, and the table says that it is there. So the descriptor has,
+//! for each member, stale or not, a lower bound of the epoch in that member's superblock, and the root has
+//! one for all members that count: every opening writes the superblocks of all members before its root. A
+//! member whose superblock is below its bound is such a drive. A copy from within the present opening is not
 //! recognised: its strips do not verify, which reads and scrubs find.
 //!
 //! If stripes would be lost without such drives and those that are away, the opening ends before it writes:

@@ -237,3 +237,30 @@ fn full_chunks_are_written_as_stripes_and_others_through_the_log() {
         }
     });
 }
+
+/// A commit of everything that runs beside another one says that all is committed only if it is.
+#[test]
+fn a_commit_of_everything_waits_for_changes_that_another_commit_has_taken() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let key = chunk_key(2, 0);
+        write(&target, key, 0, &[1; 3]).await;
+        bench.kv.fail_after(0);
+        let periodic = Rc::new(RefCell::new(None));
+        let (place, other) = (periodic.clone(), target.clone());
+        bench
+            .env
+            .spawn("periodic", Box::pin(async move { *place.borrow_mut() = Some(other.commit_all().await) }));
+        // Until the changes are taken.
+        let dirty =
+            || target.commits.cache.dirty_blocks() > 0 || !target.commits.cache.changed_files().is_empty();
+        while dirty() {
+            bench.env.sleep(Duration::from_nanos(100)).await;
+        }
+        assert!(periodic.borrow().is_none(), "it runs");
+        let result = target.commit_all().await;
+        // As a repair does next: nothing may be in memory only.
+        let _quiet = bench.gate.quiesce().await;
+        assert!(result.is_err() || target.commits.cache.changed_files().is_empty(), "{result:?}");
+    });
+}

@@ -208,18 +208,19 @@ impl Fsck<'_> {
         mut map: Vec<Extent>,
         copies: Vec<Extent>,
     ) -> Result<(), ChunkError> {
-        let allocated: Vec<Run> = copies.iter().map(|copy| (copy.block, 1)).collect();
+        let runs: Vec<Run> = copies.iter().map(|copy| (copy.block, 1)).collect();
         map.extend(copies);
         map.sort_by_key(|extent| extent.first);
         let mut writes = WriteSet::new();
         writes.put(key, encode_map(&joined(map)));
-        let mut space = self.allocator.space_mut().commit(allocated, &[]);
+        let mut space = self.allocator.space_mut().commit(runs.clone(), &[]);
         for (group, row) in std::mem::take(&mut space.rows) {
             writes.put(group_key(group), row);
         }
         let committed = self.commit_repair(&mut writes).await;
         if committed.is_err() {
             self.allocator.space_mut().undo_commit(space);
+            self.allocator.give_back(runs);
         }
         committed
     }

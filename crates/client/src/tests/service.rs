@@ -55,7 +55,7 @@ pub(super) struct Service {
     alone: Cell<bool>,
     calls: RefCell<VecDeque<LeaseCall>>,
     pub(super) answered: RefCell<Vec<(u64, bool)>>,
-    next_grant: Cell<u64>,
+    pub(super) next_grant: Cell<u64>,
 }
 
 impl Service {
@@ -263,6 +263,10 @@ impl Service {
 
     /// Answers a watch at once, or after a while without news.
     async fn watch(&self, request: &WatchRequest) -> Vec<u8> {
+        if request.generation != self.generation.get() {
+            // As the real service does: the numbers are from another start.
+            return WatchReply { alone: request.alone, ..WatchReply::default() }.encode_to_vec();
+        }
         let failed = |number: &u64| request.failed.iter().any(|failed| failed.number == *number);
         let answered = request.answered.iter().map(|number| (*number, !failed(number)));
         self.answered.borrow_mut().extend(answered);

@@ -147,3 +147,59 @@ fn a_page_behind_the_end_is_not_written_back() {
         assert_eq!(service.bytes(INO), expected, "the file does not grow");
     });
 }
+
+/// The service starts again while the client gives up everything for a call of the start before.
+#[test]
+fn an_answer_to_an_earlier_start_is_none_to_the_present_one() {
+    const LATE: Ino = Ino(6);
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        service.add(LATE, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.open(LATE).await.unwrap();
+        client.write(INO, 0, b"new").await.unwrap();
+        service.fail(Kind::Commit, ErrorKind::NoSpace, 5);
+        // Number 1: as the first call that a restart makes to the first session.
+        service.others_arrive();
+        rest(client).await;
+        // It still gets leases, until it has answered.
+        client.write(LATE, 0, b"late").await.unwrap();
+        assert!(client.owns(LATE).is_some());
+        service.restart();
+        client.session.env().sleep(Duration::from_secs(5)).await;
+        assert_eq!(
+            *service.answered.borrow(),
+            [],
+            "the present start has asked nothing; owns {:?}",
+            client.owns(LATE)
+        );
+    });
+}
+
+/// A call of an earlier start of the service voids no grant of the present one, which counts anew.
+#[test]
+fn a_call_of_an_earlier_start_voids_no_grant_of_the_present_one() {
+    run(async |service, client| {
+        let files: Vec<Ino> = (100..180).map(Ino).collect();
+        files.iter().for_each(|ino| service.add(*ino, &[1; 100]));
+        share(service, client).await;
+        service.next_grant.set(10_000);
+        for ino in &files {
+            client.open(*ino).await.unwrap();
+            client.write(*ino, 0, b"new").await.unwrap();
+        }
+        // All are given up, 64 at a time, and the first ones take a while.
+        service.fail(Kind::Commit, ErrorKind::NoSpace, 64 * 3);
+        service.call(0);
+        rest(client).await;
+        service.restart();
+        service.next_grant.set(1);
+        client.session.env().sleep(Duration::from_secs(20)).await;
+        for ino in &files {
+            let before = service.next_grant.get();
+            client.write(*ino, 0, b"again").await.unwrap();
+            let asked = service.next_grant.get() - before;
+            assert!(asked <= 1, "inode {ino}: the service was asked {asked} times for a lease");
+        }
+    });
+}

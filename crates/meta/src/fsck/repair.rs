@@ -50,6 +50,7 @@ fn is_suspect(kind: Kind) -> bool {
             | Kind::ExtentBeyondVolume
             | Kind::MissingInode
             | Kind::WrongInodeData
+            | Kind::WrongLayout
             | Kind::WrongSize
     )
 }

@@ -23,7 +23,7 @@ pub(crate) async fn lookup(parts: &Parts, request: NameRequest) -> Result<Vec<u8
 
 /// Makes a file, directory, symbolic link, special file, or a file without a name (O_TMPFILE).
 pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> Result<Vec<u8>, MetaError> {
-    let turn = parts.names.turn().await;
+    let turn = parts.turn(who).await?;
     let mut dir = turn.directory(Ino(request.dir)).await?;
     if dir.nlink == 0 {
         return Err(Errno::NOENT.into());
@@ -115,7 +115,7 @@ pub(super) fn new_inode(
 /// Adds a name to an inode. An inode without a name that is in use was made without one: the kernel
 /// refuses to link an inode whose names were removed.
 pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> Result<Vec<u8>, MetaError> {
-    let turn = parts.names.turn().await;
+    let turn = parts.turn(who).await?;
     let mut inode = turn.inode(Ino(request.ino)).await?;
     let mut dir = turn.directory(Ino(request.dir)).await?;
     match inode.nlink {
@@ -144,7 +144,7 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
 
 /// Removes a name. A directory must be empty.
 pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) -> Result<Vec<u8>, MetaError> {
-    let turn = parts.names.turn().await;
+    let turn = parts.turn(who).await?;
     let mut dir = turn.directory(Ino(request.dir)).await?;
     let (cookie, entry) = turn.entry(dir.ino, &request.name).await?;
     let mut inode = turn.inode(entry.ino).await?;

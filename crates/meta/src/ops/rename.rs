@@ -48,7 +48,7 @@ pub(crate) async fn rename(
     if request.start != 0 && request.start != parts.chunks.generation() {
         return Err(MetaError::Restarted);
     }
-    let turn = parts.names.turn().await;
+    let turn = parts.turn(who).await?;
     let (from_dir, to_dir) = (Ino(request.dir), Ino(request.new_dir));
     check_name(&request.new_name)?;
     if request.exchange && (request.no_replace || request.whiteout) {

@@ -52,7 +52,7 @@ pub(crate) async fn set_attr(
     if let Some(size) = request.size.filter(|_| !request.grow) {
         cleared = clear_behind(parts, Ino(request.ino), size, &mut known_truncations).await?;
     }
-    let turn = parts.names.turn().await;
+    let turn = parts.turn(who).await?;
     let mut inode = turn.inode(Ino(request.ino)).await?;
     check_truncations(&inode, known_truncations)?;
     let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.truncations, inode.size));

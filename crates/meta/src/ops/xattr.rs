@@ -45,7 +45,7 @@ pub(crate) async fn set_xattr(
     who: Request,
     request: XattrRequest,
 ) -> Result<Vec<u8>, MetaError> {
-    let turn = parts.names.turn().await;
+    let turn = parts.turn(who).await?;
     if request.name.is_empty() || request.name.len() > NAME_MAX {
         return Err(Errno::RANGE.into());
     }
@@ -92,7 +92,7 @@ pub(crate) async fn remove_xattr(
     who: Request,
     request: XattrRequest,
 ) -> Result<Vec<u8>, MetaError> {
-    let turn = parts.names.turn().await;
+    let turn = parts.turn(who).await?;
     let mut inode = turn.inode(Ino(request.ino)).await?;
     let key = xattr_key(inode.ino, &request.name);
     // A missing access control list is equivalent to the mode, so removing it succeeds.

@@ -5,7 +5,9 @@ use super::memory::CHUNK_BLOCKS;
 use crate::rows::inode_key;
 use crate::{ChunkStore, MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::Ino;
-use penstock_kv::KvError;
+use penstock_kv::{Kv, KvError};
+use penstock_session::Request;
+use penstock_session::rows::all_results;
 use penstock_wire::metadata::{MakeRequest, OpenCount, PingRequest, XattrRequest};
 use penstock_wire::{Frame, Header, Kind};
 use prost::Message;
@@ -311,5 +313,92 @@ fn a_wrong_number_of_links_deletes_no_file() {
         bed.meta.parts.close(bed.who.session, ino);
         bed.meta.wait_reaped().await;
         assert!(!is_gone(bed, ino).await && !bed.chunks.blocks(ino).is_empty());
+    });
+}
+
+/// A second attempt that fails before its first step forgets that the first one left a part.
+#[test]
+fn nothing_opens_a_file_of_which_half_is_gone_after_a_second_failure() {
+    run(async |bed| {
+        let ino = file(bed, "f", 2 * STEP_CHUNKS as u64 + 3).await;
+        let before = bed.chunks.blocks(ino).len();
+        bed.remove("f").await.unwrap();
+        bed.kv.fail_after(1);
+        bed.world.env().sleep(Duration::from_secs(1)).await;
+        assert!(bed.chunks.blocks(ino).len() < before, "a step is done");
+        assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), Some(Errno::STALE));
+        // The second attempt fails at once.
+        bed.world.env().sleep(Duration::from_secs(2)).await;
+        bed.kv.fail_after(u64::MAX);
+        assert!(!is_gone(bed, ino).await);
+        assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), Some(Errno::STALE));
+    });
+}
+
+/// A repair gives a half-deleted file a name, as `Fix::Reconnect` does after the queue's row was damaged.
+#[test]
+fn a_repaired_file_can_be_opened() {
+    run(async |bed| {
+        let ino = file(bed, "f", 2 * STEP_CHUNKS as u64 + 3).await;
+        bed.remove("f").await.unwrap();
+        bed.kv.fail_after(1);
+        bed.world.env().sleep(Duration::from_secs(1)).await;
+        bed.kv.fail_after(u64::MAX);
+        assert!(!is_gone(bed, ino).await);
+        let names = &bed.meta.parts.names;
+        {
+            let turn = names.turn().await;
+            let mut inode = bed.inode(ino).await.unwrap();
+            inode.nlink = 1;
+            bed.put_row(inode_key(ino), Some(inode.encode())).await;
+            bed.put_row(crate::rows::removed_key(ino), None).await;
+            turn.forget();
+            crate::reaper::queue_removed(&bed.meta.parts).await.unwrap();
+            bed.meta.parts.wake_reaper();
+        }
+        bed.meta.wait_reaped().await;
+        bed.world.env().sleep(Duration::from_secs(1000)).await;
+        assert!(!is_gone(bed, ino).await, "the file stays");
+        assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), None, "so it can be opened");
+        assert_eq!(errno(bed.meta.change_contents(ino).await.map(drop)), None);
+    });
+}
+
+/// A file without a name gets one while its last use ends.
+#[test]
+fn a_file_that_gets_a_name_while_its_user_goes_can_be_opened() {
+    run(async |bed| {
+        let request =
+            MakeRequest { dir: ROOT.0, mode: FILE, nameless: true, open: true, ..Default::default() };
+        let ino = bed.make(request).await.unwrap();
+        let quiet = bed.meta.parts.names.gate().quiesce().await;
+        // The name is in its transaction, which waits at the gate, when the last use ends.
+        let (linked, ()) = tokio::join!(bed.link(ino, "named"), async {
+            bed.world.env().sleep(Duration::from_millis(10)).await;
+            bed.meta.parts.close(bed.who.session, ino);
+            bed.world.env().sleep(Duration::from_millis(10)).await;
+            drop(quiet);
+        });
+        linked.unwrap();
+        assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), None);
+        bed.meta.wait_reaped().await;
+        assert!(!is_gone(bed, ino).await);
+    });
+}
+
+/// A request that waits for its turn while its session ends leaves no row of a result, which nobody deletes.
+#[test]
+fn a_request_of_a_session_that_has_ended_changes_nothing() {
+    run(async |bed| {
+        let who = Request { sequence: 5, ..bed.who };
+        let turn = bed.meta.parts.names.turn().await;
+        let request = MakeRequest { dir: ROOT.0, mode: FILE, name: "f".into(), ..Default::default() };
+        let (made, ()) = tokio::join!(ops::make(&bed.meta.parts, who, request), async {
+            bed.meta.parts.clients.end_session(who.session).unwrap();
+            drop(turn);
+        });
+        assert_eq!(errno(made), Some(Errno::STALE));
+        let (from, until) = all_results();
+        assert_eq!(bed.kv.keys(from, until, 9).await.unwrap(), [[0u8; 0]; 0]);
     });
 }

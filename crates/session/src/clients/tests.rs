@@ -4,6 +4,8 @@ use penstock_kv::MemKv;
 use penstock_sim::World;
 use penstock_wire::metadata::{FailedSync, LeaseCall, ReleasedLease};
 
+mod model;
+
 const GENERATION: u64 = 4;
 const FIRST: u64 = 1;
 const SECOND: u64 = 2;
@@ -616,5 +618,57 @@ fn news_that_a_client_saw_before_a_restart_hide_none() {
         let calls = WatchReply::decode(&reply[..]).unwrap().calls;
         assert_eq!(calls.len(), 1, "it is asked to give up everything");
         assert!(joining.borrow().is_none());
+    });
+}
+
+/// Both sessions owe an answer after a restart; the first one's kernel drops its pages only after a request
+/// that needs a lease (`Leaving::Called` says that).
+#[test]
+fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
+    let world = World::new(9);
+    let outcome = world.run(async {
+        let (env, kv) = (world.env(), MemKv::new(1 << 20));
+        let mut writes = WriteSet::new();
+        for id in [FIRST, SECOND] {
+            let who = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 };
+            writes.put(session_key(id), who.encode());
+        }
+        kv.commit(writes).await.unwrap();
+        let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
+        let bench = Bench { world: world.clone(), env, kv, clients: clients.clone() };
+        // The second client's request comes before its answer.
+        clients.join(SECOND).await.unwrap();
+        let second = bench.start_grant(SECOND);
+        bench.pause().await;
+        bench.answer_all(SECOND).await;
+        // The first one needs the lease to give up everything.
+        clients.join(FIRST).await.unwrap();
+        let first = bench.start_grant(FIRST);
+        bench.env.sleep(Duration::from_secs(60)).await;
+        assert!(second.borrow().is_none());
+        assert!(first.borrow().is_some(), "it owes an answer and waits behind who waits for the answer");
+    });
+    world.destroy();
+    outcome.unwrap();
+}
+
+/// The same without a restart: the second session leaves and joins again inside the turn.
+#[test]
+fn a_lease_that_an_answer_needs_waits_for_no_session_that_joins_again() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        bench.join_both().await;
+        bench.grant(FIRST, true).await.unwrap();
+        let second = bench.start_grant(SECOND);
+        bench.pause().await;
+        let leaving = WatchRequest { generation: GENERATION, leaves: true, ..WatchRequest::default() };
+        clients.watch(SECOND, &leaving.encode_to_vec()).await.unwrap();
+        // It answers the revocation of the file. Alone for a moment, it is asked to give up everything; for
+        // that it needs a lease.
+        bench.answer_all(FIRST).await;
+        bench.pause().await;
+        let first = bench.start_grant(FIRST);
+        bench.env.sleep(Duration::from_secs(60)).await;
+        assert!(first.borrow().is_some() || second.borrow().is_some(), "both wait for each other");
     });
 }

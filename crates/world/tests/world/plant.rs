@@ -140,6 +140,12 @@ impl Rows {
         self.put(map(ino, u64::MAX), vec![1, 0, 0, 0, 0]).await;
     }
 
+    /// The root's row says that it is another inode, and another inode's row cannot be read.
+    pub async fn put_wrong_root(&self, root: Ino, unreadable: Ino) {
+        self.patch(inode(root), 1..9, &NOWHERE.0.to_le_bytes()).await;
+        self.cut(inode(unreadable), 20).await;
+    }
+
     pub async fn set_bit(&self, block: u64, used: bool) {
         let group = key(0x21, &[block / 32768]);
         let mut value = self.get(group.clone()).await;

@@ -461,3 +461,20 @@ fn a_chunk_above_all_numbers_is_mended() {
         world.destroy();
     }
 }
+
+/// A root whose row names another inode, together with a row that cannot be read.
+#[test]
+fn a_root_with_a_wrong_number_is_mended() {
+    let (site, known) = store();
+    let world = World::new(910);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        Rows::of(&machine).put_wrong_root(known.root, known.victim).await;
+        let first = machine.node.repair_fs().await;
+        assert_eq!(first.unwrap().result, "mended");
+        assert_eq!(machine.node.check_fs().await.unwrap().result, "clean");
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}

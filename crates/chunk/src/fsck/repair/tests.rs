@@ -305,3 +305,33 @@ fn a_block_that_waits_to_be_free_stays_with_its_other_owner() {
         assert_clean(bench, &target).await;
     });
 }
+
+/// The same process repairs again: the blocks of copies whose commit failed are free again.
+#[test]
+fn a_repair_that_fails_leaks_no_block() {
+    for succeeding in 0..8 {
+        on_a_volume(async |bench| {
+            bench.put_map(chunk_key(2, 0), &[extent(0, 4, 8)]).await;
+            bench.put_map(chunk_key(2, 1), &[extent(0, 2, 10)]).await;
+            bench.put_marks(&[8..12]).await;
+            fill(bench, 8, &[1, 2, 3, 4]).await;
+            let target: Rc<Target> = bench.target().await;
+            let quiet = bench.gate.quiesce().await;
+            let fsck = target.fsck(&quiet);
+            bench.kv.fail_after(succeeding);
+            let result = async {
+                fsck.mark_owned().await?;
+                fsck.trim_extents().await?;
+                fsck.copy_doubles().await?;
+                fsck.clear_unowned().await
+            };
+            let _ = result.await;
+            drop(quiet);
+            bench.kv.fail_after(u64::MAX);
+            assert_eq!(repair(bench, &target).await, []);
+            assert_clean(bench, &target).await;
+            let used = bench.volume.blocks() - target.usage().free_blocks;
+            assert_eq!(used, 6, "after {succeeding} transactions");
+        });
+    }
+}

@@ -76,6 +76,23 @@ impl Root {
         seal_block(&mut enc)
     }
 
+    /// True if its numbers are far from the highest that decoding accepts. No array reaches others, so one
+    /// drive that says so is damaged.
+    pub(crate) fn is_plausible(&self) -> bool {
+        let numbers = [
+            self.seq,
+            self.incarnation,
+            self.incarnation_start.0,
+            self.replay_segment,
+            self.replay_seq.0,
+            self.durable.0,
+            self.versions_reserved.0,
+            self.order,
+            self.epoch.0,
+        ];
+        numbers.iter().all(|number| *number < 1 << 61)
+    }
+
     /// Decodes a root block.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         check_block("checkpoint root", MAGIC, bytes)?;

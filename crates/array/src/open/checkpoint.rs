@@ -19,7 +19,7 @@ const PIECES_IN_FLIGHT: usize = 4;
 /// The newest root. A durable root is on every carrier, so one carrier that can be read decides. A place that
 /// no carrier can read might hold it, and then nothing is decided. Numbers are given again after a start
 /// whose root was not durable, and such a root may come back with a drive that has contents of the past.
-/// Epochs are never given again.
+/// Epochs are never given again. A root with numbers that no array reaches counts only if there is no other.
 pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<Root, ArrayError> {
     let mut best: Option<Root> = None;
     for place in 0..2 {
@@ -34,7 +34,7 @@ pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<R
                 && root.replay_seq.0 > 0
                 && root.replay_segment > 0
             {
-                let age = |root: &Root| (root.epoch, root.seq);
+                let age = |root: &Root| (root.is_plausible(), root.epoch, root.seq);
                 best = best.filter(|best| age(best) >= age(&root)).or(Some(root));
             }
         }

@@ -6,6 +6,7 @@
 
 use crate::Env;
 use crate::num::to_usize;
+use futures_util::FutureExt;
 use std::cell::Cell;
 use std::future::Future;
 use std::time::Duration;
@@ -64,11 +65,11 @@ impl Histogram {
     }
 
     /// Runs `work` and counts its duration, whether it succeeds or fails. Dropped work is not counted.
-    pub async fn time<T>(&self, env: &Env, work: impl Future<Output = T>) -> T {
+    pub fn time<T>(&self, env: &Env, work: impl Future<Output = T>) -> impl Future<Output = T> {
+        // Not an async function: that would keep `work` twice, as its argument and while it runs, and copy
+        // all of its state.
         let began = env.now();
-        let result = work.await;
-        self.record(env.now().saturating_sub(began));
-        result
+        work.inspect(move |_| self.record(env.now().saturating_sub(began)))
     }
 
     /// The number of times recorded, and their sum.

@@ -23,8 +23,11 @@
 use crate::locks::{Exclusive, Shared};
 use crate::{FileKey, Ino, KeyedLocks};
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
+use std::future::Future;
+#[cfg(debug_assertions)]
+use std::future::poll_fn;
 use std::hash::Hash;
+#[cfg(debug_assertions)]
 use std::pin::pin;
 use std::rc::Rc;
 use tokio::sync::{Mutex, MutexGuard};
@@ -67,14 +70,17 @@ fn current() -> Option<Rc<Scope>> {
 }
 
 /// Makes a scope current while it lives.
+#[cfg(debug_assertions)]
 struct Entered(Option<Rc<Scope>>);
 
+#[cfg(debug_assertions)]
 impl Entered {
     fn new(scope: Rc<Scope>) -> Self {
         Self(CURRENT.with(|current| current.replace(Some(scope))))
     }
 }
 
+#[cfg(debug_assertions)]
 impl Drop for Entered {
     fn drop(&mut self) {
         CURRENT.with(|current| *current.borrow_mut() = self.0.take());
@@ -82,10 +88,16 @@ impl Drop for Entered {
 }
 
 /// Runs `future` in a scope of its own, inside the one that is current when it is first polled.
+#[cfg(not(debug_assertions))]
+pub fn scoped<F: Future>(future: F) -> F {
+    // As it is: an async function would keep it twice, as its argument and while it runs, and copy all of its
+    // state.
+    future
+}
+
+/// Runs `future` in a scope of its own, inside the one that is current when it is first polled.
+#[cfg(debug_assertions)]
 pub async fn scoped<F: Future>(future: F) -> F::Output {
-    if !cfg!(debug_assertions) {
-        return future.await;
-    }
     let scope = Rc::new(Scope { held: RefCell::default(), around: current() });
     let mut future = pin!(future);
     poll_fn(move |context| {

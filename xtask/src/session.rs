@@ -17,7 +17,7 @@ use crate::process;
 const COMMANDS: [&str; 7] = [
     "dd if=/dev/urandom of=mnt/model.bin bs=1M count=512 status=none && sync mnt/model.bin && sha256sum mnt/model.bin",
     "penstock drive fail ID",
-    "penstock status",
+    "penstock status | head -4",
     "sha256sum mnt/model.bin",
     "penstock drive replace ID --yes",
     "penstock array rebuild --wait",

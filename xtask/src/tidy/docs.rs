@@ -26,6 +26,11 @@ pub(super) fn check(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
                 format_links.push(path);
             }
         }
+        for (line, path) in named_paths(&text) {
+            if !files.iter().any(|known| known.starts_with(&path)) {
+                findings.add(file, line, format_args!("`{path}` does not exist"));
+            }
+        }
         if file == Path::new("README.md") && text.lines().count() > README_LINES_MAX {
             findings.add(file, README_LINES_MAX + 1, format_args!("longer than {README_LINES_MAX} lines"));
         }
@@ -36,7 +41,57 @@ pub(super) fn check(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
             findings.add(file, 1, format_args!("not linked from {}", index.display()));
         }
     }
+    check_crate_order(findings)?;
     check_dependencies(files, findings)
+}
+
+/// Line numbers and paths below crates/ in code spans, such as `crates/array/src/lib.rs`.
+fn named_paths(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let spans = line.split('`').skip(1).step_by(2);
+        let is_path = |span: &&str| span.starts_with("crates/") && !span.contains([' ', '*', '{', '<', '…']);
+        found.extend(spans.filter(is_path).map(|span| (index + 1, span.trim_end_matches('/').to_owned())));
+    }
+    found
+}
+
+/// Checks that each crate of the code map depends only on crates before it.
+fn check_crate_order(findings: &mut Findings) -> Result<()> {
+    let page = Path::new("ARCHITECTURE.md");
+    let mut before: Vec<String> = Vec::new();
+    for (line, name) in mapped_crates(&workspace::read(page)?) {
+        let manifest = workspace::read(&Path::new("crates").join(&name).join("Cargo.toml"))?;
+        for needed in own_dependencies(&manifest).into_iter().filter(|needed| !before.contains(needed)) {
+            findings.add(
+                page,
+                line,
+                format_args!("`{name}` depends on `{needed}`, which does not stand before it"),
+            );
+        }
+        before.push(name);
+    }
+    Ok(())
+}
+
+/// Line numbers and names of the crates in the code map, in order.
+fn mapped_crates(text: &str) -> Vec<(usize, String)> {
+    let name = |line: &str| Some(line.strip_prefix("**`crates/")?.split_once('`')?.0.to_owned());
+    text.lines().enumerate().filter_map(|(index, line)| Some((index + 1, name(line)?))).collect()
+}
+
+/// Crates of this workspace, without the prefix, that a manifest has as dependencies.
+fn own_dependencies(manifest: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut found = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line == "[dependencies]";
+        } else if inside && let Some(rest) = line.strip_prefix("penstock-") {
+            found.extend(rest.split(['.', ' ', '=']).next().map(str::to_owned));
+        }
+    }
+    found
 }
 
 fn is_format_page(file: &Path) -> bool {
@@ -173,6 +228,23 @@ mod tests {
         let expected =
             [(1, "a.md"), (1, "b c.png"), (2, "d.md#part"), (6, "f.md"), (8, "g_(1).md"), (8, "h.md")];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn paths_in_code_spans_are_found() {
+        let text =
+            "`crates/a/src/lib.rs` and `crates/b/` but `crates/{c,d}`\n`cargo test -p x` `crates/*/src`\n";
+        let expected = [(1, "crates/a/src/lib.rs".to_owned()), (1, "crates/b".to_owned())];
+        assert_eq!(named_paths(text), expected);
+    }
+
+    #[test]
+    fn crates_are_read_from_map_and_manifest() {
+        let text = "**`crates/base`** (start in `env.rs`): x\nmore\n\n**`crates/raid`** (`code.rs`): y\n";
+        assert_eq!(mapped_crates(text), [(1, "base".to_owned()), (4, "raid".to_owned())]);
+        let manifest = "[package]\nname = \"penstock-raid\"\n[dependencies]\npenstock-base.workspace = true\n\
+                        penstock-kv = { workspace = true }\n[dev-dependencies]\npenstock-sim.workspace = true\n";
+        assert_eq!(own_dependencies(manifest), ["base", "kv"]);
     }
 
     #[test]

@@ -396,9 +396,18 @@ impl Leases {
         self.was_unleased.get()
     }
 
-    /// The kernel has no page of a file without a lease any more.
-    pub(crate) fn all_leased(&self) {
-        self.was_unleased.set(false);
+    /// The number of times that this client became the sole one, for [`Self::all_leased`].
+    pub(crate) fn times_alone(&self) -> u64 {
+        self.times_alone.get()
+    }
+
+    /// The kernel has no page of a file without a lease any more, of those that it may have got until this
+    /// client had become the sole one for the last of `times`. If it has become that again since, as after a
+    /// restart of the service, the kernel may have others.
+    pub(crate) fn all_leased(&self, times: u64) {
+        if self.times_alone.get() == times {
+            self.was_unleased.set(false);
+        }
     }
 
     /// Files with leases, each with the number of its grant.

@@ -155,7 +155,7 @@ pub(crate) async fn give_up_everything(
     leases.no_unleased_use().await;
     let held = leases.grants().into_iter().map(|(ino, held)| (ino, held.min(grant))).collect();
     let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant, start)).await;
-    let was_unleased = leases.was_unleased();
+    let (was_unleased, times_alone) = (leases.was_unleased(), leases.times_alone());
     let sync = async |ino: Ino| {
         // From now on the kernel reads pages with a lease. Do not wait for a page that it has locked for a
         // request which waits for a lease: other clients may be in the same situation and wait for this one.
@@ -165,7 +165,7 @@ pub(crate) async fn give_up_everything(
         sync_at_last(session, ino).await
     };
     let synced = in_turns(session.files().select(|_| true), sync).await;
-    leases.all_leased();
+    leases.all_leased(times_alone);
     if let Some(names_expire) = names_expire {
         names_expire.await;
     }

@@ -40,7 +40,7 @@ fn the_sole_client_needs_no_lease() {
     drop(used);
     assert!(leases.no_unleased_use().now_or_never().is_some());
     assert!(leases.was_unleased());
-    leases.all_leased();
+    leases.all_leased(leases.times_alone());
     assert!(!leases.was_unleased() && !leases.covers(INO));
 }
 
@@ -165,4 +165,20 @@ fn one_waits_until_it_is_dropped() {
     drop(waits);
     leases.leave();
     assert_eq!(leases.with(INO, |_| ()), None);
+}
+
+/// Regression: a revocation of everything that ended after a restart, which had made this client the sole one
+/// again, hid that the kernel had pages without a lease.
+#[test]
+fn pages_of_a_later_time_alone_are_not_forgotten() {
+    let leases = Leases::default();
+    leases.become_alone();
+    leases.become_shared();
+    let times = leases.times_alone();
+    leases.become_alone();
+    leases.all_leased(times);
+    assert!(leases.was_unleased(), "from the second time");
+    leases.become_shared();
+    leases.all_leased(leases.times_alone());
+    assert!(!leases.was_unleased());
 }

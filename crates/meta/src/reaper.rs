@@ -75,7 +75,7 @@ async fn is_removed(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
 
 async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     // In a turn, so that no name that is being given is overlooked.
-    let turn = parts.names.turn().await;
+    let mut turn = parts.names.turn().await;
     let removed = match is_removed(parts, ino).await {
         // Already gone: a file can be queued both by its last close and by the removal of its last name.
         Err(MetaError::Posix(_)) => false,
@@ -87,25 +87,20 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     }
     // A use that exists queues the file again when it ends.
     let Some(deletion) = parts.begin_deletion(ino) else { return Ok(()) };
-    drop(turn);
     let file = FileKey::main(ino);
     // Steps follow from the chunks that exist: the size does not give their number.
     for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
-        let _turn = parts.names.turn().await;
-        // A repair may have given the file a name while this waited.
-        if !is_removed(parts, ino).await? {
-            parts.end_deletion(ino);
-            return Ok(());
-        }
         let mut writes = WriteSet::new();
         writes.reclaims();
         parts.chunks.truncate(file, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
         deletion.part_is_gone();
-    }
-    let turn = parts.names.turn().await;
-    if !is_removed(parts, ino).await? {
-        parts.end_deletion(ino);
-        return Ok(());
+        // Between two steps others change names, and a repair may give the file one.
+        drop(turn);
+        turn = parts.names.turn().await;
+        if !is_removed(parts, ino).await? {
+            parts.end_deletion(ino);
+            return Ok(());
+        }
     }
     if !turn.absent().xattrs.contains(&ino) {
         let mut attributes = WriteSet::new();

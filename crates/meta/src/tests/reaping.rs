@@ -4,7 +4,7 @@ use super::bed::{Bed, FILE, errno, run, run_with};
 use super::memory::CHUNK_BLOCKS;
 use crate::rows::inode_key;
 use crate::{ChunkStore, MetaError, ROOT, STEP_CHUNKS, ops};
-use penstock_base::Ino;
+use penstock_base::{Ino, Quiet};
 use penstock_kv::{Kv, KvError};
 use penstock_session::Request;
 use penstock_session::rows::all_results;
@@ -165,29 +165,36 @@ fn a_full_store_takes_the_removal() {
     });
 }
 
+/// A removed file whose deletion waits at the gate, until the guard is dropped: its attributes go first.
+async fn being_reaped(bed: &Bed) -> (Ino, Quiet<'_>) {
+    let ino = file(bed, "f", 1).await;
+    let request = XattrRequest { ino: ino.0, name: "user.a".into(), value: vec![1], ..Default::default() };
+    ops::set_xattr(&bed.meta.parts, bed.who, request).await.unwrap();
+    bed.meta.parts.open(bed.who.session, ino).unwrap();
+    bed.remove("f").await.unwrap();
+    let quiet = bed.meta.parts.names.gate().quiesce().await;
+    bed.meta.parts.close(bed.who.session, ino);
+    bed.world.env().sleep(Duration::from_millis(100)).await;
+    (ino, quiet)
+}
+
+/// Reports how often the client has an inode open, as after a restart.
+async fn report_opens(bed: &Bed, ino: Ino, counts: &[u32]) {
+    let opens = counts.iter().map(|count| OpenCount { ino: ino.0, count: *count }).collect();
+    let ping = PingRequest { opens, start: bed.chunks.generation(), ..PingRequest::default() };
+    let header = Header { session: bed.who.session, ..Frame::request(Kind::Ping, vec![], vec![]).header };
+    bed.meta.serve(&header, &ping.encode_to_vec()).await.unwrap();
+}
+
 /// Regression: an open during the last waits of the reaper stopped the process.
 #[test]
 fn a_file_that_is_being_reaped_cannot_be_opened() {
     run(async |bed| {
-        let ino = file(bed, "f", 1).await;
-        let request =
-            XattrRequest { ino: ino.0, name: "user.a".into(), value: vec![1], ..Default::default() };
-        ops::set_xattr(&bed.meta.parts, bed.who, request).await.unwrap();
-        bed.meta.parts.open(bed.who.session, ino).unwrap();
-        bed.remove("f").await.unwrap();
-        // The reaper waits at the gate with the deletion of the attributes.
-        let gate = bed.meta.parts.names.gate();
-        let quiet = gate.quiesce().await;
-        bed.meta.parts.close(bed.who.session, ino);
-        bed.world.env().sleep(Duration::from_millis(100)).await;
+        let (ino, quiet) = being_reaped(bed).await;
         assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), Some(Errno::STALE));
         assert_eq!(errno(bed.meta.change_contents(ino).await.map(drop)), Some(Errno::STALE));
         // A client that says that it has the file open does not keep it either.
-        let opens = vec![OpenCount { ino: ino.0, count: 3 }];
-        let start = bed.chunks.generation();
-        let ping = PingRequest { opens, start, ..PingRequest::default() };
-        let header = Header { session: bed.who.session, ..Frame::request(Kind::Ping, vec![], vec![]).header };
-        bed.meta.serve(&header, &ping.encode_to_vec()).await.unwrap();
+        report_opens(bed, ino, &[3]).await;
         drop(quiet);
         bed.meta.wait_reaped().await;
         assert!(is_gone(bed, ino).await);
@@ -204,22 +211,8 @@ fn a_file_that_is_being_reaped_cannot_be_opened() {
 fn a_file_that_is_being_reaped_can_be_reported_twice() {
     for counts in [[3, 5], [3, 1], [3, 0], [3, 3]] {
         run(async |bed| {
-            let ino = file(bed, "f", 1).await;
-            let request =
-                XattrRequest { ino: ino.0, name: "user.a".into(), value: vec![1], ..Default::default() };
-            ops::set_xattr(&bed.meta.parts, bed.who, request).await.unwrap();
-            bed.meta.parts.open(bed.who.session, ino).unwrap();
-            bed.remove("f").await.unwrap();
-            let gate = bed.meta.parts.names.gate();
-            let quiet = gate.quiesce().await;
-            bed.meta.parts.close(bed.who.session, ino);
-            bed.world.env().sleep(Duration::from_millis(100)).await;
-            let opens = counts.map(|count| OpenCount { ino: ino.0, count }).to_vec();
-            let start = bed.chunks.generation();
-            let ping = PingRequest { opens, start, ..PingRequest::default() };
-            let header =
-                Header { session: bed.who.session, ..Frame::request(Kind::Ping, vec![], vec![]).header };
-            bed.meta.serve(&header, &ping.encode_to_vec()).await.unwrap();
+            let (ino, quiet) = being_reaped(bed).await;
+            report_opens(bed, ino, &counts).await;
             drop(quiet);
             bed.meta.wait_reaped().await;
             assert!(is_gone(bed, ino).await);

@@ -85,6 +85,23 @@ impl Bench {
         let bench = Bench { world, env, kv, clients: self.clients.clone() };
         self.start(async move { bench.grant(session, true).await })
     }
+
+    /// The second client leaves while its request of the lease that the first one owns waits.
+    async fn leave_while_waiting(&self) -> Rc<RefCell<Option<Result<u64, Failure>>>> {
+        self.join_both().await;
+        self.grant(FIRST, true).await.unwrap();
+        let waiting = self.start_grant(SECOND);
+        self.pause().await;
+        let leaving = WatchRequest { generation: GENERATION, leaves: true, ..WatchRequest::default() };
+        self.clients.watch(SECOND, &leaving.encode_to_vec()).await.unwrap();
+        waiting
+    }
+}
+
+/// A request of the exclusive lock on the first ten bytes.
+fn exclusive_lock() -> LockRequest {
+    let change = LockChange::Exclusive.into();
+    LockRequest { ino: INO.0, change, last: 9, owner: 1, ..LockRequest::default() }
 }
 
 fn who(session: u64, sequence: u64) -> Request {
@@ -511,12 +528,7 @@ fn requests_that_wait_fail_when_the_service_stops() {
 fn a_session_that_leaves_while_it_waits_for_a_lease_joins_again() {
     with_two_clients(async |bench| {
         let clients = &bench.clients;
-        bench.join_both().await;
-        bench.grant(FIRST, true).await.unwrap();
-        let waiting = bench.start_grant(SECOND);
-        bench.pause().await;
-        let leaving = WatchRequest { generation: GENERATION, leaves: true, ..WatchRequest::default() };
-        clients.watch(SECOND, &leaving.encode_to_vec()).await.unwrap();
+        let waiting = bench.leave_while_waiting().await;
         // The first session is alone now, until the second one asks again.
         for _ in 0..3 {
             bench.answer_all(FIRST).await;
@@ -546,13 +558,7 @@ fn a_lock_request_of_a_session_that_has_ended_sets_no_lock() {
         let serving = clients.begin(&header).unwrap();
         // The request waits for a repair to end; its session is ended.
         clients.end_session(SECOND).unwrap();
-        let exclusive = LockRequest {
-            ino: INO.0,
-            change: LockChange::Exclusive.into(),
-            last: 9,
-            owner: 1,
-            ..LockRequest::default()
-        };
+        let exclusive = exclusive_lock();
         assert_eq!(clients.lock(SECOND, &exclusive), Err(Errno::STALE));
         drop(serving);
         assert!(clients.lock(FIRST, &exclusive).unwrap().conflict.is_none());
@@ -584,13 +590,7 @@ fn a_row_of_a_session_without_a_lease_time_keeps_nobody_waiting() {
 fn a_session_that_owes_no_report_sets_no_lock_by_one() {
     with_two_clients(async |bench| {
         let clients = &bench.clients;
-        let lock = LockRequest {
-            ino: INO.0,
-            change: LockChange::Exclusive.into(),
-            last: 9,
-            owner: 1,
-            ..LockRequest::default()
-        };
+        let lock = exclusive_lock();
         let ping = PingRequest { locks: vec![lock.clone()], start: GENERATION, ..PingRequest::default() };
         clients.reclaim(SECOND, &ping);
         assert!(clients.lock(FIRST, &lock).unwrap().conflict.is_none());
@@ -656,13 +656,7 @@ fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
 #[test]
 fn a_lease_that_an_answer_needs_waits_for_no_session_that_joins_again() {
     with_two_clients(async |bench| {
-        let clients = &bench.clients;
-        bench.join_both().await;
-        bench.grant(FIRST, true).await.unwrap();
-        let second = bench.start_grant(SECOND);
-        bench.pause().await;
-        let leaving = WatchRequest { generation: GENERATION, leaves: true, ..WatchRequest::default() };
-        clients.watch(SECOND, &leaving.encode_to_vec()).await.unwrap();
+        let second = bench.leave_while_waiting().await;
         // It answers the revocation of the file. Alone for a moment, it is asked to give up everything; for
         // that it needs a lease.
         bench.answer_all(FIRST).await;

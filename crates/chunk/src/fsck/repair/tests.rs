@@ -28,15 +28,26 @@ async fn found(bench: &Bench, target: &Target) -> Vec<Kind> {
 }
 
 /// Applies every repair of the target in the order of the kinds of findings.
-async fn repair(bench: &Bench, target: &Target) -> Vec<ChunkKey> {
+/// Repairs everything while the first `succeeding` transactions succeed, and the others fail.
+async fn try_repair(bench: &Bench, target: &Target, succeeding: u64) -> Result<Vec<ChunkKey>, ChunkError> {
     let quiet = bench.gate.quiesce().await;
     let fsck = target.fsck(&quiet);
     fsck.forget_chunks();
-    fsck.mark_owned().await.unwrap();
-    fsck.trim_extents().await.unwrap();
-    let failed = fsck.copy_doubles().await.unwrap();
-    fsck.clear_unowned().await.unwrap();
-    failed
+    bench.kv.fail_after(succeeding);
+    let result = async {
+        fsck.mark_owned().await?;
+        fsck.trim_extents().await?;
+        let failed = fsck.copy_doubles().await?;
+        fsck.clear_unowned().await?;
+        Ok(failed)
+    };
+    let result = result.await;
+    bench.kv.fail_after(u64::MAX);
+    result
+}
+
+async fn repair(bench: &Bench, target: &Target) -> Vec<ChunkKey> {
+    try_repair(bench, target, u64::MAX).await.unwrap()
 }
 
 #[test]
@@ -259,19 +270,9 @@ fn a_repair_that_fails_can_be_started_again() {
             bench.put_row(group_key(7), vec![1, 2]).await;
             fill(bench, 8, &[1, 2, 3, 4]).await;
             let target: Rc<Target> = bench.target().await;
-            let quiet = bench.gate.quiesce().await;
-            let fsck = target.fsck(&quiet);
-            bench.kv.fail_after(succeeding);
-            let result = async {
-                fsck.mark_owned().await?;
-                fsck.trim_extents().await?;
-                fsck.copy_doubles().await?;
-                fsck.clear_unowned().await
-            };
-            assert!(result.await.is_err(), "{succeeding} transactions are not all");
-            drop(quiet);
+            let failed = try_repair(bench, &target, succeeding).await;
+            assert!(failed.is_err(), "{succeeding} transactions are not all");
             target.stop();
-            bench.kv.fail_after(u64::MAX);
             // The next process repairs the rows that the failed repair left.
             let target = bench.target().await;
             assert_eq!(repair(bench, &target).await, []);
@@ -316,18 +317,7 @@ fn a_repair_that_fails_leaks_no_block() {
             bench.put_marks(&[8..12]).await;
             fill(bench, 8, &[1, 2, 3, 4]).await;
             let target: Rc<Target> = bench.target().await;
-            let quiet = bench.gate.quiesce().await;
-            let fsck = target.fsck(&quiet);
-            bench.kv.fail_after(succeeding);
-            let result = async {
-                fsck.mark_owned().await?;
-                fsck.trim_extents().await?;
-                fsck.copy_doubles().await?;
-                fsck.clear_unowned().await
-            };
-            let _ = result.await;
-            drop(quiet);
-            bench.kv.fail_after(u64::MAX);
+            let _ = try_repair(bench, &target, succeeding).await;
             assert_eq!(repair(bench, &target).await, []);
             assert_clean(bench, &target).await;
             let used = bench.volume.blocks() - target.usage().free_blocks;

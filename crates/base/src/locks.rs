@@ -56,6 +56,11 @@ impl<K: Eq + Hash + Clone> KeyedLocks<K> {
         (lock.clone(), Ticket { held: self.held.clone(), key })
     }
 
+    /// The keys on which somebody has a lock or waits for one, in no order.
+    pub fn keys(&self) -> Vec<K> {
+        self.held.borrow().keys().cloned().collect()
+    }
+
     /// Acquires a read lock on `key`.
     pub async fn shared(&self, key: K) -> Shared<K> {
         let (lock, ticket) = self.ticket(key);

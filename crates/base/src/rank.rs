@@ -241,6 +241,11 @@ impl<K: LockKey> RankedLocks<K> {
         Self { rank, inner: KeyedLocks::default() }
     }
 
+    /// The keys on which somebody has a lock or waits for one, in no order.
+    pub fn keys(&self) -> Vec<K> {
+        self.inner.keys()
+    }
+
     /// Waits until nobody holds the lock exclusively.
     pub async fn shared(&self, key: K) -> RankedKey<Shared<K>> {
         let order = key.order();

@@ -19,7 +19,6 @@ use penstock_base::rank::{RankedKey, RankedLocks, RankedMutex, scoped};
 use penstock_base::{Env, ErrorKind, FileKey, Gate};
 use penstock_kv::{Kv, WriteSet};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::RwLock;
@@ -30,33 +29,6 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const FILES_IN_FLIGHT: usize = 64;
 /// Chunks of a file whose rows change in one transaction.
 const ROWS_TOGETHER: usize = 64;
-
-/// The right to change the rows of a file.
-pub(crate) struct FileLock {
-    _lock: RankedKey<Exclusive<FileKey>>,
-    _running: Running,
-}
-
-/// A change of a file's rows that runs or waits.
-struct Running(Rc<RefCell<BTreeMap<FileKey, u32>>>, FileKey);
-
-impl Running {
-    fn begin(running: &Rc<RefCell<BTreeMap<FileKey, u32>>>, file: FileKey) -> Self {
-        *running.borrow_mut().entry(file).or_default() += 1;
-        Self(running.clone(), file)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut running = self.0.borrow_mut();
-        let count = running.get_mut(&self.1).expect("a change that runs is counted");
-        *count -= 1;
-        if *count == 0 {
-            running.remove(&self.1);
-        }
-    }
-}
 
 /// The commits of one target.
 pub(crate) struct Commits {
@@ -69,8 +41,6 @@ pub(crate) struct Commits {
     pub(crate) writeback: Rc<Writeback>,
     /// One change of a file's rows runs at a time, so that an older row never overwrites a newer one.
     files: RankedLocks<FileKey>,
-    /// Files whose rows are being changed, with the number of changes that run or wait.
-    running: Rc<RefCell<BTreeMap<FileKey, u32>>>,
     one_at_a_time: RankedMutex<()>,
     /// Shared by syncs that run: each has taken blocks that wait to be free.
     syncing: RwLock<()>,
@@ -98,7 +68,6 @@ impl Commits {
             allocator: allocator.clone(),
             writeback: writeback.clone(),
             files: RankedLocks::new(ranks::FILE),
-            running: Rc::default(),
             one_at_a_time: RankedMutex::new(ranks::COMMIT, ()),
             syncing: RwLock::default(),
             reclaim: RefCell::default(),
@@ -112,9 +81,8 @@ impl Commits {
     }
 
     /// Waits for the right to change the rows of a file.
-    pub(crate) async fn lock(&self, file: FileKey) -> FileLock {
-        let running = Running::begin(&self.running, file);
-        FileLock { _lock: self.files.exclusive(file).await, _running: running }
+    pub(crate) async fn lock(&self, file: FileKey) -> RankedKey<Exclusive<FileKey>> {
+        self.files.exclusive(file).await
     }
 
     /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
@@ -151,7 +119,7 @@ impl Commits {
         // Concurrently, so that one flush serves many files.
         let mut changed = self.cache.changed_files();
         // Changes that another commit has taken count too: it may fail.
-        changed.extend(self.running.borrow().keys());
+        changed.extend(self.files.keys());
         let changed: Vec<FileKey> = changed.into_iter().collect();
         for some in changed.chunks(FILES_IN_FLIGHT) {
             let commits = some.iter().map(|file| scoped(self.commit_file(*file)));

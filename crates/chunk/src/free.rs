@@ -98,26 +98,6 @@ impl Bitmap {
         }
     }
 
-    /// The parts of a run whose bits are set, in order.
-    fn marked_parts(&self, (start, count): Run) -> Vec<Run> {
-        let end = start + count;
-        let mut parts = Vec::new();
-        let mut at = start;
-        while at < end {
-            let word = self.words[(at / 64) as usize] >> (at % 64);
-            let in_word = (64 - at % 64).min(end - at);
-            let clear = u64::from(word.trailing_zeros()).min(in_word);
-            at += clear;
-            let marked = u64::from((word.checked_shr(to_u32(clear)).unwrap_or(0)).trailing_ones());
-            let marked = marked.min(in_word - clear);
-            if marked > 0 {
-                push_run(&mut parts, (at, marked));
-            }
-            at += marked;
-        }
-        parts
-    }
-
     /// Returns a group's bits as words of 64.
     pub(crate) fn group(&self, group: u64) -> &[u64] {
         &self.words[to_usize(group) * GROUP_WORDS..(to_usize(group) + 1) * GROUP_WORDS]
@@ -150,25 +130,27 @@ pub(crate) fn bits(group: u64, words: &[u64]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Returns the runs of blocks whose bits are set in a group's words, in order. Works by runs of bits, not bit
-/// by bit.
+/// Returns the runs of blocks whose bits are set in a group's words, in order.
 fn runs(group: u64, words: &[u64]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for (first, word) in (group * GROUP_BLOCKS..).step_by(64).zip(words) {
-        let mut left = *word;
-        let mut at = first;
-        while left != 0 {
-            let skip = left.trailing_zeros();
-            at += u64::from(skip);
-            left >>= skip;
-            let count = left.trailing_ones();
-            match runs.last_mut() {
-                Some((start, len)) if *start + *len == at => *len += u64::from(count),
-                _ => runs.push((at, u64::from(count))),
-            }
-            at += u64::from(count);
-            left = left.checked_shr(count).unwrap_or(0);
+    let in_group = runs_within(words, 0, words.len() as u64 * 64);
+    in_group.into_iter().map(|(at, count)| (group * GROUP_BLOCKS + at, count)).collect()
+}
+
+/// Returns the runs of set bits between `from` and `until`, in order. Works by runs of bits, not bit by bit.
+fn runs_within(words: &[u64], from: u64, until: u64) -> Vec<Run> {
+    let mut runs = Vec::new();
+    let mut at = from;
+    while at < until {
+        let word = words[to_usize(at / 64)] >> (at % 64);
+        let in_word = (64 - at % 64).min(until - at);
+        let clear = u64::from(word.trailing_zeros()).min(in_word);
+        at += clear;
+        let set = u64::from((word.checked_shr(to_u32(clear)).unwrap_or(0)).trailing_ones());
+        let set = set.min(in_word - clear);
+        if set > 0 {
+            push_run(&mut runs, (at, set));
         }
+        at += set;
     }
     runs
 }
@@ -401,7 +383,7 @@ impl Space {
         allocated.iter().for_each(|run| self.committed.change(*run, true));
         let mut marked = Vec::new();
         for run in freed {
-            let parts = self.committed.marked_parts(*run);
+            let parts = runs_within(&self.committed.words, run.0, run.0 + run.1);
             parts.iter().for_each(|part| self.committed.change(*part, false));
             let count: u64 = parts.iter().map(|(_, count)| count).sum();
             if count < run.1 {

@@ -10,7 +10,7 @@ mod survey;
 pub use damaged::DamagedRuns;
 pub(crate) use damaged::find_damaged;
 pub(crate) use survey::mark_unmarked;
-pub use survey::{Owned, TargetCheck, chunks_of_a_file};
+pub use survey::{Owned, TargetCheck};
 
 use crate::ChunkError;
 use crate::allocator::Allocator;

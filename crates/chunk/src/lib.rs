@@ -48,8 +48,8 @@ mod writeback;
 
 pub use counters::TargetCounts;
 pub use free::SpaceUsage;
-pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck, chunks_of_a_file};
-pub use rows::{ChunkKey, Extent, all_maps, decode_map, encode_map, map_range};
+pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck};
+pub use rows::{ChunkKey, Extent, all_maps, chunks_of_a_file, decode_map, encode_map, map_range};
 pub use service::{FileUse, FileUses, Service};
 pub use target::{Target, TargetConfig};
 pub use truncate::Behind;

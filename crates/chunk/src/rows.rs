@@ -52,8 +52,7 @@ impl ChunkKey {
     /// The first block of the chunk in its file; none for a chunk that no file has, which only a damaged row
     /// names.
     pub(crate) fn first_block(&self, chunk_blocks: u32) -> Option<u64> {
-        let first = self.index.checked_mul(u64::from(chunk_blocks))?;
-        (first < MAX_FILE_BYTES / BLOCK_BYTES as u64).then_some(first)
+        (self.index < chunks_of_a_file(chunk_blocks)).then(|| self.index * u64::from(chunk_blocks))
     }
 
     /// Decodes a row's key into the chunk and its birth.
@@ -69,6 +68,11 @@ impl ChunkKey {
         let file = FileKey { branch: Branch(words[0]), ino: Ino(words[1]) };
         Ok((Self { file, index: words[2] }, words[3]))
     }
+}
+
+/// Returns the number of chunks in a file of the maximum size.
+pub fn chunks_of_a_file(chunk_blocks: u32) -> u64 {
+    MAX_FILE_BYTES.div_ceil(u64::from(chunk_blocks) * BLOCK_BYTES as u64)
 }
 
 /// Returns the range of keys of the rows of a file's chunks from `index` on; the second key is excluded.

@@ -483,7 +483,7 @@ impl Clients {
     /// Sets, tests or releases an advisory lock. ESTALE if the session has ended.
     pub fn lock(&self, session: u64, request: &LockRequest) -> Result<LockReply, Errno> {
         // A session that ended since this request was heard gets none: nobody would ever release it.
-        if !self.sessions.borrow().contains(session) {
+        if !self.is_in_use(session) {
             return Err(Errno::STALE);
         }
         if self.owe_opens() && request.change != i32::from(LockChange::Unlock) {

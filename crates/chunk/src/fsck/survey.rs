@@ -6,17 +6,14 @@
 use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
-use crate::rows::{ChunkKey, Extent, all_groups, all_maps, decode_group, decode_group_key, decode_map};
+use crate::rows::{
+    ChunkKey, Extent, all_groups, all_maps, chunks_of_a_file, decode_group, decode_group_key, decode_map,
+};
 use penstock_array::Volume;
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Branch, DecodeError, FindingKind, Findings, Ino, MAX_FILE_BYTES, hex};
+use penstock_base::{Branch, DecodeError, FindingKind, Findings, Ino, hex};
 use penstock_kv::{Kv, for_each};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Returns the number of chunks in a file of the maximum size.
-pub fn chunks_of_a_file(chunk_blocks: u32) -> u64 {
-    MAX_FILE_BYTES.div_ceil(u64::from(chunk_blocks) * BLOCK_BYTES as u64)
-}
 
 /// The chunks and blocks of one inode on a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-# The three commands that README.md names. Everything else is in `cargo xtask`.
+# The two commands that README.md names, and `ci`. Everything else is in `cargo xtask`.
 
 .DEFAULT_GOAL := help
 .PHONY: help up test ci

@@ -14,8 +14,9 @@ use crate::mounted::Mounted;
 use crate::process;
 
 /// The commands, with `ID` for the drive that fails.
-const COMMANDS: [&str; 7] = [
+const COMMANDS: [&str; 8] = [
     "dd if=/dev/urandom of=mnt/model.bin bs=1M count=512 status=none && sync mnt/model.bin && sha256sum mnt/model.bin",
+    "penstock drive list | head -3",
     "penstock drive fail ID",
     "penstock status | head -4",
     "sha256sum mnt/model.bin",

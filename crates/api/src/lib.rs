@@ -23,4 +23,4 @@ pub use instance::{Instance, Job, JobState, Task};
 pub use signals::on_signals;
 
 /// Checks mount points, and removes a mount that a killed process left; empty directories are left alone.
-pub use penstock_fuse::{check_mount_point, is_stale, unmount_stale};
+pub use penstock_fuse::{check_mount_point, unmount_stale};

@@ -71,6 +71,12 @@ pub enum Command {
         /// Thread that started this process, as a path below /proc
         thread: PathBuf,
     },
+    /// Finds out whether the process of a mount answers (started by other commands)
+    #[command(name = penstock_fuse::PROBE, hide = true)]
+    MountProbe {
+        /// Mount point
+        path: PathBuf,
+    },
     /// Unmount a file system
     Umount {
         /// Mount point [default: the only mount of the instance]

@@ -1,9 +1,9 @@
 //! Runs each command: calls the instance through REST and prints the answer.
 
 use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
-use crate::folder::{DEFAULT, Stop, is_free, last_stop};
+use crate::folder::{Stop, is_free, last_stop, named};
 use crate::remote::Remote;
-use crate::show::print;
+use crate::show::{note, print};
 use crate::{bundle, events, manual, mount, show, up};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_node::{
@@ -30,6 +30,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             penstock_fuse::guard(connection, &thread).context("a mount has no guard")?;
             return Ok(ExitCode::SUCCESS);
         }
+        Command::MountProbe { path } => return Ok(ExitCode::from(penstock_fuse::probe_directly(&path))),
         Command::Umount { path: Some(path) } => {
             return mount::umount(&path, dir.as_ref(), api.as_ref(), json);
         }
@@ -38,7 +39,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Bench(Bench::Codec { kernel, rounds, only, svg, quick }) => {
             return bench_codec(kernel.as_deref(), rounds, only, svg, quick, json);
         }
-        Command::Down { dir: named } => return down(named.or(dir), api.as_ref(), json),
+        Command::Down { dir: argument } => return down(&named(argument, dir)?, api.as_ref(), json),
         Command::Events { since, follow } => {
             return events::events(dir.as_ref(), api.as_ref(), since, follow, json);
         }
@@ -63,6 +64,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Up(_)
         | Command::Mount(_)
         | Command::MountGuard { .. }
+        | Command::MountProbe { .. }
         | Command::Bench(_)
         | Command::Debug(_)
         | Command::Completion { .. }
@@ -79,13 +81,13 @@ fn status(remote: &Remote, json: bool) -> Result<ExitCode> {
     print(json, &status, show::status)
 }
 
-fn down(dir: Option<PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCode> {
-    let dir = dir.unwrap_or_else(|| DEFAULT.into());
-    let remote = Remote::find(Some(&dir), api)?;
+fn down(dir: &PathBuf, api: Option<&String>, json: bool) -> Result<ExitCode> {
+    let remote = Remote::find(Some(dir), api)?;
+    let status: StatusReport = remote.get("/v1/status")?;
     let answer: Value = remote.post("/v1/down", &json!({}))?;
     if api.is_none() {
         let start = Instant::now();
-        while !is_free(&dir) {
+        while !is_free(dir) {
             if start.elapsed() > DOWN {
                 bail!(
                     "process {} does not end; it may still be making data durable, see its log",
@@ -94,11 +96,19 @@ fn down(dir: Option<PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCo
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        match last_stop(&dir) {
+        match last_stop(dir) {
             Some(Stop::Durable) => {}
             Some(Stop::NotDurable(why)) => bail!("stopped; not everything could be made durable: {why}"),
             None => bail!("it ended without reporting that all is durable, as after a kill; see its log"),
         }
+    }
+    for session in status.sessions.iter().filter(|session| session.remote && !session.mount.is_empty()) {
+        note!(
+            "{} still mounts it at {}: programs there wait until it runs again (`penstock umount` before \
+             `penstock down` avoids that)",
+            session.client,
+            session.mount
+        );
     }
     print(json, &answer, |_| println!("stopped"))
 }

@@ -41,6 +41,16 @@ pub const DATA_TOKEN: &str = "token.data";
 /// Folder of the store if none is named.
 pub const DEFAULT: &str = "./penstock-data";
 
+/// Returns the store's folder from a command's own argument and `--dir`, of which at most one may be given.
+pub fn named(argument: Option<PathBuf>, dir: Option<PathBuf>) -> Result<PathBuf> {
+    match (argument, dir) {
+        (Some(argument), Some(dir)) if argument != dir => {
+            bail!("two folders are named, {} and by --dir {}: name one", argument.display(), dir.display())
+        }
+        (argument, dir) => Ok(argument.or(dir).unwrap_or_else(|| DEFAULT.into())),
+    }
+}
+
 /// Contents of `run.json`: the process of the instance and its addresses.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {

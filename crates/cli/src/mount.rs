@@ -8,14 +8,16 @@ use crate::folder::DEFAULT;
 use crate::remote::Remote as Rest;
 use crate::show::{note, print, say};
 use anyhow::{Context, Result, anyhow, bail};
-use penstock_api::{check_mount_point, is_stale, on_signals, unmount_stale};
+use penstock_api::{check_mount_point, on_signals, unmount_stale};
 use penstock_base::env::timeout;
 use penstock_base::num::to_usize;
 use penstock_base::{Env, LocalBoxFuture};
 use penstock_client::Client;
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
-use penstock_fuse::{FuseLatency, KIND, Mount, MountOptions, kind_at, mount_point};
+use penstock_fuse::{
+    Answer, FuseLatency, KIND, Mount, MountOptions, kind_at, mount_point, probe, process_behind,
+};
 use penstock_node::StatusReport;
 use penstock_worker::{Worker, block_on};
 use rustix::fs::OFlags;
@@ -166,10 +168,7 @@ fn log_name(path: &Path) -> String {
 fn detach(options: &Options, dir: Option<PathBuf>, api: bool, path: &Path) -> Result<ExitCode> {
     check_mount_point(path)?;
     // A mount that a killed process left remains until the new one replaces it.
-    let is_served = || is_mounted(path) && !is_stale(path);
-    if is_served() {
-        bail!("a file system is mounted at {} already", path.display());
-    }
+    let is_served = || probe(path).is_ok_and(|found| found == Some(Answer::Serves));
     let log_path = match &options.log {
         Some(file) => file.clone(),
         None if api || options.tcp.is_some() => log_name(path).into(),
@@ -224,11 +223,6 @@ fn open_log(path: &Path) -> Result<File> {
     Ok(log)
 }
 
-/// True if a Penstock file system is mounted at `path`.
-fn is_mounted(path: &Path) -> bool {
-    kind_at(path).is_ok_and(|kind| kind.as_deref() == Some(KIND))
-}
-
 /// Unmounts the file system at `path`, mounted by the instance or by a separate process.
 pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bool) -> Result<ExitCode> {
     let path = place(path)?;
@@ -246,9 +240,15 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         Some(other) => bail!("{named} shows a file system of kind {other}, not of Penstock: it stays"),
         None => bail!("no file system of Penstock is mounted at {named}"),
     }
-    if is_stale(&path) {
-        unmount_stale(&path)?;
-        return done(json, &named);
+    match probe(&path)? {
+        Some(Answer::Stale) => {
+            unmount_stale(&path)?;
+            return done(json, &named);
+        }
+        // Unmounting could wait for the instance as well.
+        Some(Answer::Silent) => bail!(waits_for_instance(&path)?),
+        // Somebody may have unmounted it meanwhile.
+        Some(Answer::Serves) | None => {}
     }
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
     // The mount's process makes everything durable and then ends its session.
@@ -267,6 +267,19 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         std::thread::sleep(Duration::from_millis(20));
     }
     done(json, &named)
+}
+
+/// Says what ends a mount whose process does not answer.
+fn waits_for_instance(path: &Path) -> Result<String> {
+    let (process, kill) = match process_behind(path)? {
+        Some(pid) => (format!("process {pid}"), format!("`kill {pid}`")),
+        None => ("its process".to_owned(), "a signal to that process".to_owned()),
+    };
+    Ok(format!(
+        "{} stays mounted: {process} does not answer, because its instance does not. Start the instance and \
+         nothing is lost; {kill} unmounts without it, and what was not synced is lost",
+        path.display()
+    ))
 }
 
 /// Unmounts the only mount of an instance.

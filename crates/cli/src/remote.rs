@@ -3,8 +3,10 @@
 use crate::folder::{DEFAULT, Run};
 use crate::local_http;
 use anyhow::{Context, Result, anyhow, bail};
+use penstock_fabric::local::API;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// A running instance and the way to reach it.
@@ -58,13 +60,13 @@ impl Remote {
     /// Sends a GET request. Fails with the message of a refusal.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let request = self.with_token(self.agent.get(format!("{}{path}", self.url)));
-        read(request.call().with_context(|| self.unreachable())?)
+        read(request.call().map_err(|error| self.unreachable(error))?)
     }
 
     /// Sends a GET request and returns the body as text, at most 64 MiB.
     pub fn get_text(&self, path: &str) -> Result<String> {
         let request = self.with_token(self.agent.get(format!("{}{path}", self.url)));
-        let mut response = request.call().with_context(|| self.unreachable())?;
+        let mut response = request.call().map_err(|error| self.unreachable(error))?;
         if !response.status().is_success() {
             bail!("{path} gives status {}", response.status());
         }
@@ -84,25 +86,38 @@ impl Remote {
     /// Sends a POST request with a JSON body.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T> {
         let request = self.with_token(self.agent.post(format!("{}{path}", self.url)));
-        read(request.send_json(body).with_context(|| self.unreachable())?)
+        read(request.send_json(body).map_err(|error| self.unreachable(error))?)
     }
 
     /// Sends a DELETE request.
     pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let request = self.with_token(self.agent.delete(format!("{}{path}", self.url)));
-        read(request.call().with_context(|| self.unreachable())?)
+        read(request.call().map_err(|error| self.unreachable(error))?)
     }
 
-    fn unreachable(&self) -> String {
-        match &self.folder {
-            Some((dir, run)) if !run.is_alive() => {
-                format!("the instance of {} (process {}) has ended", dir.display(), run.pid)
+    /// Adds to the error of a request what it says about the instance.
+    fn unreachable(&self, error: ureq::Error) -> anyhow::Error {
+        let Some((dir, run)) = &self.folder else {
+            return anyhow!(error).context(format!("the instance at {} does not answer", self.url));
+        };
+        let of = format!("the instance of {} (process {})", dir.display(), run.pid);
+        let kind = match &error {
+            ureq::Error::Io(error) => Some(error.kind()),
+            _ => None,
+        };
+        let said = match kind {
+            _ if !run.is_alive() => format!("{of} has ended"),
+            Some(ErrorKind::PermissionDenied) => {
+                format!("{of} is another user's: its commands are for the folder's owner and for root")
             }
-            Some((dir, run)) => {
-                format!("the instance of {} (process {}) does not answer", dir.display(), run.pid)
-            }
-            None => format!("the instance at {} does not answer", self.url),
-        }
+            Some(ErrorKind::NotFound) => format!(
+                "{of} runs, but its socket {} is gone: `kill {}` stops it in order",
+                dir.join(API).display(),
+                run.pid
+            ),
+            _ => format!("{of} does not answer"),
+        };
+        anyhow!(error).context(said)
     }
 }
 

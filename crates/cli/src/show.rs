@@ -107,7 +107,7 @@ pub fn drives(drives: &[DriveReport]) {
     println!("{:<10}{:<9}{:>10}{:>10}{:>8}  path", "drive", "state", "size", "checksum", "I/O");
     println!("{:<10}{:<9}{:>10}{:>10}{:>8}", "", "", "", "errors", "errors");
     for drive in drives {
-        let (id, size) = (short(&drive.id), size(drive.size_bytes));
+        let (id, size) = (short(&drive.id), drive.size_bytes.map_or("unknown".to_owned(), size));
         println!(
             "{id:<10}{:<9}{size:>10}{:>10}{:>8}  {}",
             drive.state, drive.checksum_errors, drive.io_errors, drive.path
@@ -119,7 +119,7 @@ pub fn drive(drive: &DriveReport) {
     println!("id               {}", drive.id);
     println!("state            {} {}", drive.state, drive.reason);
     println!("path             {}", drive.path);
-    println!("size             {}", size(drive.size_bytes));
+    println!("size             {}", drive.size_bytes.map_or("unknown".to_owned(), size));
     println!("arrays           {}", drive.arrays.join(", "));
     println!("read             {} in {} reads", size(drive.read_bytes), drive.reads);
     println!(

@@ -1,7 +1,7 @@
 //! `up`: starts the folder, store, node, API and mount, and stops them in order.
 
 use crate::args::Up;
-use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, DEFAULT, ENDING, Folder, LOGS, METRICS_TOKEN, Run};
+use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, ENDING, Folder, LOGS, METRICS_TOKEN, Run, named};
 use crate::show::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{Instance, Server, Tokens, check_mount_point};
@@ -36,7 +36,10 @@ const CROWD_PAUSE: Duration = Duration::from_millis(1);
 
 /// Starts an instance and returns when it has stopped.
 pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
-    let dir = options.folder.clone().or(dir).unwrap_or_else(|| DEFAULT.into());
+    let dir = named(options.folder.clone(), dir)?;
+    if options.mount.is_none() && (options.mount_as.read_only || options.mount_as.source.is_some()) {
+        bail!("--read-only and --source are options of a mount: give --mount too");
+    }
     if options.detach {
         return detach(&dir);
     }

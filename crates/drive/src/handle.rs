@@ -95,7 +95,6 @@ pub struct DriveLatency {
 pub struct DriveHandle {
     id: DriveId,
     path: String,
-    size_bytes: u64,
     env: Env,
     drive: Option<Rc<dyn Drive>>,
     state: RefCell<DriveState>,
@@ -112,20 +111,18 @@ pub struct DriveHandle {
 impl DriveHandle {
     /// A drive that was found, with its superblock.
     pub fn online(env: Env, path: String, drive: Rc<dyn Drive>, superblock: Superblock) -> Rc<Self> {
-        let size_bytes = drive.size_bytes();
-        Self::new(env, path, size_bytes, Some(drive), DriveState::Online, superblock)
+        Self::new(env, path, Some(drive), DriveState::Online, superblock)
     }
 
     /// A drive that the store lists but that could not be found or read, for the reason `why`.
-    pub fn missing(env: Env, path: String, id: DriveId, size_bytes: u64, why: String) -> Rc<Self> {
-        let superblock = Superblock { drive: id, size_bytes, ..Superblock::default() };
-        Self::new(env, path, size_bytes, None, DriveState::Missing(why), superblock)
+    pub fn missing(env: Env, path: String, id: DriveId, why: String) -> Rc<Self> {
+        let superblock = Superblock { drive: id, ..Superblock::default() };
+        Self::new(env, path, None, DriveState::Missing(why), superblock)
     }
 
     fn new(
         env: Env,
         path: String,
-        size_bytes: u64,
         drive: Option<Rc<dyn Drive>>,
         state: DriveState,
         superblock: Superblock,
@@ -133,7 +130,6 @@ impl DriveHandle {
         Rc::new(Self {
             id: superblock.drive,
             path,
-            size_bytes,
             env,
             drive,
             state: RefCell::new(state),
@@ -160,9 +156,9 @@ impl DriveHandle {
         self.drive.is_some()
     }
 
-    /// The size in bytes; that of a missing drive is the last known one.
-    pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+    /// The size in bytes. None if the start did not find the drive: nothing else says its size.
+    pub fn size_bytes(&self) -> Option<u64> {
+        self.drive.as_ref().map(|drive| drive.size_bytes())
     }
 
     /// The current state.
@@ -426,7 +422,8 @@ pub struct Slice {
 impl Slice {
     /// The slice of `len` bytes of `drive` from `offset` on. Panics if it extends beyond the drive.
     pub fn new(drive: Rc<DriveHandle>, offset: u64, len: u64) -> Self {
-        assert!(offset + len <= drive.size_bytes(), "slice {offset}+{len} ends beyond the drive");
+        let fits = drive.size_bytes().is_none_or(|size| offset + len <= size);
+        assert!(fits, "slice {offset}+{len} ends beyond the drive");
         Self { drive, offset, len }
     }
 

@@ -30,6 +30,7 @@ mod mounts;
 mod names;
 mod notices;
 mod null;
+mod probe;
 mod read_ahead;
 mod reads;
 mod serve;
@@ -38,11 +39,10 @@ mod size_notice;
 
 pub use guard::{GUARD, guard};
 pub use latency::{FuseLatency, Op};
-pub use mount::{
-    KIND, Mount, MountError, MountOptions, check_mount_point, is_stale, kind_at, mount_point, unmount,
-    unmount_stale,
-};
+pub use mount::{Mount, MountError, MountOptions, check_mount_point, mount_point, unmount, unmount_stale};
+pub use mounts::{KIND, kind_at};
 pub use null::mount_null;
+pub use probe::{Answer, PROBE, probe, probe_directly, process_behind};
 pub use read_ahead::set_read_ahead;
 
 /// The longest write that the kernel may send, in bytes.

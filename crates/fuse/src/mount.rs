@@ -8,14 +8,15 @@ use crate::cache::Cache;
 use crate::device::Device;
 use crate::guard::{Guard, connection_of};
 use crate::latency::FuseLatency;
-use crate::mounts;
+use crate::mounts::KIND;
+use crate::probe::{Answer, Found, look, probe};
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
 use futures_util::future::{Either, join, select};
 use penstock_base::{Env, env::timeout};
 use penstock_client::Client;
 use penstock_worker::blocking;
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::convert::Infallible;
@@ -34,8 +35,6 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 
 const DEVICE: &str = "/dev/fuse";
 const NAME: &str = "penstock";
-/// The file system type of these mounts, as findmnt(8) shows it.
-pub const KIND: &str = "fuse.penstock";
 /// The most stale mounts at one mount point that are unmounted before the new mount.
 const STALE_MOST: usize = 8;
 
@@ -87,21 +86,12 @@ pub fn mount_point(path: &Path) -> io::Result<PathBuf> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(parent.join(name)),
         Err(error) => return Err(error),
     };
-    match std::fs::symlink_metadata(&place) {
-        Ok(found) if found.is_symlink() => place.canonicalize(),
+    // Without DONT_SYNC the kernel would ask the process of a mount, which may not answer.
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    match statx(CWD, &place, flags, StatxFlags::TYPE) {
+        Ok(found) if FileType::from_raw_mode(found.stx_mode.into()).is_symlink() => place.canonicalize(),
         _ => Ok(place),
     }
-}
-
-/// True if the process that served the mount at this path was killed and its mount is still there.
-pub fn is_stale(path: &Path) -> bool {
-    look(path).is_err_and(|error| is_gone(&error))
-}
-
-/// Returns the type of the file system mounted at `path`, as findmnt(8) shows it. None if nothing is mounted
-/// there.
-pub fn kind_at(path: &Path) -> io::Result<Option<String>> {
-    Ok(mounts::shown_at(path)?.map(|shown| shown.kind))
 }
 
 /// Unmounts, lazily, the mount of a process that was killed.
@@ -121,7 +111,7 @@ pub fn unmount_stale(path: &Path) -> io::Result<()> {
 
 /// Checks that `path` can be mounted on. It may be an empty directory, a path that does not exist, which is
 /// created as a directory, or the stale mount of a killed process. A stale mount stays until [`Mount::start`]
-/// replaces it, so that programs do not write into the directory below it.
+/// replaces it, so that programs do not write into the directory below it. Asks a mount as [`probe`] does.
 pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
     let refused = |why: String| Err(MountError::Refused(why));
     let at = path.display();
@@ -139,13 +129,28 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
             ));
         }
     }
+    match probe(path) {
+        Ok(None) => {}
+        Ok(Some(Answer::Stale)) => return Ok(()),
+        Ok(Some(Answer::Serves)) => {
+            return refused(format!(
+                "a file system of Penstock is mounted at {at} already: `penstock umount {at}` unmounts it"
+            ));
+        }
+        Ok(Some(Answer::Silent)) => {
+            return refused(format!(
+                "a file system of Penstock is mounted at {at} and does not answer, because its instance does \
+                 not: start that instance, or name another directory"
+            ));
+        }
+        Err(error) => return refused(format!("the mount point {at} cannot be used: {error}")),
+    }
     match look(path) {
         Ok(Found::Empty) => Ok(()),
         Ok(Found::Full) => {
             refused(format!("the mount point {at} is not empty: empty it or name another directory"))
         }
         Ok(Found::NoDirectory) => refused(format!("the mount point {at} is not a directory")),
-        Err(error) if is_gone(&error) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::create_dir_all(path)
             .or_else(|error| refused(format!("the mount point {at} cannot be made: {error}"))),
         Err(error) => refused(format!("the mount point {at} cannot be used: {error}")),
@@ -156,51 +161,27 @@ pub fn check_mount_point(path: &Path) -> Result<(), MountError> {
 /// then, the new mount covers their files.
 fn clear_mount_point(path: &Path) -> Result<(), MountError> {
     let at = path.display();
+    let refused = |error: io::Error| {
+        MountError::Refused(format!(
+            "{at} is the mount of a process that was killed, and cannot be unmounted: {error}"
+        ))
+    };
     let mut unmounted = false;
     // For a moment after a mount's process is killed, the kernel may still answer from its cache.
     for _ in 0..STALE_MOST {
-        match look(path) {
-            Err(error) if is_gone(&error) => {}
-            Ok(Found::Full) if unmounted => {
+        match probe(path).map_err(refused)? {
+            Some(Answer::Stale) => {}
+            None if unmounted && matches!(look(path), Ok(Found::Full)) => {
                 tracing::warn!(path = %at, "something was written here while nothing was mounted; the mount covers it");
                 return Ok(());
             }
             _ => break,
         }
         tracing::warn!(path = %at, "unmounting what a killed process left");
-        unmount_stale(path).map_err(|error| {
-            MountError::Refused(format!(
-                "{at} is the mount of a process that was killed, and cannot be unmounted: {error}"
-            ))
-        })?;
+        unmount_stale(path).map_err(refused)?;
         unmounted = true;
     }
     check_mount_point(path)
-}
-
-/// The kinds of directory entry at a mount point.
-enum Found {
-    Empty,
-    Full,
-    NoDirectory,
-}
-
-/// Lists the mount point, because a listing reaches the process that serves a mount. The kernel may answer
-/// attributes from its cache, and opens a directory by itself.
-fn look(path: &Path) -> io::Result<Found> {
-    if !std::fs::metadata(path)?.is_dir() {
-        return Ok(Found::NoDirectory);
-    }
-    match std::fs::read_dir(path)?.next() {
-        None => Ok(Found::Empty),
-        Some(Ok(_)) => Ok(Found::Full),
-        Some(Err(error)) => Err(error),
-    }
-}
-
-/// True if the process behind a mount is dead, or died during the request.
-fn is_gone(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
 }
 
 /// Options of a mount.

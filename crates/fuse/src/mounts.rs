@@ -7,6 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 const TABLE: &str = "/proc/self/mountinfo";
+/// The file system type of these mounts, as findmnt(8) shows it.
+pub const KIND: &str = "fuse.penstock";
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +77,20 @@ pub(crate) fn shown_at(path: &Path) -> io::Result<Option<MountEntry>> {
         entry.id == found.stx_mnt_id && entry.place.as_os_str().as_bytes() == path.as_os_str().as_bytes()
     };
     Ok(table()?.into_iter().find(is_it))
+}
+
+/// Returns the type of the file system mounted at `path`, as findmnt(8) shows it. None if nothing is mounted
+/// there.
+pub fn kind_at(path: &Path) -> io::Result<Option<String>> {
+    Ok(shown_at(path)?.map(|shown| shown.kind))
+}
+
+/// Returns the mount that `path` shows. None if it is no mount point, or does not exist.
+pub(crate) fn shown(path: &Path) -> io::Result<Option<MountEntry>> {
+    shown_at(path).or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(None),
+        _ => Err(error),
+    })
 }
 
 /// Returns the mount points at which the root of a connection's file system is mounted.

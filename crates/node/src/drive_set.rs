@@ -168,7 +168,7 @@ impl DriveSet {
         let fits = !old.is_online()
             && !self.arrays.iter().any(with_both)
             && slices(old.id()).all(apart)
-            && self.needed_bytes(old.id()) <= slices_end(new.size_bytes());
+            && new.size_bytes().is_some_and(|size| self.needed_bytes(old.id()) <= slices_end(size));
         fits.then_some(new)
     }
 
@@ -192,8 +192,8 @@ impl DriveSet {
         }
         self.refuse_what_is_wanted(&path, old).await?;
         let wanted = self.needed_bytes(old.id());
-        // As large as the largest drive of the store, because the size of a lost drive is not known.
-        let largest = self.list.borrow().iter().map(|drive| drive.size_bytes()).max().unwrap_or(0);
+        // As large as the largest drive of the store: the size of one that the start did not find is unknown.
+        let largest = self.list.borrow().iter().filter_map(|drive| drive.size_bytes()).max().unwrap_or(0);
         self.backing.create(&path, largest.max(wanted)).map_err(AdminError::Refused)?;
         let drive = self.backing.open(&path).map_err(AdminError::Refused)?;
         if slices_end(drive.size_bytes().max(4 << 20)) < wanted {

@@ -86,7 +86,8 @@ pub struct DriveReport {
     pub state: String,
     pub reason: String,
     pub path: String,
-    pub size_bytes: u64,
+    /// None if the drive was not found at the start.
+    pub size_bytes: Option<u64>,
     pub checksum_errors: u64,
     pub io_errors: u64,
     pub timeouts: u64,

@@ -222,7 +222,7 @@ fn handles(
         handles.push(found.get(&member.drive).cloned().unwrap_or_else(|| {
             let path = last_paths.get(&member.drive).cloned().unwrap_or_default();
             let why = problems.get(&path).cloned().unwrap_or_else(|| "not found".to_owned());
-            DriveHandle::missing(env.clone(), path, member.drive, member.offset + member.len, why)
+            DriveHandle::missing(env.clone(), path, member.drive, why)
         }));
     }
     Ok(handles)
@@ -256,7 +256,9 @@ async fn read_array(
 ) -> Result<Opening, StartError> {
     for member in &descriptor.members {
         let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online());
-        if let Some(drive) = drive.filter(|drive| member.offset + member.len > drive.size_bytes()) {
+        if let Some(drive) =
+            drive.filter(|drive| drive.size_bytes().is_some_and(|size| member.offset + member.len > size))
+        {
             return Err(StartError::Refused(format!(
                 "array {}: its slice on {} ends behind the drive; nothing was changed",
                 descriptor.name,

@@ -46,7 +46,7 @@ impl StoreFile {
             format: 1,
             store: set.store().to_string(),
             code: code.map_or(String::new(), |geometry| format!("{}+{}", geometry.k, geometry.m)),
-            drive_bytes: drives.iter().map(|drive| drive.size_bytes()).max().unwrap_or(0),
+            drive_bytes: drives.iter().filter_map(|drive| drive.size_bytes()).max().unwrap_or(0),
             drives: drives.iter().map(|drive| (drive.id().to_string(), drive.path().to_owned())).collect(),
         }
     }

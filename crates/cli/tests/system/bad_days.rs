@@ -74,6 +74,9 @@ fn a_drive_missing_small_foreign_future_or_noise_is_named_and_left_alone() {
         assert_eq!(status["health"], "degraded", "{what}: {status}");
         let reasons = status["reasons"].to_string();
         assert!(reasons.contains(word), "{what}: {reasons}");
+        // Nothing says the size of a drive that was not found.
+        let sizes = status["drives"].as_array().unwrap().iter().map(|drive| drive["size_bytes"].as_u64());
+        assert_eq!(sizes.filter(Option::is_none).count(), 1, "{what}: {status}");
         still_there(&store);
         store.down();
         if let Some(bytes) = contents {
@@ -184,6 +187,9 @@ fn mount_point_port_second_instance_and_other_parameters() {
     refused(&store.up_output(&[]), &["not empty", "another directory"]);
     std::fs::remove_file(store.mount.join("something")).unwrap();
     refused(&store.run(&["status"]), &["no instance runs", "penstock up"]);
+    let other = store.home.join("other");
+    refused(&store.up_output(&["--dir", other.to_str().unwrap()]), &["two folders", "name one"]);
+    refused(&store.run(&["up", "--read-only"]), &["--mount"]);
     let fresh = Store::new("refusals-new", &[]);
     refused(&fresh.up_output(&["--drive-size", "1M"]), &["too small", "256 MiB"]);
     refused(&fresh.up_output(&["--drives", "7"]), &["takes 6 drives, not 7"]);

@@ -73,12 +73,16 @@ fn another_user_comes_in_by_no_door() {
     }
     let store = Store::new("others", &OPTIONS);
     up_alone(&store, &[]);
+    let program = std::env::temp_dir().join(format!("penstock-doors-{}", std::process::id()));
+    std::fs::copy(env!("CARGO_BIN_EXE_penstock"), &program).unwrap();
+    let mut status = Command::new("setpriv");
+    status.args(AS_NOBODY).arg(&program).arg("--dir").arg(&store.dir).arg("status").stdin(Stdio::null());
+    let said = String::from_utf8(status.output().unwrap().stderr).unwrap();
+    assert!(said.contains("is another user's"), "{said}");
     // Access is refused even with open modes, as after a careless chmod -R, and to other programs.
     for name in ["api.sock", "data.sock"] {
         std::fs::set_permissions(store.dir.join(name), std::fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let program = std::env::temp_dir().join(format!("penstock-doors-{}", std::process::id()));
-    std::fs::copy(env!("CARGO_BIN_EXE_penstock"), &program).unwrap();
     let asked = [
         vec![program.as_os_str().into(), "--dir".into(), store.dir.clone().into_os_string(), "status".into()],
         ["curl", "-sS", "--max-time", "20", "--unix-socket"]

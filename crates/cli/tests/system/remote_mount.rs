@@ -110,6 +110,48 @@ fn a_mount_of_its_own_process_over_kills_of_both() {
     store.down();
 }
 
+/// Regression: `umount` waited for ever, and could not be killed, while the instance was down.
+#[test]
+fn umount_says_what_a_mount_without_its_instance_waits_for() {
+    if !can_mount("umount_says_what_a_mount_without_its_instance_waits_for") {
+        return;
+    }
+    let store = Store::new("umount-down", &OPTIONS);
+    up_alone(&store, &[]);
+    let process = mount(&store);
+    let place = store.mount.to_str().unwrap();
+    std::fs::write(store.mount.join("file"), b"contents").unwrap();
+    let output = store.run(&["mount", place, "--detach"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("is mounted at") && said.contains("already"), "{said}");
+    let output = store.run(&["down"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains(&format!("process {process}")) && said.contains(place), "{said}");
+
+    for words in [&["umount", place][..], &["mount", place, "--detach"]] {
+        let output = store.run(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("does not answer"), "{said}");
+        assert!(words[0] == "mount" || said.contains(&format!("`kill {process}`")), "{said}");
+    }
+    kill("-TERM", process);
+    let output = store.run(&["umount", place]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("no file system of Penstock is mounted"), "{said}");
+
+    // A process that is killed leaves its mount, which `umount` removes without the instance.
+    up_alone(&store, &[]);
+    let process = mount(&store);
+    store.down();
+    kill("-9", process);
+    store.ok(&["umount", place]);
+    assert!(!store.mount.join("file").exists());
+    up_alone(&store, &[]);
+    mount(&store);
+    store.ok(&["umount", place]);
+    store.down();
+}
+
 #[test]
 fn who_has_no_token_is_told_so() {
     let store = Store::new("token", &OPTIONS);

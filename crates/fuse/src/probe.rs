@@ -1,0 +1,106 @@
+//! Finds out within a time limit whether the process behind a mount answers.
+//!
+//! A request that waits in that process, because its instance is down, ends only when the process answers it.
+//! Neither a signal nor the end of the asking process ends it earlier: the asking process would remain, and
+//! the shell that waits for it. So a child process asks, and is left behind if it gets no answer.
+
+use crate::guard::GUARD;
+use crate::mounts::{KIND, shown};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// The argument before the mount point, for a program that then exits with [`probe_directly`].
+pub const PROBE: &str = "mount-probe";
+/// Exit code of a child that found the mount stale.
+const STALE: u8 = 3;
+/// Time limit for an answer.
+const LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+/// The answer of the process behind a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It answers.
+    Serves,
+    /// It was killed, and its mount is still there.
+    Stale,
+    /// It does not answer within 5 seconds: it waits for its instance, or is stopped.
+    Silent,
+}
+
+/// Asks the process behind the mount at `path`, through a child process. None if no file system of Penstock
+/// is mounted there. The program must pass its argument after [`PROBE`] to [`probe_directly`].
+pub fn probe(path: &Path) -> io::Result<Option<Answer>> {
+    if shown(path)?.is_none_or(|shown| shown.kind != KIND) {
+        return Ok(None);
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("penstock").arg(PROBE).arg(path).current_dir("/");
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    wait(child).map(Some)
+}
+
+fn wait(mut child: Child) -> io::Result<Answer> {
+    let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    match retry_on_intr(|| poll(&mut ended, Some(&LIMIT)))? {
+        // It ends when the mount's process answers.
+        0 => child.kill().map(|()| Answer::Silent),
+        _ if child.wait()?.code() == Some(STALE.into()) => Ok(Answer::Stale),
+        _ => Ok(Answer::Serves),
+    }
+}
+
+/// Asks on this thread, which may block for as long as the mount's process lives. Returns the exit code for
+/// [`probe`].
+pub fn probe_directly(path: &Path) -> u8 {
+    if look(path).is_err_and(|error| is_gone(&error)) { STALE } else { 0 }
+}
+
+/// Returns the process that serves the mount at `path`. None if nothing is mounted there, or if its guard,
+/// which knows the process, is not found.
+pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
+    let Some(shown) = shown(path)? else { return Ok(None) };
+    let connection = shown.connection.to_string();
+    for entry in std::fs::read_dir("/proc")? {
+        // A process may end meanwhile.
+        let Ok(words) = std::fs::read(entry?.path().join("cmdline")) else { continue };
+        let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+        // The guard's arguments: its connection, and the thread PID/task/TID that serves it.
+        if let [_, name, number, thread, ..] = words[..]
+            && (name, number) == (GUARD.as_bytes(), connection.as_bytes())
+        {
+            return Ok(std::str::from_utf8(thread).ok().and_then(|it| it.split_once('/')?.0.parse().ok()));
+        }
+    }
+    Ok(None)
+}
+
+/// The kinds of directory entry at a mount point.
+pub(crate) enum Found {
+    Empty,
+    Full,
+    NoDirectory,
+}
+
+/// Lists the mount point, because a listing reaches the process that serves a mount. The kernel may answer
+/// attributes from its cache, and opens a directory by itself.
+pub(crate) fn look(path: &Path) -> io::Result<Found> {
+    if !std::fs::metadata(path)?.is_dir() {
+        return Ok(Found::NoDirectory);
+    }
+    match std::fs::read_dir(path)?.next() {
+        None => Ok(Found::Empty),
+        Some(Ok(_)) => Ok(Found::Full),
+        Some(Err(error)) => Err(error),
+    }
+}
+
+/// True if the process behind a mount is dead, or died during the request.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
+}

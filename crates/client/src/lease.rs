@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A lease that is being revoked still serves, because the kernel may keep a page locked for a request that
-//! must be answered before the page can be dropped. After `Closed` it serves only requests that block the
+//! must be answered before the page can be dropped. Once the service was started again, `Closed` leads back to
+//! `Kept`. After `Closed` it serves only requests that block the
 //! drop of pages.
 
 use crate::page_set::{PageSet, pages};
@@ -304,6 +305,12 @@ impl Lease {
     pub(crate) fn revoked(&mut self) {
         assert!(self.phase == Phase::Closed, "a lease goes after its pages");
         (self.right, self.phase, self.served) = (Right::None, Phase::Kept, None);
+    }
+
+    /// Takes a revocation back: the lease serves all requests again.
+    pub(crate) fn keep(&mut self) {
+        assert!(self.phase == Phase::Closed, "a revocation is taken back where it would end");
+        (self.phase, self.served) = (Phase::Kept, None);
     }
 
     /// Gives the right back without dropping pages: the kernel is gone, or drops them when it opens the file

@@ -66,6 +66,8 @@ pub(crate) struct Leases {
     is_alone: Cell<bool>,
     /// Number of times that this client became the sole one.
     times_alone: Cell<u64>,
+    /// Number of times that this client has left.
+    times_left: Cell<u64>,
     /// It was the sole client, and the kernel may have pages of files without a lease.
     was_unleased: Cell<bool>,
     /// Operations in progress without a lease.
@@ -175,6 +177,7 @@ pub(crate) struct Asking<'a> {
     leases: &'a Leases,
     ino: Ino,
     right: Right,
+    times_left: u64,
 }
 
 impl Asking<'_> {
@@ -183,8 +186,11 @@ impl Asking<'_> {
         self.right
     }
 
-    /// Takes the grant of the service.
+    /// Takes the grant of the service, unless this client has left meanwhile: then the service has forgotten it.
     pub(crate) fn granted(self, grant: u64) {
+        if self.leases.times_left() != self.times_left {
+            return;
+        }
         let void = self.leases.void.get();
         self.leases.with(self.ino, |lease| lease.granted(self.right, grant, void));
     }
@@ -229,7 +235,8 @@ impl Leases {
         self.clock.runs() && (self.is_alone.get() || self.has(ino, Right::Shared))
     }
 
-    fn has(&self, ino: Ino, right: Right) -> bool {
+    /// True if there is a lease that gives this right, even while the lease time has run out.
+    pub(crate) fn has(&self, ino: Ino, right: Right) -> bool {
         self.with(ino, |lease| lease.covers(right)) == Some(true)
     }
 
@@ -288,7 +295,7 @@ impl Leases {
             return Admission::Use(LeaseUse { leases: self.clone(), ino: Some(ino) });
         }
         if lease.begin_to_ask() {
-            Admission::Ask(Asking { leases: self, ino, right })
+            Admission::Ask(Asking { leases: self, ino, right, times_left: self.times_left() })
         } else {
             Admission::Wait
         }
@@ -415,8 +422,14 @@ impl Leases {
         self.table.borrow().iter().map(|(ino, lease)| (*ino, lease.grant())).collect()
     }
 
+    /// Number of times that this client has left. What the service granted before the last time is void.
+    pub(crate) fn times_left(&self) -> u64 {
+        self.times_left.get()
+    }
+
     /// Drops all leases, because this client leaves.
     pub(crate) fn leave(&self) {
+        self.times_left.set(self.times_left.get() + 1);
         self.is_alone.set(false);
         self.table.borrow_mut().retain(|_, lease| {
             lease.drop_right();

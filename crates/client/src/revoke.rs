@@ -9,10 +9,12 @@
 //! Invariants:
 //! - The lease goes in one step, at which nothing uses it and no page is left to drop. An admitted request
 //!   that is not served by then waits on.
+//! - A revocation of an earlier start of the service takes no lease and loses no write: whoever waited for the
+//!   lease is gone, or asks the present start for it. It is taken back after whatever await it notices that.
 //! - Each round drops the pages of the requests admitted during the round before, and only requests that
 //!   block the drop are admitted. So programs that fault pages in as fast as they can do not keep the lease.
 
-use crate::lease::{Lease, Revocation};
+use crate::lease::{Lease, Revocation, Right};
 use crate::leases::Leases;
 use crate::session::Session;
 use futures_util::{StreamExt, stream};
@@ -62,9 +64,14 @@ pub(crate) async fn give_up(
     }
     leases.notify();
     drop_kernel_pages(session, ino).await;
-    let synced = sync_at_last(session, ino).await;
-    session.files().with(ino, |state| state.make_stale());
-    leases.with(ino, Lease::revoked);
+    let synced = sync_at_last(session, ino, start).await;
+    match session.restarts().generation() == start {
+        true => {
+            session.files().with(ino, |state| state.make_stale());
+            leases.with(ino, Lease::revoked);
+        }
+        false => drop(leases.with(ino, Lease::keep)),
+    }
     leases.notify();
     synced
 }
@@ -110,11 +117,15 @@ async fn let_in_while(
 }
 
 /// Syncs a file whose lease is being released. Writes that cannot be synced are lost, and every descriptor
-/// reports that.
-async fn sync_at_last(session: &Session, ino: Ino) -> Result<(), Failure> {
+/// reports that. Ends early once the service was started again after `start`.
+async fn sync_at_last(session: &Session, ino: Ino, start: Option<u64>) -> Result<(), Failure> {
     let mut attempts = 1;
     let failure = loop {
-        match session.sync_file(ino).await {
+        let synced = session.sync_file(ino).await;
+        if session.restarts().generation() != start {
+            return Ok(());
+        }
+        match synced {
             Ok(()) => return Ok(()),
             Err(failure) if session.is_over() => {
                 tracing::debug!(%failure, %ino, "a lease ends with its session");
@@ -146,34 +157,39 @@ pub(crate) async fn give_up_everything(
     start: Option<u64>,
 ) -> Result<(), Failure> {
     let leases = session.leases();
-    if session.restarts().generation() != start {
+    let has_restarted = || session.restarts().generation() != start;
+    if has_restarted() {
         return Ok(());
     }
+    let (was_unleased, times_alone) = (leases.was_unleased(), leases.times_alone());
     leases.void_all(grant);
     let cache = session.kernel().cache();
     let names_expire = cache.as_ref().map(|cache| cache.names_expire());
     leases.no_unleased_use().await;
     let held = leases.grants().into_iter().map(|(ino, held)| (ino, held.min(grant))).collect();
     let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant, start)).await;
-    let (was_unleased, times_alone) = (leases.was_unleased(), leases.times_alone());
     let sync = async |ino: Ino| {
         // From now on the kernel reads pages with a lease. Do not wait for a page that it has locked for a
         // request which waits for a lease: other clients may be in the same situation and wait for this one.
         if let Some(cache) = cache.as_ref().filter(|_| was_unleased) {
             cache.drop_pages(ino, 0..u64::MAX).await;
         }
-        sync_at_last(session, ino).await
+        sync_at_last(session, ino, start).await
     };
     let synced = in_turns(session.files().select(|_| true), sync).await;
-    leases.all_leased(times_alone);
+    if !has_restarted() {
+        leases.all_leased(times_alone);
+    }
     if let Some(names_expire) = names_expire {
         names_expire.await;
     }
-    session.files().for_each(|ino, state| {
-        if !leases.covers(ino) {
-            state.make_stale();
-        }
-    });
+    if !has_restarted() {
+        session.files().for_each(|ino, state| {
+            if !leases.has(ino, Right::Shared) {
+                state.make_stale();
+            }
+        });
+    }
     given_up.and(synced)
 }
 

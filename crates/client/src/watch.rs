@@ -23,7 +23,7 @@ const PINGS: u32 = 4;
 pub(crate) async fn watch_task(session: Rc<Session>) {
     let leases = session.leases();
     while !session.is_over() {
-        let released = leases.take_released();
+        let (released, times_left) = (leases.take_released(), leases.times_left());
         let request = WatchRequest { wait: true, released, ..watch_request(&session) };
         let reply: WatchReply = match session.ask(Kind::Watch, &request).await {
             Ok(reply) => reply,
@@ -43,7 +43,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
             let start = session.restarts().generation();
             session.env().spawn("lease call", Box::pin(async move { answer(&answered, call, start).await }));
         }
-        if reply.alone {
+        if reply.alone && leases.times_left() == times_left {
             leases.become_alone();
         }
         reply.unlocked.iter().for_each(|ino| session.locks().note_unlocked(Ino(*ino)));

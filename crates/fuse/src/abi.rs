@@ -186,7 +186,7 @@ pub(crate) struct AttrFields {
     pub(crate) flags: u32,
 }
 
-#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct EntryOut {
     pub(crate) nodeid: u64,

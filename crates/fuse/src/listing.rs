@@ -1,13 +1,13 @@
 //! Serves requests that list directories.
 
-use crate::abi::{Dirent, ReadIn};
+use crate::abi::{Dirent, EntryOut, ReadIn};
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::Ino;
 use penstock_base::num::to_u32;
 use penstock_client::{Attr, Failure};
-use penstock_wire::metadata::ReadDirRequest;
+use penstock_wire::metadata::{DirEntry, ReadDirRequest};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -71,35 +71,51 @@ pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<
     let entries =
         list_plus(session, session.ino(request), offset).await.map_err(|failure| errno(&failure))?;
     let mut listing = Listing::new(size);
-    for (name, cookie, attr) in entries {
-        session.cache.is_answered(penstock_base::Ino(attr.ino), attr.size);
-        let prefix = entry(session.root, &attr, session.valid());
-        if !listing.add(prefix.as_bytes(), prefix.nodeid, cookie, attr.mode, &name) {
+    for Listed { entry: found, attr } in entries {
+        // Without attributes the kernel asks for them by name when a program does.
+        let prefix = attr.map_or_else(EntryOut::default, |attr| {
+            session.cache.is_answered(Ino(attr.ino), attr.size);
+            entry(session.root, &attr, session.valid())
+        });
+        let ino = session.root.outer(found.ino);
+        if !listing.add(prefix.as_bytes(), ino, found.cookie, found.kind, &found.name) {
             break;
         }
     }
     Ok(Answer::Bytes(listing.bytes))
 }
 
+/// A name with the attributes of its inode; none if they cannot be read.
+struct Listed {
+    entry: DirEntry,
+    attr: Option<Attr>,
+}
+
 /// Returns the entries after an offset with their attributes, `.` and `..` first.
-async fn list_plus(session: &Session, dir: Ino, offset: u64) -> Result<Vec<(Vec<u8>, u64, Attr)>, Failure> {
+async fn list_plus(session: &Session, dir: Ino, offset: u64) -> Result<Vec<Listed>, Failure> {
     let found = session.client.read_dir(read_dir(dir, offset, true)).await?;
+    let dot = |cookie, ino, name: &str| DirEntry {
+        name: name.as_bytes().to_vec(),
+        ino,
+        kind: DIRECTORY,
+        cookie,
+        attr: None,
+    };
+    let dots = [dot(DOT, dir.0, "."), dot(DOT_DOT, found.parent, "..")];
+    let dots = dots.into_iter().filter(|dot| offset < dot.cookie);
     let mut entries = Vec::new();
-    for (cookie, ino, name) in [(DOT, dir.0, "."), (DOT_DOT, found.parent, "..")] {
-        if offset < cookie {
-            entries.push((name.as_bytes().to_vec(), cookie, session.client.get_attr(Ino(ino)).await?));
-        }
-    }
-    for entry in found.entries {
-        let attr = match entry.attr {
+    for mut entry in dots.chain(found.entries) {
+        let attr = match entry.attr.take() {
             Some(attr) => Ok(attr),
             None => session.client.get_attr(Ino(entry.ino)).await,
         };
-        match attr {
-            Ok(attr) => entries.push((entry.name, entry.cookie, attr)),
+        match attr.map_err(|failure| (errno(&failure), failure)) {
+            Ok(attr) => entries.push(Listed { entry, attr: Some(attr) }),
             // The inode was removed meanwhile, so the entry is gone too.
-            Err(failure) if i32::from(failure.errno) == Errno::STALE.raw_os_error() => {}
-            Err(failure) => return Err(failure),
+            Err((Errno::STALE, _)) => {}
+            // Damage of one inode hides no other one.
+            Err((Errno::IO, _)) => entries.push(Listed { entry, attr: None }),
+            Err((_, failure)) => return Err(failure),
         }
     }
     Ok(entries)

@@ -184,6 +184,16 @@ impl Inode {
         enc.finish()
     }
 
+    /// Decodes the value of the row of inode `ino`. An error if it is another inode's: a change of that one
+    /// would follow from a request for this one.
+    pub(crate) fn decode_at(ino: Ino, value: &[u8]) -> Result<Self, DecodeError> {
+        let inode = Self::decode(value)?;
+        match inode.ino == ino {
+            true => Ok(inode),
+            false => Err(DecodeError::Bad { what: "inode", why: "its row is in another one's place" }),
+        }
+    }
+
     /// Decodes a row's value.
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("inode", value);

@@ -124,15 +124,29 @@ impl Names {
         }
         let before = self.transactions.get();
         let inode = self.stored_inode(ino).await?;
-        if inode.data == Data::Chunks && inode.layout.chunk_blocks != self.fs.borrow().chunk_blocks {
-            // Its client would find blocks at wrong places. A check reports it.
-            let why = "chunks of a size that the target does not have";
-            return Err(DecodeError::Bad { what: "inode", why }.into());
-        }
+        self.check_layout(&inode)?;
         if self.is_unchanged(before) {
             self.inodes.borrow_mut().put(inode.clone());
         }
         Ok(inode)
+    }
+
+    /// Decodes the row of an inode for a client. An error if no client may use it.
+    pub(crate) fn decode_inode(&self, ino: Ino, row: &[u8]) -> Result<Inode, DecodeError> {
+        let inode = Inode::decode_at(ino, row)?;
+        self.check_layout(&inode)?;
+        Ok(inode)
+    }
+
+    /// Refuses an inode whose client would find blocks at wrong places. A check reports it.
+    fn check_layout(&self, inode: &Inode) -> Result<(), DecodeError> {
+        match inode.data == Data::Chunks && inode.layout.chunk_blocks != self.fs.borrow().chunk_blocks {
+            true => {
+                let why = "chunks of a size that the target does not have";
+                Err(DecodeError::Bad { what: "inode", why })
+            }
+            false => Ok(()),
+        }
     }
 
     /// Number of names of an inode, if it is in the cache.
@@ -143,12 +157,7 @@ impl Names {
     /// Reads an inode from its row, past the cache. ESTALE if it does not exist.
     pub(crate) async fn stored_inode(&self, ino: Ino) -> Result<Inode, MetaError> {
         let row = self.kv.get(inode_key(ino)).await?.ok_or(Errno::STALE)?;
-        let inode = Inode::decode(&row)?;
-        match inode.ino == ino {
-            true => Ok(inode),
-            // A change of it would change the other inode.
-            false => Err(DecodeError::Bad { what: "inode", why: "its row is in another one's place" }.into()),
-        }
+        Ok(Inode::decode_at(ino, &row)?)
     }
 
     /// True if an inode is in the queue of removed files.

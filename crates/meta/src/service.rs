@@ -1,6 +1,7 @@
 //! The metadata service: dispatches requests by kind, from an encoded request to an encoded reply.
 
 use crate::error::MetaError;
+use crate::names::Turn;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
 use penstock_base::Ino;
@@ -157,6 +158,20 @@ impl MetaTarget {
         // A request of this session that is changing something records its result before the session's rows
         // are deleted.
         let turn = self.parts.names.turn().await;
+        self.end_in_turn(id, turn).await
+    }
+
+    /// Ends a session whose client is silent, and returns true. Waits before, as for a check to end. A client
+    /// that is heard meanwhile keeps its session. The session has ended even if its rows cannot be deleted.
+    pub async fn end_if_silent(&self, id: u64) -> (bool, Result<(), MetaError>) {
+        let turn = self.parts.names.turn().await;
+        match self.parts.clients.is_silent(id) {
+            true => (true, self.end_in_turn(id, turn).await),
+            false => (false, Ok(())),
+        }
+    }
+
+    async fn end_in_turn(&self, id: u64, turn: Turn<'_>) -> Result<(), MetaError> {
         let Some(writes) = self.forget_session(id) else { return Ok(()) };
         turn.commit(Request::default(), writes, Vec::new(), &[]).await
     }

@@ -20,11 +20,13 @@ pub(crate) async fn run(node: Rc<Node>) {
             node.clients.renew_leases();
             continue;
         }
-        let silent = |session: &SessionInfo| session.lease.is_some_and(|lease| session.silent > lease);
-        for session in node.clients.sessions().into_iter().filter(silent) {
-            let text = format!("{session} was silent for {} s and has ended", session.silent.as_secs());
-            node.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
-            if let Err(error) = scoped(node.meta.end_session(session.id)).await {
+        for session in node.clients.sessions().into_iter().filter(SessionInfo::is_silent) {
+            let (has_ended, deleted) = scoped(node.meta.end_if_silent(session.id)).await;
+            if has_ended {
+                let text = format!("{session} was silent for {} s and has ended", session.silent.as_secs());
+                node.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
+            }
+            if let Err(error) = deleted {
                 tracing::warn!(%error, session = session.id, "rows of a session stay until the next start");
             }
         }

@@ -254,6 +254,11 @@ impl Clients {
         self.sessions.borrow().infos(self.env.now())
     }
 
+    /// True if there is such a session and its client has been silent for longer than its lease.
+    pub fn is_silent(&self, session: u64) -> bool {
+        self.sessions().iter().any(|info| info.id == session && info.is_silent())
+    }
+
     /// Lease time of remote clients' sessions that start from now on.
     pub fn lease(&self) -> Duration {
         self.lease.get()

@@ -79,6 +79,13 @@ pub struct SessionInfo {
     pub open_inodes: u64,
 }
 
+impl SessionInfo {
+    /// True if its client has been silent for longer than its lease.
+    pub fn is_silent(&self) -> bool {
+        self.lease.is_some_and(|lease| self.silent > lease)
+    }
+}
+
 impl std::fmt::Display for SessionInfo {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "session {} ({}", self.id, self.client)?;

@@ -56,6 +56,8 @@ pub(super) struct Service {
     calls: RefCell<VecDeque<LeaseCall>>,
     pub(super) answered: RefCell<Vec<(u64, bool)>>,
     pub(super) next_grant: Cell<u64>,
+    /// Time that the reply to a request of a lease takes to arrive.
+    pub(super) lease_reply: Cell<Duration>,
 }
 
 impl Service {
@@ -71,6 +73,7 @@ impl Service {
             calls: RefCell::default(),
             answered: RefCell::default(),
             next_grant: Cell::new(1),
+            lease_reply: Cell::default(),
         })
     }
 
@@ -112,10 +115,21 @@ impl Service {
         self.generation.set(self.generation.get() + 1);
     }
 
+    /// Starts again, and this client's session is the only one that survived.
+    pub(super) fn restart_alone(&self) {
+        self.restart();
+        self.alone.set(true);
+    }
+
     /// Lets the next `times` requests of a kind fail.
     pub(super) fn fail(&self, kind: Kind, todo: ErrorKind, times: u32) {
         let failure = Failure { kind: todo, errno: 5, message: "told to fail".into() };
         self.failures.borrow_mut().push((kind, failure, times));
+    }
+
+    /// No request fails from now on.
+    pub(super) fn heal(&self) {
+        self.failures.borrow_mut().clear();
     }
 
     /// Tells the client that it is not alone any more, and revokes all its leases.
@@ -172,7 +186,9 @@ impl Service {
             Kind::Watch => self.watch(&WatchRequest::decode(body).unwrap()).await,
             Kind::Lease => {
                 let _ = LeaseRequest::decode(body).unwrap();
-                LeaseReply { grant: self.next_grant.replace(self.next_grant.get() + 1) }.encode_to_vec()
+                let grant = self.next_grant.replace(self.next_grant.get() + 1);
+                self.world.env().sleep(self.lease_reply.get()).await;
+                LeaseReply { grant }.encode_to_vec()
             }
             Kind::GetAttr | Kind::Open => {
                 let ino = InodeRequest::decode(body).unwrap().ino;

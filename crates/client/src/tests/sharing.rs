@@ -1,7 +1,7 @@
 //! Leases with other clients, and the kernel's pages.
 
 use super::service::{Service, rest, run};
-use crate::{Client, KernelCache, Purpose, Staged};
+use crate::{Client, KernelCache, Ownership, Purpose, Staged};
 use penstock_base::{ErrorKind, Ino, LocalBoxFuture};
 use penstock_wire::Kind;
 use std::cell::{Cell, RefCell};
@@ -201,5 +201,171 @@ fn a_call_of_an_earlier_start_voids_no_grant_of_the_present_one() {
             let asked = service.next_grant.get() - before;
             assert!(asked <= 1, "inode {ino}: the service was asked {asked} times for a lease");
         }
+    });
+}
+
+/// A lease is being revoked for another client when the service starts again, and this client is the only
+/// one at the next start: what it writes from then on is not lost.
+#[test]
+fn a_revocation_of_an_earlier_start_loses_no_write_of_the_present_one() {
+    const APPENDS: u32 = 20_000;
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        share(service, client).await;
+        client.write(INO, 0, b"new").await.unwrap();
+        // The first attempt at a sync fails, and the next one follows after 200 ms.
+        service.fail(Kind::Commit, ErrorKind::NoSpace, 1);
+        service.call(INO.0);
+        rest(client).await;
+        service.restart_alone();
+        while !client.is_alone() {
+            client.session.env().sleep(Duration::from_millis(1)).await;
+        }
+        // What was not synced before the restart is lost, and told.
+        client.fsync(INO).await.unwrap_err();
+        client.fsync(INO).await.unwrap();
+        // A program appends all the time.
+        let mut size = client.hold(INO, Purpose::Read).await.unwrap().size().await.unwrap();
+        for number in 0..APPENDS {
+            let at = client.append(INO, &[7; 100]).await.unwrap();
+            assert_eq!(at, size, "append {number} found an earlier end");
+            size = at + 100;
+        }
+        let synced = client.fsync(INO).await;
+        let zeros = service.bytes(INO)[100..].iter().filter(|byte| **byte != 7).count();
+        assert_eq!((zeros, synced), (0, Ok(())), "bytes that are not what was appended, and the fsync");
+        assert_eq!(service.attr(INO).size, size);
+    });
+}
+
+/// The store is full for longer than a client that wants the file would be kept waiting. That client is gone
+/// with the earlier start, so nothing is given up for it.
+#[test]
+fn what_was_written_at_the_present_start_is_not_counted_as_lost() {
+    for everything in [false, true] {
+        run(async |service, client| {
+            service.add(INO, &[1; 100]);
+            client.open(INO).await.unwrap();
+            share(service, client).await;
+            client.write(INO, 0, b"new").await.unwrap();
+            service.fail(Kind::Commit, ErrorKind::NoSpace, 80);
+            service.call(if everything { 0 } else { INO.0 });
+            rest(client).await;
+            service.restart_alone();
+            while !client.is_alone() {
+                client.session.env().sleep(Duration::from_millis(1)).await;
+            }
+            // The loss at the restart is told, and counts once.
+            let told = client.losses_told(INO);
+            client.session.files().with(INO, |state| state.reported());
+            client.write(INO, 200, b"newer").await.unwrap();
+            client.session.env().sleep(Duration::from_secs(30)).await;
+            service.heal();
+            let synced = client.fsync(INO).await;
+            assert_eq!(synced, Ok(()), "everything: {everything}, told {told}");
+            assert_eq!(&service.bytes(INO)[200..205], b"newer");
+        });
+    }
+}
+
+/// A kernel that drops the pages of one file only after it is told to.
+struct SlowKernel {
+    dropped: RefCell<Vec<Ino>>,
+    slow: Ino,
+    go_on: tokio::sync::Semaphore,
+}
+
+impl KernelCache for SlowKernel {
+    fn drop_pages(&self, ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            if ino == self.slow {
+                drop(self.go_on.acquire().await);
+            }
+            self.dropped.borrow_mut().push(ino);
+        })
+    }
+
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn hide_pages<'a>(
+        &'a self,
+        _files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// A client gives up everything for a start of the service that ends meanwhile, and is the sole one at the
+/// next: what the kernel reads from then on is dropped when another client arrives.
+#[test]
+fn pages_of_the_present_time_alone_outlive_no_call_of_an_earlier_start() {
+    const LATE: Ino = Ino(6);
+    run(async |service, client| {
+        let kernel = Rc::new(SlowKernel {
+            dropped: RefCell::default(),
+            slow: INO,
+            go_on: tokio::sync::Semaphore::new(0),
+        });
+        client.set_kernel_cache(Some(kernel.clone()));
+        service.add(INO, &[1; 100]);
+        service.add(LATE, &[1; 100]);
+        client.open(INO).await.unwrap();
+        // An operation runs while another client arrives.
+        let operation = client.hold(INO, Purpose::Read).await.unwrap();
+        service.others_arrive();
+        rest(client).await;
+        assert!(!client.is_alone());
+        service.restart_alone();
+        rest(client).await;
+        assert!(client.is_alone(), "the other client's session did not survive the restart");
+        drop(operation);
+        rest(client).await;
+        // The kernel reads pages of a file without a lease.
+        client.open(LATE).await.unwrap();
+        let hold = client.hold(LATE, Purpose::Read).await.unwrap();
+        hold.reader().await.read_pages(0, 100).await.unwrap();
+        hold.serves(0..100);
+        drop(hold);
+        kernel.go_on.add_permits(100);
+        rest(client).await;
+        kernel.dropped.borrow_mut().clear();
+        service.others_arrive();
+        rest(client).await;
+        assert!(!client.is_alone() && !service.answered.borrow().is_empty());
+        assert!(
+            kernel.dropped.borrow().contains(&LATE),
+            "everything was given up, and the kernel kept pages of {LATE}: it dropped {:?}",
+            kernel.dropped.borrow()
+        );
+    });
+}
+
+/// A lease was granted before this client left, and arrives after that: the service has forgotten it.
+#[test]
+fn a_grant_from_before_the_client_left_is_void() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        share(service, client).await;
+        service.lease_reply.set(Duration::from_secs(1));
+        // An operation of a mount that has ended waits for its lease.
+        let operation = client.clone();
+        let asking = async move { drop(operation.hold(INO, Purpose::Write).await) };
+        client.session.env().spawn("operation", Box::pin(asking));
+        rest(client).await;
+        client.leave().await.unwrap();
+        let first = service.next_grant.get();
+        client.session.env().sleep(Duration::from_secs(3)).await;
+        client.hold(INO, Purpose::Write).await.unwrap();
+        let owned = client.owns(INO);
+        assert!(
+            matches!(owned, Some(Ownership::Lease { grant, .. }) if grant >= first),
+            "the service forgot the grants before {first}: {owned:?}"
+        );
     });
 }

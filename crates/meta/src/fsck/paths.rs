@@ -64,7 +64,7 @@ async fn add_ancestors(kv: &dyn Kv, dir: Ino, above: &mut BTreeSet<Ino>) -> Resu
     let mut at = dir;
     while at != ROOT && above.insert(at) {
         let row = kv.get(inode_key(at)).await?;
-        match row.and_then(|row| Inode::decode(&row).ok()) {
+        match row.and_then(|row| Inode::decode_at(at, &row).ok()) {
             Some(inode) => at = inode.parent,
             None => break,
         }

@@ -1,7 +1,7 @@
 //! Listing a directory, and reading a symbolic link.
 
 use crate::error::MetaError;
-use crate::inode::{Data, Inode};
+use crate::inode::Data;
 use crate::parts::Parts;
 use crate::rows::{Entry, decode_entry_key, entry_range, inode_key};
 use penstock_base::Ino;
@@ -37,8 +37,10 @@ async fn add_attributes(parts: &Parts, entries: &mut [DirEntry]) -> Result<(), M
     let rows =
         parts.names.kv().get_many(entries.iter().map(|entry| inode_key(Ino(entry.ino))).collect()).await?;
     for (entry, row) in entries.iter_mut().zip(rows) {
-        // An entry whose inode has been removed since has no attributes; the kernel asks for them again.
-        entry.attr = row.map(|row| Inode::decode(&row)).transpose()?.map(|inode| inode.attr());
+        // An entry whose inode has been removed since has no attributes, nor has one whose inode cannot be
+        // read. The client asks for them by number and gets the error.
+        let decoded = row.and_then(|row| parts.names.decode_inode(Ino(entry.ino), &row).ok());
+        entry.attr = decoded.map(|inode| inode.attr());
     }
     Ok(())
 }

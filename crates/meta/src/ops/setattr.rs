@@ -50,7 +50,7 @@ pub(crate) async fn set_attr(
     let mut known_truncations = request.known_truncations.filter(|_| !request.grow);
     let mut cleared = None;
     if let Some(size) = request.size.filter(|_| !request.grow) {
-        cleared = clear_behind(parts, Ino(request.ino), size, &mut known_truncations).await?;
+        cleared = clear_behind(parts, who, Ino(request.ino), size, &mut known_truncations).await?;
     }
     let turn = parts.turn(who).await?;
     let mut inode = turn.inode(Ino(request.ino)).await?;
@@ -114,6 +114,7 @@ pub(crate) async fn set_attr(
 /// all its data up to there; otherwise the old size. Returns the blocks that were cleared.
 async fn clear_behind(
     parts: &Parts,
+    who: Request,
     ino: Ino,
     size: u64,
     known_truncations: &mut Option<u64>,
@@ -127,7 +128,7 @@ async fn clear_behind(
     let first_block = size.min(before.size).div_ceil(block);
     let mut cleared: Option<Cleared> = None;
     for stop in parts.chunks.truncate_steps(FileKey::main(ino), first_block, STEP_CHUNKS).await? {
-        let turn = parts.names.turn().await;
+        let turn = parts.turn(who).await?;
         let mut inode = turn.inode(ino).await?;
         if inode.nlink == 0 && !parts.is_used(ino) {
             return Ok(None);
@@ -145,6 +146,7 @@ async fn clear_behind(
         }
         assert!(stop > first_block, "a step stops behind the new end");
         let (file, truncations, size) = (FileKey::main(ino), inode.truncations, inode.size);
+        // Only the transaction of the request itself records its result.
         turn.commit_by(Request::default(), WriteSet::new(), vec![inode], &[], async |writes| {
             Ok(parts.chunks.truncate(file, stop..until, behind, truncations, writes).await?)
         })

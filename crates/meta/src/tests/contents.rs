@@ -5,9 +5,12 @@ use super::memory::CHUNK_BLOCKS;
 use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
 use penstock_chunk::ChunkError;
-use penstock_wire::metadata::{SetAttrRequest, StatFsReply};
+use penstock_session::Request;
+use penstock_wire::metadata::{HelloReply, HelloRequest, PingRequest, SetAttrRequest, StatFsReply};
+use penstock_wire::{Header, Kind, VERSION};
 use prost::Message;
 use rustix::io::Errno;
+use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -192,5 +195,65 @@ fn a_sync_between_the_steps_of_a_truncation_and_its_end_is_seen() {
         truncated.unwrap();
         assert_eq!(bed.inode(ino).await.unwrap().size, 1 << 40);
         bed.check("a truncation and a sync");
+    });
+}
+
+/// A session ends, and its leases are another client's, while its truncation goes on in steps.
+#[test]
+fn a_truncation_of_a_session_that_has_ended_takes_no_further_step() {
+    run(async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        let chunks = 3 * STEP_CHUNKS as u64 + 7;
+        for chunk in 0..chunks {
+            bed.chunks.write(ino, chunk * u64::from(CHUNK_BLOCKS)).await;
+        }
+        let blocks = chunks * u64::from(CHUNK_BLOCKS);
+        set(bed, ino, SetAttrRequest { grow: true, ..size(blocks * BLOCK) }).await.unwrap();
+        let who = Request { sequence: 5, ..bed.who };
+        let parts = &bed.meta.parts;
+        let request = SetAttrRequest { ino: ino.0, known_truncations: Some(0), ..size(0) };
+        // The first step waits for the turn, and the end of the session behind it.
+        let turn = parts.names.turn().await;
+        let (truncated, ended, ()) = tokio::join!(
+            ops::set_attr(parts, who, request),
+            async {
+                bed.meta.end_session(who.session).await.unwrap();
+                bed.inode(ino).await.unwrap().truncations
+            },
+            async { drop(turn) }
+        );
+        assert_eq!(errno(truncated), Some(Errno::STALE));
+        let after = bed.inode(ino).await.unwrap();
+        assert_eq!(after.truncations, ended, "a step ran after the session had ended");
+    });
+}
+
+/// A session does not end if its client is heard again before the end has the turn.
+#[test]
+fn a_session_that_was_heard_while_its_end_waited_goes_on() {
+    run(async |bed| {
+        let version = u32::from(VERSION);
+        let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
+        let reply = bed.meta.hello(&hello.encode_to_vec(), true).await.unwrap();
+        let session = HelloReply::decode(&reply[..]).unwrap().session;
+        let (clients, env) = (bed.meta.clients(), bed.world.env());
+        let ping = Header { session, ..Header::request(Kind::Ping) };
+        env.sleep(Duration::from_secs(31)).await;
+        assert!(clients.is_silent(session));
+        // A check, or another change, has the turn.
+        let turn = bed.meta.parts.names.turn().await;
+        let ((ended, deleted), ()) = tokio::join!(bed.meta.end_if_silent(session), async {
+            env.sleep(Duration::from_secs(5)).await;
+            clients.hear(&ping).unwrap();
+            let serving = clients.begin(&ping).unwrap();
+            bed.meta.serve(&ping, &PingRequest::default().encode_to_vec()).await.unwrap();
+            drop((serving, turn));
+        });
+        deleted.unwrap();
+        assert!(!ended && clients.is_in_use(session), "the service answered it, and ended it after that");
+        env.sleep(Duration::from_secs(31)).await;
+        let (ended, deleted) = bed.meta.end_if_silent(session).await;
+        deleted.unwrap();
+        assert!(ended && !clients.is_in_use(session));
     });
 }

@@ -7,7 +7,8 @@ use crate::{Data, Inode, LAST_INO, MetaError, ROOT, XATTR_MAX, ops};
 use penstock_base::{FindingKind as Kind, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
 use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
-use penstock_wire::metadata::SetAttrRequest;
+use penstock_wire::metadata::{ReadDirReply, ReadDirRequest, SetAttrRequest};
+use prost::Message;
 use rustix::io::Errno;
 
 /// The inodes and rows that a case may damage: the tree `d/ d/e/ d/f g l`.
@@ -442,4 +443,42 @@ fn a_row_that_says_another_number_changes_no_other_inode() {
             assert_eq!(bed.chunks.blocks(healthy), [0], "{change}");
         });
     }
+}
+
+/// A row that names another inode is not that inode, in a listing with attributes either: the kernel opens
+/// what the listing says.
+#[test]
+fn a_listing_gives_no_name_the_attributes_of_another_inode() {
+    run(async |bed| {
+        let rows = plant(bed).await;
+        let inode = Inode { ino: rows.f, ..bed.inode(rows.g).await.unwrap() };
+        bed.put_row(inode_key(rows.g), Some(inode.encode())).await;
+        bed.meta.sync().await.unwrap();
+        bed.crash().await;
+        assert!(matches!(bed.inode(rows.g).await, Err(MetaError::Row(_))), "by its number it is an error");
+        let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true };
+        let reply = ops::read_dir(&bed.meta.parts, request).await.unwrap();
+        for entry in ReadDirReply::decode(&reply[..]).unwrap().entries {
+            if let Some(attr) = entry.attr {
+                let name = String::from_utf8_lossy(&entry.name).into_owned();
+                assert_eq!(attr.ino, entry.ino, "the name {name:?} leads to another inode");
+            }
+        }
+    });
+}
+
+/// One inode that cannot be read stops no listing of its directory.
+#[test]
+fn an_unreadable_inode_hides_no_other_name_of_its_directory() {
+    run(async |bed| {
+        let rows = plant(bed).await;
+        let mut row = bed.inode(rows.g).await.unwrap().encode();
+        row.truncate(20);
+        bed.put_row(inode_key(rows.g), Some(row)).await;
+        bed.meta.sync().await.unwrap();
+        bed.crash().await;
+        let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true };
+        let listed = ops::read_dir(&bed.meta.parts, request).await;
+        assert!(listed.is_ok(), "{listed:?}");
+    });
 }

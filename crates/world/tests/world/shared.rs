@@ -1161,3 +1161,71 @@ fn what_another_start_granted_is_nothing_to_the_next() {
         machine.stop().await;
     });
 }
+
+/// A kernel that takes a while to drop pages.
+struct SlowKernel(World, Duration);
+
+impl KernelCache for SlowKernel {
+    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async { self.0.env().sleep(self.1).await })
+    }
+
+    fn hide_pages<'a>(
+        &'a self,
+        _files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
+        Box::pin(async {})
+    }
+
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// The service starts again while a client gives a lease up for the client in the service's process. That one
+/// is gone, and what the first one writes from then on is not lost.
+#[test]
+fn what_is_written_alone_after_a_restart_is_not_lost_to_a_revocation_before_it() {
+    on_machine(99, async |site, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = join(&machine, &way).await;
+        client.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), Duration::from_secs(3)))));
+        let ino = make(&client, "file").await.unwrap();
+        open(&machine.client, "file").await;
+        machine.env.sleep(Duration::from_secs(10)).await;
+        client.append(ino, &[7; 100]).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        client.append(ino, &[7; 100]).await.unwrap();
+        // The other client wants the lease.
+        let other = machine.client.clone();
+        machine.env.spawn("other", Box::pin(async move { drop(other.read(ino, 0, 1).await) }));
+        machine.env.sleep(Duration::from_secs(1)).await;
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        while !client.is_alone() {
+            machine.env.sleep(Duration::from_millis(1)).await;
+        }
+        // What was not synced is lost with the restart, and told.
+        drop(client.fsync(ino).await);
+        client.fsync(ino).await.unwrap();
+        let mut size = client.get_attr(ino).await.unwrap().size;
+        let until = machine.env.now() + Duration::from_secs(6);
+        while machine.env.now() < until {
+            let at = client.append(ino, &[7; 100]).await.unwrap();
+            assert_eq!(at, size, "an append finds an earlier end");
+            size += 100;
+            machine.env.sleep(Duration::from_micros(200)).await;
+        }
+        let synced = client.fsync(ino).await;
+        let mut wrong = 0;
+        for at in (0..size).step_by(1 << 20) {
+            let parts = client.read(ino, at, 1 << 20).await.unwrap();
+            wrong += parts.iter().flat_map(|part| part.to_vec()).filter(|byte| *byte != 7).count();
+        }
+        assert_eq!((wrong, synced), (0, Ok(())), "bytes that are not what was appended, and the fsync");
+        client.close().await.unwrap();
+        remote.close();
+        machine.stop().await;
+    });
+}

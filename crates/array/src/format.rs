@@ -9,6 +9,29 @@ pub mod trailer;
 
 use penstock_base::{Buf, BufMut, DecodeError, Enc, crc32c};
 
+/// Most that a counter of one drive may be ahead of what the other drives say. An array that counts ten
+/// million a second takes 14 years to get there, so a number that is further ahead is damage, and its
+/// structure counts only if there is no other. Counted on from, it would bring numbers that no release can
+/// decode to all drives.
+pub(crate) const MOST_AHEAD: u64 = 1 << 52;
+
+/// True if no number is more than [`MOST_AHEAD`] above the other one of its pair.
+pub(crate) fn are_near(pairs: impl IntoIterator<Item = (u64, u64)>) -> bool {
+    pairs.into_iter().all(|(mine, other)| mine <= other.saturating_add(MOST_AHEAD))
+}
+
+/// Returns those structures of one kind, each with the drive that it is from, that are near one of another
+/// drive; all of them if only one drive has any, or if none is near another.
+pub(crate) fn without_far<T>(found: Vec<(usize, T)>, is_near: impl Fn(&T, &T) -> bool) -> Vec<(usize, T)> {
+    let is_far = |(drive, one): &(usize, T)| {
+        let mut others = found.iter().filter(|(other, _)| other != drive).peekable();
+        others.peek().is_some() && !others.any(|(_, other)| is_near(one, other))
+    };
+    let far: Vec<bool> = found.iter().map(is_far).collect();
+    let all_are = far.iter().all(|is_far| *is_far);
+    found.into_iter().zip(far).filter(|(_, is_far)| all_are || !is_far).map(|(one, _)| one).collect()
+}
+
 /// Closes a structure of one block: stores the CRC32C of everything from byte 8 on in bytes 4 to 7.
 pub(crate) fn seal_block(enc: &mut Enc) -> Buf {
     let mut block = BufMut::padded_from(enc.as_slice());

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A lease that is being revoked still serves, because the kernel may keep a page locked for a request that
-//! must be answered before the page can be dropped. Once the service was started again, `Closed` leads back to
+//! must be answered before the page can be dropped. Once the service was started again, `Closed` leads back
+//! to
 //! `Kept`. After `Closed` it serves only requests that block the
 //! drop of pages.
 

@@ -186,7 +186,8 @@ impl Asking<'_> {
         self.right
     }
 
-    /// Takes the grant of the service, unless this client has left meanwhile: then the service has forgotten it.
+    /// Takes the grant of the service, unless this client has left meanwhile: then the service has forgotten
+    /// it.
     pub(crate) fn granted(self, grant: u64) {
         if self.leases.times_left() != self.times_left {
             return;

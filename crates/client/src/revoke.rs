@@ -9,8 +9,8 @@
 //! Invariants:
 //! - The lease goes in one step, at which nothing uses it and no page is left to drop. An admitted request
 //!   that is not served by then waits on.
-//! - A revocation of an earlier start of the service takes no lease and loses no write: whoever waited for the
-//!   lease is gone, or asks the present start for it. It is taken back after whatever await it notices that.
+//! - A revocation of an earlier start of the service takes no lease and loses no write: whoever waited for
+//!   the lease is gone, or asks the present start for it. So it is taken back at its end.
 //! - Each round drops the pages of the requests admitted during the round before, and only requests that
 //!   block the drop are admitted. So programs that fault pages in as fast as they can do not keep the lease.
 

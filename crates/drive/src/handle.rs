@@ -373,6 +373,10 @@ impl DriveHandle {
         let mut next = current.clone();
         change(&mut next);
         next.seq += 1;
+        if let Err(error) = Superblock::decode(&next.encode()) {
+            // A damaged superblock may have brought numbers near the end of what can be read.
+            return Err(DriveError::Down(format!("its superblock cannot be changed: {error}")));
+        }
         superblock::write(self, &next).await?;
         *current = next;
         Ok(())

@@ -187,6 +187,9 @@ impl FileOwnership {
         let unavailable =
             |error: String| ClaimError::Unavailable(format!("{}: {error}", self.path.display()));
         let bytes = encode_place(*seq + 1, &claims).map_err(unavailable)?;
+        if !matches!(decode_place(&bytes), Some((_, Ok(_)))) {
+            return Err(unavailable("what would be written could not be read back".into()));
+        }
         let at = (*seq + 1) % 2 * PLACE_BYTES as u64;
         let file = self.file.clone();
         let write = move || file.write_all_at(&bytes, at).and_then(|()| file.sync_data());

@@ -68,7 +68,7 @@ impl Candidate {
 /// Decodes the newest descriptor of each array, from all superblocks. A damaged one is an error only if there
 /// is no other one; the claim on record tells if what is left is too old.
 fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, ArrayError> {
-    let mut newest: BTreeMap<ArrayId, (u64, Descriptor)> = BTreeMap::new();
+    let mut readable: BTreeMap<ArrayId, Vec<Descriptor>> = BTreeMap::new();
     let mut damaged: BTreeMap<ArrayId, DecodeError> = BTreeMap::new();
     let mut unknown: Vec<(ArrayId, u64, DecodeError)> = Vec::new();
     for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
@@ -85,21 +85,21 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
                     continue;
                 }
             };
-            if newest.get(&entry.array).is_none_or(|(revision, _)| *revision < entry.revision) {
-                newest.insert(entry.array, (entry.revision, descriptor));
-            }
+            readable.entry(entry.array).or_default().push(descriptor);
         }
     }
+    let newest = readable.into_iter().filter_map(|(array, found)| Some((array, Descriptor::newest(found)?)));
+    let newest: BTreeMap<ArrayId, Descriptor> = newest.collect();
     // Of a later release: an older one must not be used instead.
     let is_newest =
-        |array: &ArrayId, revision: &u64| newest.get(array).is_none_or(|(readable, _)| readable <= revision);
+        |array: &ArrayId, revision: &u64| newest.get(array).is_none_or(|found| found.revision <= *revision);
     if let Some((_, _, error)) = unknown.into_iter().find(|(array, at, _)| is_newest(array, at)) {
         return Err(error.into());
     }
     if let Some((_, error)) = damaged.into_iter().find(|(array, _)| !newest.contains_key(array)) {
         return Err(error.into());
     }
-    Ok(newest.into_iter().map(|(array, (_, descriptor))| (array, descriptor)).collect())
+    Ok(newest)
 }
 
 /// Options of a start.

@@ -1,5 +1,6 @@
 //! The array's descriptor, which every superblock of its drives carries. Byte map: docs/format/superblock.md.
 
+use super::{are_near, without_far};
 use crate::place::{Position, Positions};
 use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch};
@@ -72,6 +73,27 @@ impl Descriptor {
     /// Members that carry the log, in their order.
     pub(crate) fn carriers(&self) -> impl Iterator<Item = Position> {
         self.carriers.iter().copied().map(Position::from)
+    }
+
+    /// Picks the newest descriptor of an array among those of its drives. One with numbers far ahead of those
+    /// of all other drives counts only if there is no other. None if there is none at all.
+    pub fn newest(found: Vec<Self>) -> Option<Self> {
+        let found = without_far(found.into_iter().enumerate().collect(), Self::is_near);
+        found.into_iter().rev().map(|(_, descriptor)| descriptor).max_by_key(|descriptor| descriptor.revision)
+    }
+
+    /// True if none of its numbers is far ahead of that of `other`.
+    fn is_near(&self, other: &Self) -> bool {
+        let members = self.members.iter().zip(&other.members);
+        let of_members =
+            members.flat_map(|(mine, its)| [(mine.generation, its.generation), (mine.epoch.0, its.epoch.0)]);
+        let numbers = [
+            (self.epoch.0, other.epoch.0),
+            (self.root_epoch.0, other.root_epoch.0),
+            (self.revision, other.revision),
+            (self.carriers_epoch, other.carriers_epoch),
+        ];
+        are_near(numbers.into_iter().chain(of_members))
     }
 
     /// Encodes the descriptor.

@@ -190,6 +190,22 @@ impl Entry {
         Ok(Self::Destage { stripe, stale, contained, patches })
     }
 
+    /// The highest order or version in the entry.
+    pub(crate) fn highest(&self) -> u64 {
+        let of = |contained: &[(u32, u64)]| contained.iter().map(|(_, order)| *order).max().unwrap_or(0);
+        match self {
+            Self::Data { order, .. } => *order,
+            Self::Fresh { upto, version, contained, .. } => of(contained).max(*upto).max(version.0),
+            Self::Destage { contained, patches, .. } => {
+                patches.iter().map(|patch| patch.version.0).fold(of(contained), u64::max)
+            }
+            Self::Discard { upto, .. } => *upto,
+            Self::Versions { reserved } => reserved.0,
+            Self::Strips { version, .. } => version.0,
+            Self::MemberReset { .. } => 0,
+        }
+    }
+
     /// CRC32C of each payload block of this entry, in order.
     pub fn payload_crcs(&self) -> Vec<u32> {
         match self {

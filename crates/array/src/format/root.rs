@@ -1,7 +1,7 @@
 //! The root of a checkpoint: the start of log replay and the valid table pages. Byte map: docs/format/log.md.
 
 use super::descriptor::MemberEntry;
-use super::{check_block, seal_block};
+use super::{are_near, check_block, seal_block};
 use crate::place::{Position, Positions};
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
 
@@ -76,21 +76,22 @@ impl Root {
         seal_block(&mut enc)
     }
 
-    /// True if its numbers are far from the highest that decoding accepts. No array reaches others, so one
-    /// drive that says so is damaged.
-    pub(crate) fn is_plausible(&self) -> bool {
-        let numbers = [
-            self.seq,
-            self.incarnation,
-            self.incarnation_start.0,
-            self.replay_segment,
-            self.replay_seq.0,
-            self.durable.0,
-            self.versions_reserved.0,
-            self.order,
-            self.epoch.0,
-        ];
-        numbers.iter().all(|number| *number < 1 << 61)
+    /// True if none of its numbers is far ahead of that of `other`.
+    pub(crate) fn is_near(&self, other: &Self) -> bool {
+        let numbers = |root: &Self| {
+            [
+                root.seq,
+                root.incarnation,
+                root.incarnation_start.0,
+                root.replay_segment,
+                root.replay_seq.0,
+                root.durable.0,
+                root.versions_reserved.0,
+                root.order,
+                root.epoch.0,
+            ]
+        };
+        are_near(numbers(self).into_iter().zip(numbers(other)))
     }
 
     /// Decodes a root block.

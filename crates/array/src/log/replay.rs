@@ -14,6 +14,7 @@ use super::segments::{RecordPlace, Segment};
 use super::sound::is_sound;
 use crate::context::Context;
 use crate::error::ArrayError;
+use crate::format::MOST_AHEAD;
 use crate::format::record::{Entry, RecordHead, RecordShape};
 use crate::format::root::Root;
 use crate::format::segment::SegmentHeader;
@@ -57,6 +58,9 @@ struct Reader<'a> {
     root: &'a Root,
     carriers: &'a [Slice],
     durable: LogSeq,
+    /// The highest order or version that the root and the records so far have. A copy of a record that is far
+    /// ahead of it is damaged.
+    highest: u64,
     bad_copies: u64,
     mends: Vec<Mend>,
     /// By carrier, true if it did not answer. It is not asked again.
@@ -134,7 +138,9 @@ impl Reader<'_> {
                 false => head.incarnation <= self.root.incarnation,
             };
             let fits = head.array == self.context.id && head.seq == seq && head.chain == chain && incarnation;
-            (fits && head.entries.iter().all(|entry| is_sound(entry, &self.context.geo)))
+            let is_near = |entry: &Entry| entry.highest() <= self.highest.saturating_add(MOST_AHEAD);
+            let mut entries = head.entries.iter();
+            (fits && entries.all(|entry| is_sound(entry, &self.context.geo) && is_near(entry)))
                 .then_some((head, shape))
         };
         let found: Vec<_> = copies.iter().map(decode).collect();
@@ -186,6 +192,7 @@ impl Reader<'_> {
                 bytes: bytes.clone(),
             }));
         }
+        self.highest = head.entries.iter().map(Entry::highest).fold(self.highest, u64::max);
         self.durable = self.durable.max(head.durable);
         Ok(Some((head, shape, payload)))
     }
@@ -238,6 +245,7 @@ pub(crate) async fn read_log(
         root,
         carriers,
         durable: root.durable,
+        highest: root.order.max(root.versions_reserved.0),
         bad_copies: 0,
         mends: vec![],
         silent: RefCell::new(vec![false; carriers.len()]),

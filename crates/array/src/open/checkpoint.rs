@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::root::Root;
 use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
+use crate::format::without_far;
 use crate::salvage::{self, Salvaged};
 use crate::stripes::Stripes;
 use futures_util::future::{join, join_all};
@@ -19,12 +20,13 @@ const PIECES_IN_FLIGHT: usize = 4;
 /// The newest root. A durable root is on every carrier, so one carrier that can be read decides. A place that
 /// no carrier can read might hold it, and then nothing is decided. Numbers are given again after a start
 /// whose root was not durable, and such a root may come back with a drive that has contents of the past.
-/// Epochs are never given again. A root with numbers that no array reaches counts only if there is no other.
+/// Epochs are never given again. A root far ahead of those of all other carriers counts only if there is no
+/// other.
 pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<Root, ArrayError> {
-    let mut best: Option<Root> = None;
+    let mut roots: Vec<(usize, Root)> = Vec::new();
     for place in 0..2 {
         let mut is_known = false;
-        for carrier in carriers {
+        for (number, carrier) in carriers.iter().enumerate() {
             let Ok(block) = carrier.read(context.geo.root_at(place), BLOCK_BYTES, IO).await else {
                 continue;
             };
@@ -34,15 +36,16 @@ pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<R
                 && root.replay_seq.0 > 0
                 && root.replay_segment > 0
             {
-                let age = |root: &Root| (root.is_plausible(), root.epoch, root.seq);
-                best = best.filter(|best| age(best) >= age(&root)).or(Some(root));
+                roots.push((number, root));
             }
         }
         if !is_known {
             return Err(context.cannot_read("the checkpoint's root".into()));
         }
     }
-    best.ok_or_else(|| context.damaged("the checkpoint's root".into()))
+    let roots = without_far(roots, Root::is_near);
+    let best = roots.into_iter().rev().max_by_key(|(_, root)| (root.epoch, root.seq));
+    best.map(|(_, root)| root).ok_or_else(|| context.damaged("the checkpoint's root".into()))
 }
 
 /// The result of [`read_table`].

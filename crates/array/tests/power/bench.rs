@@ -119,7 +119,7 @@ impl Site {
         let env = world.env();
         let mut drives = Vec::new();
         let mut handles: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
-        let mut newest: Option<(u64, Descriptor)> = None;
+        let mut descriptors = Vec::new();
         for (number, disk) in self.disks.iter().enumerate() {
             if lost.contains(&number) {
                 drives.push(None);
@@ -132,15 +132,14 @@ impl Site {
             let Ok(found) = superblock::read(&*drive).await else { continue };
             if let Some(entry) = found.arrays.first()
                 && let Ok(descriptor) = Descriptor::decode(&entry.descriptor)
-                && newest.as_ref().is_none_or(|(revision, _)| *revision < entry.revision)
             {
-                newest = Some((entry.revision, descriptor));
+                descriptors.push(descriptor);
             }
             let drive: Rc<dyn Drive> = drive;
             handles
                 .insert(found.drive, DriveHandle::online(env.clone(), format!("disk{number}"), drive, found));
         }
-        let (_, descriptor) = newest.expect("some disk has a superblock");
+        let descriptor = Descriptor::newest(descriptors).expect("some disk has a superblock");
         let used: Vec<_> =
             descriptor.members.iter().map(|member| handles.get(&member.drive).cloned()).collect();
         let members = used.iter().map(|handle| handle.as_ref().map(slice_of)).collect();

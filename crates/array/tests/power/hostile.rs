@@ -12,8 +12,8 @@ use penstock_array::format::table_page::TablePage;
 use penstock_array::place::SegmentNo;
 use penstock_array::{ArrayError, Discard, Pace, Position, Positions, ScrubProgress, ScrubReport};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Stripe, Version};
-use penstock_drive::DriveHandle;
-use penstock_drive::superblock::{self, ArrayEntry, Superblock};
+use penstock_drive::superblock::{self, ArrayEntry, SUPERBLOCK_BYTES};
+use penstock_drive::{Class, Drive, DriveHandle, Io};
 use penstock_sim::{SimDisk, SimDrive, World};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -284,17 +284,21 @@ fn change_descriptor(disk: &Rc<SimDisk>, change: impl Fn(&mut Descriptor)) {
     let world = World::new(1);
     let changed = world.run(async {
         let drive = SimDrive::new(&world, disk.clone());
-        let found = superblock::read(&*drive).await.unwrap();
-        let handle = DriveHandle::online(world.env(), "d".into(), drive, found);
-        let change = |superblock: &mut Superblock| {
-            for entry in &mut superblock.arrays {
-                let mut descriptor = Descriptor::decode(&entry.descriptor).unwrap();
-                change(&mut descriptor);
-                entry.revision = descriptor.revision;
-                entry.descriptor = descriptor.encode();
-            }
-        };
-        handle.update_superblock(change).await.unwrap();
+        let mut superblock = superblock::read(&*drive).await.unwrap();
+        superblock.seq += 1;
+        for entry in &mut superblock.arrays {
+            let mut descriptor = Descriptor::decode(&entry.descriptor).unwrap();
+            change(&mut descriptor);
+            entry.revision = descriptor.revision;
+            entry.descriptor = descriptor.encode();
+        }
+        // Past the checks of an update.
+        let io = Io::new(Class::Meta, "hostile");
+        let last = (superblock.size_bytes - SUPERBLOCK_BYTES as u64) / 4096 * 4096;
+        for place in [0, last] {
+            drive.write(place, superblock.encode(), io).await.unwrap();
+        }
+        drive.flush(io).await.unwrap();
     });
     world.destroy();
     changed.unwrap();
@@ -452,4 +456,179 @@ fn one_root_does_not_make_the_others_unreadable() {
             );
         }
     }
+}
+
+/// One life: opens without `lost`, reads block 3, writes and flushes once for each item of `rounds`, with a
+/// checkpoint after it where the item says so, and ends by a power cut. Returns what was read.
+fn cut_life(
+    site: &Site,
+    seed: u64,
+    tag: u64,
+    lost: &[usize],
+    rounds: &[bool],
+) -> Result<Vec<u64>, ArrayError> {
+    let world = World::new(seed);
+    let known = world.run(async {
+        let machine = site.open(&world, lost).await?;
+        let before = crate::bench::tags(&machine.volume, 3, 1).await?;
+        for (round, checkpoint) in rounds.iter().enumerate() {
+            let tags: Vec<u64> = (0..8).map(|at| tag * 1000 + round as u64 * 10 + at).collect();
+            let (data, crcs) = buf_of(&tags);
+            machine.volume.write(0, &data, &crcs).await?;
+            machine.volume.flush().await?;
+            if *checkpoint {
+                machine.array.destage_and_checkpoint().await?;
+            }
+        }
+        machine.array.stop();
+        Ok::<_, ArrayError>(before)
+    });
+    site.cut(&world);
+    known.unwrap()
+}
+
+/// Three lives after disk 0 was changed; the second and the third are without it.
+fn lives_after(site: &Site, rounds: &[bool]) -> [Result<Vec<u64>, ArrayError>; 3] {
+    [cut_life(site, 2, 71, &[], rounds), cut_life(site, 3, 72, &[0], &[]), cut_life(site, 4, 73, &[0], &[])]
+}
+
+fn duplicate(site: &Site) -> Site {
+    Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone())
+}
+
+/// Changes the last record of disk 0 that has an entry for which `is_it` holds.
+fn change_last(site: &(Site, u64, usize), copy: &Site, is_it: fn(&Entry) -> bool, edit: impl Fn(&mut Entry)) {
+    let mut found = records(&copy.disks[0], site.1, site.2);
+    found.sort_by_key(|record| record.head.seq);
+    let nth = found.iter().rposition(|record| record.head.entries.iter().any(is_it)).unwrap();
+    assert!(reseal(&copy.disks[0], (site.1, site.2), nth, |head| {
+        head.entries.iter_mut().filter(|entry| is_it(entry)).for_each(&edit);
+    }));
+}
+
+/// Regression: the superblock of one drive with a revision or epoch just below 2^62 was copied to all drives
+/// and to coordination, and then no start succeeded any more, with or without that drive.
+#[test]
+fn one_superblock_near_the_limit_does_not_end_the_array() {
+    let site = site_with_log();
+    for (is_epoch, below) in [(false, 4), (false, 1), (true, 2), (true, 1)] {
+        let copy = duplicate(&site.0);
+        change_descriptor(&copy.disks[0], |descriptor| match is_epoch {
+            true => (descriptor.epoch.0, descriptor.revision) = ((1 << 62) - below, descriptor.revision + 1),
+            false => descriptor.revision = (1 << 62) - below,
+        });
+        for (lost, seed) in [&[][..], &[], &[0], &[0]].into_iter().zip(2..) {
+            let life = cut_life(&copy, seed, 70 + seed, lost, &[false, true, false, true]);
+            assert!(life.is_ok(), "epoch {is_epoch}, 2^62 - {below}, without {lost:?}: {life:?}");
+        }
+    }
+}
+
+/// Regression: a root above 2^61 counted as damaged. A number of one drive just below that grew above it, and
+/// then no start succeeded any more.
+#[test]
+fn an_array_opens_whatever_number_one_root_had() {
+    let site = site_with_log();
+    for limit in [1 << 61, 1 << 62] {
+        for (field, below, rounds) in [
+            (0, 1, &[][..]),
+            (0, 1, &[false]),
+            (0, 2, &[]),
+            (7, 1, &[false, true]),
+            (7, 1, &[true]),
+            (100, 1, &[]),
+            (100, 2, &[false]),
+        ] {
+            let (copy, number) = (duplicate(&site.0), limit - below);
+            let disk = &copy.disks[0];
+            if field == 100 {
+                change_descriptor(disk, |descriptor| {
+                    (descriptor.epoch.0, descriptor.revision) = (number, descriptor.revision + 1);
+                });
+            } else {
+                let blocks = disk.used_blocks().into_iter();
+                let roots = blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?)));
+                let (block, mut root) = roots.max_by_key(|(_, root)| root.seq).unwrap();
+                change_root(&mut root, field, number << 1);
+                disk.corrupt(block, &root.encode());
+            }
+            let lives = lives_after(&copy, rounds);
+            let opened = lives.iter().all(Result::is_ok);
+            assert!(opened, "field {field}, {limit} - {below}, {rounds:?}: {lives:?}");
+        }
+    }
+}
+
+/// Regression: the order of one record on one carrier lay just below 2^62. Every later write got an order
+/// above it, which no opening decodes: the log ended before writes that were flushed, without an error.
+#[test]
+fn flushed_writes_stay_whatever_order_one_record_names() {
+    let site = site_with_log();
+    for below in [8, 12, 16] {
+        let copy = duplicate(&site.0);
+        change_last(
+            &site,
+            &copy,
+            |entry| matches!(entry, Entry::Data { .. }),
+            |entry| {
+                if let Entry::Data { order, .. } = entry {
+                    *order = (1 << 62) - below;
+                }
+            },
+        );
+        let mut rounds = vec![false, true, false, true];
+        rounds.extend([false; 14]);
+        cut_life(&copy, 2, 71, &[], &rounds).expect("all writes were flushed");
+        let wanted = 71_003 + (rounds.len() as u64 - 1) * 10;
+        assert_eq!(cut_life(&copy, 3, 72, &[0], &[]).unwrap(), [wanted], "2^62 - {below}");
+    }
+}
+
+/// Each kind of record of one carrier with a number near the limits; the array opens, with and without it.
+#[test]
+fn one_record_does_not_end_the_array() {
+    let site = site_with_log();
+    type Is = fn(&Entry) -> bool;
+    let kinds: [(&str, Is); 4] = [
+        ("data", |entry| matches!(entry, Entry::Data { .. })),
+        ("versions", |entry| matches!(entry, Entry::Versions { .. })),
+        ("fresh", |entry| matches!(entry, Entry::Fresh { .. })),
+        ("discard", |entry| matches!(entry, Entry::Discard { .. })),
+    ];
+    for (name, is_it) in kinds {
+        for number in [1 << 62, (1 << 62) - 1, 1 << 61, (1 << 61) - 2] {
+            for rounds in [&[false][..], &[false, false, false, true, false, false]] {
+                let copy = duplicate(&site.0);
+                change_last(&site, &copy, is_it, |entry| match entry {
+                    Entry::Data { order, .. } => *order = number,
+                    Entry::Versions { reserved } => reserved.0 = number,
+                    Entry::Fresh { upto, .. } | Entry::Discard { upto, .. } => *upto = number,
+                    _ => {}
+                });
+                let lives = lives_after(&copy, rounds);
+                assert!(lives[1..].iter().all(Result::is_ok), "{name} {number:x} {rounds:?}: {lives:?}");
+            }
+        }
+    }
+}
+
+/// Regression: an update of a superblock with the highest sequence number that can be read wrote both copies
+/// so that neither could be read, and succeeded.
+#[test]
+fn an_update_of_a_superblock_leaves_it_readable() {
+    let (site, _, _) = site_with_log();
+    let disk = &site.disks[0];
+    let world = World::new(1);
+    let done = world.run(async {
+        let drive = SimDrive::new(&world, disk.clone());
+        let found = superblock::read(&*drive).await.unwrap();
+        let handle = DriveHandle::online(world.env(), "d".into(), drive, found);
+        handle.update_superblock(|superblock| superblock.seq = (1 << 63) - 2).await.unwrap();
+        handle.update_superblock(|_| ()).await.unwrap_err();
+    });
+    world.destroy();
+    done.unwrap();
+    assert_eq!(readable(&site), site.disks.len());
+    cut_life(&site, 2, 71, &[], &[]).unwrap();
+    assert_eq!(readable(&site), site.disks.len());
 }

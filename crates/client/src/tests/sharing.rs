@@ -222,7 +222,7 @@ fn a_revocation_of_an_earlier_start_loses_no_write_of_the_present_one() {
         while !client.is_alone() {
             client.session.env().sleep(Duration::from_millis(1)).await;
         }
-        // What was not synced before the restart is lost, and told.
+        // The restart loses the write that was not synced, and that is told.
         client.fsync(INO).await.unwrap_err();
         client.fsync(INO).await.unwrap();
         // A program appends all the time.

@@ -1206,7 +1206,7 @@ fn what_is_written_alone_after_a_restart_is_not_lost_to_a_revocation_before_it()
         while !client.is_alone() {
             machine.env.sleep(Duration::from_millis(1)).await;
         }
-        // What was not synced is lost with the restart, and told.
+        // The restart loses the append that was not synced, and that is told.
         drop(client.fsync(ino).await);
         client.fsync(ino).await.unwrap();
         let mut size = client.get_attr(ino).await.unwrap().size;

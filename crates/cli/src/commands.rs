@@ -83,7 +83,8 @@ fn status(remote: &Remote, json: bool) -> Result<ExitCode> {
 
 fn down(dir: &PathBuf, api: Option<&String>, json: bool) -> Result<ExitCode> {
     let remote = Remote::find(Some(dir), api)?;
-    let status: StatusReport = remote.get("/v1/status")?;
+    // Only for the note below: a store that cannot report stops all the same.
+    let status: Option<StatusReport> = remote.get("/v1/status").ok();
     let answer: Value = remote.post("/v1/down", &json!({}))?;
     if api.is_none() {
         let start = Instant::now();
@@ -102,7 +103,8 @@ fn down(dir: &PathBuf, api: Option<&String>, json: bool) -> Result<ExitCode> {
             None => bail!("it ended without reporting that all is durable, as after a kill; see its log"),
         }
     }
-    for session in status.sessions.iter().filter(|session| session.remote && !session.mount.is_empty()) {
+    let sessions = status.iter().flat_map(|status| &status.sessions);
+    for session in sessions.filter(|session| session.remote && !session.mount.is_empty()) {
         note!(
             "{} still mounts it at {}: programs there wait until it runs again (`penstock umount` before \
              `penstock down` avoids that)",

@@ -6,10 +6,8 @@
 //! ```
 //!
 //! A lease that is being revoked still serves, because the kernel may keep a page locked for a request that
-//! must be answered before the page can be dropped. Once the service was started again, `Closed` leads back
-//! to
-//! `Kept`. After `Closed` it serves only requests that block the
-//! drop of pages.
+//! must be answered before the page can be dropped. After `Closed` it serves only requests that block the
+//! drop of pages. If the service was started again meanwhile, `Closed` leads back to `Kept`.
 
 use crate::page_set::{PageSet, pages};
 use std::cell::Cell;

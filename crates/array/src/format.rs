@@ -20,12 +20,12 @@ pub(crate) fn are_near(pairs: impl IntoIterator<Item = (u64, u64)>) -> bool {
     pairs.into_iter().all(|(mine, other)| mine <= other.saturating_add(MOST_AHEAD))
 }
 
-/// Returns those structures of one kind, each with the drive that it is from, that are near one of another
-/// drive; all of them if only one drive has any, or if none is near another.
+/// Returns those structures of one kind, each with the drive that it is from, that are near those of all
+/// other drives; all of them if there would be none.
 pub(crate) fn without_far<T>(found: Vec<(usize, T)>, is_near: impl Fn(&T, &T) -> bool) -> Vec<(usize, T)> {
     let is_far = |(drive, one): &(usize, T)| {
-        let mut others = found.iter().filter(|(other, _)| other != drive).peekable();
-        others.peek().is_some() && !others.any(|(_, other)| is_near(one, other))
+        // Far ahead of one other is enough: a damaged one may have been copied to a new carrier.
+        found.iter().any(|(other, its)| other != drive && !is_near(one, its))
     };
     let far: Vec<bool> = found.iter().map(is_far).collect();
     let all_are = far.iter().all(|is_far| *is_far);

@@ -9,14 +9,15 @@
 //! Invariants:
 //! - The lease goes in one step, at which nothing uses it and no page is left to drop. An admitted request
 //!   that is not served by then waits on.
-//! - A revocation of an earlier start of the service takes no lease and loses no write: whoever waited for
-//!   the lease is gone, or asks the present start for it. So it is taken back at its end.
+//! - A revocation that outlasts its era, because the service was started again or this client left, takes no
+//!   lease and loses no write: whoever waited for the lease is gone, or asks the present start for it. So it
+//!   is taken back at its end.
 //! - Each round drops the pages of the requests admitted during the round before, and only requests that
 //!   block the drop are admitted. So programs that fault pages in as fast as they can do not keep the lease.
 
 use crate::lease::{Lease, Revocation, Right};
 use crate::leases::Leases;
-use crate::session::Session;
+use crate::session::{Era, Session};
 use futures_util::{StreamExt, stream};
 use penstock_base::Ino;
 use penstock_base::env::timeout;
@@ -42,18 +43,13 @@ fn with<T>(leases: &Leases, ino: Ino, act: impl FnOnce(&mut Lease) -> T) -> T {
     leases.with(ino, act).expect("a lease stays while it is being revoked")
 }
 
-/// Releases a lease whose grant is not later than `grant` of this start of the service. Does nothing once the
-/// service was started again: its grants have other numbers. Fails if writes under the lease are lost.
-pub(crate) async fn give_up(
-    session: &Session,
-    ino: Ino,
-    grant: u64,
-    start: Option<u64>,
-) -> Result<(), Failure> {
+/// Releases a lease whose grant is not later than `grant`, in this era. Does nothing once it is over: the
+/// next start of the service numbers grants anew. Fails if writes under the lease are lost.
+pub(crate) async fn give_up(session: &Session, ino: Ino, grant: u64, era: Era) -> Result<(), Failure> {
     let leases = session.leases();
     loop {
         let changed = leases.change();
-        if session.restarts().generation() != start {
+        if session.era() != era {
             return Ok(());
         }
         match leases.begin_to_revoke(ino, grant) {
@@ -64,8 +60,8 @@ pub(crate) async fn give_up(
     }
     leases.notify();
     drop_kernel_pages(session, ino).await;
-    let synced = sync_at_last(session, ino, start).await;
-    match session.restarts().generation() == start {
+    let synced = sync_at_last(session, ino, era).await;
+    match session.era() == era {
         true => {
             session.files().with(ino, |state| state.make_stale());
             leases.with(ino, Lease::revoked);
@@ -117,12 +113,12 @@ async fn let_in_while(
 }
 
 /// Syncs a file whose lease is being released. Writes that cannot be synced are lost, and every descriptor
-/// reports that. Ends early once the service was started again after `start`.
-async fn sync_at_last(session: &Session, ino: Ino, start: Option<u64>) -> Result<(), Failure> {
+/// reports that. Ends early once the era is over.
+async fn sync_at_last(session: &Session, ino: Ino, era: Era) -> Result<(), Failure> {
     let mut attempts = 1;
     let failure = loop {
         let synced = session.sync_file(ino).await;
-        if session.restarts().generation() != start {
+        if session.era() != era {
             return Ok(());
         }
         match synced {
@@ -149,16 +145,12 @@ pub(crate) async fn sync_for_others(session: &Session, ino: Ino) -> Result<(), F
 }
 
 /// Gives up all leases, because another client arrives or the service no longer knows the grants. New
-/// operations request leases from now on. Fails if writes are lost. `grant` is the last one that `start` of
-/// the service had given.
-pub(crate) async fn give_up_everything(
-    session: &Session,
-    grant: u64,
-    start: Option<u64>,
-) -> Result<(), Failure> {
+/// operations request leases from now on. Fails if writes are lost. `grant` is the last one that
+/// the service had given in this era.
+pub(crate) async fn give_up_everything(session: &Session, grant: u64, era: Era) -> Result<(), Failure> {
     let leases = session.leases();
-    let has_restarted = || session.restarts().generation() != start;
-    if has_restarted() {
+    let is_over = || session.era() != era;
+    if is_over() {
         return Ok(());
     }
     let (was_unleased, times_alone) = (leases.was_unleased(), leases.times_alone());
@@ -167,23 +159,23 @@ pub(crate) async fn give_up_everything(
     let names_expire = cache.as_ref().map(|cache| cache.names_expire());
     leases.no_unleased_use().await;
     let held = leases.grants().into_iter().map(|(ino, held)| (ino, held.min(grant))).collect();
-    let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant, start)).await;
+    let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant, era)).await;
     let sync = async |ino: Ino| {
         // From now on the kernel reads pages with a lease. Do not wait for a page that it has locked for a
         // request which waits for a lease: other clients may be in the same situation and wait for this one.
         if let Some(cache) = cache.as_ref().filter(|_| was_unleased) {
             cache.drop_pages(ino, 0..u64::MAX).await;
         }
-        sync_at_last(session, ino, start).await
+        sync_at_last(session, ino, era).await
     };
     let synced = in_turns(session.files().select(|_| true), sync).await;
-    if !has_restarted() {
+    if !is_over() {
         leases.all_leased(times_alone);
     }
     if let Some(names_expire) = names_expire {
         names_expire.await;
     }
-    if !has_restarted() {
+    if !is_over() {
         session.files().for_each(|ino, state| {
             if !leases.has(ino, Right::Shared) {
                 state.make_stale();

@@ -46,6 +46,21 @@ impl ClientLatency {
     }
 }
 
+/// The time between two events that void what was begun before: the service is started again, or the client
+/// leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Era {
+    start: Option<u64>,
+    times_left: u64,
+}
+
+impl Era {
+    /// The generation of the service's start, 0 before the first reply.
+    pub(crate) fn generation(self) -> u64 {
+        self.start.unwrap_or_default()
+    }
+}
+
 /// A session of a client. Its parts own their state; this sends requests and takes in the generations of
 /// replies.
 pub(crate) struct Session {
@@ -124,6 +139,16 @@ impl Session {
     /// The number of the session.
     pub(crate) fn number(&self) -> u64 {
         self.number.get()
+    }
+
+    /// The present era.
+    pub(crate) fn era(&self) -> Era {
+        Era { start: self.restarts.generation(), times_left: self.leases.times_left() }
+    }
+
+    /// True if this client has left since then.
+    pub(crate) fn has_left_since(&self, era: Era) -> bool {
+        self.leases.times_left() != era.times_left
     }
 
     pub(crate) fn restarts(&self) -> &Restarts {

@@ -2,7 +2,7 @@
 //! its lease time.
 
 use crate::revoke::{give_up, give_up_everything, sync_for_others};
-use crate::session::Session;
+use crate::session::{Era, Session};
 use penstock_base::Ino;
 use penstock_wire::metadata::{
     EmptyReply, FailedSync, LeaseCall, OpenCount, PingRequest, WatchReply, WatchRequest,
@@ -23,7 +23,7 @@ const PINGS: u32 = 4;
 pub(crate) async fn watch_task(session: Rc<Session>) {
     let leases = session.leases();
     while !session.is_over() {
-        let (released, times_left) = (leases.take_released(), leases.times_left());
+        let (released, era) = (leases.take_released(), session.era());
         let request = WatchRequest { wait: true, released, ..watch_request(&session) };
         let reply: WatchReply = match session.ask(Kind::Watch, &request).await {
             Ok(reply) => reply,
@@ -33,42 +33,44 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
                 continue;
             }
         };
-        for call in reply.calls {
+        // The service forgot its calls when this client left. One that it has made since comes again.
+        let calls = if session.has_left_since(era) { Vec::new() } else { reply.calls };
+        for call in calls {
             leases.saw(call.number);
             if call.ino == 0 && !call.is_sync {
                 // Before the next request, because that reports this flag to the service.
                 leases.become_shared();
             }
             let answered = session.clone();
-            let start = session.restarts().generation();
-            session.env().spawn("lease call", Box::pin(async move { answer(&answered, call, start).await }));
+            let era = session.era();
+            session.env().spawn("lease call", Box::pin(async move { answer(&answered, call, era).await }));
         }
-        if reply.alone && leases.times_left() == times_left {
+        if reply.alone && !session.has_left_since(era) {
             leases.become_alone();
         }
         reply.unlocked.iter().for_each(|ino| session.locks().note_unlocked(Ino(*ino)));
     }
 }
 
-/// Does what the service asks for and answers. `start` is the generation of the service that asked: each
-/// start numbers calls and grants anew, and asks for everything once more.
-async fn answer(session: &Session, call: LeaseCall, start: Option<u64>) {
+/// Does what the service asks for in this era, and answers. Each start of the service numbers calls and
+/// grants anew, and asks for everything once more.
+async fn answer(session: &Session, call: LeaseCall, era: Era) {
     let ino = Ino(call.ino);
     let result = match (call.is_sync, call.ino) {
         (true, _) => sync_for_others(session, ino).await,
         (false, 0) => {
-            let given_up = give_up_everything(session, call.grant, start).await;
+            let given_up = give_up_everything(session, call.grant, era).await;
             // The service may be about to stop.
             given_up.and(session.sync_names().await)
         }
-        (false, _) => give_up(session, ino, call.grant, start).await,
+        (false, _) => give_up(session, ino, call.grant, era).await,
     };
     let failed = |failure: Failure| {
         tracing::debug!(%failure, "a call of the service is answered with an error");
         FailedSync { number: call.number, errno: failure.errno.into() }
     };
     let failed = result.err().map(failed).into_iter().collect();
-    let generation = start.unwrap_or_default();
+    let generation = era.generation();
     let answered = WatchRequest { answered: vec![call.number], failed, generation, ..watch_request(session) };
     if let Err(failure) = session.ask::<WatchReply>(Kind::Watch, &answered).await {
         tracing::debug!(%failure, "a call was not answered: the session has ended");

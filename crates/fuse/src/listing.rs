@@ -4,8 +4,8 @@ use crate::abi::{Dirent, EntryOut, ReadIn};
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
 use crate::session::Session;
-use penstock_base::Ino;
 use penstock_base::num::to_u32;
+use penstock_base::{ErrorKind, Ino};
 use penstock_client::{Attr, Failure};
 use penstock_wire::metadata::{DirEntry, ReadDirRequest};
 use rustix::io::Errno;
@@ -112,7 +112,7 @@ async fn list_plus(session: &Session, dir: Ino, offset: u64) -> Result<Vec<Liste
         match attr.map_err(|failure| (errno(&failure), failure)) {
             Ok(attr) => entries.push(Listed { entry, attr: Some(attr) }),
             // The inode was removed meanwhile, so the entry is gone too.
-            Err((Errno::STALE, _)) => {}
+            Err((Errno::STALE, failure)) if failure.kind != ErrorKind::Ended => {}
             // Damage of one inode hides no other one.
             Err((Errno::IO, _)) => entries.push(Listed { entry, attr: None }),
             Err((_, failure)) => return Err(failure),

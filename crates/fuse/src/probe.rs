@@ -48,11 +48,20 @@ fn wait(mut child: Child) -> io::Result<Answer> {
     let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
     let mut ended = [PollFd::new(&process, PollFlags::IN)];
     match retry_on_intr(|| poll(&mut ended, Some(&LIMIT)))? {
-        // It ends when the mount's process answers.
-        0 => child.kill().map(|()| Answer::Silent),
+        0 => {
+            child.kill()?;
+            reap_later(child)?;
+            Ok(Answer::Silent)
+        }
         _ if child.wait()?.code() == Some(STALE.into()) => Ok(Answer::Stale),
         _ => Ok(Answer::Serves),
     }
+}
+
+/// Reaps a child that ends when the mount's process answers, if this process lives for so long.
+#[allow(clippy::disallowed_methods, reason = "the thread waits for a process and touches nothing else")]
+fn reap_later(mut child: Child) -> io::Result<()> {
+    std::thread::Builder::new().name("probe".to_owned()).spawn(move || child.wait()).map(drop)
 }
 
 /// Asks on this thread, which may block for as long as the mount's process lives. Returns the exit code for
@@ -67,17 +76,29 @@ pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
     let Some(shown) = shown(path)? else { return Ok(None) };
     let connection = shown.connection.to_string();
     for entry in std::fs::read_dir("/proc")? {
+        let place = entry?.path();
         // A process may end meanwhile.
-        let Ok(words) = std::fs::read(entry?.path().join("cmdline")) else { continue };
+        let Ok(words) = std::fs::read(place.join("cmdline")) else { continue };
         let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
-        // The guard's arguments: its connection, and the thread PID/task/TID that serves it.
+        // The guard's arguments: its connection, and the thread PID/task/TID that serves it. Anybody can
+        // start a process with such arguments, but none as a child of the process that it names.
         if let [_, name, number, thread, ..] = words[..]
             && (name, number) == (GUARD.as_bytes(), connection.as_bytes())
+            && let Some(pid) =
+                std::str::from_utf8(thread).ok().and_then(|it| it.split_once('/')?.0.parse().ok())
+            && parent_of(&place) == Some(pid)
         {
-            return Ok(std::str::from_utf8(thread).ok().and_then(|it| it.split_once('/')?.0.parse().ok()));
+            return Ok(Some(pid));
         }
     }
     Ok(None)
+}
+
+/// Returns the parent of a process, a path below /proc; none if it has ended.
+fn parent_of(process: &Path) -> Option<u32> {
+    let stat = std::fs::read_to_string(process.join("stat")).ok()?;
+    // After the name, which is in brackets and may contain any byte, follow the state and the parent.
+    stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// The kinds of directory entry at a mount point.
@@ -103,4 +124,41 @@ pub(crate) fn look(path: &Path) -> io::Result<Found> {
 /// True if the process behind a mount is dead, or died during the request.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Anybody may start a process with the arguments of a guard, and would name the process that an
+    /// administrator is told to kill.
+    #[test]
+    fn a_process_that_only_looks_like_a_guard_names_no_process() {
+        let place = Path::new("/proc");
+        let connection = shown(place).unwrap().unwrap().connection.to_string();
+        let dir = std::env::temp_dir().join(format!("penstock-probe-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join(GUARD), "read x").unwrap();
+        let mut named = Vec::new();
+        for pid in [1, std::process::id()] {
+            let mut command = Command::new("/bin/sh");
+            command.current_dir(&dir).args([GUARD, &connection, &format!("{pid}/task/1")]);
+            let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+            named.push(process_behind(place).unwrap());
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(named, [None, Some(std::process::id())], "only a child of a process may name it");
+    }
+
+    /// Regression: a child that got no answer stayed as a zombie of a process that lives long.
+    #[test]
+    fn a_child_that_was_left_behind_is_reaped() {
+        let child = Command::new("/bin/sleep").arg("100").spawn().unwrap();
+        let stat = format!("/proc/{}/stat", child.id());
+        assert_eq!(wait(child).unwrap(), Answer::Silent);
+        let is_reaped = || std::fs::metadata(&stat).is_err();
+        assert!((0..10_000_000).any(|_| is_reaped()));
+    }
 }

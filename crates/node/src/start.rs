@@ -73,8 +73,14 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
     let mut unknown: Vec<(ArrayId, u64, DecodeError)> = Vec::new();
     for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
         for entry in &superblock.arrays {
+            let agrees = |found: &Descriptor| (found.array, found.revision) == (entry.array, entry.revision);
             let descriptor = match Descriptor::decode(&entry.descriptor) {
-                Ok(descriptor) => descriptor,
+                Ok(descriptor) if agrees(&descriptor) => descriptor,
+                Ok(_) => {
+                    let why = "of another array or revision than its entry";
+                    damaged.insert(entry.array, DecodeError::Bad { what: "array descriptor", why });
+                    continue;
+                }
                 Err(error @ DecodeError::Unknown { .. }) => {
                     unknown.push((entry.array, entry.revision, error));
                     continue;
@@ -272,4 +278,84 @@ async fn read_array(
     };
     let members = descriptor.members.iter().map(slice).collect();
     Ok(Opening::read(env, descriptor, members, ownership, roster, lacking).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_array::format::descriptor::MemberEntry;
+    use penstock_base::{Epoch, Id128};
+    use penstock_drive::MemoryDrive;
+    use penstock_drive::superblock::{ArrayEntry, Features};
+
+    const ARRAY: ArrayId = ArrayId(Id128([5; 16]));
+
+    fn descriptor(revision: u64) -> Descriptor {
+        let member = |number: u8| MemberEntry {
+            drive: DriveId(Id128([number; 16])),
+            offset: 1 << 20,
+            len: 1 << 20,
+            generation: 1,
+            stale: false,
+            epoch: Epoch(1),
+        };
+        Descriptor {
+            array: ARRAY,
+            name: "data".into(),
+            k: 1,
+            m: 2,
+            strip_blocks: 8,
+            log_bytes: 4 << 20,
+            segment_bytes: 128 << 10,
+            stripes: 8,
+            epoch: Epoch(3),
+            revision,
+            root_epoch: Epoch(3),
+            carriers_epoch: 1,
+            carriers: vec![0, 1, 2],
+            members: (0..3).map(member).collect(),
+        }
+    }
+
+    fn candidate(path: &str, drive: u8, revisions: &[u64]) -> Candidate {
+        let entry = |revision: &u64| ArrayEntry {
+            array: ARRAY,
+            revision: *revision,
+            descriptor: descriptor(*revision).encode(),
+        };
+        let superblock = Superblock {
+            store: StoreId(Id128([9; 16])),
+            drive: DriveId(Id128([drive; 16])),
+            seq: 5,
+            size_bytes: 8 << 20,
+            created_ns: 6,
+            features: Features::default(),
+            slices: vec![],
+            arrays: revisions.iter().map(entry).collect(),
+        };
+        // As it is read from the drive.
+        let superblock = Superblock::decode(&superblock.encode()).unwrap();
+        Candidate { path: path.into(), found: Ok((Rc::new(MemoryDrive::new(4096)), superblock)) }
+    }
+
+    /// The superblock of one drive names the array twice: its two descriptors vouch for each other.
+    #[test]
+    fn one_superblock_that_names_an_array_twice_does_not_count_as_two_drives() {
+        let far = (1 << 62) - 1;
+        let drives = [candidate("a", 0, &[far, far]), candidate("b", 1, &[7]), candidate("c", 2, &[7])];
+        assert_eq!(newest_descriptors(&drives).unwrap()[&ARRAY].revision, 7);
+    }
+
+    /// One drive is found at two paths: its descriptor vouches for itself.
+    #[test]
+    fn one_drive_at_two_paths_does_not_count_as_two_drives() {
+        let far = (1 << 62) - 1;
+        let drives = [
+            candidate("a", 0, &[far]),
+            candidate("link to a", 0, &[far]),
+            candidate("b", 1, &[7]),
+            candidate("c", 2, &[7]),
+        ];
+        assert_eq!(newest_descriptors(&drives).unwrap()[&ARRAY].revision, 7);
+    }
 }

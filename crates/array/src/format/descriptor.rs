@@ -76,7 +76,7 @@ impl Descriptor {
     }
 
     /// Picks the newest descriptor of an array among those of its drives. One with numbers far ahead of those
-    /// of all other drives counts only if there is no other. None if there is none at all.
+    /// of another drive counts only if there is no other. None if there is none at all.
     pub fn newest(found: Vec<Self>) -> Option<Self> {
         let found = without_far(found.into_iter().enumerate().collect(), Self::is_near);
         found.into_iter().rev().map(|(_, descriptor)| descriptor).max_by_key(|descriptor| descriptor.revision)

@@ -76,6 +76,13 @@ impl Root {
         seal_block(&mut enc)
     }
 
+    /// True if there is a log, which starts no later than behind what was durable, as the incarnation did.
+    pub(crate) fn is_sound(&self) -> bool {
+        let behind = self.durable.next();
+        let begins = self.replay_segment > 0 && self.replay_seq.0 > 0 && self.replay_seq <= behind;
+        begins && self.incarnation_start <= behind
+    }
+
     /// True if none of its numbers is far ahead of that of `other`.
     pub(crate) fn is_near(&self, other: &Self) -> bool {
         let numbers = |root: &Self| {

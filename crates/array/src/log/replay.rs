@@ -137,7 +137,11 @@ impl Reader<'_> {
                 true => head.incarnation == self.root.incarnation,
                 false => head.incarnation <= self.root.incarnation,
             };
-            let fits = head.array == self.context.id && head.seq == seq && head.chain == chain && incarnation;
+            let fits = head.array == self.context.id
+                && head.seq == seq
+                && head.chain == chain
+                && incarnation
+                && head.durable < head.seq;
             let is_near = |entry: &Entry| entry.highest() <= self.highest.saturating_add(MOST_AHEAD);
             let mut entries = head.entries.iter();
             (fits && entries.all(|entry| is_sound(entry, &self.context.geo) && is_near(entry)))

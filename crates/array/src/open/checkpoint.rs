@@ -20,8 +20,7 @@ const PIECES_IN_FLIGHT: usize = 4;
 /// The newest root. A durable root is on every carrier, so one carrier that can be read decides. A place that
 /// no carrier can read might hold it, and then nothing is decided. Numbers are given again after a start
 /// whose root was not durable, and such a root may come back with a drive that has contents of the past.
-/// Epochs are never given again. A root far ahead of those of all other carriers counts only if there is no
-/// other.
+/// Epochs are never given again. A root far ahead of another carrier's counts only if there is no other.
 pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<Root, ArrayError> {
     let mut roots: Vec<(usize, Root)> = Vec::new();
     for place in 0..2 {
@@ -33,8 +32,7 @@ pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<R
             is_known = true;
             if let Ok(root) = Root::decode(&block)
                 && root.array == context.id
-                && root.replay_seq.0 > 0
-                && root.replay_segment > 0
+                && root.is_sound()
             {
                 roots.push((number, root));
             }

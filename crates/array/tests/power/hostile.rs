@@ -632,3 +632,114 @@ fn an_update_of_a_superblock_leaves_it_readable() {
     cut_life(&site, 2, 71, &[], &[]).unwrap();
     assert_eq!(readable(&site), site.disks.len());
 }
+
+/// Reads blocks that only the log has in three lives: with the changed disk, again, and without it.
+fn reads_after(copy: &Site) -> [Result<Vec<u64>, String>; 3] {
+    let life = |seed: u64, lost: &[usize]| {
+        let world = World::new(seed);
+        let known = world.run(async {
+            let machine = copy.open(&world, lost).await?;
+            let mut read = Vec::new();
+            for block in [1, 211, machine.volume.stripe_blocks() - 1, machine.volume.stripe_blocks() * 8] {
+                read.extend(crate::bench::tags(&machine.volume, block, 1).await?);
+            }
+            write(&machine, 400, seed).await?;
+            machine.volume.flush().await?;
+            machine.array.stop();
+            Ok::<_, ArrayError>(read)
+        });
+        copy.cut(&world);
+        known.unwrap().map_err(|error| error.to_string())
+    };
+    [life(2, &[]), life(3, &[]), life(4, &[0])]
+}
+
+/// One carrier's root says that the log starts behind its end, by a number that is near. The opening must not
+/// take the log for empty: two other carriers have the right root, and all of these writes were flushed.
+#[test]
+fn one_root_that_starts_the_log_behind_its_end_loses_no_flushed_write() {
+    let site = site_with_log();
+    let good = reads_after(&duplicate(&site.0))[0].clone().unwrap();
+    for (newer, ahead) in [(0, 1000), (2, 1000), (0, 1 << 40)] {
+        let copy = duplicate(&site.0);
+        let disk = &copy.disks[0];
+        let blocks = disk.used_blocks().into_iter();
+        let roots = blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?)));
+        let (block, mut root) = roots.max_by_key(|(_, root)| root.seq).unwrap();
+        root.seq += newer;
+        root.replay_seq.0 += ahead;
+        disk.corrupt(block, &root.encode());
+        let lives = reads_after(&copy);
+        let is_right = |life: &Result<Vec<u64>, String>| life.as_ref().is_ok_and(|read| *read == good);
+        let kept = lives[..2].iter().all(|life| life.is_err() || is_right(life)) && is_right(&lives[2]);
+        assert!(kept, "seq + {newer}, replay_seq + {ahead}: {lives:?}");
+    }
+}
+
+/// A record of one carrier says that later records were durable when it was written, which none can say. Two
+/// other carriers have the right one.
+#[test]
+fn one_record_that_says_what_none_can_does_not_keep_the_array_from_opening() {
+    let site = site_with_log();
+    let good = reads_after(&duplicate(&site.0))[0].clone().unwrap();
+    for (back, ahead) in [(0, 1), (0, 1 << 61), (1, 1000)] {
+        let copy = duplicate(&site.0);
+        let nth = records(&copy.disks[0], site.1, site.2).len() - 1 - back;
+        assert!(reseal(&copy.disks[0], (site.1, site.2), nth, |head| head.durable.0 = head.seq.0 + ahead));
+        let lives = reads_after(&copy);
+        let right = lives.iter().all(|life| life.as_ref().is_ok_and(|read| *read == good));
+        assert!(right, "{back} from the end, {ahead} ahead: {lives:?}");
+    }
+}
+
+/// The root of disk 0 is far ahead of all others, and would be ignored. But a carrier is lost, and the new
+/// one is copied from disk 0: it gets the same root, and now the two vouch for each other.
+#[test]
+fn a_far_root_is_not_believed_because_it_was_copied_to_a_new_carrier() {
+    let site = site_with_log();
+    for (is_other_place, field, below) in
+        [(true, 7, 9), (true, 7, 1), (true, 0, 2), (true, 6, 9), (false, 7, 9), (false, 7, 1)]
+    {
+        let copy = duplicate(&site.0);
+        let world = World::new(2);
+        let known = world.run(async {
+            let machine = copy.open(&world, &[]).await?;
+            let before = crate::bench::tags(&machine.volume, 3, 1).await?;
+            // The drive of position 0 goes bad.
+            let disk = &copy.disks[0];
+            let blocks = disk.used_blocks().into_iter();
+            let mut roots: Vec<_> =
+                blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?))).collect();
+            roots.sort_by_key(|(_, root)| root.seq);
+            let (mut block, mut root) = roots.pop().unwrap();
+            if is_other_place {
+                block = roots.pop().unwrap().0;
+                root.seq += 1;
+            }
+            change_root(&mut root, field, ((1 << 62) - below) << 1);
+            disk.corrupt(block, &root.encode());
+            machine.array.fail_member(Position::new(2), "a test").await?;
+            while machine.array.report().members.iter().filter(|member| member.carrier).count() < 3
+                || machine.array.report().members[2].carrier
+            {
+                machine.env.sleep(std::time::Duration::from_millis(1)).await;
+            }
+            machine.array.stop();
+            Ok::<_, ArrayError>(before)
+        });
+        copy.cut(&world);
+        let before = known.unwrap().unwrap();
+        let mut rounds = vec![false, true, false, true];
+        rounds.extend([false; 14]);
+        let wanted = 71_003 + (rounds.len() as u64 - 1) * 10;
+        let second = cut_life(&copy, 3, 71, &[], &rounds);
+        let third = cut_life(&copy, 4, 72, &[0], &[]);
+        let fourth = cut_life(&copy, 5, 73, &[0], &[]);
+        let right = if second.is_ok() { vec![wanted] } else { before };
+        let is_right = third.as_ref().ok() == Some(&right) && fourth.is_ok();
+        assert!(
+            is_right,
+            "other place {is_other_place}, field {field}, 2^62 - {below}: {second:?}, {third:?}, {fourth:?}"
+        );
+    }
+}

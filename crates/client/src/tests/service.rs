@@ -121,6 +121,11 @@ impl Service {
         self.alone.set(true);
     }
 
+    /// The other clients have left or ended.
+    pub(super) fn become_alone(&self) {
+        self.alone.set(true);
+    }
+
     /// Lets the next `times` requests of a kind fail.
     pub(super) fn fail(&self, kind: Kind, todo: ErrorKind, times: u32) {
         let failure = Failure { kind: todo, errno: 5, message: "told to fail".into() };

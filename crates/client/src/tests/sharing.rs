@@ -369,3 +369,96 @@ fn a_grant_from_before_the_client_left_is_void() {
         );
     });
 }
+
+/// A kernel whose names expire a second after they were given out.
+struct Expiring(penstock_base::Env);
+
+impl KernelCache for Expiring {
+    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async { self.0.sleep(Duration::from_secs(1)).await })
+    }
+
+    fn hide_pages<'a>(
+        &'a self,
+        _files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// This client gives up everything for another one, and leaves meanwhile, because its mount ends. It takes
+/// part again, alone, before the names of the mount that has ended have expired: what it writes then is not
+/// lost.
+#[test]
+fn what_is_written_after_leaving_is_not_lost_to_a_revocation_from_before() {
+    run(async |service, client| {
+        let env = client.session.env().clone();
+        client.set_kernel_cache(Some(Rc::new(Expiring(env.clone()))));
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        service.others_arrive();
+        rest(client).await;
+        // The mount ends.
+        client.set_kernel_cache(None);
+        client.release(INO).await.unwrap();
+        client.leave().await.unwrap();
+        // The other client leaves, too, and a program of the next mount writes.
+        service.become_alone();
+        while !client.is_alone() {
+            env.sleep(Duration::from_millis(1)).await;
+        }
+        client.open(INO).await.unwrap();
+        let mut size = 100;
+        for number in 0..20_000 {
+            let at = client.append(INO, &[7; 100]).await.unwrap();
+            assert_eq!(at, size, "append {number} found an earlier end");
+            size = at + 100;
+            env.sleep(Duration::from_micros(100)).await;
+        }
+        assert_eq!(client.fsync(INO).await, Ok(()));
+    });
+}
+
+/// The same, with a revocation of one file that waits for the kernel.
+#[test]
+fn what_is_written_after_leaving_is_not_lost_to_a_revocation_of_one_file() {
+    run(async |service, client| {
+        let env = client.session.env().clone();
+        let kernel = Rc::new(SlowKernel {
+            dropped: RefCell::default(),
+            slow: INO,
+            go_on: tokio::sync::Semaphore::new(0),
+        });
+        service.add(INO, &[1; 100]);
+        share(service, client).await;
+        client.set_kernel_cache(Some(kernel.clone()));
+        client.open(INO).await.unwrap();
+        client.write(INO, 0, b"new").await.unwrap();
+        service.call(INO.0);
+        rest(client).await;
+        // The mount ends.
+        client.set_kernel_cache(None);
+        client.release(INO).await.unwrap();
+        client.leave().await.unwrap();
+        service.become_alone();
+        while !client.is_alone() {
+            env.sleep(Duration::from_millis(1)).await;
+        }
+        client.open(INO).await.unwrap();
+        client.append(INO, &[7; 100]).await.unwrap();
+        kernel.go_on.add_permits(100);
+        let mut size = 200;
+        for number in 0..20_000 {
+            let at = client.append(INO, &[7; 100]).await.unwrap();
+            assert_eq!(at, size, "append {number} found an earlier end");
+            size = at + 100;
+        }
+        assert_eq!(client.fsync(INO).await, Ok(()));
+    });
+}

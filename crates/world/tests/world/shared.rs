@@ -1229,3 +1229,45 @@ fn what_is_written_alone_after_a_restart_is_not_lost_to_a_revocation_before_it()
         machine.stop().await;
     });
 }
+
+/// The mount of the client in the service's process ends while that client gives up everything for another
+/// one, which ends, too. What the next mount writes is not lost.
+#[test]
+fn what_the_next_mount_writes_is_not_lost_to_a_revocation_of_the_mount_before() {
+    on_machine(97, async |_, machine| {
+        let (way, mine) = (Way::new(&machine), machine.client.clone());
+        let ino = make(&mine, "file").await.unwrap();
+        mine.sync().await.unwrap();
+        mine.set_kernel_cache(Some(Pages::of(&mine, &machine.world)));
+        while !mine.is_alone() {
+            machine.env.sleep(Duration::from_millis(1)).await;
+        }
+        // Another client arrives, and waits for the names that the kernel may have.
+        let (other, remote) = join(&machine, &way).await;
+        let asking = other.clone();
+        machine.env.spawn("other", Box::pin(async move { drop(asking.get_attr(asking.root()).await) }));
+        machine.env.sleep(Duration::from_millis(100)).await;
+        // As `Instance::hand_mount_over` does once the kernel has released the mount.
+        mine.set_kernel_cache(None);
+        mine.close_all().await.unwrap();
+        mine.leave().await.unwrap();
+        machine.env.sleep(Duration::from_millis(100)).await;
+        other.close().await.unwrap();
+        remote.close();
+        mine.open(ino).await.unwrap();
+        while !mine.is_alone() {
+            machine.env.sleep(Duration::from_millis(1)).await;
+        }
+        let mut size = 0;
+        let until = machine.env.now() + Duration::from_secs(3);
+        while machine.env.now() < until {
+            let at = mine.append(ino, &[7; 100]).await.unwrap();
+            assert_eq!(at, size, "an append finds an earlier end");
+            size += 100;
+            machine.env.sleep(Duration::from_micros(500)).await;
+        }
+        assert_eq!(mine.fsync(ino).await, Ok(()));
+        mine.release(ino).await.unwrap();
+        machine.stop().await;
+    });
+}

@@ -161,6 +161,7 @@ impl Checkpoints {
 
     /// Writes a root on all carriers and makes it durable.
     pub(crate) async fn write_root(&self, root: &Root) -> Result<(), ArrayError> {
+        assert!(root.is_sound(), "the next opening believes a root that is written");
         let (at, bytes) = (self.context.geo.root_at(root.seq), root.encode());
         // A damaged root of one carrier may have brought numbers near the end of what can be read. Written to
         // all carriers, they would make the array unreadable.

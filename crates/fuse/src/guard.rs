@@ -127,11 +127,19 @@ impl Guard {
     }
 }
 
+/// Returns the fields of `stat` behind the name of a process or thread, a path below /proc: its state, its
+/// parent and numbers (proc_pid_stat(5)).
+pub(crate) fn stat_of(process: &Path) -> io::Result<String> {
+    let stat = std::fs::read_to_string(process.join("stat"))?;
+    // The name is in brackets and may contain any byte.
+    Ok(stat.rsplit(") ").next().unwrap_or_default().to_owned())
+}
+
 /// True once the thread, a path below /proc, has ended. A zombie counts as ended: a process whose other
 /// threads wait in the kernel keeps its first thread as one.
 fn has_ended(thread: &Path) -> io::Result<bool> {
-    match std::fs::read_to_string(Path::new("/proc").join(thread).join("stat")) {
-        Ok(stat) => Ok(stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X']))),
+    match stat_of(&Path::new("/proc").join(thread)) {
+        Ok(stat) => Ok(stat.starts_with(['Z', 'X'])),
         // ESRCH if the thread ends while its file is read.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => Ok(true),

@@ -4,7 +4,7 @@
 //! Neither a signal nor the end of the asking process ends it earlier: the asking process would remain, and
 //! the shell that waits for it. So a child process asks, and is left behind if it gets no answer.
 
-use crate::guard::GUARD;
+use crate::guard::{GUARD, stat_of};
 use crate::mounts::{KIND, shown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -96,9 +96,7 @@ pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
 
 /// Returns the parent of a process, a path below /proc; none if it has ended.
 fn parent_of(process: &Path) -> Option<u32> {
-    let stat = std::fs::read_to_string(process.join("stat")).ok()?;
-    // After the name, which is in brackets and may contain any byte, follow the state and the parent.
-    stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+    stat_of(process).ok()?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// The kinds of directory entry at a mount point.

@@ -73,14 +73,13 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
     let mut unknown: Vec<(ArrayId, u64, DecodeError)> = Vec::new();
     for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
         for entry in &superblock.arrays {
-            let agrees = |found: &Descriptor| (found.array, found.revision) == (entry.array, entry.revision);
-            let descriptor = match Descriptor::decode(&entry.descriptor) {
-                Ok(descriptor) if agrees(&descriptor) => descriptor,
-                Ok(_) => {
-                    let why = "of another array or revision than its entry";
-                    damaged.insert(entry.array, DecodeError::Bad { what: "array descriptor", why });
-                    continue;
-                }
+            let decoded = Descriptor::decode(&entry.descriptor).and_then(|found| {
+                let agrees = (found.array, found.revision) == (entry.array, entry.revision);
+                let why = "of another array or revision than its entry";
+                if agrees { Ok(found) } else { Err(DecodeError::Bad { what: "array descriptor", why }) }
+            });
+            let descriptor = match decoded {
+                Ok(descriptor) => descriptor,
                 Err(error @ DecodeError::Unknown { .. }) => {
                     unknown.push((entry.array, entry.revision, error));
                     continue;

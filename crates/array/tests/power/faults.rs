@@ -3,6 +3,7 @@
 use crate::bench::{IO, Load, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use crate::outdated::life;
+use crate::replaced::duplicate;
 use penstock_array::Position;
 use penstock_array::{ArrayState, CreateSpec, Discard};
 use penstock_base::Stripe;
@@ -194,8 +195,7 @@ fn every_block_overwritten_in_turn_is_found_and_repaired() {
     let mut repaired = 0;
     for number in 0..6 {
         for block in site.disks[number].used_blocks() {
-            let copies = site.disks.iter().map(|disk| disk.duplicate()).collect();
-            let copy = Site::of(copies, site.spec.clone());
+            let copy = duplicate(&site, None);
             copy.disks[number].corrupt(block, &noise);
             let world = World::new(block);
             let run = world.run(async {

@@ -5,6 +5,7 @@
 //! seeds.
 
 use crate::bench::{IO, SLICE_AT, Site, buf_of, spec, write, write_fresh};
+use crate::replaced::duplicate;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::format::record::{Entry, RecordHead};
 use penstock_array::format::root::Root;
@@ -214,7 +215,7 @@ fn whatever_a_log_says_an_opening_ends() {
     assert!(all.len() > 10 && controls.len() > 5, "{} records, {} others", all.len(), controls.len());
     let (mut changed, mut opened) = (0, 0);
     for seed in penstock_sim::seeds(0..300) {
-        let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
+        let copy = duplicate(&site, None);
         let draws = World::new(seed);
         let (nth, which) = (draws.env().random() as usize, draws.env().random());
         let (number, entry) = (draw(&draws, &known), draws.env().random() as usize);
@@ -304,6 +305,15 @@ fn change_descriptor(disk: &Rc<SimDisk>, change: impl Fn(&mut Descriptor)) {
     changed.unwrap();
 }
 
+/// The roots on a disk with their blocks, the newest last.
+fn roots(disk: &SimDisk) -> Vec<(u64, Root)> {
+    let blocks = disk.used_blocks().into_iter();
+    let found = blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?)));
+    let mut found: Vec<_> = found.collect();
+    found.sort_by_key(|(_, root)| root.seq);
+    found
+}
+
 /// Changes one number of a root.
 fn change_root(root: &mut Root, field: u64, number: u64) {
     let counter = number >> 1;
@@ -344,7 +354,7 @@ fn whatever_metadata_says_an_opening_ends() {
     let known: Vec<u64> = all.iter().flat_map(|record| &record.head.entries).flat_map(numbers).collect();
     let mut changed = [0; 2];
     for seed in penstock_sim::seeds(0..40) {
-        let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
+        let copy = duplicate(&site, None);
         let draws = World::new(seed);
         let (field, at, number) = (draws.env().random(), draws.env().random() as usize, draw(&draws, &known));
         draws.destroy();
@@ -387,7 +397,7 @@ fn one_superblock_does_not_make_the_others_unreadable() {
     let (site, _, _) = site_with_log();
     for change in changes {
         for number in [1 << 62, (1 << 62) + 1, (1 << 63) - 1] {
-            let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
+            let copy = duplicate(&site, None);
             change_descriptor(&copy.disks[0], |descriptor| change(descriptor, number));
             let before = readable(&copy);
             assert!(before >= copy.disks.len() - 1);
@@ -423,13 +433,11 @@ fn one_root_does_not_make_the_others_unreadable() {
     let (site, _, _) = site_with_log();
     for field in 0..9 {
         for number in [u64::MAX, 1 << 63, 1 << 62] {
-            let copy = Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone());
+            let copy = duplicate(&site, None);
             let disk = &copy.disks[0];
-            for block in disk.used_blocks() {
-                if let Ok(mut root) = Root::decode(&disk.peek(block)) {
-                    change_root(&mut root, field, number);
-                    disk.corrupt(block, &root.encode());
-                }
+            for (block, mut root) in roots(disk) {
+                change_root(&mut root, field, number);
+                disk.corrupt(block, &root.encode());
             }
             let life = |seed: u64, tag: u64, lost: &[usize]| {
                 let world = World::new(seed);
@@ -492,10 +500,6 @@ fn lives_after(site: &Site, rounds: &[bool]) -> [Result<Vec<u64>, ArrayError>; 3
     [cut_life(site, 2, 71, &[], rounds), cut_life(site, 3, 72, &[0], &[]), cut_life(site, 4, 73, &[0], &[])]
 }
 
-fn duplicate(site: &Site) -> Site {
-    Site::of(site.disks.iter().map(|disk| disk.duplicate()).collect(), site.spec.clone())
-}
-
 /// Changes the last record of disk 0 that has an entry for which `is_it` holds.
 fn change_last(site: &(Site, u64, usize), copy: &Site, is_it: fn(&Entry) -> bool, edit: impl Fn(&mut Entry)) {
     let mut found = records(&copy.disks[0], site.1, site.2);
@@ -512,7 +516,7 @@ fn change_last(site: &(Site, u64, usize), copy: &Site, is_it: fn(&Entry) -> bool
 fn one_superblock_near_the_limit_does_not_end_the_array() {
     let site = site_with_log();
     for (is_epoch, below) in [(false, 4), (false, 1), (true, 2), (true, 1)] {
-        let copy = duplicate(&site.0);
+        let copy = duplicate(&site.0, None);
         change_descriptor(&copy.disks[0], |descriptor| match is_epoch {
             true => (descriptor.epoch.0, descriptor.revision) = ((1 << 62) - below, descriptor.revision + 1),
             false => descriptor.revision = (1 << 62) - below,
@@ -539,16 +543,14 @@ fn an_array_opens_whatever_number_one_root_had() {
             (100, 1, &[]),
             (100, 2, &[false]),
         ] {
-            let (copy, number) = (duplicate(&site.0), limit - below);
+            let (copy, number) = (duplicate(&site.0, None), limit - below);
             let disk = &copy.disks[0];
             if field == 100 {
                 change_descriptor(disk, |descriptor| {
                     (descriptor.epoch.0, descriptor.revision) = (number, descriptor.revision + 1);
                 });
             } else {
-                let blocks = disk.used_blocks().into_iter();
-                let roots = blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?)));
-                let (block, mut root) = roots.max_by_key(|(_, root)| root.seq).unwrap();
+                let (block, mut root) = roots(disk).pop().unwrap();
                 change_root(&mut root, field, number << 1);
                 disk.corrupt(block, &root.encode());
             }
@@ -565,7 +567,7 @@ fn an_array_opens_whatever_number_one_root_had() {
 fn flushed_writes_stay_whatever_order_one_record_names() {
     let site = site_with_log();
     for below in [8, 12, 16] {
-        let copy = duplicate(&site.0);
+        let copy = duplicate(&site.0, None);
         change_last(
             &site,
             &copy,
@@ -598,7 +600,7 @@ fn one_record_does_not_end_the_array() {
     for (name, is_it) in kinds {
         for number in [1 << 62, (1 << 62) - 1, 1 << 61, (1 << 61) - 2] {
             for rounds in [&[false][..], &[false, false, false, true, false, false]] {
-                let copy = duplicate(&site.0);
+                let copy = duplicate(&site.0, None);
                 change_last(&site, &copy, is_it, |entry| match entry {
                     Entry::Data { order, .. } => *order = number,
                     Entry::Versions { reserved } => reserved.0 = number,
@@ -659,13 +661,11 @@ fn reads_after(copy: &Site) -> [Result<Vec<u64>, String>; 3] {
 #[test]
 fn one_root_that_starts_the_log_behind_its_end_loses_no_flushed_write() {
     let site = site_with_log();
-    let good = reads_after(&duplicate(&site.0))[0].clone().unwrap();
+    let good = reads_after(&duplicate(&site.0, None))[0].clone().unwrap();
     for (newer, ahead) in [(0, 1000), (2, 1000), (0, 1 << 40)] {
-        let copy = duplicate(&site.0);
+        let copy = duplicate(&site.0, None);
         let disk = &copy.disks[0];
-        let blocks = disk.used_blocks().into_iter();
-        let roots = blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?)));
-        let (block, mut root) = roots.max_by_key(|(_, root)| root.seq).unwrap();
+        let (block, mut root) = roots(disk).pop().unwrap();
         root.seq += newer;
         root.replay_seq.0 += ahead;
         disk.corrupt(block, &root.encode());
@@ -681,9 +681,9 @@ fn one_root_that_starts_the_log_behind_its_end_loses_no_flushed_write() {
 #[test]
 fn one_record_that_says_what_none_can_does_not_keep_the_array_from_opening() {
     let site = site_with_log();
-    let good = reads_after(&duplicate(&site.0))[0].clone().unwrap();
+    let good = reads_after(&duplicate(&site.0, None))[0].clone().unwrap();
     for (back, ahead) in [(0, 1), (0, 1 << 61), (1, 1000)] {
-        let copy = duplicate(&site.0);
+        let copy = duplicate(&site.0, None);
         let nth = records(&copy.disks[0], site.1, site.2).len() - 1 - back;
         assert!(reseal(&copy.disks[0], (site.1, site.2), nth, |head| head.durable.0 = head.seq.0 + ahead));
         let lives = reads_after(&copy);
@@ -700,17 +700,14 @@ fn a_far_root_is_not_believed_because_it_was_copied_to_a_new_carrier() {
     for (is_other_place, field, below) in
         [(true, 7, 9), (true, 7, 1), (true, 0, 2), (true, 6, 9), (false, 7, 9), (false, 7, 1)]
     {
-        let copy = duplicate(&site.0);
+        let copy = duplicate(&site.0, None);
         let world = World::new(2);
         let known = world.run(async {
             let machine = copy.open(&world, &[]).await?;
             let before = crate::bench::tags(&machine.volume, 3, 1).await?;
             // The drive of position 0 goes bad.
             let disk = &copy.disks[0];
-            let blocks = disk.used_blocks().into_iter();
-            let mut roots: Vec<_> =
-                blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?))).collect();
-            roots.sort_by_key(|(_, root)| root.seq);
+            let mut roots = roots(disk);
             let (mut block, mut root) = roots.pop().unwrap();
             if is_other_place {
                 block = roots.pop().unwrap().0;

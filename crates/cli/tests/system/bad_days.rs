@@ -1,25 +1,13 @@
 //! Tests of bad input and faults: messages name failure, object, reason and remedy; nothing is damaged.
 
-use crate::store::{Store, can_mount, shell, wait_until};
+use crate::store::{Store, can_mount, refused, shell, wait_until};
 use rustix::fs::XattrFlags;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
-
-/// Asserts that the command was refused in one to three lines that contain `words`.
-fn refused(output: &Output, words: &[&str]) {
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "it was refused: {text}");
-    let lines: Vec<&str> =
-        text.lines().filter(|line| !line.contains(" WARN ") && !line.contains("making a store")).collect();
-    assert!((1..=3).contains(&lines.len()), "one to three lines: {text}");
-    for word in words {
-        assert!(text.contains(word), "the message has `{word}`: {text}");
-    }
-}
 
 fn started(name: &str) -> Option<Store> {
     can_mount(name).then(|| {

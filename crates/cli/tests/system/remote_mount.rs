@@ -1,6 +1,6 @@
 //! Tests a mount in its own process, with kills of the mount and of the service.
 
-use crate::store::{Store, can_mount, is_alive, wait_until};
+use crate::store::{Store, can_mount, is_alive, refused, wait_until};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -121,23 +121,15 @@ fn umount_says_what_a_mount_without_its_instance_waits_for() {
     let process = mount(&store);
     let place = store.mount.to_str().unwrap();
     std::fs::write(store.mount.join("file"), b"contents").unwrap();
-    let output = store.run(&["mount", place, "--detach"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("is mounted at") && said.contains("already"), "{said}");
+    refused(&store.run(&["mount", place, "--detach"]), &["is mounted at", "already"]);
     let output = store.run(&["down"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains(&format!("process {process}")) && said.contains(place), "{said}");
 
-    for words in [&["umount", place][..], &["mount", place, "--detach"]] {
-        let output = store.run(words);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains("does not answer"), "{said}");
-        assert!(words[0] == "mount" || said.contains(&format!("`kill {process}`")), "{said}");
-    }
+    refused(&store.run(&["umount", place]), &["does not answer", &format!("`kill {process}`")]);
+    refused(&store.run(&["mount", place, "--detach"]), &["does not answer"]);
     kill("-TERM", process);
-    let output = store.run(&["umount", place]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("no file system of Penstock is mounted"), "{said}");
+    refused(&store.run(&["umount", place]), &["no file system of Penstock is mounted"]);
 
     // A process that is killed leaves its mount, which `umount` removes without the instance.
     up_alone(&store, &[]);

@@ -203,6 +203,18 @@ impl Drop for Store {
     }
 }
 
+/// Asserts that the command was refused in one to three lines that contain `words`.
+pub fn refused(output: &Output, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "it was refused: {text}");
+    let lines: Vec<&str> =
+        text.lines().filter(|line| !line.contains(" WARN ") && !line.contains("making a store")).collect();
+    assert!((1..=3).contains(&lines.len()), "one to three lines: {text}");
+    for word in words {
+        assert!(text.contains(word), "the message has `{word}`: {text}");
+    }
+}
+
 pub fn signal(signal: &str, pid: u32) {
     assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
 }

@@ -2,32 +2,45 @@
 
 use super::service::{Service, rest, run};
 use crate::{Client, KernelCache, Ownership, Purpose, Staged};
-use penstock_base::{ErrorKind, Ino, LocalBoxFuture};
+use penstock_base::{Env, ErrorKind, Ino, LocalBoxFuture};
 use penstock_wire::Kind;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 const INO: Ino = Ino(5);
 const PAGE: u64 = 4096;
 
-/// A kernel that records which pages it was told to drop.
+/// A kernel that records which pages it dropped.
 #[derive(Default)]
 struct Kernel {
     dropped: RefCell<Vec<(Ino, Range<u64>)>>,
     expired: Cell<u32>,
+    /// A file whose pages it drops only with a permit.
+    slow: Option<(Ino, Semaphore)>,
+    /// Time after which its names have expired.
+    names: Option<(Env, Duration)>,
 }
 
 impl KernelCache for Kernel {
     fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
-        self.dropped.borrow_mut().push((ino, bytes));
-        Box::pin(async {})
+        Box::pin(async move {
+            if let Some((_, permits)) = self.slow.as_ref().filter(|(slow, _)| *slow == ino) {
+                permits.acquire().await.unwrap().forget();
+            }
+            self.dropped.borrow_mut().push((ino, bytes));
+        })
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         self.expired.set(self.expired.get() + 1);
-        Box::pin(async {})
+        Box::pin(async {
+            if let Some((env, time)) = &self.names {
+                env.sleep(*time).await;
+            }
+        })
     }
 
     fn hide_pages<'a>(
@@ -40,10 +53,49 @@ impl KernelCache for Kernel {
     }
 }
 
+impl Kernel {
+    /// A kernel that drops the pages of `ino` only with a permit.
+    fn slow(ino: Ino) -> Rc<Self> {
+        Rc::new(Self { slow: Some((ino, Semaphore::new(0))), ..Self::default() })
+    }
+
+    /// Lets it drop the pages of the slow file from now on.
+    fn go_on(&self) {
+        self.slow.as_ref().unwrap().1.add_permits(100);
+    }
+}
+
 async fn share(service: &Service, client: &Client) {
     service.others_arrive();
     rest(client).await;
     assert!(!client.is_alone());
+}
+
+async fn until_alone(client: &Client) {
+    while !client.is_alone() {
+        client.session.env().sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The client's mount ends and all other clients leave, then a program opens the file through the next mount.
+async fn mount_again_alone(service: &Service, client: &Client) {
+    client.set_kernel_cache(None);
+    client.release(INO).await.unwrap();
+    client.leave().await.unwrap();
+    service.become_alone();
+    until_alone(client).await;
+    client.open(INO).await.unwrap();
+}
+
+/// Appends 20,000 times, with a pause between. Returns the size afterwards; `size` is that before.
+async fn append_often(client: &Client, mut size: u64, pause: Duration) -> u64 {
+    for number in 0..20_000 {
+        let at = client.append(INO, &[7; 100]).await.unwrap();
+        assert_eq!(at, size, "append {number} found an earlier end");
+        size = at + 100;
+        client.session.env().sleep(pause).await;
+    }
+    size
 }
 
 #[test]
@@ -208,7 +260,6 @@ fn a_call_of_an_earlier_start_voids_no_grant_of_the_present_one() {
 /// one at the next start: what it writes from then on is not lost.
 #[test]
 fn a_revocation_of_an_earlier_start_loses_no_write_of_the_present_one() {
-    const APPENDS: u32 = 20_000;
     run(async |service, client| {
         service.add(INO, &[1; 100]);
         client.open(INO).await.unwrap();
@@ -219,19 +270,13 @@ fn a_revocation_of_an_earlier_start_loses_no_write_of_the_present_one() {
         service.call(INO.0);
         rest(client).await;
         service.restart_alone();
-        while !client.is_alone() {
-            client.session.env().sleep(Duration::from_millis(1)).await;
-        }
+        until_alone(client).await;
         // The restart loses the write that was not synced, and that is told.
         client.fsync(INO).await.unwrap_err();
         client.fsync(INO).await.unwrap();
         // A program appends all the time.
-        let mut size = client.hold(INO, Purpose::Read).await.unwrap().size().await.unwrap();
-        for number in 0..APPENDS {
-            let at = client.append(INO, &[7; 100]).await.unwrap();
-            assert_eq!(at, size, "append {number} found an earlier end");
-            size = at + 100;
-        }
+        let size = client.hold(INO, Purpose::Read).await.unwrap().size().await.unwrap();
+        let size = append_often(client, size, Duration::ZERO).await;
         let synced = client.fsync(INO).await;
         let zeros = service.bytes(INO)[100..].iter().filter(|byte| **byte != 7).count();
         assert_eq!((zeros, synced), (0, Ok(())), "bytes that are not what was appended, and the fsync");
@@ -253,9 +298,7 @@ fn what_was_written_at_the_present_start_is_not_counted_as_lost() {
             service.call(if everything { 0 } else { INO.0 });
             rest(client).await;
             service.restart_alone();
-            while !client.is_alone() {
-                client.session.env().sleep(Duration::from_millis(1)).await;
-            }
+            until_alone(client).await;
             // The loss at the restart is told, and counts once.
             let told = client.losses_told(INO);
             client.session.files().with(INO, |state| state.reported());
@@ -269,48 +312,13 @@ fn what_was_written_at_the_present_start_is_not_counted_as_lost() {
     }
 }
 
-/// A kernel that drops the pages of one file only after it is told to.
-struct SlowKernel {
-    dropped: RefCell<Vec<Ino>>,
-    slow: Ino,
-    go_on: tokio::sync::Semaphore,
-}
-
-impl KernelCache for SlowKernel {
-    fn drop_pages(&self, ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async move {
-            if ino == self.slow {
-                drop(self.go_on.acquire().await);
-            }
-            self.dropped.borrow_mut().push(ino);
-        })
-    }
-
-    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
-
-    fn hide_pages<'a>(
-        &'a self,
-        _files: Vec<(Ino, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(async {})
-    }
-}
-
 /// A client gives up everything for a start of the service that ends meanwhile, and is the sole one at the
 /// next: what the kernel reads from then on is dropped when another client arrives.
 #[test]
 fn pages_of_the_present_time_alone_outlive_no_call_of_an_earlier_start() {
     const LATE: Ino = Ino(6);
     run(async |service, client| {
-        let kernel = Rc::new(SlowKernel {
-            dropped: RefCell::default(),
-            slow: INO,
-            go_on: tokio::sync::Semaphore::new(0),
-        });
+        let kernel = Kernel::slow(INO);
         client.set_kernel_cache(Some(kernel.clone()));
         service.add(INO, &[1; 100]);
         service.add(LATE, &[1; 100]);
@@ -331,14 +339,14 @@ fn pages_of_the_present_time_alone_outlive_no_call_of_an_earlier_start() {
         hold.reader().await.read_pages(0, 100).await.unwrap();
         hold.serves(0..100);
         drop(hold);
-        kernel.go_on.add_permits(100);
+        kernel.go_on();
         rest(client).await;
         kernel.dropped.borrow_mut().clear();
         service.others_arrive();
         rest(client).await;
         assert!(!client.is_alone() && !service.answered.borrow().is_empty());
         assert!(
-            kernel.dropped.borrow().contains(&LATE),
+            kernel.dropped.borrow().iter().any(|(ino, _)| *ino == LATE),
             "everything was given up, and the kernel kept pages of {LATE}: it dropped {:?}",
             kernel.dropped.borrow()
         );
@@ -370,57 +378,20 @@ fn a_grant_from_before_the_client_left_is_void() {
     });
 }
 
-/// A kernel whose names expire a second after they were given out.
-struct Expiring(penstock_base::Env);
-
-impl KernelCache for Expiring {
-    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
-
-    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async { self.0.sleep(Duration::from_secs(1)).await })
-    }
-
-    fn hide_pages<'a>(
-        &'a self,
-        _files: Vec<(Ino, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(async {})
-    }
-}
-
 /// This client gives up everything for another one, and leaves meanwhile, because its mount ends. It takes
 /// part again, alone, before the names of the mount that has ended have expired: what it writes then is not
 /// lost.
 #[test]
 fn what_is_written_after_leaving_is_not_lost_to_a_revocation_from_before() {
     run(async |service, client| {
-        let env = client.session.env().clone();
-        client.set_kernel_cache(Some(Rc::new(Expiring(env.clone()))));
+        let names = Some((client.session.env().clone(), Duration::from_secs(1)));
+        client.set_kernel_cache(Some(Rc::new(Kernel { names, ..Kernel::default() })));
         service.add(INO, &[1; 100]);
         client.open(INO).await.unwrap();
         service.others_arrive();
         rest(client).await;
-        // The mount ends.
-        client.set_kernel_cache(None);
-        client.release(INO).await.unwrap();
-        client.leave().await.unwrap();
-        // The other client leaves, too, and a program of the next mount writes.
-        service.become_alone();
-        while !client.is_alone() {
-            env.sleep(Duration::from_millis(1)).await;
-        }
-        client.open(INO).await.unwrap();
-        let mut size = 100;
-        for number in 0..20_000 {
-            let at = client.append(INO, &[7; 100]).await.unwrap();
-            assert_eq!(at, size, "append {number} found an earlier end");
-            size = at + 100;
-            env.sleep(Duration::from_micros(100)).await;
-        }
+        mount_again_alone(service, client).await;
+        append_often(client, 100, Duration::from_micros(100)).await;
         assert_eq!(client.fsync(INO).await, Ok(()));
     });
 }
@@ -429,12 +400,7 @@ fn what_is_written_after_leaving_is_not_lost_to_a_revocation_from_before() {
 #[test]
 fn what_is_written_after_leaving_is_not_lost_to_a_revocation_of_one_file() {
     run(async |service, client| {
-        let env = client.session.env().clone();
-        let kernel = Rc::new(SlowKernel {
-            dropped: RefCell::default(),
-            slow: INO,
-            go_on: tokio::sync::Semaphore::new(0),
-        });
+        let kernel = Kernel::slow(INO);
         service.add(INO, &[1; 100]);
         share(service, client).await;
         client.set_kernel_cache(Some(kernel.clone()));
@@ -442,23 +408,10 @@ fn what_is_written_after_leaving_is_not_lost_to_a_revocation_of_one_file() {
         client.write(INO, 0, b"new").await.unwrap();
         service.call(INO.0);
         rest(client).await;
-        // The mount ends.
-        client.set_kernel_cache(None);
-        client.release(INO).await.unwrap();
-        client.leave().await.unwrap();
-        service.become_alone();
-        while !client.is_alone() {
-            env.sleep(Duration::from_millis(1)).await;
-        }
-        client.open(INO).await.unwrap();
+        mount_again_alone(service, client).await;
         client.append(INO, &[7; 100]).await.unwrap();
-        kernel.go_on.add_permits(100);
-        let mut size = 200;
-        for number in 0..20_000 {
-            let at = client.append(INO, &[7; 100]).await.unwrap();
-            assert_eq!(at, size, "append {number} found an earlier end");
-            size = at + 100;
-        }
+        kernel.go_on();
+        append_often(client, 200, Duration::ZERO).await;
         assert_eq!(client.fsync(INO).await, Ok(()));
     });
 }

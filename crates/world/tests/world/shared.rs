@@ -1184,6 +1184,30 @@ impl KernelCache for SlowKernel {
     }
 }
 
+async fn until_alone(client: &Client, machine: &Machine) {
+    while !client.is_alone() {
+        machine.env.sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Appends to a file of a known size again and again for `time`. Returns its size afterwards.
+async fn append_for(
+    client: &Client,
+    machine: &Machine,
+    (ino, mut size): (Ino, u64),
+    time: Duration,
+    pause: Duration,
+) -> u64 {
+    let until = machine.env.now() + time;
+    while machine.env.now() < until {
+        let at = client.append(ino, &[7; 100]).await.unwrap();
+        assert_eq!(at, size, "an append finds an earlier end");
+        size += 100;
+        machine.env.sleep(pause).await;
+    }
+    size
+}
+
 /// The service starts again while a client gives a lease up for the client in the service's process. That one
 /// is gone, and what the first one writes from then on is not lost.
 #[test]
@@ -1203,20 +1227,13 @@ fn what_is_written_alone_after_a_restart_is_not_lost_to_a_revocation_before_it()
         machine.env.spawn("other", Box::pin(async move { drop(other.read(ino, 0, 1).await) }));
         machine.env.sleep(Duration::from_secs(1)).await;
         let machine = restart(site, machine, &way, Duration::ZERO).await;
-        while !client.is_alone() {
-            machine.env.sleep(Duration::from_millis(1)).await;
-        }
+        until_alone(&client, &machine).await;
         // The restart loses the append that was not synced, and that is told.
         drop(client.fsync(ino).await);
         client.fsync(ino).await.unwrap();
-        let mut size = client.get_attr(ino).await.unwrap().size;
-        let until = machine.env.now() + Duration::from_secs(6);
-        while machine.env.now() < until {
-            let at = client.append(ino, &[7; 100]).await.unwrap();
-            assert_eq!(at, size, "an append finds an earlier end");
-            size += 100;
-            machine.env.sleep(Duration::from_micros(200)).await;
-        }
+        let size = client.get_attr(ino).await.unwrap().size;
+        let pause = Duration::from_micros(200);
+        let size = append_for(&client, &machine, (ino, size), Duration::from_secs(6), pause).await;
         let synced = client.fsync(ino).await;
         let mut wrong = 0;
         for at in (0..size).step_by(1 << 20) {
@@ -1239,9 +1256,7 @@ fn what_the_next_mount_writes_is_not_lost_to_a_revocation_of_the_mount_before() 
         let ino = make(&mine, "file").await.unwrap();
         mine.sync().await.unwrap();
         mine.set_kernel_cache(Some(Pages::of(&mine, &machine.world)));
-        while !mine.is_alone() {
-            machine.env.sleep(Duration::from_millis(1)).await;
-        }
+        until_alone(&mine, &machine).await;
         // Another client arrives, and waits for the names that the kernel may have.
         let (other, remote) = join(&machine, &way).await;
         let asking = other.clone();
@@ -1255,17 +1270,9 @@ fn what_the_next_mount_writes_is_not_lost_to_a_revocation_of_the_mount_before() 
         other.close().await.unwrap();
         remote.close();
         mine.open(ino).await.unwrap();
-        while !mine.is_alone() {
-            machine.env.sleep(Duration::from_millis(1)).await;
-        }
-        let mut size = 0;
-        let until = machine.env.now() + Duration::from_secs(3);
-        while machine.env.now() < until {
-            let at = mine.append(ino, &[7; 100]).await.unwrap();
-            assert_eq!(at, size, "an append finds an earlier end");
-            size += 100;
-            machine.env.sleep(Duration::from_micros(500)).await;
-        }
+        until_alone(&mine, &machine).await;
+        let pause = Duration::from_micros(500);
+        append_for(&mine, &machine, (ino, 0), Duration::from_secs(3), pause).await;
         assert_eq!(mine.fsync(ino).await, Ok(()));
         mine.release(ino).await.unwrap();
         machine.stop().await;

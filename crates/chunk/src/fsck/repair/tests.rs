@@ -27,8 +27,8 @@ async fn found(bench: &Bench, target: &Target) -> Vec<Kind> {
     findings.counts.keys().copied().collect()
 }
 
-/// Applies every repair of the target in the order of the kinds of findings.
-/// Repairs everything while the first `succeeding` transactions succeed, and the others fail.
+/// Applies every repair of the target in the order of the kinds of findings. The first `succeeding`
+/// transactions succeed, and the others fail.
 async fn try_repair(bench: &Bench, target: &Target, succeeding: u64) -> Result<Vec<ChunkKey>, ChunkError> {
     let quiet = bench.gate.quiesce().await;
     let fsck = target.fsck(&quiet);

@@ -73,8 +73,12 @@ pub fn probe_directly(path: &Path) -> u8 {
 /// Returns the process that serves the mount at `path`. None if nothing is mounted there, or if its guard,
 /// which knows the process, is not found.
 pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
-    let Some(shown) = shown(path)? else { return Ok(None) };
-    let connection = shown.connection.to_string();
+    shown(path)?.map_or(Ok(None), |shown| process_of(shown.connection))
+}
+
+/// Returns the process that serves a connection, the parent of the connection's guard.
+fn process_of(connection: u32) -> io::Result<Option<u32>> {
+    let connection = connection.to_string();
     for entry in std::fs::read_dir("/proc")? {
         let place = entry?.path();
         // A process may end meanwhile.
@@ -132,17 +136,21 @@ mod tests {
     /// administrator is told to kill.
     #[test]
     fn a_process_that_only_looks_like_a_guard_names_no_process() {
-        let place = Path::new("/proc");
-        let connection = shown(place).unwrap().unwrap().connection.to_string();
+        // No mount has this connection, and no other run of this test.
+        let connection = u32::MAX - std::process::id();
         let dir = std::env::temp_dir().join(format!("penstock-probe-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join(GUARD), "read x").unwrap();
         let mut named = Vec::new();
         for pid in [1, std::process::id()] {
             let mut command = Command::new("/bin/sh");
-            command.current_dir(&dir).args([GUARD, &connection, &format!("{pid}/task/1")]);
+            command.current_dir(&dir).args([GUARD, &connection.to_string(), &format!("{pid}/task/1")]);
             let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-            named.push(process_behind(place).unwrap());
+            // The kernel sets the arguments a moment after the parent goes on.
+            let arguments = format!("/proc/{}/cmdline", child.id());
+            let has_them = || std::fs::read(&arguments).is_ok_and(|words| !words.is_empty());
+            assert!((0..10_000_000).any(|_| has_them()));
+            named.push(process_of(connection).unwrap());
             child.kill().unwrap();
             child.wait().unwrap();
         }

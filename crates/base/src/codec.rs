@@ -5,6 +5,9 @@
 
 use crate::ids::Id128;
 
+/// The highest counter that is counted on from.
+pub const MOST_WITH_ROOM: u64 = 1 << 62;
+
 /// The reason why bytes could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
@@ -187,10 +190,11 @@ impl<'a> Dec<'a> {
         }
     }
 
-    /// Takes a counter that is counted on from: at most 2^62, so that what is counted from it is a counter.
+    /// Takes a counter that is counted on from: at most [`MOST_WITH_ROOM`], so that what is counted from it
+    /// is a counter.
     pub fn counter_with_room(&mut self) -> Result<u64, DecodeError> {
         match self.counter()? {
-            count if count <= 1 << 62 => Ok(count),
+            count if count <= MOST_WITH_ROOM => Ok(count),
             _ => Err(self.bad("a counter above 2^62")),
         }
     }

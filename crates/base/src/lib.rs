@@ -31,7 +31,7 @@ pub mod text;
 
 pub use bounded_set::BoundedSet;
 pub use buf::{Buf, BufMut};
-pub use codec::{Dec, DecodeError, Enc, hex};
+pub use codec::{Dec, DecodeError, Enc, MOST_WITH_ROOM, hex};
 pub use crc::{ZERO_BLOCK_CRC, crc32c, crc32c_append, crc32c_blocks};
 pub use env::{Env, LocalBoxFuture};
 pub use finding::{Finding, FindingKind, Findings};

@@ -7,7 +7,7 @@
 use crate::place::{Position, Positions};
 use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{
-    ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, Stripe, Version, crc32c,
+    ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, MOST_WITH_ROOM, Stripe, Version, crc32c,
 };
 use penstock_raid::MAX_STRIPS;
 
@@ -330,6 +330,12 @@ impl RecordHead {
             record.freeze(),
             RecordShape { head_blocks: to_u32(head_blocks), payload_blocks: to_u32(payload_blocks), chain },
         )
+    }
+
+    /// True if the next opening can decode its numbers.
+    pub(crate) fn has_room(&self) -> bool {
+        let entries = self.entries.iter().map(Entry::highest).max().unwrap_or(0);
+        entries.max(self.seq.0).max(self.incarnation) <= MOST_WITH_ROOM
     }
 
     /// The length in blocks that the head at the start of `bytes` claims, unverified. `None` if there is no

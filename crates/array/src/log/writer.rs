@@ -164,6 +164,10 @@ impl LogWriter {
             durable: self.chain.durable(),
             entries: items.iter().flat_map(|item| item.entries.iter().cloned()).collect(),
         };
+        if !record.has_room() {
+            // Damaged metadata brought the numbers there. A log that goes on ends here at the next opening.
+            return Err(self.context.damaged("the highest number in the log".into()));
+        }
         let payload: Vec<Buf> = items.iter().flat_map(|item| item.payload.iter().cloned()).collect();
         let (bytes, shape) = record.encode(&payload);
         let ends = self.ends_segment.take() && head.offset_blocks > 1;

@@ -42,8 +42,18 @@ pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<R
         }
     }
     let roots = without_far(roots, Root::is_near);
-    let best = roots.into_iter().rev().max_by_key(|(_, root)| (root.epoch, root.seq));
-    best.map(|(_, root)| root).ok_or_else(|| context.damaged("the checkpoint's root".into()))
+    newest_of(&roots).ok_or_else(|| context.damaged("the checkpoint's root".into()))
+}
+
+/// The newest of the roots. Carriers that name the same checkpoint in different ways are outvoted: each got
+/// the same bytes, and one has rotted.
+fn newest_of(roots: &[(usize, Root)]) -> Option<Root> {
+    let number = |root: &Root| (root.epoch, root.seq);
+    let newest = roots.iter().map(|(_, root)| number(root)).max()?;
+    let copies: Vec<&Root> =
+        roots.iter().map(|(_, root)| root).filter(|root| number(root) == newest).collect();
+    let votes = |root: &Root| copies.iter().filter(|copy| **copy == root).count();
+    copies.iter().rev().max_by_key(|root| votes(root)).map(|root| (*root).clone())
 }
 
 /// The result of [`read_table`].

@@ -586,6 +586,61 @@ fn flushed_writes_stay_whatever_order_one_record_names() {
     }
 }
 
+/// The orders of all carriers lie near the end of what can be read. The log stops before it writes a record
+/// that no opening could read: what was acknowledged is there at the next opening.
+#[test]
+fn a_log_whose_numbers_end_keeps_what_it_acknowledged() {
+    let site = site_with_log();
+    for below in [2, 30, 100] {
+        let copy = duplicate(&site.0, None);
+        for disk in &copy.disks {
+            for (block, mut root) in roots(disk) {
+                root.order = (1 << 62) - below;
+                disk.corrupt(block, &root.encode());
+            }
+        }
+        let world = World::new(2);
+        let kept = world.run(async {
+            let machine = copy.open(&world, &[]).await?;
+            let mut kept = crate::bench::tags(&machine.volume, 3, 1).await?;
+            for round in 0..200 {
+                let (data, crcs) = buf_of(&[7000 + round; 8]);
+                let written = machine.volume.write(0, &data, &crcs).await;
+                if written.is_err() || machine.volume.flush().await.is_err() {
+                    return Ok::<_, ArrayError>(kept);
+                }
+                kept = vec![7000 + round];
+            }
+            panic!("2^62 - {below}: the log went on, up to {kept:?}");
+        });
+        copy.cut(&world);
+        let kept = kept.unwrap().unwrap();
+        assert_eq!(cut_life(&copy, 3, 72, &[], &[]).unwrap(), kept, "2^62 - {below}");
+    }
+}
+
+/// The newest root of one carrier is a little wrong. Two other carriers have the right one, so the array
+/// opens and nothing is lost.
+#[test]
+fn a_root_that_other_carriers_contradict_is_outvoted() {
+    let site = site_with_log();
+    let good = reads_after(&duplicate(&site.0, None))[0].clone().unwrap();
+    for field in [1, 2, 3, 4, 5, 6, 7, 9, 10] {
+        for disk in 0..3 {
+            let copy = duplicate(&site.0, None);
+            let disk = &copy.disks[disk];
+            let (block, mut root) = roots(disk).pop().unwrap();
+            let before = root.clone();
+            change_root(&mut root, field, 2 * before.durable.0 + 7);
+            assert_ne!(root, before);
+            disk.corrupt(block, &root.encode());
+            let lives = reads_after(&copy);
+            let right = lives.iter().all(|life| life.as_ref().is_ok_and(|read| *read == good));
+            assert!(right, "field {field}: {lives:?}");
+        }
+    }
+}
+
 /// Each kind of record of one carrier with a number near the limits; the array opens, with and without it.
 #[test]
 fn one_record_does_not_end_the_array() {

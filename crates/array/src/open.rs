@@ -3,7 +3,8 @@
 //! Nothing is written before the claim is recorded. Nothing is appended before a root with a raised
 //! incarnation is durable, so leftovers of the last opening never join the chain. The log up to its end is
 //! durable on every carrier before that root, and so are the zeros over table pages of a checkpoint without a
-//! root.
+//! root. What is not known to be durable is written again for that, because it may lie in a cache alone: a
+//! flush of the last opening may have failed and lost it, and a drive tells a failure only once.
 //!
 //! An opening goes on without a drive only if every stripe can do without it: going on makes the drive's
 //! contents out of date, so that bringing it back later would not help.
@@ -151,7 +152,7 @@ pub struct Opening {
     /// The data that an administrator had to give up.
     accepted: Option<String>,
     outdated: Vec<LeftOut>,
-    /// Parts of the log that carriers lack.
+    /// Parts of the log, and the root, that carriers lack or may have in a cache alone.
     mends: Vec<(Position, u64, Buf)>,
     /// Places of table pages that do not count.
     voids: Vec<(Position, u64)>,
@@ -232,7 +233,14 @@ impl Opening {
         let bad = table.bad + found.bad_copies;
         context.count(|counts| counts.checksum_errors += bad);
         members.set_metadata_bad(bad > 0);
-        let mends = found.mends.into_iter().map(|mend| (positions[mend.carrier], mend.at, mend.bytes));
+        let mends = found.mends.into_iter().flat_map(|mend| {
+            mend.carriers.into_iter().map(move |carrier| (carrier, mend.at, mend.bytes.clone()))
+        });
+        // The root is written again too: it may lie in a cache alone, and the next one goes to the place of
+        // the one before it.
+        let again =
+            (0..positions.len()).map(|carrier| (carrier, context.geo.root_at(root.seq), root.encode()));
+        let mends = mends.chain(again).map(|(carrier, at, bytes)| (positions[carrier], at, bytes));
         let voids = table.voids.into_iter().map(|(carrier, at)| (positions[carrier], at));
         let (mends, voids, gone) = (mends.collect(), voids.collect(), members.gone());
         Ok(Self {
@@ -267,15 +275,13 @@ impl Opening {
         }
         members.take_over(self.claim, stale, &root, self.accepted_loss).await?;
         // The chain must be complete on every carrier before anything rests on it.
-        if !self.mends.is_empty() || !self.voids.is_empty() {
-            for (position, at, bytes) in self.mends {
-                members.write(position, at, bytes, Site::ReplayMend.io()).await?;
-            }
-            for (position, at) in self.voids {
-                members.write(position, at, Buf::zeroed(BLOCK_BYTES), Site::ReplayVoid.io()).await?;
-            }
-            members.flush_carriers().await?;
+        for (position, at, bytes) in self.mends {
+            members.write(position, at, bytes, Site::ReplayMend.io()).await?;
         }
+        for (position, at) in self.voids {
+            members.write(position, at, Buf::zeroed(BLOCK_BYTES), Site::ReplayVoid.io()).await?;
+        }
+        members.flush_carriers().await?;
         // The writes on carriers from here on may have to wait until a lost one is replaced.
         array.start_carriers();
         let begun = async {

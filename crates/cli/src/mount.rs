@@ -115,10 +115,14 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
     Ok(ExitCode::SUCCESS)
 }
 
+/// The name by which the service knows a mount's process on this host.
+fn client_name(process: u32) -> String {
+    format!("process {process} on {}", rustix::system::uname().nodename().to_string_lossy())
+}
+
 async fn run(env: &Env, way: Rc<Way>, path: &Path, options: &MountOptions) -> Result<()> {
     let transport = Remote::connect(env, way.clone()).await.map_err(|failure| anyhow!("{way}: {failure}"))?;
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let name = format!("process {} on {host}", std::process::id());
+    let name = client_name(std::process::id());
     let at = path.display().to_string();
     let client = Client::connect_to_mount(env, transport.clone(), &name, &at).await?;
     let mounted = serve(env, &client, path, options).await;
@@ -230,7 +234,7 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
     let rest = Rest::find(dir, api).ok();
     let named = path.display().to_string();
     if let Some(rest) = &rest
-        && rest.get::<Vec<String>>("/v1/mounts")?.contains(&named)
+        && rest.get::<Vec<String>>("/v1/mounts").is_ok_and(|mounts| mounts.contains(&named))
     {
         rest.delete::<Vec<String>>("/v1/mounts")?;
         return done(json, &named);
@@ -250,12 +254,15 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         // Somebody may have unmounted it meanwhile.
         Some(Answer::Serves) | None => {}
     }
+    // Other hosts may have the same path.
+    let client = process_behind(&path)?.map(client_name);
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
     // The mount's process makes everything durable and then ends its session.
     let start = Instant::now();
-    while let Some(rest) = &rest {
-        let status: StatusReport = rest.get("/v1/status")?;
-        if !status.sessions.iter().any(|session| session.mount == named) {
+    while let (Some(rest), Some(client)) = (&rest, &client) {
+        // If the instance does not answer, nothing tells when the session ends.
+        let Ok(status) = rest.get::<StatusReport>("/v1/status") else { break };
+        if !status.sessions.iter().any(|session| session.mount == named && session.client == *client) {
             break;
         }
         if start.elapsed() > PATIENCE {

@@ -3,6 +3,7 @@
 //! Invariant: a loss of writes stays to be reported until an fsync reports it, or until the last handle is
 //! closed after a close has reported it.
 
+use crate::sent::Change;
 use penstock_base::{HashMap, Ino};
 use penstock_wire::metadata::{Attr, set_id_bits};
 use std::cell::RefCell;
@@ -42,9 +43,9 @@ pub(crate) struct FileState {
     is_mapped: bool,
     tail: Tail,
     has_set_id: bool,
-    /// Changes were sent to the service and no `Sync` request has completed since: a restart of the service
-    /// may lose them.
-    is_unsynced: bool,
+    /// The last change that was sent to the service, if it is not durable: a restart of the service may lose
+    /// it.
+    unsynced: Option<Change>,
     losses: u64,
     report: Report,
     lost_end: u64,
@@ -68,7 +69,7 @@ impl FileState {
             is_mapped: false,
             tail: Tail::Unknown,
             has_set_id: set_id_bits(attr.mode) != 0,
-            is_unsynced: false,
+            unsynced: None,
             losses: 0,
             report: Report::Done,
             lost_end: 0,
@@ -160,7 +161,7 @@ impl FileState {
 
     /// True if nothing needs the state: no handle, no unsynced change, no loss to report.
     fn is_idle(&self) -> bool {
-        self.opens == 0 && self.mtime_ns.is_none() && !self.is_lost() && !self.is_unsynced
+        self.opens == 0 && self.mtime_ns.is_none() && !self.is_lost() && self.unsynced.is_none()
     }
 
     /// The state may be out of date from now on.
@@ -252,24 +253,24 @@ impl FileState {
         }
     }
 
-    /// A change was sent that the next `Sync` request makes durable. Returns true if there was none before.
-    pub(crate) fn sent_change(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_unsynced, true)
+    /// A change was sent that the next `Sync` request makes durable.
+    pub(crate) fn sent(&mut self, change: Change) {
+        self.unsynced = Some(change);
     }
 
-    /// All changes that were sent are durable.
-    pub(crate) fn changes_are_durable(&mut self) {
-        self.is_unsynced = false;
+    /// Changes up to this one are durable.
+    pub(crate) fn durable_upto(&mut self, change: Change) {
+        self.unsynced = self.unsynced.filter(|last| *last > change);
     }
 
     /// True if a restart of the service loses something of the file.
     pub(crate) fn can_lose(&self) -> bool {
-        self.has_unsynced_writes() || self.is_unsynced
+        self.has_unsynced_writes() || self.unsynced.is_some()
     }
 
     /// Records that unsynced writes are lost.
     pub(crate) fn lose(&mut self) {
-        self.is_unsynced = false;
+        self.unsynced = None;
         self.mtime_ns = None;
         self.writes += 1;
         self.losses += 1;

@@ -42,6 +42,7 @@ mod reader;
 mod recent;
 mod restarts;
 mod revoke;
+mod sent;
 mod session;
 mod slots;
 mod space;

@@ -13,22 +13,11 @@ const ESTALE: u16 = 116;
 /// Generations that are remembered, so that a late reply is not mistaken for another restart.
 const REMEMBERED: usize = 16;
 
-/// Changes of names and attributes, as far as a restart may lose them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Names {
-    /// All are durable.
-    #[default]
-    Durable,
-    /// Some are not durable.
-    Changed,
-}
-
 /// Restarts of the service, and losses of names that they caused.
 #[derive(Default)]
 pub(crate) struct Restarts {
     /// Generations seen, the newest last.
     seen: RefCell<VecDeque<u64>>,
-    names: Cell<Names>,
     /// Changes of names or attributes may be lost, and that was not reported yet.
     names_lost: Cell<bool>,
     /// Open files and locks must be reclaimed.
@@ -40,21 +29,6 @@ impl Restarts {
     /// Returns the newest generation of the service; `None` before the first reply.
     pub(crate) fn generation(&self) -> Option<u64> {
         self.seen.borrow().back().copied()
-    }
-
-    /// Records that names or attributes were changed.
-    pub(crate) fn changed(&self) {
-        self.names.set(Names::Changed);
-    }
-
-    /// Returns and clears the record of such changes, before they are made durable.
-    pub(crate) fn take_changed(&self) -> bool {
-        self.names.take() == Names::Changed
-    }
-
-    /// Records that changes of names or attributes may be lost.
-    pub(crate) fn lose(&self) {
-        self.names_lost.set(true);
     }
 
     /// Fails, once, if changes of names or attributes may be lost.
@@ -77,12 +51,10 @@ impl Restarts {
         seen.len() > 1
     }
 
-    /// Counts unsynced changes of names as lost, after a restart. Returns true if there are any.
-    pub(crate) fn lose_names(&self) -> bool {
-        let lost = self.take_changed();
-        self.names_lost.set(self.names_lost.get() || lost);
+    /// Records that the service was started again, and that this lost changes of names if `names` is true.
+    pub(crate) fn restarted(&self, names: bool) {
+        self.names_lost.set(self.names_lost.get() || names);
         self.owes_opens.set(true);
-        lost
     }
 
     /// Takes the duty to reclaim open files and locks.
@@ -151,13 +123,12 @@ mod tests {
     #[test]
     fn a_loss_of_names_is_reported_once() {
         let restarts = Restarts::default();
-        assert!(!restarts.lose_names() && restarts.report_lost().is_ok(), "nothing was changed");
-        restarts.changed();
-        assert!(restarts.take_changed() && !restarts.take_changed());
-        restarts.changed();
-        assert!(restarts.lose_names() && restarts.take_opens() && !restarts.take_opens());
+        restarts.restarted(false);
+        assert!(restarts.report_lost().is_ok(), "nothing was changed");
+        restarts.restarted(true);
+        assert!(restarts.take_opens() && !restarts.take_opens());
         // A second restart without a change keeps the report.
-        assert!(!restarts.lose_names());
+        restarts.restarted(false);
         assert_eq!(restarts.report_lost().unwrap_err().errno, EIO);
         assert!(restarts.report_lost().is_ok());
     }

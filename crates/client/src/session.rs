@@ -12,12 +12,13 @@ use crate::kernel::Kernel;
 use crate::leases::Leases;
 use crate::recent::RecentSyncs;
 use crate::restarts::Restarts;
+use crate::sent::{Covered, SentChanges};
 use crate::slots::Slots;
 use penstock_base::{Buf, Env, ErrorKind, Histogram, Ino, KeyedLocks};
 use penstock_wire::metadata::{HelloReply, HelloRequest};
 use penstock_wire::{Failure, Frame, Kind, Transport, VERSION};
 use prost::Message;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::RwLock;
@@ -79,8 +80,7 @@ pub(crate) struct Session {
     turns: KeyedLocks<Ino>,
     /// Lets one sync of a file run at a time.
     syncing: KeyedLocks<Ino>,
-    /// Files with changes that were sent since the last `Sync` request.
-    unsynced: RefCell<Vec<Ino>>,
+    sent: SentChanges,
     /// Locked shared while a file is opened or closed, and exclusively while the open files are reclaimed.
     opening: RwLock<()>,
     is_closed: Cell<bool>,
@@ -110,7 +110,7 @@ impl Session {
             direct: Rc::default(),
             turns: KeyedLocks::default(),
             syncing: KeyedLocks::default(),
-            unsynced: RefCell::default(),
+            sent: SentChanges::default(),
             opening: RwLock::default(),
             is_closed: Cell::new(false),
             latency: ClientLatency::default(),
@@ -226,7 +226,7 @@ impl Session {
         body: &impl Message,
     ) -> Result<R, Failure> {
         let reply = self.once(kind, body).await?;
-        self.restarts.changed();
+        self.sent.names();
         Ok(reply)
     }
 
@@ -372,36 +372,29 @@ impl Session {
                 self.kernel.drop_pages_soon(ino);
             }
         });
-        let names = self.restarts.lose_names();
-        self.unsynced.borrow_mut().clear();
+        let names = self.sent.lose();
+        self.restarts.restarted(names);
         self.leases.restarted();
         tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
     }
 
     /// Records that a change of a file was sent that the next `Sync` request makes durable.
     pub(crate) fn note_unsynced(&self, ino: Ino) {
-        if self.files.with(ino, |state| state.sent_change()) == Some(true) {
-            self.unsynced.borrow_mut().push(ino);
+        self.files.with(ino, |state| state.sent(self.sent.file(ino)));
+    }
+
+    /// The changes that were sent and are not durable.
+    pub(crate) fn sent(&self) -> &SentChanges {
+        &self.sent
+    }
+
+    /// A `Sync` request has made durable what was sent before it.
+    pub(crate) fn note_synced(&self, covered: Covered) {
+        let (files, upto) = self.sent.synced(covered);
+        for ino in files {
+            self.files.with(ino, |state| state.durable_upto(upto));
+            self.files.forget_idle(ino);
         }
-    }
-
-    /// Takes the files whose changes the next `Sync` request makes durable.
-    pub(crate) fn take_unsynced(&self) -> Vec<Ino> {
-        self.unsynced.take()
-    }
-
-    /// Returns such files after a `Sync` request failed.
-    pub(crate) fn put_back_unsynced(&self, files: Vec<Ino>) {
-        self.unsynced.borrow_mut().extend(files);
-    }
-
-    /// Records that a `Sync` request made a file's changes durable.
-    pub(crate) fn note_synced(&self, ino: Ino) {
-        // Unless it was changed again while the request was in flight.
-        if !self.unsynced.borrow().contains(&ino) {
-            self.files.with(ino, |state| state.changes_are_durable());
-        }
-        self.files.forget_idle(ino);
     }
 }
 

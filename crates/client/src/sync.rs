@@ -121,21 +121,15 @@ impl Session {
 
     /// Makes every acknowledged operation on names durable. Does not report losses.
     pub(crate) async fn sync_names(&self) -> Result<(), Failure> {
-        let (generation, changed) = (self.restarts().generation(), self.restarts().take_changed());
+        let generation = self.restarts().generation();
         // Changes that are sent from here on are covered by a later request.
-        let covered = self.take_unsynced();
+        let covered = self.sent().cover();
         let result = self.ask::<EmptyReply>(Kind::Sync, &EmptyReply {}).await;
-        if generation != self.restarts().generation() {
-            // The files were marked when the new generation was seen.
-            if changed {
-                self.restarts().lose();
-            }
-        } else if result.is_ok() {
-            covered.into_iter().for_each(|ino| self.note_synced(ino));
-        } else {
-            self.put_back_unsynced(covered);
-            if changed {
-                self.restarts().changed();
+        // After a restart the changes have been lost, and were marked when the new generation was seen.
+        if generation == self.restarts().generation() {
+            match result {
+                Ok(_) => self.note_synced(covered),
+                Err(_) => self.sent().put_back(covered),
             }
         }
         result.map(|_| ())

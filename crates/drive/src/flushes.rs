@@ -5,7 +5,7 @@
 //! - If a flush fails, or is abandoned before the drive answers, while there are unflushed writes, every
 //!   later flush fails. The kernel and the drive report a lost write only once, to the next flush, so success
 //!   of a later flush would prove nothing. A failure without unflushed writes has lost nothing and is
-//!   forgotten.
+//!   forgotten. Until the first flush succeeds, those of an earlier process count.
 //! - A durable write fails if a flush fails while it is in flight. On a file the kernel writes first and then
 //!   flushes: the failed flush may have lost the write, and the flush within the write would not report it.
 //!   Likewise a flush fails if a durable write fails while the flush is in flight.
@@ -20,7 +20,6 @@ use std::rc::Rc;
 use tokio::sync::{Mutex, MutexGuard, Notify};
 
 /// The state of a drive's flushes and durable writes.
-#[derive(Default)]
 pub(crate) struct Flushes {
     turn: Mutex<()>,
     /// The number of flushes begun.
@@ -40,6 +39,25 @@ pub(crate) struct Flushes {
     asked: Cell<u64>,
     unanswered: RefCell<BTreeSet<u64>>,
     answered: Notify,
+}
+
+impl Default for Flushes {
+    /// One write counts as unflushed: an earlier process may have left some.
+    fn default() -> Self {
+        Self {
+            turn: Mutex::default(),
+            begun: Cell::default(),
+            done: Cell::default(),
+            in_flight: Cell::default(),
+            writes: Cell::new(1),
+            flushed_writes: Cell::default(),
+            failed: Cell::default(),
+            lost: RefCell::default(),
+            asked: Cell::default(),
+            unanswered: RefCell::default(),
+            answered: Notify::default(),
+        }
+    }
 }
 
 /// A flush or durable write that was sent to the drive. Dropping it without [`Asked::answered`] counts as a

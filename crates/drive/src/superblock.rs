@@ -267,17 +267,23 @@ pub(crate) trait Holder {
 }
 
 /// Writes both copies, the first durable before the second is written. The less valuable copy is written
-/// first: after an earlier power cut the other may be the only valid one of the latest sequence.
+/// first: after an earlier power cut the other may be the only valid one of the latest sequence. That one is
+/// written again before: it may lie in a cache alone, after a flush of an earlier process that failed.
 pub(crate) async fn write(drive: &impl Holder, superblock: &Superblock) -> Result<(), DriveError> {
-    // A process may have written a copy and ended before its flush.
-    drive.flush(IO).await?;
     let places = places(superblock.size_bytes);
     let standing = async |place| match drive.read(place, SUPERBLOCK_BYTES, IO).await {
-        Ok(found) => Superblock::decode(&found).map_or(Standing::Bad, |found| Standing::Whole(found.seq)),
-        Err(_) => Standing::Unread,
+        Ok(bytes) => match Superblock::decode(&bytes) {
+            Ok(found) => (Standing::Whole(found.seq), Some(bytes)),
+            Err(_) => (Standing::Bad, None),
+        },
+        Err(_) => (Standing::Unread, None),
     };
-    let (first, last) = join(standing(places[0]), standing(places[1])).await;
-    let order = if first > last { [1, 0] } else { [0, 1] };
+    let ((first, first_bytes), (last, last_bytes)) = join(standing(places[0]), standing(places[1])).await;
+    let (order, kept) = if first > last { ([1, 0], first_bytes) } else { ([0, 1], last_bytes) };
+    if let Some(kept) = kept {
+        drive.write(places[order[1]], kept, IO.at("superblock.again")).await?;
+    }
+    drive.flush(IO).await?;
     let bytes = superblock.encode();
     for copy in order {
         let io = IO.at(WRITE_SITES[copy]);

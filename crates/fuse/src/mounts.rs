@@ -21,6 +21,8 @@ pub(crate) struct MountEntry {
     /// The mount point. Another mount may cover it.
     pub(crate) place: PathBuf,
     pub(crate) kind: String,
+    /// The user who mounted it, if it is FUSE.
+    pub(crate) owner: Option<u32>,
 }
 
 impl MountEntry {
@@ -37,7 +39,10 @@ impl MountEntry {
         // Skips the mount options and a variable number of optional fields.
         words.find(|word| *word == b"-")?;
         let kind = String::from_utf8(unescape(words.next()?)).ok()?;
-        Some(Self { id, connection, root, place, kind })
+        let mut options = words.nth(1).unwrap_or_default().split(|byte| *byte == b',');
+        let owner = options.find_map(|option| option.strip_prefix(b"user_id="));
+        let owner = owner.and_then(|user| std::str::from_utf8(user).ok()?.parse().ok());
+        Some(Self { id, connection, root, place, kind, owner })
     }
 }
 
@@ -110,7 +115,9 @@ mod tests {
         let entry = MountEntry::read(line).unwrap();
         assert_eq!((entry.id, entry.connection), (36, 53));
         assert_eq!((entry.place.to_str(), &*entry.root), (Some(r"/mnt/with space\"), &b"/"[..]));
-        assert_eq!(entry.kind, "fuse.penstock");
+        assert_eq!((entry.kind.as_str(), entry.owner), ("fuse.penstock", None));
+        let line = b"36 35 0:53 / /mnt rw - fuse.penstock a rw,user_id=1000,group_id=7,allow_other";
+        assert_eq!(MountEntry::read(line).unwrap().owner, Some(1000));
         for cut in [&b""[..], b"36 35", b"36 35 053 / /mnt rw - ext4 a rw", b"36 35 0:53 / /mnt rw ext4"] {
             assert_eq!(MountEntry::read(cut), None, "{:?}", String::from_utf8_lossy(cut));
         }

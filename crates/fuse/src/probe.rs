@@ -5,11 +5,12 @@
 //! the shell that waits for it. So a child process asks, and is left behind if it gets no answer.
 
 use crate::guard::{GUARD, stat_of};
-use crate::mounts::{KIND, shown};
+use crate::mounts::{KIND, MountEntry, shown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -73,11 +74,14 @@ pub fn probe_directly(path: &Path) -> u8 {
 /// Returns the process that serves the mount at `path`. None if nothing is mounted there, or if its guard,
 /// which knows the process, is not found.
 pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
-    shown(path)?.map_or(Ok(None), |shown| process_of(shown.connection))
+    match shown(path)? {
+        Some(MountEntry { connection, owner: Some(owner), .. }) => process_of(connection, owner),
+        _ => Ok(None),
+    }
 }
 
-/// Returns the process that serves a connection, the parent of the connection's guard.
-fn process_of(connection: u32) -> io::Result<Option<u32>> {
+/// Returns the process that serves a connection of a user, the parent of the connection's guard.
+fn process_of(connection: u32, owner: u32) -> io::Result<Option<u32>> {
     let connection = connection.to_string();
     for entry in std::fs::read_dir("/proc")? {
         let place = entry?.path();
@@ -85,12 +89,14 @@ fn process_of(connection: u32) -> io::Result<Option<u32>> {
         let Ok(words) = std::fs::read(place.join("cmdline")) else { continue };
         let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
         // The guard's arguments: its connection, and the thread PID/task/TID that serves it. Anybody can
-        // start a process with such arguments, but none as a child of the process that it names.
+        // start a process with such arguments, and let it become a child of process 1. But it runs as its
+        // user, and so must the process that it names.
         if let [_, name, number, thread, ..] = words[..]
             && (name, number) == (GUARD.as_bytes(), connection.as_bytes())
             && let Some(pid) =
                 std::str::from_utf8(thread).ok().and_then(|it| it.split_once('/')?.0.parse().ok())
             && parent_of(&place) == Some(pid)
+            && [&place, &Path::new("/proc").join(pid.to_string())].into_iter().all(|it| runs_as(it, owner))
         {
             return Ok(Some(pid));
         }
@@ -101,6 +107,11 @@ fn process_of(connection: u32) -> io::Result<Option<u32>> {
 /// Returns the parent of a process, a path below /proc; none if it has ended.
 fn parent_of(process: &Path) -> Option<u32> {
     stat_of(process).ok()?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// True if a process, a path below /proc, runs as this user.
+fn runs_as(process: &Path, user: u32) -> bool {
+    std::fs::metadata(process).is_ok_and(|status| status.uid() == user)
 }
 
 /// The kinds of directory entry at a mount point.
@@ -141,6 +152,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("penstock-probe-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join(GUARD), "read x").unwrap();
+        let me = rustix::process::geteuid().as_raw();
         let mut named = Vec::new();
         for pid in [1, std::process::id()] {
             let mut command = Command::new("/bin/sh");
@@ -150,12 +162,13 @@ mod tests {
             let arguments = format!("/proc/{}/cmdline", child.id());
             let has_them = || std::fs::read(&arguments).is_ok_and(|words| !words.is_empty());
             assert!((0..10_000_000).any(|_| has_them()));
-            named.push(process_of(connection).unwrap());
+            named.push([me, me + 1].map(|owner| process_of(connection, owner).unwrap()));
             child.kill().unwrap();
             child.wait().unwrap();
         }
         std::fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(named, [None, Some(std::process::id())], "only a child of a process may name it");
+        let own = Some(std::process::id());
+        assert_eq!(named, [[None; 2], [own, None]], "only a child of the same user may name a process");
     }
 
     /// Regression: a child that got no answer stayed as a zombie of a process that lives long.

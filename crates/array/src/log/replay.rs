@@ -8,6 +8,9 @@
 //! A durable record is on every carrier, so one carrier that can be read and does not have it proves the end.
 //! If no carrier can be read at the place, the opening stops and nothing is written. A record that is torn on
 //! a carrier which can be read in full was never durable, whatever other carriers hide.
+//!
+//! A record that can be read may lie in a cache alone: a flush of the last opening may have failed and lost
+//! it, and a drive tells that only once. So each record that no later one calls durable is written again.
 
 use super::chain::Head;
 use super::segments::{RecordPlace, Segment};
@@ -35,13 +38,16 @@ pub(crate) struct Found {
     pub(crate) records: Vec<FoundRecord>,
     /// Durable structures that some carrier had wrong.
     pub(crate) bad_copies: u64,
-    /// Parts of the chain that carriers lack.
+    /// Parts of the chain that carriers must get before it may be continued.
     pub(crate) mends: Vec<Mend>,
 }
 
-/// Bytes that a carrier (by its index in the list that was read) must get before the chain may be continued.
+/// A header or a record that some carriers must get.
 pub(crate) struct Mend {
-    pub(crate) carrier: usize,
+    seq: LogSeq,
+    /// The carriers that lack it, by their index in the list that was read. After the replay these are all
+    /// carriers, if it is not known to be durable.
+    pub(crate) carriers: Vec<usize>,
     pub(crate) at: u64,
     pub(crate) bytes: Buf,
 }
@@ -116,7 +122,7 @@ impl Reader<'_> {
             self.bad_copies += lacking.len() as u64;
         }
         let (at, bytes) = (self.context.geo.segment_at(number), header.encode());
-        self.mends.extend(lacking.into_iter().map(|carrier| Mend { carrier, at, bytes: bytes.clone() }));
+        self.mends.push(Mend { seq, carriers: lacking, at, bytes });
         Ok(Some(header))
     }
 
@@ -184,17 +190,18 @@ impl Reader<'_> {
             };
             payload.push(bytes_of(*whole).slice(place));
         }
-        if seq <= self.durable.max(head.durable) {
+        let is_durable = seq <= self.durable.max(head.durable);
+        if is_durable {
             self.bad_copies += lacking.len() as u64;
         }
-        if !lacking.is_empty() {
+        if !lacking.is_empty() || !is_durable {
+            let whole = (0..copies.len()).find(|carrier| !lacking.contains(carrier));
+            let bytes = match whole {
+                Some(carrier) => bytes_of(carrier).slice(at..first + payload.len() * BLOCK_BYTES),
+                None => head.encode(&payload).0,
+            };
             let place = self.context.geo.segment_at(number) + at as u64;
-            let (bytes, _) = head.encode(&payload);
-            self.mends.extend(lacking.into_iter().map(|carrier| Mend {
-                carrier,
-                at: place,
-                bytes: bytes.clone(),
-            }));
+            self.mends.push(Mend { seq, carriers: lacking.into_iter().collect(), at: place, bytes });
         }
         self.highest = head.entries.iter().map(Entry::highest).fold(self.highest, u64::max);
         self.durable = self.durable.max(head.durable);
@@ -292,11 +299,16 @@ pub(crate) async fn read_log(
         incarnation: root.incarnation,
         incarnation_start: root.incarnation_start,
     };
-    Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends: reader.mends })
+    let mut mends = reader.mends;
+    for mend in mends.iter_mut().filter(|mend| mend.seq > reader.durable) {
+        mend.carriers = (0..carriers.len()).collect();
+    }
+    mends.retain(|mend| !mend.carriers.is_empty());
+    Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends })
 }
 
 fn log_damaged(context: &Context, last: LogSeq) -> ArrayError {
-    ArrayError::Damaged { name: context.name.clone(), what: format!("log record {} ", last.next()) }
+    ArrayError::Damaged { name: context.name.clone(), what: format!("log record {}", last.next()) }
 }
 
 impl Reader<'_> {

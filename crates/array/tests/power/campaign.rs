@@ -43,7 +43,7 @@ const WIDE: [(usize, usize, u32, u32); 8] = [
     (1, 5, 8, 160 << 10),
 ];
 /// Sites at which the power is cut. Other cuts come at a random time.
-const SITES: [&str; 18] = [
+const SITES: [&str; 19] = [
     WriteSite::LogAppend.name(),
     WriteSite::LogSegment.name(),
     WriteSite::FreshStrip.name(),
@@ -56,6 +56,7 @@ const SITES: [&str; 18] = [
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
     WriteSite::ReplayVoid.name(),
+    "superblock.again",
     WriteSite::RebuildStrip.name(),
     "superblock.copy0",
     "superblock.copy1",
@@ -318,7 +319,11 @@ impl Fate {
         };
         site.disks.iter().for_each(|disk| disk.set_full(false));
         *self.cuts.entry(cut_at).or_default() += 1;
-        site.cut(&world);
+        match self.chance(4) {
+            // The process ends, and the machine goes on: the next life finds what no flush has made durable.
+            true => world.destroy(),
+            false => site.cut(&world),
+        }
         site.prepare = Box::new(|_, _| ());
         for number in lost.into_iter().chain(self.unlucky.clone()) {
             if self.chance(6) {

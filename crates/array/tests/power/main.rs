@@ -11,6 +11,7 @@ mod full;
 mod harsh;
 mod hostile;
 mod moving;
+mod opened;
 mod orders;
 mod outages;
 mod outdated;

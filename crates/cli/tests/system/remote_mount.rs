@@ -144,6 +144,35 @@ fn umount_says_what_a_mount_without_its_instance_waits_for() {
     store.down();
 }
 
+/// Two hosts mount at the same path, here in two mount name spaces. Regression: `umount` on one waited for
+/// the other's session and failed.
+#[test]
+fn umount_waits_for_no_other_host_with_the_same_path() {
+    let test = "umount_waits_for_no_other_host_with_the_same_path";
+    let elsewhere = |script: &str| {
+        let script = format!("set -e; {script}");
+        Command::new("unshare").args(["-m", "--propagation", "private", "sh", "-c", &script]).output()
+    };
+    if !can_mount(test) || !elsewhere("true").is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED {test}: not root, or no unshare");
+        return;
+    }
+    let store = Store::new("same-path", &OPTIONS);
+    up_alone(&store, &[]);
+    mount(&store);
+    let (program, dir, place) = (Store::program(), store.dir.display(), store.mount.display());
+    let program = program.get_program().to_str().unwrap();
+    let output =
+        elsewhere(&format!("umount -l {place}; {program} --dir {dir} mount {place} --detach")).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let other = mounted(&String::from_utf8_lossy(&output.stdout));
+    assert_eq!(remote_sessions(&store), 2);
+    store.ok(&["umount", store.mount.to_str().unwrap()]);
+    assert_eq!(remote_sessions(&store), 1, "the other host's mount is still there");
+    kill("-TERM", other);
+    store.down();
+}
+
 #[test]
 fn who_has_no_token_is_told_so() {
     let store = Store::new("token", &OPTIONS);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::sent::Change;
 
 fn attr(size: u64, truncations: u64, mode: u32) -> Attr {
     Attr { ino: 5, size, truncations, mode, chunk_blocks: 4, mtime_ns: 1, ctime_ns: 1, ..Attr::default() }
@@ -128,7 +129,7 @@ fn a_state_is_kept_while_something_needs_it() {
         ("nothing", |_| {}, false),
         ("a handle", FileState::open, true),
         ("an unsynced write", |state| state.wrote(1, 1), true),
-        ("a change that was sent", |state| _ = state.sent_change(), true),
+        ("a change that was sent", |state| state.sent(Change::default()), true),
         ("a loss", FileState::lose, true),
         ("a loss that was reported", |state| (state.lose(), state.reported()).1, false),
         ("a mapping alone", |state| state.set_mapped(true), false),

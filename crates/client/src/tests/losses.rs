@@ -5,6 +5,7 @@ use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
 use penstock_wire::metadata::{MakeRequest, RenameRequest, SetAttrRequest};
 use std::cell::Cell;
+use std::time::Duration;
 
 const INO: Ino = Ino(5);
 const EIO: u16 = 5;
@@ -157,4 +158,40 @@ fn the_periodic_sync_makes_writes_durable_and_reports_nothing() {
         }
         assert_eq!(client.fsync(INO).await.unwrap_err().errno, EIO, "the loss is still to be reported");
     });
+}
+
+/// A `Sync` request covers what was sent before it. The size and time of a file are sent again while it is in
+/// flight, as another client wants the file, and a restart loses that.
+#[test]
+fn a_change_sent_during_a_sync_is_not_counted_as_durable() {
+    for wanted_by_another in [false, true] {
+        run(async |service, client| {
+            service.add(INO, &[1; 100]);
+            client.open(INO).await.unwrap();
+            if wanted_by_another {
+                service.others_arrive();
+                rest(client).await;
+            }
+            client.append(INO, b"first").await.unwrap();
+            client.session.sync_file(INO).await.unwrap();
+            // A program syncs a directory, or another file.
+            service.sync_reply.set(Duration::from_secs(1));
+            let other = client.clone();
+            let syncing = async move { other.sync().await.unwrap() };
+            client.session.env().spawn("sync", Box::pin(syncing));
+            rest(client).await;
+            client.append(INO, b"second").await.unwrap();
+            match wanted_by_another {
+                true => _ = service.call(INO.0),
+                false => client.session.sync_file(INO).await.unwrap(),
+            }
+            rest(client).await;
+            assert_eq!(service.attr(INO).size, 111, "the size was sent, after the `Sync` request");
+            client.session.env().sleep(Duration::from_secs(2)).await;
+            service.restart();
+            client.get_attr(INO).await.unwrap();
+            let errno = client.fsync(INO).await.err().map(|failure| failure.errno);
+            assert_eq!(errno, Some(EIO), "by another: {wanted_by_another}");
+        });
+    }
 }

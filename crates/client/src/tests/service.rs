@@ -58,6 +58,8 @@ pub(super) struct Service {
     pub(super) next_grant: Cell<u64>,
     /// Time that the reply to a request of a lease takes to arrive.
     pub(super) lease_reply: Cell<Duration>,
+    /// Time that the reply to a `Sync` request takes to arrive.
+    pub(super) sync_reply: Cell<Duration>,
 }
 
 impl Service {
@@ -74,6 +76,7 @@ impl Service {
             answered: RefCell::default(),
             next_grant: Cell::new(1),
             lease_reply: Cell::default(),
+            sync_reply: Cell::default(),
         })
     }
 
@@ -245,6 +248,10 @@ impl Service {
             Kind::Commit => {
                 assert!(decode_commit(body).unwrap().2, "the caller syncs the rows");
                 Vec::new()
+            }
+            Kind::Sync => {
+                self.world.env().sleep(self.sync_reply.get()).await;
+                EmptyReply {}.encode_to_vec()
             }
             Kind::Lock => LockReply::default().encode_to_vec(),
             _ => EmptyReply {}.encode_to_vec(),

@@ -2,9 +2,9 @@
 //!
 //! Nothing is written before the claim is recorded. Nothing is appended before a root with a raised
 //! incarnation is durable, so leftovers of the last opening never join the chain. The log up to its end is
-//! durable on every carrier before that root, and so are the zeros over table pages of a checkpoint without a
-//! root. What is not known to be durable is written again for that, because it may lie in a cache alone: a
-//! flush of the last opening may have failed and lost it, and a drive tells a failure only once.
+//! durable on every carrier before that root, and so is what is written over table pages of a checkpoint
+//! without a root. What is not known to be durable is written again for that, because it may lie in a cache
+//! alone: a flush of the last opening may have failed and lost it, and a drive tells a failure only once.
 //!
 //! An opening goes on without a drive only if every stripe can do without it: going on makes the drive's
 //! contents out of date, so that bringing it back later would not help.
@@ -22,7 +22,7 @@ use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
 use crate::geometry::{CreateSpec, Geometry};
 use crate::log::chain::{Head, LogSegment};
 use crate::log::fold::{Redo, fold};
-use crate::log::replay::read_log;
+use crate::log::replay::{Mend, read_log};
 use crate::members::ownership::{AcceptedLoss, Claim, Ownership};
 use crate::members::{Members, Roster};
 use crate::place::{Position, Positions, SegmentNo};
@@ -32,7 +32,7 @@ use checkpoint::{read_root, read_table};
 use outdated::{LeftOut, check_loss, leave_out_outdated, take_back};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
-use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Env, Epoch, LogSeq, Version, env::random_id};
+use penstock_base::{ArrayId, Buf, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Io, Slice};
 use penstock_raid::Code;
 use std::collections::VecDeque;
@@ -153,9 +153,11 @@ pub struct Opening {
     accepted: Option<String>,
     outdated: Vec<LeftOut>,
     /// Parts of the log, and the root, that carriers lack or may have in a cache alone.
-    mends: Vec<(Position, u64, Buf)>,
-    /// Places of table pages that do not count.
-    voids: Vec<(Position, u64)>,
+    mends: Vec<Mend>,
+    /// The carriers that were read.
+    carriers: Vec<Position>,
+    /// Pages to write over table pages that must not count.
+    voids: Vec<(Position, u64, Buf)>,
     redo: Redo,
     /// The log has a segment.
     started: bool,
@@ -233,16 +235,17 @@ impl Opening {
         let bad = table.bad + found.bad_copies;
         context.count(|counts| counts.checksum_errors += bad);
         members.set_metadata_bad(bad > 0);
-        let mends = found.mends.into_iter().flat_map(|mend| {
-            mend.carriers.into_iter().map(move |carrier| (carrier, mend.at, mend.bytes.clone()))
+        let mut mends = found.mends;
+        // The root may lie in a cache alone, and the next one goes to the place of the one before it.
+        mends.push(Mend {
+            at: context.geo.root_at(root.seq),
+            bytes: root.encode(),
+            seq: root.durable,
+            lacking: Vec::new(),
+            whole: (0..positions.len()).collect(),
         });
-        // The root is written again too: it may lie in a cache alone, and the next one goes to the place of
-        // the one before it.
-        let again =
-            (0..positions.len()).map(|carrier| (carrier, context.geo.root_at(root.seq), root.encode()));
-        let mends = mends.chain(again).map(|(carrier, at, bytes)| (positions[carrier], at, bytes));
-        let voids = table.voids.into_iter().map(|(carrier, at)| (positions[carrier], at));
-        let (mends, voids, gone) = (mends.collect(), voids.collect(), members.gone());
+        let voids = table.voids.into_iter().map(|void| (positions[void.carrier], void.at, void.page));
+        let (voids, gone) = (voids.collect(), members.gone());
         Ok(Self {
             array,
             claim,
@@ -254,6 +257,7 @@ impl Opening {
             accepted: None,
             outdated,
             mends,
+            carriers: positions,
             voids,
             redo,
             started,
@@ -275,11 +279,11 @@ impl Opening {
         }
         members.take_over(self.claim, stale, &root, self.accepted_loss).await?;
         // The chain must be complete on every carrier before anything rests on it.
-        for (position, at, bytes) in self.mends {
-            members.write(position, at, bytes, Site::ReplayMend.io()).await?;
+        for part in &self.mends {
+            mend(context, members, part, &self.carriers).await?;
         }
-        for (position, at) in self.voids {
-            members.write(position, at, Buf::zeroed(BLOCK_BYTES), Site::ReplayVoid.io()).await?;
+        for (position, at, page) in self.voids {
+            members.write(position, at, page, Site::ReplayVoid.io()).await?;
         }
         members.flush_carriers().await?;
         // The writes on carriers from here on may have to wait until a lost one is replaced.
@@ -299,6 +303,36 @@ impl Opening {
         }
         Ok(array)
     }
+}
+
+/// Writes a part of the log, or the root, to `carriers`. A carrier that has it may refuse it, as long as
+/// another takes it: waiting for a bad place would keep the array closed, and nobody could replace the drive.
+async fn mend(
+    context: &Context,
+    members: &Members,
+    part: &Mend,
+    carriers: &[Position],
+) -> Result<(), ArrayError> {
+    let io = Site::ReplayMend.io();
+    let mut is_written = false;
+    for carrier in &part.lacking {
+        is_written |= members.write(carriers[*carrier], part.at, part.bytes.clone(), io).await?.is_some();
+    }
+    for carrier in &part.whole {
+        let position = carriers[*carrier];
+        match members.try_write(position, part.at, part.bytes.clone(), io).await {
+            Ok(life) => is_written |= life.is_some(),
+            Err(ArrayError::Suspended(why)) => {
+                tracing::warn!(array = context.name, %position, why, "a part of the log cannot be written again");
+                members.set_metadata_bad(true);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if !is_written && let Some(carrier) = part.whole.first() {
+        members.write(carriers[*carrier], part.at, part.bytes.clone(), io).await?;
+    }
+    Ok(())
 }
 
 fn prepare(

@@ -280,7 +280,10 @@ pub(crate) async fn write(drive: &impl Holder, superblock: &Superblock) -> Resul
     };
     let ((first, first_bytes), (last, last_bytes)) = join(standing(places[0]), standing(places[1])).await;
     let (order, kept) = if first > last { ([1, 0], first_bytes) } else { ([0, 1], last_bytes) };
-    if let Some(kept) = kept {
+    // If the other copy is not valid, this one is the only one, and is not touched.
+    if let Some(kept) = kept
+        && first.min(last) > Standing::Unread
+    {
         drive.write(places[order[1]], kept, IO.at("superblock.again")).await?;
     }
     drive.flush(IO).await?;

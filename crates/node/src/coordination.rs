@@ -152,7 +152,11 @@ impl FileOwnership {
         let file = options.open(&path).map_err(fail)?;
         let mut bytes = Vec::new();
         (&file).take(2 * PLACE_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
-        let newest = bytes.chunks(PLACE_BYTES).filter_map(decode_place).max_by_key(|(seq, _)| *seq);
+        let places = bytes.chunks(PLACE_BYTES).enumerate();
+        let valid = places.filter_map(|(place, bytes)| Some((place, decode_place(bytes)?)));
+        let newest = valid.max_by_key(|(_, (seq, _))| *seq);
+        let newest_place = newest.as_ref().map(|(place, _)| place * PLACE_BYTES);
+        let newest = newest.map(|(_, found)| found);
         let advice = "remove it to rely on the drives alone";
         let (seq, claims) = match newest {
             Some((seq, claims)) => {
@@ -166,8 +170,11 @@ impl FileOwnership {
             file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).map_err(fail)?;
             File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail)?;
         }
-        // A process that ended before its sync may have written the newest place. It must be durable before
-        // the next claim overwrites the other place.
+        // A process may have written the newest place whose sync failed or did not begin: it may lie in a
+        // cache alone. It must be durable before the next claim overwrites the other place.
+        if let Some(at) = newest_place {
+            file.write_all_at(&bytes[at..at + PLACE_BYTES], at as u64).map_err(fail)?;
+        }
         file.sync_data().map_err(fail)?;
         Ok(Self { path, file: Arc::new(file), claims: RefCell::new(claims), seq: Mutex::new(seq) })
     }

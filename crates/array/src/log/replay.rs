@@ -42,14 +42,17 @@ pub(crate) struct Found {
     pub(crate) mends: Vec<Mend>,
 }
 
-/// A header or a record that some carriers must get.
+/// A part of what all carriers have, to be written before the chain may be continued. Carriers have numbers
+/// by the list that was read.
 pub(crate) struct Mend {
-    seq: LogSeq,
-    /// The carriers that lack it, by their index in the list that was read. After the replay these are all
-    /// carriers, if it is not known to be durable.
-    pub(crate) carriers: Vec<usize>,
     pub(crate) at: u64,
     pub(crate) bytes: Buf,
+    /// The last record that it holds or begins with.
+    pub(crate) seq: LogSeq,
+    /// Carriers that lack it.
+    pub(crate) lacking: Vec<usize>,
+    /// Carriers that have it, maybe in a cache alone; after the replay none if it is known to be durable.
+    pub(crate) whole: Vec<usize>,
 }
 
 /// A record with its payload.
@@ -122,7 +125,8 @@ impl Reader<'_> {
             self.bad_copies += lacking.len() as u64;
         }
         let (at, bytes) = (self.context.geo.segment_at(number), header.encode());
-        self.mends.push(Mend { seq, carriers: lacking, at, bytes });
+        let whole = (0..found.len()).filter(|carrier| found[*carrier].is_some()).collect();
+        self.mends.push(Mend { at, bytes, seq, lacking, whole });
         Ok(Some(header))
     }
 
@@ -195,13 +199,14 @@ impl Reader<'_> {
             self.bad_copies += lacking.len() as u64;
         }
         if !lacking.is_empty() || !is_durable {
-            let whole = (0..copies.len()).find(|carrier| !lacking.contains(carrier));
-            let bytes = match whole {
-                Some(carrier) => bytes_of(carrier).slice(at..first + payload.len() * BLOCK_BYTES),
+            let whole: Vec<usize> = (0..copies.len()).filter(|carrier| !lacking.contains(carrier)).collect();
+            let bytes = match whole.first() {
+                Some(carrier) => bytes_of(*carrier).slice(at..first + payload.len() * BLOCK_BYTES),
                 None => head.encode(&payload).0,
             };
             let place = self.context.geo.segment_at(number) + at as u64;
-            self.mends.push(Mend { seq, carriers: lacking.into_iter().collect(), at: place, bytes });
+            let lacking = lacking.into_iter().collect();
+            self.mends.push(Mend { at: place, bytes, seq, lacking, whole });
         }
         self.highest = head.entries.iter().map(Entry::highest).fold(self.highest, u64::max);
         self.durable = self.durable.max(head.durable);
@@ -300,10 +305,10 @@ pub(crate) async fn read_log(
         incarnation_start: root.incarnation_start,
     };
     let mut mends = reader.mends;
-    for mend in mends.iter_mut().filter(|mend| mend.seq > reader.durable) {
-        mend.carriers = (0..carriers.len()).collect();
+    for mend in mends.iter_mut().filter(|mend| mend.seq <= reader.durable) {
+        mend.whole.clear();
     }
-    mends.retain(|mend| !mend.carriers.is_empty());
+    mends.retain(|mend| !mend.lacking.is_empty() || !mend.whole.is_empty());
     Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends })
 }
 

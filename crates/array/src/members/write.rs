@@ -8,19 +8,20 @@ use penstock_base::rank::scoped;
 use penstock_base::{Buf, Stripe};
 use penstock_drive::{DriveError, Io};
 
-/// The behaviour of a strip's write while a host is full, or while more drives fail than the array may lose.
+/// The behaviour of a write while a host is full, or while more drives fail than the array may lose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WhenSuspended {
     /// It waits, and its caller keeps its locks.
     Wait,
-    /// It fails with [`ArrayError::Suspended`]. For strips that nobody reads meanwhile.
+    /// It fails with [`ArrayError::Suspended`]. For contents that another member has, or nobody reads
+    /// meanwhile.
     Fail,
 }
 
 /// The structure that a write to a member belongs to.
 enum Structure {
-    /// One that this member alone has.
-    Member,
+    /// A part of a slice that is not listed below.
+    Member(WhenSuspended),
     /// A part of log, roots or pages: all carriers have it.
     Carrier,
     /// A strip.
@@ -37,7 +38,18 @@ impl Members {
         data: Buf,
         io: Io,
     ) -> Result<Option<Life>, ArrayError> {
-        self.write_at(position, at, data, Structure::Member, io).await
+        self.write_at(position, at, data, Structure::Member(WhenSuspended::Wait), io).await
+    }
+
+    /// Like [`Members::write`], but does not wait while the array is suspended.
+    pub(crate) async fn try_write(
+        &self,
+        position: Position,
+        at: u64,
+        data: Buf,
+        io: Io,
+    ) -> Result<Option<Life>, ArrayError> {
+        self.write_at(position, at, data, Structure::Member(WhenSuspended::Fail), io).await
     }
 
     /// Writes a part of the strip that a member has of `stripe`.
@@ -75,7 +87,7 @@ impl Members {
         loop {
             let attempt = match structure {
                 Structure::Carrier => Some(self.carrier_writes.begin(at..at + data.len() as u64).await),
-                Structure::Member | Structure::Strip(..) => None,
+                Structure::Member(_) | Structure::Strip(..) => None,
             };
             let (slice, life) = {
                 let member = &self.members.borrow()[position.index()];
@@ -88,7 +100,9 @@ impl Members {
             let written = slice.write(at, data.clone(), io).await;
             drop(attempt);
             let suspend = async |why: String| match structure {
-                Structure::Strip(_, WhenSuspended::Fail) => Err(ArrayError::Suspended(why)),
+                Structure::Member(WhenSuspended::Fail) | Structure::Strip(_, WhenSuspended::Fail) => {
+                    Err(ArrayError::Suspended(why))
+                }
                 _ => self.context.suspend(why).await,
             };
             let failure = match written {

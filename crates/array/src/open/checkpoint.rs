@@ -9,8 +9,8 @@ use crate::salvage::{self, Salvaged};
 use crate::stripes::Stripes;
 use futures_util::future::{join, join_all};
 use futures_util::{StreamExt, stream};
-use penstock_base::BLOCK_BYTES;
 use penstock_base::num::{to_u8, to_usize};
+use penstock_base::{BLOCK_BYTES, Buf};
 use penstock_drive::{Class, Io, Slice};
 
 const IO: Io = Io::new(Class::Meta, "open.read");
@@ -61,9 +61,18 @@ fn newest_of(roots: &[(usize, Root)]) -> Option<Root> {
 pub(super) struct ReadTable {
     /// Copies that were bad.
     pub(super) bad: u64,
-    /// Places, by the carrier's index and offset on the slice, of pages whose checkpoint has no root: the
-    /// next root's number would make them count.
-    pub(super) voids: Vec<(usize, u64)>,
+    /// Pages to write over those whose checkpoint has no root.
+    pub(super) voids: Vec<Void>,
+}
+
+/// The newest committed copy of a page, for a place where a page of a checkpoint without a root may lie: the
+/// next root's number would make that one count.
+pub(super) struct Void {
+    /// The carrier, by its index.
+    pub(super) carrier: usize,
+    /// Offset on its slice.
+    pub(super) at: u64,
+    pub(super) page: Buf,
 }
 
 /// Loads every table page from the carrier that has its newest committed copy, and proves by the root's sum
@@ -107,8 +116,9 @@ fn load_page(
     page: u64,
     at: usize,
     copies: &[(Salvaged, Salvaged)],
-    voids: &mut Vec<(usize, u64)>,
+    voids: &mut Vec<Void>,
 ) -> Result<u64, ArrayError> {
+    let mut rootless = Vec::new();
     let mut decode = |carrier: usize, place: u64| {
         let (one, other) = &copies[carrier];
         let bytes = if place == 0 { one.bytes() } else { other.bytes() };
@@ -117,7 +127,7 @@ fn load_page(
             return None;
         }
         if found.checkpoint > root.seq {
-            voids.push((carrier, context.geo.page_at(page, place)));
+            rootless.push((carrier, place));
             return None;
         }
         (usize::from(found.strips) == context.geo.strips()).then_some(found)
@@ -129,20 +139,32 @@ fn load_page(
         let copies = found.iter().filter_map(move |places| places[place].as_ref());
         copies.filter(move |copy| Some(copy.checkpoint) == newest)
     };
-    let Some((place, best)) = [0, 1].into_iter().find_map(|place| Some((place, in_place(place).next()?)))
-    else {
+    // The place where most carriers have it. The other has it too if a page there was written over.
+    let place = usize::from(in_place(1).count() > in_place(0).count());
+    let Some(best) = in_place(place).next() else {
         let readable = copies.iter().all(|(one, other)| one.has(at, 1) && other.has(at, 1));
         let what = format!("stripe table page {page}");
         return Err(if readable { context.damaged(what) } else { context.cannot_read(what) });
     };
     for (carrier, (one, other)) in copies.iter().enumerate() {
-        // A page of a checkpoint without a root may hide in the other place. It would count with the next
-        // root.
+        // A page of a checkpoint without a root may hide in the other place.
         let hidden = if place == 0 { other } else { one };
         if !hidden.has(at, 1) {
-            voids.push((carrier, context.geo.page_at(page, 1 - place as u64)));
+            rootless.push((carrier, 1 - place as u64));
+        }
+        // An opening has written over such a page, maybe into a cache alone: which of the two places that was
+        // is unknown.
+        let is_newest = |copy: &Option<TablePage>| copy.as_ref().map(|copy| copy.checkpoint) == newest;
+        if found[carrier].iter().all(is_newest) {
+            rootless.extend([(carrier, 0), (carrier, 1)]);
         }
     }
+    let again = best.encode();
+    voids.extend(rootless.into_iter().map(|(carrier, place)| Void {
+        carrier,
+        at: context.geo.page_at(page, place),
+        page: again.clone(),
+    }));
     let is_loaded = stripes.table_mut().load_page(page, to_u8(place), best.checkpoint, &best.words);
     if !is_loaded {
         return Err(context.damaged(format!("stripe table page {page}")));

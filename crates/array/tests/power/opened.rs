@@ -3,8 +3,11 @@
 //! A flush of a drive fails and loses some of them, before the process ends or after. What the next process
 //! calls durable must be there after a power cut, and the array must open.
 
-use crate::bench::{Site, spec, tags, write};
+use crate::bench::{Site, plan, spec, tags, write, write_fresh};
 use penstock_array::ArrayError;
+use penstock_array::format::root::Root;
+use penstock_base::BLOCK_BYTES;
+use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, World};
 use std::time::Duration;
@@ -23,24 +26,47 @@ enum Fails {
     First,
 }
 
+/// A life that reads all blocks, and flushes if `flush` is true. Then the process is gone, and the machine
+/// goes on.
+fn life(site: &Site, lost: &[usize], seed: u64, flush: bool) -> (Result<Vec<u64>, ArrayError>, World) {
+    let world = World::new(seed);
+    let run = world.run(async {
+        let machine = site.open(&world, lost).await?;
+        let found = tags(&machine.volume, 1, WRITES).await?;
+        if flush {
+            machine.volume.flush().await?;
+        }
+        machine.array.stop();
+        Ok::<_, ArrayError>(found)
+    });
+    world.destroy();
+    (run.expect("nobody cuts it"), world)
+}
+
+/// Two lives: one that flushes and ends without a power cut, and after the cut one that finds the same.
+fn last_lives(site: &mut Site, lost: &[usize], seed: u64) -> Result<Option<Vec<u64>>, String> {
+    let (flushed, world) = life(site, lost, seed, true);
+    site.prepare = Box::new(|_, _| ());
+    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
+    match (flushed, life(site, lost, seed + 1, false).0) {
+        (Ok(before), Ok(after)) if before != after => Err(format!("flushed {before:?}, found {after:?}")),
+        (before, Err(error)) => Err(format!("second opening {:?}; the next: {error}", before.map(|_| ()))),
+        (before, Ok(_)) => Ok(before.ok()),
+    }
+}
+
+/// Flush number `nth` of each of these disks fails in the next life.
+fn fail_flushes(site: &mut Site, failing: &'static [usize], nth: u64) {
+    site.prepare = Box::new(move |number, drive| {
+        if failing.contains(&number) {
+            drive.plant(Op::Flush, nth, Fault::Fail);
+        }
+    });
+}
+
 /// A life with unflushed writes, one that opens after it without a power cut, and one after a power cut.
 fn lives((k, m, failing, lost): Case, fails: Fails, seed: u64) -> Result<(), String> {
     let mut site = Site::new(spec(k, m));
-    let life = |site: &Site, seed: u64, flush: bool| {
-        let world = World::new(seed);
-        let run = world.run(async {
-            let machine = site.open(&world, lost).await?;
-            let found = tags(&machine.volume, 1, WRITES).await?;
-            if flush {
-                machine.volume.flush().await?;
-            }
-            machine.array.stop();
-            Ok::<_, ArrayError>(found)
-        });
-        // The process is gone, the machine is not.
-        world.destroy();
-        (run.expect("nobody cuts it"), world)
-    };
     let world = World::new(seed);
     let run = world.run(async {
         let machine = site.open(&world, lost).await?;
@@ -62,20 +88,9 @@ fn lives((k, m, failing, lost): Case, fails: Fails, seed: u64) -> Result<(), Str
     run.unwrap().unwrap();
     world.destroy();
     if fails == Fails::First {
-        site.prepare = Box::new(|number, drive| {
-            if failing.contains(&number) {
-                drive.plant(Op::Flush, 0, Fault::Fail);
-            }
-        });
+        fail_flushes(&mut site, failing, 0);
     }
-    let (flushed, world) = life(&site, seed + 1, true);
-    site.prepare = Box::new(|_, _| ());
-    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
-    match (flushed, life(&site, seed + 2, false).0) {
-        (Ok(before), Ok(after)) if before != after => Err(format!("flushed {before:?}, found {after:?}")),
-        (before, Err(error)) => Err(format!("second opening {:?}; the next: {error}", before.map(|_| ()))),
-        _ => Ok(()),
-    }
+    last_lives(&mut site, lost, seed + 1).map(|_| ())
 }
 
 fn check(cases: &[Case], fails: Fails) {
@@ -105,4 +120,76 @@ fn a_restart_after_a_failed_flush_calls_nothing_durable_that_is_lost() {
     let cases: [Case; 4] =
         [(1, 1, &[0, 1], &[]), (4, 2, &[0, 1, 2], &[]), (1, 1, &[0], &[1]), (3, 0, &[0], &[])];
     check(&cases, Fails::Last);
+}
+
+/// A checkpoint is cut between its pages and its root. The next opening writes over the pages, its flush
+/// fails, and the one after it finds in a cache what it wrote.
+#[test]
+fn a_page_that_was_written_over_in_a_cache_alone_does_not_come_back() {
+    let cases: [Case; 3] = [(3, 0, &[0], &[]), (1, 1, &[0, 1], &[]), (4, 2, &[0, 1, 2], &[])];
+    for (k, m, failing, lost) in cases {
+        for (seed, nth) in (0..8).map(|seed| 9000 + 10 * seed).zip([2, 3, 4, 5].into_iter().cycle()) {
+            let mut site = Site::new(spec(k, m));
+            let world = World::new(seed);
+            let run = world.run(async {
+                let machine = site.open(&world, lost).await?;
+                write_fresh(&machine, 4, 1000).await?;
+                machine.volume.flush().await?;
+                machine.array.destage_and_checkpoint().await?;
+                write_fresh(&machine, 5, 2000).await?;
+                for tag in 1..=WRITES {
+                    write(&machine, tag, tag).await?;
+                }
+                machine.volume.flush().await?;
+                let hits = world.hits().get("checkpoint.root").copied().unwrap_or(0);
+                world.plan_cut(plan("checkpoint.root", hits));
+                machine.array.destage_and_checkpoint().await
+            });
+            assert!(run.is_err(), "it is cut at the root");
+            world.destroy();
+            site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
+            fail_flushes(&mut site, failing, nth);
+            let (_, world) = life(&site, lost, seed + 1, false);
+            assert!(world.hits().contains_key("replay.void"));
+            site.prepare = Box::new(|_, _| ());
+            let read = last_lives(&mut site, lost, seed + 2);
+            assert_eq!(read, Ok(Some((1..=WRITES).collect())), "{k}+{m}, seed {seed}, flush {nth}");
+        }
+    }
+}
+
+/// No drive may be lost, and a carrier takes no write at the place of the newest root. Waiting for it would
+/// keep the array closed.
+#[test]
+fn a_root_whose_place_takes_no_write_does_not_keep_the_array_from_opening() {
+    let mut site = Site::new(spec(4, 1));
+    let world = World::new(3);
+    let run = world.run(async {
+        let machine = site.open(&world, &[4]).await?;
+        for tag in 1..=WRITES {
+            write(&machine, tag, tag).await?;
+        }
+        machine.volume.flush().await?;
+        machine.array.stop();
+        Ok::<_, ArrayError>(())
+    });
+    run.unwrap().unwrap();
+    site.cut(&world);
+    let disk = &site.disks[0];
+    let roots = disk.used_blocks().into_iter();
+    let roots = roots.filter_map(|block| Some((Root::decode(&disk.peek(block)).ok()?.seq, block)));
+    let at = roots.max().expect("a carrier has a root").1 * BLOCK_BYTES as u64;
+    site.prepare = Box::new(move |number, drive| {
+        let place = at..at + BLOCK_BYTES as u64;
+        if number == 0 {
+            (0..10_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, place.clone()));
+        }
+    });
+    let world = World::new(4);
+    let opened = world.run(async {
+        let opening = async { tags(&site.open(&world, &[4]).await?.volume, 1, WRITES).await };
+        timeout(&world.env(), Duration::from_secs(3600), opening).await.expect("it opens within an hour")
+    });
+    world.destroy();
+    assert_eq!(opened.unwrap().unwrap(), (1..=WRITES).collect::<Vec<_>>());
 }

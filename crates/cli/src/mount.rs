@@ -16,7 +16,7 @@ use penstock_client::Client;
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
 use penstock_fuse::{
-    Answer, FuseLatency, KIND, Mount, MountOptions, kind_at, mount_point, probe, process_behind,
+    Answer, FuseLatency, KIND, Mount, MountOptions, Server, kind_at, mount_point, probe, process_behind,
 };
 use penstock_node::StatusReport;
 use penstock_worker::{Worker, block_on};
@@ -115,14 +115,10 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name by which the service knows a mount's process on this host.
-fn client_name(process: u32) -> String {
-    format!("process {process} on {}", rustix::system::uname().nodename().to_string_lossy())
-}
-
 async fn run(env: &Env, way: Rc<Way>, path: &Path, options: &MountOptions) -> Result<()> {
     let transport = Remote::connect(env, way.clone()).await.map_err(|failure| anyhow!("{way}: {failure}"))?;
-    let name = client_name(std::process::id());
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = format!("process {} on {host}", std::process::id());
     let at = path.display().to_string();
     let client = Client::connect_to_mount(env, transport.clone(), &name, &at).await?;
     let mounted = serve(env, &client, path, options).await;
@@ -233,9 +229,8 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
     // The instance need not run: a mount can be removed without it.
     let rest = Rest::find(dir, api).ok();
     let named = path.display().to_string();
-    if let Some(rest) = &rest
-        && rest.get::<Vec<String>>("/v1/mounts").is_ok_and(|mounts| mounts.contains(&named))
-    {
+    let own = rest.as_ref().and_then(|rest| rest.get::<Vec<String>>("/v1/mounts").ok());
+    if let (Some(rest), true) = (&rest, own.iter().flatten().any(|mounted| *mounted == named)) {
         rest.delete::<Vec<String>>("/v1/mounts")?;
         return done(json, &named);
     }
@@ -254,24 +249,19 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         // Somebody may have unmounted it meanwhile.
         Some(Answer::Serves) | None => {}
     }
-    // Other hosts may have the same path.
-    let client = process_behind(&path)?.map(client_name);
+    let server = Server::of(&path)?;
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
-    // The mount's process makes everything durable and then ends its session.
-    let start = Instant::now();
-    while let (Some(rest), Some(client)) = (&rest, &client) {
-        // If the instance does not answer, nothing tells when the session ends.
-        let Ok(status) = rest.get::<StatusReport>("/v1/status") else { break };
-        if !status.sessions.iter().any(|session| session.mount == named && session.client == *client) {
-            break;
+    // The mount's process makes everything durable and then ends. The instance, if the mount is its own and
+    // it could not be asked, goes on.
+    match (own, server) {
+        (None, _) => {}
+        (Some(_), Some(server)) if server.ends_within(PATIENCE.as_secs().cast_signed())? => {}
+        (Some(_), Some(_)) => {
+            bail!("{named} is unmounted; its process did not end within {} s", PATIENCE.as_secs())
         }
-        if start.elapsed() > PATIENCE {
-            bail!(
-                "{named} is unmounted; its process did not end its session within {} s",
-                PATIENCE.as_secs()
-            );
-        }
-        std::thread::sleep(Duration::from_millis(20));
+        (Some(_), None) => bail!(
+            "{named} is unmounted; its process was not found, so it is not known whether everything is durable"
+        ),
     }
     done(json, &named)
 }

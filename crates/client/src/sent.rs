@@ -22,12 +22,28 @@ pub(crate) struct SentChanges {
     files: RefCell<BTreeSet<Ino>>,
 }
 
-/// The changes that a `Sync` request covers.
-pub(crate) struct Covered {
-    /// The last one of them.
-    pub(crate) upto: Change,
-    /// Files that have some.
-    pub(crate) files: BTreeSet<Ino>,
+/// The changes that a `Sync` request covers. If it is dropped because the request failed, or because nobody
+/// waits for the request any more, the next request covers them.
+pub(crate) struct Covered<'a> {
+    sent: &'a SentChanges,
+    upto: Change,
+    files: BTreeSet<Ino>,
+}
+
+impl Covered<'_> {
+    /// The request has succeeded: returns the files that it was for, and their last change that is durable.
+    pub(crate) fn are_durable(mut self) -> (BTreeSet<Ino>, Change) {
+        if self.sent.names.get().is_some_and(|last| last <= self.upto) {
+            self.sent.names.set(None);
+        }
+        (std::mem::take(&mut self.files), self.upto)
+    }
+}
+
+impl Drop for Covered<'_> {
+    fn drop(&mut self) {
+        self.sent.files.borrow_mut().append(&mut self.files);
+    }
 }
 
 impl SentChanges {
@@ -49,21 +65,8 @@ impl SentChanges {
     }
 
     /// Begins a `Sync` request: returns what it covers.
-    pub(crate) fn cover(&self) -> Covered {
-        Covered { upto: self.last.get(), files: self.files.take() }
-    }
-
-    /// The request has succeeded: returns the files for which it holds.
-    pub(crate) fn synced(&self, covered: Covered) -> (BTreeSet<Ino>, Change) {
-        if self.names.get().is_some_and(|last| last <= covered.upto) {
-            self.names.set(None);
-        }
-        (covered.files, covered.upto)
-    }
-
-    /// The request has failed.
-    pub(crate) fn put_back(&self, covered: Covered) {
-        self.files.borrow_mut().extend(covered.files);
+    pub(crate) fn cover(&self) -> Covered<'_> {
+        Covered { sent: self, upto: self.last.get(), files: self.files.take() }
     }
 
     /// Forgets all changes, after a restart of the service. Returns true if some were of names.
@@ -89,11 +92,11 @@ mod tests {
         let second = sent.file(INO);
         sent.names();
         let other = sent.cover();
-        let (files, upto) = sent.synced(one);
+        let (files, upto) = one.are_durable();
         assert!(files.contains(&INO) && upto >= first && upto < second);
         let lost = SentChanges { names: sent.names.clone(), ..SentChanges::default() };
         assert!(lost.lose(), "the later change of names is not durable");
-        let (files, upto) = sent.synced(other);
+        let (files, upto) = other.are_durable();
         assert!(files.contains(&INO) && upto >= second);
         assert!(!sent.lose() && sent.cover().files.is_empty());
     }
@@ -105,10 +108,10 @@ mod tests {
         sent.file(INO);
         let failed = sent.cover();
         assert!(sent.cover().files.is_empty());
-        sent.put_back(failed);
+        drop(failed);
         let next = sent.cover();
         assert!(next.files.contains(&INO));
-        sent.put_back(next);
+        drop(next);
         assert!(sent.lose() && !sent.lose());
     }
 }

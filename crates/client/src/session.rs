@@ -389,8 +389,8 @@ impl Session {
     }
 
     /// A `Sync` request has made durable what was sent before it.
-    pub(crate) fn note_synced(&self, covered: Covered) {
-        let (files, upto) = self.sent.synced(covered);
+    pub(crate) fn note_synced(&self, covered: Covered<'_>) {
+        let (files, upto) = covered.are_durable();
         for ino in files {
             self.files.with(ino, |state| state.durable_upto(upto));
             self.files.forget_idle(ino);

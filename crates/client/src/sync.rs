@@ -1,5 +1,6 @@
 //! Syncs files: data durable first, then size and time sent, and on demand a `Sync` request for all metadata.
 
+use crate::file_state::FileState;
 use crate::session::Session;
 use penstock_base::Ino;
 use penstock_wire::data::encode_commit;
@@ -126,11 +127,8 @@ impl Session {
         let covered = self.sent().cover();
         let result = self.ask::<EmptyReply>(Kind::Sync, &EmptyReply {}).await;
         // After a restart the changes have been lost, and were marked when the new generation was seen.
-        if generation == self.restarts().generation() {
-            match result {
-                Ok(_) => self.note_synced(covered),
-                Err(_) => self.sent().put_back(covered),
-            }
+        if result.is_ok() && generation == self.restarts().generation() {
+            self.note_synced(covered);
         }
         result.map(|_| ())
     }
@@ -140,12 +138,14 @@ impl Session {
         let mut result = Ok(());
         // A failure does not keep the other files from being synced.
         for ino in self.files().select(|state| state.has_unsynced_writes() || state.is_lost()) {
-            let synced = self.sync_file(ino).await;
-            result = result.and(synced).and(self.report_lost(ino));
+            result = result.and(self.sync_file(ino).await);
         }
         self.sync_names().await?;
-        self.restarts().report_lost()?;
-        result
+        // Also those of a restart that the requests above have met.
+        for ino in self.files().select(FileState::is_lost) {
+            result = result.and(self.report_lost(ino));
+        }
+        result.and(self.restarts().report_lost())
     }
 
     /// Makes everything durable that can be. Leaves losses to be reported by an fsync.

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -77,6 +78,24 @@ pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
     match shown(path)? {
         Some(MountEntry { connection, owner: Some(owner), .. }) => process_of(connection, owner),
         _ => Ok(None),
+    }
+}
+
+/// The process that serves a mount.
+pub struct Server(OwnedFd);
+
+impl Server {
+    /// Finds the process behind the mount at `path`, as [`process_behind`] does.
+    pub fn of(path: &Path) -> io::Result<Option<Self>> {
+        let process = process_behind(path)?.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        Ok(process.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?.map(Self))
+    }
+
+    /// Waits for its end. Returns false if it has not ended after `seconds`.
+    pub fn ends_within(&self, seconds: i64) -> io::Result<bool> {
+        let limit = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        let mut ended = [PollFd::new(&self.0, PollFlags::IN)];
+        Ok(retry_on_intr(|| poll(&mut ended, Some(&limit)))? > 0)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Restarts of the service: writes that may be lost are reported, once, and no others.
 
 use super::service::{rest, run};
+use penstock_base::env::timeout;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
 use penstock_wire::metadata::{MakeRequest, RenameRequest, SetAttrRequest};
@@ -194,4 +195,36 @@ fn a_change_sent_during_a_sync_is_not_counted_as_durable() {
             assert_eq!(errno, Some(EIO), "by another: {wanted_by_another}");
         });
     }
+}
+
+/// A client that leaves says that everything is durable after it.
+#[test]
+fn a_sync_reports_a_loss_that_its_own_request_meets() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.append(INO, b"second").await.unwrap();
+        service.restarts_at_sync.set(true);
+        let failure = client.sync_all().await.expect_err("the service was started again before the answer");
+        assert_eq!(failure.errno, EIO);
+    });
+}
+
+/// Regression: a change that the request of a sync covered was never durable again if its caller went away.
+#[test]
+fn a_sync_that_was_given_up_leaves_its_files_to_the_next() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.append(INO, b"second").await.unwrap();
+        client.session.sync_file(INO).await.unwrap();
+        service.sync_reply.set(Duration::from_secs(1));
+        let env = client.session.env().clone();
+        assert!(timeout(&env, Duration::from_millis(500), client.sync()).await.is_none());
+        service.sync_reply.set(Duration::ZERO);
+        client.fsync(INO).await.unwrap();
+        service.restart();
+        client.get_attr(INO).await.unwrap();
+        client.fsync(INO).await.expect("it was durable");
+    });
 }

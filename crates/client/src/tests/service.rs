@@ -60,6 +60,8 @@ pub(super) struct Service {
     pub(super) lease_reply: Cell<Duration>,
     /// Time that the reply to a `Sync` request takes to arrive.
     pub(super) sync_reply: Cell<Duration>,
+    /// It starts again when the next `Sync` request arrives.
+    pub(super) restarts_at_sync: Cell<bool>,
 }
 
 impl Service {
@@ -77,6 +79,7 @@ impl Service {
             next_grant: Cell::new(1),
             lease_reply: Cell::default(),
             sync_reply: Cell::default(),
+            restarts_at_sync: Cell::default(),
         })
     }
 
@@ -250,6 +253,9 @@ impl Service {
                 Vec::new()
             }
             Kind::Sync => {
+                if self.restarts_at_sync.take() {
+                    self.restart();
+                }
                 self.world.env().sleep(self.sync_reply.get()).await;
                 EmptyReply {}.encode_to_vec()
             }

@@ -24,7 +24,7 @@ use crate::log::chain::{Head, LogSegment};
 use crate::log::fold::{Redo, fold};
 use crate::log::replay::{Mend, read_log};
 use crate::members::ownership::{AcceptedLoss, Claim, Ownership};
-use crate::members::{Members, Roster};
+use crate::members::{Members, Roster, WhenSuspended};
 use crate::place::{Position, Positions, SegmentNo};
 use crate::site::Site;
 use crate::stripes::table::StripeTable;
@@ -240,7 +240,6 @@ impl Opening {
         mends.push(Mend {
             at: context.geo.root_at(root.seq),
             bytes: root.encode(),
-            seq: root.durable,
             lacking: Vec::new(),
             whole: (0..positions.len()).collect(),
         });
@@ -283,7 +282,7 @@ impl Opening {
             mend(context, members, part, &self.carriers).await?;
         }
         for (position, at, page) in self.voids {
-            members.write(position, at, page, Site::ReplayVoid.io()).await?;
+            members.write(position, (at, page), Site::ReplayVoid.io(), WhenSuspended::Wait).await?;
         }
         members.flush_carriers().await?;
         // The writes on carriers from here on may have to wait until a lost one is replaced.
@@ -313,16 +312,21 @@ async fn mend(
     part: &Mend,
     carriers: &[Position],
 ) -> Result<(), ArrayError> {
-    let io = Site::ReplayMend.io();
+    let write = async |carrier: usize, when| {
+        let part = (part.at, part.bytes.clone());
+        Ok::<_, ArrayError>(
+            members.write(carriers[carrier], part, Site::ReplayMend.io(), when).await?.is_some(),
+        )
+    };
     let mut is_written = false;
     for carrier in &part.lacking {
-        is_written |= members.write(carriers[*carrier], part.at, part.bytes.clone(), io).await?.is_some();
+        is_written |= write(*carrier, WhenSuspended::Wait).await?;
     }
     for carrier in &part.whole {
-        let position = carriers[*carrier];
-        match members.try_write(position, part.at, part.bytes.clone(), io).await {
-            Ok(life) => is_written |= life.is_some(),
+        match write(*carrier, WhenSuspended::Fail).await {
+            Ok(landed) => is_written |= landed,
             Err(ArrayError::Suspended(why)) => {
+                let position = carriers[*carrier];
                 tracing::warn!(array = context.name, %position, why, "a part of the log cannot be written again");
                 members.set_metadata_bad(true);
             }
@@ -330,7 +334,7 @@ async fn mend(
         }
     }
     if !is_written && let Some(carrier) = part.whole.first() {
-        members.write(carriers[*carrier], part.at, part.bytes.clone(), io).await?;
+        write(*carrier, WhenSuspended::Wait).await?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use penstock_client::Client;
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
 use penstock_fuse::{
-    Answer, FuseLatency, KIND, Mount, MountOptions, Server, kind_at, mount_point, probe, process_behind,
+    Answer, FuseLatency, KIND, Mount, MountOptions, Process, kind_at, mount_point, probe, process_behind,
 };
 use penstock_node::StatusReport;
 use penstock_worker::{Worker, block_on};
@@ -249,13 +249,13 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         // Somebody may have unmounted it meanwhile.
         Some(Answer::Serves) | None => {}
     }
-    let server = Server::of(&path)?;
+    let server = Process::behind(&path)?;
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
     // The mount's process makes everything durable and then ends. The instance, if the mount is its own and
     // it could not be asked, goes on.
     match (own, server) {
         (None, _) => {}
-        (Some(_), Some(server)) if server.ends_within(PATIENCE.as_secs().cast_signed())? => {}
+        (Some(_), Some(server)) if server.ends_within(PATIENCE)? => {}
         (Some(_), Some(_)) => {
             bail!("{named} is unmounted; its process did not end within {} s", PATIENCE.as_secs())
         }

@@ -135,11 +135,7 @@ impl Session {
 
     /// Makes everything durable and reports all losses.
     pub(crate) async fn sync_all(&self) -> Result<(), Failure> {
-        let mut result = Ok(());
-        // A failure does not keep the other files from being synced.
-        for ino in self.files().select(|state| state.has_unsynced_writes() || state.is_lost()) {
-            result = result.and(self.sync_file(ino).await);
-        }
+        let mut result = self.sync_files().await;
         self.sync_names().await?;
         // Also those of a restart that the requests above have met.
         for ino in self.files().select(FileState::is_lost) {
@@ -150,12 +146,18 @@ impl Session {
 
     /// Makes everything durable that can be. Leaves losses to be reported by an fsync.
     pub(crate) async fn sync_rest(&self) -> Result<(), Failure> {
+        let result = self.sync_files().await;
+        self.sync_names().await?;
+        result
+    }
+
+    /// Syncs every file. A failure does not keep the others from being synced.
+    async fn sync_files(&self) -> Result<(), Failure> {
         let mut result = Ok(());
-        for ino in self.files().select(|state| state.has_unsynced_writes()) {
+        for ino in self.files().select(FileState::has_unsynced_writes) {
             let synced = self.sync_file(ino).await;
             result = result.and(synced);
         }
-        self.sync_names().await?;
         result
     }
 }

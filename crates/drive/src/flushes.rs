@@ -20,6 +20,7 @@ use std::rc::Rc;
 use tokio::sync::{Mutex, MutexGuard, Notify};
 
 /// The state of a drive's flushes and durable writes.
+#[derive(Default)]
 pub(crate) struct Flushes {
     turn: Mutex<()>,
     /// The number of flushes begun.
@@ -39,25 +40,6 @@ pub(crate) struct Flushes {
     asked: Cell<u64>,
     unanswered: RefCell<BTreeSet<u64>>,
     answered: Notify,
-}
-
-impl Default for Flushes {
-    /// One write counts as unflushed: an earlier process may have left some.
-    fn default() -> Self {
-        Self {
-            turn: Mutex::default(),
-            begun: Cell::default(),
-            done: Cell::default(),
-            in_flight: Cell::default(),
-            writes: Cell::new(1),
-            flushed_writes: Cell::default(),
-            failed: Cell::default(),
-            lost: RefCell::default(),
-            asked: Cell::default(),
-            unanswered: RefCell::default(),
-            answered: Notify::default(),
-        }
-    }
 }
 
 /// A flush or durable write that was sent to the drive. Dropping it without [`Asked::answered`] counts as a
@@ -153,8 +135,11 @@ impl Flushes {
         self.failed.get()
     }
 
+    /// True if writes may be lost by a flush that fails. Before the first flush these may be writes of an
+    /// earlier process.
     fn has_unflushed(&self) -> bool {
-        self.in_flight.get() > 0 || self.writes.get() > self.flushed_writes.get()
+        let is_first = self.done.get() == 0;
+        is_first || self.in_flight.get() > 0 || self.writes.get() > self.flushed_writes.get()
     }
 
     /// Notes that a flush or durable write failed. Errors that follow from an earlier failure or a full host

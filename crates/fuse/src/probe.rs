@@ -15,13 +15,14 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// The argument before the mount point, for a program that then exits with [`probe_directly`].
 pub const PROBE: &str = "mount-probe";
 /// Exit code of a child that found the mount stale.
 const STALE: u8 = 3;
 /// Time limit for an answer.
-const LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// The answer of the process behind a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,17 +48,13 @@ pub fn probe(path: &Path) -> io::Result<Option<Answer>> {
 }
 
 fn wait(mut child: Child) -> io::Result<Answer> {
-    let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-    let mut ended = [PollFd::new(&process, PollFlags::IN)];
-    match retry_on_intr(|| poll(&mut ended, Some(&LIMIT)))? {
-        0 => {
-            child.kill()?;
-            reap_later(child)?;
-            Ok(Answer::Silent)
-        }
-        _ if child.wait()?.code() == Some(STALE.into()) => Ok(Answer::Stale),
-        _ => Ok(Answer::Serves),
+    let process = Process(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
+    if !process.ends_within(LIMIT)? {
+        child.kill()?;
+        reap_later(child)?;
+        return Ok(Answer::Silent);
     }
+    Ok(if child.wait()?.code() == Some(STALE.into()) { Answer::Stale } else { Answer::Serves })
 }
 
 /// Reaps a child that ends when the mount's process answers, if this process lives for so long.
@@ -81,19 +78,19 @@ pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
     }
 }
 
-/// The process that serves a mount.
-pub struct Server(OwnedFd);
+/// A process, such as the one that serves a mount.
+pub struct Process(OwnedFd);
 
-impl Server {
+impl Process {
     /// Finds the process behind the mount at `path`, as [`process_behind`] does.
-    pub fn of(path: &Path) -> io::Result<Option<Self>> {
+    pub fn behind(path: &Path) -> io::Result<Option<Self>> {
         let process = process_behind(path)?.and_then(|pid| Pid::from_raw(pid.cast_signed()));
         Ok(process.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?.map(Self))
     }
 
-    /// Waits for its end. Returns false if it has not ended after `seconds`.
-    pub fn ends_within(&self, seconds: i64) -> io::Result<bool> {
-        let limit = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    /// Waits for its end. Returns false if it has not ended after `limit`.
+    pub fn ends_within(&self, limit: Duration) -> io::Result<bool> {
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         let mut ended = [PollFd::new(&self.0, PollFlags::IN)];
         Ok(retry_on_intr(|| poll(&mut ended, Some(&limit)))? > 0)
     }

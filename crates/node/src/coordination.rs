@@ -155,11 +155,10 @@ impl FileOwnership {
         let places = bytes.chunks(PLACE_BYTES).enumerate();
         let valid = places.filter_map(|(place, bytes)| Some((place, decode_place(bytes)?)));
         let newest = valid.max_by_key(|(_, (seq, _))| *seq);
-        let newest_place = newest.as_ref().map(|(place, _)| place * PLACE_BYTES);
-        let newest = newest.map(|(_, found)| found);
+        let newest_at = newest.as_ref().map(|(place, _)| place * PLACE_BYTES);
         let advice = "remove it to rely on the drives alone";
         let (seq, claims) = match newest {
-            Some((seq, claims)) => {
+            Some((_, (seq, claims))) => {
                 (seq, claims.map_err(|why| format!("{} cannot be read ({why}); {advice}", path.display()))?)
             }
             None if bytes.iter().all(|byte| *byte == 0) => (0, Claims::default()),
@@ -172,7 +171,7 @@ impl FileOwnership {
         }
         // A process may have written the newest place whose sync failed or did not begin: it may lie in a
         // cache alone. It must be durable before the next claim overwrites the other place.
-        if let Some(at) = newest_place {
+        if let Some(at) = newest_at {
             file.write_all_at(&bytes[at..at + PLACE_BYTES], at as u64).map_err(fail)?;
         }
         file.sync_data().map_err(fail)?;

@@ -47,11 +47,9 @@ pub(crate) struct Found {
 pub(crate) struct Mend {
     pub(crate) at: u64,
     pub(crate) bytes: Buf,
-    /// The last record that it holds or begins with.
-    pub(crate) seq: LogSeq,
     /// Carriers that lack it.
     pub(crate) lacking: Vec<usize>,
-    /// Carriers that have it, maybe in a cache alone; after the replay none if it is known to be durable.
+    /// Carriers that have it, maybe in a cache alone; none if it is known to be durable.
     pub(crate) whole: Vec<usize>,
 }
 
@@ -71,7 +69,8 @@ struct Reader<'a> {
     /// ahead of it is damaged.
     highest: u64,
     bad_copies: u64,
-    mends: Vec<Mend>,
+    /// Each with the record that it is or begins with. Which of them are durable is known at the end.
+    mends: Vec<(LogSeq, Mend)>,
     /// By carrier, true if it did not answer. It is not asked again.
     silent: RefCell<Vec<bool>>,
 }
@@ -126,7 +125,7 @@ impl Reader<'_> {
         }
         let (at, bytes) = (self.context.geo.segment_at(number), header.encode());
         let whole = (0..found.len()).filter(|carrier| found[*carrier].is_some()).collect();
-        self.mends.push(Mend { at, bytes, seq, lacking, whole });
+        self.mends.push((seq, Mend { at, bytes, lacking, whole }));
         Ok(Some(header))
     }
 
@@ -206,7 +205,7 @@ impl Reader<'_> {
             };
             let place = self.context.geo.segment_at(number) + at as u64;
             let lacking = lacking.into_iter().collect();
-            self.mends.push(Mend { at: place, bytes, seq, lacking, whole });
+            self.mends.push((seq, Mend { at: place, bytes, lacking, whole }));
         }
         self.highest = head.entries.iter().map(Entry::highest).fold(self.highest, u64::max);
         self.durable = self.durable.max(head.durable);
@@ -304,12 +303,11 @@ pub(crate) async fn read_log(
         incarnation: root.incarnation,
         incarnation_start: root.incarnation_start,
     };
-    let mut mends = reader.mends;
-    for mend in mends.iter_mut().filter(|mend| mend.seq <= reader.durable) {
-        mend.whole.clear();
-    }
-    mends.retain(|mend| !mend.lacking.is_empty() || !mend.whole.is_empty());
-    Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends })
+    let needed = reader.mends.into_iter().filter_map(|(seq, mend)| match seq > reader.durable {
+        true => Some(mend),
+        false => (!mend.lacking.is_empty()).then_some(Mend { whole: Vec::new(), ..mend }),
+    });
+    Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends: needed.collect() })
 }
 
 fn log_damaged(context: &Context, last: LogSeq) -> ArrayError {

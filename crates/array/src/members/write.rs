@@ -34,22 +34,11 @@ impl Members {
     pub(crate) async fn write(
         &self,
         position: Position,
-        at: u64,
-        data: Buf,
+        (at, data): (u64, Buf),
         io: Io,
+        when: WhenSuspended,
     ) -> Result<Option<Life>, ArrayError> {
-        self.write_at(position, at, data, Structure::Member(WhenSuspended::Wait), io).await
-    }
-
-    /// Like [`Members::write`], but does not wait while the array is suspended.
-    pub(crate) async fn try_write(
-        &self,
-        position: Position,
-        at: u64,
-        data: Buf,
-        io: Io,
-    ) -> Result<Option<Life>, ArrayError> {
-        self.write_at(position, at, data, Structure::Member(WhenSuspended::Fail), io).await
+        self.write_at(position, at, data, Structure::Member(when), io).await
     }
 
     /// Writes a part of the strip that a member has of `stripe`.

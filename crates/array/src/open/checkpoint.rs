@@ -159,11 +159,10 @@ fn load_page(
             rootless.extend([(carrier, 0), (carrier, 1)]);
         }
     }
-    let again = best.encode();
     voids.extend(rootless.into_iter().map(|(carrier, place)| Void {
         carrier,
         at: context.geo.page_at(page, place),
-        page: again.clone(),
+        page: best.encode(),
     }));
     let is_loaded = stripes.table_mut().load_page(page, to_u8(place), best.checkpoint, &best.words);
     if !is_loaded {

@@ -306,7 +306,7 @@ fn change_descriptor(disk: &Rc<SimDisk>, change: impl Fn(&mut Descriptor)) {
 }
 
 /// The roots on a disk with their blocks, the newest last.
-fn roots(disk: &SimDisk) -> Vec<(u64, Root)> {
+pub fn roots(disk: &SimDisk) -> Vec<(u64, Root)> {
     let blocks = disk.used_blocks().into_iter();
     let found = blocks.filter_map(|block| Some((block, Root::decode(&disk.peek(block)).ok()?)));
     let mut found: Vec<_> = found.collect();

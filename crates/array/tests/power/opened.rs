@@ -4,8 +4,8 @@
 //! calls durable must be there after a power cut, and the array must open.
 
 use crate::bench::{Site, plan, spec, tags, write, write_fresh};
+use crate::hostile::roots;
 use penstock_array::ArrayError;
-use penstock_array::format::root::Root;
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
@@ -175,10 +175,8 @@ fn a_root_whose_place_takes_no_write_does_not_keep_the_array_from_opening() {
     });
     run.unwrap().unwrap();
     site.cut(&world);
-    let disk = &site.disks[0];
-    let roots = disk.used_blocks().into_iter();
-    let roots = roots.filter_map(|block| Some((Root::decode(&disk.peek(block)).ok()?.seq, block)));
-    let at = roots.max().expect("a carrier has a root").1 * BLOCK_BYTES as u64;
+    let (block, _) = roots(&site.disks[0]).pop().expect("a carrier has a root");
+    let at = block * BLOCK_BYTES as u64;
     site.prepare = Box::new(move |number, drive| {
         let place = at..at + BLOCK_BYTES as u64;
         if number == 0 {

@@ -173,7 +173,8 @@ impl Instance {
                 let _one = instance.mounting.lock().await;
                 // A newer mount goes on using the client as it is.
                 if instance.mount.borrow().is_none() {
-                    instance.hand_mount_over().await;
+                    // Logged there, and nobody waits for it here.
+                    let _ = instance.hand_mount_over().await;
                 }
             };
             self.env.spawn("mount hand-over", Box::pin(hand_over));
@@ -182,15 +183,20 @@ impl Instance {
         }
     }
 
-    /// Syncs the writes made through a mount that has ended, and lets another client mount.
-    async fn hand_mount_over(&self) {
+    /// Syncs the writes made through a mount that has ended, and lets another client mount. Fails if
+    /// something was lost, or is not durable yet; that is logged as well.
+    async fn hand_mount_over(&self) -> Result<(), AdminError> {
         if let Err(error) = self.client.close_all().await {
             tracing::error!(%error, "locks or open files of the mount that has ended are still there");
         }
-        if let Err(error) = self.client.leave().await {
-            tracing::error!(%error, "what was written through the mount is not durable yet");
-        }
+        let left = self.client.leave().await.map_err(|error| {
+            tracing::error!(%error, "not everything that was written through the mount is durable");
+            AdminError::Refused(format!(
+                "it is unmounted; not everything that was written is durable: {error}"
+            ))
+        });
         self.node.note_mount(self.client.session(), "");
+        left
     }
 
     /// Unmounts. A mount in use is an error; with `force` it is detached and its open files return errors.
@@ -216,11 +222,12 @@ impl Instance {
                 );
             }
         }
-        if rest.is_none() {
-            self.hand_mount_over().await;
-        }
+        let left = match &rest {
+            Some(_) => Ok(()),
+            None => self.hand_mount_over().await,
+        };
         *self.mount.borrow_mut() = rest;
-        result.map_err(|error| AdminError::Refused(format!("{error}")))
+        result.map_err(|error| AdminError::Refused(format!("{error}"))).and(left)
     }
 
     /// Checks the file system, after the client's writes are synced; with `repair`, repairs it. A repair is
@@ -232,8 +239,9 @@ impl Instance {
         if repair {
             self.node.refuse_while_mounted()?;
         }
+        // Losses are for those who fsync the files.
         self.client
-            .sync_all()
+            .sync_rest()
             .await
             .map_err(|failure| AdminError::Refused(format!("nothing was checked: {failure}")))?;
         match repair {
@@ -335,9 +343,15 @@ impl Instance {
             if one.is_none() {
                 tracing::warn!("the stop goes on although somebody is still mounting or unmounting");
             }
-            if let Err(error) = self.take_mount_off(true).await {
-                tracing::warn!(%error, "the mount cannot be removed");
-            }
+            let unmounted = match self.take_mount_off(true).await {
+                // It reported losses, or is not durable yet.
+                Err(error) if self.mount.borrow().is_none() => Err(error.to_string()),
+                Err(error) => {
+                    tracing::warn!(%error, "the mount cannot be removed");
+                    Ok(())
+                }
+                Ok(()) => Ok(()),
+            };
             let synced = self.client.close().await.map_err(|failure| failure.to_string());
             let called = match able {
                 true => self.call_back(others).await,
@@ -345,7 +359,7 @@ impl Instance {
             };
             others.stop();
             let closed = self.node.close().await.map_err(|error| error.to_string());
-            synced.and(called).and(closed)
+            unmounted.and(synced).and(called).and(closed)
         };
         let result = tokio::select! {
             result = work => result,

@@ -7,6 +7,7 @@
 pub(crate) mod chain;
 pub(crate) mod checkpoint;
 pub(crate) mod fold;
+pub(crate) mod mends;
 pub(crate) mod replay;
 mod segments;
 mod sound;

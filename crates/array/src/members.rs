@@ -73,8 +73,20 @@ pub(crate) struct Members {
     owed: OwedSuperblocks,
     carrier_writes: CarrierWrites,
     search: CarrierSearch,
-    /// A copy of log, roots or pages on some carrier is bad or unverified.
-    metadata_bad: Cell<bool>,
+    metadata: Cell<MetadataState>,
+}
+
+/// The copies of log, roots and pages on all carriers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MetadataState {
+    /// All are good.
+    #[default]
+    Good,
+    /// One is bad, or was not verified yet.
+    Bad,
+    /// A carrier did not take or flush a part. Reading it proves nothing, as it may lie in a cache alone: all
+    /// of it must be written again.
+    Refused,
 }
 
 impl Members {
@@ -105,7 +117,7 @@ impl Members {
             owed: OwedSuperblocks::default(),
             carrier_writes: CarrierWrites::default(),
             search: CarrierSearch::default(),
-            metadata_bad: Cell::new(false),
+            metadata: Cell::default(),
         })
     }
 
@@ -247,14 +259,26 @@ impl Members {
         drop(self.queue.push_control(Entry::stale_strips(stripe, strips), Vec::new()));
     }
 
-    /// True while a copy of metadata is known to be bad, or not verified yet.
-    pub(crate) fn is_metadata_bad(&self) -> bool {
-        self.metadata_bad.get()
+    /// The copies of metadata.
+    pub(crate) fn metadata(&self) -> MetadataState {
+        self.metadata.get()
     }
 
-    /// Records whether a copy of metadata is bad. The repair task scrubs metadata while one is.
-    pub(crate) fn set_metadata_bad(&self, bad: bool) {
-        self.metadata_bad.set(bad);
+    /// True while a copy of metadata is known to be bad, or not verified yet.
+    pub(crate) fn is_metadata_bad(&self) -> bool {
+        self.metadata() != MetadataState::Good
+    }
+
+    /// A copy of metadata is bad or not verified: the repair task scrubs metadata.
+    pub(crate) fn suspect_metadata(&self) {
+        if self.metadata() == MetadataState::Good {
+            self.set_metadata(MetadataState::Bad);
+        }
+    }
+
+    /// Records the state of metadata. The repair task scrubs it unless all copies are good.
+    pub(crate) fn set_metadata(&self, state: MetadataState) {
+        self.metadata.set(state);
         self.context.signals.repair.notify_one();
     }
 

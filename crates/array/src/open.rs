@@ -3,8 +3,11 @@
 //! Nothing is written before the claim is recorded. Nothing is appended before a root with a raised
 //! incarnation is durable, so leftovers of the last opening never join the chain. The log up to its end is
 //! durable on every carrier before that root, and so is what is written over table pages of a checkpoint
-//! without a root. What is not known to be durable is written again for that, because it may lie in a cache
-//! alone: a flush of the last opening may have failed and lost it, and a drive tells a failure only once.
+//! without a root. What is not known to be durable is written again for that ([`mends`]).
+//!
+//! The order is: root and log on all carriers, flush, pages on all carriers, flush, new root. The root before
+//! may need what a page is written over, so the root that was found is durable first. After that the
+//! committed copy of each page is at the same place on every carrier, and checkpoints write the other place.
 //!
 //! An opening goes on without a drive only if every stripe can do without it: going on makes the drive's
 //! contents out of date, so that bringing it back later would not help.
@@ -22,9 +25,10 @@ use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
 use crate::geometry::{CreateSpec, Geometry};
 use crate::log::chain::{Head, LogSegment};
 use crate::log::fold::{Redo, fold};
-use crate::log::replay::{Mend, read_log};
+use crate::log::mends::{self, Mend};
+use crate::log::replay::read_log;
 use crate::members::ownership::{AcceptedLoss, Claim, Ownership};
-use crate::members::{Members, Roster, WhenSuspended};
+use crate::members::{Members, Roster};
 use crate::place::{Position, Positions, SegmentNo};
 use crate::site::Site;
 use crate::stripes::table::StripeTable;
@@ -154,10 +158,11 @@ pub struct Opening {
     outdated: Vec<LeftOut>,
     /// Parts of the log, and the root, that carriers lack or may have in a cache alone.
     mends: Vec<Mend>,
+    /// Committed pages that carriers lack or may have in a cache alone, also for places where a page lies
+    /// that must not count.
+    pages: Vec<Mend>,
     /// The carriers that were read.
     carriers: Vec<Position>,
-    /// Pages to write over table pages that must not count.
-    voids: Vec<(Position, u64, Buf)>,
     redo: Redo,
     /// The log has a segment.
     started: bool,
@@ -202,10 +207,11 @@ impl Opening {
         if carriers.is_empty() {
             return Err(lacks_carriers(context, members, "the log as it was last"));
         }
-        let table = read_table(context, stripes, &root, &carriers).await?;
+        let in_doubt = members.last_opening_is_unfinished(&claim);
+        let table = read_table(context, stripes, &root, &carriers, in_doubt).await?;
         stripes.versions.set_reserved(root.versions_reserved);
         stripes.overlay_mut().skip_order(root.order);
-        let found = read_log(context, &root, &carriers).await?;
+        let found = read_log(context, &root, &carriers, in_doubt).await?;
         if found.segments.is_empty() && root.replay_seq > LogSeq(1) {
             // The segment where replay starts was durable before the root was.
             return Err(context.damaged("the segment where the log starts".into()));
@@ -234,7 +240,9 @@ impl Opening {
         stripes.versions.skip_reserved();
         let bad = table.bad + found.bad_copies;
         context.count(|counts| counts.checksum_errors += bad);
-        members.set_metadata_bad(bad > 0);
+        if bad > 0 {
+            members.suspect_metadata();
+        }
         let mut mends = found.mends;
         // The root may lie in a cache alone, and the next one goes to the place of the one before it.
         mends.push(Mend {
@@ -242,9 +250,9 @@ impl Opening {
             bytes: root.encode(),
             lacking: Vec::new(),
             whole: (0..positions.len()).collect(),
+            is_needed: true,
         });
-        let voids = table.voids.into_iter().map(|void| (positions[void.carrier], void.at, void.page));
-        let (voids, gone) = (voids.collect(), members.gone());
+        let gone = members.gone();
         Ok(Self {
             array,
             claim,
@@ -256,8 +264,8 @@ impl Opening {
             accepted: None,
             outdated,
             mends,
+            pages: table.mends,
             carriers: positions,
-            voids,
             redo,
             started,
         })
@@ -278,13 +286,8 @@ impl Opening {
         }
         members.take_over(self.claim, stale, &root, self.accepted_loss).await?;
         // The chain must be complete on every carrier before anything rests on it.
-        for part in &self.mends {
-            mend(context, members, part, &self.carriers).await?;
-        }
-        for (position, at, page) in self.voids {
-            members.write(position, (at, page), Site::ReplayVoid.io(), WhenSuspended::Wait).await?;
-        }
-        members.flush_carriers().await?;
+        mends::write(context, members, &self.mends, &self.carriers, Site::ReplayMend).await?;
+        mends::write(context, members, &self.pages, &self.carriers, Site::ReplayPage).await?;
         // The writes on carriers from here on may have to wait until a lost one is replaced.
         array.start_carriers();
         let begun = async {
@@ -302,41 +305,6 @@ impl Opening {
         }
         Ok(array)
     }
-}
-
-/// Writes a part of the log, or the root, to `carriers`. A carrier that has it may refuse it, as long as
-/// another takes it: waiting for a bad place would keep the array closed, and nobody could replace the drive.
-async fn mend(
-    context: &Context,
-    members: &Members,
-    part: &Mend,
-    carriers: &[Position],
-) -> Result<(), ArrayError> {
-    let write = async |carrier: usize, when| {
-        let part = (part.at, part.bytes.clone());
-        Ok::<_, ArrayError>(
-            members.write(carriers[carrier], part, Site::ReplayMend.io(), when).await?.is_some(),
-        )
-    };
-    let mut is_written = false;
-    for carrier in &part.lacking {
-        is_written |= write(*carrier, WhenSuspended::Wait).await?;
-    }
-    for carrier in &part.whole {
-        match write(*carrier, WhenSuspended::Fail).await {
-            Ok(landed) => is_written |= landed,
-            Err(ArrayError::Suspended(why)) => {
-                let position = carriers[*carrier];
-                tracing::warn!(array = context.name, %position, why, "a part of the log cannot be written again");
-                members.set_metadata_bad(true);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    if !is_written && let Some(carrier) = part.whole.first() {
-        write(*carrier, WhenSuspended::Wait).await?;
-    }
-    Ok(())
 }
 
 fn prepare(

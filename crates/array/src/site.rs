@@ -60,10 +60,10 @@ sites! {
     MetadataRepair(Scrub, "metascrub.log"),
     /// The copy of log, roots and pages on a new carrier.
     CarrierCopy(Rebuild, "carrier.copy"),
-    /// At an opening: records of the log that one carrier lacks.
+    /// At an opening: the root and records of the log that a carrier lacks or may have in a cache alone.
     ReplayMend(Meta, "replay.mend"),
-    /// At an opening: table pages that must not count.
-    ReplayVoid(Meta, "replay.void"),
+    /// At an opening: committed table pages, for the same reason or over pages that must not count.
+    ReplayPage(Meta, "replay.page"),
     /// At an opening: strips that destage records describe.
     ReplayRedo(Destage, "replay.redo"),
 }

@@ -70,6 +70,9 @@ pub enum Command {
         connection: u32,
         /// Thread that started this process, as a path below /proc
         thread: PathBuf,
+        /// The process of that thread ends when the file system is unmounted
+        #[arg(long = penstock_fuse::ENDS.trim_start_matches('-'))]
+        ends: bool,
     },
     /// Finds out whether the process of a mount answers (started by other commands)
     #[command(name = penstock_fuse::PROBE, hide = true)]
@@ -77,7 +80,15 @@ pub enum Command {
         /// Mount point
         path: PathBuf,
     },
+    /// Makes everything written through a mount durable (started by other commands)
+    #[command(name = penstock_fuse::SYNC, hide = true)]
+    MountSync {
+        /// Mount point
+        path: PathBuf,
+    },
     /// Unmount a file system
+    ///
+    /// First everything that was written through the mount is made durable. If that fails it stays mounted.
     Umount {
         /// Mount point [default: the only mount of the instance]
         path: Option<PathBuf>,
@@ -146,6 +157,7 @@ impl MountAs {
             source: self.source.clone().unwrap_or(default.source),
             read_only: self.read_only,
             guarded: true,
+            ends: false,
         }
     }
 }

@@ -26,11 +26,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match command {
         Command::Up(options) => return up::up(options, dir),
         Command::Mount(options) => return mount::mount(options, dir, api),
-        Command::MountGuard { connection, thread } => {
+        // Other commands read its last argument; the guard does the same for all processes.
+        Command::MountGuard { connection, thread, ends: _ } => {
             penstock_fuse::guard(connection, &thread).context("a mount has no guard")?;
             return Ok(ExitCode::SUCCESS);
         }
         Command::MountProbe { path } => return Ok(ExitCode::from(penstock_fuse::probe_directly(&path))),
+        Command::MountSync { path } => return Ok(ExitCode::from(penstock_fuse::sync_directly(&path))),
         Command::Umount { path: Some(path) } => {
             return mount::umount(&path, dir.as_ref(), api.as_ref(), json);
         }
@@ -65,6 +67,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         | Command::Mount(_)
         | Command::MountGuard { .. }
         | Command::MountProbe { .. }
+        | Command::MountSync { .. }
         | Command::Bench(_)
         | Command::Debug(_)
         | Command::Completion { .. }

@@ -16,13 +16,14 @@ use penstock_client::Client;
 use penstock_fabric::greeting::TOKEN_BYTES;
 use penstock_fabric::{Credential, Dial, Dialled, Remote, Token, dial, dial_local};
 use penstock_fuse::{
-    Answer, FuseLatency, KIND, Mount, MountOptions, Process, kind_at, mount_point, probe, process_behind,
+    Answer, FuseLatency, KIND, Mount, MountOptions, Server, kind_at, mount_point, probe, process_behind, sync,
 };
 use penstock_node::StatusReport;
 use penstock_worker::{Worker, block_on};
 use rustix::fs::OFlags;
 use serde_json::json;
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -110,8 +111,8 @@ pub fn mount(options: Options, dir: Option<PathBuf>, api: Option<String>) -> Res
     let way = Way::find(&options, dir, api.is_some())?;
     check_mount_point(&path)?;
     let env = Worker::env()?;
-    block_on(run(&env, Rc::new(way), &path, &options.mount_as.options()))
-        .map_err(|error| anyhow!("no worker: {error}"))??;
+    let options = MountOptions { ends: true, ..options.mount_as.options() };
+    block_on(run(&env, Rc::new(way), &path, &options)).map_err(|error| anyhow!("no worker: {error}"))??;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -249,19 +250,26 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         // Somebody may have unmounted it meanwhile.
         Some(Answer::Serves) | None => {}
     }
-    let server = Process::behind(&path)?;
-    penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
-    // The mount's process makes everything durable and then ends. The instance, if the mount is its own and
-    // it could not be asked, goes on.
-    match (own, server) {
-        (None, _) => {}
-        (Some(_), Some(server)) if server.ends_within(PATIENCE)? => {}
-        (Some(_), Some(_)) => {
-            bail!("{named} is unmounted; its process did not end within {} s", PATIENCE.as_secs())
-        }
-        (Some(_), None) => bail!(
-            "{named} is unmounted; its process was not found, so it is not known whether everything is durable"
+    // If what was written cannot be made durable, the mount stays, as the only one that has it. The process
+    // syncs once more at its end, but nobody would learn what came of that.
+    match sync(&path, PATIENCE) {
+        Ok(true) => {}
+        Ok(false) => bail!(waits_for_instance(&path)?),
+        // A mount of another user, which the kernel shows to nobody else.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
+        Err(error) => bail!(
+            "{named} stays mounted: not everything that was written is durable ({error}). The log of the mount \
+             says why; what was lost is reported once, and then it can be unmounted"
         ),
+    }
+    let server = Server::behind(&path)?;
+    penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
+    if server.is_some_and(|server| !server.ends_within(PATIENCE).unwrap_or(false)) {
+        bail!(
+            "{named} is unmounted; its process did not end within {} s: another mount name space has it too, or \
+             the instance does not answer",
+            PATIENCE.as_secs()
+        );
     }
     done(json, &named)
 }

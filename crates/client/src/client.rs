@@ -6,6 +6,7 @@ use crate::hold::{Hold, take_durably};
 use crate::kernel::KernelCache;
 use crate::lease::Purpose;
 use crate::leases::Ownership;
+use crate::losses::Reported;
 use crate::session::{ClientLatency, Session};
 use crate::writer::Staged;
 use crate::{sync, watch};
@@ -14,7 +15,6 @@ use penstock_base::{Buf, Env, ErrorKind, Ino};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind, Transport};
-use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -350,27 +350,33 @@ impl Client {
         self.session.fsync(ino).await
     }
 
-    /// Like [`Client::fsync`], for a descriptor through which `seen` losses were reported.
-    pub async fn fsync_through(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
-        self.session.fsync_through(ino, seen).await
+    /// Like [`Client::fsync`], through a descriptor: fails once for each loss that it has not reported.
+    pub async fn fsync_through(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
+        self.session.fsync_through(ino, descriptor).await
     }
 
     /// Makes every acknowledged operation on names durable. Fails, once, if one was lost.
     pub async fn sync(&self) -> Result<(), Failure> {
         self.session.sync_names().await?;
-        self.session.restarts().report_lost()
+        self.session.restarts().report_lost_names()
     }
 
     /// fsync of a directory: makes durable all writes of this client and every change of names. Lost writes
     /// to a file are reported by an fsync of that file.
     pub async fn sync_directory(&self) -> Result<(), Failure> {
         self.session.sync_rest().await?;
-        self.session.restarts().report_lost()
+        self.session.restarts().report_lost_names()
+    }
+
+    /// Makes everything durable that can be. Leaves losses to be reported by an fsync.
+    pub async fn sync_rest(&self) -> Result<(), Failure> {
+        self.session.sync_rest().await
     }
 
     /// Makes everything durable and reports all losses.
     pub async fn sync_all(&self) -> Result<(), Failure> {
-        self.session.sync_all().await
+        self.session.sync_rest().await?;
+        self.session.report_all()
     }
 
     /// Records that acknowledged writes of a file are lost.
@@ -381,16 +387,13 @@ impl Client {
     /// Fails a close if writes of the file were lost. The caller of close may ignore errors, for example a
     /// program that is started while another thread opens files. So the loss is reported here and stays to be
     /// reported until the last close.
-    ///
-    /// `seen` is the number of losses that were reported through this descriptor.
-    pub fn tell_lost(&self, ino: Ino, seen: u64) -> Result<(), Failure> {
-        self.session.tell_lost(ino, seen)
+    pub fn tell_lost(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
+        self.session.tell_lost(ino, descriptor)
     }
 
-    /// Returns the number of losses that a descriptor opened now need not report: all, except the last one if
-    /// it was not reported yet.
-    pub fn losses_told(&self, ino: Ino) -> u64 {
-        self.session.files().with(ino, |state| state.losses_told()).unwrap_or(0)
+    /// For a descriptor opened now: it need not report losses that were reported before.
+    pub fn reported(&self, ino: Ino) -> Reported {
+        self.session.reported(ino)
     }
 
     /// Removes set-id bits or capabilities from a file, durably, before the write that requires it. A write

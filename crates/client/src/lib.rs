@@ -57,6 +57,7 @@ pub use hold::Hold;
 pub use kernel::KernelCache;
 pub use lease::Purpose;
 pub use leases::{Ownership, Store};
+pub use losses::Reported;
 pub use reader::Reader;
 pub use session::ClientLatency;
 pub use writer::{Staged, Writer};

@@ -1,4 +1,4 @@
-//! Reports of lost writes of files.
+//! Reports of lost writes of files, and of lost changes of names.
 
 use crate::file_state::FileState;
 use crate::restarts::lost;
@@ -7,14 +7,27 @@ use penstock_base::Ino;
 use penstock_wire::Failure;
 use std::cell::Cell;
 
+/// The losses that were reported through one descriptor or need not be.
+#[derive(Debug)]
+pub struct Reported {
+    /// Losses of writes to the file.
+    writes: Cell<u64>,
+    /// Losses of changes of names and attributes.
+    names: Cell<u64>,
+}
+
 impl Session {
+    /// For a descriptor opened now: it need not report losses that were reported before.
+    pub(crate) fn reported(&self, ino: Ino) -> Reported {
+        let writes = self.files().with(ino, |state| state.losses_told()).unwrap_or(0);
+        Reported { writes: Cell::new(writes), names: Cell::new(self.restarts().name_losses_told()) }
+    }
+
     /// Fails a close if writes of the file were lost. The caller of close may ignore errors, for example a
     /// program that is started while another thread opens files. So the loss is reported here and stays to be
     /// reported until the last close.
-    ///
-    /// `seen` is the number of losses that were reported through this descriptor.
-    pub(crate) fn tell_lost(&self, ino: Ino, seen: u64) -> Result<(), Failure> {
-        match self.losses(ino) > seen {
+    pub(crate) fn tell_lost(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
+        match self.losses(ino) > descriptor.writes.get() {
             true => self.check_lost(ino, FileState::reported_by_close),
             false => Ok(()),
         }
@@ -25,14 +38,15 @@ impl Session {
         self.files().with(ino, |state| state.losses()).unwrap_or(0)
     }
 
-    /// Fails if writes of a file were lost and this descriptor has not reported it. Every descriptor that was
-    /// open reports a loss once, regardless of others.
-    pub(crate) fn report_loss_to(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
+    /// Fails if writes of a file, or changes of names, were lost and this descriptor has not reported it.
+    /// Every descriptor that was open reports a loss once, regardless of others.
+    pub(crate) fn report_losses_to(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
+        let names = self.restarts().report_lost_names_to(&descriptor.names);
         let losses = self.losses(ino);
-        if losses <= seen.get() {
-            return Ok(());
+        if losses <= descriptor.writes.get() {
+            return names;
         }
-        seen.set(losses);
+        descriptor.writes.set(losses);
         // Only the first descriptor to report a loss logs it.
         self.report_lost(ino).and_then(|()| Err(lost(&format!("data written to inode {ino}"))))
     }

@@ -9,6 +9,7 @@ use penstock_wire::metadata::{
 };
 use penstock_wire::{Failure, Kind};
 
+const ENOENT: u16 = 2;
 /// Most attempts at a rename. An attempt fails if the service restarts during it.
 const RESTARTS_MOST: u32 = 64;
 
@@ -18,6 +19,15 @@ impl Client {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory: false };
         let mark = self.session.recent().mark();
         self.session.newest(mark, self.session.ask(Kind::Lookup, &request).await?).await
+    }
+
+    /// Like [`Client::lookup`]; `None` if there is no such name.
+    async fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<Attr>, Failure> {
+        match self.lookup(dir, name).await {
+            Ok(attr) => Ok(Some(attr)),
+            Err(failure) if failure.errno == ENOENT => Ok(None),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Returns the attributes of an inode.
@@ -66,8 +76,8 @@ impl Client {
             let start = self.session.restarts().generation();
             let may_be_unsynced = !self.session.files().is_empty() || !self.is_alone();
             if may_be_unsynced
-                && let Ok(moved) = self.lookup(Ino(request.dir), &request.name).await
-                && let Ok(replaced) = self.lookup(Ino(request.new_dir), &request.new_name).await
+                && let Some(moved) = self.find(Ino(request.dir), &request.name).await?
+                && let Some(replaced) = self.find(Ino(request.new_dir), &request.new_name).await?
             {
                 let both = [Some(moved.ino), request.exchange.then_some(replaced.ino)];
                 for ino in both.into_iter().flatten().map(Ino) {

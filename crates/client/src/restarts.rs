@@ -2,6 +2,12 @@
 //!
 //! Every reply carries the generation of the service. If it changes, acknowledged changes that were not
 //! durable may be lost.
+//!
+//! Generations are random numbers, and a reply may arrive late: its generation may be an older one than the
+//! last seen, even one that was not seen before. Of two starts the one that answered a request is the newer
+//! if the request was sent after the other had been seen. Where that is not known, the one seen last counts
+//! as the newest until a reply shows that it is not. A change of the newest generation counts as a restart
+//! each time: too many losses are reported rather than too few.
 
 use penstock_base::ErrorKind;
 use penstock_wire::Failure;
@@ -18,8 +24,14 @@ const REMEMBERED: usize = 16;
 pub(crate) struct Restarts {
     /// Generations seen, the newest last.
     seen: RefCell<VecDeque<u64>>,
-    /// Changes of names or attributes may be lost, and that was not reported yet.
-    names_lost: Cell<bool>,
+    /// Number of times that the newest generation has changed.
+    changes: Cell<u64>,
+    /// Restarts that may have lost changes of names or attributes.
+    name_losses: Cell<u64>,
+    /// The last of them that anything has reported.
+    name_losses_told: Cell<u64>,
+    /// The last of them that was reported without a descriptor.
+    without_descriptor: Cell<u64>,
     /// Open files and locks must be reclaimed.
     owes_opens: Cell<bool>,
     ended: Cell<bool>,
@@ -31,18 +43,47 @@ impl Restarts {
         self.seen.borrow().back().copied()
     }
 
-    /// Fails, once, if changes of names or attributes may be lost.
-    pub(crate) fn report_lost(&self) -> Result<(), Failure> {
-        if self.names_lost.take() { Err(lost("a change of names or attributes")) } else { Ok(()) }
+    /// Fails, once, if changes of names or attributes may be lost. This is for callers without a descriptor;
+    /// reports through descriptors do not count.
+    pub(crate) fn report_lost_names(&self) -> Result<(), Failure> {
+        self.report_lost_names_to(&self.without_descriptor)
     }
 
-    /// Takes in the generation of a reply. Returns true if the service was started again; then changes that
-    /// are not durable count as lost, and open files must be reclaimed.
-    pub(crate) fn is_restart(&self, generation: u64) -> bool {
+    /// Fails if changes of names or attributes may be lost and the descriptor, through which `seen` losses
+    /// were reported, has not reported that.
+    pub(crate) fn report_lost_names_to(&self, seen: &Cell<u64>) -> Result<(), Failure> {
+        let losses = self.name_losses.get();
+        assert!(seen.get() <= losses, "only losses are reported");
+        if seen.replace(losses) == losses {
+            return Ok(());
+        }
+        self.name_losses_told.set(losses);
+        Err(lost("a change of names or attributes"))
+    }
+
+    /// Number of losses of names that a descriptor opened now need not report.
+    pub(crate) fn name_losses_told(&self) -> u64 {
+        self.name_losses_told.get()
+    }
+
+    /// The number of changes of the newest generation, for [`Self::is_restart`] of the reply to a request
+    /// that is sent now.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.get()
+    }
+
+    /// Takes in the generation of a reply to a request that was sent after `changes` changes. Returns true if
+    /// the service was started again; then changes that are not durable count as lost, and open files must be
+    /// reclaimed.
+    pub(crate) fn is_restart(&self, generation: u64, changes: u64) -> bool {
         let mut seen = self.seen.borrow_mut();
-        if generation == 0 || seen.contains(&generation) {
+        assert!(changes <= self.changes.get(), "a request is sent before its reply");
+        let is_late = seen.contains(&generation) && changes < self.changes.get();
+        if generation == 0 || seen.back() == Some(&generation) || is_late {
             return false;
         }
+        self.changes.set(self.changes.get() + 1);
+        seen.retain(|other| *other != generation);
         seen.push_back(generation);
         if seen.len() > REMEMBERED {
             seen.pop_front();
@@ -53,7 +94,7 @@ impl Restarts {
 
     /// Records that the service was started again, and that this lost changes of names if `names` is true.
     pub(crate) fn restarted(&self, names: bool) {
-        self.names_lost.set(self.names_lost.get() || names);
+        self.name_losses.set(self.name_losses.get() + u64::from(names));
         self.owes_opens.set(true);
     }
 
@@ -103,34 +144,55 @@ mod tests {
     #[test]
     fn a_generation_counts_once_and_the_first_is_no_restart() {
         let restarts = Restarts::default();
-        for (generation, is_restart, newest) in [
-            (0, false, None),
-            (7, false, Some(7)),
-            (7, false, Some(7)),
-            (8, true, Some(8)),
+        for (generation, changes, is_restart, newest) in [
+            (0, 0, false, None),
+            (7, 0, false, Some(7)),
+            (7, 1, false, Some(7)),
+            (8, 1, true, Some(8)),
             // A late reply of the start before.
-            (7, false, Some(8)),
-            (0, false, Some(8)),
-            (3, true, Some(3)),
+            (7, 1, false, Some(8)),
+            (0, 2, false, Some(8)),
+            (3, 2, true, Some(3)),
         ] {
-            assert_eq!(restarts.is_restart(generation), is_restart, "{generation}");
+            assert_eq!(restarts.is_restart(generation, changes), is_restart, "{generation}");
             assert_eq!(restarts.generation(), newest, "{generation}");
         }
-        (100..200).for_each(|generation| assert!(restarts.is_restart(generation)));
+        (100..200).for_each(|generation| assert!(restarts.is_restart(generation, restarts.changes())));
         assert!(restarts.seen.borrow().len() <= REMEMBERED);
     }
 
+    /// Regression: every later request was repeated without end.
     #[test]
-    fn a_loss_of_names_is_reported_once() {
+    fn a_late_reply_of_a_start_that_was_not_seen_does_not_count_for_ever() {
+        let restarts = Restarts::default();
+        restarts.is_restart(7, restarts.changes());
+        let sent = restarts.changes();
+        assert!(restarts.is_restart(9, sent));
+        assert!(restarts.is_restart(8, sent) && restarts.generation() == Some(8));
+        assert!(!restarts.is_restart(9, sent + 1), "it may have been answered before");
+        assert!(restarts.is_restart(9, restarts.changes()) && restarts.generation() == Some(9));
+        assert!(!restarts.is_restart(8, sent + 2) && restarts.generation() == Some(9));
+    }
+
+    #[test]
+    fn a_loss_of_names_is_reported_once_through_each_descriptor() {
         let restarts = Restarts::default();
         restarts.restarted(false);
-        assert!(restarts.report_lost().is_ok(), "nothing was changed");
+        assert!(restarts.report_lost_names().is_ok(), "nothing was changed");
+        let descriptors = [Cell::new(restarts.name_losses_told()), Cell::new(restarts.name_losses_told())];
         restarts.restarted(true);
         assert!(restarts.take_opens() && !restarts.take_opens());
         // A second restart without a change keeps the report.
         restarts.restarted(false);
-        assert_eq!(restarts.report_lost().unwrap_err().errno, EIO);
-        assert!(restarts.report_lost().is_ok());
+        let unreported = Cell::new(restarts.name_losses_told());
+        assert_eq!(restarts.report_lost_names().unwrap_err().errno, EIO);
+        assert!(restarts.report_lost_names().is_ok());
+        for seen in descriptors.iter().chain([&unreported]) {
+            assert_eq!(restarts.report_lost_names_to(seen).unwrap_err().errno, EIO);
+            assert!(restarts.report_lost_names_to(seen).is_ok());
+        }
+        // This one was opened after the report.
+        assert!(restarts.report_lost_names_to(&Cell::new(restarts.name_losses_told())).is_ok());
     }
 
     #[test]

@@ -295,11 +295,11 @@ impl Session {
         frame.header.session = self.number.get();
         frame.header.sequence = sequence;
         loop {
-            let sent = self.env.now();
+            let (sent, changes) = (self.env.now(), self.restarts.changes());
             let called = self.transport.call(frame.clone());
             let reply = self.latency.of(kind).time(&self.env, called).await?;
             let start = reply.header.generation;
-            self.note_generation(start);
+            self.note_generation(start, changes);
             let result = reply.into_result();
             match &result {
                 Ok(_) => self.leases.clock().answered(sent),
@@ -352,9 +352,10 @@ impl Session {
         self.files.select(|state| state.opens() > 0 || state.is_mapped())
     }
 
-    /// Takes in the generation in a reply, and marks losses if the service restarted.
-    fn note_generation(&self, generation: u64) {
-        if !self.restarts.is_restart(generation) {
+    /// Takes in the generation in a reply to a request that was sent after `changes` changes of it, and marks
+    /// losses if the service restarted.
+    fn note_generation(&self, generation: u64, changes: u64) {
+        if !self.restarts.is_restart(generation, changes) {
             return;
         }
         let mut files = 0;

@@ -1,12 +1,12 @@
 //! Syncs files: data durable first, then size and time sent, and on demand a `Sync` request for all metadata.
 
 use crate::file_state::FileState;
+use crate::losses::Reported;
 use crate::session::Session;
 use penstock_base::Ino;
 use penstock_wire::data::encode_commit;
 use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
-use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -85,15 +85,14 @@ impl Session {
     /// earlier change of names. Fails, once, if earlier writes were lost.
     pub(crate) async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
         self.make_durable(ino).await?;
-        let names = self.restarts().report_lost();
+        let names = self.restarts().report_lost_names();
         self.report_lost(ino).and(names)
     }
 
-    /// Like [`Session::fsync`], for a descriptor through which `seen` losses were reported.
-    pub(crate) async fn fsync_through(&self, ino: Ino, seen: &Cell<u64>) -> Result<(), Failure> {
+    /// Like [`Session::fsync`], through a descriptor: fails once for each loss that it has not reported.
+    pub(crate) async fn fsync_through(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
         self.make_durable(ino).await?;
-        let names = self.restarts().report_lost();
-        self.report_loss_to(ino, seen).and(names)
+        self.report_losses_to(ino, descriptor)
     }
 
     /// Syncs a file on this client and on the client that has its exclusive lease.
@@ -133,15 +132,13 @@ impl Session {
         result.map(|_| ())
     }
 
-    /// Makes everything durable and reports all losses.
-    pub(crate) async fn sync_all(&self) -> Result<(), Failure> {
-        let mut result = self.sync_files().await;
-        self.sync_names().await?;
-        // Also those of a restart that the requests above have met.
+    /// Reports all losses, also those of a restart that the last requests have met.
+    pub(crate) fn report_all(&self) -> Result<(), Failure> {
+        let mut result = Ok(());
         for ino in self.files().select(FileState::is_lost) {
             result = result.and(self.report_lost(ino));
         }
-        result.and(self.restarts().report_lost())
+        result.and(self.restarts().report_lost_names())
     }
 
     /// Makes everything durable that can be. Leaves losses to be reported by an fsync.

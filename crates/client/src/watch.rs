@@ -87,12 +87,15 @@ fn watch_request(session: &Session) -> WatchRequest {
 }
 
 /// Makes everything durable and gives up all leases, so that the next client need not wait for this one.
+/// Reports all losses, after that. If something cannot be made durable the leases are kept.
 pub(crate) async fn leave(session: &Session) -> Result<(), Failure> {
-    session.sync_all().await?;
+    session.sync_rest().await?;
+    let reported = session.report_all();
     session.leases().leave();
     session.files().for_each(|_, state| state.make_stale());
     let leaving = WatchRequest { leaves: true, ..watch_request(session) };
-    session.ask::<WatchReply>(Kind::Watch, &leaving).await.map(drop)
+    session.ask::<WatchReply>(Kind::Watch, &leaving).await?;
+    reported
 }
 
 /// Keeps the session alive with [`PINGS`] pings in each lease time.

@@ -300,9 +300,9 @@ impl Session {
     }
 
     async fn sync_through(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
-        let seen = self.seen_losses.borrow().get(&fh).cloned();
-        let result = match seen {
-            Some(seen) => self.client.fsync_through(ino, &seen).await,
+        let descriptor = self.reported.borrow().get(&fh).cloned();
+        let result = match descriptor {
+            Some(descriptor) => self.client.fsync_through(ino, &descriptor).await,
             None => self.client.fsync(ino).await,
         };
         result.map_err(|failure| errno(&failure))

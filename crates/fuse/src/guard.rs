@@ -28,6 +28,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// The argument before the connection number, for a program that then calls [`guard`].
 pub const GUARD: &str = "mount-guard";
+/// The argument behind the thread, if its process ends when the file system is unmounted.
+pub const ENDS: &str = "--ends";
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// Pause before a guard is started again after it was killed or could not be started. It doubles each time up
@@ -41,6 +43,8 @@ const LAST_STEPS: Duration = Duration::from_secs(5);
 /// The guard process of one mount, as the process that serves the mount sees it.
 pub(crate) struct Guard {
     connection: u32,
+    /// The process that serves the mount ends with it.
+    ends: bool,
     child: RefCell<Option<Child>>,
 }
 
@@ -58,10 +62,15 @@ pub(crate) fn connection_at(dir: impl AsFd, path: impl Arg, flags: AtFlags) -> i
 
 /// Starts this program as the guard of a connection. Call it on the thread that serves the mount: the guard
 /// acts when that thread ends.
-fn start(connection: u32) -> io::Result<Child> {
+fn start(connection: u32, ends: bool) -> io::Result<Child> {
     let thread = std::fs::read_link("/proc/thread-self")?;
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("penstock").args([GUARD, &connection.to_string()]).arg(thread).current_dir("/");
+    command
+        .arg0("penstock")
+        .args([GUARD, &connection.to_string()])
+        .arg(thread)
+        .args(ends.then_some(ENDS))
+        .current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit());
     // In a process group of its own: signals from the terminal are for the mount's process only.
     command.process_group(0).spawn()
@@ -69,8 +78,9 @@ fn start(connection: u32) -> io::Result<Child> {
 
 impl Guard {
     /// Starts a guard. Call it on the thread that serves the mount: the guard acts when that thread ends.
-    pub(crate) fn new(connection: u32) -> io::Result<Self> {
-        Ok(Self { connection, child: RefCell::new(Some(start(connection)?)) })
+    /// `ends` says that the process of that thread ends with the mount.
+    pub(crate) fn new(connection: u32, ends: bool) -> io::Result<Self> {
+        Ok(Self { connection, ends, child: RefCell::new(Some(start(connection, ends)?)) })
     }
 
     /// Starts another guard whenever one is killed. Call it on the thread that called [`Self::new`]. Returns
@@ -91,7 +101,7 @@ impl Guard {
             );
             env.sleep(pause).await;
             pause = (2 * pause).min(PAUSE_MOST);
-            match start(self.connection) {
+            match start(self.connection, self.ends) {
                 Ok(child) => *self.child.borrow_mut() = Some(child),
                 Err(error) => tracing::warn!(connection = self.connection, %error, "the guard cannot start"),
             }
@@ -202,7 +212,7 @@ mod tests {
         let env = Worker::env().unwrap();
         let kept = async {
             // The test program takes the argument for the name of a test that does not exist, and exits.
-            let guard = Guard::new(1).unwrap();
+            let guard = Guard::new(1, false).unwrap();
             timeout(&env, Duration::from_secs(60), guard.keep(&env)).await
         };
         assert!(block_on(kept).unwrap().is_some(), "another one was started");

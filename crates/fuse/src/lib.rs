@@ -37,12 +37,12 @@ mod serve;
 mod session;
 mod size_notice;
 
-pub use guard::{GUARD, guard};
+pub use guard::{ENDS, GUARD, guard};
 pub use latency::{FuseLatency, Op};
 pub use mount::{Mount, MountError, MountOptions, check_mount_point, mount_point, unmount, unmount_stale};
 pub use mounts::{KIND, kind_at};
 pub use null::mount_null;
-pub use probe::{Answer, PROBE, Process, probe, probe_directly, process_behind};
+pub use probe::{Answer, PROBE, SYNC, Server, probe, probe_directly, process_behind, sync, sync_directly};
 pub use read_ahead::set_read_ahead;
 
 /// The longest write that the kernel may send, in bytes.

@@ -107,8 +107,11 @@ pub(crate) async fn flush(session: &Session, request: &Request) -> Result<Answer
     }
     let unlocked = session.client.unlock_all(ino, lock_owner, false).await;
     unlocked.map_err(|failure| errno(&failure))?;
-    let seen = session.seen_losses.borrow().get(&fh).map_or(0, |seen| seen.get());
-    session.client.tell_lost(ino, seen).map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    let told = match session.reported.borrow().get(&fh) {
+        Some(descriptor) => session.client.tell_lost(ino, descriptor),
+        None => Ok(()),
+    };
+    told.map(|()| Answer::Done).map_err(|failure| errno(&failure))
 }
 
 /// Serves the last close of a handle.

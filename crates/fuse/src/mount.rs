@@ -193,11 +193,13 @@ pub struct MountOptions {
     pub read_only: bool,
     /// If true, this program runs [`crate::guard()`] when it is called with [`crate::GUARD`].
     pub guarded: bool,
+    /// If true, this process ends when the file system is unmounted.
+    pub ends: bool,
 }
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { source: NAME.to_owned(), read_only: false, guarded: false }
+        Self { source: NAME.to_owned(), read_only: false, guarded: false, ends: false }
     }
 }
 
@@ -233,11 +235,13 @@ impl Mount {
         let device = Device::new(file).map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
         let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path, connection).map_err(failed)?);
-        let guard = options.guarded.then(|| Guard::new(connection)).transpose().unwrap_or_else(|error| {
-            let path = path.display();
-            tracing::warn!(%path, %error, "no guard: programs may hang if this process is killed");
-            None
-        });
+        let guard = options.guarded.then(|| Guard::new(connection, options.ends)).transpose().unwrap_or_else(
+            |error| {
+                let path = path.display();
+                tracing::warn!(%path, %error, "no guard: programs may hang if this process is killed");
+                None
+            },
+        );
         client.set_kernel_cache(Some(cache.clone()));
         let session = Session::new(client.clone(), device, cache, latency.clone());
         let (ending, ended) = oneshot::channel();

@@ -1,13 +1,13 @@
-//! Finds out within a time limit whether the process behind a mount answers.
+//! Asks the process behind a mount within a time limit: whether it answers, and to make everything durable.
 //!
 //! A request that waits in that process, because its instance is down, ends only when the process answers it.
 //! Neither a signal nor the end of the asking process ends it earlier: the asking process would remain, and
 //! the shell that waits for it. So a child process asks, and is left behind if it gets no answer.
 
-use crate::guard::{GUARD, stat_of};
-use crate::mounts::{KIND, MountEntry, shown};
+use crate::guard::{ENDS, GUARD, stat_of};
+use crate::mounts::{KIND, MountEntry, places_of, shown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,6 +19,10 @@ use std::time::Duration;
 
 /// The argument before the mount point, for a program that then exits with [`probe_directly`].
 pub const PROBE: &str = "mount-probe";
+/// The argument before the mount point, for a program that then exits with [`sync_directly`].
+pub const SYNC: &str = "mount-sync";
+/// Exit code for an error without a number.
+const EIO: u8 = 5;
 /// Exit code of a child that found the mount stale.
 const STALE: u8 = 3;
 /// Time limit for an answer.
@@ -41,20 +45,47 @@ pub fn probe(path: &Path) -> io::Result<Option<Answer>> {
     if shown(path)?.is_none_or(|shown| shown.kind != KIND) {
         return Ok(None);
     }
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("penstock").arg(PROBE).arg(path).current_dir("/");
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    wait(child).map(Some)
+    Ok(Some(match wait(start(PROBE, path)?, LIMIT)? {
+        None => Answer::Silent,
+        Some(code) if code == STALE.into() => Answer::Stale,
+        Some(_) => Answer::Serves,
+    }))
 }
 
-fn wait(mut child: Child) -> io::Result<Answer> {
-    let process = Process(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
-    if !process.ends_within(LIMIT)? {
+/// Makes everything durable that was written through the mount at `path`, through a child process. Returns
+/// false if that takes longer than `limit`. The program must pass its argument after [`SYNC`] to
+/// [`sync_directly`].
+pub fn sync(path: &Path, limit: Duration) -> io::Result<bool> {
+    match wait(start(SYNC, path)?, limit)? {
+        None => Ok(false),
+        Some(0) => Ok(true),
+        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+fn start(argument: &str, path: &Path) -> io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("penstock").arg(argument).arg(path).current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+}
+
+/// Returns the exit code of a child; none if it has not ended after `limit`.
+fn wait(mut child: Child, limit: Duration) -> io::Result<Option<i32>> {
+    let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+    if !ends_within(&process, limit)? {
         child.kill()?;
         reap_later(child)?;
-        return Ok(Answer::Silent);
+        return Ok(None);
     }
-    Ok(if child.wait()?.code() == Some(STALE.into()) { Answer::Stale } else { Answer::Serves })
+    let killed = || io::Error::other("the process that asks was killed");
+    child.wait()?.code().ok_or_else(killed).map(Some)
+}
+
+/// Waits for the end of a process. Returns false if it has not ended after `limit`.
+fn ends_within(process: &OwnedFd, limit: Duration) -> io::Result<bool> {
+    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+    let mut ended = [PollFd::new(process, PollFlags::IN)];
+    Ok(retry_on_intr(|| poll(&mut ended, Some(&limit)))? > 0)
 }
 
 /// Reaps a child that ends when the mount's process answers, if this process lives for so long.
@@ -69,35 +100,63 @@ pub fn probe_directly(path: &Path) -> u8 {
     if look(path).is_err_and(|error| is_gone(&error)) { STALE } else { 0 }
 }
 
+/// Syncs the mount at `path` on this thread, which may block for as long as the mount's process lives.
+/// Returns the exit code for [`sync`], the number of the error.
+pub fn sync_directly(path: &Path) -> u8 {
+    let synced = std::fs::File::open(path).and_then(|root| root.sync_all());
+    let errno = |error: io::Error| error.raw_os_error().and_then(|errno| u8::try_from(errno).ok());
+    synced.map_or_else(|error| errno(error).unwrap_or(EIO), |()| 0)
+}
+
 /// Returns the process that serves the mount at `path`. None if nothing is mounted there, or if its guard,
 /// which knows the process, is not found.
 pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
     match shown(path)? {
-        Some(MountEntry { connection, owner: Some(owner), .. }) => process_of(connection, owner),
+        Some(MountEntry { connection, owner: Some(owner), .. }) => {
+            Ok(process_of(connection, owner)?.map(|(process, _)| process))
+        }
         _ => Ok(None),
     }
 }
 
-/// A process, such as the one that serves a mount.
-pub struct Process(OwnedFd);
+/// The process that serves a mount, as it is before the mount is unmounted.
+pub struct Server {
+    connection: u32,
+    /// None if it has ended.
+    process: Option<OwnedFd>,
+    /// It ends when the file system is unmounted; the process of an instance goes on.
+    ends: bool,
+}
 
-impl Process {
+impl Server {
     /// Finds the process behind the mount at `path`, as [`process_behind`] does.
     pub fn behind(path: &Path) -> io::Result<Option<Self>> {
-        let process = process_behind(path)?.and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        Ok(process.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?.map(Self))
+        let Some(MountEntry { connection, owner: Some(owner), .. }) = shown(path)? else { return Ok(None) };
+        let Some((process, ends)) = process_of(connection, owner)? else { return Ok(None) };
+        let pid = Pid::from_raw(process.cast_signed()).ok_or(Errno::SRCH);
+        let process = match pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            Ok(process) => Some(process),
+            Err(Errno::SRCH) => None,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Some(Self { connection, process, ends }))
     }
 
-    /// Waits for its end. Returns false if it has not ended after `limit`.
+    /// Waits until the process has ended, unless it rightly goes on: it is an instance, or another place
+    /// shows the mount. Returns false if it has not ended after `limit`.
     pub fn ends_within(&self, limit: Duration) -> io::Result<bool> {
-        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
-        let mut ended = [PollFd::new(&self.0, PollFlags::IN)];
-        Ok(retry_on_intr(|| poll(&mut ended, Some(&limit)))? > 0)
+        match &self.process {
+            Some(process) if self.ends && places_of(self.connection)?.is_empty() => {
+                ends_within(process, limit)
+            }
+            _ => Ok(true),
+        }
     }
 }
 
-/// Returns the process that serves a connection of a user, the parent of the connection's guard.
-fn process_of(connection: u32, owner: u32) -> io::Result<Option<u32>> {
+/// Returns the process that serves a connection of a user, the parent of the connection's guard, and true if
+/// it ends with the mount.
+fn process_of(connection: u32, owner: u32) -> io::Result<Option<(u32, bool)>> {
     let connection = connection.to_string();
     for entry in std::fs::read_dir("/proc")? {
         let place = entry?.path();
@@ -107,14 +166,14 @@ fn process_of(connection: u32, owner: u32) -> io::Result<Option<u32>> {
         // The guard's arguments: its connection, and the thread PID/task/TID that serves it. Anybody can
         // start a process with such arguments, and let it become a child of process 1. But it runs as its
         // user, and so must the process that it names.
-        if let [_, name, number, thread, ..] = words[..]
+        if let [_, name, number, thread, ref rest @ ..] = words[..]
             && (name, number) == (GUARD.as_bytes(), connection.as_bytes())
             && let Some(pid) =
                 std::str::from_utf8(thread).ok().and_then(|it| it.split_once('/')?.0.parse().ok())
             && parent_of(&place) == Some(pid)
             && [&place, &Path::new("/proc").join(pid.to_string())].into_iter().all(|it| runs_as(it, owner))
         {
-            return Ok(Some(pid));
+            return Ok(Some((pid, rest.contains(&ENDS.as_bytes()))));
         }
     }
     Ok(None)
@@ -178,7 +237,7 @@ mod tests {
             let arguments = format!("/proc/{}/cmdline", child.id());
             let has_them = || std::fs::read(&arguments).is_ok_and(|words| !words.is_empty());
             assert!((0..10_000_000).any(|_| has_them()));
-            named.push([me, me + 1].map(|owner| process_of(connection, owner).unwrap()));
+            named.push([me, me + 1].map(|owner| process_of(connection, owner).unwrap().map(|(pid, _)| pid)));
             child.kill().unwrap();
             child.wait().unwrap();
         }
@@ -192,7 +251,7 @@ mod tests {
     fn a_child_that_was_left_behind_is_reaped() {
         let child = Command::new("/bin/sleep").arg("100").spawn().unwrap();
         let stat = format!("/proc/{}/stat", child.id());
-        assert_eq!(wait(child).unwrap(), Answer::Silent);
+        assert_eq!(wait(child, LIMIT).unwrap(), None);
         let is_reaped = || std::fs::metadata(&stat).is_err();
         assert!((0..10_000_000).any(|_| is_reaped()));
     }

@@ -11,7 +11,7 @@ use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u16;
 use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
-use penstock_client::{Client, Failure, KernelCache, Purpose};
+use penstock_client::{Client, Failure, KernelCache, Purpose, Reported};
 use penstock_worker::Polling;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -65,8 +65,8 @@ pub(crate) struct Session {
     pub(crate) writers: RefCell<HashSet<u64>>,
     /// By handle: the file, and the lock owners that locked bytes of it through that handle.
     pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
-    /// By handle: the number of losses of the file's writes that were reported through it.
-    pub(crate) seen_losses: RefCell<HashMap<u64, Rc<Cell<u64>>>>,
+    /// By handle: the losses that were reported through it.
+    pub(crate) reported: RefCell<HashMap<u64, Rc<Reported>>>,
     pub(crate) capabilities: Capabilities,
     /// By request number: requests that wait for a lock, and the signal that interrupts the wait.
     pub(crate) waiting: RefCell<HashMap<u64, Rc<Notify>>>,
@@ -96,7 +96,7 @@ impl Session {
             last_handle: Cell::new(0),
             writers: RefCell::default(),
             lockers: RefCell::default(),
-            seen_losses: RefCell::default(),
+            reported: RefCell::default(),
             capabilities: Capabilities::default(),
             waiting: RefCell::default(),
             latency,
@@ -174,8 +174,7 @@ impl Session {
         let flags = OFlags::from_bits_retain(flags);
         let handle = self.last_handle.get() + 1;
         self.last_handle.set(handle);
-        let seen = Rc::new(Cell::new(self.client.losses_told(ino)));
-        self.seen_losses.borrow_mut().insert(handle, seen);
+        self.reported.borrow_mut().insert(handle, Rc::new(self.client.reported(ino)));
         let mut open_flags = 0;
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
         self.cache.looks.opened(ino);
@@ -221,7 +220,7 @@ impl Session {
 
     /// Forgets a handle and all that was noted for it.
     pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
-        self.seen_losses.borrow_mut().remove(&handle);
+        self.reported.borrow_mut().remove(&handle);
         self.cache.sizes.closed(handle);
         self.cache.looks.closed(ino);
         if !self.cache.sizes.is_open_for_writing(ino) {

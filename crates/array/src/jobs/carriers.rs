@@ -183,7 +183,7 @@ impl CarrierReplacement {
             }
             Ok(Made::Unreadable) => {
                 // A record that cannot be read leaves the log when all of it is in the strips.
-                members.set_metadata_bad(true);
+                members.suspect_metadata();
                 again_later();
             }
             // The old set still serves.

@@ -1,7 +1,9 @@
 //! Scrub of an array's metadata: log segments, roots and table pages on every carrier.
 //!
 //! Memory has the truth of roots and pages, so a bad copy of those is repaired by a new checkpoint, which
-//! writes all of them again. A bad log record is copied from a carrier that has it complete.
+//! writes all of them again. A bad log record is copied from a carrier that has it complete. If a carrier
+//! refused a part, what it returns proves nothing: then everything in the log is destaged, and all pages are
+//! written again.
 
 use super::destage::Destage;
 use crate::context::Context;
@@ -13,7 +15,7 @@ use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
 use crate::log::chain::{Chain, LogSegment};
 use crate::log::checkpoint::Checkpoints;
 use crate::log::writer::LogWriter;
-use crate::members::{Life, Members};
+use crate::members::{Life, Members, MetadataState};
 use crate::place::{Position, SegmentNo};
 use crate::salvage::{self, Salvaged};
 use crate::site::Site;
@@ -42,8 +44,9 @@ struct Found {
 }
 
 impl Found {
-    fn is_clean(&self) -> bool {
-        !self.lost_record && self.bad_copies == 0 && !self.unanswered
+    fn state(&self) -> MetadataState {
+        let is_clean = !self.lost_record && self.bad_copies == 0 && !self.unanswered;
+        if is_clean { MetadataState::Good } else { MetadataState::Bad }
     }
 }
 
@@ -73,17 +76,21 @@ impl MetadataScrub {
         let carriers_epoch = || self.members.descriptor().carriers_epoch;
         let began_in = carriers_epoch();
         let mut found = self.verify().await?;
-        if found.bad_copies > 0 || found.lost_record {
-            if found.lost_record {
-                // A record that no carrier has complete must leave the chain. New records go into another
-                // segment, and once everything before them is in the strips nobody needs the segment of the
-                // lost one.
+        let refused = self.members.metadata() == MetadataState::Refused;
+        if found.bad_copies > 0 || found.lost_record || refused {
+            if found.lost_record || refused {
+                // A record that no carrier has complete, or that may lie in a cache alone, must leave the
+                // chain. New records go into another segment, and once everything before them is in the
+                // strips nobody needs the segments before.
                 self.log.begin_another_segment().await?;
                 self.destage.destage_all().await?;
             }
             // After two checkpoints both places of the root, and of every bad page, hold good copies. Page 0
             // is written in any case, because without a changed page there might be no checkpoint.
-            let pages: BTreeSet<u64> = found.bad_pages.into_iter().chain([0]).collect();
+            let pages: BTreeSet<u64> = match refused {
+                true => (0..self.context.geo.pages()).collect(),
+                false => found.bad_pages.into_iter().chain([0]).collect(),
+            };
             for _ in 0..2 {
                 self.stripes.table_mut().put_dirty(pages.clone());
                 self.checkpoints.write().await?;
@@ -93,7 +100,7 @@ impl MetadataScrub {
         }
         // A carrier that was made meanwhile is verified by the next scrub.
         if carriers_epoch() == began_in {
-            self.members.set_metadata_bad(!found.is_clean());
+            self.members.set_metadata(found.state());
         }
         Ok(())
     }

@@ -10,9 +10,11 @@
 //! a carrier which can be read in full was never durable, whatever other carriers hide.
 //!
 //! A record that can be read may lie in a cache alone: a flush of the last opening may have failed and lost
-//! it, and a drive tells that only once. So each record that no later one calls durable is written again.
+//! it, and a drive tells that only once. So each record that no later one calls durable is written again, and
+//! every record if the last opening did not finish: it may have written any of them into a cache.
 
 use super::chain::Head;
+use super::mends::Mend;
 use super::segments::{RecordPlace, Segment};
 use super::sound::is_sound;
 use crate::context::Context;
@@ -42,17 +44,6 @@ pub(crate) struct Found {
     pub(crate) mends: Vec<Mend>,
 }
 
-/// A part of what all carriers have, to be written before the chain may be continued. Carriers have numbers
-/// by the list that was read.
-pub(crate) struct Mend {
-    pub(crate) at: u64,
-    pub(crate) bytes: Buf,
-    /// Carriers that lack it.
-    pub(crate) lacking: Vec<usize>,
-    /// Carriers that have it, maybe in a cache alone; none if it is known to be durable.
-    pub(crate) whole: Vec<usize>,
-}
-
 /// A record with its payload.
 pub(crate) struct FoundRecord {
     pub(crate) segment: SegmentNo,
@@ -65,6 +56,8 @@ struct Reader<'a> {
     root: &'a Root,
     carriers: &'a [Slice],
     durable: LogSeq,
+    /// Durable records, too, may lie in caches alone.
+    in_doubt: bool,
     /// The highest order or version that the root and the records so far have. A copy of a record that is far
     /// ahead of it is damaged.
     highest: u64,
@@ -125,7 +118,7 @@ impl Reader<'_> {
         }
         let (at, bytes) = (self.context.geo.segment_at(number), header.encode());
         let whole = (0..found.len()).filter(|carrier| found[*carrier].is_some()).collect();
-        self.mends.push((seq, Mend { at, bytes, lacking, whole }));
+        self.mends.push((seq, Mend { at, bytes, lacking, whole, is_needed: true }));
         Ok(Some(header))
     }
 
@@ -197,7 +190,7 @@ impl Reader<'_> {
         if is_durable {
             self.bad_copies += lacking.len() as u64;
         }
-        if !lacking.is_empty() || !is_durable {
+        if !lacking.is_empty() || !is_durable || self.in_doubt {
             let whole: Vec<usize> = (0..copies.len()).filter(|carrier| !lacking.contains(carrier)).collect();
             let bytes = match whole.first() {
                 Some(carrier) => bytes_of(*carrier).slice(at..first + payload.len() * BLOCK_BYTES),
@@ -205,7 +198,7 @@ impl Reader<'_> {
             };
             let place = self.context.geo.segment_at(number) + at as u64;
             let lacking = lacking.into_iter().collect();
-            self.mends.push((seq, Mend { at: place, bytes, lacking, whole }));
+            self.mends.push((seq, Mend { at: place, bytes, lacking, whole, is_needed: true }));
         }
         self.highest = head.entries.iter().map(Entry::highest).fold(self.highest, u64::max);
         self.durable = self.durable.max(head.durable);
@@ -249,17 +242,20 @@ impl Reader<'_> {
     }
 }
 
-/// Reads the log from `carriers`, from the root's replay position on.
+/// Reads the log from `carriers`, from the root's replay position on. `in_doubt` says that what they have may
+/// lie in caches alone.
 pub(crate) async fn read_log(
     context: &Context,
     root: &Root,
     carriers: &[Slice],
+    in_doubt: bool,
 ) -> Result<Found, ArrayError> {
     let mut reader = Reader {
         context,
         root,
         carriers,
         durable: root.durable,
+        in_doubt,
         highest: root.order.max(root.versions_reserved.0),
         bad_copies: 0,
         mends: vec![],
@@ -303,9 +299,9 @@ pub(crate) async fn read_log(
         incarnation: root.incarnation,
         incarnation_start: root.incarnation_start,
     };
-    let needed = reader.mends.into_iter().filter_map(|(seq, mend)| match seq > reader.durable {
+    let needed = reader.mends.into_iter().filter_map(|(seq, mend)| match in_doubt || seq > reader.durable {
         true => Some(mend),
-        false => (!mend.lacking.is_empty()).then_some(Mend { whole: Vec::new(), ..mend }),
+        false => (!mend.lacking.is_empty()).then_some(Mend { whole: Vec::new(), is_needed: false, ..mend }),
     });
     Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends: needed.collect() })
 }

@@ -94,7 +94,7 @@ impl Members {
         let good = self.desc.borrow().carriers().filter(|carrier| active.contains(*carrier)).count();
         let wanted = self.context.geo.carriers();
         let missing = (wanted - good.min(wanted)) as u64;
-        missing + u64::from(self.metadata_bad.get()) + u64::from(self.search.recording.get())
+        missing + u64::from(self.is_metadata_bad()) + u64::from(self.search.recording.get())
     }
 
     /// The carriers that there should be: those that still serve, then the first active members, last the
@@ -200,7 +200,7 @@ impl Reconfiguration<'_> {
         self.members.search.recording.set(false);
         let unwritten = recorded?.failed;
         // The copy is not verified yet: a rotten source block must not count as a copy.
-        self.members.set_metadata_bad(true);
+        self.members.suspect_metadata();
         Ok(unwritten)
     }
 }

@@ -14,7 +14,7 @@ pub(crate) enum WhenSuspended {
     /// It waits, and its caller keeps its locks.
     Wait,
     /// It fails with [`ArrayError::Suspended`]. For contents that another member has, or nobody reads
-    /// meanwhile.
+    /// meanwhile. A full host is waited for, except for strips: it says nothing about the place.
     Fail,
 }
 
@@ -104,7 +104,11 @@ impl Members {
                 }
                 Ok(()) => "the drive failed meanwhile".to_owned(),
                 Err(DriveError::HostFull) => {
-                    suspend("host full".to_owned()).await?;
+                    let why = "host full".to_owned();
+                    match structure {
+                        Structure::Strip(..) => suspend(why).await?,
+                        Structure::Member(_) | Structure::Carrier => self.context.suspend(why).await?,
+                    }
                     continue;
                 }
                 Err(error) => error.to_string(),

@@ -5,12 +5,13 @@ use crate::error::ArrayError;
 use crate::format::root::Root;
 use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
 use crate::format::without_far;
+use crate::log::mends::Mend;
 use crate::salvage::{self, Salvaged};
 use crate::stripes::Stripes;
 use futures_util::future::{join, join_all};
 use futures_util::{StreamExt, stream};
+use penstock_base::BLOCK_BYTES;
 use penstock_base::num::{to_u8, to_usize};
-use penstock_base::{BLOCK_BYTES, Buf};
 use penstock_drive::{Class, Io, Slice};
 
 const IO: Io = Io::new(Class::Meta, "open.read");
@@ -61,27 +62,19 @@ fn newest_of(roots: &[(usize, Root)]) -> Option<Root> {
 pub(super) struct ReadTable {
     /// Copies that were bad.
     pub(super) bad: u64,
-    /// Pages to write over those whose checkpoint has no root.
-    pub(super) voids: Vec<Void>,
-}
-
-/// The newest committed copy of a page, for a place where a page of a checkpoint without a root may lie: the
-/// next root's number would make that one count.
-pub(super) struct Void {
-    /// The carrier, by its index.
-    pub(super) carrier: usize,
-    /// Offset on its slice.
-    pub(super) at: u64,
-    pub(super) page: Buf,
+    /// Committed pages that carriers need.
+    pub(super) mends: Vec<Mend>,
 }
 
 /// Loads every table page from the carrier that has its newest committed copy, and proves by the root's sum
-/// that these are the pages that the root was written for.
+/// that these are the pages that the root was written for. `in_doubt` says that what carriers have may lie in
+/// caches alone.
 pub(super) async fn read_table(
     context: &Context,
     stripes: &Stripes,
     root: &Root,
     carriers: &[Slice],
+    in_doubt: bool,
 ) -> Result<ReadTable, ArrayError> {
     let (mut result, mut is_unreadable) = (ReadTable::default(), false);
     let firsts = (0..context.geo.pages()).step_by(to_usize(PAGES_IN_A_PIECE));
@@ -97,7 +90,9 @@ pub(super) async fn read_table(
         is_unreadable |= copies.iter().any(|(one, other)| one.lacks_some() || other.lacks_some());
         for page in pages.clone() {
             let at = to_usize(page - pages.start);
-            result.bad += load_page(context, stripes, root, page, at, &copies, &mut result.voids)?;
+            let loaded = PageCopies::decode(context, root, page, at, &copies).load(stripes, in_doubt)?;
+            result.bad += loaded.bad;
+            result.mends.extend(loaded.mends);
         }
     }
     let sum = stripes.table().sum();
@@ -108,65 +103,141 @@ pub(super) async fn read_table(
     }
 }
 
-/// Loads one page from the copies of its piece, in which it has index `at`. Returns the number of bad copies.
-fn load_page(
-    context: &Context,
-    stripes: &Stripes,
-    root: &Root,
+/// A page as one carrier has it at one place.
+enum PageCopy {
+    /// Of a checkpoint up to the root.
+    Committed(TablePage),
+    /// Of a checkpoint without a root. The number of the next root would make it count.
+    Rootless,
+    /// Something else, or nothing.
+    Bad,
+    /// The drive did not return it. It may be any of the others.
+    Unreadable,
+}
+
+/// The carriers that need a page at one of its places, as in [`Mend`].
+#[derive(Default)]
+struct Need {
+    lacking: Vec<usize>,
+    whole: Vec<usize>,
+    /// Another carrier has it, and not in a cache alone.
+    is_durable: bool,
+}
+
+/// All copies of one page.
+struct PageCopies<'a> {
+    context: &'a Context,
     page: u64,
+    /// Its index in the piece that was read.
     at: usize,
-    copies: &[(Salvaged, Salvaged)],
-    voids: &mut Vec<Void>,
-) -> Result<u64, ArrayError> {
-    let mut rootless = Vec::new();
-    let mut decode = |carrier: usize, place: u64| {
-        let (one, other) = &copies[carrier];
-        let bytes = if place == 0 { one.bytes() } else { other.bytes() };
-        let found = TablePage::decode(&bytes[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES]).ok()?;
-        if found.array != context.id || found.index != page {
-            return None;
-        }
-        if found.checkpoint > root.seq {
-            rootless.push((carrier, place));
-            return None;
-        }
-        (usize::from(found.strips) == context.geo.strips()).then_some(found)
-    };
-    let found: Vec<[Option<TablePage>; 2]> =
-        (0..copies.len()).map(|carrier| [decode(carrier, 0), decode(carrier, 1)]).collect();
-    let newest = found.iter().flatten().flatten().map(|copy| copy.checkpoint).max();
-    let in_place = |place: usize| {
-        let copies = found.iter().filter_map(move |places| places[place].as_ref());
-        copies.filter(move |copy| Some(copy.checkpoint) == newest)
-    };
-    // The place where most carriers have it. The other has it too if a page there was written over.
-    let place = usize::from(in_place(1).count() > in_place(0).count());
-    let Some(best) = in_place(place).next() else {
-        let readable = copies.iter().all(|(one, other)| one.has(at, 1) && other.has(at, 1));
-        let what = format!("stripe table page {page}");
-        return Err(if readable { context.damaged(what) } else { context.cannot_read(what) });
-    };
-    for (carrier, (one, other)) in copies.iter().enumerate() {
-        // A page of a checkpoint without a root may hide in the other place.
-        let hidden = if place == 0 { other } else { one };
-        if !hidden.has(at, 1) {
-            rootless.push((carrier, 1 - place as u64));
-        }
-        // An opening has written over such a page, maybe into a cache alone: which of the two places that was
-        // is unknown.
-        let is_newest = |copy: &Option<TablePage>| copy.as_ref().map(|copy| copy.checkpoint) == newest;
-        if found[carrier].iter().all(is_newest) {
-            rootless.extend([(carrier, 0), (carrier, 1)]);
-        }
+    pieces: &'a [(Salvaged, Salvaged)],
+    /// By carrier and place.
+    copies: Vec<[PageCopy; 2]>,
+    /// The checkpoint of the newest committed copy.
+    newest: Option<u64>,
+}
+
+impl<'a> PageCopies<'a> {
+    fn decode(
+        context: &'a Context,
+        root: &Root,
+        page: u64,
+        at: usize,
+        pieces: &'a [(Salvaged, Salvaged)],
+    ) -> Self {
+        let decode = |piece: &Salvaged| {
+            if !piece.has(at, 1) {
+                return PageCopy::Unreadable;
+            }
+            let bytes = &piece.bytes()[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES];
+            match TablePage::decode(bytes) {
+                Ok(found) if found.array != context.id || found.index != page => PageCopy::Bad,
+                Ok(found) if found.checkpoint > root.seq => PageCopy::Rootless,
+                Ok(found) if usize::from(found.strips) == context.geo.strips() => PageCopy::Committed(found),
+                _ => PageCopy::Bad,
+            }
+        };
+        let copies: Vec<_> = pieces.iter().map(|(one, other)| [decode(one), decode(other)]).collect();
+        let checkpoint = |copy: &PageCopy| match copy {
+            PageCopy::Committed(page) => Some(page.checkpoint),
+            _ => None,
+        };
+        let newest = copies.iter().flatten().filter_map(checkpoint).max();
+        Self { context, page, at, pieces, copies, newest }
     }
-    voids.extend(rootless.into_iter().map(|(carrier, place)| Void {
-        carrier,
-        at: context.geo.page_at(page, place),
-        page: best.encode(),
-    }));
-    let is_loaded = stripes.table_mut().load_page(page, to_u8(place), best.checkpoint, &best.words);
-    if !is_loaded {
-        return Err(context.damaged(format!("stripe table page {page}")));
+
+    fn is_newest(&self, carrier: usize, place: usize) -> bool {
+        matches!(&self.copies[carrier][place], PageCopy::Committed(page) if Some(page.checkpoint) == self.newest)
     }
-    Ok((found.len() - in_place(place).count()) as u64)
+
+    /// The carriers that have the newest copy at a place.
+    fn in_place(&self, place: usize) -> impl Iterator<Item = usize> {
+        (0..self.copies.len()).filter(move |carrier| self.is_newest(*carrier, place))
+    }
+
+    /// Loads the newest copy into the table. Returns the number of bad copies, and what carriers need.
+    fn load(&self, stripes: &Stripes, in_doubt: bool) -> Result<ReadTable, ArrayError> {
+        // The place where most carriers have it. The other has it too if a page there was written over.
+        let place = usize::from(self.in_place(1).count() > self.in_place(0).count());
+        let best = self.in_place(place).next().map(|carrier| (carrier, &self.copies[carrier][place]));
+        let what = || format!("stripe table page {}", self.page);
+        let Some((carrier, PageCopy::Committed(page))) = best else {
+            let is_readable = !self.copies.iter().flatten().any(|copy| matches!(copy, PageCopy::Unreadable));
+            let context = self.context;
+            return Err(if is_readable { context.damaged(what()) } else { context.cannot_read(what()) });
+        };
+        if !stripes.table_mut().load_page(self.page, to_u8(place), page.checkpoint, &page.words) {
+            return Err(self.context.damaged(what()));
+        }
+        let bytes = [&self.pieces[carrier].0, &self.pieces[carrier].1][place].bytes();
+        let bytes = bytes.slice(self.at * BLOCK_BYTES..(self.at + 1) * BLOCK_BYTES);
+        let mend = |at: usize, to: Need| Mend {
+            at: self.context.geo.page_at(self.page, at as u64),
+            bytes: bytes.clone(),
+            lacking: to.lacking,
+            whole: to.whole,
+            is_needed: at == place && !to.is_durable,
+        };
+        let (here, there) = (self.needed_here(place, in_doubt), self.needed_there(1 - place));
+        let mends = [mend(place, here), mend(1 - place, there)];
+        Ok(ReadTable {
+            bad: (self.copies.len() - self.in_place(place).count()) as u64,
+            mends: mends
+                .into_iter()
+                .filter(|mend| !mend.lacking.is_empty() || !mend.whole.is_empty())
+                .collect(),
+        })
+    }
+
+    /// The carriers that need the page at the place of the committed copy.
+    fn needed_here(&self, place: usize, in_doubt: bool) -> Need {
+        let mut need = Need::default();
+        for (carrier, copies) in self.copies.iter().enumerate() {
+            match (self.is_newest(carrier, place), self.is_newest(carrier, 1 - place)) {
+                (true, false) if !in_doubt => need.is_durable = true,
+                // If it is in both places, an opening has written over a page of a checkpoint without a root,
+                // maybe into a cache alone, and which of the two places that was is unknown.
+                (true, _) => need.whole.push(carrier),
+                (false, false) if !matches!(copies[place], PageCopy::Rootless) => need.whole.push(carrier),
+                // The next checkpoint writes over the only copy that this carrier has.
+                (false, _) => need.lacking.push(carrier),
+            }
+        }
+        need
+    }
+
+    /// The carriers that need it at the other place, so that no page there counts that must not.
+    fn needed_there(&self, place: usize) -> Need {
+        let mut need = Need::default();
+        for (carrier, copies) in self.copies.iter().enumerate() {
+            match &copies[place] {
+                PageCopy::Rootless => need.lacking.push(carrier),
+                // It may hide one.
+                PageCopy::Unreadable => need.whole.push(carrier),
+                PageCopy::Committed(_) if self.is_newest(carrier, place) => need.whole.push(carrier),
+                PageCopy::Committed(_) | PageCopy::Bad => {}
+            }
+        }
+        need
+    }
 }

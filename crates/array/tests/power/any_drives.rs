@@ -27,7 +27,7 @@ const PLACES: [&str; 15] = [
     "superblock.copy0",
     "superblock.copy1",
     WriteSite::ReplayMend.name(),
-    WriteSite::ReplayVoid.name(),
+    WriteSite::ReplayPage.name(),
     WriteSite::ReplayRedo.name(),
     WriteSite::CheckpointRoot.name(),
     WriteSite::CheckpointRoot.name(),
@@ -45,7 +45,7 @@ const BEFORE_A_ROOT: [&str; 6] = [
     "superblock.copy1",
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
-    WriteSite::ReplayVoid.name(),
+    WriteSite::ReplayPage.name(),
     WriteSite::CheckpointRoot.name(),
 ];
 const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (3, 0), (1, 2)];

@@ -55,7 +55,7 @@ const SITES: [&str; 19] = [
     "discard.punch",
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
-    WriteSite::ReplayVoid.name(),
+    WriteSite::ReplayPage.name(),
     "superblock.again",
     WriteSite::RebuildStrip.name(),
     "superblock.copy0",

@@ -173,6 +173,92 @@ fn umount_waits_for_no_other_host_with_the_same_path() {
     store.down();
 }
 
+/// Regression: `umount` that did not find the instance returned before everything was durable.
+#[test]
+fn what_was_written_is_durable_when_umount_returns() {
+    if !can_mount("what_was_written_is_durable_when_umount_returns") {
+        return;
+    }
+    let store = Store::new("umount-durable", &OPTIONS);
+    up_alone(&store, &[]);
+    mount(&store);
+    let names: Vec<String> = (0..300).map(|number| format!("file-{number}")).collect();
+    for name in &names {
+        std::fs::write(store.mount.join(name), name).unwrap();
+    }
+    let mut umount = Store::program();
+    let output = umount.arg("umount").arg(&store.mount).current_dir("/").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    store.kill();
+    up_alone(&store, &[]);
+    mount(&store);
+    for name in &names {
+        assert_eq!(std::fs::read(store.mount.join(name)).unwrap(), name.as_bytes(), "{name}");
+    }
+    store.ok(&["umount", store.mount.to_str().unwrap()]);
+    store.down();
+}
+
+/// Regression: `umount` said nothing of what a restart of the instance had lost.
+#[test]
+fn umount_tells_what_a_restart_has_lost() {
+    if !can_mount("umount_tells_what_a_restart_has_lost") {
+        return;
+    }
+    let store = Store::new("umount-lost", &OPTIONS);
+    let place = store.mount.to_str().unwrap().to_owned();
+    let mut told = 0;
+    // The periodic sync may run between the write and the kill.
+    for _ in 0..3 {
+        up_alone(&store, &[]);
+        mount(&store);
+        std::fs::write(store.mount.join("file"), "contents").unwrap();
+        store.kill();
+        up_alone(&store, &[]);
+        let output = store.run(&["umount", &place]);
+        if output.status.success() {
+            assert_eq!(std::fs::read(store.mount.join("file")).ok(), None, "it is unmounted");
+            mount(&store);
+            assert_eq!(std::fs::read(store.mount.join("file")).unwrap(), b"contents");
+        } else {
+            refused(&output, &["stays mounted", "not everything that was written is durable"]);
+            told += 1;
+        }
+        store.ok(&["umount", &place]);
+        store.down();
+    }
+    assert!(told > 0, "nothing was lost in three kills");
+}
+
+/// Regression: `umount` waited a minute for a process that rightly goes on, and failed.
+#[test]
+fn umount_waits_for_no_process_that_goes_on() {
+    if !can_mount("umount_waits_for_no_process_that_goes_on") {
+        return;
+    }
+    let (store, other) = (Store::new("goes-on", &OPTIONS), Store::new("goes-on-too", &OPTIONS));
+    up_alone(&store, &[]);
+    up_alone(&other, &["--mount", other.mount.to_str().unwrap()]);
+    let bound = store.dir.with_extension("bound");
+    std::fs::create_dir_all(&bound).unwrap();
+    let process = mount(&store);
+    let bind = Command::new("mount").arg("--bind").arg(&store.mount).arg(&bound).status();
+    if bind.is_ok_and(|status| status.success()) {
+        store.ok(&["umount", bound.to_str().unwrap()]);
+        assert!(is_alive(process));
+        std::fs::write(store.mount.join("file"), "still mounted").unwrap();
+    } else {
+        eprintln!("SKIPPED a part of umount_waits_for_no_process_that_goes_on: no bind mounts");
+    }
+    std::fs::remove_dir(&bound).unwrap();
+    // The instance of `store` does not know this mount.
+    store.ok(&["umount", other.mount.to_str().unwrap()]);
+    assert_eq!(other.json(&["status"])["mounts"].as_array().unwrap().len(), 0);
+    store.ok(&["umount", store.mount.to_str().unwrap()]);
+    store.down();
+    other.down();
+}
+
 #[test]
 fn who_has_no_token_is_told_so() {
     let store = Store::new("token", &OPTIONS);

@@ -5,7 +5,6 @@ use penstock_base::env::timeout;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
 use penstock_wire::metadata::{MakeRequest, RenameRequest, SetAttrRequest};
-use std::cell::Cell;
 use std::time::Duration;
 
 const INO: Ino = Ino(5);
@@ -47,19 +46,19 @@ fn every_descriptor_reports_a_loss_once() {
     run(async |service, client| {
         service.add(INO, &[1; 100]);
         client.open(INO).await.unwrap();
-        let (first, second) = (Cell::new(client.losses_told(INO)), Cell::new(client.losses_told(INO)));
+        let (first, second) = (client.reported(INO), client.reported(INO));
         client.write(INO, 0, b"new").await.unwrap();
         service.restart();
         client.get_attr(INO).await.unwrap();
         // A descriptor that is opened now reports a loss that nobody has.
-        let third = Cell::new(client.losses_told(INO));
-        for seen in [&first, &second, &third] {
-            assert_eq!(client.fsync_through(INO, seen).await.unwrap_err().errno, EIO);
-            client.fsync_through(INO, seen).await.unwrap();
+        let third = client.reported(INO);
+        for descriptor in [&first, &second, &third] {
+            assert_eq!(client.fsync_through(INO, descriptor).await.unwrap_err().errno, EIO);
+            client.fsync_through(INO, descriptor).await.unwrap();
         }
-        let fourth = Cell::new(client.losses_told(INO));
+        let fourth = client.reported(INO);
         client.fsync_through(INO, &fourth).await.unwrap();
-        assert!(client.tell_lost(INO, fourth.get()).is_ok());
+        assert!(client.tell_lost(INO, &fourth).is_ok());
     });
 }
 
@@ -69,12 +68,17 @@ fn a_close_reports_a_loss_and_leaves_it_to_others() {
         service.add(INO, &[1; 100]);
         client.open(INO).await.unwrap();
         client.open(INO).await.unwrap();
+        let descriptor = client.reported(INO);
         client.write(INO, 0, b"new").await.unwrap();
         service.restart();
         client.get_attr(INO).await.unwrap();
-        assert_eq!(client.tell_lost(INO, 0).unwrap_err().errno, EIO);
+        assert_eq!(client.tell_lost(INO, &descriptor).unwrap_err().errno, EIO);
         client.release(INO).await.unwrap();
-        assert_eq!(client.tell_lost(INO, 0).unwrap_err().errno, EIO, "the other handle reports it too");
+        assert_eq!(
+            client.tell_lost(INO, &descriptor).unwrap_err().errno,
+            EIO,
+            "the other handle reports it too"
+        );
         client.release(INO).await.unwrap();
         assert!(client.fsync(INO).await.is_ok(), "the last close was told");
     });

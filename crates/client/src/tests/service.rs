@@ -26,6 +26,8 @@ pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 #[derive(Clone, Default)]
 pub(super) struct File {
     pub(super) blocks: BTreeMap<u64, Vec<u8>>,
+    /// The blocks that a commit has made durable.
+    committed: BTreeMap<u64, Vec<u8>>,
     pub(super) attr: Attr,
 }
 
@@ -62,6 +64,10 @@ pub(super) struct Service {
     pub(super) sync_reply: Cell<Duration>,
     /// It starts again when the next `Sync` request arrives.
     pub(super) restarts_at_sync: Cell<bool>,
+    /// The files as the last `Sync` request has left them; a crash goes back to them.
+    durable: RefCell<BTreeMap<u64, File>>,
+    /// Requests and replies take any time below this, and are lost by a restart meanwhile.
+    pub(super) delay_most: Cell<Duration>,
 }
 
 impl Service {
@@ -80,6 +86,8 @@ impl Service {
             lease_reply: Cell::default(),
             sync_reply: Cell::default(),
             restarts_at_sync: Cell::default(),
+            durable: RefCell::default(),
+            delay_most: Cell::default(),
         })
     }
 
@@ -119,6 +127,25 @@ impl Service {
     /// Starts again: replies have another generation from now on.
     pub(super) fn restart(&self) {
         self.generation.set(self.generation.get() + 1);
+    }
+
+    /// Loses what is not durable, and starts again.
+    pub(super) fn crash(&self) {
+        *self.files.borrow_mut() = self.durable.borrow().clone();
+        self.calls.take();
+        self.restart();
+    }
+
+    /// Makes attributes, and the blocks that were committed, durable.
+    pub(super) fn make_durable(&self) {
+        let mut files = self.files.borrow().clone();
+        files.values_mut().for_each(|file| file.blocks = file.committed.clone());
+        *self.durable.borrow_mut() = files;
+    }
+
+    /// The size of a file after a crash.
+    pub(super) fn durable_size(&self, ino: Ino) -> u64 {
+        self.durable.borrow()[&ino.0].attr.size
     }
 
     /// Starts again, and this client's session is the only one that survived.
@@ -249,13 +276,18 @@ impl Service {
                 encode_found(found.unwrap_or(seek.until))
             }
             Kind::Commit => {
-                assert!(decode_commit(body).unwrap().2, "the caller syncs the rows");
+                let (_, ino, caller_syncs_rows) = decode_commit(body).unwrap();
+                assert!(caller_syncs_rows);
+                if let Some(file) = self.files.borrow_mut().get_mut(&ino.0) {
+                    file.committed = file.blocks.clone();
+                }
                 Vec::new()
             }
             Kind::Sync => {
                 if self.restarts_at_sync.take() {
                     self.restart();
                 }
+                self.make_durable();
                 self.world.env().sleep(self.sync_reply.get()).await;
                 EmptyReply {}.encode_to_vec()
             }
@@ -295,6 +327,14 @@ impl Service {
         self.reply(request.ino)
     }
 
+    /// Takes the time of a message on its way.
+    async fn pause(&self) {
+        if !self.delay_most.get().is_zero() {
+            let most = u64::try_from(self.delay_most.get().as_micros()).unwrap();
+            self.world.env().sleep(Duration::from_micros(self.world.below(most))).await;
+        }
+    }
+
     /// Answers a watch at once, or after a while without news.
     async fn watch(&self, request: &WatchRequest) -> Vec<u8> {
         if request.generation != self.generation.get() {
@@ -316,10 +356,20 @@ impl Service {
 impl Transport for Service {
     fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
         Box::pin(async move {
-            let result = self.serve(&request).await;
-            let mut reply = Frame::reply(&request.header, result);
-            reply.header.generation = self.generation.get();
-            Ok(reply)
+            loop {
+                self.pause().await;
+                let start = self.generation.get();
+                let result = self.serve(&request).await;
+                if start != self.generation.get() && !self.delay_most.get().is_zero() {
+                    // The reply was lost with the connection: the request is sent again.
+                    continue;
+                }
+                let mut reply = Frame::reply(&request.header, result);
+                reply.header.generation = self.generation.get();
+                // It may arrive after the next restart.
+                self.pause().await;
+                return Ok(reply);
+            }
         })
     }
 }

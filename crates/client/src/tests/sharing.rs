@@ -300,13 +300,13 @@ fn what_was_written_at_the_present_start_is_not_counted_as_lost() {
             service.restart_alone();
             until_alone(client).await;
             // The loss at the restart is told, and counts once.
-            let told = client.losses_told(INO);
+            let told = client.reported(INO);
             client.session.files().with(INO, |state| state.reported());
             client.write(INO, 200, b"newer").await.unwrap();
             client.session.env().sleep(Duration::from_secs(30)).await;
             service.heal();
             let synced = client.fsync(INO).await;
-            assert_eq!(synced, Ok(()), "everything: {everything}, told {told}");
+            assert_eq!(synced, Ok(()), "everything: {everything}, told {told:?}");
             assert_eq!(&service.bytes(INO)[200..205], b"newer");
         });
     }

@@ -607,7 +607,7 @@ fn every_file_that_lost_writes_hears_of_it() {
         }
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         one.sync_directory().await.unwrap();
-        let through = Cell::new(one.losses_told(inos[0]));
+        let through = one.reported(inos[0]);
         for ino in &inos[..3] {
             assert_eq!(one.fsync(*ino).await.unwrap_err().errno, EIO, "{ino}");
         }

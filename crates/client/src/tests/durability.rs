@@ -1,0 +1,160 @@
+//! Random appends, syncs and crashes, against a model of what fsync promises.
+
+use super::service::{Service, rest};
+use crate::{Client, Reported};
+use penstock_base::Ino;
+use penstock_base::env::Runtime;
+use penstock_sim::World;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const FILES: [Ino; 2] = [Ino(5), Ino(6)];
+const SEEDS: u64 = 200;
+const WORKERS: usize = 4;
+const STEPS: usize = 60;
+
+/// A descriptor of a file.
+struct Descriptor {
+    reported: Reported,
+    /// Acknowledged appends were lost, and this descriptor has not reported it.
+    owes: Cell<bool>,
+}
+
+/// A file as its programs know it.
+struct File {
+    ino: Ino,
+    /// The end of the appends that were acknowledged and are not lost.
+    end: Cell<u64>,
+    descriptors: [Descriptor; 2],
+}
+
+#[derive(Default)]
+struct Counts {
+    crashes: Cell<u64>,
+    synced: Cell<u64>,
+    failed: Cell<u64>,
+}
+
+struct Model {
+    world: World,
+    service: Rc<Service>,
+    client: Rc<Client>,
+    files: [File; 2],
+    counts: Counts,
+}
+
+fn add_one(count: &Cell<u64>) {
+    count.set(count.get() + 1);
+}
+
+impl Model {
+    async fn step(&self, may_crash: bool) {
+        self.world.env().sleep(Duration::from_micros(self.world.below(3_000))).await;
+        let file = &self.files[usize::from(self.world.below(2) == 0)];
+        let what = self.world.below(12);
+        let _end = Dbg(self.world.clone(), what, self.world.random());
+        eprintln!("{} begins {what} {:?}", _end.2 % 1000, self.world.env().now());
+        match what {
+            0..4 => self.append(file).await,
+            4..8 => self.fsync(file, &file.descriptors[usize::from(self.world.below(2) == 0)]).await,
+            8 => _ = self.service.call(file.ino.0),
+            // These may fail over a crash, and report nothing that a descriptor must.
+            9 => _ = self.client.session.sync_file(file.ino).await,
+            10 => _ = self.client.sync().await,
+            _ if may_crash => self.crash(),
+            _ => {}
+        }
+    }
+
+    async fn append(&self, file: &File) {
+        let crashes = self.counts.crashes.get();
+        // After a crash meanwhile it may have been repeated, or lost: nothing is known about it.
+        if let Ok(at) = self.client.append(file.ino, &[7; 10]).await
+            && crashes == self.counts.crashes.get()
+        {
+            file.end.set(file.end.get().max(at + 10));
+        }
+    }
+
+    /// If no crash came meanwhile: success means that everything acknowledged before is durable, and that the
+    /// descriptor owes no report.
+    async fn fsync(&self, file: &File, descriptor: &Descriptor) {
+        let (end, owed, crashes) = (file.end.get(), descriptor.owes.get(), self.counts.crashes.get());
+        match self.client.fsync_through(file.ino, &descriptor.reported).await {
+            Ok(()) => {
+                add_one(&self.counts.synced);
+                if crashes == self.counts.crashes.get() {
+                    let durable = self.service.durable_size(file.ino);
+                    assert!(durable >= end, "{}: {durable} of {end} bytes are durable", file.ino);
+                    assert!(!owed || !descriptor.owes.get(), "{}: a loss is not reported", file.ino);
+                }
+            }
+            Err(_) => {
+                add_one(&self.counts.failed);
+                descriptor.owes.set(false);
+            }
+        }
+    }
+
+    fn crash(&self) {
+        self.service.crash();
+        add_one(&self.counts.crashes);
+        for file in &self.files {
+            let left = self.service.durable_size(file.ino);
+            if file.end.get() > left {
+                file.end.set(left);
+                file.descriptors.iter().for_each(|descriptor| descriptor.owes.set(true));
+            }
+        }
+    }
+}
+
+async fn append_sync_and_crash(world: World) -> Counts {
+    let service = Service::new(&world);
+    let client = Client::connect(&world.env(), service.clone(), "test").await.unwrap();
+    rest(&client).await;
+    for ino in FILES {
+        service.add(ino, &[]);
+        client.open(ino).await.unwrap();
+        client.open(ino).await.unwrap();
+    }
+    service.make_durable();
+    service.delay_most.set(Duration::from_millis(2));
+    if world.below(2) == 0 {
+        service.others_arrive();
+    }
+    let files = FILES.map(|ino| {
+        let descriptor = || Descriptor { reported: client.reported(ino), owes: Cell::new(false) };
+        File { ino, end: Cell::new(0), descriptors: [descriptor(), descriptor()] }
+    });
+    let model = Model { world, service, client, files, counts: Counts::default() };
+    let worker = async |number| {
+        for _ in 0..STEPS {
+            model.step(number == 0 || model.world.below(4) == 0).await;
+        }
+    };
+    futures_util::future::join_all((0..WORKERS).map(worker)).await;
+    model.counts
+}
+
+#[test]
+fn no_fsync_succeeds_over_a_loss() {
+    let [mut crashes, mut synced, mut failed] = [0; 3];
+    for seed in 0..SEEDS {
+        let world = World::new(seed);
+        let counts = world.run(append_sync_and_crash(world.clone())).unwrap();
+        crashes += counts.crashes.get();
+        synced += counts.synced.get();
+        failed += counts.failed.get();
+        world.destroy();
+    }
+    assert!(crashes > SEEDS && failed > SEEDS && synced > 10 * SEEDS, "{crashes}, {failed}, {synced}");
+}
+
+struct Dbg(World, u64, u64);
+impl Drop for Dbg {
+    fn drop(&mut self) {
+        eprintln!("{} ends {} {:?}", self.2 % 1000, self.1, self.0.env().now());
+    }
+}

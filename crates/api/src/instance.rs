@@ -202,11 +202,13 @@ impl Instance {
     /// Unmounts. A mount in use is an error; with `force` it is detached and its open files return errors.
     pub async fn unmount(&self, force: bool) -> Result<(), AdminError> {
         let _one = self.mounting.lock().await;
-        self.take_mount_off(force).await
+        let (removed, durable) = self.take_mount_off(force).await;
+        durable.and(removed)
     }
 
-    async fn take_mount_off(&self, force: bool) -> Result<(), AdminError> {
-        let Some(mount) = self.mount.borrow_mut().take() else { return Ok(()) };
+    /// Fails first if the mount was not removed, and second if something that was written is not durable.
+    async fn take_mount_off(&self, force: bool) -> (Result<(), AdminError>, Result<(), AdminError>) {
+        let Some(mount) = self.mount.borrow_mut().take() else { return (Ok(()), Ok(())) };
         let path = mount.path().display().to_string();
         let (result, rest) = mount.stop(&self.env, force).await;
         match (&rest, &result) {
@@ -222,12 +224,12 @@ impl Instance {
                 );
             }
         }
-        let left = match &rest {
+        let durable = match &rest {
             Some(_) => Ok(()),
             None => self.hand_mount_over().await,
         };
         *self.mount.borrow_mut() = rest;
-        result.map_err(|error| AdminError::Refused(format!("{error}"))).and(left)
+        (result.map_err(|error| AdminError::Refused(format!("{error}"))), durable)
     }
 
     /// Checks the file system, after the client's writes are synced; with `repair`, repairs it. A repair is
@@ -343,15 +345,10 @@ impl Instance {
             if one.is_none() {
                 tracing::warn!("the stop goes on although somebody is still mounting or unmounting");
             }
-            let unmounted = match self.take_mount_off(true).await {
-                // It reported losses, or is not durable yet.
-                Err(error) if self.mount.borrow().is_none() => Err(error.to_string()),
-                Err(error) => {
-                    tracing::warn!(%error, "the mount cannot be removed");
-                    Ok(())
-                }
-                Ok(()) => Ok(()),
-            };
+            let (removed, durable) = self.take_mount_off(true).await;
+            if let Err(error) = removed {
+                tracing::warn!(%error, "the mount cannot be removed");
+            }
             let synced = self.client.close().await.map_err(|failure| failure.to_string());
             let called = match able {
                 true => self.call_back(others).await,
@@ -359,7 +356,7 @@ impl Instance {
             };
             others.stop();
             let closed = self.node.close().await.map_err(|error| error.to_string());
-            unmounted.and(synced).and(called).and(closed)
+            durable.map_err(|error| error.to_string()).and(synced).and(called).and(closed)
         };
         let result = tokio::select! {
             result = work => result,

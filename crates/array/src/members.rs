@@ -84,8 +84,8 @@ pub(crate) enum MetadataState {
     Good,
     /// One is bad, or was not verified yet.
     Bad,
-    /// A carrier did not take or flush a part. Reading it proves nothing, as it may lie in a cache alone: all
-    /// of it must be written again.
+    /// A carrier did not take a part of the log, or the root, at the opening. Reading it proves nothing, as
+    /// it may lie in a cache alone: it must be written again.
     Refused,
 }
 

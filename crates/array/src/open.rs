@@ -211,7 +211,7 @@ impl Opening {
         let table = read_table(context, stripes, &root, &carriers, in_doubt).await?;
         stripes.versions.set_reserved(root.versions_reserved);
         stripes.overlay_mut().skip_order(root.order);
-        let found = read_log(context, &root, &carriers, in_doubt).await?;
+        let found = read_log(context, &root, &carriers).await?;
         if found.segments.is_empty() && root.replay_seq > LogSeq(1) {
             // The segment where replay starts was durable before the root was.
             return Err(context.damaged("the segment where the log starts".into()));

@@ -250,18 +250,7 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
         // Somebody may have unmounted it meanwhile.
         Some(Answer::Serves) | None => {}
     }
-    // If what was written cannot be made durable, the mount stays, as the only one that has it. The process
-    // syncs once more at its end, but nobody would learn what came of that.
-    match sync(&path, PATIENCE) {
-        Ok(true) => {}
-        Ok(false) => bail!(waits_for_instance(&path)?),
-        // A mount of another user, which the kernel shows to nobody else.
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
-        Err(error) => bail!(
-            "{named} stays mounted: not everything that was written is durable ({error}). The log of the mount \
-             says why; what was lost is reported once, and then it can be unmounted"
-        ),
-    }
+    let is_lost = make_durable(&path)?;
     let server = Server::behind(&path)?;
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
     if server.is_some_and(|server| !server.ends_within(PATIENCE).unwrap_or(false)) {
@@ -271,7 +260,53 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
             PATIENCE.as_secs()
         );
     }
-    done(json, &named)
+    print(json, &json!({ "unmounted": named, "lost": is_lost }), |_| say!("unmounted"))
+}
+
+/// Makes everything durable that was written through the mount at `path`, and fails if that cannot be: the
+/// mount is the only one that has it. Its process syncs once more at its end, but nobody would learn what
+/// came of that. Returns true if something was lost before, by a restart of the instance.
+fn make_durable(path: &Path) -> Result<bool> {
+    let named = path.display();
+    let is_late = || {
+        format!(
+            "{named} stays mounted: what was written is not durable after {} s; `penstock status` says what \
+             the instance waits for",
+            PATIENCE.as_secs()
+        )
+    };
+    let failure = match sync(path, PATIENCE) {
+        Ok(true) => return Ok(false),
+        Ok(false) => bail!(is_late()),
+        Err(error) => error,
+    };
+    match failure.kind() {
+        // The session has ended, and what was not synced went with it.
+        ErrorKind::StaleNetworkFileHandle => {
+            note!("the session of the mount had ended: what was not synced by then is lost");
+            return Ok(true);
+        }
+        // A mount of another user, which the kernel shows to nobody else, or a root that nobody may read.
+        ErrorKind::PermissionDenied => {
+            note!("the mount cannot be synced from here; its log says whether everything is durable");
+            return Ok(false);
+        }
+        _ => {}
+    }
+    // A loss is reported once. If this works, the failure was the report of one.
+    match sync(path, PATIENCE) {
+        Ok(true) => {
+            note!(
+                "a restart of the instance has lost changes that were not synced; the log of the mount lists them"
+            );
+            Ok(true)
+        }
+        Ok(false) => bail!(is_late()),
+        Err(error) => bail!(
+            "{named} stays mounted: what was written cannot be made durable ({error}); `penstock status` and \
+             the log of the mount say why"
+        ),
+    }
 }
 
 /// Says what ends a mount whose process does not answer.

@@ -52,6 +52,8 @@ impl ClientLatency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Era {
     start: Option<u64>,
+    /// A start may become the newest one again, when a late reply of another one had been taken for it.
+    changes: u64,
     times_left: u64,
 }
 
@@ -143,7 +145,11 @@ impl Session {
 
     /// The present era.
     pub(crate) fn era(&self) -> Era {
-        Era { start: self.restarts.generation(), times_left: self.leases.times_left() }
+        Era {
+            start: self.restarts.generation(),
+            changes: self.restarts.changes(),
+            times_left: self.leases.times_left(),
+        }
     }
 
     /// True if this client has left since then.

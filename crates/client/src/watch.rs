@@ -52,8 +52,9 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
     }
 }
 
-/// Does what the service asks for in this era, and answers. Each start of the service numbers calls and
-/// grants anew, and asks for everything once more.
+/// Does what the service asks for in this era, and answers, unless the era has ended meanwhile: then it may
+/// not have been done. Each start of the service numbers calls and grants anew, and the present one asks for
+/// everything once more.
 async fn answer(session: &Session, call: LeaseCall, era: Era) {
     let ino = Ino(call.ino);
     let result = match (call.is_sync, call.ino) {
@@ -65,6 +66,9 @@ async fn answer(session: &Session, call: LeaseCall, era: Era) {
         }
         (false, _) => give_up(session, ino, call.grant, era).await,
     };
+    if session.era() != era {
+        return;
+    }
     let failed = |failure: Failure| {
         tracing::debug!(%failure, "a call of the service is answered with an error");
         FailedSync { number: call.number, errno: failure.errno.into() }

@@ -98,6 +98,11 @@ pub(crate) fn shown(path: &Path) -> io::Result<Option<MountEntry>> {
     })
 }
 
+/// True if some place shows a connection's file system, or a directory of it.
+pub(crate) fn is_mounted(connection: u32) -> io::Result<bool> {
+    Ok(table()?.iter().any(|entry| entry.connection == connection))
+}
+
 /// Returns the mount points at which the root of a connection's file system is mounted.
 pub(crate) fn places_of(connection: u32) -> io::Result<Vec<PathBuf>> {
     let is_one = |entry: &MountEntry| entry.connection == connection && entry.root == b"/";

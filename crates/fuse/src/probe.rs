@@ -5,7 +5,7 @@
 //! the shell that waits for it. So a child process asks, and is left behind if it gets no answer.
 
 use crate::guard::{ENDS, GUARD, stat_of};
-use crate::mounts::{KIND, MountEntry, places_of, shown};
+use crate::mounts::{KIND, MountEntry, is_mounted, shown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -64,6 +64,7 @@ pub fn sync(path: &Path, limit: Duration) -> io::Result<bool> {
 }
 
 fn start(argument: &str, path: &Path) -> io::Result<Child> {
+    assert!(path.is_absolute(), "the child has another working directory");
     let mut command = Command::new("/proc/self/exe");
     command.arg0("penstock").arg(argument).arg(path).current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
@@ -146,9 +147,7 @@ impl Server {
     /// shows the mount. Returns false if it has not ended after `limit`.
     pub fn ends_within(&self, limit: Duration) -> io::Result<bool> {
         match &self.process {
-            Some(process) if self.ends && places_of(self.connection)?.is_empty() => {
-                ends_within(process, limit)
-            }
+            Some(process) if self.ends && !is_mounted(self.connection)? => ends_within(process, limit),
             _ => Ok(true),
         }
     }
@@ -158,6 +157,8 @@ impl Server {
 /// it ends with the mount.
 fn process_of(connection: u32, owner: u32) -> io::Result<Option<(u32, bool)>> {
     let connection = connection.to_string();
+    // The kernel gives the number of a connection again while the guard of an earlier one may still be there.
+    let mut newest: Option<(u64, (u32, bool))> = None;
     for entry in std::fs::read_dir("/proc")? {
         let place = entry?.path();
         // A process may end meanwhile.
@@ -173,15 +174,24 @@ fn process_of(connection: u32, owner: u32) -> io::Result<Option<(u32, bool)>> {
             && parent_of(&place) == Some(pid)
             && [&place, &Path::new("/proc").join(pid.to_string())].into_iter().all(|it| runs_as(it, owner))
         {
-            return Ok(Some((pid, rest.contains(&ENDS.as_bytes()))));
+            let began = began_at(&place).unwrap_or_default();
+            if newest.is_none_or(|(newest, _)| newest <= began) {
+                newest = Some((began, (pid, rest.contains(&ENDS.as_bytes()))));
+            }
         }
     }
-    Ok(None)
+    Ok(newest.map(|(_, process)| process))
 }
 
 /// Returns the parent of a process, a path below /proc; none if it has ended.
 fn parent_of(process: &Path) -> Option<u32> {
     stat_of(process).ok()?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Returns the time at which a process, a path below /proc, began, in ticks since the machine started; none
+/// if it has ended.
+fn began_at(process: &Path) -> Option<u64> {
+    stat_of(process).ok()?.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// True if a process, a path below /proc, runs as this user.

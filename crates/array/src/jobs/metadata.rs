@@ -2,8 +2,8 @@
 //!
 //! Memory has the truth of roots and pages, so a bad copy of those is repaired by a new checkpoint, which
 //! writes all of them again. A bad log record is copied from a carrier that has it complete. If a carrier
-//! refused a part, what it returns proves nothing: then everything in the log is destaged, and all pages are
-//! written again.
+//! refused a part of the log or the root, what it returns proves nothing: then everything in the log is
+//! destaged, and roots are written at both places.
 
 use super::destage::Destage;
 use crate::context::Context;
@@ -87,10 +87,7 @@ impl MetadataScrub {
             }
             // After two checkpoints both places of the root, and of every bad page, hold good copies. Page 0
             // is written in any case, because without a changed page there might be no checkpoint.
-            let pages: BTreeSet<u64> = match refused {
-                true => (0..self.context.geo.pages()).collect(),
-                false => found.bad_pages.into_iter().chain([0]).collect(),
-            };
+            let pages: BTreeSet<u64> = found.bad_pages.into_iter().chain([0]).collect();
             for _ in 0..2 {
                 self.stripes.table_mut().put_dirty(pages.clone());
                 self.checkpoints.write().await?;

@@ -10,11 +10,12 @@
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::members::{Members, MetadataState, WhenSuspended};
-use crate::place::Position;
+use crate::place::{Position, Positions};
 use crate::site::Site;
 use futures_util::{StreamExt, stream};
 use penstock_base::Buf;
 use penstock_base::rank::scoped;
+use std::cell::Cell;
 
 /// Parts written at the same time.
 const IN_FLIGHT: usize = 32;
@@ -25,8 +26,9 @@ pub(crate) struct Mend {
     pub(crate) bytes: Buf,
     /// Carriers that lack it. Nothing can be done before they have it.
     pub(crate) lacking: Vec<usize>,
-    /// Carriers that have it, maybe in a cache alone, or do not need it. One may refuse it while no drive may
-    /// be lost: waiting for a bad place would keep the array closed, and nobody could replace the drive.
+    /// Carriers that have it, maybe in a cache alone, or where something worse than nothing cannot lie. One
+    /// may refuse it while no drive may be lost: waiting for a bad place would keep the array closed, and
+    /// nobody could replace the drive.
     pub(crate) whole: Vec<usize>,
     /// No carrier is known to have it durable: one must take it.
     pub(crate) is_needed: bool,
@@ -42,11 +44,12 @@ pub(crate) async fn write(
 ) -> Result<(), ArrayError> {
     let mut rest: Vec<&Mend> = parts.iter().collect();
     let mut when = WhenSuspended::Fail;
+    let refused = Cell::new(Positions::NONE);
     // Each further round waits for a carrier of every part that is left, so it is due to a carrier that was
     // lost.
     for _ in 0..=carriers.len() + 1 {
         let written = rest.iter().map(|part| {
-            let to = part.write(context, members, carriers, site, when);
+            let to = part.write(context, members, carriers, site, when, &refused);
             scoped(async move { Ok::<_, ArrayError>((*part, to.await?)) })
         });
         // Every write that began ends before an error is returned.
@@ -67,7 +70,8 @@ pub(crate) async fn write(
 }
 
 impl Mend {
-    /// Returns the carriers that took the part. If it must wait for one, it does not ask others.
+    /// Returns the carriers that took the part. If it must wait for one, it does not ask others. A carrier
+    /// that has refused a part is asked no more for those that another may take.
     async fn write(
         &self,
         context: &Context,
@@ -75,19 +79,22 @@ impl Mend {
         carriers: &[Position],
         site: Site,
         when: WhenSuspended,
+        refused: &Cell<Positions>,
     ) -> Result<Vec<Position>, ArrayError> {
         let mut taken = Vec::new();
         let lacking = self.lacking.iter().map(|carrier| (*carrier, WhenSuspended::Wait));
         for (carrier, when) in lacking.chain(self.whole.iter().map(|carrier| (*carrier, when))) {
             let position = carriers[carrier];
             let is_enough = when == WhenSuspended::Wait && !taken.is_empty() && self.whole.contains(&carrier);
-            if is_enough || !members.live_carriers().contains(&position) {
+            let has_refused = when == WhenSuspended::Fail && refused.get().contains(position);
+            if is_enough || has_refused || !members.live_carriers().contains(&position) {
                 continue;
             }
             match members.write(position, (self.at, self.bytes.clone()), site.io(), when).await {
                 Ok(Some(_)) => taken.push(position),
                 Ok(None) => {}
-                Err(ArrayError::Suspended(why)) => {
+                Err(ArrayError::Suspended(why)) if when == WhenSuspended::Fail => {
+                    refused.set(refused.get().with(Positions::one(position)));
                     tracing::warn!(array = context.name, %position, why, "metadata cannot be written again");
                     members.set_metadata(MetadataState::Refused);
                 }

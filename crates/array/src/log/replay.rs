@@ -9,9 +9,9 @@
 //! If no carrier can be read at the place, the opening stops and nothing is written. A record that is torn on
 //! a carrier which can be read in full was never durable, whatever other carriers hide.
 //!
-//! A record that can be read may lie in a cache alone: a flush of the last opening may have failed and lost
-//! it, and a drive tells that only once. So each record that no later one calls durable is written again, and
-//! every record if the last opening did not finish: it may have written any of them into a cache.
+//! A record that can be read may lie in a cache alone, also one that was durable and that an earlier opening
+//! or a scrub has repaired: a flush may have failed and lost it, and a drive tells that only once. So every
+//! record is written again on all carriers.
 
 use super::chain::Head;
 use super::mends::Mend;
@@ -56,14 +56,11 @@ struct Reader<'a> {
     root: &'a Root,
     carriers: &'a [Slice],
     durable: LogSeq,
-    /// Durable records, too, may lie in caches alone.
-    in_doubt: bool,
     /// The highest order or version that the root and the records so far have. A copy of a record that is far
     /// ahead of it is damaged.
     highest: u64,
     bad_copies: u64,
-    /// Each with the record that it is or begins with. Which of them are durable is known at the end.
-    mends: Vec<(LogSeq, Mend)>,
+    mends: Vec<Mend>,
     /// By carrier, true if it did not answer. It is not asked again.
     silent: RefCell<Vec<bool>>,
 }
@@ -118,7 +115,7 @@ impl Reader<'_> {
         }
         let (at, bytes) = (self.context.geo.segment_at(number), header.encode());
         let whole = (0..found.len()).filter(|carrier| found[*carrier].is_some()).collect();
-        self.mends.push((seq, Mend { at, bytes, lacking, whole, is_needed: true }));
+        self.mends.push(Mend { at, bytes, lacking, whole, is_needed: true });
         Ok(Some(header))
     }
 
@@ -186,20 +183,17 @@ impl Reader<'_> {
             };
             payload.push(bytes_of(*whole).slice(place));
         }
-        let is_durable = seq <= self.durable.max(head.durable);
-        if is_durable {
+        if seq <= self.durable.max(head.durable) {
             self.bad_copies += lacking.len() as u64;
         }
-        if !lacking.is_empty() || !is_durable || self.in_doubt {
-            let whole: Vec<usize> = (0..copies.len()).filter(|carrier| !lacking.contains(carrier)).collect();
-            let bytes = match whole.first() {
-                Some(carrier) => bytes_of(*carrier).slice(at..first + payload.len() * BLOCK_BYTES),
-                None => head.encode(&payload).0,
-            };
-            let place = self.context.geo.segment_at(number) + at as u64;
-            let lacking = lacking.into_iter().collect();
-            self.mends.push((seq, Mend { at: place, bytes, lacking, whole, is_needed: true }));
-        }
+        let whole: Vec<usize> = (0..copies.len()).filter(|carrier| !lacking.contains(carrier)).collect();
+        let bytes = match whole.first() {
+            Some(carrier) => bytes_of(*carrier).slice(at..first + payload.len() * BLOCK_BYTES),
+            None => head.encode(&payload).0,
+        };
+        let place = self.context.geo.segment_at(number) + at as u64;
+        let lacking = lacking.into_iter().collect();
+        self.mends.push(Mend { at: place, bytes, lacking, whole, is_needed: true });
         self.highest = head.entries.iter().map(Entry::highest).fold(self.highest, u64::max);
         self.durable = self.durable.max(head.durable);
         Ok(Some((head, shape, payload)))
@@ -242,20 +236,17 @@ impl Reader<'_> {
     }
 }
 
-/// Reads the log from `carriers`, from the root's replay position on. `in_doubt` says that what they have may
-/// lie in caches alone.
+/// Reads the log from `carriers`, from the root's replay position on.
 pub(crate) async fn read_log(
     context: &Context,
     root: &Root,
     carriers: &[Slice],
-    in_doubt: bool,
 ) -> Result<Found, ArrayError> {
     let mut reader = Reader {
         context,
         root,
         carriers,
         durable: root.durable,
-        in_doubt,
         highest: root.order.max(root.versions_reserved.0),
         bad_copies: 0,
         mends: vec![],
@@ -299,11 +290,7 @@ pub(crate) async fn read_log(
         incarnation: root.incarnation,
         incarnation_start: root.incarnation_start,
     };
-    let needed = reader.mends.into_iter().filter_map(|(seq, mend)| match in_doubt || seq > reader.durable {
-        true => Some(mend),
-        false => (!mend.lacking.is_empty()).then_some(Mend { whole: Vec::new(), is_needed: false, ..mend }),
-    });
-    Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends: needed.collect() })
+    Ok(Found { head, segments, records, bad_copies: reader.bad_copies, mends: reader.mends })
 }
 
 fn log_damaged(context: &Context, last: LogSeq) -> ArrayError {

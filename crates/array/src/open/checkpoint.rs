@@ -213,14 +213,22 @@ impl<'a> PageCopies<'a> {
     fn needed_here(&self, place: usize, in_doubt: bool) -> Need {
         let mut need = Need::default();
         for (carrier, copies) in self.copies.iter().enumerate() {
-            match (self.is_newest(carrier, place), self.is_newest(carrier, 1 - place)) {
-                (true, false) if !in_doubt => need.is_durable = true,
-                // If it is in both places, an opening has written over a page of a checkpoint without a root,
-                // maybe into a cache alone, and which of the two places that was is unknown.
-                (true, _) => need.whole.push(carrier),
-                (false, false) if !matches!(copies[place], PageCopy::Rootless) => need.whole.push(carrier),
-                // The next checkpoint writes over the only copy that this carrier has.
-                (false, _) => need.lacking.push(carrier),
+            let is_newest_there = self.is_newest(carrier, 1 - place);
+            match &copies[place] {
+                PageCopy::Committed(_) if self.is_newest(carrier, place) => {
+                    match in_doubt || is_newest_there {
+                        false => need.is_durable = true,
+                        // An opening has written it, maybe into a cache alone, and over a page of a
+                        // checkpoint without a root. If it is in both places, which of them that was is
+                        // unknown.
+                        true => need.lacking.push(carrier),
+                    }
+                }
+                // The carrier has no copy, and this place cannot become one that must not count.
+                PageCopy::Committed(_) | PageCopy::Bad if !is_newest_there => need.whole.push(carrier),
+                // It may hide a page that must not count, or the next checkpoint writes over the only copy
+                // that this carrier has.
+                _ => need.lacking.push(carrier),
             }
         }
         need
@@ -231,10 +239,9 @@ impl<'a> PageCopies<'a> {
         let mut need = Need::default();
         for (carrier, copies) in self.copies.iter().enumerate() {
             match &copies[place] {
-                PageCopy::Rootless => need.lacking.push(carrier),
-                // It may hide one.
-                PageCopy::Unreadable => need.whole.push(carrier),
-                PageCopy::Committed(_) if self.is_newest(carrier, place) => need.whole.push(carrier),
+                // The second may hide such a page.
+                PageCopy::Rootless | PageCopy::Unreadable => need.lacking.push(carrier),
+                PageCopy::Committed(_) if self.is_newest(carrier, place) => need.lacking.push(carrier),
                 PageCopy::Committed(_) | PageCopy::Bad => {}
             }
         }

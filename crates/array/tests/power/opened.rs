@@ -269,6 +269,24 @@ fn a_carrier_that_refused_a_part_of_the_log_does_not_count_as_whole() {
     }
 }
 
+/// Flushes fail on both carriers. Each refuses one part of the log in the next life, which ends before
+/// metadata is written again. The life after that finds everything good.
+#[test]
+fn a_refusal_is_not_forgotten_by_a_restart() {
+    for (seed, nth) in (0..12).map(|seed| (9000 + 10 * seed, seed % 4)) {
+        let mut site = Site::new(spec(1, 1));
+        first_life(&mut site, &[], &[0, 1], true, seed);
+        site.prepare = Box::new(move |_, drive| drive.plant_within(Op::Write, nth, Fault::Fail, LOG));
+        life(&site, &[], seed + 1, false).0.unwrap();
+        site.prepare = Box::new(|_, _| ());
+        let synced = life(&site, &[], seed + 2, true);
+        site.disks.iter().for_each(|disk| disk.cut(&synced.1, CutMode::Nothing));
+        let lost = [usize::from(seed % 20 == 0)];
+        let found = life(&site, &lost, seed + 3, false).0;
+        assert_eq!(found.map_err(|error| error.to_string()).unwrap(), synced.0.unwrap(), "seed {seed}");
+    }
+}
+
 /// An opening writes a durable record again that has rotted on one carrier, and its flush fails. What the
 /// next opening finds there lies in a cache alone.
 #[test]

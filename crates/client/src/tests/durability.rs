@@ -3,7 +3,6 @@
 use super::service::{Service, rest};
 use crate::{Client, Reported};
 use penstock_base::Ino;
-use penstock_base::env::Runtime;
 use penstock_sim::World;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -52,10 +51,7 @@ impl Model {
     async fn step(&self, may_crash: bool) {
         self.world.env().sleep(Duration::from_micros(self.world.below(3_000))).await;
         let file = &self.files[usize::from(self.world.below(2) == 0)];
-        let what = self.world.below(12);
-        let _end = Dbg(self.world.clone(), what, self.world.random());
-        eprintln!("{} begins {what} {:?}", _end.2 % 1000, self.world.env().now());
-        match what {
+        match self.world.below(12) {
             0..4 => self.append(file).await,
             4..8 => self.fsync(file, &file.descriptors[usize::from(self.world.below(2) == 0)]).await,
             8 => _ = self.service.call(file.ino.0),
@@ -150,11 +146,4 @@ fn no_fsync_succeeds_over_a_loss() {
         world.destroy();
     }
     assert!(crashes > SEEDS && failed > SEEDS && synced > 10 * SEEDS, "{crashes}, {failed}, {synced}");
-}
-
-struct Dbg(World, u64, u64);
-impl Drop for Dbg {
-    fn drop(&mut self) {
-        eprintln!("{} ends {} {:?}", self.2 % 1000, self.1, self.0.env().now());
-    }
 }

@@ -3,7 +3,8 @@
 use super::service::{Service, rest, run};
 use crate::{Client, KernelCache, Ownership, Purpose, Staged};
 use penstock_base::{Env, ErrorKind, Ino, LocalBoxFuture};
-use penstock_wire::Kind;
+use penstock_sim::World;
+use penstock_wire::{Failure, Frame, Kind, Transport};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -414,4 +415,62 @@ fn what_is_written_after_leaving_is_not_lost_to_a_revocation_of_one_file() {
         append_often(client, 200, Duration::ZERO).await;
         assert_eq!(client.fsync(INO).await, Ok(()));
     });
+}
+
+/// A service with a start, between the first and the second, that lived for one request, whose reply is late.
+struct Late {
+    service: Rc<Service>,
+    arrives: Semaphore,
+}
+
+impl Transport for Late {
+    fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
+        Box::pin(async move {
+            let is_late = request.header.kind == Kind::ReadLink && self.arrives.available_permits() == 0;
+            let mut reply = Transport::call(&*self.service, request).await?;
+            if is_late {
+                self.arrives.acquire().await.unwrap().forget();
+                reply.header.generation = 77;
+                self.arrives.add_permits(1);
+            }
+            Ok(reply)
+        })
+    }
+}
+
+/// Regression: a lease that the client kept counted as given up.
+#[test]
+fn a_revocation_that_a_late_reply_ends_is_not_answered() {
+    let world = World::new(1);
+    let done = world.run(async {
+        let service = Service::new(&world);
+        let late = Rc::new(Late { service: service.clone(), arrives: Semaphore::new(0) });
+        let client = Client::connect(&world.env(), late.clone(), "test").await.unwrap();
+        rest(&client).await;
+        service.add(INO, &[1; 100]);
+        service.add(Ino(6), &[1; 100]);
+        share(&service, &client).await;
+        let (asks, env) = (client.clone(), world.env());
+        // It is sent to the first start.
+        env.spawn("late", Box::pin(async move { drop(asks.read_link(Ino(6)).await) }));
+        rest(&client).await;
+        service.restart();
+        // Longer than the interval of the periodic sync, so that the second start is seen.
+        env.sleep(Duration::from_secs(6)).await;
+        assert_eq!(client.session.restarts().generation(), Some(2));
+        let hold = client.hold(INO, Purpose::Write).await.unwrap();
+        assert!(client.owns(INO).is_some(), "granted by the second start");
+        let number = service.call(INO.0);
+        let is_answered = || service.answered.borrow().iter().any(|(answered, _)| *answered == number);
+        rest(&client).await;
+        assert!(!is_answered());
+        // The late reply arrives, and the last user of the lease ends.
+        late.arrives.add_permits(1);
+        drop(hold);
+        env.sleep(Duration::from_secs(30)).await;
+        assert_eq!(client.session.restarts().generation(), Some(2));
+        assert!(client.owns(INO).is_some() && !is_answered(), "it is kept, and not given up");
+    });
+    done.unwrap();
+    world.destroy();
 }

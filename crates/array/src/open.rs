@@ -5,9 +5,10 @@
 //! durable on every carrier before that root, and so is what is written over table pages of a checkpoint
 //! without a root. What is not known to be durable is written again for that ([`mends`]).
 //!
-//! The order is: root and log on all carriers, flush, pages on all carriers, flush, new root. The root before
-//! may need what a page is written over, so the root that was found is durable first. After that the
-//! committed copy of each page is at the same place on every carrier, and checkpoints write the other place.
+//! The order is: root and log on all carriers, flush, places that may hide another root, flush, pages on all
+//! carriers, flush, new root. The root before may need what a page is written over, so the root that was
+//! found is durable first, and no newer one may come back. After that the committed copy of each page is at
+//! the same place on every carrier, and checkpoints write the other place.
 //!
 //! An opening goes on without a drive only if every stripe can do without it: going on makes the drive's
 //! contents out of date, so that bringing it back later would not help.
@@ -36,7 +37,7 @@ use checkpoint::{read_root, read_table};
 use outdated::{LeftOut, check_loss, leave_out_outdated, take_back};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
-use penstock_base::{ArrayId, Buf, Env, Epoch, LogSeq, Version, env::random_id};
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Io, Slice};
 use penstock_raid::Code;
 use std::collections::VecDeque;
@@ -158,6 +159,8 @@ pub struct Opening {
     outdated: Vec<LeftOut>,
     /// Parts of the log, and the root, that carriers lack or may have in a cache alone.
     mends: Vec<Mend>,
+    /// Blocks for places that may hide a newer root. Its pages are written over, so it must not come back.
+    hidden: Vec<Mend>,
     /// Committed pages that carriers lack or may have in a cache alone, also for places where a page lies
     /// that must not count.
     pages: Vec<Mend>,
@@ -198,7 +201,8 @@ impl Opening {
         let slices = |carriers: &[Position]| -> Vec<Slice> {
             carriers.iter().filter_map(|at| members.slice(*at)).collect()
         };
-        let root = read_root(context, &slices(&members.trusted_carriers(stale))).await?;
+        let read_from = members.trusted_carriers(stale);
+        let (root, hidden) = read_root(context, &slices(&read_from)).await?;
         check_root(context, members, &root, &claim)?;
         let (outdated, accepted_loss) =
             leave_out_outdated(context, members, &root, &claim, stale, lacking).await;
@@ -252,6 +256,18 @@ impl Opening {
             whole: (0..positions.len()).collect(),
             is_needed: true,
         });
+        let hidden = hidden.into_iter().filter_map(|(number, place)| {
+            let carrier = positions.iter().position(|at| *at == read_from[number])?;
+            let is_found = place == root.seq % 2;
+            Some(Mend {
+                at: context.geo.root_at(place),
+                bytes: if is_found { root.encode() } else { BufMut::zeroed(BLOCK_BYTES).freeze() },
+                lacking: vec![carrier],
+                whole: Vec::new(),
+                is_needed: false,
+            })
+        });
+        let hidden = hidden.collect();
         let gone = members.gone();
         Ok(Self {
             array,
@@ -264,6 +280,7 @@ impl Opening {
             accepted: None,
             outdated,
             mends,
+            hidden,
             pages: table.mends,
             carriers: positions,
             redo,
@@ -287,6 +304,9 @@ impl Opening {
         members.take_over(self.claim, stale, &root, self.accepted_loss).await?;
         // The chain must be complete on every carrier before anything rests on it.
         mends::write(context, members, &self.mends, &self.carriers, Site::ReplayMend).await?;
+        if !self.hidden.is_empty() {
+            mends::write(context, members, &self.hidden, &self.carriers, Site::ReplayMend).await?;
+        }
         mends::write(context, members, &self.pages, &self.carriers, Site::ReplayPage).await?;
         // The writes on carriers from here on may have to wait until a lost one is replaced.
         array.start_carriers();

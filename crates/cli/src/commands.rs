@@ -13,10 +13,12 @@ use penstock_node::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+/// Time that `down` gives sessions to end whose mount is not shown any more.
+const ENDING: Duration = Duration::from_secs(3);
 /// Time that `down` waits for the instance to end.
 const DOWN: Duration = Duration::from_secs(120);
 
@@ -84,10 +86,28 @@ fn status(remote: &Remote, json: bool) -> Result<ExitCode> {
     print(json, &status, show::status)
 }
 
+/// The status, after sessions whose mount is not shown here had a moment to end: umount(8) does not wait for
+/// them. None if the instance does not report.
+fn settled(remote: &Remote) -> Option<StatusReport> {
+    assert!(ENDING < DOWN, "the instance has longer to end than a session");
+    let start = Instant::now();
+    loop {
+        let status: StatusReport = remote.get("/v1/status").ok()?;
+        let is_shown = |place: &str| {
+            penstock_fuse::kind_at(Path::new(place)).ok().flatten().as_deref() == Some(penstock_fuse::KIND)
+        };
+        let mut mounts = status.sessions.iter().filter(|it| it.remote && !it.mount.is_empty());
+        if mounts.all(|session| is_shown(&session.mount)) || start.elapsed() > ENDING {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn down(dir: &PathBuf, api: Option<&String>, json: bool) -> Result<ExitCode> {
     let remote = Remote::find(Some(dir), api)?;
     // Only for the note below: a store that cannot report stops all the same.
-    let status: Option<StatusReport> = remote.get("/v1/status").ok();
+    let status = settled(&remote);
     let answer: Value = remote.post("/v1/down", &json!({}))?;
     if api.is_none() {
         let start = Instant::now();

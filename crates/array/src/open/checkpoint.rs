@@ -22,12 +22,20 @@ const PIECES_IN_FLIGHT: usize = 4;
 /// no carrier can read might hold it, and then nothing is decided. Numbers are given again after a start
 /// whose root was not durable, and such a root may come back with a drive that has contents of the past.
 /// Epochs are never given again. A root far ahead of another carrier's counts only if there is no other.
-pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<Root, ArrayError> {
+///
+/// Returns the places that a carrier did not return as well, each with the carrier's index: they may hide a
+/// root that must not count.
+pub(super) async fn read_root(
+    context: &Context,
+    carriers: &[Slice],
+) -> Result<(Root, Vec<(usize, u64)>), ArrayError> {
     let mut roots: Vec<(usize, Root)> = Vec::new();
+    let mut hidden = Vec::new();
     for place in 0..2 {
         let mut is_known = false;
         for (number, carrier) in carriers.iter().enumerate() {
             let Ok(block) = carrier.read(context.geo.root_at(place), BLOCK_BYTES, IO).await else {
+                hidden.push((number, place));
                 continue;
             };
             is_known = true;
@@ -43,7 +51,8 @@ pub(super) async fn read_root(context: &Context, carriers: &[Slice]) -> Result<R
         }
     }
     let roots = without_far(roots, Root::is_near);
-    newest_of(&roots).ok_or_else(|| context.damaged("the checkpoint's root".into()))
+    let newest = newest_of(&roots).ok_or_else(|| context.damaged("the checkpoint's root".into()))?;
+    Ok((newest, hidden))
 }
 
 /// The newest of the roots. Carriers that name the same checkpoint in different ways are outvoted: each got

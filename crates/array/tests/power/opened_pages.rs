@@ -5,6 +5,7 @@
 //! other place on all of them.
 
 use crate::bench::{Machine, Site, plan, spec, tags, write_fresh};
+use crate::hostile::roots;
 use penstock_array::ArrayError;
 use penstock_array::format::table_page::TablePage;
 use penstock_base::BLOCK_BYTES;
@@ -201,5 +202,52 @@ fn a_place_that_refuses_a_page_once_gets_it_all_the_same() {
         open_and_cut(&site, &lost, seed + 2);
         site.prepare = Box::new(|_, _| ());
         assert_eq!(first_tag(&site, &lost, seed + 3), Ok(vec![1000]), "seed {seed}");
+    }
+}
+
+/// A checkpoint is cut when one carrier has its root. That carrier cannot read the place of the root for a
+/// moment at the next opening, which takes the root before, writes over the pages, and is cut as well.
+fn hide_root((k, m): (usize, usize), (at, nth): (&'static str, u64), mode: CutMode) {
+    let mut site = Site::new(spec(k, m));
+    let world = World::new(500);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        checkpoint(&machine, 4, 1000).await?;
+        let hits = world.hits().get("checkpoint.root").copied().unwrap_or(0);
+        world.plan_cut(plan("checkpoint.root", hits));
+        checkpoint(&machine, 5, 2000).await
+    });
+    assert!(run.is_err(), "it is cut");
+    world.destroy();
+    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    let newest =
+        site.disks.iter().enumerate().filter_map(|(number, disk)| Some((number, roots(disk).pop()?)));
+    let (who, (block, _)) = newest.max_by_key(|(_, (_, root))| root.seq).expect("a carrier has a root");
+    site.prepare = Box::new(move |number, drive| {
+        if number == who {
+            drive.plant_within(Op::Read, 0, Fault::Fail, bytes_of(block));
+        }
+    });
+    let world = World::new(501);
+    world.plan_cut(plan(at, nth));
+    // It may end before that.
+    if let Ok(opened) = world.run(async { site.open(&world, &[]).await.map(|machine| machine.array.stop()) })
+    {
+        opened.unwrap();
+    }
+    world.destroy();
+    site.disks.iter().for_each(|disk| disk.cut(&world, mode));
+    site.prepare = Box::new(|_, _| ());
+    assert_eq!(first_tag(&site, &[], 502), Ok(vec![1000]), "{k}+{m} {at} {nth} {mode:?}");
+}
+
+#[test]
+fn a_root_that_could_not_be_read_once_does_not_come_back() {
+    for code in [(1, 1), (4, 2)] {
+        for at in [("replay.page", 0), ("replay.page", 1), ("replay.page", 3), ("checkpoint.root", 0)] {
+            for mode in [CutMode::Nothing, CutMode::Everything, CutMode::Writes, CutMode::Sectors] {
+                hide_root(code, at, mode);
+            }
+        }
     }
 }

@@ -304,9 +304,7 @@ impl Opening {
         members.take_over(self.claim, stale, &root, self.accepted_loss).await?;
         // The chain must be complete on every carrier before anything rests on it.
         mends::write(context, members, &self.mends, &self.carriers, Site::ReplayMend).await?;
-        if !self.hidden.is_empty() {
-            mends::write(context, members, &self.hidden, &self.carriers, Site::ReplayMend).await?;
-        }
+        mends::write(context, members, &self.hidden, &self.carriers, Site::ReplayMend).await?;
         mends::write(context, members, &self.pages, &self.carriers, Site::ReplayPage).await?;
         // The writes on carriers from here on may have to wait until a lost one is replaced.
         array.start_carriers();

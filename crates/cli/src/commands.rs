@@ -96,7 +96,7 @@ fn settled(remote: &Remote) -> Option<StatusReport> {
         let is_shown = |place: &str| {
             penstock_fuse::kind_at(Path::new(place)).ok().flatten().as_deref() == Some(penstock_fuse::KIND)
         };
-        let mut mounts = status.sessions.iter().filter(|it| it.remote && !it.mount.is_empty());
+        let mut mounts = status.sessions.iter().filter(|session| session.is_separate_mount());
         if mounts.all(|session| is_shown(&session.mount)) || start.elapsed() > ENDING {
             return Some(status);
         }
@@ -127,7 +127,7 @@ fn down(dir: &PathBuf, api: Option<&String>, json: bool) -> Result<ExitCode> {
         }
     }
     let sessions = status.iter().flat_map(|status| &status.sessions);
-    for session in sessions.filter(|session| session.remote && !session.mount.is_empty()) {
+    for session in sessions.filter(|session| session.is_separate_mount()) {
         note!(
             "{} still mounts it at {}: programs there wait until it runs again (`penstock umount` before \
              `penstock down` avoids that)",

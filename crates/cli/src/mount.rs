@@ -325,7 +325,7 @@ fn waits_for_instance(path: &Path) -> Result<String> {
 /// Unmounts the only mount of an instance.
 pub fn umount_only(rest: &Rest, json: bool) -> Result<ExitCode> {
     let status: StatusReport = rest.get("/v1/status")?;
-    let others = status.sessions.iter().find(|session| session.remote && !session.mount.is_empty());
+    let others = status.sessions.iter().find(|session| session.is_separate_mount());
     if let Some(other) = others {
         bail!("it is mounted by {}: name the place, `penstock umount {}`", other.client, other.mount);
     }

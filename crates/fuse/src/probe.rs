@@ -112,12 +112,13 @@ pub fn sync_directly(path: &Path) -> u8 {
 /// Returns the process that serves the mount at `path`. None if nothing is mounted there, or if its guard,
 /// which knows the process, is not found.
 pub fn process_behind(path: &Path) -> io::Result<Option<u32>> {
-    match shown(path)? {
-        Some(MountEntry { connection, owner: Some(owner), .. }) => {
-            Ok(process_of(connection, owner)?.map(|(process, _)| process))
-        }
-        _ => Ok(None),
-    }
+    Ok(server_of(path)?.map(|(_, process, _)| process))
+}
+
+/// Returns the connection of the mount at `path`, the process that serves it, and true if that ends with it.
+fn server_of(path: &Path) -> io::Result<Option<(u32, u32, bool)>> {
+    let Some(MountEntry { connection, owner: Some(owner), .. }) = shown(path)? else { return Ok(None) };
+    Ok(process_of(connection, owner)?.map(|(process, ends)| (connection, process, ends)))
 }
 
 /// The process that serves a mount, as it is before the mount is unmounted.
@@ -132,8 +133,7 @@ pub struct Server {
 impl Server {
     /// Finds the process behind the mount at `path`, as [`process_behind`] does.
     pub fn behind(path: &Path) -> io::Result<Option<Self>> {
-        let Some(MountEntry { connection, owner: Some(owner), .. }) = shown(path)? else { return Ok(None) };
-        let Some((process, ends)) = process_of(connection, owner)? else { return Ok(None) };
+        let Some((connection, process, ends)) = server_of(path)? else { return Ok(None) };
         let pid = Pid::from_raw(process.cast_signed()).ok_or(Errno::SRCH);
         let process = match pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty())) {
             Ok(process) => Some(process),
@@ -171,27 +171,23 @@ fn process_of(connection: u32, owner: u32) -> io::Result<Option<(u32, bool)>> {
             && (name, number) == (GUARD.as_bytes(), connection.as_bytes())
             && let Some(pid) =
                 std::str::from_utf8(thread).ok().and_then(|it| it.split_once('/')?.0.parse().ok())
-            && parent_of(&place) == Some(pid)
+            && let Some((parent, began)) = parent_and_start_of(&place)
+            && parent == pid
             && [&place, &Path::new("/proc").join(pid.to_string())].into_iter().all(|it| runs_as(it, owner))
+            && newest.is_none_or(|(newest, _)| newest <= began)
         {
-            let began = began_at(&place).unwrap_or_default();
-            if newest.is_none_or(|(newest, _)| newest <= began) {
-                newest = Some((began, (pid, rest.contains(&ENDS.as_bytes()))));
-            }
+            newest = Some((began, (pid, rest.contains(&ENDS.as_bytes()))));
         }
     }
     Ok(newest.map(|(_, process)| process))
 }
 
-/// Returns the parent of a process, a path below /proc; none if it has ended.
-fn parent_of(process: &Path) -> Option<u32> {
-    stat_of(process).ok()?.split_whitespace().nth(1)?.parse().ok()
-}
-
-/// Returns the time at which a process, a path below /proc, began, in ticks since the machine started; none
-/// if it has ended.
-fn began_at(process: &Path) -> Option<u64> {
-    stat_of(process).ok()?.split_whitespace().nth(19)?.parse().ok()
+/// Returns the parent of a process, a path below /proc, and the time at which it began, in ticks since the
+/// machine started; none if it has ended.
+fn parent_and_start_of(process: &Path) -> Option<(u32, u64)> {
+    let stat = stat_of(process).ok()?;
+    let number = |at| stat.split_whitespace().nth(at);
+    Some((number(1)?.parse().ok()?, number(19)?.parse().ok()?))
 }
 
 /// True if a process, a path below /proc, runs as this user.

@@ -51,6 +51,13 @@ pub struct SessionReport {
     pub open_inodes: u64,
 }
 
+impl SessionReport {
+    /// True if it is a mount of a process of its own.
+    pub fn is_separate_mount(&self) -> bool {
+        self.remote && !self.mount.is_empty()
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SpaceReport {
     /// `data` or `metadata`.

@@ -34,7 +34,7 @@ pub(crate) struct Mend {
     pub(crate) is_needed: bool,
 }
 
-/// Writes parts on `carriers` and makes them durable.
+/// Writes parts on `carriers` and makes them durable. Without parts it does nothing.
 pub(crate) async fn write(
     context: &Context,
     members: &Members,
@@ -43,6 +43,9 @@ pub(crate) async fn write(
     site: Site,
 ) -> Result<(), ArrayError> {
     let mut rest: Vec<&Mend> = parts.iter().collect();
+    if rest.is_empty() {
+        return Ok(());
+    }
     let mut when = WhenSuspended::Fail;
     let refused = Cell::new(Positions::NONE);
     // Each further round waits for a carrier of every part that is left, so it is due to a carrier that was

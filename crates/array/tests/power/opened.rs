@@ -90,6 +90,24 @@ fn first_life(site: &mut Site, lost: &[usize], failing: &[usize], fails: bool, s
     world.destroy();
 }
 
+/// A life with [`WRITES`] writes, flushed at its end or, with `each`, one by one. Then the power is cut.
+fn synced_life(site: &Site, lost: &[usize], seed: u64, each: bool) {
+    let world = World::new(seed);
+    let run = world.run(async {
+        let machine = site.open(&world, lost).await?;
+        for tag in 1..=WRITES {
+            write(&machine, tag, tag).await?;
+            if each || tag == WRITES {
+                machine.volume.flush().await?;
+            }
+        }
+        machine.array.stop();
+        Ok::<_, ArrayError>(())
+    });
+    run.unwrap().unwrap();
+    site.cut(&world);
+}
+
 /// A life with unflushed writes, one that opens after it without a power cut, and one after a power cut.
 fn lives((k, m, failing, lost): Case, fails: Fails, seed: u64) -> Result<(), String> {
     let mut site = Site::new(spec(k, m));
@@ -170,18 +188,7 @@ fn a_page_that_was_written_over_in_a_cache_alone_does_not_come_back() {
 #[test]
 fn a_root_whose_place_takes_no_write_does_not_keep_the_array_from_opening() {
     let mut site = Site::new(spec(4, 1));
-    let world = World::new(3);
-    let run = world.run(async {
-        let machine = site.open(&world, &[4]).await?;
-        for tag in 1..=WRITES {
-            write(&machine, tag, tag).await?;
-        }
-        machine.volume.flush().await?;
-        machine.array.stop();
-        Ok::<_, ArrayError>(())
-    });
-    run.unwrap().unwrap();
-    site.cut(&world);
+    synced_life(&site, &[4], 3, false);
     let (block, _) = roots(&site.disks[0]).pop().expect("a carrier has a root");
     let at = block * BLOCK_BYTES as u64;
     site.prepare = Box::new(move |number, drive| {
@@ -294,18 +301,7 @@ fn a_durable_record_that_an_unfinished_opening_wrote_is_written_again() {
     let mut was_written = false;
     for seed in (0..20).map(|seed| 90_000 + 10 * seed) {
         let (mut site, lost) = (Site::new(spec(2, 1)), [2]);
-        let world = World::new(seed);
-        let run = world.run(async {
-            let machine = site.open(&world, &lost).await?;
-            for tag in 1..=WRITES {
-                write(&machine, tag, tag).await?;
-                machine.volume.flush().await?;
-            }
-            machine.array.stop();
-            Ok::<_, ArrayError>(())
-        });
-        run.unwrap().unwrap();
-        site.cut(&world);
+        synced_life(&site, &lost, seed, true);
         let disk = site.disks[0].clone();
         let records = || {
             let is_record = |block: &u64| RecordHead::claimed_head_blocks(&disk.peek(*block)).is_some();

@@ -10,7 +10,7 @@ use penstock_array::ArrayError;
 use penstock_array::format::table_page::TablePage;
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Fault, Op};
-use penstock_sim::{CutMode, SimDisk, World};
+use penstock_sim::{Cut, CutMode, SimDisk, World};
 use std::ops::Range;
 
 /// The blocks of the first table page on a disk, each with its checkpoint.
@@ -35,14 +35,14 @@ async fn checkpoint(machine: &Machine, stripe: u64, tag: u64) -> Result<(), Arra
     machine.array.destage_and_checkpoint().await
 }
 
-/// A committed checkpoint, and one that is cut when its first page was written on `carriers` carriers.
-fn cut_checkpoint(site: &Site, lost: &[usize], carriers: u64, seed: u64) -> World {
+/// A committed checkpoint, and one that is cut at its write number `nth` at a write site.
+fn cut_checkpoint(site: &Site, lost: &[usize], (at, nth): (&'static str, u64), seed: u64) -> World {
     let world = World::new(seed);
     let run = world.run(async {
         let machine = site.open(&world, lost).await?;
         checkpoint(&machine, 4, 1000).await?;
-        let hits = world.hits().get("checkpoint.page").copied().unwrap_or(0);
-        world.plan_cut(plan("checkpoint.page", hits + carriers - 1));
+        let hits = world.hits().get(at).copied().unwrap_or(0);
+        world.plan_cut(plan(at, hits + nth));
         checkpoint(&machine, 5, 2000).await
     });
     assert!(run.is_err(), "it is cut");
@@ -50,13 +50,28 @@ fn cut_checkpoint(site: &Site, lost: &[usize], carriers: u64, seed: u64) -> Worl
     world
 }
 
-/// An opening that ends without a power cut.
-fn open_once(site: &Site, lost: &[usize], seed: u64) {
-    let world = World::new(seed);
-    let run = world.run(async { site.open(&world, lost).await.map(|machine| machine.array.stop()) });
-    run.unwrap().unwrap();
+/// The first page of the second checkpoint, on the second carrier.
+const SECOND_PAGE: (&str, u64) = ("checkpoint.page", 1);
+
+/// An opening that ends its array at once, in a world that may have a cut planned.
+fn open_once(site: &Site, lost: &[usize], world: &World) -> Result<Result<(), ArrayError>, Cut> {
+    let run = world.run(async { site.open(world, lost).await.map(|machine| machine.array.stop()) });
     world.destroy();
-    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
+    run
+}
+
+/// An opening that may be cut.
+fn open_or_cut(site: &Site, lost: &[usize], (at, nth): (&'static str, u64), seed: u64) -> World {
+    let world = World::new(seed);
+    world.plan_cut(plan(at, nth));
+    if let Ok(opened) = open_once(site, lost, &world) {
+        opened.unwrap();
+    }
+    world
+}
+
+fn cut_all(site: &Site, world: &World, mode: CutMode) {
+    site.disks.iter().for_each(|disk| disk.cut(world, mode));
 }
 
 /// One carrier has the committed page in both places, the other in one, and that place cannot be read on the
@@ -64,10 +79,12 @@ fn open_once(site: &Site, lost: &[usize], seed: u64) {
 #[test]
 fn a_checkpoint_leaves_each_carrier_the_committed_page() {
     let mut site = Site::new(spec(1, 1));
-    let world = cut_checkpoint(&site, &[], 2, 1);
+    let world = cut_checkpoint(&site, &[], SECOND_PAGE, 1);
     site.disks[0].cut(&world, CutMode::Everything);
     site.disks[1].cut(&world, CutMode::Nothing);
-    open_once(&site, &[], 2);
+    let world = World::new(2);
+    open_once(&site, &[], &world).unwrap().unwrap();
+    cut_all(&site, &world, CutMode::Nothing);
     assert!(copies(&site.disks[0]).iter().all(|(_, checkpoint)| *checkpoint == copies(&site.disks[0])[0].1));
     let (block, _) = copies(&site.disks[1]).into_iter().max_by_key(|(_, checkpoint)| *checkpoint).unwrap();
     site.prepare = Box::new(move |number, drive| {
@@ -81,7 +98,7 @@ fn a_checkpoint_leaves_each_carrier_the_committed_page() {
     let run = world.run(async { checkpoint(&site.open(&world, &[]).await?, 6, 3000).await });
     assert!(run.is_err(), "it is cut at the root");
     world.destroy();
-    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
+    cut_all(&site, &world, CutMode::Nothing);
 
     site.prepare = Box::new(|_, _| ());
     assert_eq!(first_tag(&site, &[0], 4), Ok(vec![1000]));
@@ -119,10 +136,8 @@ fn pages_are_written_over_only_for_a_durable_root() {
         });
         let world = World::new(seed + 1);
         world.plan_cut(plan("replay.page", 0));
-        let run = world.run(async { site.open(&world, &lost).await.map(|machine| machine.array.stop()) });
-        world.destroy();
-        cuts += u64::from(run.is_err());
-        site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Writes));
+        cuts += u64::from(open_once(&site, &lost, &world).is_err());
+        cut_all(&site, &world, CutMode::Writes);
         site.prepare = Box::new(|_, _| ());
         assert_eq!(first_tag(&site, &lost, seed + 2), Ok(vec![1000]), "seed {seed}");
     }
@@ -132,21 +147,15 @@ fn pages_are_written_over_only_for_a_durable_root() {
 /// A checkpoint of an array that may lose no drive, cut before its root. Returns the block of a carrier that
 /// has a page of it.
 fn cut_on_all(site: &Site, lost: &[usize], seed: u64) -> u64 {
-    let world = cut_checkpoint(site, lost, 2, seed);
-    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    let world = cut_checkpoint(site, lost, SECOND_PAGE, seed);
+    cut_all(site, &world, CutMode::Everything);
     copies(&site.disks[0]).into_iter().max_by_key(|(_, checkpoint)| *checkpoint).unwrap().0
 }
 
 /// An opening that is cut at the first page of the checkpoint after it, if that comes.
 fn open_and_cut(site: &Site, lost: &[usize], seed: u64) {
-    let world = World::new(seed);
-    world.plan_cut(plan("checkpoint.page", 0));
-    let run = world.run(async { site.open(&world, lost).await.map(|machine| machine.array.stop()) });
-    world.destroy();
-    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
-    if let Ok(opened) = run {
-        opened.unwrap();
-    }
+    let world = open_or_cut(site, lost, ("checkpoint.page", 0), seed);
+    cut_all(site, &world, CutMode::Nothing);
 }
 
 fn first_tag(site: &Site, lost: &[usize], seed: u64) -> Result<Vec<u64>, String> {
@@ -191,9 +200,7 @@ fn a_place_that_refuses_a_page_once_gets_it_all_the_same() {
             }
         });
         let world = World::new(seed + 1);
-        let run = world.run(async { site.open(&world, &lost).await.map(|machine| machine.array.stop()) });
-        run.unwrap().expect_err("the flush of the pages fails");
-        world.destroy();
+        open_once(&site, &lost, &world).unwrap().expect_err("the flush of the pages fails");
         site.prepare = Box::new(move |number, drive| {
             if number == 0 {
                 drive.plant_within(Op::Write, 0, Fault::Fail, bytes_of(block));
@@ -209,17 +216,8 @@ fn a_place_that_refuses_a_page_once_gets_it_all_the_same() {
 /// moment at the next opening, which takes the root before, writes over the pages, and is cut as well.
 fn hide_root((k, m): (usize, usize), (at, nth): (&'static str, u64), mode: CutMode) {
     let mut site = Site::new(spec(k, m));
-    let world = World::new(500);
-    let run = world.run(async {
-        let machine = site.open(&world, &[]).await?;
-        checkpoint(&machine, 4, 1000).await?;
-        let hits = world.hits().get("checkpoint.root").copied().unwrap_or(0);
-        world.plan_cut(plan("checkpoint.root", hits));
-        checkpoint(&machine, 5, 2000).await
-    });
-    assert!(run.is_err(), "it is cut");
-    world.destroy();
-    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    let world = cut_checkpoint(&site, &[], ("checkpoint.root", 0), 500);
+    cut_all(&site, &world, CutMode::Everything);
     let newest =
         site.disks.iter().enumerate().filter_map(|(number, disk)| Some((number, roots(disk).pop()?)));
     let (who, (block, _)) = newest.max_by_key(|(_, (_, root))| root.seq).expect("a carrier has a root");
@@ -228,15 +226,8 @@ fn hide_root((k, m): (usize, usize), (at, nth): (&'static str, u64), mode: CutMo
             drive.plant_within(Op::Read, 0, Fault::Fail, bytes_of(block));
         }
     });
-    let world = World::new(501);
-    world.plan_cut(plan(at, nth));
-    // It may end before that.
-    if let Ok(opened) = world.run(async { site.open(&world, &[]).await.map(|machine| machine.array.stop()) })
-    {
-        opened.unwrap();
-    }
-    world.destroy();
-    site.disks.iter().for_each(|disk| disk.cut(&world, mode));
+    let world = open_or_cut(&site, &[], (at, nth), 501);
+    cut_all(&site, &world, mode);
     site.prepare = Box::new(|_, _| ());
     assert_eq!(first_tag(&site, &[], 502), Ok(vec![1000]), "{k}+{m} {at} {nth} {mode:?}");
 }

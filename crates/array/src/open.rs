@@ -254,6 +254,7 @@ impl Opening {
             bytes: root.encode(),
             lacking: Vec::new(),
             whole: (0..positions.len()).collect(),
+            durable: Vec::new(),
             is_needed: true,
         });
         let hidden = hidden.into_iter().filter_map(|(number, place)| {
@@ -264,6 +265,7 @@ impl Opening {
                 bytes: if is_found { root.encode() } else { BufMut::zeroed(BLOCK_BYTES).freeze() },
                 lacking: vec![carrier],
                 whole: Vec::new(),
+                durable: Vec::new(),
                 is_needed: false,
             })
         });

@@ -233,7 +233,7 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
     let own = rest.as_ref().and_then(|rest| rest.get::<Vec<String>>("/v1/mounts").ok());
     if let (Some(rest), true) = (&rest, own.iter().flatten().any(|mounted| *mounted == named)) {
         rest.delete::<Vec<String>>("/v1/mounts")?;
-        return done(json, &named);
+        return done(json, &named, Some(false));
     }
     match kind_at(&path).with_context(|| format!("{named} cannot be looked at"))?.as_deref() {
         Some(KIND) => {}
@@ -243,14 +243,14 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
     match probe(&path)? {
         Some(Answer::Stale) => {
             unmount_stale(&path)?;
-            return done(json, &named);
+            return done(json, &named, None);
         }
         // Unmounting could wait for the instance as well.
         Some(Answer::Silent) => bail!(waits_for_instance(&path)?),
         // Somebody may have unmounted it meanwhile.
         Some(Answer::Serves) | None => {}
     }
-    let is_lost = make_durable(&path)?;
+    let loses = make_durable(&path)?;
     let server = Server::behind(&path)?;
     penstock_fuse::unmount(&path).map_err(|error| anyhow!("{named} is in use: {error}"))?;
     if server.is_some_and(|server| !server.ends_within(PATIENCE).unwrap_or(false)) {
@@ -260,13 +260,13 @@ pub fn umount(path: &Path, dir: Option<&PathBuf>, api: Option<&String>, json: bo
             PATIENCE.as_secs()
         );
     }
-    print(json, &json!({ "unmounted": named, "lost": is_lost }), |_| say!("unmounted"))
+    done(json, &named, loses)
 }
 
 /// Makes everything durable that was written through the mount at `path`, and fails if that cannot be: the
 /// mount is the only one that has it. Its process syncs once more at its end, but nobody would learn what
-/// came of that. Returns true if something was lost before, by a restart of the instance.
-fn make_durable(path: &Path) -> Result<bool> {
+/// came of that. Returns true if something was lost before, and `None` if that is unknown.
+fn make_durable(path: &Path) -> Result<Option<bool>> {
     let named = path.display();
     let is_late = || {
         format!(
@@ -276,7 +276,7 @@ fn make_durable(path: &Path) -> Result<bool> {
         )
     };
     let failure = match sync(path, PATIENCE) {
-        Ok(true) => return Ok(false),
+        Ok(true) => return Ok(Some(false)),
         Ok(false) => bail!(is_late()),
         Err(error) => error,
     };
@@ -284,22 +284,23 @@ fn make_durable(path: &Path) -> Result<bool> {
         // The session has ended, and what was not synced went with it.
         ErrorKind::StaleNetworkFileHandle => {
             note!("the session of the mount had ended: what was not synced by then is lost");
-            return Ok(true);
+            return Ok(Some(true));
         }
         // A mount of another user, which the kernel shows to nobody else, or a root that nobody may read.
         ErrorKind::PermissionDenied => {
             note!("the mount cannot be synced from here; its log says whether everything is durable");
-            return Ok(false);
+            return Ok(None);
         }
         _ => {}
     }
-    // A loss is reported once. If this works, the failure was the report of one.
+    // A loss is reported once, with the error that a sync which fails for a moment has as well.
     match sync(path, PATIENCE) {
         Ok(true) => {
             note!(
-                "a restart of the instance has lost changes that were not synced; the log of the mount lists them"
+                "the first sync failed ({failure}), the second succeeded: a restart of the instance may have lost \
+                 changes that were not synced; then the log of the mount lists them"
             );
-            Ok(true)
+            Ok(None)
         }
         Ok(false) => bail!(is_late()),
         Err(error) => bail!(
@@ -331,11 +332,12 @@ pub fn umount_only(rest: &Rest, json: bool) -> Result<ExitCode> {
     }
     let Some(mounted) = status.mounts.first() else { bail!("it is not mounted") };
     rest.delete::<Vec<String>>("/v1/mounts")?;
-    done(json, mounted)
+    done(json, mounted, Some(false))
 }
 
-fn done(json: bool, path: &str) -> Result<ExitCode> {
-    print(json, &json!({ "unmounted": path }), |_| say!("unmounted"))
+/// `loses` says whether changes were lost, `None` if that is unknown.
+fn done(json: bool, path: &str, loses: Option<bool>) -> Result<ExitCode> {
+    print(json, &json!({ "unmounted": path, "lost": loses }), |_| say!("unmounted"))
 }
 
 #[cfg(test)]

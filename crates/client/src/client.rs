@@ -130,12 +130,12 @@ impl Client {
 
     /// Returns the current period as the sole client; `None` if there are others.
     pub fn owns_all(&self) -> Option<Ownership> {
-        self.session.leases().owns_all(self.session.restarts().generation()?)
+        self.session.leases().owns_all(self.session.restarts().changes())
     }
 
     /// Returns the current period in which no other client may change the file; `None` if others may.
     pub fn owns(&self, ino: Ino) -> Option<Ownership> {
-        self.session.leases().owns(ino, self.session.restarts().generation()?)
+        self.session.leases().owns(ino, self.session.restarts().changes())
     }
 
     /// True if the kernel may keep the pages that it has of a file which it is opening.

@@ -154,13 +154,17 @@ impl Hold {
     }
 }
 
-/// Asks the service for a lease, and takes its grant.
+/// Asks the service for a lease, and takes its grant, unless the era has ended meanwhile: then the service
+/// may have forgotten it, or its number may be that of another grant.
 async fn ask(session: &Session, ino: Ino, asking: Asking<'_>) -> Result<(), Failure> {
     session.leases().trim(|ino| session.files().contains(ino));
     let exclusive = asking.right() == Right::Exclusive;
     let request = LeaseRequest { ino: ino.0, exclusive, first: 0, last: u64::MAX };
+    let era = session.era();
     let LeaseReply { grant } = session.ask(Kind::Lease, &request).await?;
-    asking.granted(grant);
+    if session.era() == era {
+        asking.granted(grant);
+    }
     Ok(())
 }
 

@@ -45,14 +45,15 @@ const STAYS: &str = "a lease stays while it is used, waited for or revoked";
 pub enum Ownership {
     /// While this is the sole client.
     Alone {
-        /// Generation of the service's start.
+        /// Number of changes of the service's start that this client has seen.
         start: u64,
         /// Number of times that this client has become the sole one.
         time: u64,
     },
     /// While an exclusive lease lasts.
     Lease {
-        /// Generation of the service's start; each start numbers grants anew.
+        /// Number of changes of the service's start that this client has seen. Each start numbers grants
+        /// anew.
         start: u64,
         /// The number of the lease's grant.
         grant: u64,
@@ -177,7 +178,6 @@ pub(crate) struct Asking<'a> {
     leases: &'a Leases,
     ino: Ino,
     right: Right,
-    times_left: u64,
 }
 
 impl Asking<'_> {
@@ -186,12 +186,8 @@ impl Asking<'_> {
         self.right
     }
 
-    /// Takes the grant of the service, unless this client has left meanwhile: then the service has forgotten
-    /// it.
+    /// Takes the grant of the service, which must be of the present era.
     pub(crate) fn granted(self, grant: u64) {
-        if self.leases.times_left() != self.times_left {
-            return;
-        }
         let void = self.leases.void.get();
         self.leases.with(self.ino, |lease| lease.granted(self.right, grant, void));
     }
@@ -296,7 +292,7 @@ impl Leases {
             return Admission::Use(LeaseUse { leases: self.clone(), ino: Some(ino) });
         }
         if lease.begin_to_ask() {
-            Admission::Ask(Asking { leases: self, ino, right, times_left: self.times_left() })
+            Admission::Ask(Asking { leases: self, ino, right })
         } else {
             Admission::Wait
         }

@@ -152,11 +152,6 @@ impl Session {
         }
     }
 
-    /// True if this client has left since then.
-    pub(crate) fn has_left_since(&self, era: Era) -> bool {
-        self.leases.times_left() != era.times_left
-    }
-
     pub(crate) fn restarts(&self) -> &Restarts {
         &self.restarts
     }

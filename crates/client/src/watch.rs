@@ -33,22 +33,23 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
                 continue;
             }
         };
-        // The service forgot its calls when this client left. One that it has made since comes again.
-        let calls = if session.has_left_since(era) { Vec::new() } else { reply.calls };
-        for call in calls {
+        reply.unlocked.iter().for_each(|ino| session.locks().note_unlocked(Ino(*ino)));
+        if session.era() != era {
+            // The reply may be about the time before. The service tells what is so now to the next request.
+            continue;
+        }
+        for call in reply.calls {
             leases.saw(call.number);
             if call.ino == 0 && !call.is_sync {
                 // Before the next request, because that reports this flag to the service.
                 leases.become_shared();
             }
             let answered = session.clone();
-            let era = session.era();
             session.env().spawn("lease call", Box::pin(async move { answer(&answered, call, era).await }));
         }
-        if reply.alone && !session.has_left_since(era) {
+        if reply.alone {
             leases.become_alone();
         }
-        reply.unlocked.iter().for_each(|ino| session.locks().note_unlocked(Ino(*ino)));
     }
 }
 

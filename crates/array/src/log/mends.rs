@@ -30,7 +30,9 @@ pub(crate) struct Mend {
     /// may refuse it while no drive may be lost: waiting for a bad place would keep the array closed, and
     /// nobody could replace the drive.
     pub(crate) whole: Vec<usize>,
-    /// No carrier is known to have it durable: one must take it.
+    /// Carriers that have it, and not in a cache alone.
+    pub(crate) durable: Vec<usize>,
+    /// The array needs it: one carrier that serves must have it durable.
     pub(crate) is_needed: bool,
 }
 
@@ -61,7 +63,8 @@ pub(crate) async fn write(
         members.flush_carriers().await?;
         let serving = members.live_carriers();
         let is_left = |(part, to): &(&Mend, Vec<Position>)| {
-            part.is_needed && !to.iter().any(|carrier| serving.contains(carrier))
+            let durable = part.durable.iter().map(|carrier| &carriers[*carrier]);
+            part.is_needed && !to.iter().chain(durable).any(|carrier| serving.contains(carrier))
         };
         rest = written.into_iter().filter(is_left).map(|(part, _)| part).collect();
         if rest.is_empty() {
@@ -73,8 +76,9 @@ pub(crate) async fn write(
 }
 
 impl Mend {
-    /// Returns the carriers that took the part. If it must wait for one, it does not ask others. A carrier
-    /// that has refused a part is asked no more for those that another may take.
+    /// Returns the carriers that took the part. If it must wait for one of those that have it, the first that
+    /// takes it is enough. Else a carrier that has refused a part is asked no more for any that another may
+    /// take.
     async fn write(
         &self,
         context: &Context,
@@ -84,26 +88,40 @@ impl Mend {
         when: WhenSuspended,
         refused: &Cell<Positions>,
     ) -> Result<Vec<Position>, ArrayError> {
+        let serves = |position: &Position| members.live_carriers().contains(position);
+        let write = async |position, when| {
+            members.write(position, (self.at, self.bytes.clone()), site.io(), when).await
+        };
         let mut taken = Vec::new();
-        let lacking = self.lacking.iter().map(|carrier| (*carrier, WhenSuspended::Wait));
-        for (carrier, when) in lacking.chain(self.whole.iter().map(|carrier| (*carrier, when))) {
-            let position = carriers[carrier];
-            let is_enough = when == WhenSuspended::Wait && !taken.is_empty() && self.whole.contains(&carrier);
-            let has_refused = when == WhenSuspended::Fail && refused.get().contains(position);
-            if is_enough || has_refused || !members.live_carriers().contains(&position) {
-                continue;
-            }
-            match members.write(position, (self.at, self.bytes.clone()), site.io(), when).await {
-                Ok(Some(_)) => taken.push(position),
-                Ok(None) => {}
-                Err(ArrayError::Suspended(why)) if when == WhenSuspended::Fail => {
-                    refused.set(refused.get().with(Positions::one(position)));
-                    tracing::warn!(array = context.name, %position, why, "metadata cannot be written again");
-                    members.set_metadata(MetadataState::Refused);
+        for position in self.lacking.iter().map(|carrier| carriers[*carrier]).filter(serves) {
+            let written = write(position, WhenSuspended::Wait).await?;
+            taken.extend(written.map(|_| position));
+        }
+        loop {
+            let mut refusal = None;
+            for position in self.whole.iter().map(|carrier| carriers[*carrier]).filter(serves) {
+                let is_enough = when == WhenSuspended::Wait && !taken.is_empty();
+                let has_refused = when == WhenSuspended::Fail && refused.get().contains(position);
+                if is_enough || has_refused {
+                    continue;
                 }
-                Err(error) => return Err(error),
+                match write(position, WhenSuspended::Fail).await {
+                    Ok(written) => taken.extend(written.map(|_| position)),
+                    Err(ArrayError::Suspended(why)) => {
+                        if !refused.get().contains(position) {
+                            tracing::warn!(array = context.name, %position, why, "metadata cannot be written again");
+                        }
+                        refused.set(refused.get().with(Positions::one(position)));
+                        members.set_metadata(MetadataState::Refused);
+                        refusal = Some(why);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            match refusal {
+                Some(why) if when == WhenSuspended::Wait && taken.is_empty() => context.suspend(why).await?,
+                _ => return Ok(taken),
             }
         }
-        Ok(taken)
     }
 }

@@ -115,7 +115,7 @@ impl Reader<'_> {
         }
         let (at, bytes) = (self.context.geo.segment_at(number), header.encode());
         let whole = (0..found.len()).filter(|carrier| found[*carrier].is_some()).collect();
-        self.mends.push(Mend { at, bytes, lacking, whole, is_needed: true });
+        self.mends.push(Mend { at, bytes, lacking, whole, durable: Vec::new(), is_needed: true });
         Ok(Some(header))
     }
 
@@ -193,7 +193,7 @@ impl Reader<'_> {
         };
         let place = self.context.geo.segment_at(number) + at as u64;
         let lacking = lacking.into_iter().collect();
-        self.mends.push(Mend { at: place, bytes, lacking, whole, is_needed: true });
+        self.mends.push(Mend { at: place, bytes, lacking, whole, durable: Vec::new(), is_needed: true });
         self.highest = head.entries.iter().map(Entry::highest).fold(self.highest, u64::max);
         self.durable = self.durable.max(head.durable);
         Ok(Some((head, shape, payload)))

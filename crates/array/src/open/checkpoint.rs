@@ -129,8 +129,7 @@ enum PageCopy {
 struct Need {
     lacking: Vec<usize>,
     whole: Vec<usize>,
-    /// Another carrier has it, and not in a cache alone.
-    is_durable: bool,
+    durable: Vec<usize>,
 }
 
 /// All copies of one page.
@@ -205,7 +204,8 @@ impl<'a> PageCopies<'a> {
             bytes: bytes.clone(),
             lacking: to.lacking,
             whole: to.whole,
-            is_needed: at == place && !to.is_durable,
+            durable: to.durable,
+            is_needed: at == place,
         };
         let (here, there) = (self.needed_here(place, in_doubt), self.needed_there(1 - place));
         let mends = [mend(place, here), mend(1 - place, there)];
@@ -226,7 +226,7 @@ impl<'a> PageCopies<'a> {
             match &copies[place] {
                 PageCopy::Committed(_) if self.is_newest(carrier, place) => {
                     match in_doubt || is_newest_there {
-                        false => need.is_durable = true,
+                        false => need.durable.push(carrier),
                         // An opening has written it, maybe into a cache alone, and over a page of a
                         // checkpoint without a root. If it is in both places, which of them that was is
                         // unknown.

@@ -184,18 +184,23 @@ fn a_page_that_was_written_over_in_a_cache_alone_does_not_come_back() {
 }
 
 /// No drive may be lost, and a carrier takes no write at the place of the newest root. Waiting for it would
-/// keep the array closed.
+/// keep the array closed, also if the others take none for a moment.
 #[test]
 fn a_root_whose_place_takes_no_write_does_not_keep_the_array_from_opening() {
+    for refusals_of_others in [0, 1] {
+        open_with_a_bad_place_of_the_root(refusals_of_others);
+    }
+}
+
+fn open_with_a_bad_place_of_the_root(refusals_of_others: u32) {
     let mut site = Site::new(spec(4, 1));
     synced_life(&site, &[4], 3, false);
     let (block, _) = roots(&site.disks[0]).pop().expect("a carrier has a root");
     let at = block * BLOCK_BYTES as u64;
     site.prepare = Box::new(move |number, drive| {
         let place = at..at + BLOCK_BYTES as u64;
-        if number == 0 {
-            (0..10_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, place.clone()));
-        }
+        let refusals = if number == 0 { 10_000 } else { refusals_of_others };
+        (0..refusals).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, place.clone()));
     });
     let world = World::new(4);
     let opened = world.run(async {

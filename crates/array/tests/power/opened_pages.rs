@@ -212,6 +212,33 @@ fn a_place_that_refuses_a_page_once_gets_it_all_the_same() {
     }
 }
 
+/// One carrier has a page wrong, and the other fails during the opening. For a moment the place of the page
+/// takes no write.
+#[test]
+fn a_page_whose_good_copy_is_lost_meanwhile_is_waited_for() {
+    let mut site = Site::new(spec(1, 1));
+    let world = World::new(1);
+    let run = world.run(async {
+        let machine = site.open(&world, &[]).await?;
+        checkpoint(&machine, 4, 1000).await?;
+        machine.array.stop();
+        Ok::<_, ArrayError>(())
+    });
+    run.unwrap().unwrap();
+    world.destroy();
+    site.cut(&world);
+    let (page, _) = copies(&site.disks[1]).into_iter().max_by_key(|(_, checkpoint)| *checkpoint).unwrap();
+    site.disks[1].corrupt(page, &[0x55; BLOCK_BYTES]);
+    let (root, _) = roots(&site.disks[0]).pop().expect("a carrier has a root");
+    site.prepare = Box::new(move |number, drive| {
+        let place = if number == 0 { root } else { page };
+        drive.plant_within(Op::Write, 0, Fault::Fail, bytes_of(place));
+    });
+    open_and_cut(&site, &[], 2);
+    site.prepare = Box::new(|_, _| ());
+    assert_eq!(first_tag(&site, &[0], 3), Ok(vec![1000]));
+}
+
 /// A checkpoint is cut when one carrier has its root. That carrier cannot read the place of the root for a
 /// moment at the next opening, which takes the root before, writes over the pages, and is cut as well.
 fn hide_root((k, m): (usize, usize), (at, nth): (&'static str, u64), mode: CutMode) {

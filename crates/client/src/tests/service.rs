@@ -15,7 +15,7 @@ use penstock_wire::metadata::{
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -55,7 +55,11 @@ pub(super) struct Service {
     /// A restart after this many more data requests.
     pub(super) restart_in: Cell<Option<u32>>,
     alone: Cell<bool>,
-    calls: RefCell<VecDeque<LeaseCall>>,
+    /// The calls of this start that were not answered, by their numbers.
+    calls: RefCell<BTreeMap<u64, LeaseCall>>,
+    /// The number of the last call of this start.
+    last_call: Cell<u64>,
+    /// The answers of all starts.
     pub(super) answered: RefCell<Vec<(u64, bool)>>,
     pub(super) next_grant: Cell<u64>,
     /// Time that the reply to a request of a lease takes to arrive.
@@ -81,6 +85,7 @@ impl Service {
             restart_in: Cell::new(None),
             alone: Cell::new(true),
             calls: RefCell::default(),
+            last_call: Cell::default(),
             answered: RefCell::default(),
             next_grant: Cell::new(1),
             lease_reply: Cell::default(),
@@ -124,15 +129,16 @@ impl Service {
         change(&mut self.files.borrow_mut().get_mut(&ino.0).unwrap().attr);
     }
 
-    /// Starts again: replies have another generation from now on.
+    /// Starts again: replies have another generation from now on, and calls are numbered anew.
     pub(super) fn restart(&self) {
         self.generation.set(self.generation.get() + 1);
+        self.calls.take();
+        self.last_call.take();
     }
 
     /// Loses what is not durable, and starts again.
     pub(super) fn crash(&self) {
         *self.files.borrow_mut() = self.durable.borrow().clone();
-        self.calls.take();
         self.restart();
     }
 
@@ -179,8 +185,9 @@ impl Service {
     /// Revokes the lease of a file, or with 0 all leases, as far as they have been granted by now.
     pub(super) fn call(&self, ino: u64) -> u64 {
         let grant = self.next_grant.get() - 1;
-        let number = 1 + self.answered.borrow().len() as u64 + self.calls.borrow().len() as u64;
-        self.calls.borrow_mut().push_back(LeaseCall { number, ino, is_sync: false, grant });
+        let number = self.last_call.get() + 1;
+        self.last_call.set(number);
+        self.calls.borrow_mut().insert(number, LeaseCall { number, ino, is_sync: false, grant });
         number
     }
 
@@ -337,19 +344,30 @@ impl Service {
 
     /// Answers a watch at once, or after a while without news.
     async fn watch(&self, request: &WatchRequest) -> Vec<u8> {
-        if request.generation != self.generation.get() {
-            // As the real service does: the numbers are from another start.
+        // The numbers of another start mean nothing to this one.
+        let is_of_this_start = request.generation == self.generation.get();
+        if is_of_this_start {
+            for number in &request.answered {
+                self.calls.borrow_mut().remove(number);
+                let has_failed = request.failed.iter().any(|failed| failed.number == *number);
+                self.answered.borrow_mut().push((*number, !has_failed));
+            }
+        }
+        if request.leaves {
+            self.calls.take();
+        }
+        if !request.wait {
             return WatchReply { alone: request.alone, ..WatchReply::default() }.encode_to_vec();
         }
-        let failed = |number: &u64| request.failed.iter().any(|failed| failed.number == *number);
-        let answered = request.answered.iter().map(|number| (*number, !failed(number)));
-        self.answered.borrow_mut().extend(answered);
-        if request.wait && self.calls.borrow().is_empty() {
+        let seen = if is_of_this_start { request.seen } else { 0 };
+        let unseen =
+            || self.calls.borrow().range(seen + 1..).map(|(_, call)| call.clone()).collect::<Vec<_>>();
+        if unseen().is_empty() {
             self.world.env().sleep(Duration::from_millis(20)).await;
         }
-        let calls = if request.wait { self.calls.take().into() } else { Vec::new() };
-        let is_quiet = calls.is_empty();
-        WatchReply { alone: self.alone.get() && is_quiet, calls, unlocked: Vec::new() }.encode_to_vec()
+        let calls = unseen();
+        let is_alone = self.alone.get() && self.calls.borrow().is_empty();
+        WatchReply { alone: is_alone, calls, unlocked: Vec::new() }.encode_to_vec()
     }
 }
 

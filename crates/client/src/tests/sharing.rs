@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 const INO: Ino = Ino(5);
+const OTHER: Ino = Ino(6);
 const PAGE: u64 = 4096;
 
 /// A kernel that records which pages it dropped.
@@ -438,9 +439,9 @@ impl Transport for Late {
     }
 }
 
-/// Regression: a lease that the client kept counted as given up.
-#[test]
-fn a_revocation_that_a_late_reply_ends_is_not_answered() {
+/// Runs a test with a client at the second start of its service, not alone, while the late reply is on its
+/// way.
+fn run_with_late_reply(test: impl AsyncFnOnce(&Rc<Late>, &Rc<Client>)) {
     let world = World::new(1);
     let done = world.run(async {
         let service = Service::new(&world);
@@ -448,29 +449,67 @@ fn a_revocation_that_a_late_reply_ends_is_not_answered() {
         let client = Client::connect(&world.env(), late.clone(), "test").await.unwrap();
         rest(&client).await;
         service.add(INO, &[1; 100]);
-        service.add(Ino(6), &[1; 100]);
+        service.add(OTHER, &[1; 100]);
         share(&service, &client).await;
         let (asks, env) = (client.clone(), world.env());
         // It is sent to the first start.
-        env.spawn("late", Box::pin(async move { drop(asks.read_link(Ino(6)).await) }));
+        env.spawn("late", Box::pin(async move { drop(asks.read_link(OTHER).await) }));
         rest(&client).await;
         service.restart();
+        service.answered.borrow_mut().clear();
         // Longer than the interval of the periodic sync, so that the second start is seen.
         env.sleep(Duration::from_secs(6)).await;
         assert_eq!(client.session.restarts().generation(), Some(2));
-        let hold = client.hold(INO, Purpose::Write).await.unwrap();
-        assert!(client.owns(INO).is_some(), "granted by the second start");
-        let number = service.call(INO.0);
-        let is_answered = || service.answered.borrow().iter().any(|(answered, _)| *answered == number);
-        rest(&client).await;
-        assert!(!is_answered());
-        // The late reply arrives, and the last user of the lease ends.
-        late.arrives.add_permits(1);
-        drop(hold);
-        env.sleep(Duration::from_secs(30)).await;
+        test(&late, &client).await;
         assert_eq!(client.session.restarts().generation(), Some(2));
-        assert!(client.owns(INO).is_some() && !is_answered(), "it is kept, and not given up");
     });
     done.unwrap();
     world.destroy();
+}
+
+/// Regression: a lease that the client kept counted as given up, or the revocation was forgotten for another
+/// one that came after the late reply.
+#[test]
+fn a_revocation_that_a_late_reply_ends_is_asked_for_again() {
+    for another_follows in [false, true] {
+        run_with_late_reply(async |late, client| {
+            let service = &late.service;
+            let hold = client.hold(INO, Purpose::Write).await.unwrap();
+            assert!(client.owns(INO).is_some(), "granted by the second start");
+            let number = service.call(INO.0);
+            let is_answered = || service.answered.borrow().iter().any(|(answered, _)| *answered == number);
+            rest(client).await;
+            assert!(!is_answered());
+            // The late reply arrives, and the last user of the lease ends.
+            late.arrives.add_permits(1);
+            if another_follows {
+                service.call(OTHER.0);
+            }
+            drop(hold);
+            client.session.env().sleep(Duration::from_secs(30)).await;
+            let owned = client.owns(INO);
+            assert!(owned.is_none() && is_answered(), "another one: {another_follows}, owns {owned:?}");
+        });
+    }
+}
+
+/// Regression: a grant that had been revoked counted, because the client had forgotten that.
+#[test]
+fn a_grant_from_before_a_late_reply_is_void() {
+    run_with_late_reply(async |late, client| {
+        let service = &late.service;
+        service.lease_reply.set(Duration::from_secs(2));
+        let operation = client.clone();
+        let asking = async move { drop(operation.hold(INO, Purpose::Write).await) };
+        client.session.env().spawn("operation", Box::pin(asking));
+        rest(client).await;
+        service.call(INO.0);
+        let revoked = service.next_grant.get() - 1;
+        rest(client).await;
+        assert!(!service.answered.borrow().is_empty(), "it is revoked before it arrives");
+        late.arrives.add_permits(1);
+        client.session.env().sleep(Duration::from_secs(6)).await;
+        let owned = client.owns(INO);
+        assert!(matches!(owned, Some(Ownership::Lease { grant, .. }) if grant > revoked), "{owned:?}");
+    });
 }

@@ -385,18 +385,26 @@ impl Clients {
         asked.into_iter().filter(|info| leaving(info) != Some(Leaving::Done)).collect()
     }
 
-    /// Waits until another session's unsynced changes of the inode of a request are known here. Must be
+    /// Waits until other sessions' unsynced changes of the inode of a request are known here. Must be
     /// called before anything is locked.
     pub async fn sync_elsewhere(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
         let ino = Ino(InodeRequest::decode(body).map_err(refused)?.ino);
-        let Some(number) = self.leases.borrow_mut().call_sync(session, ino) else { return Ok(()) };
+        let numbers = self.leases.borrow_mut().call_sync(session, ino);
+        if numbers.is_empty() {
+            return Ok(());
+        }
         self.news.notify_waiters();
-        let synced = self.wait_for(session, |leases| leases.synced(number)).await?;
-        synced.map_err(|errno| Failure {
-            kind: ErrorKind::Internal,
-            errno: if errno == 0 { to_u16(Errno::IO.raw_os_error()) } else { errno },
-            message: "another client cannot sync its changes of the file".into(),
-        })
+        // All are waited for: the result of a request that failed is kept only until then.
+        let mut all_synced = Ok(());
+        for number in numbers {
+            let synced = self.wait_for(session, |leases| leases.synced(number)).await?;
+            all_synced = all_synced.and(synced.map_err(|errno| Failure {
+                kind: ErrorKind::Internal,
+                errno: if errno == 0 { to_u16(Errno::IO.raw_os_error()) } else { errno },
+                message: "another client cannot sync its changes of the file".into(),
+            }));
+        }
+        all_synced
     }
 
     /// Grants a lease after all conflicting leases have been given back.

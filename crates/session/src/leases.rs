@@ -118,7 +118,17 @@ impl Leases {
 
     /// True if another session may have a newer size and time of a file than the service.
     pub(crate) fn is_unsynced_elsewhere(&self, session: u64, ino: Ino) -> bool {
-        !self.held_by_others(session, ino, |held| held.exclusive).is_empty()
+        !self.may_be_unsynced_at(session, ino).is_empty()
+    }
+
+    /// The other sessions that may have a newer size and time of a file than the service, each with a grant:
+    /// one with an exclusive lease, and those that owe everything, because they may still own what an earlier
+    /// start granted.
+    fn may_be_unsynced_at(&self, session: u64, ino: Ino) -> BTreeMap<u64, u64> {
+        let owing = self.calls.values().filter(|call| call.ino.is_none() && call.session != session);
+        let mut sessions: BTreeMap<u64, u64> = owing.map(|call| (call.session, call.grant)).collect();
+        sessions.extend(self.held_by_others(session, ino, |held| held.exclusive));
+        sessions
     }
 
     fn next(&mut self) -> u64 {
@@ -334,23 +344,25 @@ impl Leases {
         }
     }
 
-    /// Asks the session that may have unsynced changes of a file to sync them. Returns the number of the
-    /// request to wait for; none if there is no such session.
-    pub(crate) fn call_sync(&mut self, session: u64, ino: Ino) -> Option<u64> {
-        let holders = self.held.get(&ino)?;
-        let (other, held) = holders.iter().find(|(other, held)| **other != session && held.exclusive)?;
-        let (other, grant) = (*other, held.grant);
+    /// Asks other sessions that may have unsynced changes of a file to sync them. Returns the numbers of the
+    /// requests to wait for.
+    pub(crate) fn call_sync(&mut self, session: u64, ino: Ino) -> Vec<u64> {
+        let others = self.may_be_unsynced_at(session, ino);
+        others.into_iter().map(|(other, grant)| self.call_sync_of(other, ino, grant)).collect()
+    }
+
+    fn call_sync_of(&mut self, session: u64, ino: Ino, grant: u64) -> u64 {
         let waits = |(_, call): &(&u64, &Call)| {
-            call.session == other && call.ino == Some(ino) && call.is_sync && !call.sent
+            call.session == session && call.ino == Some(ino) && call.is_sync && !call.sent
         };
         // A request that has been sent may be answered with an older state of the file, so only one not yet
         // sent is shared.
         if let Some((number, _)) = self.calls.iter().find(waits) {
-            return Some(*number);
+            return *number;
         }
         let number = self.next();
-        self.calls.insert(number, Call { session: other, ino: Some(ino), is_sync: true, grant, sent: false });
-        Some(number)
+        self.calls.insert(number, Call { session, ino: Some(ino), is_sync: true, grant, sent: false });
+        number
     }
 
     /// A session reports, before its answer, that it could not sync, or could not give up everything.

@@ -9,6 +9,10 @@
 //! If no carrier can be read at the place, the opening stops and nothing is written. A record that is torn on
 //! a carrier which can be read in full was never durable, whatever other carriers hide.
 //!
+//! A record behind the end that an opening could not see may have the number and the chain that the next one
+//! gets. If that lies at the same place, it is written over. If it begins the next segment, the header of
+//! that segment has the higher incarnation, and the record left behind does not count.
+//!
 //! A record that can be read may lie in a cache alone, also one that was durable and that an earlier opening
 //! or a scrub has repaired: a flush may have failed and lost it, and a drive tells that only once. So every
 //! record is written again on all carriers.
@@ -61,6 +65,8 @@ struct Reader<'a> {
     highest: u64,
     bad_copies: u64,
     mends: Vec<Mend>,
+    /// Headers of the segment behind the present one.
+    next_headers: Vec<SegmentHeader>,
     /// By carrier, true if it did not answer. It is not asked again.
     silent: RefCell<Vec<bool>>,
 }
@@ -87,6 +93,25 @@ impl Reader<'_> {
         self.context.cannot_read(format!("log record {seq}"))
     }
 
+    /// The headers of a segment that carriers have.
+    fn headers(&self, copies: &[Salvaged], number: SegmentNo) -> Vec<Option<SegmentHeader>> {
+        let decode = |copy: &Salvaged| {
+            let header = SegmentHeader::decode(&copy.bytes()[..BLOCK_BYTES]).ok()?;
+            let fits = header.array == self.context.id
+                && header.number == number.0
+                && header.incarnation <= self.root.incarnation;
+            fits.then_some(header)
+        };
+        copies.iter().map(decode).collect()
+    }
+
+    /// True if a later opening, which did not see this record, began the next segment in its place.
+    fn is_left_behind(&self, head: &RecordHead) -> bool {
+        self.next_headers.iter().any(|next| {
+            (next.first_seq, next.chain) == (head.seq, head.chain) && next.incarnation > head.incarnation
+        })
+    }
+
     /// The header of a segment; none if the log ends before it.
     fn header(
         &mut self,
@@ -95,16 +120,9 @@ impl Reader<'_> {
         seq: LogSeq,
         chain: u32,
     ) -> Result<Option<SegmentHeader>, ArrayError> {
-        let good = |copy: &Salvaged| {
-            let header = SegmentHeader::decode(&copy.bytes()[..BLOCK_BYTES]).ok()?;
-            let fits = header.array == self.context.id
-                && header.number == number.0
-                && header.first_seq == seq
-                && header.chain == chain
-                && header.incarnation <= self.root.incarnation;
-            fits.then_some(header)
-        };
-        let found: Vec<_> = copies.iter().map(good).collect();
+        let begins = |header: &SegmentHeader| header.first_seq == seq && header.chain == chain;
+        let found: Vec<_> =
+            self.headers(copies, number).into_iter().map(|header| header.filter(begins)).collect();
         let Some(header) = found.iter().flatten().next().cloned() else {
             let told = copies.iter().any(|copy| copy.has(0, 1));
             return if told { Ok(None) } else { Err(self.cannot_read(seq)) };
@@ -140,7 +158,8 @@ impl Reader<'_> {
                 && head.seq == seq
                 && head.chain == chain
                 && incarnation
-                && head.durable < head.seq;
+                && head.durable < head.seq
+                && !self.is_left_behind(&head);
             let is_near = |entry: &Entry| entry.highest() <= self.highest.saturating_add(MOST_AHEAD);
             let mut entries = head.entries.iter();
             (fits && entries.all(|entry| is_sound(entry, &self.context.geo) && is_near(entry)))
@@ -250,6 +269,7 @@ pub(crate) async fn read_log(
         highest: root.order.max(root.versions_reserved.0),
         bad_copies: 0,
         mends: vec![],
+        next_headers: vec![],
         silent: RefCell::new(vec![false; carriers.len()]),
     };
     let (mut seq, mut chain) = (LogSeq(root.replay_seq.0 - 1), root.replay_chain);
@@ -257,11 +277,13 @@ pub(crate) async fn read_log(
     let mut segments = VecDeque::new();
     let mut records = Vec::new();
     let mut offset_blocks = 1u32;
+    let mut copies = reader.segment(number).await;
     loop {
-        let copies = reader.segment(number).await;
         if reader.header(&copies, number, seq.next(), chain)?.is_none() {
             break;
         }
+        let next = reader.segment(number.next()).await;
+        reader.next_headers = reader.headers(&next, number.next()).into_iter().flatten().collect();
         let mut segment = Segment { number, first_seq: seq.next(), chain, records: Vec::new() };
         offset_blocks = 1;
         while let Some((head, shape, payload)) =
@@ -274,11 +296,11 @@ pub(crate) async fn read_log(
         }
         segments.push_back(segment);
         if reader.contradicted(&copies, offset_blocks as usize * BLOCK_BYTES, seq)
-            && reader.header_of_next(number.next(), seq.next(), chain).await?.is_none()
+            && reader.header(&next, number.next(), seq.next(), chain)?.is_none()
         {
             return Err(log_damaged(context, seq));
         }
-        number = number.next();
+        (number, copies) = (number.next(), next);
     }
     if seq < reader.durable || reader.contradicted_later(SegmentNo(number.0 - 1), seq).await {
         return Err(log_damaged(context, seq));
@@ -295,16 +317,4 @@ pub(crate) async fn read_log(
 
 fn log_damaged(context: &Context, last: LogSeq) -> ArrayError {
     ArrayError::Damaged { name: context.name.clone(), what: format!("log record {}", last.next()) }
-}
-
-impl Reader<'_> {
-    async fn header_of_next(
-        &mut self,
-        number: SegmentNo,
-        seq: LogSeq,
-        chain: u32,
-    ) -> Result<Option<SegmentHeader>, ArrayError> {
-        let copies = self.segment(number).await;
-        self.header(&copies, number, seq, chain)
-    }
 }

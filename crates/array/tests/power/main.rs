@@ -12,6 +12,7 @@ mod harsh;
 mod hostile;
 mod moving;
 mod opened;
+mod opened_log;
 mod opened_pages;
 mod orders;
 mod outages;

@@ -277,19 +277,19 @@ fn a_change_of_size_waits_for_others_unless_they_wait_too() {
 fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
     const INO: Ino = Ino(7);
     let mut leases = two_sessions();
-    assert_eq!(leases.call_sync(SECOND, INO), None, "nobody has a lease");
+    assert_eq!(leases.call_sync(SECOND, INO), [], "nobody has a lease");
     leases.try_grant(FIRST, INO, false).unwrap();
-    assert_eq!(leases.call_sync(SECOND, INO), None, "a shared lease has no unsynced changes");
+    assert_eq!(leases.call_sync(SECOND, INO), [], "a shared lease has no unsynced changes");
     leases.try_grant(FIRST, INO, true).unwrap();
-    assert_eq!(leases.call_sync(FIRST, INO), None, "its own changes");
+    assert_eq!(leases.call_sync(FIRST, INO), [], "its own changes");
     // Columns: the errno that the client reports, and the result.
     for (reported, expected) in
         [(None, Ok(())), (Some(5), Err(5)), (Some(65_535), Err(65_535)), (Some(65_536), Err(0))]
     {
-        let number = leases.call_sync(SECOND, INO).unwrap();
-        assert_eq!(leases.call_sync(SECOND, INO), Some(number), "it was not sent yet");
+        let [number] = leases.call_sync(SECOND, INO)[..] else { panic!("one owns the lease") };
+        assert_eq!(leases.call_sync(SECOND, INO), [number], "it was not sent yet");
         leases.news(FIRST, &WatchRequest::default()).unwrap();
-        let later = leases.call_sync(SECOND, INO).unwrap();
+        let [later] = leases.call_sync(SECOND, INO)[..] else { panic!("one owns the lease") };
         assert_ne!(later, number, "the answer to the first may be older than this request");
         leases.failed(SECOND, number, 9);
         reported.into_iter().for_each(|errno| leases.failed(FIRST, number, errno));
@@ -300,9 +300,29 @@ fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
         assert_eq!(leases.synced(later), Some(Ok(())));
     }
     assert!(leases.is_unsynced_elsewhere(SECOND, INO), "a sync ends no lease");
-    assert!(leases.call_sync(SECOND, INO).is_some());
+    assert_eq!(leases.call_sync(SECOND, INO).len(), 1);
     leases.leave(FIRST);
-    assert_eq!(leases.call_sync(SECOND, INO), None);
+    assert_eq!(leases.call_sync(SECOND, INO), []);
+}
+
+/// Regression: after a restart nobody was asked, although every session may own any lease.
+#[test]
+fn a_sync_is_asked_of_all_that_owe_everything() {
+    const INO: Ino = Ino(7);
+    let mut leases = Leases::restored([FIRST, SECOND, 3].into_iter());
+    assert!(leases.is_unsynced_elsewhere(SECOND, INO));
+    let numbers = leases.call_sync(SECOND, INO);
+    assert_eq!(numbers.len(), 2);
+    assert_eq!(leases.call_sync(SECOND, INO), numbers, "they were not sent yet");
+    let calls = leases.news(FIRST, &WatchRequest::default()).unwrap().calls;
+    assert!(calls.iter().any(|call| call.is_sync && numbers.contains(&call.number)));
+    let asked: Vec<u64> = leases.calls.keys().copied().collect();
+    for session in [FIRST, 3] {
+        asked.iter().for_each(|number| leases.answered(session, *number));
+    }
+    assert!(numbers.iter().all(|number| leases.synced(*number) == Some(Ok(()))));
+    assert!(!leases.is_unsynced_elsewhere(SECOND, INO));
+    assert!(leases.is_unsynced_elsewhere(FIRST, INO), "the second still owes");
 }
 
 #[test]

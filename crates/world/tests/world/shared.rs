@@ -1278,3 +1278,42 @@ fn what_the_next_mount_writes_is_not_lost_to_a_revocation_of_the_mount_before() 
         machine.stop().await;
     });
 }
+
+/// Regression: after a restart two clients own what they had until they have given it up. Meanwhile one did
+/// not see what the other wrote, and its fsync did not cover that.
+#[test]
+fn an_fsync_after_a_restart_covers_what_is_written_under_an_earlier_lease() {
+    on_machine(131, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let (one, other) = (clients[1].clone(), clients[2].clone());
+        for client in [&one, &other] {
+            client.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), Duration::from_secs(3)))));
+        }
+        let (ino, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
+        assert_eq!(open(&other, "file").await, ino);
+        other.write(own, 0, &[1; 100]).await.unwrap();
+        one.write(ino, 0, &[1; 10_000]).await.unwrap();
+        one.fsync(ino).await.unwrap();
+        other.fsync(own).await.unwrap();
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        // Any request shows the restart to a client.
+        let stats = join_all([&one, &other].map(|client| client.stat_fs())).await;
+        assert!(stats.iter().all(Result::is_ok));
+        machine.env.sleep(Duration::from_millis(100)).await;
+        one.write(ino, 5000, &[2; 10_000]).await.unwrap();
+        assert_eq!(other.get_attr(ino).await.unwrap().size, 15_000);
+        other.fsync(ino).await.unwrap();
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        let root = machine.client.root();
+        let found = machine.client.lookup(root, b"file").await.unwrap();
+        assert_eq!(read(&machine.client, Ino(found.ino)).await.len(), 15_000);
+        // It does not know that another client has made its writes durable.
+        one.fsync(ino).await.unwrap_err();
+        one.release(ino).await.unwrap();
+        other.release(ino).await.unwrap();
+        other.release(own).await.unwrap();
+        let clients = vec![machine.client.clone(), one, other];
+        end(machine, clients, remotes).await;
+    });
+}

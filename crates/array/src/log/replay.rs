@@ -10,8 +10,9 @@
 //! a carrier which can be read in full was never durable, whatever other carriers hide.
 //!
 //! A record behind the end that an opening could not see may have the number and the chain that the next one
-//! gets. If that lies at the same place, it is written over. If it begins the next segment, the header of
-//! that segment has the higher incarnation, and the record left behind does not count.
+//! gets. If that lies at the same place, it is written over. If it begins the next segment, it has the higher
+//! incarnation, and the record left behind does not count. The header of that segment tells nothing: it may
+//! be from before both.
 //!
 //! A record that can be read may lie in a cache alone, also one that was durable and that an earlier opening
 //! or a scrub has repaired: a flush may have failed and lost it, and a drive tells that only once. So every
@@ -65,8 +66,8 @@ struct Reader<'a> {
     highest: u64,
     bad_copies: u64,
     mends: Vec<Mend>,
-    /// Headers of the segment behind the present one.
-    next_headers: Vec<SegmentHeader>,
+    /// Records at the start of the segment behind the present one.
+    next_records: Vec<RecordHead>,
     /// By carrier, true if it did not answer. It is not asked again.
     silent: RefCell<Vec<bool>>,
 }
@@ -93,22 +94,13 @@ impl Reader<'_> {
         self.context.cannot_read(format!("log record {seq}"))
     }
 
-    /// The headers of a segment that carriers have.
-    fn headers(&self, copies: &[Salvaged], number: SegmentNo) -> Vec<Option<SegmentHeader>> {
-        let decode = |copy: &Salvaged| {
-            let header = SegmentHeader::decode(&copy.bytes()[..BLOCK_BYTES]).ok()?;
-            let fits = header.array == self.context.id
-                && header.number == number.0
-                && header.incarnation <= self.root.incarnation;
-            fits.then_some(header)
-        };
-        copies.iter().map(decode).collect()
-    }
-
-    /// True if a later opening, which did not see this record, began the next segment in its place.
+    /// True if a later opening, which did not see this record, put another one in its place, into the next
+    /// segment.
     fn is_left_behind(&self, head: &RecordHead) -> bool {
-        self.next_headers.iter().any(|next| {
-            (next.first_seq, next.chain) == (head.seq, head.chain) && next.incarnation > head.incarnation
+        self.next_records.iter().any(|next| {
+            next.array == self.context.id
+                && (next.seq, next.chain) == (head.seq, head.chain)
+                && (head.incarnation + 1..=self.root.incarnation).contains(&next.incarnation)
         })
     }
 
@@ -120,9 +112,16 @@ impl Reader<'_> {
         seq: LogSeq,
         chain: u32,
     ) -> Result<Option<SegmentHeader>, ArrayError> {
-        let begins = |header: &SegmentHeader| header.first_seq == seq && header.chain == chain;
-        let found: Vec<_> =
-            self.headers(copies, number).into_iter().map(|header| header.filter(begins)).collect();
+        let good = |copy: &Salvaged| {
+            let header = SegmentHeader::decode(&copy.bytes()[..BLOCK_BYTES]).ok()?;
+            let fits = header.array == self.context.id
+                && header.number == number.0
+                && header.first_seq == seq
+                && header.chain == chain
+                && header.incarnation <= self.root.incarnation;
+            fits.then_some(header)
+        };
+        let found: Vec<_> = copies.iter().map(good).collect();
         let Some(header) = found.iter().flatten().next().cloned() else {
             let told = copies.iter().any(|copy| copy.has(0, 1));
             return if told { Ok(None) } else { Err(self.cannot_read(seq)) };
@@ -269,7 +268,7 @@ pub(crate) async fn read_log(
         highest: root.order.max(root.versions_reserved.0),
         bad_copies: 0,
         mends: vec![],
-        next_headers: vec![],
+        next_records: vec![],
         silent: RefCell::new(vec![false; carriers.len()]),
     };
     let (mut seq, mut chain) = (LogSeq(root.replay_seq.0 - 1), root.replay_chain);
@@ -283,7 +282,8 @@ pub(crate) async fn read_log(
             break;
         }
         let next = reader.segment(number.next()).await;
-        reader.next_headers = reader.headers(&next, number.next()).into_iter().flatten().collect();
+        let first_of = |copy: &Salvaged| RecordHead::decode(copy.bytes().get(BLOCK_BYTES..)?).ok();
+        reader.next_records = next.iter().filter_map(first_of).map(|(head, _)| head).collect();
         let mut segment = Segment { number, first_seq: seq.next(), chain, records: Vec::new() };
         offset_blocks = 1;
         while let Some((head, shape, payload)) =

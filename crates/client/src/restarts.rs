@@ -137,6 +137,12 @@ pub(crate) fn lost(what: &str) -> Failure {
     Failure { kind: ErrorKind::Internal, errno: EIO, message }
 }
 
+/// The error of an fsync that spans a restart of a service with several clients.
+pub(crate) fn others_may_have_lost() -> Failure {
+    let message = "what other clients wrote may be lost: the service was started again during the fsync";
+    Failure { kind: ErrorKind::Internal, errno: EIO, message: message.into() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use crate::file_state::FileState;
 use crate::losses::Reported;
+use crate::restarts::others_may_have_lost;
 use crate::session::Session;
 use penstock_base::Ino;
 use penstock_wire::data::encode_commit;
@@ -84,15 +85,15 @@ impl Session {
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
     /// earlier change of names. Fails, once, if earlier writes were lost.
     pub(crate) async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
-        self.make_durable(ino).await?;
+        let of_others = self.make_durable(ino).await?;
         let names = self.restarts().report_lost_names();
-        self.report_lost(ino).and(names)
+        self.report_lost(ino).and(names).and(of_others)
     }
 
     /// Like [`Session::fsync`], through a descriptor: fails once for each loss that it has not reported.
     pub(crate) async fn fsync_through(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
-        self.make_durable(ino).await?;
-        self.report_losses_to(ino, descriptor)
+        let of_others = self.make_durable(ino).await?;
+        self.report_losses_to(ino, descriptor).and(of_others)
     }
 
     /// Syncs a file on this client and on the client that has its exclusive lease.
@@ -112,11 +113,16 @@ impl Session {
         }
     }
 
-    async fn make_durable(&self, ino: Ino) -> Result<(), Failure> {
+    /// Returns an error as a value if a restart meanwhile may have lost what other clients wrote: they had
+    /// synced it, it was not durable, and nothing else tells of it here.
+    async fn make_durable(&self, ino: Ino) -> Result<Result<(), Failure>, Failure> {
+        let changes = self.restarts().changes();
         self.sync_elsewhere(ino).await?;
         self.sync_file_and(ino, async || self.sync_names().await).await?;
         // Covers rows that the commit of the data changed, if it did.
-        self.sync_names().await
+        self.sync_names().await?;
+        let is_whole = !self.leases().was_shared() || self.restarts().changes() == changes;
+        Ok(if is_whole { Ok(()) } else { Err(others_may_have_lost()) })
     }
 
     /// Makes every acknowledged operation on names durable. Does not report losses.

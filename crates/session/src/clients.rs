@@ -394,17 +394,23 @@ impl Clients {
             return Ok(());
         }
         self.news.notify_waiters();
-        // All are waited for: the result of a request that failed is kept only until then.
-        let mut all_synced = Ok(());
-        for number in numbers {
-            let synced = self.wait_for(session, |leases| leases.synced(number)).await?;
-            all_synced = all_synced.and(synced.map_err(|errno| Failure {
-                kind: ErrorKind::Internal,
-                errno: if errno == 0 { to_u16(Errno::IO.raw_os_error()) } else { errno },
-                message: "another client cannot sync its changes of the file".into(),
-            }));
-        }
-        all_synced
+        // Each result is taken as soon as it is known: few failures are remembered.
+        let (mut waiting, mut all_synced) = (numbers, Ok(()));
+        let synced = |leases: &mut Leases| {
+            waiting.retain(|number| match leases.synced(*number) {
+                None => true,
+                Some(result) => {
+                    all_synced = all_synced.and(result);
+                    false
+                }
+            });
+            waiting.is_empty().then_some(all_synced)
+        };
+        self.wait_for(session, synced).await?.map_err(|errno| Failure {
+            kind: ErrorKind::Internal,
+            errno: if errno == 0 { to_u16(Errno::IO.raw_os_error()) } else { errno },
+            message: "another client cannot sync its changes of the file".into(),
+        })
     }
 
     /// Grants a lease after all conflicting leases have been given back.

@@ -27,10 +27,12 @@
 //! - no request waits for an answer while it has something locked that the answer may need: no lock of a
 //!   service, and no turn except that for the inode's next lease.
 
+mod calls;
+
+use calls::{Call, Calls};
 use penstock_base::{HashMap, Ino};
 use penstock_wire::metadata::{LeaseCall, WatchReply, WatchRequest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Bound;
 
 /// Failed sync requests that are remembered for the requests that wait for them.
 const MOST_FAILED: usize = 1024;
@@ -38,16 +40,6 @@ const MOST_FAILED: usize = 1024;
 pub(crate) struct Held {
     exclusive: bool,
     grant: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Call {
-    session: u64,
-    /// The inode; none for a revocation of everything.
-    ino: Option<Ino>,
-    is_sync: bool,
-    grant: u64,
-    sent: bool,
 }
 
 /// All leases, and the revocations that are not yet answered.
@@ -58,11 +50,15 @@ pub(crate) struct Leases {
     /// The only session in `joined`, if it knows or may know that it is the only one.
     alone: Option<u64>,
     held: HashMap<Ino, BTreeMap<u64, Held>>,
-    calls: BTreeMap<u64, Call>,
+    calls: Calls,
+    /// Inodes that sessions which owe everything have given up alone.
+    given_up: BTreeSet<(u64, Ino)>,
     /// Last number given to a grant or a revocation.
     last: u64,
     /// Sync requests that failed recently, by number, with their errno.
     failed: VecDeque<(u64, u16)>,
+    /// The highest number of a failed request that is not remembered any more.
+    forgotten: u64,
     /// Inodes on which a session may try again to get a lock.
     unlocked: BTreeMap<u64, BTreeSet<Ino>>,
     /// Number of changes of size that wait for the leases of others, by inode and session.
@@ -125,8 +121,8 @@ impl Leases {
     /// one with an exclusive lease, and those that owe everything, because they may still own what an earlier
     /// start granted.
     fn may_be_unsynced_at(&self, session: u64, ino: Ino) -> BTreeMap<u64, u64> {
-        let owing = self.calls.values().filter(|call| call.ino.is_none() && call.session != session);
-        let mut sessions: BTreeMap<u64, u64> = owing.map(|call| (call.session, call.grant)).collect();
+        let mut sessions: BTreeMap<u64, u64> =
+            self.calls.owing().filter(|(other, _)| *other != session).collect();
         sessions.extend(self.held_by_others(session, ino, |held| held.exclusive));
         sessions
     }
@@ -145,6 +141,7 @@ impl Leases {
         let grant = self.last;
         let number = self.next();
         self.calls.insert(number, Call { session, ino: None, is_sync: false, grant, sent: false });
+        self.given_up.retain(|(other, _)| *other != session);
     }
 
     /// Begins a stop: revokes everything from every session. A session gets leases only until it has answered
@@ -195,7 +192,7 @@ impl Leases {
     }
 
     fn owes_everything(&self, wanted: impl Fn(u64) -> bool) -> bool {
-        self.calls.values().any(|call| call.ino.is_none() && wanted(call.session))
+        self.calls.owing().any(|(session, _)| wanted(session))
     }
 
     /// Lets a session take part. Returns false if it must wait.
@@ -255,7 +252,8 @@ impl Leases {
             holders.remove(&session);
             !holders.is_empty()
         });
-        self.calls.retain(|_, call| call.session != session);
+        self.calls.remove_all(session);
+        self.given_up.retain(|(other, _)| *other != session);
         // It ended without an answer, and nobody will answer for it any more.
         if let Some(leaving @ (Leaving::Called | Leaving::CalledAgain)) = self.leaving(session) {
             *leaving = Leaving::Failed;
@@ -305,9 +303,16 @@ impl Leases {
         if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
             return Some(());
         }
-        // After a restart other sessions may own any lease; those that wait here too are no obstacle.
+        // After a restart other sessions may own any lease. One that waits here too for the same inode is no
+        // obstacle. One that waits for another inode may wait for this session: it gives up this inode alone.
+        let is_free =
+            |other: u64| self.resizing.contains_key(&(ino, other)) || self.given_up.contains(&(other, ino));
         let waits = |other: u64| self.resizing.keys().any(|(_, session)| *session == other);
-        if self.owes_everything(|other| other != session && !waits(other)) {
+        let owing = self.calls.owing().filter(|(other, _)| *other != session && !is_free(*other));
+        let owing: Vec<(u64, u64)> = owing.collect();
+        if !owing.is_empty() {
+            let waiting: Vec<(u64, u64)> = owing.into_iter().filter(|(other, _)| waits(*other)).collect();
+            self.call_back(ino, &waiting);
             return None;
         }
         let others = self.held_by_others(session, ino, |_| true);
@@ -328,10 +333,7 @@ impl Leases {
 
     /// True if a session has a revocation open that covers this grant or a later one.
     fn is_called(&self, session: u64, ino: Ino, grant: u64) -> bool {
-        let called = |call: &Call| {
-            call.session == session && call.ino == Some(ino) && !call.is_sync && call.grant >= grant
-        };
-        self.calls.values().any(called)
+        self.calls.about(session, ino).any(|(_, call)| !call.is_sync && call.grant >= grant)
     }
 
     fn call_back(&mut self, ino: Ino, holders: &[(u64, u64)]) {
@@ -352,13 +354,11 @@ impl Leases {
     }
 
     fn call_sync_of(&mut self, session: u64, ino: Ino, grant: u64) -> u64 {
-        let waits = |(_, call): &(&u64, &Call)| {
-            call.session == session && call.ino == Some(ino) && call.is_sync && !call.sent
-        };
         // A request that has been sent may be answered with an older state of the file, so only one not yet
         // sent is shared.
-        if let Some((number, _)) = self.calls.iter().find(waits) {
-            return *number;
+        if let Some((number, _)) = self.calls.about(session, ino).find(|(_, call)| call.is_sync && !call.sent)
+        {
+            return number;
         }
         let number = self.next();
         self.calls.insert(number, Call { session, ino: Some(ino), is_sync: true, grant, sent: false });
@@ -367,11 +367,13 @@ impl Leases {
 
     /// A session reports, before its answer, that it could not sync, or could not give up everything.
     pub(crate) fn failed(&mut self, session: u64, number: u64, errno: u32) {
-        let Some(call) = self.calls.get(&number).filter(|call| call.session == session) else { return };
+        let Some(call) = self.calls.get(session, number) else { return };
         match (call.is_sync, call.ino) {
             (true, _) => {
-                if self.failed.len() >= MOST_FAILED {
-                    self.failed.pop_front();
+                if self.failed.len() >= MOST_FAILED
+                    && let Some((number, _)) = self.failed.pop_front()
+                {
+                    self.forgotten = self.forgotten.max(number);
                 }
                 self.failed.push_back((number, u16::try_from(errno).unwrap_or_default()));
                 assert!(self.failed.len() <= MOST_FAILED, "{} failed requests", self.failed.len());
@@ -387,22 +389,31 @@ impl Leases {
 
     /// Result of a sync request: none until it is answered, and an errno if it failed.
     pub(crate) fn synced(&self, number: u64) -> Option<Result<(), u16>> {
-        if self.calls.contains_key(&number) {
+        if self.calls.contains(number) {
             return None;
         }
-        let failed = self.failed.iter().find(|(failed, _)| *failed == number);
-        Some(failed.map_or(Ok(()), |(_, errno)| Err(*errno)))
+        match self.failed.iter().find(|(failed, _)| *failed == number) {
+            Some((_, errno)) => Some(Err(*errno)),
+            // It may be one of those that failed.
+            None if number <= self.forgotten => Some(Err(0)),
+            None => Some(Ok(())),
+        }
     }
 
     pub(crate) fn answered(&mut self, session: u64, number: u64) {
-        if self.calls.get(&number).is_none_or(|call| call.session != session) {
-            return;
-        }
-        let call = self.calls.remove(&number).expect("it was just found");
+        let Some(call) = self.calls.remove(session, number) else { return };
         match call.ino {
             _ if call.is_sync => {}
-            Some(ino) => self.drop_held(session, ino, call.grant),
+            Some(ino) => {
+                self.drop_held(session, ino, call.grant);
+                if self.owes_everything(|other| other == session) {
+                    self.given_up.insert((session, ino));
+                }
+            }
             None => {
+                if !self.owes_everything(|other| other == session) {
+                    self.given_up.retain(|(other, _)| *other != session);
+                }
                 self.held.retain(|_, holders| {
                     if holders.get(&session).is_some_and(|held| held.grant <= call.grant) {
                         holders.remove(&session);
@@ -443,14 +454,11 @@ impl Leases {
             // question for ever.
             self.call_everything(session);
         }
-        let mut calls = Vec::new();
-        for (number, call) in self.calls.range_mut((Bound::Excluded(request.seen), Bound::Unbounded)) {
-            if call.session == session {
-                call.sent = true;
-                let ino = call.ino.map_or(0, |ino| ino.0);
-                calls.push(LeaseCall { number: *number, ino, is_sync: call.is_sync, grant: call.grant });
-            }
-        }
+        let call = |(number, call): (u64, Call)| {
+            let ino = call.ino.map_or(0, |ino| ino.0);
+            LeaseCall { number, ino, is_sync: call.is_sync, grant: call.grant }
+        };
+        let calls: Vec<LeaseCall> = self.calls.send(session, request.seen).into_iter().map(call).collect();
         let unlocked: Vec<u64> =
             self.unlocked.remove(&session).into_iter().flatten().map(|ino| ino.0).collect();
         let nothing = calls.is_empty() && unlocked.is_empty() && alone == request.alone;

@@ -666,3 +666,49 @@ fn a_lease_that_an_answer_needs_waits_for_no_session_that_joins_again() {
         assert!(first.borrow().is_some() || second.borrow().is_some(), "both wait for each other");
     });
 }
+
+/// Regression: a failure of one client was forgotten while the request waited for another one, which is slow.
+#[test]
+fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
+    const THIRD: u64 = 3;
+    let world = World::new(9);
+    let outcome = world.run(async {
+        let (env, kv) = (world.env(), MemKv::new(1 << 20));
+        let mut writes = WriteSet::new();
+        for id in [FIRST, SECOND, THIRD] {
+            let who = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 };
+            writes.put(session_key(id), who.encode());
+        }
+        kv.commit(writes).await.unwrap();
+        let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
+        let bench = Bench { world: world.clone(), env, kv, clients: clients.clone() };
+        let sync = |ino: u64| {
+            let (clients, body) = (clients.clone(), InodeRequest { ino }.encode_to_vec());
+            bench.start(async move { clients.sync_elsewhere(SECOND, &body).await })
+        };
+        clients.join(SECOND).await.unwrap();
+        // The third one cannot sync any file, as on a full store. It answers each request at once.
+        let fail = async || {
+            let calls = bench.calls(THIRD).await;
+            let syncs = calls.iter().filter(|call| call.is_sync).map(|call| call.number);
+            for number in syncs.collect::<Vec<_>>() {
+                let failed = vec![FailedSync { number, errno: 28 }];
+                let answered = vec![number];
+                let request =
+                    WatchRequest { generation: GENERATION, failed, answered, ..WatchRequest::default() };
+                clients.watch(THIRD, &request.encode_to_vec()).await.unwrap();
+            }
+        };
+        let all: Vec<_> = (0..1025).map(|ino| sync(100 + ino)).collect();
+        bench.pause().await;
+        fail().await;
+        // The first one was slow.
+        bench.answer_all(FIRST).await;
+        bench.pause().await;
+        let results: Vec<_> = all.iter().map(|one| one.take().unwrap().is_err()).collect();
+        let hidden = results.iter().filter(|failed| !**failed).count();
+        assert_eq!(hidden, 0, "requests that succeeded although the third client failed");
+    });
+    world.destroy();
+    outcome.unwrap();
+}

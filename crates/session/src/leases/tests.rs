@@ -316,7 +316,7 @@ fn a_sync_is_asked_of_all_that_owe_everything() {
     assert_eq!(leases.call_sync(SECOND, INO), numbers, "they were not sent yet");
     let calls = leases.news(FIRST, &WatchRequest::default()).unwrap().calls;
     assert!(calls.iter().any(|call| call.is_sync && numbers.contains(&call.number)));
-    let asked: Vec<u64> = leases.calls.keys().copied().collect();
+    let asked: Vec<u64> = leases.calls.iter().map(|(number, _)| *number).collect();
     for session in [FIRST, 3] {
         asked.iter().for_each(|number| leases.answered(session, *number));
     }

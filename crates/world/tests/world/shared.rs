@@ -1317,3 +1317,148 @@ fn an_fsync_after_a_restart_covers_what_is_written_under_an_earlier_lease() {
         end(machine, clients, remotes).await;
     });
 }
+
+/// A connection on which requests of one kind wait before they are sent.
+struct Early {
+    remote: Rc<Remote>,
+    kind: Kind,
+    held: Cell<bool>,
+    let_go: Notify,
+}
+
+impl Transport for Early {
+    fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
+        Box::pin(async move {
+            if request.header.kind == self.kind && self.held.get() {
+                self.let_go.notified().await;
+            }
+            self.remote.call(request).await
+        })
+    }
+}
+
+/// The service starts again while an fsync of one mount waits for its `Sync` request. The fsync has had
+/// another mount sync what it wrote, and the restart loses that.
+fn fsync_over_a_restart(reads: bool) {
+    on_machine(141, async |site, machine| {
+        let way = Way::new(&machine);
+        let (writer, remote) = join(&machine, &way).await;
+        let early = Rc::new(Early {
+            remote: Remote::connect(&machine.env, way.clone()).await.unwrap(),
+            kind: Kind::Sync,
+            held: Cell::new(false),
+            let_go: Notify::new(),
+        });
+        let client = Client::connect(&machine.env, early.clone(), "early").await.unwrap();
+        let ino = make(&writer, "file").await.unwrap();
+        writer.write(ino, 0, &[1; 100]).await.unwrap();
+        writer.fsync(ino).await.unwrap();
+        assert_eq!(open(&client, "file").await, ino);
+        let descriptor = client.reported(ino);
+        client.fsync_through(ino, &descriptor).await.unwrap();
+        writer.write(ino, 100, &[2; 10_000]).await.unwrap();
+        if reads {
+            // It has a lease now. The writer has given its own up: its size is sent and not yet durable.
+            assert_eq!(read(&client, ino).await.len(), 10_100);
+        }
+        early.held.set(true);
+        let result = Rc::new(RefCell::new(None));
+        let (syncing, told, descriptor) = (client.clone(), result.clone(), Rc::new(descriptor));
+        let reported = descriptor.clone();
+        let fsync = async move { *told.borrow_mut() = Some(syncing.fsync_through(ino, &reported).await) };
+        machine.env.spawn("fsync", Box::pin(fsync));
+        machine.env.sleep(Duration::from_millis(100)).await;
+        assert!(result.borrow().is_none(), "its Sync request is on the way");
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        early.held.set(false);
+        early.let_go.notify_waiters();
+        while result.borrow().is_none() {
+            machine.env.sleep(Duration::from_millis(1)).await;
+        }
+        let root = machine.client.root();
+        let found = machine.client.lookup(root, b"file").await.unwrap();
+        assert_eq!(read(&machine.client, Ino(found.ino)).await.len(), 100, "it was lost");
+        let error = result.take().unwrap().expect_err("it does not succeed over a loss");
+        assert!(error.message.contains("other clients"), "{error}");
+        assert_eq!(client.fsync_through(ino, &descriptor).await, Ok(()), "it is told once");
+        drop(remote);
+        machine.stop().await;
+    });
+}
+
+/// Regression: the next start had nothing to make durable, and the fsync succeeded.
+#[test]
+fn an_fsync_that_spans_a_restart_does_not_succeed_over_a_loss_of_others() {
+    fsync_over_a_restart(false);
+    fsync_over_a_restart(true);
+}
+
+/// Pages that a kernel takes a while to drop.
+struct SlowPages(Rc<Pages>, Duration);
+
+impl KernelCache for SlowPages {
+    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.0.world.env().sleep(self.1).await;
+            self.0.drop_pages(ino, bytes).await;
+        })
+    }
+
+    fn hide_pages<'a>(
+        &'a self,
+        files: Vec<(Ino, u64)>,
+        _within: Duration,
+        _lasts: &'a dyn Fn() -> bool,
+    ) -> LocalBoxFuture<'a, ()> {
+        Box::pin(drop_all(self, files))
+    }
+
+    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// Two clients owe everything after a restart, and one of them truncates a file of its own. The other one
+/// truncates a file that both have read. Regression: it did not wait for the pages of the first one.
+#[test]
+fn a_truncation_after_a_restart_waits_for_a_client_that_truncates_another_file() {
+    on_machine(142, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let (one, other) = (clients[1].clone(), clients[2].clone());
+        let slow = Duration::from_secs(3);
+        one.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), slow))));
+        let pages = Pages::of(&other, &way.world);
+        other.set_kernel_cache(Some(Rc::new(SlowPages(pages.clone(), slow))));
+        let (ino, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
+        assert_eq!(open(&other, "file").await, ino);
+        one.write(ino, 0, &[1; 10_000]).await.unwrap();
+        one.fsync(ino).await.unwrap();
+        other.write(own, 0, &[1; 10_000]).await.unwrap();
+        other.fsync(own).await.unwrap();
+        // Both have a shared lease from here on.
+        assert_eq!(pages.read(&other, ino, 10_000).await.len(), 10_000);
+        assert_eq!(read(&one, ino).await.len(), 10_000);
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        let stats = join_all([&one, &other].map(|client| client.stat_fs())).await;
+        assert!(stats.iter().all(Result::is_ok));
+        machine.env.sleep(Duration::from_millis(100)).await;
+        let truncation =
+            |ino: Ino, size| SetAttrRequest { ino: ino.0, size: Some(size), ..Default::default() };
+        let (truncates, done) = (other.clone(), Rc::new(Cell::new(false)));
+        let is_done = done.clone();
+        let truncate_own = async move {
+            truncates.set_attr(truncation(own, 50)).await.unwrap();
+            is_done.set(true);
+        };
+        machine.env.spawn("own", Box::pin(truncate_own));
+        machine.env.sleep(Duration::from_millis(50)).await;
+        one.set_attr(truncation(ino, 0)).await.unwrap();
+        assert_eq!(pages.try_read(&other, ino, 10_000).await.map(|bytes| bytes.len()), Ok(0));
+        while !done.get() {
+            machine.env.sleep(Duration::from_millis(10)).await;
+        }
+        drop((one, other, clients, remotes));
+        machine.stop().await;
+    });
+}

@@ -8,6 +8,7 @@ use crate::lease::Purpose;
 use crate::leases::Ownership;
 use crate::losses::Reported;
 use crate::session::{ClientLatency, Session};
+use crate::sync::Begun;
 use crate::writer::Staged;
 use crate::{sync, watch};
 use penstock_base::buf::gather;
@@ -357,15 +358,17 @@ impl Client {
 
     /// Makes every acknowledged operation on names durable. Fails, once, if one was lost.
     pub async fn sync(&self) -> Result<(), Failure> {
+        let begun = Begun::now(&self.session);
         self.session.sync_names().await?;
-        self.session.restarts().report_lost_names()
+        self.session.restarts().report_lost_names().and(begun.covers_others(&self.session))
     }
 
     /// fsync of a directory: makes durable all writes of this client and every change of names. Lost writes
     /// to a file are reported by an fsync of that file.
     pub async fn sync_directory(&self) -> Result<(), Failure> {
+        let begun = Begun::now(&self.session);
         self.session.sync_rest().await?;
-        self.session.restarts().report_lost_names()
+        self.session.restarts().report_lost_names().and(begun.covers_others(&self.session))
     }
 
     /// Makes everything durable that can be. Leaves losses to be reported by an fsync.

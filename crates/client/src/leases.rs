@@ -69,6 +69,8 @@ pub(crate) struct Leases {
     times_alone: Cell<u64>,
     /// Number of times that this client has left.
     times_left: Cell<u64>,
+    /// It has met other clients.
+    met_others: Cell<bool>,
     /// It was the sole client, and the kernel may have pages of files without a lease.
     was_unleased: Cell<bool>,
     /// Operations in progress without a lease.
@@ -189,6 +191,7 @@ impl Asking<'_> {
     /// Takes the grant of the service, which must be of the present era.
     pub(crate) fn granted(self, grant: u64) {
         let void = self.leases.void.get();
+        self.leases.met_others.set(true);
         self.leases.with(self.ino, |lease| lease.granted(self.right, grant, void));
     }
 }
@@ -381,6 +384,12 @@ impl Leases {
     /// Another client arrives: new operations request leases from now on.
     pub(crate) fn become_shared(&self) {
         self.is_alone.set(false);
+        self.met_others.set(true);
+    }
+
+    /// True unless this client has been the sole one all the time.
+    pub(crate) fn has_met_others(&self) -> bool {
+        self.met_others.get() || !self.is_alone.get()
     }
 
     /// Voids all grants up to `grant`, because all leases are given up.
@@ -440,6 +449,11 @@ impl Leases {
         self.seen.set(0);
         self.void.set(0);
         self.released.borrow_mut().clear();
+        if !self.is_alone.get() {
+            // The kernel may have pages with what others wrote and the restart has lost.
+            self.is_soiled.set(true);
+            self.kept.clear();
+        }
         self.table.borrow_mut().values_mut().for_each(Lease::restarted);
     }
 }

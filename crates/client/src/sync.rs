@@ -15,6 +15,30 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_secs(5);
 const ESTALE: u16 = 116;
 
+/// The beginning of a sync for a program, which covers what other clients did as well.
+pub(crate) struct Begun {
+    changes: u64,
+    has_met_others: bool,
+}
+
+impl Begun {
+    /// A sync begins now.
+    pub(crate) fn now(session: &Session) -> Self {
+        let changes = session.restarts().changes();
+        Self { changes, has_met_others: session.leases().has_met_others() }
+    }
+
+    /// Fails if a restart since then may have lost what other clients did: they have made it known, it was
+    /// not durable, and nothing else tells of it here.
+    pub(crate) fn covers_others(&self, session: &Session) -> Result<(), Failure> {
+        let has_met_others = self.has_met_others || session.leases().has_met_others();
+        match has_met_others && session.restarts().changes() != self.changes {
+            true => Err(others_may_have_lost()),
+            false => Ok(()),
+        }
+    }
+}
+
 impl Session {
     /// Syncs a file: makes its data durable and sends its size and time, which the next `Sync` request makes
     /// durable. Does not report earlier losses; the next fsync does.
@@ -85,15 +109,17 @@ impl Session {
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
     /// earlier change of names. Fails, once, if earlier writes were lost.
     pub(crate) async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
-        let of_others = self.make_durable(ino).await?;
+        let begun = Begun::now(self);
+        self.make_durable(ino).await?;
         let names = self.restarts().report_lost_names();
-        self.report_lost(ino).and(names).and(of_others)
+        self.report_lost(ino).and(names).and(begun.covers_others(self))
     }
 
     /// Like [`Session::fsync`], through a descriptor: fails once for each loss that it has not reported.
     pub(crate) async fn fsync_through(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
-        let of_others = self.make_durable(ino).await?;
-        self.report_losses_to(ino, descriptor).and(of_others)
+        let begun = Begun::now(self);
+        self.make_durable(ino).await?;
+        self.report_losses_to(ino, descriptor).and(begun.covers_others(self))
     }
 
     /// Syncs a file on this client and on the client that has its exclusive lease.
@@ -113,16 +139,11 @@ impl Session {
         }
     }
 
-    /// Returns an error as a value if a restart meanwhile may have lost what other clients wrote: they had
-    /// synced it, it was not durable, and nothing else tells of it here.
-    async fn make_durable(&self, ino: Ino) -> Result<Result<(), Failure>, Failure> {
-        let changes = self.restarts().changes();
+    async fn make_durable(&self, ino: Ino) -> Result<(), Failure> {
         self.sync_elsewhere(ino).await?;
         self.sync_file_and(ino, async || self.sync_names().await).await?;
         // Covers rows that the commit of the data changed, if it did.
-        self.sync_names().await?;
-        let is_whole = !self.leases().was_shared() || self.restarts().changes() == changes;
-        Ok(if is_whole { Ok(()) } else { Err(others_may_have_lost()) })
+        self.sync_names().await
     }
 
     /// Makes every acknowledged operation on names durable. Does not report losses.

@@ -47,6 +47,8 @@ pub(crate) struct FileState {
     /// it.
     unsynced: Option<Change>,
     losses: u64,
+    /// The losses that another client, which had the file synced, was told of.
+    losses_told_others: u64,
     report: Report,
     lost_end: u64,
     is_stale: bool,
@@ -71,6 +73,7 @@ impl FileState {
             has_set_id: set_id_bits(attr.mode) != 0,
             unsynced: None,
             losses: 0,
+            losses_told_others: 0,
             report: Report::Done,
             lost_end: 0,
             is_stale: false,
@@ -146,6 +149,12 @@ impl FileState {
     /// reported yet.
     pub(crate) fn losses_told(&self) -> u64 {
         self.losses - u64::from(self.is_lost())
+    }
+
+    /// Tells another client of losses. Returns true if it is the first one that hears of the last.
+    pub(crate) fn tell_others(&mut self) -> bool {
+        assert!(self.losses_told_others <= self.losses, "only losses are told");
+        std::mem::replace(&mut self.losses_told_others, self.losses) != self.losses
     }
 
     /// True if no fsync has reported the last loss.

@@ -191,7 +191,7 @@ impl Asking<'_> {
     /// Takes the grant of the service, which must be of the present era.
     pub(crate) fn granted(self, grant: u64) {
         let void = self.leases.void.get();
-        self.leases.met_others.set(true);
+        self.leases.meet_others();
         self.leases.with(self.ino, |lease| lease.granted(self.right, grant, void));
     }
 }
@@ -384,6 +384,11 @@ impl Leases {
     /// Another client arrives: new operations request leases from now on.
     pub(crate) fn become_shared(&self) {
         self.is_alone.set(false);
+        self.meet_others();
+    }
+
+    /// There are other clients, or were.
+    pub(crate) fn meet_others(&self) {
         self.met_others.set(true);
     }
 

@@ -17,6 +17,7 @@
 
 use crate::lease::{Lease, Revocation, Right};
 use crate::leases::Leases;
+use crate::restarts::lost;
 use crate::session::{Era, Session};
 use futures_util::{StreamExt, stream};
 use penstock_base::Ino;
@@ -137,11 +138,20 @@ async fn sync_at_last(session: &Session, ino: Ino, era: Era) -> Result<(), Failu
     Err(failure)
 }
 
-/// Syncs a file for another client that waits for it. The failure is for that client too.
+/// Syncs a file for another client that waits for it. The failure is for that client too, and so is a loss
+/// while this waited, or one that no other client has heard of: what was lost may be what that client wants.
 pub(crate) async fn sync_for_others(session: &Session, ino: Ino) -> Result<(), Failure> {
-    session.sync_file(ino).await.inspect_err(
+    let file = session.files().get(ino);
+    let losses = || file.as_ref().map(|file| file.borrow().losses());
+    let before = losses();
+    let synced = session.sync_file(ino).await.inspect_err(
         |failure| tracing::error!(%failure, %ino, "a file could not be synced for another client yet"),
-    )
+    );
+    let is_first = file.as_ref().is_some_and(|file| file.borrow_mut().tell_others());
+    let is_lost = is_first || losses() != before;
+    drop(file);
+    session.files().forget_idle(ino);
+    if is_lost { synced.and(Err(lost(&format!("data written to inode {ino}")))) } else { synced }
 }
 
 /// Gives up all leases, because another client arrives or the service no longer knows the grants. New

@@ -47,8 +47,10 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
             let answered = session.clone();
             session.env().spawn("lease call", Box::pin(async move { answer(&answered, call, era).await }));
         }
-        if reply.alone {
-            leases.become_alone();
+        match reply.alone {
+            true => leases.become_alone(),
+            // Also a client that uses only names, and never asks for a lease, may be beside others.
+            false => leases.meet_others(),
         }
     }
 }

@@ -64,6 +64,8 @@ pub(super) struct Service {
     pub(super) next_grant: Cell<u64>,
     /// Time that the reply to a request of a lease takes to arrive.
     pub(super) lease_reply: Cell<Duration>,
+    /// Time that a commit takes.
+    pub(super) commit_takes: Cell<Duration>,
     /// Time that the reply to a `Sync` request takes to arrive.
     pub(super) sync_reply: Cell<Duration>,
     /// It starts again when the next `Sync` request arrives.
@@ -89,6 +91,7 @@ impl Service {
             answered: RefCell::default(),
             next_grant: Cell::new(1),
             lease_reply: Cell::default(),
+            commit_takes: Cell::default(),
             sync_reply: Cell::default(),
             restarts_at_sync: Cell::default(),
             durable: RefCell::default(),
@@ -160,6 +163,11 @@ impl Service {
         self.alone.set(true);
     }
 
+    /// There are other clients, and this one owns nothing.
+    pub(super) fn have_company(&self) {
+        self.alone.set(false);
+    }
+
     /// The other clients have left or ended.
     pub(super) fn become_alone(&self) {
         self.alone.set(true);
@@ -184,10 +192,19 @@ impl Service {
 
     /// Revokes the lease of a file, or with 0 all leases, as far as they have been granted by now.
     pub(super) fn call(&self, ino: u64) -> u64 {
+        self.make_call(ino, false)
+    }
+
+    /// Asks the client to sync a file for another one.
+    pub(super) fn call_sync(&self, ino: u64) -> u64 {
+        self.make_call(ino, true)
+    }
+
+    fn make_call(&self, ino: u64, is_sync: bool) -> u64 {
         let grant = self.next_grant.get() - 1;
         let number = self.last_call.get() + 1;
         self.last_call.set(number);
-        self.calls.borrow_mut().insert(number, LeaseCall { number, ino, is_sync: false, grant });
+        self.calls.borrow_mut().insert(number, LeaseCall { number, ino, is_sync, grant });
         number
     }
 
@@ -212,6 +229,9 @@ impl Service {
             if left == 0 {
                 self.restart();
             }
+        }
+        if kind == Kind::Commit {
+            self.world.env().sleep(self.commit_takes.get()).await;
         }
         if let Some(failure) = self.failure(kind) {
             return Err(failure);

@@ -418,6 +418,60 @@ fn what_is_written_after_leaving_is_not_lost_to_a_revocation_of_one_file() {
     });
 }
 
+/// The store is full for so long that writes are lost with their lease. Regression: a request of another
+/// client to sync the file, which waited meanwhile, was answered as done.
+#[test]
+fn a_sync_for_another_client_does_not_succeed_over_a_loss() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        share(service, client).await;
+        client.write(INO, 50, &[7; 100]).await.unwrap();
+        service.commit_takes.set(Duration::from_millis(150));
+        service.fail(Kind::Commit, ErrorKind::NoSpace, 10_000);
+        service.call(INO.0);
+        let losses = || client.session.files().with(INO, |state| state.losses()).unwrap_or(0);
+        let mut asked = Vec::new();
+        // One request at a time, so that one waits while the last attempt of the revocation fails.
+        while losses() == 0 {
+            let is_answered = |number: &u64| service.answered.borrow().iter().any(|(one, _)| one == number);
+            if asked.last().is_none_or(is_answered) {
+                asked.push(service.call_sync(INO.0));
+            }
+            client.session.env().sleep(Duration::from_millis(5)).await;
+        }
+        service.heal();
+        client.session.env().sleep(Duration::from_secs(60)).await;
+        let answered = service.answered.borrow().clone();
+        let wrong: Vec<_> = asked.iter().filter(|number| !answered.contains(&(**number, false))).collect();
+        assert!(asked.len() > 50 && wrong.is_empty(), "{wrong:?} of {} were answered as done", asked.len());
+        // The next one finds nothing that could be lost.
+        let number = service.call_sync(INO.0);
+        rest(client).await;
+        assert!(service.answered.borrow().contains(&(number, true)));
+    });
+}
+
+/// A client that uses only names has no lease. Another one leaves it alone without having synced, and the
+/// service starts again during its sync.
+#[test]
+fn a_client_without_leases_knows_that_it_was_not_alone() {
+    run(async |service, client| {
+        assert!(!client.session.leases().has_met_others());
+        // As for one that joins second: it is told of the others, and asked for nothing.
+        client.session.leases().leave();
+        service.have_company();
+        client.session.env().sleep(Duration::from_secs(1)).await;
+        service.become_alone();
+        until_alone(client).await;
+        assert!(client.session.leases().has_met_others());
+        service.restarts_at_sync.set(true);
+        let error = client.sync_directory().await.unwrap_err();
+        assert!(error.message.contains("other clients"), "{error}");
+        assert_eq!(client.sync_directory().await, Ok(()), "it is told once");
+    });
+}
+
 /// A service with a start, between the first and the second, that lived for one request, whose reply is late.
 struct Late {
     service: Rc<Service>,

@@ -121,8 +121,8 @@ impl Leases {
     /// one with an exclusive lease, and those that owe everything, because they may still own what an earlier
     /// start granted.
     fn may_be_unsynced_at(&self, session: u64, ino: Ino) -> BTreeMap<u64, u64> {
-        let mut sessions: BTreeMap<u64, u64> =
-            self.calls.owing().filter(|(other, _)| *other != session).collect();
+        let mut sessions = self.calls.owing();
+        sessions.remove(&session);
         sessions.extend(self.held_by_others(session, ino, |held| held.exclusive));
         sessions
     }
@@ -167,7 +167,7 @@ impl Leases {
     fn gave_up_everything(&mut self, session: u64) {
         // An older revocation may be answered after this one was made. Only the last answer covers all leases
         // that it got.
-        if self.owes_everything(|other| other == session) {
+        if self.calls.owes_everything(session) {
             return;
         }
         let has_leases = self.held.values().any(|holders| holders.contains_key(&session));
@@ -192,7 +192,7 @@ impl Leases {
     }
 
     fn owes_everything(&self, wanted: impl Fn(u64) -> bool) -> bool {
-        self.calls.owing().any(|(session, _)| wanted(session))
+        self.calls.owing().into_keys().any(wanted)
     }
 
     /// Lets a session take part. Returns false if it must wait.
@@ -206,7 +206,7 @@ impl Leases {
             self.call_everything(other);
         }
         self.assert_alone();
-        if self.owes_everything(|other| other == session) {
+        if self.calls.owes_everything(session) {
             // It still owns what it had, until it answers.
             return true;
         }
@@ -308,11 +308,11 @@ impl Leases {
         let is_free =
             |other: u64| self.resizing.contains_key(&(ino, other)) || self.given_up.contains(&(other, ino));
         let waits = |other: u64| self.resizing.keys().any(|(_, session)| *session == other);
-        let owing = self.calls.owing().filter(|(other, _)| *other != session && !is_free(*other));
-        let owing: Vec<(u64, u64)> = owing.collect();
+        let mut owing: Vec<(u64, u64)> = self.calls.owing().into_iter().collect();
+        owing.retain(|(other, _)| *other != session && !is_free(*other));
         if !owing.is_empty() {
-            let waiting: Vec<(u64, u64)> = owing.into_iter().filter(|(other, _)| waits(*other)).collect();
-            self.call_back(ino, &waiting);
+            owing.retain(|(other, _)| waits(*other));
+            self.call_back(ino, &owing);
             return None;
         }
         let others = self.held_by_others(session, ino, |_| true);
@@ -406,12 +406,12 @@ impl Leases {
             _ if call.is_sync => {}
             Some(ino) => {
                 self.drop_held(session, ino, call.grant);
-                if self.owes_everything(|other| other == session) {
+                if self.calls.owes_everything(session) {
                     self.given_up.insert((session, ino));
                 }
             }
             None => {
-                if !self.owes_everything(|other| other == session) {
+                if !self.calls.owes_everything(session) {
                     self.given_up.retain(|(other, _)| *other != session);
                 }
                 self.held.retain(|_, holders| {
@@ -449,7 +449,7 @@ impl Leases {
     /// News for a session; none if there are none.
     pub(crate) fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
         let alone = self.alone == Some(session);
-        if request.alone && !alone && !self.owes_everything(|other| other == session) {
+        if request.alone && !alone && !self.calls.owes_everything(session) {
             // The client believes that it is alone and is not. Without a revocation it would repeat the
             // question for ever.
             self.call_everything(session);

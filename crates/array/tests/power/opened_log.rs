@@ -145,6 +145,13 @@ fn check(site: &mut Site, long_writes: u64, what: &str) {
     }
 }
 
+/// Calls `test` with each of the codes and one to three long writes.
+fn for_codes(codes: [(usize, usize); 2], test: impl Fn((usize, usize), u64)) {
+    for code in codes {
+        (1..=3).for_each(|records| test(code, records));
+    }
+}
+
 fn open_without((k, m): (usize, usize), hidden: Hidden, records: u64) {
     let mut site = Site::new(spec(k, m));
     let second = life(&site, 10, &[], is_first, async |machine| {
@@ -168,19 +175,13 @@ fn open_without((k, m): (usize, usize), hidden: Hidden, records: u64) {
 /// Regression: two openings later the record joined the log in the place of a flushed one.
 #[test]
 fn a_record_that_could_not_be_read_once_does_not_come_back() {
-    for (code, records) in [(1, 1), (4, 2)].into_iter().flat_map(|code| [1, 2, 3].map(|count| (code, count)))
-    {
-        open_without(code, Hidden::Place, records);
-    }
+    for_codes([(1, 1), (4, 2)], |code, records| open_without(code, Hidden::Place, records));
 }
 
 /// The same, for a drive that was away in one life.
 #[test]
 fn a_record_on_a_drive_that_was_away_does_not_come_back() {
-    for (code, records) in [(1, 1), (1, 2)].into_iter().flat_map(|code| [1, 2, 3].map(|count| (code, count)))
-    {
-        open_without(code, Hidden::Drive, records);
-    }
+    for_codes([(1, 1), (1, 2)], |code, records| open_without(code, Hidden::Drive, records));
 }
 
 /// First the header of the second segment is not seen, then the record in the first one. The header is older
@@ -224,17 +225,11 @@ fn open_behind_an_older_header((k, m): (usize, usize), hidden: Hidden, records: 
 /// Regression: the header was taken for a proof that the record counts.
 #[test]
 fn a_record_newer_than_the_header_behind_it_does_not_come_back() {
-    for (code, records) in [(1, 1), (4, 2)].into_iter().flat_map(|code| [1, 2, 3].map(|count| (code, count)))
-    {
-        open_behind_an_older_header(code, Hidden::Place, records);
-    }
+    for_codes([(1, 1), (4, 2)], |code, records| open_behind_an_older_header(code, Hidden::Place, records));
 }
 
 /// The same, for a drive that was away in two lives.
 #[test]
 fn a_record_on_a_drive_that_was_away_twice_does_not_come_back() {
-    for (code, records) in [(1, 1), (1, 2)].into_iter().flat_map(|code| [1, 2, 3].map(|count| (code, count)))
-    {
-        open_behind_an_older_header(code, Hidden::Drive, records);
-    }
+    for_codes([(1, 1), (1, 2)], |code, records| open_behind_an_older_header(code, Hidden::Drive, records));
 }

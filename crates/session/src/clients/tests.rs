@@ -621,21 +621,30 @@ fn news_that_a_client_saw_before_a_restart_hide_none() {
     });
 }
 
-/// Both sessions owe an answer after a restart; the first one's kernel drops its pages only after a request
-/// that needs a lease (`Leaving::Called` says that).
-#[test]
-fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
+/// Runs a test on a service that has just started again and knows these sessions.
+fn after_a_restart(sessions: &[u64], test: impl AsyncFnOnce(&Bench)) {
     let world = World::new(9);
     let outcome = world.run(async {
         let (env, kv) = (world.env(), MemKv::new(1 << 20));
         let mut writes = WriteSet::new();
-        for id in [FIRST, SECOND] {
+        for id in sessions {
             let who = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 };
-            writes.put(session_key(id), who.encode());
+            writes.put(session_key(*id), who.encode());
         }
         kv.commit(writes).await.unwrap();
         let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
-        let bench = Bench { world: world.clone(), env, kv, clients: clients.clone() };
+        test(&Bench { world: world.clone(), env, kv, clients }).await;
+    });
+    world.destroy();
+    outcome.unwrap();
+}
+
+/// Both sessions owe an answer after a restart; the first one's kernel drops its pages only after a request
+/// that needs a lease (`Leaving::Called` says that).
+#[test]
+fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
+    after_a_restart(&[FIRST, SECOND], async |bench| {
+        let clients = &bench.clients;
         // The second client's request comes before its answer.
         clients.join(SECOND).await.unwrap();
         let second = bench.start_grant(SECOND);
@@ -648,8 +657,6 @@ fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
         assert!(second.borrow().is_none());
         assert!(first.borrow().is_some(), "it owes an answer and waits behind who waits for the answer");
     });
-    world.destroy();
-    outcome.unwrap();
 }
 
 /// The same without a restart: the second session leaves and joins again inside the turn.
@@ -671,17 +678,8 @@ fn a_lease_that_an_answer_needs_waits_for_no_session_that_joins_again() {
 #[test]
 fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
     const THIRD: u64 = 3;
-    let world = World::new(9);
-    let outcome = world.run(async {
-        let (env, kv) = (world.env(), MemKv::new(1 << 20));
-        let mut writes = WriteSet::new();
-        for id in [FIRST, SECOND, THIRD] {
-            let who = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 };
-            writes.put(session_key(id), who.encode());
-        }
-        kv.commit(writes).await.unwrap();
-        let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
-        let bench = Bench { world: world.clone(), env, kv, clients: clients.clone() };
+    after_a_restart(&[FIRST, SECOND, THIRD], async |bench| {
+        let clients = &bench.clients;
         let sync = |ino: u64| {
             let (clients, body) = (clients.clone(), InodeRequest { ino }.encode_to_vec());
             bench.start(async move { clients.sync_elsewhere(SECOND, &body).await })
@@ -709,6 +707,4 @@ fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
         let hidden = results.iter().filter(|failed| !**failed).count();
         assert_eq!(hidden, 0, "requests that succeeded although the third client failed");
     });
-    world.destroy();
-    outcome.unwrap();
 }

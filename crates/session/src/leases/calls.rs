@@ -4,7 +4,7 @@
 //! After a restart every client may ask every other one to sync files, so the calls are found by session and
 //! by file without a look at all of them.
 
-use penstock_base::{HashMap, Ino};
+use penstock_base::Ino;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -25,10 +25,8 @@ pub(super) struct Calls {
     all: BTreeMap<u64, Call>,
     /// Session and number of each.
     by_session: BTreeSet<(u64, u64)>,
-    /// Numbers of those about one inode.
-    by_file: HashMap<(u64, Ino), BTreeSet<u64>>,
-    /// Numbers of revocations of everything, by session.
-    everything: BTreeMap<u64, BTreeSet<u64>>,
+    /// Inode, session and number of each.
+    by_file: BTreeSet<(Option<Ino>, u64, u64)>,
 }
 
 impl Calls {
@@ -37,10 +35,7 @@ impl Calls {
         assert!(self.all.last_key_value().is_none_or(|(last, _)| *last < number), "numbers rise");
         self.all.insert(number, call);
         self.by_session.insert((call.session, number));
-        match call.ino {
-            Some(ino) => self.by_file.entry((call.session, ino)).or_default().insert(number),
-            None => self.everything.entry(call.session).or_default().insert(number),
-        };
+        self.by_file.insert((call.ino, call.session, number));
     }
 
     /// Returns a call to this session.
@@ -62,22 +57,7 @@ impl Calls {
         self.get(session, number)?;
         let call = self.all.remove(&number)?;
         assert!(self.by_session.remove(&(session, number)), "every call is listed by session");
-        match call.ino {
-            Some(ino) => {
-                let numbers = self.by_file.get_mut(&(session, ino)).expect("every call is listed by file");
-                numbers.remove(&number);
-                if numbers.is_empty() {
-                    self.by_file.remove(&(session, ino));
-                }
-            }
-            None => {
-                let numbers = self.everything.get_mut(&session).expect("every revocation is listed");
-                numbers.remove(&number);
-                if numbers.is_empty() {
-                    self.everything.remove(&session);
-                }
-            }
-        }
+        assert!(self.by_file.remove(&(call.ino, session, number)), "every call is listed by file");
         Some(call)
     }
 
@@ -92,16 +72,26 @@ impl Calls {
         self.by_session.range(range).map(|(_, number)| *number)
     }
 
+    fn about_file(&self, session: u64, ino: Option<Ino>) -> impl DoubleEndedIterator<Item = (u64, &Call)> {
+        let numbers = self.by_file.range((ino, session, 0)..=(ino, session, u64::MAX));
+        numbers.map(|(_, _, number)| (*number, &self.all[number]))
+    }
+
+    /// True if a session owes everything.
+    pub(super) fn owes_everything(&self, session: u64) -> bool {
+        self.about_file(session, None).next().is_some()
+    }
+
     /// Sessions that owe everything, each with the grant that its newest revocation names.
-    pub(super) fn owing(&self) -> impl Iterator<Item = (u64, u64)> {
-        let newest = |numbers: &BTreeSet<u64>| numbers.last().map(|number| self.all[number].grant);
-        self.everything.iter().filter_map(move |(session, numbers)| Some((*session, newest(numbers)?)))
+    pub(super) fn owing(&self) -> BTreeMap<u64, u64> {
+        let everything = self.by_file.range((None, 0, 0)..=(None, u64::MAX, u64::MAX));
+        // The newest of a session is the last.
+        everything.map(|(_, session, number)| (*session, self.all[number].grant)).collect()
     }
 
     /// Calls to a session about one inode, the newest first.
     pub(super) fn about(&self, session: u64, ino: Ino) -> impl Iterator<Item = (u64, &Call)> {
-        let numbers = self.by_file.get(&(session, ino)).into_iter().flatten().rev();
-        numbers.map(|number| (*number, &self.all[number]))
+        self.about_file(session, Some(ino)).rev()
     }
 
     /// Returns the calls to a session after a number, which count as sent.

@@ -1164,25 +1164,41 @@ fn what_another_start_granted_is_nothing_to_the_next() {
     });
 }
 
-/// A kernel that takes a while to drop pages.
-struct SlowKernel(World, Duration);
+/// A kernel that takes a while to drop pages, of which some can be read.
+struct SlowKernel(World, Duration, Option<Rc<Pages>>);
 
 impl KernelCache for SlowKernel {
-    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async { self.0.env().sleep(self.1).await })
+    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.0.env().sleep(self.1).await;
+            if let Some(pages) = &self.2 {
+                pages.drop_pages(ino, bytes).await;
+            }
+        })
     }
 
     fn hide_pages<'a>(
         &'a self,
-        _files: Vec<(Ino, u64)>,
+        files: Vec<(Ino, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(async {})
+        Box::pin(async {
+            if self.2.is_some() {
+                drop_all(self, files).await;
+            }
+        })
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
+    }
+}
+
+impl SlowKernel {
+    /// A kernel that takes `time` to drop pages, of which none can be read.
+    fn of(way: &Way, time: Duration) -> Rc<Self> {
+        Rc::new(Self(way.world.clone(), time, None))
     }
 }
 
@@ -1217,7 +1233,7 @@ fn what_is_written_alone_after_a_restart_is_not_lost_to_a_revocation_before_it()
     on_machine(99, async |site, machine| {
         let way = Way::new(&machine);
         let (client, remote) = join(&machine, &way).await;
-        client.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), Duration::from_secs(3)))));
+        client.set_kernel_cache(Some(SlowKernel::of(&way, Duration::from_secs(3))));
         let ino = make(&client, "file").await.unwrap();
         open(&machine.client, "file").await;
         machine.env.sleep(Duration::from_secs(10)).await;
@@ -1290,7 +1306,7 @@ fn an_fsync_after_a_restart_covers_what_is_written_under_an_earlier_lease() {
         let (clients, remotes) = several(&machine, &way, 3).await;
         let (one, other) = (clients[1].clone(), clients[2].clone());
         for client in [&one, &other] {
-            client.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), Duration::from_secs(3)))));
+            client.set_kernel_cache(Some(SlowKernel::of(&way, Duration::from_secs(3))));
         }
         let (ino, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
         assert_eq!(open(&other, "file").await, ino);
@@ -1420,31 +1436,6 @@ fn an_fsync_that_spans_a_restart_does_not_succeed_over_a_loss_of_others() {
     fsync_over_a_restart(true, true, Synced::Directory);
 }
 
-/// Pages that a kernel takes a while to drop.
-struct SlowPages(Rc<Pages>, Duration);
-
-impl KernelCache for SlowPages {
-    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async move {
-            self.0.world.env().sleep(self.1).await;
-            self.0.drop_pages(ino, bytes).await;
-        })
-    }
-
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(Ino, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
-
-    fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
-}
-
 /// Two clients owe everything after a restart, and one of them truncates a file of its own. The other one
 /// truncates a file that both have read. Regression: it did not wait for the pages of the first one.
 #[test]
@@ -1454,9 +1445,9 @@ fn a_truncation_after_a_restart_waits_for_a_client_that_truncates_another_file()
         let (clients, remotes) = several(&machine, &way, 3).await;
         let (one, other) = (clients[1].clone(), clients[2].clone());
         let slow = Duration::from_secs(3);
-        one.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), slow))));
+        one.set_kernel_cache(Some(SlowKernel::of(&way, slow)));
         let pages = Pages::of(&other, &way.world);
-        other.set_kernel_cache(Some(Rc::new(SlowPages(pages.clone(), slow))));
+        other.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), slow, Some(pages.clone())))));
         let (ino, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
         assert_eq!(open(&other, "file").await, ino);
         one.write(ino, 0, &[1; 10_000]).await.unwrap();

@@ -47,8 +47,6 @@ pub(crate) struct FileState {
     /// it.
     unsynced: Option<Change>,
     losses: u64,
-    /// The losses that another client, which had the file synced, was told of.
-    losses_told_others: u64,
     report: Report,
     lost_end: u64,
     is_stale: bool,
@@ -73,7 +71,6 @@ impl FileState {
             has_set_id: set_id_bits(attr.mode) != 0,
             unsynced: None,
             losses: 0,
-            losses_told_others: 0,
             report: Report::Done,
             lost_end: 0,
             is_stale: false,
@@ -149,12 +146,6 @@ impl FileState {
     /// reported yet.
     pub(crate) fn losses_told(&self) -> u64 {
         self.losses - u64::from(self.is_lost())
-    }
-
-    /// Tells another client of losses. Returns true if it is the first one that hears of the last.
-    pub(crate) fn tell_others(&mut self) -> bool {
-        assert!(self.losses_told_others <= self.losses, "only losses are told");
-        std::mem::replace(&mut self.losses_told_others, self.losses) != self.losses
     }
 
     /// True if no fsync has reported the last loss.
@@ -380,7 +371,8 @@ impl Files {
         }
     }
 
-    /// Forgets the unsynced writes of a removed file that is not open: nobody can read them any more.
+    /// Forgets the unsynced writes of a removed file that is not open, and that no other client has open:
+    /// nobody can read them any more.
     pub(crate) fn forget_removed(&self, ino: Ino) {
         let mut files = self.0.borrow_mut();
         if files.get(&ino).is_some_and(|state| state.borrow().opens == 0) {

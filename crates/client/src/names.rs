@@ -61,8 +61,10 @@ impl Client {
     /// Removes a name; with `directory` that of an empty directory.
     pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Failure> {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory };
+        // A client that arrives from here on finds no name by which it could open the file.
+        let was_alone = self.is_alone();
         let attr = self.session.change::<AttrReply>(Kind::Unlink, &request).await?.attr.unwrap_or_default();
-        if attr.nlink == 0 {
+        if was_alone && attr.nlink == 0 {
             self.session.files().forget_removed(Ino(attr.ino));
         }
         Ok(())

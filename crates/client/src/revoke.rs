@@ -139,7 +139,7 @@ async fn sync_at_last(session: &Session, ino: Ino, era: Era) -> Result<(), Failu
 }
 
 /// Syncs a file for another client that waits for it. The failure is for that client too, and so is a loss
-/// while this waited, or one that no other client has heard of: what was lost may be what that client wants.
+/// while this waited: what was lost may be what that client wants.
 pub(crate) async fn sync_for_others(session: &Session, ino: Ino) -> Result<(), Failure> {
     let file = session.files().get(ino);
     let losses = || file.as_ref().map(|file| file.borrow().losses());
@@ -147,8 +147,7 @@ pub(crate) async fn sync_for_others(session: &Session, ino: Ino) -> Result<(), F
     let synced = session.sync_file(ino).await.inspect_err(
         |failure| tracing::error!(%failure, %ino, "a file could not be synced for another client yet"),
     );
-    let is_first = file.as_ref().is_some_and(|file| file.borrow_mut().tell_others());
-    let is_lost = is_first || losses() != before;
+    let is_lost = losses() != before;
     drop(file);
     session.files().forget_idle(ino);
     if is_lost { synced.and(Err(lost(&format!("data written to inode {ino}")))) } else { synced }

@@ -581,6 +581,30 @@ fn an_fsync_covers_what_another_client_wrote() {
     });
 }
 
+/// A file loses its last name while another client has it open. Regression: the client that removed it
+/// forgot the size that it had not sent yet, so the other one neither read its bytes nor made them durable,
+/// and wrote over them.
+#[test]
+fn a_removed_file_keeps_what_was_written_while_another_client_has_it_open() {
+    on_machine(127, async |_, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 3).await;
+        let ino = make(&clients[1], "file").await.unwrap();
+        clients[1].write(ino, 0, &[1; 5000]).await.unwrap();
+        clients[1].fsync(ino).await.unwrap();
+        open(&clients[2], "file").await;
+        clients[1].append(ino, &[2; 100]).await.unwrap();
+        clients[1].release(ino).await.unwrap();
+        clients[1].unlink(machine.client.root(), b"file", false).await.unwrap();
+        let found = read(&clients[2], ino).await;
+        assert!(found.len() == 5100 && found[..5000] == [1; 5000] && found[5000..] == [2; 100]);
+        assert_eq!(clients[2].append(ino, &[3; 50]).await.unwrap(), 5100);
+        clients[2].fsync(ino).await.unwrap();
+        clients[2].release(ino).await.unwrap();
+        end(machine, clients, remotes).await;
+    });
+}
+
 /// Regression: when several files lost writes in a restart, one fsync reported the loss for all of them. So
 /// did an fsync of a directory.
 #[test]

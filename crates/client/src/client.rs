@@ -382,9 +382,9 @@ impl Client {
         self.session.report_all()
     }
 
-    /// Records that acknowledged writes of a file are lost.
-    pub fn note_lost(&self, ino: Ino) {
-        self.session.files().with(ino, |state| state.lose());
+    /// Records that a page of a file that the kernel had written back is lost.
+    pub fn note_lost_page(&self, ino: Ino) {
+        self.session.files().with(ino, |state| state.lose_page());
     }
 
     /// Fails a close if writes of the file were lost. The caller of close may ignore errors, for example a

@@ -278,6 +278,13 @@ impl FileState {
         self.note_lost_end();
     }
 
+    /// Records that a page that was written back is lost. Everything else that is unsynced is still there.
+    pub(crate) fn lose_page(&mut self) {
+        self.losses += 1;
+        self.report = Report::Due;
+        self.note_lost_end();
+    }
+
     /// Records the present end, because the file may be shorter from now on without the kernel knowing.
     pub(crate) fn note_lost_end(&mut self) {
         self.lost_end = self.lost_end.max(self.size);
@@ -367,15 +374,6 @@ impl Files {
     pub(crate) fn forget_idle(&self, ino: Ino) {
         let mut files = self.0.borrow_mut();
         if files.get(&ino).is_some_and(|state| state.borrow().is_idle() && Rc::strong_count(state) == 1) {
-            files.remove(&ino);
-        }
-    }
-
-    /// Forgets the unsynced writes of a removed file that is not open, and that no other client has open:
-    /// nobody can read them any more.
-    pub(crate) fn forget_removed(&self, ino: Ino) {
-        let mut files = self.0.borrow_mut();
-        if files.get(&ino).is_some_and(|state| state.borrow().opens == 0) {
             files.remove(&ino);
         }
     }

@@ -4,8 +4,8 @@ use crate::client::Client;
 use crate::restarts::lost;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::metadata::{
-    Attr, AttrReply, BytesReply, EmptyReply, InodeRequest, LinkRequest, MakeRequest, NameRequest, NamesReply,
-    ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest,
+    Attr, AttrReply, BytesReply, EmptyReply, FoundNames, InodeRequest, LinkRequest, MakeRequest, NameRequest,
+    NamesReply, ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest,
 };
 use penstock_wire::{Failure, Kind};
 
@@ -61,13 +61,9 @@ impl Client {
     /// Removes a name; with `directory` that of an empty directory.
     pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Failure> {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory };
-        // A client that arrives from here on finds no name by which it could open the file.
-        let was_alone = self.is_alone();
-        let attr = self.session.change::<AttrReply>(Kind::Unlink, &request).await?.attr.unwrap_or_default();
-        if was_alone && attr.nlink == 0 {
-            self.session.files().forget_removed(Ino(attr.ino));
-        }
-        Ok(())
+        // The state of the file stays: others may have it open, or be opening it, and then size and data that
+        // are not sent yet are still wanted. The next sync finds out if nobody has.
+        self.session.change::<AttrReply>(Kind::Unlink, &request).await.map(drop)
     }
 
     /// Renames a file or directory. Before it replaces an existing name, it makes the data of the file
@@ -77,15 +73,18 @@ impl Client {
         for _ in 0..RESTARTS_MOST {
             let start = self.session.restarts().generation();
             let may_be_unsynced = !self.session.files().is_empty() || !self.is_alone();
-            if may_be_unsynced
-                && let Some(moved) = self.find(Ino(request.dir), &request.name).await?
-                && let Some(replaced) = self.find(Ino(request.new_dir), &request.new_name).await?
-            {
-                let both = [Some(moved.ino), request.exchange.then_some(replaced.ino)];
-                for ino in both.into_iter().flatten().map(Ino) {
+            request.found = None;
+            if may_be_unsynced {
+                let moved = self.find(Ino(request.dir), &request.name).await?.map_or(0, |attr| attr.ino);
+                let replaced =
+                    self.find(Ino(request.new_dir), &request.new_name).await?.map_or(0, |attr| attr.ino);
+                let both = [Some(moved), request.exchange.then_some(replaced)];
+                for ino in both.into_iter().flatten().filter(|_| moved > 0 && replaced > 0).map(Ino) {
                     self.session.sync_everywhere(ino).await?;
                     self.session.refuse_lost(ino)?;
                 }
+                // Another client may change the names from here on: then look again.
+                request.found = Some(FoundNames { moved, replaced });
             }
             // Only the start that has all the data may rename: after a later restart the data may be lost.
             request.start = start.unwrap_or_default();

@@ -187,7 +187,7 @@ impl Session {
                     if !self.client.has_ended() {
                         tracing::error!(%failure, %ino, "a page that was written back while the service did not answer is lost");
                     }
-                    self.client.note_lost(ino);
+                    self.client.note_lost_page(ino);
                 }
                 done
             }

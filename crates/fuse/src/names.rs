@@ -116,6 +116,7 @@ impl Session {
             uid: request.header.uid,
             gid: request.header.gid,
             start: 0,
+            found: None,
         };
         self.client.rename(rename).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }

@@ -25,6 +25,9 @@ pub enum MetaError {
     /// The request relies on something from before the last start of the service.
     #[error("the service was started again")]
     Restarted,
+    /// The names of a rename are not those that its client looked at any more.
+    #[error("a name of the rename was changed meanwhile")]
+    Renamed,
     /// The request's body cannot be decoded or is not allowed.
     #[error("request: {0}")]
     Request(String),
@@ -49,7 +52,7 @@ impl From<MetaError> for Failure {
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),
             MetaError::Row(_) => (ErrorKind::Corrupt, None),
-            MetaError::Restarted => (ErrorKind::RefreshMap, None),
+            MetaError::Restarted | MetaError::Renamed => (ErrorKind::RefreshMap, None),
             MetaError::Request(_) => (ErrorKind::Invalid, None),
         };
         let errno = errno.map_or(0, |errno| to_u16(errno.raw_os_error()));

@@ -178,6 +178,19 @@ pub struct RenameRequest {
     /// another generation rejects the request with RefreshMap.
     #[prost(uint64, tag = "10")]
     pub start: u64,
+    /// The inodes that the client found and made durable as far as that is needed. A service that finds
+    /// others rejects the request with RefreshMap; without this it does not compare.
+    #[prost(message, optional, tag = "11")]
+    pub found: Option<FoundNames>,
+}
+
+/// The inodes of the two names of a rename; 0 for a name that does not exist.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct FoundNames {
+    #[prost(uint64, tag = "1")]
+    pub moved: u64,
+    #[prost(uint64, tag = "2")]
+    pub replaced: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

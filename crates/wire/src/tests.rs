@@ -225,6 +225,8 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
 fn what_came_to_requests_later_keeps_its_numbers() {
     golden(&MakeRequest { nameless: true, ..MakeRequest::default() }, "4801");
     golden(&RenameRequest { whiteout: true, uid: 1, gid: 2, ..RenameRequest::default() }, "380140014802");
+    let found = Some(FoundNames { moved: 7, replaced: 0 });
+    golden(&RenameRequest { found, ..RenameRequest::default() }, "5a020807");
     golden(&MakeRequest { umask: 0o22, ..MakeRequest::default() }, "5012");
     golden(&XattrRequest { kill_set_group_id: true, ..XattrRequest::default() }, "3001");
 }

@@ -147,7 +147,7 @@ fn a_state_is_kept_while_something_needs_it() {
 }
 
 #[test]
-fn files_are_found_in_order_and_forgotten_when_removed() {
+fn files_are_found_in_order_and_forgotten_when_idle() {
     let files = Files::default();
     for ino in [9, 3, 7] {
         files.get_or_make(Ino(ino), state).borrow_mut().wrote(ino, 1);
@@ -155,7 +155,9 @@ fn files_are_found_in_order_and_forgotten_when_removed() {
     files.with(Ino(7), FileState::open);
     assert_eq!(files.select(|state| state.has_unsynced_writes()), [Ino(3), Ino(7), Ino(9)]);
     assert_eq!(files.select(|state| state.opens() > 0), [Ino(7)]);
-    [3, 7].into_iter().for_each(|ino| files.forget_removed(Ino(ino)));
+    let sent = files.with(Ino(3), |state| state.clone()).unwrap();
+    files.with(Ino(3), |state| state.synced(&sent));
+    [3, 7].into_iter().for_each(|ino| files.forget_idle(Ino(ino)));
     assert!(!files.contains(Ino(3)) && files.contains(Ino(7)), "an open file stays");
     assert_eq!(files.with(Ino(3), |_| ()), None);
     let mut seen = Vec::new();

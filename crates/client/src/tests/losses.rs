@@ -146,6 +146,22 @@ fn a_rename_waits_for_the_data_and_refuses_a_lost_file() {
     });
 }
 
+/// A page that was written back while the service did not answer is lost, and what was written besides is
+/// not. Regression: the size of an append was never sent, and the next fsync succeeded without it.
+#[test]
+fn a_lost_page_takes_nothing_else_with_it() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.open(INO).await.unwrap();
+        client.write(INO, 100, b"appended").await.unwrap();
+        client.note_lost_page(INO);
+        assert_eq!(client.fsync(INO).await.unwrap_err().errno, EIO, "the page");
+        client.fsync(INO).await.unwrap();
+        assert_eq!(service.attr(INO).size, 108);
+        assert_eq!(service.bytes(INO)[100..], *b"appended");
+    });
+}
+
 #[test]
 fn the_periodic_sync_makes_writes_durable_and_reports_nothing() {
     run(async |service, client| {

@@ -62,6 +62,10 @@ pub(crate) async fn rename(
     }
     let (from_cookie, moved) = turn.entry(from_dir, &request.name).await?;
     let to = turn.find(to_dir, &request.new_name).await?;
+    let there = to.entry.as_ref().map_or(0, |(_, entry)| entry.ino.0);
+    if request.found.is_some_and(|found| (found.moved, found.replaced) != (moved.ino.0, there)) {
+        return Err(MetaError::Renamed);
+    }
     touched.load(&turn, moved.ino).await?;
     refuse_loop(&turn, touched.get(moved.ino), to_dir).await?;
     let reply = EmptyReply {}.encode_to_vec();

@@ -2,7 +2,7 @@
 
 use super::bed::{Bed, errno, run};
 use crate::MetaError;
-use penstock_wire::metadata::RenameRequest;
+use penstock_wire::metadata::{FoundNames, RenameRequest};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
@@ -115,6 +115,31 @@ fn a_rename_of_an_earlier_start_is_refused() {
             assert_eq!(result.is_ok(), expect, "start {start}");
             if let Err(error) = result {
                 assert!(matches!(error, MetaError::Restarted), "{error}");
+            }
+        }
+    });
+}
+
+/// Regression: another client made a file, and made it durable, after this one had looked for it. The rename
+/// replaced it by a file that was not synced.
+#[test]
+fn a_rename_of_other_inodes_than_its_client_found_is_refused() {
+    run(async |bed| {
+        plant(bed).await;
+        let (a, b) = (bed.find("a").await.unwrap().0, bed.find("b").await.unwrap().0);
+        for (to, moved, replaced, expect) in [
+            ("b", a, 0, false),
+            ("b", a, a, false),
+            ("b", b, b, false),
+            ("new", a, b, false),
+            ("new", 0, 0, false),
+            ("b", a, b, true),
+        ] {
+            let found = Some(FoundNames { moved, replaced });
+            let result = bed.rename("a", to, RenameRequest { found, ..plain() }).await;
+            assert_eq!(result.is_ok(), expect, "{to}: {moved} over {replaced}");
+            if let Err(error) = result {
+                assert!(matches!(error, MetaError::Renamed), "{error}");
             }
         }
     });

@@ -605,6 +605,35 @@ fn a_removed_file_keeps_what_was_written_while_another_client_has_it_open() {
     });
 }
 
+/// A program opens a file while another one on the same mount removes its name. Regression: the size that was
+/// not sent yet was forgotten between the two, and the open file lacked what had been appended.
+#[test]
+fn a_file_that_is_opened_while_it_is_removed_has_its_last_append() {
+    on_machine(128, async |_, machine| {
+        let (client, root) = (&machine.client, machine.client.root());
+        let mut opened = 0;
+        for round in 0..100 {
+            let ino = make(client, "file").await.unwrap();
+            client.write(ino, 0, &[1; 5000]).await.unwrap();
+            client.fsync(ino).await.unwrap();
+            client.append(ino, &[2; 100]).await.unwrap();
+            client.release(ino).await.unwrap();
+            let (removed, open) =
+                futures_util::future::join(client.unlink(root, b"file", false), client.open(ino)).await;
+            removed.unwrap();
+            if open.is_ok() {
+                opened += 1;
+                let found = read(client, ino).await;
+                assert_eq!((found.len(), found[5000..] == [2; 100]), (5100, true), "round {round}");
+                client.release(ino).await.unwrap();
+            }
+        }
+        assert!(opened > 10, "{opened} of 100 were opened in time");
+        let clients = vec![machine.client.clone()];
+        end(machine, clients, Vec::new()).await;
+    });
+}
+
 /// Regression: when several files lost writes in a restart, one fsync reported the loss for all of them. So
 /// did an fsync of a directory.
 #[test]

@@ -1,6 +1,7 @@
 //! Operations on names and attributes.
 
 use crate::client::Client;
+use crate::file_state::FileState;
 use crate::restarts::lost;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::metadata::{
@@ -10,7 +11,7 @@ use penstock_wire::metadata::{
 use penstock_wire::{Failure, Kind};
 
 const ENOENT: u16 = 2;
-/// Most attempts at a rename. An attempt fails if the service restarts during it.
+/// Most attempts at a rename. An attempt fails if the service restarts during it, or the names change.
 const RESTARTS_MOST: u32 = 64;
 
 impl Client {
@@ -61,9 +62,13 @@ impl Client {
     /// Removes a name; with `directory` that of an empty directory.
     pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Failure> {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory };
-        // The state of the file stays: others may have it open, or be opening it, and then size and data that
-        // are not sent yet are still wanted. The next sync finds out if nobody has.
-        self.session.change::<AttrReply>(Kind::Unlink, &request).await.map(drop)
+        let attr = self.session.change::<AttrReply>(Kind::Unlink, &request).await?.attr.unwrap_or_default();
+        if attr.nlink == 0 {
+            // The state of the file stays: others may have it open, or be opening it, and then size and data
+            // that are not sent yet are still wanted. The next sync finds out if nobody has.
+            self.session.files().with(Ino(attr.ino), FileState::remove);
+        }
+        Ok(())
     }
 
     /// Renames a file or directory. Before it replaces an existing name, it makes the data of the file

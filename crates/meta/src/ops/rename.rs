@@ -13,7 +13,7 @@ use crate::rows::{Entry, entry_key};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{EmptyReply, MakeRequest, RenameRequest};
+use penstock_wire::metadata::{EmptyReply, FoundNames, MakeRequest, RenameRequest};
 use prost::Message;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, btree_map};
@@ -63,7 +63,13 @@ pub(crate) async fn rename(
     let (from_cookie, moved) = turn.entry(from_dir, &request.name).await?;
     let to = turn.find(to_dir, &request.new_name).await?;
     let there = to.entry.as_ref().map_or(0, |(_, entry)| entry.ino.0);
-    if request.found.is_some_and(|found| (found.moved, found.replaced) != (moved.ino.0, there)) {
+    let is_synced = |found: FoundNames| {
+        // It does not matter which file a synced one replaces, so that many who rename to one name do not
+        // keep each other from it.
+        let replaces_as_found = if request.exchange { found.replaced == there } else { found.replaced > 0 };
+        found.moved == moved.ino.0 && (replaces_as_found || there == 0)
+    };
+    if request.found.is_some_and(|found| !is_synced(found)) {
         return Err(MetaError::Renamed);
     }
     touched.load(&turn, moved.ino).await?;

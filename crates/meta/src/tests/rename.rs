@@ -127,16 +127,19 @@ fn a_rename_of_other_inodes_than_its_client_found_is_refused() {
     run(async |bed| {
         plant(bed).await;
         let (a, b) = (bed.find("a").await.unwrap().0, bed.find("b").await.unwrap().0);
-        for (to, moved, replaced, expect) in [
-            ("b", a, 0, false),
-            ("b", a, a, false),
-            ("b", b, b, false),
-            ("new", a, b, false),
-            ("new", 0, 0, false),
-            ("b", a, b, true),
+        let c = b + 100;
+        for (to, moved, replaced, exchange, expect) in [
+            ("b", a, 0, false, false),
+            ("b", a, c, true, false),
+            ("b", b, b, false, false),
+            ("new", 0, 0, false, false),
+            ("b", a, b, true, true),
+            ("b", b, 0, false, false),
+            // Another file is replaced than the one that was found, or none: the moved one is synced.
+            ("b", b, c, false, true),
         ] {
             let found = Some(FoundNames { moved, replaced });
-            let result = bed.rename("a", to, RenameRequest { found, ..plain() }).await;
+            let result = bed.rename("a", to, RenameRequest { found, exchange, ..plain() }).await;
             assert_eq!(result.is_ok(), expect, "{to}: {moved} over {replaced}");
             if let Err(error) = result {
                 assert!(matches!(error, MetaError::Renamed), "{error}");

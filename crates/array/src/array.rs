@@ -28,8 +28,8 @@ use crate::stripes::Stripes;
 use crate::strips::Strips;
 use futures_util::future::{Either, select};
 use penstock_base::rank::scoped;
-use penstock_base::{ArrayId, DriveId};
-use penstock_drive::{Class, DriveHandle, Io, Slice};
+use penstock_base::{ArrayId, DriveId, PoolId};
+use penstock_drive::{Class, Io, Slice};
 use penstock_raid::Code;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -201,6 +201,11 @@ impl Array {
         self.context.id
     }
 
+    /// The pool that it belongs to.
+    pub fn pool(&self) -> PoolId {
+        self.members.descriptor().pool
+    }
+
     /// The array's name for people.
     pub fn name(&self) -> &str {
         &self.context.name
@@ -231,7 +236,7 @@ impl Array {
         self.stripes.redundancy_debt()
     }
 
-    /// The number of replicas of log and checkpoints that are missing. One is, while superblocks that name it
+    /// The number of replicas of log and checkpoints that are missing. One is, while labels that name it
     /// may not be written.
     pub fn missing_carriers(&self) -> u64 {
         self.members.missing_carriers()
@@ -289,13 +294,14 @@ impl Array {
     }
 
     /// Puts a blank slice in a member's place. Everything on it counts as stale until it is rebuilt.
-    pub async fn replace_member(
-        &self,
-        position: Position,
-        drive: &Rc<DriveHandle>,
-        slice: Slice,
-    ) -> Result<(), ArrayError> {
-        scoped(self.members.replace(position, drive, slice)).await
+    pub async fn replace_member(&self, position: Position, slice: Slice) -> Result<(), ArrayError> {
+        scoped(self.members.replace(position, slice)).await
+    }
+
+    /// Verifies the labels of its slices on drives that take I/O, and repairs them. Returns the number of bad
+    /// copies.
+    pub async fn scrub_labels(&self) -> Result<u64, ArrayError> {
+        scoped(self.members.scrub_labels()).await
     }
 
     /// Verifies the metadata of the array on all carriers and repairs it. It stays known as bad while a copy

@@ -30,7 +30,7 @@ pub(crate) struct Signals {
     pub(crate) repair: Notify,
     /// Resync: a reachable member has stale strips.
     pub(crate) resync: Notify,
-    /// Replacement of carriers: a carrier was lost, or a superblock is owed.
+    /// Replacement of carriers: a carrier was lost, or a label is owed.
     pub(crate) carriers: Notify,
 }
 

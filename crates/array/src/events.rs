@@ -15,6 +15,13 @@ pub enum ArrayEvent {
         /// The member.
         position: Position,
     },
+    /// The label of a member could not be read at the opening, so the member is away.
+    LabelUnreadable {
+        /// The member.
+        position: Position,
+        /// The error of its drive.
+        why: String,
+    },
     /// The array was opened although stripes are lost by that, because an administrator accepted the loss.
     LossAccepted {
         /// The drives, and the number of stripes.

@@ -1,6 +1,7 @@
 //! The offsets of all structures of an array on each of its slices. Byte map: docs/format/slice.md.
 //!
-//! slice = log region | two roots | table pages, two places each | strips, each with its trailer
+//! slice = label | log region | two roots | table pages, two places each | strips, each with its trailer |
+//! free | label
 
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
@@ -8,17 +9,22 @@ use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
 use crate::place::{Position, Positions, SegmentNo};
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, SECTOR_BYTES, Stripe};
+use penstock_base::{BLOCK_BYTES, PoolId, SECTOR_BYTES, Stripe};
+use penstock_drive::copies::{self, COPY_BYTES};
 use penstock_raid::Code;
 use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Largest slice in bytes. Sums of offsets in it do not overflow.
 const MAX_SLICE_BYTES: u64 = 1 << 60;
+/// Longest name of an array in bytes. With it, a descriptor of any code fits in a label.
+const MOST_NAME_BYTES: usize = 255;
 
 /// Parameters for the creation of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateSpec {
+    /// The pool that it belongs to.
+    pub pool: PoolId,
     /// Name for people; `data` and `meta` today.
     pub name: String,
     /// Data strips in a stripe.
@@ -37,7 +43,8 @@ impl CreateSpec {
     /// A code with strips of 256 KiB and a log of 64 MiB in segments of 2 MiB.
     pub fn new(name: &str, k: usize, m: usize) -> Self {
         let (strip_blocks, log_bytes, segment_bytes) = (64, 64 << 20, 2 << 20);
-        Self { name: name.to_owned(), k, m, strip_blocks, log_bytes, segment_bytes }
+        let pool = PoolId::default();
+        Self { pool, name: name.to_owned(), k, m, strip_blocks, log_bytes, segment_bytes }
     }
 }
 
@@ -61,6 +68,18 @@ pub struct Geometry {
 impl Geometry {
     /// The geometry with the most stripes that fit in slices of `slice_bytes`.
     pub fn fit(spec: &CreateSpec, slice_bytes: u64) -> Result<Self, ArrayError> {
+        let invalid = |why: String| Err(ArrayError::Invalid(format!("array {}: {why}", spec.name)));
+        if spec.name.len() > MOST_NAME_BYTES {
+            return invalid(format!("its name has more than {MOST_NAME_BYTES} bytes"));
+        }
+        // Behind the strips is the second copy of the label.
+        match slice_bytes.checked_sub(COPY_BYTES as u64) {
+            Some(bytes) => Self::fit_in(spec, bytes / BLOCK * BLOCK),
+            None => invalid(format!("slices of {slice_bytes} bytes have no room for a label")),
+        }
+    }
+
+    fn fit_in(spec: &CreateSpec, slice_bytes: u64) -> Result<Self, ArrayError> {
         let invalid = |why: String| Err(ArrayError::Invalid(format!("array {}: {why}", spec.name)));
         if slice_bytes > MAX_SLICE_BYTES || spec.log_bytes > slice_bytes {
             return invalid(format!("a log of {} bytes in slices of {slice_bytes}", spec.log_bytes));
@@ -109,6 +128,7 @@ impl Geometry {
     /// The geometry that a descriptor states.
     pub fn of(descriptor: &Descriptor) -> Result<Self, ArrayError> {
         let spec = CreateSpec {
+            pool: descriptor.pool,
             name: descriptor.name.clone(),
             k: descriptor.k.into(),
             m: descriptor.m.into(),
@@ -180,7 +200,7 @@ impl Geometry {
 
     /// Start of segment `number` of the log.
     pub fn segment_at(&self, number: SegmentNo) -> u64 {
-        (number.0 % self.segments) * u64::from(self.segment_bytes)
+        self.log_at() + (number.0 % self.segments) * u64::from(self.segment_bytes)
     }
 
     /// Blocks of a log segment, its header included.
@@ -188,13 +208,19 @@ impl Geometry {
         self.segment_bytes / to_u32(BLOCK_BYTES)
     }
 
-    /// Bytes of the log region.
-    pub fn log_bytes(&self) -> u64 {
-        self.segments * u64::from(self.segment_bytes)
+    /// The first label lies before the log.
+    fn log_at(&self) -> u64 {
+        COPY_BYTES as u64
+    }
+
+    /// The range of the log.
+    pub fn log(&self) -> Range<u64> {
+        let start = self.log_at();
+        start..start + self.segments * u64::from(self.segment_bytes)
     }
 
     fn roots_at(&self) -> u64 {
-        self.log_bytes()
+        self.log().end
     }
 
     /// Offset of the root of checkpoint `seq`.
@@ -228,9 +254,22 @@ impl Geometry {
         self.roots_at() + 2 * BLOCK + 2 * self.pages() * BLOCK
     }
 
-    /// The range of log, roots and table pages, which is allocated in full at creation.
-    pub fn reserved(&self) -> Range<u64> {
-        0..self.strips_at()
+    /// The range of roots and table pages.
+    pub fn checkpoints(&self) -> Range<u64> {
+        self.roots_at()..self.strips_at()
+    }
+
+    /// The range of log, roots and table pages: what carriers have.
+    pub fn metadata(&self) -> Range<u64> {
+        self.log_at()..self.strips_at()
+    }
+
+    /// The ranges of labels and metadata in a slice of `slice_bytes`, which are allocated in full at
+    /// creation: a full host can never stop the log, a checkpoint or a change of members.
+    pub fn reserved(&self, slice_bytes: u64) -> [Range<u64>; 2] {
+        let [first, last] = copies::places(slice_bytes);
+        assert!(self.end() <= last, "the strips end before the label at {last}");
+        [first..self.strips_at(), last..last + COPY_BYTES as u64]
     }
 
     /// Offset of the strip of `stripe`.
@@ -297,7 +336,10 @@ mod tests {
         for (k, m, mib) in [(4, 2, 3500), (1, 2, 500), (10, 4, 2000), (8, 0, 300), (60, 4, 300)] {
             let spec = CreateSpec::new("t", k, m);
             let geometry = Geometry::fit(&spec, mib << 20).unwrap();
-            assert!(geometry.end() <= mib << 20, "{k}+{m}");
+            let [first, last] = geometry.reserved(mib << 20);
+            assert_eq!((first.start, last.end), (0, mib << 20), "{k}+{m}");
+            assert_eq!((geometry.log().start, geometry.log().end), (64 << 10, geometry.checkpoints().start));
+            assert!(geometry.end() <= last.start, "{k}+{m}");
             assert!(geometry.end() + 2 * geometry.strip_slot_bytes() > mib << 20, "{k}+{m} wastes space");
             assert!(geometry.page_at(geometry.pages() - 1, 1) + BLOCK == geometry.strip_at(Stripe(0)));
         }

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `context` | identity, geometry, counters, whether the array runs |
 //! | `queue` | entries that wait for the log |
-//! | `members` | slices and their lives, the claim, who carries the log |
+//! | `members` | slices with their labels and lives, the claim, who carries the log |
 //! | `stripes` | the stripe map, versions, the overlay of dirty blocks, stripe locks |
 //! | `log` | segments, log space, the writer, checkpoints, replay |
 //! | `strips` | reads with proof, reconstruction, writes with trailers |
@@ -70,6 +70,7 @@ pub use events::ArrayEvent;
 pub use geometry::{CreateSpec, Geometry};
 pub use jobs::JobProgress;
 pub use jobs::scrub::{Pace, ScrubProgress, ScrubReport};
+pub use members::labels::{FoundLabel, read_label};
 pub use members::{MemberReport, Roster, ownership};
 pub use open::{Lacking, MemberSlice, Opening, create, open};
 pub use penstock_raid::MAX_PARITY;

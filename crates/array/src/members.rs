@@ -5,18 +5,19 @@
 //!   ([`record`]), so a take-over never trusts a member that missed an acknowledged write;
 //! - when a life of a member ends, every strip that it wrote and did not flush is queued to be recorded as
 //!   stale;
-//! - a change of the claim is recorded by coordination first, then in superblocks, and only then acted on.
+//! - a change of the claim is recorded by coordination first, then in labels, and only then acted on.
 //!
-//! Owns the slices, the descriptor, the claim, the set of carriers, and superblocks that are owed. Stands on
-//! the queue of entries, and knows neither stripes nor the log: strips that a member lost become entries.
+//! Owns the slices, their labels, the descriptor, the claim, the set of carriers, and labels that are owed.
+//! Stands on the queue of entries, and knows neither stripes nor the log: strips that a member lost become
+//! entries.
 
 pub(crate) mod carrier_writes;
 pub(crate) mod carriers;
+pub mod labels;
 mod member;
 pub mod ownership;
 pub(crate) mod record;
 mod roster;
-mod superblocks;
 mod write;
 
 pub(crate) use member::{Life, Member};
@@ -24,6 +25,8 @@ pub use roster::Roster;
 pub(crate) use write::WhenSuspended;
 
 use crate::context::Context;
+use crate::error::ArrayError;
+use crate::events::ArrayEvent;
 use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
 use crate::place::{Position, Positions};
@@ -31,14 +34,15 @@ use crate::queue::EntryQueue;
 use crate::ranks;
 use carrier_writes::CarrierWrites;
 use carriers::CarrierSearch;
+use futures_util::future::join_all;
+use labels::{FoundLabel, Labelling, OwedLabels, read_label};
 use ownership::{AcceptedLoss, Claim, Ownership};
 use penstock_base::rank::RankedMutex;
-use penstock_base::{DriveId, Stripe};
+use penstock_base::{DriveId, Epoch, Stripe};
 use penstock_drive::Slice;
 use penstock_raid::MAX_STRIPS;
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
-use superblocks::OwedSuperblocks;
 
 /// One member as it stands.
 #[derive(Clone, Debug)]
@@ -66,11 +70,11 @@ pub(crate) struct Members {
     owned: Cell<bool>,
     /// Drives with contents of the past that openings used as they were, as the claim names them.
     accepted: Cell<AcceptedLoss>,
-    /// Members for which a superblock was written in this epoch.
+    /// Members whose label was written in this epoch.
     written: Cell<Positions>,
     reconfiguration: RankedMutex<()>,
     replacement: RankedMutex<()>,
-    owed: OwedSuperblocks,
+    owed: OwedLabels,
     carrier_writes: CarrierWrites,
     search: CarrierSearch,
     metadata: Cell<MetadataState>,
@@ -114,7 +118,7 @@ impl Members {
             written: Cell::default(),
             reconfiguration: RankedMutex::new(ranks::RECONFIGURATION, ()),
             replacement: RankedMutex::new(ranks::REPLACEMENT, ()),
-            owed: OwedSuperblocks::default(),
+            owed: OwedLabels::default(),
             carrier_writes: CarrierWrites::default(),
             search: CarrierSearch::default(),
             metadata: Cell::default(),
@@ -142,6 +146,62 @@ impl Members {
     /// The slice of a member, if its drive takes I/O.
     pub(crate) fn slice(&self, position: Position) -> Option<Slice> {
         self.members.borrow()[position.index()].reachable()
+    }
+
+    /// The slice of a member with its labels, if its drive takes I/O.
+    fn labelled(&self, position: Position) -> Option<(Slice, Rc<Labelling>)> {
+        let members = self.members.borrow();
+        let member = &members[position.index()];
+        Some((member.reachable()?, member.labelling()))
+    }
+
+    /// Reads the labels of all members that are here. Returns the epoch that each is of; 0 for a slice
+    /// without a whole label. A member whose label cannot be read is away: nothing says what its slice is.
+    pub(crate) async fn read_labels(&self) -> Result<Vec<Epoch>, ArrayError> {
+        let read = async |position: Position| match self.slice(position) {
+            Some(slice) => Some(read_label(&slice, self.context.id).await),
+            None => None,
+        };
+        let found = join_all(self.context.geo.all_strips().iter().map(read)).await;
+        let mut epochs = Vec::new();
+        for (at, found) in found.into_iter().enumerate() {
+            let position = Position::new(at);
+            match found {
+                Some(Ok(FoundLabel::Unknown(error))) => return Err(error.into()),
+                Some(Ok(label)) => {
+                    if let FoundLabel::Damaged(error) = &label {
+                        tracing::error!(array = self.name(), %position, %error, "the label is damaged");
+                        self.count_checksum_errors(position, 2);
+                    }
+                    epochs.push(label.epoch());
+                    continue;
+                }
+                Some(Err(error)) => {
+                    tracing::error!(array = self.name(), %position, %error, "the label cannot be read");
+                    self.members.borrow_mut()[at].remove_slice();
+                    self.context
+                        .events
+                        .push(ArrayEvent::LabelUnreadable { position, why: error.to_string() });
+                }
+                None => {}
+            }
+            epochs.push(Epoch(0));
+        }
+        assert_eq!(epochs.len(), self.context.geo.strips(), "an epoch for each member");
+        Ok(epochs)
+    }
+
+    /// Verifies the labels of all members that take I/O, and repairs them. Returns the number of bad copies.
+    pub(crate) async fn scrub_labels(&self) -> Result<u64, ArrayError> {
+        let mut repaired = 0;
+        for position in self.reachable().iter() {
+            let Some((slice, labelling)) = self.labelled(position) else { continue };
+            let bad = labelling.scrub(&slice).await? as u64;
+            self.count_checksum_errors(position, bad);
+            self.count_repaired(position, bad);
+            repaired += bad;
+        }
+        Ok(repaired)
     }
 
     /// The present life of a member.

@@ -28,6 +28,7 @@ use crate::log::chain::{Head, LogSegment};
 use crate::log::fold::{Redo, fold};
 use crate::log::mends::{self, Mend};
 use crate::log::replay::read_log;
+use crate::members::labels;
 use crate::members::ownership::{AcceptedLoss, Claim, Ownership};
 use crate::members::{Members, Roster};
 use crate::place::{Position, Positions, SegmentNo};
@@ -48,8 +49,8 @@ const IO: Io = Site::Create.io();
 /// A member's slice; none while its drive is missing.
 pub type MemberSlice = Option<Slice>;
 
-/// Writes an empty array into `slices` and returns its descriptor. The array exists once the caller has put
-/// the descriptor into the superblocks of the slices' drives.
+/// Writes an empty array into `slices`, with their labels last, and returns its descriptor. The array exists
+/// once the caller has put the slices into the superblocks of their drives.
 pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<Descriptor, ArrayError> {
     let slice_bytes = slices.iter().map(Slice::len).min().unwrap_or(0);
     let geometry = Geometry::fit(spec, slice_bytes)?;
@@ -83,8 +84,9 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         stale: false,
         epoch: Epoch(0),
     });
-    Ok(Descriptor {
+    let descriptor = Descriptor {
         array,
+        pool: spec.pool,
         name: spec.name.clone(),
         k: to_u16(spec.k),
         m: to_u16(spec.m),
@@ -98,7 +100,11 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         carriers_epoch: 1,
         carriers,
         members: members.collect(),
-    })
+    };
+    for (at, slice) in slices.iter().enumerate() {
+        labels::write_first(slice, &descriptor, Position::new(at)).await?;
+    }
+    Ok(descriptor)
 }
 
 /// The root of an array that never logged anything.
@@ -197,6 +203,7 @@ impl Opening {
     async fn read_as(array: Array, lacking: Lacking) -> Result<Self, ArrayError> {
         let (context, members, stripes) = (&array.context, &array.members, &array.stripes);
         let (claim, stale) = members.recorded().await?;
+        let epochs = members.read_labels().await?;
         check_members(context, members, stale)?;
         let slices = |carriers: &[Position]| -> Vec<Slice> {
             carriers.iter().filter_map(|at| members.slice(*at)).collect()
@@ -205,7 +212,7 @@ impl Opening {
         let (root, hidden) = read_root(context, &slices(&read_from)).await?;
         check_root(context, members, &root, &claim)?;
         let (outdated, accepted_loss) =
-            leave_out_outdated(context, members, &root, &claim, stale, lacking).await;
+            leave_out_outdated(context, members, &root, &claim, stale, &epochs, lacking);
         let positions = members.trusted_carriers(stale);
         let carriers = slices(&positions);
         if carriers.is_empty() {

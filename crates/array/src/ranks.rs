@@ -12,6 +12,7 @@
 //! | member flush | one flush of a member's strips at a time | fresh, destage, rebuild, redo |
 //! | checkpoint | one checkpoint at a time; root and pages stay in place | the log writer, destage, scrub |
 //! | reconfiguration | one change of the claim at a time | everything that loses, adds or replaces a member |
+//! | label | one write of a member's label at a time | whoever records a change, scrub |
 //! | carrier write | shared by writes on carriers, exclusive for a copy's end | the log writer, checkpoints |
 //!
 //! The log writer takes *checkpoint* and what is below it. So nothing may wait for a log record while it
@@ -28,4 +29,5 @@ pub(crate) const LOG_RECORD: Rank = Rank::new(150, "log record");
 pub(crate) const MEMBER_FLUSH: Rank = Rank::new(160, "member flush");
 pub(crate) const CHECKPOINT: Rank = Rank::new(170, "checkpoint");
 pub(crate) const RECONFIGURATION: Rank = Rank::new(180, "reconfiguration");
+pub(crate) const LABEL: Rank = Rank::new(185, "label");
 pub(crate) const CARRIER_WRITE: Rank = Rank::new(190, "carrier write");

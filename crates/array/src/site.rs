@@ -36,6 +36,8 @@ macro_rules! sites {
 sites! {
     /// Table pages and the first root of a new array.
     Create(Meta, "array.create"),
+    /// Zeros over the label of a slice that takes a member's place.
+    LabelClear(Meta, "label.clear"),
     /// Records of the log.
     LogAppend(Log, "log.append"),
     /// Headers of log segments.

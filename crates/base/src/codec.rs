@@ -221,6 +221,23 @@ impl<'a> Dec<'a> {
         self.raw(len as usize)
     }
 
+    /// Takes `len` bytes that this release writes as zeros. Others are of a later one, which says something
+    /// with them: the error names `field`.
+    pub fn zeros(&mut self, field: &'static str, len: usize) -> Result<(), DecodeError> {
+        match self.raw(len)?.iter().find(|byte| **byte != 0) {
+            None => Ok(()),
+            Some(byte) => Err(self.unknown(field, u64::from(*byte))),
+        }
+    }
+
+    /// Fails if there are bytes left.
+    pub fn end(&self) -> Result<(), DecodeError> {
+        match self.rest.len() {
+            0 => Ok(()),
+            _ => Err(self.bad("bytes behind its end")),
+        }
+    }
+
     /// The number of bytes not yet taken.
     pub fn left(&self) -> usize {
         self.rest.len()

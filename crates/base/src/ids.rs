@@ -91,6 +91,11 @@ newtype!(
     StoreId(Id128)
 );
 newtype!(
+    /// Identifies a pool: drives that an administrator joined under one code and layout. It has one array per
+    /// stack for data, and one for metadata.
+    PoolId(Id128)
+);
+newtype!(
     /// Ownership revision of an array. An owner with a greater epoch fences all owners with smaller ones.
     Epoch(u64)
 );

@@ -7,7 +7,7 @@ use crate::target::{Target, TargetConfig};
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{BLOCK_BYTES, Buf, DriveId, Env, FileKey, Gate, Id128, Ino, Quiet, crc32c_blocks};
-use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
+use penstock_drive::superblock::{self, Superblock};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{Kv, MemKv, WriteSet};
 use penstock_sim::{SimDisk, SimDrive, World};
@@ -17,7 +17,7 @@ use std::rc::Rc;
 pub(crate) const STRIPE: u64 = 8;
 /// Blocks in a chunk: two stripes.
 pub(crate) const CHUNK: u32 = 16;
-const DISK_BYTES: u64 = 6 << 20;
+const DISK_BYTES: u64 = 7 << 20;
 const SLICE_AT: u64 = 1 << 20;
 /// The target's generation.
 pub(crate) const GENERATION: u64 = 77;
@@ -105,19 +105,8 @@ impl Bench {
         let len = superblock::slices_end(DISK_BYTES) - SLICE_AT;
         let slices: Vec<_> = handles.iter().map(|handle| Slice::new(handle.clone(), SLICE_AT, len)).collect();
         let (strip_blocks, log_bytes, segment_bytes) = (STRIPE as u32 / 2, 2 << 20, 128 << 10);
-        let spec = CreateSpec { name: "test".into(), k: 2, m: 1, strip_blocks, log_bytes, segment_bytes };
+        let spec = CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new("test", 2, 1) };
         let descriptor = create(&env, &spec, &slices).await.unwrap();
-        for (member, handle) in handles.iter().enumerate() {
-            let array = descriptor.array;
-            let generation = descriptor.members[member].generation;
-            let slice = SliceEntry { array, member: member as u16, generation, offset: SLICE_AT, len };
-            let entry = ArrayEntry { array, revision: 1, descriptor: descriptor.encode() };
-            let put = |sb: &mut Superblock| {
-                sb.slices.push(slice);
-                sb.arrays.push(entry);
-            };
-            handle.update_superblock(put).await.unwrap();
-        }
         let members = slices.into_iter().map(Some).collect();
         let (claims, roster) = (Rc::<MemoryOwnership>::default(), Roster::new(&env));
         let array = open(&env, descriptor, members, claims, &roster, Lacking::Refuse).await.unwrap();

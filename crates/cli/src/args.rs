@@ -330,6 +330,20 @@ pub enum Debug {
         /// File to create [default: penstock-debug-TIME.tar in the current directory]
         file: Option<PathBuf>,
     },
+    /// Show the structures on one drive: superblock, labels, roots, stripe table, log
+    ///
+    /// Nothing is written. The drive may be in use; then what is shown may change meanwhile. The fields have
+    /// the names of docs/format.
+    Inspect {
+        /// The drive: a file or block device
+        path: PathBuf,
+        /// Show every record of the logs with its entries
+        #[arg(long)]
+        log: bool,
+        /// Show this stripe of each array: its entry in the table and the trailer of its strip
+        #[arg(long, value_name = "NUMBER")]
+        stripe: Option<u64>,
+    },
 }
 
 /// Benchmarks.

@@ -6,8 +6,9 @@ use crate::remote::Remote;
 use crate::show::{note, print};
 use crate::{bundle, events, manual, mount, show, up};
 use anyhow::{Context, Result, anyhow, bail};
+use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
-    ArrayReport, DamagedReport, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
+    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
     StatusReport,
 };
 use serde::de::DeserializeOwned;
@@ -51,6 +52,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Man { dir } => return manual::man(&dir),
         Command::Debug(Debug::Bundle { file }) => {
             return bundle::bundle(dir.as_ref(), api.as_ref(), file, json);
+        }
+        Command::Debug(Debug::Inspect { path, log, stripe }) => {
+            return inspect(&path, &Detail { log, stripe }, json);
         }
         _ => {}
     }
@@ -318,6 +322,12 @@ fn fs_damaged(remote: &Remote, name: &str, json: bool) -> Result<ExitCode> {
     print(json, &damaged, show::damaged)?;
     let whole = damaged.files.is_empty() && damaged.unreadable_metadata_stripes.is_empty();
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
+}
+
+fn inspect(path: &Path, detail: &Detail, json: bool) -> Result<ExitCode> {
+    let drive = ReadOnlyDrive::open(path).with_context(|| path.display().to_string())?;
+    let found = penstock_worker::block_on(penstock_node::inspect(&drive, detail))?;
+    print(json, &found, show::tree)
 }
 
 fn bench_array((k, m): (usize, usize), json: bool) -> Result<ExitCode> {

@@ -7,6 +7,7 @@ use penstock_node::{
     JobReport, LatencyReport, ScrubSummary, SessionReport, Severity, StatusReport,
 };
 use serde::Serialize;
+use serde_json::Value;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -31,6 +32,45 @@ pub fn size(bytes: u64) -> String {
     match unit {
         0 => format!("{bytes} B"),
         _ => format!("{value:.1} {}", units[unit]),
+    }
+}
+
+/// Prints nested fields, each on a line of its own and indented by its depth. Lists of numbers stay on one.
+pub fn tree(value: &Value) {
+    branches(value, 0).iter().for_each(|line| println!("{line}"));
+}
+
+fn branches(value: &Value, depth: usize) -> Vec<String> {
+    let indent = "  ".repeat(depth);
+    let field = |name: &str, value: &Value| match value {
+        Value::Array(items) if !items.iter().any(Value::is_object) => {
+            let items: Vec<String> = items.iter().map(leaf).collect();
+            vec![format!(
+                "{indent}{name}: {}",
+                if items.is_empty() { "none".into() } else { items.join(" ") }
+            )]
+        }
+        Value::Object(fields) if fields.is_empty() => vec![format!("{indent}{name}: none")],
+        Value::Object(_) | Value::Array(_) => {
+            [vec![format!("{indent}{name}:")], branches(value, depth + 1)].concat()
+        }
+        end => vec![format!("{indent}{name}: {}", leaf(end))],
+    };
+    match value {
+        Value::Object(fields) => fields.iter().flat_map(|(name, value)| field(name, value)).collect(),
+        Value::Array(items) => {
+            items.iter().enumerate().flat_map(|(at, item)| field(&at.to_string(), item)).collect()
+        }
+        end => vec![format!("{indent}{}", leaf(end))],
+    }
+}
+
+fn leaf(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "none".to_owned(),
+        Value::Array(items) => items.iter().map(leaf).collect::<Vec<_>>().join(":"),
+        other => other.to_string(),
     }
 }
 
@@ -499,7 +539,36 @@ impl Bar {
 
 #[cfg(test)]
 mod tests {
-    use super::size;
+    use super::{branches, size};
+    use serde_json::json;
+
+    #[test]
+    fn nested_fields_are_lines_by_name() {
+        let value = json!({
+            "seq": 7,
+            "problems": {},
+            "root": { "at": 4096, "newest": null, "behind": [], "carriers": [2, 0, 1] },
+            "pairs": [[1, 5], [3, 9]],
+            "slices": [{ "array": "a1" }, { "problem": "blank" }],
+        });
+        let wanted = [
+            "pairs: 1:5 3:9",
+            "problems: none",
+            "root:",
+            "  at: 4096",
+            "  behind: none",
+            "  carriers: 2 0 1",
+            "  newest: none",
+            "seq: 7",
+            "slices:",
+            "  0:",
+            "    array: a1",
+            "  1:",
+            "    problem: blank",
+        ];
+        assert_eq!(branches(&value, 0), wanted);
+        assert_eq!(branches(&json!("alone"), 1), ["  alone"]);
+    }
 
     #[test]
     fn sizes_read_well() {

@@ -113,7 +113,7 @@ impl FileDrive {
     }
 }
 
-fn size_of(file: &File) -> io::Result<u64> {
+pub(crate) fn size_of(file: &File) -> io::Result<u64> {
     let metadata = file.metadata()?;
     if metadata.file_type().is_block_device() {
         return Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?);
@@ -121,7 +121,7 @@ fn size_of(file: &File) -> io::Result<u64> {
     Ok(metadata.len())
 }
 
-fn error(op: &'static str, at: u64, len: usize, source: &io::Error) -> DriveError {
+pub(crate) fn error(op: &'static str, at: u64, len: usize, source: &io::Error) -> DriveError {
     // ENOSPC at a flush, which is possible only without O_DIRECT, is an I/O error: the kernel has dropped the
     // data that it could not write.
     let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT].map(|errno| Some(errno.raw_os_error()));

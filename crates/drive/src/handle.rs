@@ -10,8 +10,9 @@
 //! - A failed flush is remembered ([`crate::flushes`]): every later flush of this handle fails, for every
 //!   caller.
 
+use crate::copies::{self, Holder};
 use crate::flushes::Flushes;
-use crate::superblock::{self, Superblock};
+use crate::superblock::{SliceEntry, SliceTableError, Superblock};
 use crate::{Drive, DriveError, Io};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, HeldRanges, Histogram, LocalBoxFuture};
@@ -367,17 +368,19 @@ impl DriveHandle {
         self.settle(self.in_time(io, ended).await.ok_or(DriveError::Deadline(io.deadline)))
     }
 
-    /// Changes the superblock and writes both copies, the first durable before the second is written.
-    pub async fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<(), DriveError> {
+    /// Enters slices of one array in the slice table, in place of those that the array had on the drive, and
+    /// writes both copies of the superblock, the first durable before the second is written. Nothing is
+    /// written if a slice does not fit.
+    pub async fn put_slices(&self, slices: &[SliceEntry]) -> Result<(), SliceTableError> {
         let mut current = self.superblock.lock().await;
         let mut next = current.clone();
-        change(&mut next);
+        next.put_slices(slices)?;
         next.seq += 1;
         if let Err(error) = Superblock::decode(&next.encode()) {
             // A damaged superblock may have brought numbers near the end of what can be read.
-            return Err(DriveError::Down(format!("its superblock cannot be changed: {error}")));
+            return Err(DriveError::Down(format!("its superblock cannot be changed: {error}")).into());
         }
-        superblock::write(self, &next).await?;
+        copies::write(self, copies::places(next.size_bytes), &next).await?;
         *current = next;
         Ok(())
     }
@@ -391,17 +394,32 @@ impl DriveHandle {
     /// copies.
     pub async fn scrub_superblock(&self) -> Result<u64, DriveError> {
         let current = self.superblock.lock().await;
-        let bad = superblock::bad_copies(self, &current).await?;
+        let places = copies::places(current.size_bytes);
+        let bad = copies::bad_copies(self, places, &*current).await?;
         if !bad.is_empty() {
             bad.iter().for_each(|_| self.count_checksum_error());
-            superblock::write(self, &current).await?;
+            copies::write(self, places, &*current).await?;
             self.count_repaired(bad.len() as u64);
         }
         Ok(bad.len() as u64)
     }
 }
 
-impl superblock::Holder for DriveHandle {
+impl Holder for DriveHandle {
+    async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
+        Self::read(self, at, len, io).await
+    }
+
+    async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
+        Self::write(self, at, data, io).await
+    }
+
+    async fn flush(&self, io: Io) -> Result<(), DriveError> {
+        Self::flush(self, io).await
+    }
+}
+
+impl Holder for Slice {
     async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
         Self::read(self, at, len, io).await
     }

@@ -14,11 +14,13 @@
 )]
 #![deny(unsafe_code)]
 
+pub mod copies;
 mod faulty;
 mod file;
 mod flushes;
 mod handle;
 mod memory;
+mod read_only;
 pub mod superblock;
 mod uring;
 
@@ -26,6 +28,7 @@ pub use faulty::{Fault, FaultyDrive, Op, Pace};
 pub use file::{FileDrive, OpenError};
 pub use handle::{Counters, DriveHandle, DriveLatency, DriveState, Slice};
 pub use memory::MemoryDrive;
+pub use read_only::ReadOnlyDrive;
 
 use penstock_base::{Buf, BufMut, LocalBoxFuture};
 use std::time::Duration;

@@ -1,67 +1,52 @@
-//! The superblock of a drive, in two copies: its identity, its slice table and the descriptors of its arrays.
+//! The superblock of a drive: its identity and its slice table, in two copies ([`crate::copies`]).
 //!
 //! Format: docs/format/superblock.md.
 //!
-//! Invariants: copy 0 lies in the first 64 KiB of the drive and copy 1 in its last 64 KiB. Both contain the
-//! same bytes after an update. A copy is written only while the other is valid and durable, so a power cut
-//! leaves at least one valid. The valid copy with the higher sequence wins. Nothing is written to a drive
-//! whose superblock is not understood.
+//! Invariants: copy 0 lies in the first 64 KiB of the drive and copy 1 in its last 64 KiB. Slices lie between
+//! the two and do not overlap. Nothing is written to a drive whose superblock is not understood. What an
+//! array's owner changes is not here: it is in the labels of its slices.
 
-use crate::{Class, Drive, DriveError, Io};
-use futures_util::future::join;
-use penstock_base::num::{to_u16, to_u32};
-use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, StoreId, crc32c};
+use crate::copies::{
+    self, COPY_BYTES, Features, FoundCopies, Holder, Kind, MOST_BODY_BYTES, Sites, TwoCopies,
+};
+use crate::{Drive, DriveError, Io};
+use penstock_base::num::to_u16;
+use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, PoolId, StoreId};
 
-/// Space for each copy in bytes.
-pub const SUPERBLOCK_BYTES: usize = 64 * 1024;
 /// Slices start on a multiple of this many bytes.
 pub const SLICE_ALIGN_BYTES: u64 = 1024 * 1024;
 /// Version of the format.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// Most rows of the slice table.
+pub const MOST_SLICES: usize = (MOST_BODY_BYTES - FIXED_BYTES) / ROW_BYTES;
 
-const MAGIC: &[u8; 8] = b"PENSTOCK";
-const HEADER_BYTES: usize = 64;
+const KIND: Kind = Kind { what: "superblock", magic: b"PENSTOCK", version: FORMAT_VERSION };
+/// Bytes of the body before the slice table.
+const FIXED_BYTES: usize = 72;
+/// Bytes of a row of the slice table.
+const ROW_BYTES: usize = 40;
 /// Smallest drive in bytes that has space for both copies and a slice between them.
 const SMALLEST_BYTES: u64 = 4 * SLICE_ALIGN_BYTES;
-/// Incompatible features that this release understands.
-const KNOWN_INCOMPATIBLE: u64 = 0;
 
-/// Feature bits. A release that does not know a bit may use the drive only as the class of the bit permits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Features {
-    /// Features with which an older release may read and write.
-    pub compatible: u64,
-    /// Features with which an older release may only read. This release knows none and refuses the drive.
-    pub read_only_compatible: u64,
-    /// Features with which an older release must not use the drive.
-    pub incompatible: u64,
-}
-
-/// A row of the slice table.
+/// A row of the slice table: a range of the drive that belongs to an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceEntry {
     /// The array to which the slice belongs.
     pub array: ArrayId,
     /// The position of the slice among the array's members.
     pub member: u16,
-    /// Raised whenever the slice begins blank, such as after a replacement.
-    pub generation: u64,
-    /// First byte on the drive.
+    /// The number of the range among those of the member; 0 is the one with the label.
+    pub extent: u16,
+    /// First byte on the drive, a multiple of [`SLICE_ALIGN_BYTES`].
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
 }
 
-/// The descriptor of an array, which is on every drive that has a slice of it. The array crate defines the
-/// bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArrayEntry {
-    /// The array.
-    pub array: ArrayId,
-    /// Revision of the descriptor; the highest is the newest.
-    pub revision: u64,
-    /// The encoded descriptor.
-    pub descriptor: Vec<u8>,
+impl SliceEntry {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.offset < other.offset + other.len && other.offset < self.offset + self.len
+    }
 }
 
 /// The contents of a superblock.
@@ -71,6 +56,8 @@ pub struct Superblock {
     pub store: StoreId,
     /// The drive's identifier.
     pub drive: DriveId,
+    /// The pool that the drive belongs to.
+    pub pool: PoolId,
     /// Sequence number, raised with every update.
     pub seq: u64,
     /// Size of the drive in bytes.
@@ -81,8 +68,6 @@ pub struct Superblock {
     pub features: Features,
     /// The slice table.
     pub slices: Vec<SliceEntry>,
-    /// Descriptors of the arrays that the slices belong to.
-    pub arrays: Vec<ArrayEntry>,
 }
 
 /// The reason why a drive's superblock cannot be read or used.
@@ -97,6 +82,11 @@ pub enum SuperblockError {
     /// A copy has a version or feature that this release does not know.
     #[error("written by a later release: {0}")]
     Future(DecodeError),
+    /// A copy has a version from before the first release.
+    #[error(
+        "made before the first release, with superblock version {0}: such a store is not read any more; copy its data with the program that made it"
+    )]
+    Past(u64),
     /// The drive is smaller than when it joined the store, or too small for a superblock.
     #[error("the drive has {found} bytes and had {wanted} when it joined the store")]
     Shrunk {
@@ -110,223 +100,199 @@ pub enum SuperblockError {
     Drive(#[from] DriveError),
 }
 
-impl Superblock {
-    /// Encodes one copy.
-    pub fn encode(&self) -> Buf {
-        let mut body = Enc::new();
-        body.id(self.store.0).id(self.drive.0).u64(self.size_bytes).i64(self.created_ns);
-        body.u16(to_u16(self.slices.len())).u16(to_u16(self.arrays.len())).u32(0);
-        for slice in &self.slices {
-            body.id(slice.array.0).u16(slice.member).u16(0).u32(0);
-            body.u64(slice.generation).u64(slice.offset).u64(slice.len);
-        }
-        for array in &self.arrays {
-            body.id(array.array.0).u64(array.revision).bytes(&array.descriptor);
-        }
-        let mut whole = Enc::new();
-        whole.raw(MAGIC).u32(FORMAT_VERSION).u32(to_u32(body.len())).u64(self.seq);
-        whole.u64(self.features.compatible).u64(self.features.read_only_compatible);
-        whole.u64(self.features.incompatible).u32(crc32c(body.as_slice()));
-        let header_crc = crc32c(whole.as_slice());
-        whole.u32(header_crc).pad_to(HEADER_BYTES).raw(body.as_slice());
-        assert!(whole.len() <= SUPERBLOCK_BYTES, "a superblock of {} bytes has no room", whole.len());
-        let mut buf = BufMut::zeroed(SUPERBLOCK_BYTES);
-        buf.as_mut()[..whole.len()].copy_from_slice(whole.as_slice());
-        buf.freeze()
-    }
+/// The reason why slices are not entered in a slice table.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SliceTableError {
+    /// The table has a bound.
+    #[error("the slice table of drive {drive} has room for {MOST_SLICES} slices, not for {wanted}")]
+    Full {
+        /// The drive.
+        drive: DriveId,
+        /// Rows that it would have.
+        wanted: usize,
+    },
+    /// Two arrays would use the same bytes, or the slice is not between the superblocks.
+    #[error("the slice {offset}+{len} does not fit on drive {drive}: {why}")]
+    Place {
+        /// The drive.
+        drive: DriveId,
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// The rule that it breaks.
+        why: &'static str,
+    },
+    /// The drive did not take its superblock.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
+}
 
+impl Superblock {
     /// Decodes one copy.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut dec = Dec::new("superblock", bytes);
-        if dec.raw(8)? != MAGIC {
-            return Err(dec.bad("wrong magic number"));
+        <Self as TwoCopies>::decode(bytes)
+    }
+
+    /// Encodes one copy. Panics if there are more than [`MOST_SLICES`] slices.
+    pub fn encode(&self) -> Buf {
+        <Self as TwoCopies>::encode(self)
+    }
+
+    /// Enters slices of one array in the table, in place of those that the array had on this drive. Changes
+    /// nothing if one of them does not fit.
+    pub(crate) fn put_slices(&mut self, slices: &[SliceEntry]) -> Result<(), SliceTableError> {
+        let is_replaced = |old: &SliceEntry| slices.iter().any(|slice| slice.array == old.array);
+        let mut rows: Vec<SliceEntry> =
+            self.slices.iter().filter(|old| !is_replaced(old)).chain(slices).copied().collect();
+        if rows.len() > MOST_SLICES {
+            return Err(SliceTableError::Full { drive: self.drive, wanted: rows.len() });
         }
-        let (version, body_bytes, seq) = (dec.u32()?, dec.u32()? as usize, dec.counter()?);
-        let features =
-            Features { compatible: dec.u64()?, read_only_compatible: dec.u64()?, incompatible: dec.u64()? };
-        let (body_crc, header_crc) = (dec.u32()?, dec.u32()?);
-        if crc32c(&bytes[..HEADER_BYTES - 12]) != header_crc {
-            return Err(dec.bad("header checksum"));
+        if let Some((row, why)) = misplaced(&rows, self.size_bytes) {
+            return Err(SliceTableError::Place { drive: self.drive, offset: row.offset, len: row.len, why });
         }
-        if version != FORMAT_VERSION {
-            return Err(dec.unknown("version", u64::from(version)));
-        }
-        let unknown = (features.incompatible & !KNOWN_INCOMPATIBLE) | features.read_only_compatible;
-        if unknown != 0 {
-            return Err(dec.unknown("feature bits", unknown));
-        }
-        if body_bytes > SUPERBLOCK_BYTES - HEADER_BYTES {
-            return Err(dec.bad("a body longer than the space for it"));
-        }
-        let body = bytes
-            .get(HEADER_BYTES..HEADER_BYTES + body_bytes)
-            .filter(|body| crc32c(body) == body_crc)
-            .ok_or(dec.bad("body checksum"))?;
-        Self::decode_body(body, seq, features)
+        self.slices.clear();
+        self.slices.append(&mut rows);
+        Ok(())
     }
 
     fn decode_body(body: &[u8], seq: u64, features: Features) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("superblock body", body);
-        let (store, drive) = (StoreId(dec.id()?), DriveId(dec.id()?));
+        let (store, drive, pool) = (StoreId(dec.id()?), DriveId(dec.id()?), PoolId(dec.id()?));
         let (size_bytes, created_ns) = (dec.u64()?, dec.i64()?);
-        let (slice_count, array_count, _) = (dec.u16()?, dec.u16()?, dec.u32()?);
+        let count = dec.u16()?;
+        dec.zeros("padding", 6)?;
         if size_bytes < SMALLEST_BYTES {
             return Err(dec.bad("a drive too small for its superblocks"));
         }
         let mut slices = Vec::new();
-        for _ in 0..slice_count {
-            let (array, member) = (ArrayId(dec.id()?), dec.u16()?);
-            dec.raw(6)?;
-            slices.push(SliceEntry {
-                array,
-                member,
-                generation: dec.counter_with_room()?,
-                offset: dec.u64()?,
-                len: dec.u64()?,
-            });
+        for _ in 0..count {
+            let (array, member, extent) = (ArrayId(dec.id()?), dec.u16()?, dec.u16()?);
+            dec.zeros("padding of a slice", 4)?;
+            slices.push(SliceEntry { array, member, extent, offset: dec.u64()?, len: dec.u64()? });
         }
-        let mut arrays = Vec::new();
-        for _ in 0..array_count {
-            let (array, revision) = (ArrayId(dec.id()?), dec.counter_with_room()?);
-            arrays.push(ArrayEntry { array, revision, descriptor: dec.bytes()?.to_vec() });
+        dec.end()?;
+        if let Some((_, why)) = misplaced(&slices, size_bytes) {
+            return Err(dec.bad(why));
         }
-        for slice in &slices {
-            let end = slice.offset.checked_add(slice.len).ok_or(dec.bad("a slice that wraps around"))?;
-            if end > size_bytes {
-                return Err(dec.bad("a slice beyond the end of the drive"));
-            }
-        }
-        Ok(Self { store, drive, seq, size_bytes, created_ns, features, slices, arrays })
+        Ok(Self { store, drive, pool, seq, size_bytes, created_ns, features, slices })
     }
+}
+
+impl TwoCopies for Superblock {
+    const SITES: Sites = Sites {
+        read: "superblock.read",
+        again: "superblock.again",
+        copies: ["superblock.copy0", "superblock.copy1"],
+    };
+
+    fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    fn encode(&self) -> Buf {
+        let mut body = Enc::new();
+        body.id(self.store.0).id(self.drive.0).id(self.pool.0).u64(self.size_bytes).i64(self.created_ns);
+        body.u16(to_u16(self.slices.len())).raw(&[0; 6]);
+        assert_eq!(body.len(), FIXED_BYTES, "the slice table follows");
+        for slice in &self.slices {
+            body.id(slice.array.0).u16(slice.member).u16(slice.extent).u32(0);
+            body.u64(slice.offset).u64(slice.len);
+        }
+        copies::seal(&KIND, self.seq, &self.features, body.as_slice())
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (seq, features, body) = copies::unseal(&KIND, bytes)?;
+        Self::decode_body(body, seq, features)
+    }
+
+    fn is_same(&self, found: &Self) -> bool {
+        (self.store, self.drive) == (found.store, found.drive)
+    }
+}
+
+/// A slice that is not between the superblocks, or lies on another one.
+fn misplaced(slices: &[SliceEntry], size_bytes: u64) -> Option<(SliceEntry, &'static str)> {
+    let end = slices_end(size_bytes);
+    let is_inside = |slice: &SliceEntry| {
+        slice.offset >= SLICE_ALIGN_BYTES
+            && slice.offset.is_multiple_of(SLICE_ALIGN_BYTES)
+            && slice.len > 0
+            && slice.offset.checked_add(slice.len).is_some_and(|last| last <= end)
+    };
+    if let Some(slice) = slices.iter().find(|slice| !is_inside(slice)) {
+        return Some((*slice, "a slice that is not between the superblocks"));
+    }
+    let mut ordered: Vec<&SliceEntry> = slices.iter().collect();
+    ordered.sort_by_key(|slice| slice.offset);
+    let beside = ordered.windows(2).find(|pair| pair[0].overlaps(pair[1]));
+    beside.map(|pair| (*pair[1], "a slice on another slice"))
 }
 
 /// End (exclusive, in bytes) of the space for slices on a drive of `size_bytes`.
 pub fn slices_end(size_bytes: u64) -> u64 {
-    (size_bytes - SUPERBLOCK_BYTES as u64) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES
+    (size_bytes - COPY_BYTES as u64) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES
 }
 
-fn places(size_bytes: u64) -> [u64; 2] {
-    [0, (size_bytes - SUPERBLOCK_BYTES as u64) / 4096 * 4096]
+/// A drive before it has a handle.
+struct Bare<'a>(&'a dyn Drive);
+
+impl Holder for Bare<'_> {
+    async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
+        self.0.read(at, BufMut::zeroed(len), io).await.map(BufMut::freeze)
+    }
+
+    async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
+        self.0.write(at, data, io).await
+    }
+
+    async fn flush(&self, io: Io) -> Result<(), DriveError> {
+        self.0.flush(io).await
+    }
 }
 
-const IO: Io = Io::new(Class::Meta, "superblock.read");
-const WRITE_SITES: [&str; 2] = ["superblock.copy0", "superblock.copy1"];
-
-/// Reads both copies and returns the valid one with the higher sequence. Fails if a copy is of a later
-/// release, or if the drive has become smaller.
+/// Reads both copies and returns the valid one with the higher sequence. Fails if a copy is of another
+/// version, or if the drive has become smaller.
 pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     let size = drive.size_bytes();
     if size < SMALLEST_BYTES {
         return Err(SuperblockError::Shrunk { wanted: SMALLEST_BYTES, found: size });
     }
-    let mut best: Option<Superblock> = None;
-    let (mut future, mut blank, mut broken) = (None, 0, None);
-    for place in places(size) {
-        let bytes = match drive.read(place, BufMut::zeroed(SUPERBLOCK_BYTES), IO).await {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                broken = Some(error);
-                continue;
-            }
-        };
-        match Superblock::decode(bytes.as_ref()) {
-            Ok(found) if best.as_ref().is_none_or(|best| best.seq < found.seq) => best = Some(found),
-            Ok(_) => {}
-            Err(error @ DecodeError::Unknown { .. }) => future = Some(error),
-            Err(_) if bytes.as_ref().iter().all(|byte| *byte == 0) => blank += 1,
-            Err(_) => {}
+    match copies::read(&Bare(drive), copies::places(size), |_: &Superblock| true).await {
+        FoundCopies { unknown: Some(DecodeError::Unknown { field: "version", found, .. }), .. }
+            if found < u64::from(FORMAT_VERSION) =>
+        {
+            Err(SuperblockError::Past(found))
         }
-    }
-    match (best, future, broken) {
-        (_, Some(error), _) => Err(SuperblockError::Future(error)),
-        (Some(found), _, _) if found.size_bytes > size => {
+        FoundCopies { unknown: Some(error), .. } => Err(SuperblockError::Future(error)),
+        FoundCopies { best: Some(found), .. } if found.size_bytes > size => {
             Err(SuperblockError::Shrunk { wanted: found.size_bytes, found: size })
         }
-        (Some(found), _, _) => Ok(found),
-        (None, _, Some(error)) => Err(error.into()),
-        (None, _, None) if blank == 2 => Err(SuperblockError::Blank),
-        (None, _, None) => Err(SuperblockError::Foreign),
+        FoundCopies { best: Some(found), .. } => Ok(found),
+        FoundCopies { unread: Some(error), .. } => Err(error.into()),
+        FoundCopies { blank: 2, .. } => Err(SuperblockError::Blank),
+        FoundCopies { .. } => Err(SuperblockError::Foreign),
     }
-}
-
-/// The state of a copy. The order is the order of writing: the least valuable copy first.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
-    Bad,
-    /// It could not be read, and may be the only valid copy.
-    Unread,
-    /// A valid superblock with this sequence number.
-    Whole(u64),
-}
-
-/// The drive on which the copies of a superblock lie.
-pub(crate) trait Holder {
-    async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError>;
-    async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError>;
-    async fn flush(&self, io: Io) -> Result<(), DriveError>;
-}
-
-/// Writes both copies, the first durable before the second is written. The less valuable copy is written
-/// first: after an earlier power cut the other may be the only valid one of the latest sequence. That one is
-/// written again before: it may lie in a cache alone, after a flush of an earlier process that failed.
-pub(crate) async fn write(drive: &impl Holder, superblock: &Superblock) -> Result<(), DriveError> {
-    let places = places(superblock.size_bytes);
-    let standing = async |place| match drive.read(place, SUPERBLOCK_BYTES, IO).await {
-        Ok(bytes) => match Superblock::decode(&bytes) {
-            Ok(found) => (Standing::Whole(found.seq), Some(bytes)),
-            Err(_) => (Standing::Bad, None),
-        },
-        Err(_) => (Standing::Unread, None),
-    };
-    let ((first, first_bytes), (last, last_bytes)) = join(standing(places[0]), standing(places[1])).await;
-    let (order, kept) = if first > last { ([1, 0], first_bytes) } else { ([0, 1], last_bytes) };
-    // If the other copy is not valid, this one is the only one, and is not touched.
-    if let Some(kept) = kept
-        && first.min(last) > Standing::Unread
-    {
-        drive.write(places[order[1]], kept, IO.at("superblock.again")).await?;
-    }
-    drive.flush(IO).await?;
-    let bytes = superblock.encode();
-    for copy in order {
-        let io = IO.at(WRITE_SITES[copy]);
-        drive.write(places[copy], bytes.clone(), io).await?;
-        drive.flush(io).await?;
-    }
-    Ok(())
-}
-
-/// Returns the numbers of the copies that are unreadable or differ from `expected`.
-pub(crate) async fn bad_copies(drive: &impl Holder, expected: &Superblock) -> Result<Vec<usize>, DriveError> {
-    let wanted = expected.encode();
-    let mut bad = Vec::new();
-    for (copy, place) in places(expected.size_bytes).into_iter().enumerate() {
-        match drive.read(place, SUPERBLOCK_BYTES, IO.at("superblock.scrub")).await {
-            Ok(found) if found[..] == wanted[..] => {}
-            Ok(_) | Err(DriveError::Io { .. }) => bad.push(copy),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(bad)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_base::Id128;
+    use penstock_base::{Id128, crc32c};
 
     fn sample() -> Superblock {
         let array = ArrayId(Id128([3; 16]));
-        let slice = SliceEntry { array, member: 2, generation: 4, offset: 1 << 20, len: 2 << 20 };
+        let slice = SliceEntry { array, member: 2, extent: 0, offset: 1 << 20, len: 2 << 20 };
         Superblock {
             store: StoreId(Id128([1; 16])),
             drive: DriveId(Id128([2; 16])),
+            pool: PoolId(Id128([4; 16])),
             seq: 5,
             size_bytes: 8 << 20,
             created_ns: 6,
             features: Features::default(),
             slices: vec![slice],
-            arrays: vec![ArrayEntry { array, revision: 7, descriptor: b"descriptor".to_vec() }],
         }
     }
 
@@ -334,19 +300,18 @@ mod tests {
     #[test]
     fn golden_bytes_come_back_and_every_bit_is_covered() {
         let bytes = sample().encode();
-        assert_eq!(bytes.len(), SUPERBLOCK_BYTES);
+        assert_eq!(bytes.len(), COPY_BYTES);
         assert_eq!(crc32c(&bytes), GOLDEN, "{:#010x}", crc32c(&bytes));
         assert_eq!(Superblock::decode(&bytes), Ok(sample()));
-        let body_end = HEADER_BYTES + 56 + 48 + 28 + 10;
-        // Bytes 56 to 64 pad the header.
-        for bit in (0..body_end * 8).filter(|bit| !(56 * 8..64 * 8).contains(bit)) {
+        let body_end = 64 + FIXED_BYTES + ROW_BYTES;
+        for bit in 0..body_end * 8 {
             let mut flipped = bytes.to_vec();
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(Superblock::decode(&flipped).is_err(), "bit {bit}");
         }
     }
 
-    const GOLDEN: u32 = 0xb3a0_d6f1;
+    const GOLDEN: u32 = 0x1976_216b;
 
     #[test]
     fn unknown_versions_and_feature_bits_are_refused_by_name() {
@@ -363,6 +328,53 @@ mod tests {
         let small = Superblock { size_bytes: 4096, slices: Vec::new(), ..sample() };
         assert!(Superblock::decode(&small.encode()).is_err());
         assert!(Superblock::decode(&Superblock { seq: u64::MAX, ..sample() }.encode()).is_err());
+    }
+
+    /// Regression: descriptors that did not fit made the encoder panic after the arrays had been written.
+    #[test]
+    fn a_slice_table_takes_what_fits_and_nothing_else() {
+        let mut superblock = Superblock { size_bytes: 4 << 40, slices: Vec::new(), ..sample() };
+        let slice = |number: u64| SliceEntry {
+            array: ArrayId(Id128::from_words(7, number)),
+            member: 0,
+            extent: 0,
+            offset: (1 + number) << 20,
+            len: 1 << 20,
+        };
+        for number in 0..MOST_SLICES as u64 {
+            superblock.put_slices(&[slice(number)]).unwrap();
+        }
+        assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock.clone()));
+        let full = superblock.put_slices(&[slice(MOST_SLICES as u64)]).unwrap_err();
+        assert!(matches!(full, SliceTableError::Full { .. }), "{full}");
+        // The array's own rows make room.
+        superblock.put_slices(&[SliceEntry { len: 1 << 10, ..slice(3) }]).unwrap();
+        let other = ArrayId(Id128([8; 16]));
+        for (offset, len) in
+            [(1 << 20, 1 << 21), (0, 1 << 20), (3 << 19, 1 << 20), (1 << 42, 1 << 20), (1 << 20, 0)]
+        {
+            let mut roomy = Superblock { slices: vec![slice(1)], ..superblock.clone() };
+            let misplaced = SliceEntry { array: other, member: 0, extent: 0, offset, len };
+            let error = roomy.put_slices(&[misplaced]).unwrap_err();
+            assert!(matches!(error, SliceTableError::Place { .. }), "{offset}+{len}: {error}");
+            assert_eq!(roomy.slices, [slice(1)], "nothing was changed");
+        }
+    }
+
+    #[test]
+    fn a_superblock_from_before_the_first_release_is_refused_by_name() {
+        let mut bytes = sample().encode().to_vec();
+        bytes[8] = 1;
+        let crc = crc32c(&bytes[..52]);
+        bytes[52..56].copy_from_slice(&crc.to_le_bytes());
+        let drive = crate::MemoryDrive::new(8 << 20);
+        let read = async {
+            let io = Io::new(crate::Class::Meta, "test");
+            drive.write(0, Buf::copy_from(&bytes), io).await.unwrap();
+            read(&drive).await
+        };
+        let found = penstock_worker::block_on(read).expect("a worker");
+        assert!(matches!(found, Err(SuperblockError::Past(1))), "{found:?}");
     }
 
     #[test]

@@ -11,9 +11,10 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 38] = [
+pub const DECODERS: [Decoder; 39] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
+    array::LABEL,
     array::TRAILER,
     array::TABLE_PAGE,
     array::ROOT,

@@ -143,7 +143,7 @@ pub struct FileOwnership {
 }
 
 impl FileOwnership {
-    /// Opens the claims in `dir`. A missing file is no error, since superblocks have epochs of their own.
+    /// Opens the claims in `dir`. A missing file is no error, since labels have epochs of their own.
     pub fn open(dir: &Path) -> Result<Self, String> {
         let path = dir.join(NAME);
         let fail = |error: std::io::Error| format!("{}: {error}", path.display());

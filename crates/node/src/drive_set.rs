@@ -7,10 +7,11 @@ use crate::backing::{ANSWER, Backing, Found, read_superblock};
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity, drive_object};
 use crate::events::Events;
+use crate::layout::allocate;
 use penstock_array::{Array, Position};
 use penstock_base::env::random_id;
 use penstock_base::{DriveId, Env, StoreId};
-use penstock_drive::superblock::{Superblock, SuperblockError, slices_end};
+use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -205,6 +206,7 @@ impl DriveSet {
         let superblock = Superblock {
             store: self.store,
             drive: DriveId(random_id(&self.env)),
+            pool: self.arrays.first().map(|array| array.pool()).unwrap_or_default(),
             size_bytes: drive.size_bytes(),
             created_ns: self.env.wall_ns(),
             ..Superblock::default()
@@ -280,14 +282,23 @@ impl DriveSet {
                 self.note_places().map_err(AdminError::Refused)?;
             }
             for array in &self.arrays {
-                let Some((_, (offset, _))) = place(array) else { continue };
-                let reserved = array.geometry().reserved();
-                let bytes = offset + reserved.start..offset + reserved.end;
-                self.backing.allocate(new.path(), bytes).map_err(AdminError::Refused)?;
+                let Some((_, (offset, len))) = place(array) else { continue };
+                allocate(&*self.backing, new.path(), &array.geometry(), offset, len)
+                    .map_err(AdminError::Refused)?;
             }
+            let row = |array: &Rc<Array>| {
+                let (position, (offset, len)) = place(array)?;
+                Some(SliceEntry { array: array.id(), member: position.number(), extent: 0, offset, len })
+            };
+            // A start must find the labels that the arrays write next.
+            let rows: Vec<SliceEntry> = self.arrays.iter().filter_map(row).collect();
+            assert!(!rows.is_empty(), "a drive that is replaced has a slice");
+            new.put_slices(&rows).await.map_err(|error| {
+                AdminError::Refused(format!("drive {} does not take its superblock: {error}", new.id()))
+            })?;
             for array in &self.arrays {
                 let Some((position, (offset, len))) = place(array) else { continue };
-                array.replace_member(position, new, Slice::new(new.clone(), offset, len)).await?;
+                array.replace_member(position, Slice::new(new.clone(), offset, len)).await?;
             }
             Ok(())
         };

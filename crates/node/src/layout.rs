@@ -2,18 +2,16 @@
 //!
 //! drive = superblock | metadata slice (the first 1+m drives) | data slice | superblock
 //!
-//! Arrays are written first and superblocks last, so a power cut while a store is made leaves drives without
-//! superblocks, which are never taken for a store.
+//! Arrays with their labels are written first and superblocks last, so a power cut while a store is made
+//! leaves drives without superblocks, which are never taken for a store.
 
 use crate::backing::{Backing, read_superblock};
 use crate::error::StartError;
 use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
 use penstock_base::env::random_id;
 use penstock_base::num::{to_u16, to_u32};
-use penstock_base::{BLOCK_BYTES, DriveId, Env, StoreId};
-use penstock_drive::superblock::{
-    self, ArrayEntry, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError,
-};
+use penstock_base::{BLOCK_BYTES, DriveId, Env, PoolId, StoreId};
+use penstock_drive::superblock::{self, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{DriveHandle, Slice};
 use std::ops::Range;
 use std::rc::Rc;
@@ -60,6 +58,8 @@ impl StoreSpec {
             false => STRIP_BLOCKS,
         };
         let array = |name: &str, k, strip_blocks| CreateSpec {
+            // Drawn when the store is made.
+            pool: PoolId::default(),
             name: name.to_owned(),
             k,
             m,
@@ -112,6 +112,18 @@ fn cut(drive: &Rc<DriveHandle>, range: &Range<u64>) -> Slice {
     Slice::new(drive.clone(), range.start, range.end - range.start)
 }
 
+/// Allocates labels and metadata of a slice on the host.
+pub(crate) fn allocate(
+    backing: &dyn Backing,
+    path: &str,
+    geometry: &Geometry,
+    offset: u64,
+    len: u64,
+) -> Result<(), String> {
+    let mut ranges = geometry.reserved(len).into_iter();
+    ranges.try_for_each(|range| backing.allocate(path, offset + range.start..offset + range.end))
+}
+
 /// Makes a store on drives at `paths`, where nothing exists or the drives are blank. Returns its identifier.
 pub async fn create_store(
     env: &Env,
@@ -119,7 +131,7 @@ pub async fn create_store(
     spec: &StoreSpec,
     paths: &[String],
 ) -> Result<StoreId, StartError> {
-    let store = StoreId(random_id(env));
+    let (store, pool) = (StoreId(random_id(env)), PoolId(random_id(env)));
     if paths.len() != spec.drives() {
         return Err(StartError::Refused(format!(
             "code {}+{} takes {} drives and {} are given",
@@ -145,6 +157,7 @@ pub async fn create_store(
         let superblock = Superblock {
             store,
             drive: DriveId(random_id(env)),
+            pool,
             size_bytes: drive.size_bytes(),
             created_ns: env.wall_ns(),
             ..Superblock::default()
@@ -156,43 +169,31 @@ pub async fn create_store(
     // `meta`, so that the same drives do not carry both logs if there are enough.
     let meta_drives: Vec<usize> = (0..meta_members).collect();
     let data_drives: Vec<usize> = (0..handles.len()).map(|at| (at + meta_members) % handles.len()).collect();
-    let mut puts: Vec<Vec<(SliceEntry, ArrayEntry)>> = vec![Vec::new(); handles.len()];
+    let mut tables: Vec<Vec<SliceEntry>> = vec![Vec::new(); handles.len()];
     for (array_spec, drives, range) in
         [(&spec.meta, &meta_drives, spec.meta_slice()), (&spec.data, &data_drives, spec.data_slice())]
     {
+        let array_spec = CreateSpec { pool, ..array_spec.clone() };
         let slices: Vec<Slice> = drives.iter().map(|drive| cut(&handles[*drive], &range)).collect();
-        let reserved = Geometry::fit(array_spec, slices[0].len())?.reserved();
+        let geometry = Geometry::fit(&array_spec, slices[0].len())?;
         for slice in &slices {
-            let start = slice.offset();
-            backing
-                .allocate(slice.drive().path(), start + reserved.start..start + reserved.end)
+            allocate(backing, slice.drive().path(), &geometry, slice.offset(), slice.len())
                 .map_err(StartError::Refused)?;
         }
-        let descriptor = create(env, array_spec, &slices).await?;
-        for (position, entry) in descriptor.members.iter().enumerate() {
-            let slice = SliceEntry {
+        let descriptor = create(env, &array_spec, &slices).await?;
+        for (position, (drive, slice)) in drives.iter().zip(&slices).enumerate() {
+            tables[*drive].push(SliceEntry {
                 array: descriptor.array,
                 member: to_u16(position),
-                generation: entry.generation,
-                offset: entry.offset,
-                len: entry.len,
-            };
-            let array = ArrayEntry {
-                array: descriptor.array,
-                revision: descriptor.revision,
-                descriptor: descriptor.encode(),
-            };
-            puts[drives[position]].push((slice, array));
+                extent: 0,
+                offset: slice.offset(),
+                len: slice.len(),
+            });
         }
     }
-    for (drive, puts) in handles.iter().zip(puts) {
-        let put = |superblock: &mut Superblock| {
-            for (slice, array) in puts {
-                superblock.slices.push(slice);
-                superblock.arrays.push(array);
-            }
-        };
-        drive.update_superblock(put).await.map_err(|error| StartError::Refused(error.to_string()))?;
+    assert!(tables.iter().all(|table| !table.is_empty()), "each drive has a slice of the data array");
+    for (drive, table) in handles.iter().zip(tables) {
+        drive.put_slices(&table).await.map_err(|error| StartError::Refused(error.to_string()))?;
     }
     Ok(store)
 }

@@ -182,7 +182,7 @@ impl Node {
         self.scrubs.schedule(period, keeper);
     }
 
-    /// Scrubs an array and the superblocks of its drives, from the beginning and without pauses.
+    /// Scrubs an array, its labels and the superblocks of its drives, from the beginning and without pauses.
     pub async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
         self.scrubs.scrub(array).await
     }

@@ -176,6 +176,7 @@ pub struct ScrubSummary {
     pub repaired_blocks: u64,
     pub parity_defects: u64,
     pub unreadable_stripes: Vec<u64>,
+    /// Copies of superblocks and of labels.
     pub superblocks_repaired: u64,
     pub clean: bool,
 }

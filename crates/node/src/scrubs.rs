@@ -235,7 +235,7 @@ impl Scrubs {
         }
     }
 
-    /// Scrubs an array and the superblocks of its drives, from the beginning and without pauses.
+    /// Scrubs an array, its labels and the superblocks of its drives, from the beginning and without pauses.
     pub(crate) async fn scrub(&self, array: &Rc<Array>) -> Result<ScrubSummary, AdminError> {
         if self.scheduled.borrow().contains(&array.id()) {
             array.stop_scrub();
@@ -256,7 +256,8 @@ impl Scrubs {
         })
     }
 
-    /// Runs one scrub and saves its progress. Returns its record and the number of superblocks repaired; none
+    /// Runs one scrub and saves its progress. Returns its record and the number of copies of
+    /// superblocks and labels repaired; none
     /// if it was stopped.
     async fn run_scrub(
         &self,
@@ -348,6 +349,7 @@ impl Scrubs {
         {
             repaired += drive.scrub_superblock().await.map_err(ArrayError::from)?;
         }
+        repaired += array.scrub_labels().await?;
         Ok(repaired)
     }
 }

@@ -13,12 +13,14 @@ use crate::scrubs::Scrubs;
 use crate::{leases, watch};
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::Descriptor;
+use penstock_array::format::label::Label;
 use penstock_array::ownership::Ownership;
-use penstock_array::{Array, ArrayError, Lacking, Opening, Roster, Volume};
+use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, Volume, read_label};
+use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DecodeError, DriveId, Env, Gate, StoreId};
 use penstock_chunk::{Target, TargetConfig};
-use penstock_drive::superblock::{Superblock, SuperblockError};
-use penstock_drive::{DriveHandle, Slice};
+use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
+use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
 use std::collections::BTreeMap;
@@ -28,19 +30,54 @@ use std::rc::Rc;
 /// A path and the drive found there, or the reason why there is none.
 pub struct Candidate {
     path: String,
-    found: Result<(Rc<dyn penstock_drive::Drive>, Superblock), String>,
+    found: Result<FoundDrive, String>,
 }
 
-/// Opens the drives at `paths` and reads their superblocks. A drive that does not answer counts as unusable.
+/// A drive with what says to whom it belongs.
+struct FoundDrive {
+    handle: Rc<DriveHandle>,
+    superblock: Superblock,
+    /// The label of each array that has a slice here, or why it cannot be read.
+    labels: Vec<(ArrayId, Result<FoundLabel, DriveError>)>,
+}
+
+impl FoundDrive {
+    async fn read(env: &Env, path: &str, drive: Rc<dyn Drive>) -> Option<Result<Self, SuperblockError>> {
+        let superblock = match read_superblock(env, &*drive).await? {
+            Ok(superblock) => superblock,
+            Err(error) => return Some(Err(error)),
+        };
+        let handle = DriveHandle::online(env.clone(), path.to_owned(), drive, superblock.clone());
+        let labelled = superblock.slices.iter().filter(|slice| slice.extent == 0);
+        let read = async |entry: &SliceEntry| {
+            let slice = Slice::new(handle.clone(), entry.offset, entry.len);
+            (entry.array, read_label(&slice, entry.array).await)
+        };
+        let labels = timeout(env, ANSWER, join_all(labelled.map(read))).await?;
+        assert!(labels.len() <= superblock.slices.len(), "a slice has one label");
+        Some(Ok(Self { handle, superblock, labels }))
+    }
+
+    /// The labels that can be read.
+    fn labels(&self) -> impl Iterator<Item = &Label> {
+        self.labels.iter().filter_map(|(_, found)| match found {
+            Ok(FoundLabel::Label(label)) => Some(label),
+            _ => None,
+        })
+    }
+}
+
+/// Opens the drives at `paths` and reads their superblocks and labels. A drive that does not answer counts as
+/// unusable.
 pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> Vec<Candidate> {
     let look = |path: &String| {
         let (path, opened) = (path.clone(), backing.open(path));
         async move {
             let found = match opened {
                 Err(why) => Err(why),
-                Ok(drive) => match read_superblock(env, &*drive).await {
+                Ok(drive) => match FoundDrive::read(env, &path, drive).await {
                     None => Err(format!("{path}: no answer within {ANSWER:?}")),
-                    Some(Ok(superblock)) => Ok((drive, superblock)),
+                    Some(Ok(found)) => Ok(found),
                     Some(Err(error @ SuperblockError::Shrunk { .. })) => {
                         Err(format!("{path} is too small: {error}"))
                     }
@@ -56,7 +93,7 @@ pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> 
 impl Candidate {
     /// The store to which the drive belongs; none if the drive cannot be used.
     pub fn store(&self) -> Option<StoreId> {
-        self.found.as_ref().ok().map(|(_, superblock)| superblock.store)
+        self.found.as_ref().ok().map(|found| found.superblock.store)
     }
 
     /// Reason why the drive cannot be used, if it cannot.
@@ -65,32 +102,35 @@ impl Candidate {
     }
 }
 
-/// Decodes the newest descriptor of each array, from all superblocks. A damaged one is an error only if there
-/// is no other one; the claim on record tells if what is left is too old.
-fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, ArrayError> {
+/// Decodes the newest descriptor of each array, from all labels. A damaged or unreadable one is an error only
+/// if there is no other one; the claim on record tells if what is left is too old.
+fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, StartError> {
     let mut readable: BTreeMap<ArrayId, Vec<Descriptor>> = BTreeMap::new();
     let mut damaged: BTreeMap<ArrayId, DecodeError> = BTreeMap::new();
+    let mut unread: BTreeMap<ArrayId, &DriveError> = BTreeMap::new();
     let mut unknown: Vec<(ArrayId, u64, DecodeError)> = Vec::new();
-    for (_, superblock) in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
-        for entry in &superblock.arrays {
-            let decoded = Descriptor::decode(&entry.descriptor).and_then(|found| {
-                let agrees = (found.array, found.revision) == (entry.array, entry.revision);
-                let why = "of another array or revision than its entry";
-                if agrees { Ok(found) } else { Err(DecodeError::Bad { what: "array descriptor", why }) }
-            });
-            let descriptor = match decoded {
-                Ok(descriptor) => descriptor,
-                Err(error @ DecodeError::Unknown { .. }) => {
-                    unknown.push((entry.array, entry.revision, error));
-                    continue;
-                }
+    for found in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
+        for (array, label) in &found.labels {
+            let (revision, decoded) = match label {
+                Ok(FoundLabel::Label(label)) => (label.revision, label.descriptor()),
+                // It may be the newest of all.
+                Ok(FoundLabel::Unknown(error)) => (u64::MAX, Err(error.clone())),
+                Ok(FoundLabel::Damaged(error)) => (0, Err(error.clone())),
+                // The slice was never used: it was about to take a member's place.
+                Ok(FoundLabel::Blank) => continue,
                 Err(error) => {
-                    tracing::error!(array = %entry.array, %error, "the superblock of a drive is damaged");
-                    damaged.insert(entry.array, error);
+                    unread.insert(*array, error);
                     continue;
                 }
             };
-            readable.entry(entry.array).or_default().push(descriptor);
+            match decoded {
+                Ok(descriptor) => readable.entry(*array).or_default().push(descriptor),
+                Err(error @ DecodeError::Unknown { .. }) => unknown.push((*array, revision, error)),
+                Err(error) => {
+                    tracing::error!(%array, path = found.handle.path(), %error, "the label of a slice is damaged");
+                    damaged.insert(*array, error);
+                }
+            }
         }
     }
     let newest = readable.into_iter().filter_map(|(array, found)| Some((array, Descriptor::newest(found)?)));
@@ -99,10 +139,15 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
     let is_newest =
         |array: &ArrayId, revision: &u64| newest.get(array).is_none_or(|found| found.revision <= *revision);
     if let Some((_, _, error)) = unknown.into_iter().find(|(array, at, _)| is_newest(array, at)) {
-        return Err(error.into());
+        return Err(ArrayError::from(error).into());
+    }
+    if let Some((array, error)) = unread.into_iter().find(|(array, _)| !newest.contains_key(array)) {
+        return Err(StartError::Refused(format!(
+            "no label of array {array} can be read now ({error}); nothing was changed: try again, or bring the missing drives back"
+        )));
     }
     if let Some((_, error)) = damaged.into_iter().find(|(array, _)| !newest.contains_key(array)) {
-        return Err(error.into());
+        return Err(ArrayError::from(error).into());
     }
     Ok(newest)
 }
@@ -188,33 +233,32 @@ fn handles(
     last_paths: &BTreeMap<DriveId, String>,
     unused: impl Fn(&str),
 ) -> Result<Vec<Rc<DriveHandle>>, StartError> {
-    let mut found: BTreeMap<DriveId, (String, Rc<dyn penstock_drive::Drive>, Superblock)> = BTreeMap::new();
+    let mut found: BTreeMap<DriveId, FoundDrive> = BTreeMap::new();
     let mut problems: BTreeMap<String, String> = BTreeMap::new();
     for Candidate { path, found: drive } in candidates {
         match drive {
-            Ok((drive, superblock)) => match found.entry(superblock.drive) {
-                Entry::Vacant(place) => drop(place.insert((path, drive, superblock))),
+            Ok(drive) => match found.entry(drive.superblock.drive) {
+                Entry::Vacant(place) => drop(place.insert(drive)),
                 Entry::Occupied(mut place) => {
-                    let newer = is_newer(&superblock, &place.get().2).ok_or_else(|| {
+                    let newer = is_newer(&drive, place.get()).ok_or_else(|| {
                         StartError::Refused(format!(
                             "{path} and {} are copies of one drive, each newer than the other for some array: take one away",
-                            place.get().0
+                            place.get().handle.path()
                         ))
                     })?;
-                    let mut other = (path, drive, superblock);
+                    let mut other = drive;
                     if newer {
                         std::mem::swap(&mut other, place.get_mut());
                     }
-                    let (path, used) = (other.0, &place.get().0);
+                    let (path, used) = (other.handle.path(), place.get().handle.path());
                     unused(&format!("{path} is a copy of the drive at {used}, and not newer"));
                 }
             },
             Err(why) => drop(problems.insert(path, why)),
         }
     }
-    let online =
-        |(id, (path, drive, superblock))| (id, DriveHandle::online(env.clone(), path, drive, superblock));
-    let found: BTreeMap<DriveId, Rc<DriveHandle>> = found.into_iter().map(online).collect();
+    let found: BTreeMap<DriveId, Rc<DriveHandle>> =
+        found.into_iter().map(|(id, drive)| (id, drive.handle)).collect();
     let mut handles: Vec<Rc<DriveHandle>> = Vec::new();
     // In the order in which a store is made of drives: the array with the fewest members comes first, because
     // the members of the data array begin behind those of `meta`.
@@ -233,12 +277,12 @@ fn handles(
     Ok(handles)
 }
 
-/// True if `one` is newer than `other`, a superblock of the same drive, by the revisions that both have of
-/// arrays. None if each is newer for some array. The number of updates of the superblock itself decides only
-/// between equals, because a copy's own updates do not show that it contains the changes of the other.
-fn is_newer(one: &Superblock, other: &Superblock) -> Option<bool> {
-    let revisions = |of: &Superblock| -> BTreeMap<ArrayId, u64> {
-        of.arrays.iter().map(|entry| (entry.array, entry.revision)).collect()
+/// True if `one` is newer than `other`, a copy of the same drive, by the revisions in their labels. None if
+/// each is newer for some array. The number of updates of the superblock decides only between equals, because
+/// a copy's own updates do not show that it contains the changes of the other.
+fn is_newer(one: &FoundDrive, other: &FoundDrive) -> Option<bool> {
+    let revisions = |of: &FoundDrive| -> BTreeMap<ArrayId, u64> {
+        of.labels().map(|label| (label.array, label.revision)).collect()
     };
     let (one_has, other_has) = (revisions(one), revisions(other));
     let leads = |these: &BTreeMap<ArrayId, u64>, those: &BTreeMap<ArrayId, u64>| {
@@ -246,7 +290,7 @@ fn is_newer(one: &Superblock, other: &Superblock) -> Option<bool> {
     };
     match (leads(&one_has, &other_has), leads(&other_has, &one_has)) {
         (true, true) => None,
-        (false, false) => Some(one.seq > other.seq),
+        (false, false) => Some(one.superblock.seq > other.superblock.seq),
         (newer, _) => Some(newer),
     }
 }
@@ -282,10 +326,11 @@ async fn read_array(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_array::Position;
     use penstock_array::format::descriptor::MemberEntry;
-    use penstock_base::{Epoch, Id128};
+    use penstock_base::{Epoch, Id128, PoolId};
     use penstock_drive::MemoryDrive;
-    use penstock_drive::superblock::{ArrayEntry, Features};
+    use penstock_drive::copies::Features;
 
     const ARRAY: ArrayId = ArrayId(Id128([5; 16]));
 
@@ -300,6 +345,7 @@ mod tests {
         };
         Descriptor {
             array: ARRAY,
+            pool: PoolId::default(),
             name: "data".into(),
             k: 1,
             m: 2,
@@ -316,33 +362,21 @@ mod tests {
         }
     }
 
-    fn candidate(path: &str, drive: u8, revisions: &[u64]) -> Candidate {
-        let entry = |revision: &u64| ArrayEntry {
-            array: ARRAY,
-            revision: *revision,
-            descriptor: descriptor(*revision).encode(),
-        };
+    fn candidate(path: &str, drive: u8, revision: u64) -> Candidate {
+        let label = Label::new(&descriptor(revision), Position::new(drive.into()));
         let superblock = Superblock {
             store: StoreId(Id128([9; 16])),
             drive: DriveId(Id128([drive; 16])),
             seq: 5,
             size_bytes: 8 << 20,
-            created_ns: 6,
             features: Features::default(),
-            slices: vec![],
-            arrays: revisions.iter().map(entry).collect(),
+            ..Superblock::default()
         };
-        // As it is read from the drive.
-        let superblock = Superblock::decode(&superblock.encode()).unwrap();
-        Candidate { path: path.into(), found: Ok((Rc::new(MemoryDrive::new(4096)), superblock)) }
-    }
-
-    /// The superblock of one drive names the array twice: its two descriptors vouch for each other.
-    #[test]
-    fn one_superblock_that_names_an_array_twice_does_not_count_as_two_drives() {
-        let far = (1 << 62) - 1;
-        let drives = [candidate("a", 0, &[far, far]), candidate("b", 1, &[7]), candidate("c", 2, &[7])];
-        assert_eq!(newest_descriptors(&drives).unwrap()[&ARRAY].revision, 7);
+        let drive: Rc<dyn Drive> = Rc::new(MemoryDrive::new(4096));
+        let handle =
+            DriveHandle::online(penstock_sim::World::new(1).env(), path.into(), drive, superblock.clone());
+        let labels = vec![(ARRAY, Ok(FoundLabel::Label(label)))];
+        Candidate { path: path.into(), found: Ok(FoundDrive { handle, superblock, labels }) }
     }
 
     /// One drive is found at two paths: its descriptor vouches for itself.
@@ -350,10 +384,10 @@ mod tests {
     fn one_drive_at_two_paths_does_not_count_as_two_drives() {
         let far = (1 << 62) - 1;
         let drives = [
-            candidate("a", 0, &[far]),
-            candidate("link to a", 0, &[far]),
-            candidate("b", 1, &[7]),
-            candidate("c", 2, &[7]),
+            candidate("a", 0, far),
+            candidate("link to a", 0, far),
+            candidate("b", 1, 7),
+            candidate("c", 2, 7),
         ];
         assert_eq!(newest_descriptors(&drives).unwrap()[&ARRAY].revision, 7);
     }

@@ -107,6 +107,13 @@ impl Seen {
                 );
                 events.add(Severity::Warning, EventKind::DriveOutdated, array_object(array), text);
             }
+            ArrayEvent::LabelUnreadable { position, why } => {
+                let text = format!(
+                    "the label of the slice on drive {} cannot be read, so the drive is not used: {why}",
+                    drive(position)
+                );
+                events.add(Severity::Error, EventKind::DriveUnused, array_object(array), text);
+            }
             ArrayEvent::LossAccepted { why } => {
                 let text = format!("started by an administrator's word all the same: {why}");
                 events.add(Severity::Error, EventKind::LossAccepted, array_object(array), text);

@@ -120,14 +120,9 @@ pub fn path(number: usize) -> String {
 
 /// A store whose data slices have `data_bytes` bytes together.
 fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
-    let array = |name: &str, k, m| CreateSpec {
-        name: name.to_owned(),
-        k,
-        m,
-        strip_blocks: 8,
-        log_bytes: 4 << 20,
-        segment_bytes: 128 << 10,
-    };
+    let (strip_blocks, log_bytes, segment_bytes) = (8, 4 << 20, 128 << 10);
+    let array =
+        |name, k, m| CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new(name, k, m) };
     StoreSpec {
         data: array("data", k, m),
         meta: array("meta", 1, m),

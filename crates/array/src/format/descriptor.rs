@@ -1,13 +1,17 @@
-//! The array's descriptor, which every superblock of its drives carries. Byte map: docs/format/superblock.md.
+//! The array's descriptor, which the label of each of its slices carries. Byte map: docs/format/label.md.
+//!
+//! Fields that this release writes with one value only are refused by name if they have another.
 
 use super::{are_near, without_far};
 use crate::place::{Position, Positions};
 use penstock_base::num::to_u16;
-use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch};
+use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch, PoolId};
 use penstock_raid::MAX_STRIPS;
 use std::collections::BTreeSet;
 
-const FORMAT: u16 = 2;
+const FORMAT: u16 = 3;
+/// Each member has one range of its drive.
+const EXTENTS: u16 = 1;
 
 /// The generation of a member's slice when the array is created. A replacement raises it.
 pub(crate) const FIRST_GENERATION: u64 = 1;
@@ -25,7 +29,7 @@ pub struct MemberEntry {
     pub generation: u64,
     /// Recorded as missing writes: it is not trusted as a carrier, and its stale strips do not count.
     pub stale: bool,
-    /// The member's own superblock is of this epoch or a later one; an earlier one shows older contents.
+    /// The member's own label is of this epoch or a later one; an earlier one shows older contents.
     pub epoch: Epoch,
 }
 
@@ -34,6 +38,8 @@ pub struct MemberEntry {
 pub struct Descriptor {
     /// The array.
     pub array: ArrayId,
+    /// The pool that it belongs to.
+    pub pool: PoolId,
     /// Name for people; `data` and `meta` today.
     pub name: String,
     /// Data strips in a stripe.
@@ -99,19 +105,25 @@ impl Descriptor {
     /// Encodes the descriptor.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        // Layout: 0 is fixed. Integrity: 1 is a trailer in each strip. One group.
+        // Layout: 0 is fixed, without version and seed. Integrity: 1 is a trailer in each strip. One group.
+        // No spare strips.
         enc.u16(FORMAT).u8(0).u8(1).u16(1).u16(self.k).u16(self.m).u16(0).u32(self.strip_blocks);
-        enc.id(self.array.0).u64(self.log_bytes).u32(self.segment_bytes).u32(0).u64(self.stripes);
+        // The stack that the array belongs to: there is one.
+        enc.id(self.array.0).id(self.pool.0).u16(0).u16(0).u32(0).u64(0);
+        enc.u64(self.log_bytes).u32(self.segment_bytes).u32(0);
         enc.u64(self.epoch.0).u64(self.root_epoch.0).u64(self.revision).u64(self.carriers_epoch);
         enc.bytes(self.name.as_bytes());
         enc.u16(to_u16(self.carriers.len()));
         self.carriers.iter().for_each(|carrier| {
             enc.u16(*carrier);
         });
+        enc.u16(EXTENTS).u64(self.stripes);
         enc.u16(to_u16(self.members.len()));
         for member in &self.members {
-            enc.id(member.drive.0).u64(member.offset).u64(member.len).u64(member.generation);
-            enc.u8(u8::from(member.stale)).u64(member.epoch.0);
+            enc.id(member.drive.0).u64(member.generation).u64(member.epoch.0);
+            // The failure domain: none.
+            enc.u8(u8::from(member.stale)).raw(&[0; 3]).u32(0);
+            enc.u64(member.offset).u64(member.len);
         }
         enc.finish()
     }
@@ -122,26 +134,39 @@ impl Descriptor {
         let format = dec.u16()?;
         dec.check_format(format, FORMAT)?;
         let (layout, integrity, groups) = (dec.u8()?, dec.u8()?, dec.u16()?);
-        for (field, found, known) in
-            [("layout", layout.into(), 0), ("integrity", integrity.into(), 1), ("groups", groups, 1)]
-        {
-            if found != known {
-                return Err(dec.unknown(field, u64::from(found)));
-            }
-        }
-        let (k, m, _, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
-        let (array, log_bytes, segment_bytes, _) = (ArrayId(dec.id()?), dec.u64()?, dec.u32()?, dec.u32()?);
-        let (stripes, epoch, root_epoch) =
-            (dec.u64()?, Epoch(dec.counter_with_room()?), Epoch(dec.counter_with_room()?));
+        let (k, m, spares, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
+        let (array, pool) = (ArrayId(dec.id()?), PoolId(dec.id()?));
+        let (stack, layout_version) = (dec.u16()?, dec.u16()?);
+        dec.zeros("padding before the layout's seed", 4)?;
+        let (layout_seed, log_bytes, segment_bytes) = (dec.u64()?, dec.u64()?, dec.u32()?);
+        dec.zeros("padding of segments", 4)?;
+        let (epoch, root_epoch) = (Epoch(dec.counter_with_room()?), Epoch(dec.counter_with_room()?));
         let (revision, carriers_epoch) = (dec.counter_with_room()?, dec.counter_with_room()?);
         let name = dec.text()?;
         let carrier_count = dec.u16()?;
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
+        let extents = dec.u16()?;
+        for (field, found, known) in [
+            ("layout", layout.into(), 0),
+            ("integrity", integrity.into(), 1),
+            ("groups", groups.into(), 1),
+            ("spare strips", spares.into(), 0),
+            ("stack", stack.into(), 0),
+            ("layout version", layout_version.into(), 0),
+            ("layout seed", layout_seed, 0),
+            ("extents", extents.into(), EXTENTS.into()),
+        ] {
+            if found != known {
+                return Err(dec.unknown(field, found));
+            }
+        }
+        let stripes = dec.u64()?;
         let member_count = dec.u16()?;
         let mut members = Vec::new();
         for _ in 0..member_count {
             members.push(Self::decode_member(&mut dec)?);
         }
+        dec.end()?;
         let distinct = carriers.iter().collect::<BTreeSet<_>>().len() == carriers.len();
         let sound = members.len() == usize::from(k) + usize::from(m)
             && members.len() <= MAX_STRIPS
@@ -152,6 +177,7 @@ impl Descriptor {
         }
         Ok(Self {
             array,
+            pool,
             name,
             k,
             m,
@@ -169,15 +195,22 @@ impl Descriptor {
     }
 
     fn decode_member(dec: &mut Dec<'_>) -> Result<MemberEntry, DecodeError> {
-        let (drive, offset, len) = (DriveId(dec.id()?), dec.u64()?, dec.u64()?);
-        let (generation, stale, epoch) =
-            (dec.counter_with_room()?, dec.u8()?, Epoch(dec.counter_with_room()?));
-        if offset.checked_add(len).is_none() {
-            return Err(dec.bad("a slice that wraps around"));
+        let drive = DriveId(dec.id()?);
+        let (generation, epoch) = (dec.counter_with_room()?, Epoch(dec.counter_with_room()?));
+        let stale = match dec.u8()? {
+            0 => false,
+            1 => true,
+            other => return Err(dec.unknown("state of a member", other.into())),
+        };
+        dec.zeros("padding of a member", 3)?;
+        match dec.u32()? {
+            0 => {}
+            other => return Err(dec.unknown("failure domain", other.into())),
         }
-        match stale {
-            0 | 1 => Ok(MemberEntry { drive, offset, len, generation, stale: stale == 1, epoch }),
-            other => Err(dec.unknown("stale", other.into())),
+        let (offset, len) = (dec.u64()?, dec.u64()?);
+        match offset.checked_add(len) {
+            Some(_) => Ok(MemberEntry { drive, offset, len, generation, stale, epoch }),
+            None => Err(dec.bad("a slice that wraps around")),
         }
     }
 }

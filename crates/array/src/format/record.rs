@@ -14,6 +14,8 @@ use penstock_raid::MAX_STRIPS;
 const MAGIC: &[u8; 4] = b"PREC";
 const FORMAT: u16 = 1;
 const HEADER_BYTES: usize = 64;
+/// The field of an entry that says what it is.
+const ENTRY_KIND: &str = "entry kind";
 
 /// New contents of one strip in a destage entry: some of its blocks, and its complete new trailer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +167,8 @@ impl Entry {
                 version: Version(dec.counter_with_room()?),
             },
             7 => Self::MemberReset { member: decode_position(dec)? },
-            kind => return Err(dec.unknown("entry kind", u64::from(kind))),
+            // 8 is reserved for rows: records of a key-value store in the log of a data array.
+            kind => return Err(dec.unknown(ENTRY_KIND, u64::from(kind))),
         })
     }
 
@@ -351,6 +354,35 @@ impl RecordHead {
 
     /// Decodes a head at the start of `bytes` (the rest of a segment). Does not verify the payload.
     pub fn decode(bytes: &[u8]) -> Result<(Self, RecordShape), DecodeError> {
+        let (head, shape, raw) = Self::decode_without_entries(bytes)?;
+        let entries = Self::decode_entries(raw)?;
+        if entries.iter().map(|entry| entry.payload_crcs().len()).sum::<usize>()
+            != shape.payload_blocks as usize
+        {
+            return Err(DecodeError::Bad { what: "log record", why: "entries and payload do not agree" });
+        }
+        Ok((Self { entries, ..head }, shape))
+    }
+
+    /// Decodes a whole head with an entry of a kind that this release does not know, without its entries, and
+    /// names the kind. None for everything else.
+    pub(crate) fn decode_unknown(bytes: &[u8]) -> Option<(Self, DecodeError)> {
+        let (head, _, raw) = Self::decode_without_entries(bytes).ok()?;
+        let error = Self::decode_entries(raw).err()?;
+        matches!(error, DecodeError::Unknown { field: ENTRY_KIND, .. }).then_some((head, error))
+    }
+
+    fn decode_entries(raw: &[u8]) -> Result<Vec<Entry>, DecodeError> {
+        let mut dec = Dec::new("log record entries", raw);
+        let mut entries = Vec::new();
+        while dec.left() > 0 {
+            entries.push(Entry::decode(&mut dec)?);
+        }
+        Ok(entries)
+    }
+
+    /// Returns the head without its entries, the shape, and the bytes of the entries.
+    fn decode_without_entries(bytes: &[u8]) -> Result<(Self, RecordShape, &[u8]), DecodeError> {
         let mut dec = Dec::new("log record", bytes);
         if dec.raw(4)? != MAGIC {
             return Err(dec.bad("wrong magic number"));
@@ -361,9 +393,8 @@ impl RecordHead {
         let (head_blocks, format) = (u32::from(dec.u16()?), dec.u16()?);
         let (durable, payload_blocks, entry_bytes) =
             (LogSeq(dec.counter_with_room()?), dec.u32()?, dec.u32()? as usize);
-        let entries_at = HEADER_BYTES;
         let raw = dec.raw(entry_bytes)?;
-        if crc32c(&bytes[8..entries_at + entry_bytes]) != chain {
+        if crc32c(&bytes[8..HEADER_BYTES + entry_bytes]) != chain {
             return Err(dec.bad("checksum"));
         }
         dec.check_format(format, FORMAT)?;
@@ -371,17 +402,7 @@ impl RecordHead {
         if total > bytes.len() / BLOCK_BYTES || head_blocks as usize != self::head_blocks(entry_bytes) {
             return Err(dec.bad("lengths do not agree"));
         }
-        let mut inner = Dec::new("log record entries", raw);
-        let mut entries = Vec::new();
-        while inner.left() > 0 {
-            entries.push(Entry::decode(&mut inner)?);
-        }
-        let head = Self { array, incarnation, seq, chain: before, durable, entries };
-        if head.entries.iter().map(|entry| entry.payload_crcs().len()).sum::<usize>()
-            != payload_blocks as usize
-        {
-            return Err(dec.bad("entries and payload do not agree"));
-        }
-        Ok((head, RecordShape { head_blocks, payload_blocks, chain }))
+        let head = Self { array, incarnation, seq, chain: before, durable, entries: Vec::new() };
+        Ok((head, RecordShape { head_blocks, payload_blocks, chain }, raw))
     }
 }

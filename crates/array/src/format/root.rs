@@ -34,10 +34,10 @@ pub struct Root {
     /// The XOR of [`page_mark`] over all pages of the stripe table, each with the checkpoint of its newest
     /// copy. A table that yields another value is not the one that this root was written for.
     pub table_sum: u64,
-    /// The owner's epoch. Superblocks of valid members are of this epoch or a later one, except those in
+    /// The owner's epoch. Labels of valid members are of this epoch or a later one, except those in
     /// `behind`.
     pub epoch: Epoch,
-    /// Valid members whose superblocks did not take the owner's epoch, as a bit mask.
+    /// Valid members whose labels did not take the owner's epoch, as a bit mask.
     pub behind: Positions,
 }
 
@@ -53,7 +53,7 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 }
 
 impl Root {
-    /// The least epoch that the member's own superblock must have. The root's epoch counts for a member that
+    /// The least epoch that the member's own label must have. The root's epoch counts for a member that
     /// was valid when the root was written; a member that is stale in coordination alone was valid then.
     pub(crate) fn least_epoch(&self, position: Position, member: &MemberEntry, is_stale: bool) -> Epoch {
         let is_behind = self.behind.contains(position);
@@ -108,7 +108,7 @@ impl Root {
         let format = dec.u32()?;
         dec.check_format(format, FORMAT)?;
         let replay_chain = dec.u32()?;
-        Ok(Self {
+        let root = Self {
             array: ArrayId(dec.id()?),
             seq: dec.counter_with_room()?,
             incarnation: dec.counter_with_room()?,
@@ -122,6 +122,8 @@ impl Root {
             table_sum: dec.u64()?,
             epoch: Epoch(dec.counter_with_room()?),
             behind: Positions::from_bits(dec.u64()?),
-        })
+        };
+        dec.zeros("the rest of the block", dec.left())?;
+        Ok(root)
     }
 }

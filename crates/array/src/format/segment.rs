@@ -1,11 +1,10 @@
 //! The header of a log segment: the part of the chain that the segment holds. Byte map: docs/format/log.md.
 
 use super::{check_block, seal_block};
-use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, LogSeq};
 
 const MAGIC: &[u8; 4] = b"PSEG";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The header, in the first block of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +20,6 @@ pub struct SegmentHeader {
     pub chain: u32,
     /// The opening of the array that began the segment.
     pub incarnation: u64,
-    /// Revision of the set of carriers when the segment was begun.
-    pub carriers_epoch: u64,
-    /// Positions of the carriers when the segment was begun. A carrier that is replaced later is not in older
-    /// headers.
-    pub carriers: Vec<u16>,
 }
 
 impl SegmentHeader {
@@ -33,11 +27,7 @@ impl SegmentHeader {
     pub fn encode(&self) -> Buf {
         let mut enc = Enc::new();
         enc.raw(MAGIC).u32(0).u32(FORMAT).u32(self.chain).id(self.array.0).u64(self.number);
-        enc.u64(self.first_seq.0).u64(self.incarnation).u64(self.carriers_epoch);
-        enc.u16(to_u16(self.carriers.len()));
-        self.carriers.iter().for_each(|member| {
-            enc.u16(*member);
-        });
+        enc.u64(self.first_seq.0).u64(self.incarnation);
         seal_block(&mut enc)
     }
 
@@ -48,10 +38,8 @@ impl SegmentHeader {
         let format = dec.u32()?;
         dec.check_format(format, FORMAT)?;
         let (chain, array, number) = (dec.u32()?, ArrayId(dec.id()?), dec.counter_with_room()?);
-        let (first_seq, incarnation, carriers_epoch) =
-            (LogSeq(dec.counter_with_room()?), dec.counter_with_room()?, dec.counter_with_room()?);
-        let count = dec.u16()?;
-        let carriers = (0..count).map(|_| dec.u16()).collect::<Result<_, _>>()?;
-        Ok(Self { array, number, first_seq, chain, incarnation, carriers_epoch, carriers })
+        let (first_seq, incarnation) = (LogSeq(dec.counter_with_room()?), dec.counter_with_room()?);
+        dec.zeros("the rest of the block", dec.left())?;
+        Ok(Self { array, number, first_seq, chain, incarnation })
     }
 }

@@ -61,6 +61,7 @@ impl TablePage {
         let (strips, format, count) = (dec.u16()?, dec.u16()?, dec.u32()?);
         dec.check_format(format, FORMAT)?;
         let words: Vec<u64> = (0..count).map(|_| dec.u64()).collect::<Result<_, _>>()?;
+        dec.zeros("the rest of the block", dec.left())?;
         if !(1..=MAX_STRIPS).contains(&usize::from(strips)) {
             return Err(dec.unknown("strips", strips.into()));
         }

@@ -66,7 +66,7 @@ enum Stop {
 
 /// The end of an attempt to make a carrier.
 enum Made {
-    /// Recorded; these members did not take their superblock.
+    /// Recorded; these members did not take their label.
     Carrier(Vec<Position>),
     /// This member did not take its copy.
     Refused(Position),
@@ -129,13 +129,12 @@ impl CarrierReplacement {
     pub(crate) async fn run(self: Rc<Self>) {
         while !self.context.is_closed() {
             let woken = self.context.signals.carriers.notified();
-            let wants_more =
-                || self.members.search().is_wanted() || !self.members.owed_superblocks().is_empty();
+            let wants_more = || self.members.search().is_wanted() || !self.members.owed_labels().is_empty();
             match self.replace_one().await {
                 Ok(true) => continue,
                 Ok(false) if wants_more() => {
                     let _ = timeout(&self.context.env, AGAIN, woken).await;
-                    if let Err(error) = self.members.write_owed_superblocks().await {
+                    if let Err(error) = self.members.write_owed_labels().await {
                         tracing::warn!(array = self.context.name, %error, "lost members are not recorded yet");
                     }
                 }
@@ -309,7 +308,7 @@ impl CarrierReplacement {
     fn needed_ranges(&self) -> Vec<Range<u64>> {
         let geo = &self.context.geo;
         let mut needed = self.chain.needed_ranges();
-        needed.push(geo.log_bytes()..geo.reserved().end);
+        needed.push(geo.checkpoints());
         needed
     }
 }

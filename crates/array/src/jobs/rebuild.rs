@@ -129,12 +129,12 @@ impl Rebuild {
         self.context.events.push(ended);
         result?;
         if complete && self.members.stale().contains(position) {
-            // It counts once a start would recognise it by its superblock.
-            if self.members.owed_superblocks().contains(position)
-                && let Err(error) = self.members.write_superblock(position).await
+            // It counts once a start would recognise it by its label.
+            if self.members.owed_labels().contains(position)
+                && let Err(error) = self.members.write_label(position).await
             {
                 let name = &self.context.name;
-                tracing::warn!(array = name, %position, %error, "a rebuilt member waits for its superblock");
+                tracing::warn!(array = name, %position, %error, "a rebuilt member waits for its label");
                 return Ok(false);
             }
             self.members.activate(position, life).await?;

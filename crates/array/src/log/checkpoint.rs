@@ -155,7 +155,7 @@ impl Checkpoints {
             order: self.stripes.overlay().order(),
             table_sum: self.stripes.table().sum(),
             epoch: self.members.claim().epoch,
-            behind: self.members.owed_superblocks(),
+            behind: self.members.owed_labels(),
         }
     }
 

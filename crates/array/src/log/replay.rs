@@ -168,6 +168,15 @@ impl Reader<'_> {
         let newest = found.iter().flatten().map(|(head, _)| head.incarnation).max();
         let best = found.iter().flatten().find(|(head, _)| Some(head.incarnation) == newest).cloned();
         let Some((head, shape)) = best else {
+            // A record of a later release is not the end of the log.
+            let unknown =
+                copies.iter().filter_map(|copy| RecordHead::decode_unknown(copy.bytes().get(at..)?));
+            if let Some((_, error)) = unknown
+                .into_iter()
+                .find(|(head, _)| head.array == self.context.id && head.seq == seq && head.chain == chain)
+            {
+                return Err(error.into());
+            }
             let ends = at >= self.context.geo.segment_bytes as usize;
             let told = copies.iter().any(|copy| {
                 let claimed = copy.bytes().get(at..).and_then(RecordHead::claimed_head_blocks);

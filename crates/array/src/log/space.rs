@@ -157,7 +157,8 @@ impl LogSpace {
             let parked = self.stripes.overlay().parked();
             let owed_bytes = destage_cost(&self.context.geo, parked) * BLOCK_BYTES as u64;
             let may_end = !self.postponed.borrow().is_empty();
-            if purpose == Purpose::Data && !may_end && owed_bytes * 4 > self.context.geo.log_bytes() {
+            let log = self.context.geo.log();
+            if purpose == Purpose::Data && !may_end && owed_bytes * 4 > log.end - log.start {
                 return Err(ArrayError::TooDamaged {
                     name: self.context.name.clone(),
                     blocks: parked.blocks,

@@ -227,10 +227,6 @@ impl LogWriter {
         first_seq: LogSeq,
         io: Io,
     ) -> Result<(), ArrayError> {
-        let (carriers_epoch, carriers) = {
-            let desc = self.members.descriptor();
-            (desc.carriers_epoch, desc.carriers.clone())
-        };
         let head = self.chain.head();
         let header = SegmentHeader {
             array: self.context.id,
@@ -238,8 +234,6 @@ impl LogWriter {
             first_seq,
             chain: head.chain,
             incarnation: head.incarnation,
-            carriers_epoch,
-            carriers,
         };
         let at = self.context.geo.segment_at(number);
         self.members.write_carriers(at, &header.encode(), io.at(Site::LogSegment.name())).await

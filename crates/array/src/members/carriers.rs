@@ -26,7 +26,7 @@ pub(crate) struct CarrierSearch {
     not_before: Cell<Duration>,
     /// Members that did not take a copy: others are tried first.
     refused: Cell<Positions>,
-    /// A new carrier counts, and superblocks that name it may not be written yet.
+    /// A new carrier counts, and labels that name it may not be written yet.
     recording: Cell<bool>,
 }
 
@@ -87,7 +87,7 @@ impl Members {
         self.desc.borrow().carriers().filter(|at| good.contains(*at)).collect()
     }
 
-    /// The number of replicas of log and checkpoints that are missing. One is, while superblocks that name it
+    /// The number of replicas of log and checkpoints that are missing. One is, while labels that name it
     /// may not be written.
     pub(crate) fn missing_carriers(&self) -> u64 {
         let active = self.active();
@@ -178,7 +178,7 @@ impl Members {
 
 impl Reconfiguration<'_> {
     /// Records a set of carriers, if all of them are active, and drops `paused` in the step in which it
-    /// counts. Returns the members whose superblock could not be written.
+    /// counts. Returns the members whose label could not be written.
     pub(crate) async fn record_carriers(
         &self,
         carriers: &[Position],

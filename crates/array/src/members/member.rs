@@ -7,6 +7,7 @@
 //! Invariant: every strip that was written in a life and not flushed is in `unflushed` until that life ends;
 //! then the caller records it as stale.
 
+use super::labels::Labelling;
 use crate::ranks;
 use penstock_base::Stripe;
 use penstock_base::rank::RankedMutex;
@@ -32,6 +33,8 @@ pub(crate) struct Member {
     writes: u64,
     /// Held during a flush, so that a flush whose strips another one covers waits for that one.
     flushing: Rc<RankedMutex<()>>,
+    /// The labels of the slice.
+    labelling: Rc<Labelling>,
 }
 
 impl Member {
@@ -44,6 +47,7 @@ impl Member {
             unflushed: BTreeMap::new(),
             writes: 0,
             flushing: Rc::new(RankedMutex::new(ranks::MEMBER_FLUSH, ())),
+            labelling: Rc::new(Labelling::new()),
         }
     }
 
@@ -102,6 +106,10 @@ impl Member {
         self.flushing.clone()
     }
 
+    pub(crate) fn labelling(&self) -> Rc<Labelling> {
+        self.labelling.clone()
+    }
+
     /// Its drive was latched. Returns the stripes whose strips the ended life may have lost; none if the life
     /// that began with the latch lasts already.
     pub(crate) fn latch(&mut self) -> Option<Vec<Stripe>> {
@@ -126,6 +134,7 @@ impl Member {
     pub(crate) fn put_slice(&mut self, slice: Slice) {
         assert!(self.unflushed.is_empty(), "strips of another slice are not flushed");
         self.slice = Some(slice);
+        self.labelling = Rc::new(Labelling::new());
         self.latched = false;
     }
 }

@@ -29,7 +29,7 @@ pub struct Claim {
 }
 
 /// By place, the generation of the drive that counts: it is raised with each replacement. A drive that was
-/// replaced names the same place in its own superblock, and has nothing that was written since.
+/// replaced names the same place in its own label, and has nothing that was written since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generations([u64; MAX_STRIPS]);
 
@@ -67,10 +67,10 @@ impl Generations {
 }
 
 /// Drives from the past that openings used as they are, by an administrator's word. What an opening that is
-/// cut leaves in their superblocks says nothing of how old they are.
+/// cut leaves in their labels says nothing of how old they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceptedLoss {
-    /// By member, the epochs of superblocks that may be on a drive with contents of the past.
+    /// By member, the epochs of labels that may be on a drive with contents of the past.
     members: [Since; MAX_STRIPS],
     /// Members that this opening uses so. They count from its root on.
     used: Positions,
@@ -125,7 +125,7 @@ impl AcceptedLoss {
         self.used = Positions::NONE;
     }
 
-    /// True if a superblock of `epoch` may be on a drive with contents of the past.
+    /// True if a label of `epoch` may be on a drive with contents of the past.
     pub(crate) fn may_be_old(&self, member: Position, epoch: Epoch) -> bool {
         let Since { first, until } = self.members[member.index()];
         first > Epoch(0) && epoch >= first && (until == Epoch(0) || epoch < until)

@@ -1,36 +1,35 @@
 //! Changes of who belongs to the array: a member that fails, one that is replaced, one that is rebuilt.
 //!
 //! Every change is one revision of the claim. It is recorded in coordination by compare-and-swap first, then
-//! copied to the superblocks of all reachable members, then acted on. A power cut in between leaves
+//! copied to the labels of all reachable members, then acted on. A power cut in between leaves
 //! coordination ahead, and the next opening takes coordination as the truth.
 //!
 //! Invariant: records are made under the reconfiguration lock only. [`Reconfiguration`] is that lock, and
 //! only it can record.
 
+use super::labels;
 use super::ownership::{AcceptedLoss, Claim, ClaimError, Generations};
-use super::superblocks::put_descriptor;
 use super::{Life, Members};
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
+use crate::format::label::Label;
 use crate::format::record::Entry;
 use crate::format::root::Root;
 use crate::place::{Position, Positions};
 use futures_util::future::join_all;
 use penstock_base::Epoch;
-use penstock_base::rank::RankedGuard;
-use penstock_drive::superblock::Superblock;
-use penstock_drive::{DriveError, DriveHandle, Slice};
-use std::rc::Rc;
+use penstock_base::rank::{RankedGuard, scoped};
+use penstock_drive::{DriveError, Slice};
 
-/// Attempts to have other drives name a new one in their superblocks.
+/// Attempts to have other drives name a new one in their labels.
 const MOST_ATTEMPTS: u32 = 20;
-const NOT_NAMED: &str = "no other drive takes the superblock that names the new one";
+const NOT_NAMED: &str = "no other drive takes the label that names the new one";
 
 /// A change that is recorded.
 pub(crate) struct Recorded {
-    /// Members whose superblock could not be written.
+    /// Members whose label could not be written.
     pub(crate) failed: Vec<Position>,
-    /// So many superblocks name the change that one of them is left, whichever members may still be lost.
+    /// So many labels name the change that one of them is left, whichever members may still be lost.
     is_known: bool,
 }
 
@@ -41,8 +40,8 @@ pub(crate) struct Reconfiguration<'a> {
 }
 
 impl Reconfiguration<'_> {
-    /// Records `change` of the descriptor: coordination, then superblocks. Returns the members whose
-    /// superblock could not be written.
+    /// Records `change` of the descriptor: coordination, then labels. Returns the members whose
+    /// label could not be written.
     pub(crate) async fn record(
         &self,
         change: impl FnOnce(&mut Descriptor),
@@ -50,7 +49,7 @@ impl Reconfiguration<'_> {
         self.record_then(change, || ()).await.map(|recorded| recorded.failed)
     }
 
-    /// Like [`Self::record`]. Calls `then` in the step in which the change counts, before superblocks are
+    /// Like [`Self::record`]. Calls `then` in the step in which the change counts, before labels are
     /// written.
     pub(super) async fn record_then(
         &self,
@@ -84,7 +83,7 @@ impl Reconfiguration<'_> {
             generations: Generations::of(&next.members),
             root_epoch: next.root_epoch,
         };
-        // A damaged superblock may have brought numbers near the end of what can be read. Written to all
+        // A damaged label may have brought numbers near the end of what can be read. Written to all
         // drives, they would make the array unreadable.
         Descriptor::decode(&next.encode())?;
         assert!(claimed.root_epoch >= claim.root_epoch, "a claim goes forwards");
@@ -99,11 +98,11 @@ impl Reconfiguration<'_> {
             member.set_stale(entry.stale);
         }
         then();
-        Ok(self.write_superblocks(&next).await)
+        Ok(self.write_labels(&next).await)
     }
 
-    /// Writes the superblocks of all reachable members. Waits for a full host until enough are written.
-    async fn write_superblocks(&self, recorded: &Descriptor) -> Recorded {
+    /// Writes the labels of all reachable members. Waits for a full host until enough are written.
+    async fn write_labels(&self, recorded: &Descriptor) -> Recorded {
         let this = self.members;
         // All at the same time: a drive that hangs delays the record by its own deadline and not by the sum.
         let mut waiting: Vec<Position> = this.context.geo.all_strips().iter().collect();
@@ -111,7 +110,7 @@ impl Reconfiguration<'_> {
         // Whichever members are lost from here on, one that is left has the record.
         let enough = this.context.geo.m.saturating_sub(this.stale().len()) + 1;
         loop {
-            let writes = waiting.iter().map(|position| this.write_superblock(*position));
+            let writes = waiting.iter().map(|position| scoped(this.write_label(*position)));
             let results = join_all(writes).await;
             let mut full = Vec::new();
             for (position, result) in waiting.iter().copied().zip(results) {
@@ -121,7 +120,7 @@ impl Reconfiguration<'_> {
                     // A full host is no fault of the drive.
                     Err(DriveError::HostFull) => full.push(position),
                     Err(error) => {
-                        tracing::warn!(array = this.context.name, %position, %error, "superblock not written");
+                        tracing::warn!(array = this.context.name, %position, %error, "label not written");
                         failed.push(position);
                     }
                 }
@@ -132,7 +131,7 @@ impl Reconfiguration<'_> {
                 break;
             }
         }
-        waiting.into_iter().for_each(|position| _ = this.owe_superblock(position));
+        waiting.into_iter().for_each(|position| _ = this.owe_label(position));
         this.context.resume();
         Recorded { failed, is_known: written >= enough }
     }
@@ -148,16 +147,16 @@ impl Reconfiguration<'_> {
         self.record_then(change, || ()).await
     }
 
-    /// Records a change, and once more while too few superblocks name it. It gives up after
+    /// Records a change, and once more while too few labels name it. It gives up after
     /// [`MOST_ATTEMPTS`], because the administrator who fails or replaces a drive waits. Returns the members
-    /// whose superblock could not be written.
+    /// whose label could not be written.
     async fn record_until_known(
         &self,
         change: impl FnOnce(&mut Descriptor),
     ) -> Result<Vec<Position>, ArrayError> {
         let (mut recorded, mut attempts) = (self.record_then(change, || ()).await?, 1);
         while !recorded.is_known {
-            self.members.fail_superblocks(recorded.failed).await;
+            self.members.fail_labels(recorded.failed).await;
             if attempts == MOST_ATTEMPTS {
                 // The member stays lost, and a start finds which drive it is.
                 self.members.context.resume();
@@ -193,7 +192,7 @@ impl Members {
         ArrayError::Ownership { array: self.context.id, why: error.to_string() }
     }
 
-    /// The claim on record, and the members that are stale by it or, where superblocks are newer, by them.
+    /// The claim on record, and the members that are stale by it or, where labels are newer, by them.
     pub(crate) async fn recorded(&self) -> Result<(Claim, Positions), ArrayError> {
         let claim = self.ownership.current(self.context.id).await.map_err(|error| self.unclaimed(&error))?;
         let desc = self.desc.borrow();
@@ -233,7 +232,7 @@ impl Members {
         let failed = reconfiguration
             .record(|next| {
                 next.epoch = self.next_epoch(&found);
-                // No superblock that is here may name the epoch of the last root any more.
+                // No label that is here may name the epoch of the last root any more.
                 next.root_epoch = next.root_epoch.max(found.root_epoch);
                 for (at, member) in next.members.iter_mut().enumerate() {
                     let position = Position::new(at);
@@ -250,7 +249,7 @@ impl Members {
         self.record_lost().await
     }
 
-    /// Records that the roots of this epoch are durable, and which members have a superblock of it.
+    /// Records that the roots of this epoch are durable, and which members have a label of it.
     pub(crate) async fn record_root(&self) -> Result<(), ArrayError> {
         let reconfiguration = self.reconfigure().await;
         let failed = reconfiguration.record(|next| next.root_epoch = next.epoch).await?;
@@ -258,32 +257,31 @@ impl Members {
         self.fail_unwritten(failed).await
     }
 
-    /// Writes a member's superblock with the descriptor as it is by now. Returns false if its drive is gone.
-    pub(crate) async fn write_superblock(&self, position: Position) -> Result<bool, DriveError> {
-        let Some(slice) = self.slice(position) else { return Ok(false) };
-        let put = |superblock: &mut Superblock| put_descriptor(superblock, &self.desc.borrow(), position);
-        slice.drive().update_superblock(put).await?;
+    /// Writes a member's label with the descriptor as it is by now. Returns false if its drive is gone.
+    pub(crate) async fn write_label(&self, position: Position) -> Result<bool, DriveError> {
+        let Some((slice, labelling)) = self.labelled(position) else { return Ok(false) };
+        labelling.write(&slice, || Label::new(&self.desc.borrow(), position)).await?;
         self.written.set(self.written.get().with(Positions::one(position)));
         Ok(true)
     }
 
-    /// Writes a member's superblock, or owes it one while the host is full. Returns false if the drive
+    /// Writes a member's label, or owes it one while the host is full. Returns false if the drive
     /// refuses it.
-    async fn write_or_owe_superblock(&self, position: Position) -> bool {
-        match self.write_superblock(position).await {
+    async fn write_or_owe_label(&self, position: Position) -> bool {
+        match self.write_label(position).await {
             Ok(_) => self.owed.remove(position),
-            Err(DriveError::HostFull) => _ = self.owe_superblock(position),
+            Err(DriveError::HostFull) => _ = self.owe_label(position),
             Err(error) => {
-                tracing::warn!(array = self.context.name, %position, %error, "superblock not written");
+                tracing::warn!(array = self.context.name, %position, %error, "label not written");
                 return false;
             }
         }
         true
     }
 
-    /// Has a member's superblock written as soon as that is possible. Returns false if that was wanted
+    /// Has a member's label written as soon as that is possible. Returns false if that was wanted
     /// before.
-    fn owe_superblock(&self, position: Position) -> bool {
+    fn owe_label(&self, position: Position) -> bool {
         let is_new = self.owed.add(position);
         if is_new {
             self.context.signals.carriers.notify_one();
@@ -291,16 +289,16 @@ impl Members {
         is_new
     }
 
-    /// Members that did not take their superblock.
-    pub(crate) fn owed_superblocks(&self) -> Positions {
+    /// Members that did not take their label.
+    pub(crate) fn owed_labels(&self) -> Positions {
         self.owed.all()
     }
 
-    /// Writes superblocks that are owed.
-    pub(crate) async fn write_owed_superblocks(&self) -> Result<(), ArrayError> {
+    /// Writes labels that are owed.
+    pub(crate) async fn write_owed_labels(&self) -> Result<(), ArrayError> {
         let mut failed = Vec::new();
         for position in self.owed.all().iter() {
-            if !self.write_or_owe_superblock(position).await {
+            if !self.write_or_owe_label(position).await {
                 failed.push(position);
             }
         }
@@ -349,7 +347,7 @@ impl Members {
                 Ok(recorded) => {
                     self.context.resume();
                     self.changed();
-                    self.fail_superblocks(recorded.failed).await;
+                    self.fail_labels(recorded.failed).await;
                 }
                 Err(ArrayError::Ownership { why, .. }) => self.context.suspend(why).await?,
                 Err(error) => return Err(error),
@@ -361,42 +359,37 @@ impl Members {
         self.select(super::Member::is_newly_lost)
     }
 
-    /// Judges drives that did not take a superblock. A drive that may not be lost stays: the record that
-    /// counts is made, and other drives carry a copy. Its own superblock is owed.
-    async fn fail_superblocks(&self, positions: Vec<Position>) {
+    /// Judges drives that did not take a label. A drive that may not be lost stays: the record that
+    /// counts is made, and other drives carry a copy. Its own label is owed.
+    async fn fail_labels(&self, positions: Vec<Position>) {
         if self.context.is_closed() {
             return;
         }
         let judge = async |position: Position| {
             let slice = self.slice(position)?;
-            Some((position, self.roster.failed(slice.drive(), "superblock not written").await.err()?))
+            Some((position, self.roster.failed(slice.drive(), "label not written").await.err()?))
         };
         for (position, why) in join_all(positions.into_iter().map(judge)).await.into_iter().flatten() {
-            if self.owe_superblock(position) {
-                tracing::error!(array = self.context.name, %position, why, "a superblock is out of date");
+            if self.owe_label(position) {
+                tracing::error!(array = self.context.name, %position, why, "a label is out of date");
             }
         }
     }
 
-    /// Fails members that did not take a superblock.
+    /// Fails members that did not take a label.
     pub(crate) async fn fail_unwritten(&self, positions: Vec<Position>) -> Result<(), ArrayError> {
         if positions.is_empty() {
             return Ok(());
         }
-        self.fail_superblocks(positions).await;
+        self.fail_labels(positions).await;
         self.record_lost().await
     }
 
     /// Puts a blank slice in a member's place. Everything on it counts as stale until it is rebuilt.
-    pub(crate) async fn replace(
-        &self,
-        position: Position,
-        drive: &Rc<DriveHandle>,
-        slice: Slice,
-    ) -> Result<(), ArrayError> {
-        // Before anything changes: a drive that takes no superblock takes no member's place.
-        drive.update_superblock(|_| ()).await.map_err(|error| {
-            ArrayError::Invalid(format!("drive {} does not take its superblock: {error}", drive.id()))
+    pub(crate) async fn replace(&self, position: Position, slice: Slice) -> Result<(), ArrayError> {
+        // Before anything changes: a drive that takes no label takes no member's place.
+        labels::clear(&slice).await.map_err(|error| {
+            ArrayError::Invalid(format!("drive {} does not take its label: {error}", slice.drive().id()))
         })?;
         if !self.stale().contains(position) {
             self.fail(position, "replaced by an administrator").await?;
@@ -421,7 +414,7 @@ impl Members {
             member.generation += 1;
             member.stale = true;
             // The drive that was in this place before lacks all that is rebuilt from here on, should it come
-            // back. If the power is cut before the new slice has its own superblock, the slice is rebuilt
+            // back. If the power is cut before the new slice has its own label, the slice is rebuilt
             // from nothing again.
             member.epoch = epoch;
             let mut accepted = self.accepted.get();
@@ -432,7 +425,7 @@ impl Members {
         // drive's.
         let mut failed = reconfiguration.record_until_known(change).await?;
         self.members.borrow_mut()[position.index()].put_slice(slice);
-        if !self.write_or_owe_superblock(position).await {
+        if !self.write_or_owe_label(position).await {
             failed.push(position);
         }
         drop(reconfiguration);
@@ -449,7 +442,7 @@ impl Members {
         }
         tracing::info!(array = self.context.name, %position, "all strips of the member are valid again");
         // Its replica of the log is from before it was stale: it leaves the carriers before it counts again.
-        // These are two records, because a power cut may leave coordination ahead of superblocks, and only
+        // These are two records, because a power cut may leave coordination ahead of labels, and only
         // those name carriers.
         let mut failed = Vec::new();
         if self.desc.borrow().carriers().any(|carrier| carrier == position) {
@@ -462,7 +455,7 @@ impl Members {
             if !recorded.is_known {
                 drop(reconfiguration);
                 self.fail_unwritten(failed).await?;
-                let why = "no superblock says yet that its copy of the log is old".to_owned();
+                let why = "no label says yet that its copy of the log is old".to_owned();
                 return Err(ArrayError::Suspended(why));
             }
         }

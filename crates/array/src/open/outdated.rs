@@ -1,9 +1,9 @@
 //! Drives with contents of the past: a snapshot that was restored, or an old copy in the place of the drive.
 //!
 //! They lack everything that was written since, and the table says that it is there. So the descriptor has,
-//! for each member, stale or not, a lower bound of the epoch in that member's superblock, and the root has
-//! one for all members that count: every opening writes the superblocks of all members before its root. A
-//! member whose superblock is below its bound is such a drive. A copy from within the present opening is not
+//! for each member, stale or not, a lower bound of the epoch in that member's label, and the root has
+//! one for all members that count: every opening writes the labels of all members before its root. A
+//! member whose label is below its bound is such a drive. A copy from within the present opening is not
 //! recognised: its strips do not verify, which reads and scrubs find.
 //!
 //! If stripes would be lost without such drives and those that are away, the opening ends before it writes:
@@ -11,7 +11,7 @@
 //! An administrator may give up the data that only they have.
 //!
 //! Invariant: such a drive is recorded as stale before anything is written past it, and is neither read nor
-//! written before the log says that nothing on it counts. A power cut before that leaves its superblock as it
+//! written before the log says that nothing on it counts. A power cut before that leaves its label as it
 //! is, and the next opening finds the same; the right drive, if it is there then, is resynced like one that
 //! was away.
 
@@ -19,7 +19,6 @@ use super::Lacking;
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::events::ArrayEvent;
-use crate::format::descriptor::Descriptor;
 use crate::format::root::Root;
 use crate::log::fold::Redo;
 use crate::members::Members;
@@ -43,13 +42,14 @@ const IO: Io = Io::new(Class::Meta, "open.stripe");
 
 /// Takes the slices of outdated members away, and returns them. If the loss of their contents is accepted and
 /// more would be missing than the array survives, all stay: old strips do not verify. Returns also the drives
-/// that the claim must name as used.
-pub(super) async fn leave_out_outdated(
+/// that the claim must name as used. `epochs` are those of the members' labels.
+pub(super) fn leave_out_outdated(
     context: &Context,
     members: &Members,
     root: &Root,
     claim: &Claim,
     stale: Positions,
+    epochs: &[Epoch],
     lacking: Lacking,
 ) -> (Vec<LeftOut>, AcceptedLoss) {
     let mut accepted = claim.accepted;
@@ -62,7 +62,7 @@ pub(super) async fn leave_out_outdated(
         let least = root.least_epoch(position, &members.descriptor().members[position.index()], is_stale);
         let (mut is_missing, slice) = (is_stale, members.slice(position));
         if let Some(slice) = slice {
-            let epoch = epoch_on(context, &slice).await;
+            let epoch = epochs[position.index()];
             if epoch < least || accepted.may_be_old(position, epoch) {
                 tracing::warn!(
                     array = context.name,
@@ -89,13 +89,6 @@ pub(super) async fn leave_out_outdated(
     accepted.uses(used, members.next_epoch(claim));
     found.iter().for_each(|(position, _)| members.leave_out(*position));
     (found, accepted)
-}
-
-/// The owner's epoch when a drive last took its superblock.
-async fn epoch_on(context: &Context, slice: &Slice) -> Epoch {
-    let superblock = slice.drive().superblock().await;
-    let own = superblock.arrays.iter().find(|entry| entry.array == context.id);
-    own.and_then(|entry| Descriptor::decode(&entry.descriptor).ok()).map_or(Epoch(0), |found| found.epoch)
 }
 
 /// Refuses to go on if stripes would be lost without the drives that are away or left out.

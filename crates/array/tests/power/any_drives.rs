@@ -5,27 +5,26 @@
 //! the drives that took part, and the right contents of those that were absent, all data is there, and then
 //! any m drives may be lost.
 
-use crate::bench::{Load, SLICE_AT, Site, plan, spec};
+use crate::bench::{Load, SLICE_AT, Site, label_of, plan, spec};
 use crate::replaced::duplicate;
 use penstock_array::Position;
 use penstock_array::Site as WriteSite;
-use penstock_array::format::descriptor::Descriptor;
 use penstock_array::format::root::Root;
 use penstock_array::ownership::{Claim, Ownership};
 use penstock_array::{ArrayError, Geometry, Lacking};
 use penstock_base::env::timeout;
 use penstock_base::{ArrayId, BLOCK_BYTES, Epoch};
-use penstock_drive::{Fault, Op, superblock};
-use penstock_sim::{CutMode, SimDisk, SimDrive, World};
+use penstock_drive::{Fault, Op};
+use penstock_sim::{CutMode, SimDisk, World};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
 const PLACES: [&str; 15] = [
-    "superblock.copy0",
-    "superblock.copy0",
-    "superblock.copy1",
+    "label.copy0",
+    "label.copy0",
+    "label.copy1",
     WriteSite::ReplayMend.name(),
     WriteSite::ReplayPage.name(),
     WriteSite::ReplayRedo.name(),
@@ -41,8 +40,8 @@ const PLACES: [&str; 15] = [
 ];
 /// The places that a start passes before its root is durable.
 const BEFORE_A_ROOT: [&str; 6] = [
-    "superblock.copy0",
-    "superblock.copy1",
+    "label.copy0",
+    "label.copy1",
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
     WriteSite::ReplayPage.name(),
@@ -206,11 +205,8 @@ impl Story {
     fn newest_root(&self, lost: &[usize]) -> Option<Epoch> {
         let here = self.site.disks.iter().enumerate().filter(|(at, _)| !lost.contains(at));
         let newest = here.filter_map(|(_, disk)| {
-            let world = World::new(1);
-            let drive = SimDrive::new(&world, disk.clone());
-            let found = world.run(async { superblock::read(&*drive).await }).unwrap().ok()?;
-            world.destroy();
-            let geo = Geometry::of(&Descriptor::decode(&found.arrays.first()?.descriptor).ok()?).ok()?;
+            let (_, label) = label_of(disk)?;
+            let geo = Geometry::of(&label.descriptor().ok()?).ok()?;
             let root =
                 |seq| Root::decode(&disk.peek((SLICE_AT + geo.root_at(seq)) / BLOCK_BYTES as u64)).ok();
             (0..2).filter_map(root).map(|root| root.epoch).max()

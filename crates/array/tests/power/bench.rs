@@ -3,19 +3,27 @@
 use penstock_array::Position;
 use penstock_array::Site as WriteSite;
 use penstock_array::format::descriptor::Descriptor;
+use penstock_array::format::label::Label;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{Array, ArrayError, CreateSpec, Lacking, Roster, Volume, create, open};
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
-use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
+use penstock_array::{
+    Array, ArrayError, CreateSpec, FoundLabel, Geometry, Lacking, Roster, Volume, create, open, read_label,
+};
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, PoolId, crc32c_blocks};
+use penstock_drive::copies::COPY_BYTES;
+use penstock_drive::superblock::{self, SliceEntry, Superblock};
 use penstock_drive::{Class, Drive, DriveHandle, FaultyDrive, Io, Slice};
 use penstock_sim::{CutMode, CutPlan, SimDisk, SimDrive, World};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 pub const IO: Io = Io::new(Class::Client, "test");
 pub const DISK_BYTES: u64 = 32 << 20;
 pub const SLICE_AT: u64 = 1 << 20;
+/// The first copy of a label on a drive.
+pub const LABEL: Range<u64> = SLICE_AT..LOG_AT;
+pub const LOG_AT: u64 = SLICE_AT + COPY_BYTES as u64;
 
 /// Prepares a drive, given its number, before the array is opened.
 pub type Prepare = Box<dyn Fn(usize, &FaultyDrive)>;
@@ -45,7 +53,15 @@ pub struct Machine {
 }
 
 pub fn spec(k: usize, m: usize) -> CreateSpec {
-    CreateSpec { name: "test".into(), k, m, strip_blocks: 8, log_bytes: 3 << 20, segment_bytes: 128 << 10 }
+    CreateSpec {
+        pool: PoolId::default(),
+        name: "test".into(),
+        k,
+        m,
+        strip_blocks: 8,
+        log_bytes: 3 << 20,
+        segment_bytes: 128 << 10,
+    }
 }
 
 /// A drive whose failed flushes lose the writes that they should have made durable.
@@ -54,8 +70,45 @@ fn forgetting(world: &World, drive: FaultyDrive, disk: &Rc<SimDisk>) -> FaultyDr
     drive.forgetting(move || disk.forget_unflushed(&world))
 }
 
-fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
-    Slice::new(handle.clone(), SLICE_AT, superblock::slices_end(DISK_BYTES) - SLICE_AT)
+pub fn slice_bytes() -> u64 {
+    superblock::slices_end(DISK_BYTES) - SLICE_AT
+}
+
+pub fn slice_of(handle: &Rc<DriveHandle>) -> Slice {
+    Slice::new(handle.clone(), SLICE_AT, slice_bytes())
+}
+
+/// The range of log, roots and table pages on a drive.
+pub fn metadata_of(geometry: &Geometry) -> Range<u64> {
+    SLICE_AT + geometry.metadata().start..SLICE_AT + geometry.metadata().end
+}
+
+/// The range of the log on a drive.
+pub fn log_of(geometry: &Geometry) -> Range<u64> {
+    SLICE_AT + geometry.log().start..SLICE_AT + geometry.log().end
+}
+
+/// The label of the slice on a drive with this superblock.
+pub async fn label_on(env: &Env, drive: Rc<dyn Drive>, superblock: &Superblock) -> Option<Label> {
+    let entry = superblock.slices.first()?;
+    let handle = DriveHandle::online(env.clone(), "look".into(), drive, superblock.clone());
+    match read_label(&slice_of(&handle), entry.array).await {
+        Ok(FoundLabel::Label(label)) => Some(label),
+        _ => None,
+    }
+}
+
+/// The label on a disk, and its drive's superblock.
+pub fn label_of(disk: &Rc<SimDisk>) -> Option<(Superblock, Label)> {
+    let world = World::new(1);
+    let found = world.run(async {
+        let drive = SimDrive::new(&world, disk.clone());
+        let superblock = superblock::read(&*drive).await.ok()?;
+        let label = label_on(&world.env(), drive, &superblock).await?;
+        Some((superblock, label))
+    });
+    world.destroy();
+    found.unwrap()
 }
 
 impl Site {
@@ -82,21 +135,7 @@ impl Site {
                 let slices: Vec<Slice> = handles.iter().map(slice_of).collect();
                 let descriptor = create(&env, &site.spec, &slices).await.unwrap();
                 for (position, handle) in handles.iter().enumerate() {
-                    let entry = &descriptor.members[position];
-                    let slice = SliceEntry {
-                        array: descriptor.array,
-                        member: position as u16,
-                        generation: entry.generation,
-                        offset: entry.offset,
-                        len: entry.len,
-                    };
-                    let array =
-                        ArrayEntry { array: descriptor.array, revision: 1, descriptor: descriptor.encode() };
-                    let put = |sb: &mut Superblock| {
-                        sb.slices.push(slice);
-                        sb.arrays.push(array);
-                    };
-                    handle.update_superblock(put).await.unwrap();
+                    handle.put_slices(&[row(descriptor.array, position)]).await.unwrap();
                 }
             })
             .unwrap();
@@ -130,16 +169,13 @@ impl Site {
             (self.prepare)(number, &drive);
             drives.push(Some(drive.clone()));
             let Ok(found) = superblock::read(&*drive).await else { continue };
-            if let Some(entry) = found.arrays.first()
-                && let Ok(descriptor) = Descriptor::decode(&entry.descriptor)
-            {
-                descriptors.push(descriptor);
-            }
+            let label = label_on(&env, drive.clone(), &found).await;
+            descriptors.extend(label.and_then(|label| label.descriptor().ok()));
             let drive: Rc<dyn Drive> = drive;
             handles
                 .insert(found.drive, DriveHandle::online(env.clone(), format!("disk{number}"), drive, found));
         }
-        let descriptor = Descriptor::newest(descriptors).expect("some disk has a superblock");
+        let descriptor = Descriptor::newest(descriptors).expect("some disk has a label");
         let used: Vec<_> =
             descriptor.members.iter().map(|member| handles.get(&member.drive).cloned()).collect();
         let members = used.iter().map(|handle| handle.as_ref().map(slice_of)).collect();
@@ -183,7 +219,9 @@ impl Machine {
         let id = DriveId(Id128::from_words(life, position as u64 + 100));
         let sb = Superblock { drive: id, size_bytes: DISK_BYTES, ..Default::default() };
         let handle = DriveHandle::online(self.env.clone(), "new".into(), drive, sb);
-        self.array.replace_member(Position::new(position), &handle, slice_of(&handle)).await?;
+        let rows = [row(self.array.id(), position)];
+        handle.put_slices(&rows).await.map_err(|error| ArrayError::Invalid(error.to_string()))?;
+        self.array.replace_member(Position::new(position), slice_of(&handle)).await?;
         self.replaced.borrow_mut().insert(position);
         Ok(())
     }
@@ -192,6 +230,11 @@ impl Machine {
 thread_local! {
     /// Distinguishes the drives of one site from those of another.
     pub static BASE: Cell<u64> = const { Cell::new(7) };
+}
+
+/// The row of a slice table.
+pub fn row(array: ArrayId, position: usize) -> SliceEntry {
+    SliceEntry { array, member: position as u16, extent: 0, offset: SLICE_AT, len: slice_bytes() }
 }
 
 fn drive_id(number: usize) -> DriveId {

@@ -56,10 +56,10 @@ const SITES: [&str; 19] = [
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
     WriteSite::ReplayPage.name(),
-    "superblock.again",
+    "label.again",
     WriteSite::RebuildStrip.name(),
-    "superblock.copy0",
-    "superblock.copy1",
+    "label.copy0",
+    "label.copy1",
     WriteSite::CarrierCopy.name(),
     WriteSite::ScrubRepair.name(),
     WriteSite::MetadataRepair.name(),
@@ -190,7 +190,7 @@ impl Fate {
     /// Makes blocks of unlucky drives unreadable at the next opening, among those that an opening reads.
     fn hide_blocks(&mut self, site: &mut Site, geo: Option<Geometry>) {
         let Some(geo) = geo else { return };
-        let blocks = geo.reserved().end / BLOCK_BYTES as u64;
+        let blocks = geo.metadata().end / BLOCK_BYTES as u64;
         let hidden: Vec<(usize, Range<u64>)> = self
             .some_unlucky(2)
             .into_iter()

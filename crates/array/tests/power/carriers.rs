@@ -1,7 +1,7 @@
 //! Carriers of the log with bad sectors, without answers, and replaced: sequences from a review that broke an
 //! array.
 
-use crate::bench::{DISK_BYTES, Machine, SLICE_AT, Site, plan, spec, tags, write};
+use crate::bench::{DISK_BYTES, LOG_AT, Machine, SLICE_AT, Site, metadata_of, plan, spec, tags, write};
 use penstock_array::ArrayError;
 use penstock_array::Position;
 use penstock_array::Site as WriteSite;
@@ -146,7 +146,7 @@ fn one_bad_sector_of_a_destaged_record_without_redundancy_closed() {
 fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
     let mut results = Vec::new();
     for (site_name, nth) in (9..13)
-        .map(|nth| ("superblock.copy1", nth))
+        .map(|nth| ("label.copy1", nth))
         .chain([(WriteSite::DestageStrip.name(), 0), (WriteSite::DestageStrip.name(), 3)])
     {
         let mut site = Site::new(spec(4, 1));
@@ -198,7 +198,7 @@ fn slow_reads(slow: &[usize]) {
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_twice(&machine).await?;
-        let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        let reserved = metadata_of(&machine.array.geometry());
         for number in slow {
             let slow = machine.drives[*number].as_ref().unwrap();
             (0..20_000).for_each(|_| slow.plant_within(Op::Read, 0, Fault::Silent, reserved.clone()));
@@ -244,7 +244,7 @@ fn a_member_that_takes_a_copy_gets_it_although_another_takes_none() {
         let machine = site.open(&world, &[]).await?;
         write(&machine, 1, 1).await?;
         machine.volume.flush().await?;
-        let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        let reserved = metadata_of(&machine.array.geometry());
         for number in [4, 5] {
             let bad = machine.drives[number].as_ref().unwrap();
             (0..100_000).for_each(|_| bad.plant_within(Op::Write, 0, Fault::Fail, reserved.clone()));
@@ -370,7 +370,7 @@ fn blip(blip: Duration, scrub: bool) {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=5).await?;
         let left = machine.drives[1].as_ref().unwrap();
-        left.set_unreadable(SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end);
+        left.set_unreadable(metadata_of(&machine.array.geometry()));
         machine.drives[0].as_ref().unwrap().set_gone(true);
         write(&machine, 6, 6).await?;
         machine.volume.flush().await?;
@@ -486,8 +486,8 @@ fn carriers_under_random_failures() {
             let used = std::cell::RefCell::new(vec![false; 6]);
             if world.below(2) == 0 {
                 let sites = [
-                    "superblock.copy0",
-                    "superblock.copy1",
+                    "label.copy0",
+                    "label.copy1",
                     WriteSite::CarrierCopy.name(),
                     WriteSite::LogAppend.name(),
                     WriteSite::LogSegment.name(),
@@ -503,7 +503,7 @@ fn carriers_under_random_failures() {
                 let machine = site.open(&world, &[]).await?;
                 load.settle(&machine).await?;
                 let events = async {
-                    let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+                    let reserved = metadata_of(&machine.array.geometry());
                     for _ in 0..6 {
                         machine.env.sleep(Duration::from_millis(world.below(3000))).await;
                         let number = world.below(6) as usize;
@@ -589,7 +589,7 @@ fn carriers_under_random_failures() {
             site.cut(&world);
             for (at, new) in news.iter().enumerate().filter(|(at, _)| used.borrow()[*at]) {
                 new.cut(&world, CutMode::draw(&world));
-                // A replacement that was not recorded has no superblock. Keep the old disk then.
+                // A replacement that was not recorded has no label. Keep the old disk then.
                 if !new.used_blocks().is_empty() {
                     site.disks[at] = new.clone();
                 }
@@ -628,7 +628,7 @@ fn an_opening_asks_a_carrier_that_does_not_answer_once() {
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=20).await?;
-        let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        let reserved = metadata_of(&machine.array.geometry());
         machine.array.close().await?;
         Ok::<_, ArrayError>(reserved)
     });
@@ -670,7 +670,7 @@ fn a_bad_spot_on_the_last_carrier_keeps_nobody() {
             machine.volume.flush().await?;
         }
         let slow = machine.drives[1].as_ref().unwrap();
-        let spot = SLICE_AT..SLICE_AT + (1 << 20);
+        let spot = LOG_AT..LOG_AT + (1 << 20);
         (0..5000).for_each(|_| slow.plant_within(Op::Read, 0, Fault::Silent, spot.clone()));
         machine.drives[0].as_ref().unwrap().set_gone(true);
         let mut longest = Duration::ZERO;
@@ -708,7 +708,7 @@ fn flushes_go_on_while_a_carrier_is_made() {
             machine.volume.flush().await?;
             // The first writes of the copy take a minute.
             let slow = Fault::Slow(Duration::from_secs(20));
-            let at = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+            let at = metadata_of(&machine.array.geometry());
             let taker = machine.drives[2].as_ref().unwrap();
             (0..3).for_each(|_| taker.plant_within(Op::Write, 0, slow, at.clone()));
             machine.drives[0].as_ref().unwrap().set_gone(true);
@@ -725,7 +725,7 @@ fn flushes_go_on_while_a_carrier_is_made() {
             }
             machine.array.stop();
             let took = machine.env.now() - began;
-            Ok::<_, ArrayError>((longest, took, written, machine.array.geometry().reserved()))
+            Ok::<_, ArrayError>((longest, took, written, machine.array.geometry().metadata()))
         })
         .unwrap()
         .unwrap();

@@ -1,7 +1,9 @@
 //! Hosts that are full for some strips: the operations that wait, those that go on, and the state of the
 //! drives.
 
-use crate::bench::{DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, spec, tags, write, write_fresh};
+use crate::bench::{
+    DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, metadata_of, spec, tags, write, write_fresh,
+};
 use crate::outdated::life;
 use penstock_array::Position;
 use penstock_array::place::SegmentNo;
@@ -44,7 +46,7 @@ fn a_rebuilt_strip_is_recorded_as_it_is_on_the_drive() {
         };
         life(&site, 2, &[5], without).unwrap();
         site.prepare = Box::new(move |number, drive| {
-            let log = SLICE_AT..SLICE_AT + geometry.reserved().end;
+            let log = metadata_of(&geometry);
             for _ in 0..if number < 3 && !slow.is_zero() { 300 } else { 0 } {
                 drive.plant_within(Op::Write, 0, Fault::Slow(slow), log.clone());
             }

@@ -2,7 +2,7 @@
 //!
 //! Late drives answer after their caller gave up. Forgetful drives lose unflushed writes when a flush fails.
 
-use crate::bench::{DISK_BYTES, Load, NOISE, SLICE_AT, Site, spec, tags, write, write_fresh};
+use crate::bench::{DISK_BYTES, Load, NOISE, SLICE_AT, Site, metadata_of, spec, tags, write, write_fresh};
 use penstock_array::Position;
 use penstock_array::Positions;
 use penstock_array::ownership::Ownership;
@@ -63,7 +63,7 @@ fn fresh_while_drive_0_fails(slow: usize) {
         machine.volume.flush().await?;
         let geo = machine.array.geometry();
         let strips = SLICE_AT + geo.strip_at(Stripe(0))..SLICE_AT + geo.end();
-        let log = SLICE_AT..SLICE_AT + geo.reserved().end;
+        let log = metadata_of(&geo);
         machine.drives[slow].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Slow(400 * MS), strips);
         machine.drives[0].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Fail, log);
         let other = async {
@@ -387,7 +387,7 @@ fn whatever_cannot_be_read_at_an_opening_is_not_taken_for_absent() {
             Ok(machine.array.geometry())
         });
         cut(&site, &world, None);
-        let reserved = geo.reserved().end / BLOCK_BYTES as u64;
+        let reserved = geo.metadata().end / BLOCK_BYTES as u64;
         let (mut opened, mut refused) = (0, 0);
         for block in (0..reserved).step_by(3) {
             let at = SLICE_AT + block * BLOCK_BYTES as u64;
@@ -441,10 +441,10 @@ fn a_stopped_array_says_so() {
     }
 }
 
-/// While member 1 is recorded as failed, the flush of member 2's superblock fails and loses the unflushed
+/// While member 1 is recorded as failed, the flush of member 2's label fails and loses the unflushed
 /// writes there. Regression: the next flush of the volume returned success.
 #[test]
-fn a_failed_flush_of_a_superblock_is_remembered() {
+fn a_failed_flush_of_a_label_is_remembered() {
     let site = Site::new(spec(2, 1));
     let world = World::new(7200);
     let acknowledged = world.run(async {
@@ -453,7 +453,7 @@ fn a_failed_flush_of_a_superblock_is_remembered() {
         write(&machine, 40, 9).await?;
         machine.volume.flush().await?;
         write_fresh(&machine, 0, 1000).await?;
-        let log = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        let log = metadata_of(&machine.array.geometry());
         machine.drives[1].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Fail, log);
         machine.drives[2].as_ref().unwrap().plant(Op::Flush, 0, Fault::Fail);
         write(&machine, 41, 10).await?;

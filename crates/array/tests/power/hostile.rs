@@ -4,16 +4,18 @@
 //! error, and what it returns can be read, scrubbed and closed. `PENSTOCK_SEEDS=A..B` replaces the default
 //! seeds.
 
-use crate::bench::{IO, SLICE_AT, Site, buf_of, spec, write, write_fresh};
+use crate::bench::{DISK_BYTES, IO, SLICE_AT, Site, buf_of, label_of, slice_of, spec, write, write_fresh};
 use crate::replaced::duplicate;
 use penstock_array::format::descriptor::Descriptor;
+use penstock_array::format::label::Label;
 use penstock_array::format::record::{Entry, RecordHead};
 use penstock_array::format::root::Root;
 use penstock_array::format::table_page::TablePage;
 use penstock_array::place::SegmentNo;
 use penstock_array::{ArrayError, Discard, Pace, Position, Positions, ScrubProgress, ScrubReport};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Stripe, Version};
-use penstock_drive::superblock::{self, ArrayEntry, SUPERBLOCK_BYTES};
+use penstock_drive::copies::{self, TwoCopies};
+use penstock_drive::superblock::{self, Superblock};
 use penstock_drive::{Class, Drive, DriveHandle, Io};
 use penstock_sim::{SimDisk, SimDrive, World};
 use std::cell::RefCell;
@@ -262,44 +264,29 @@ fn two_stripes_of_one_order_are_destaged() {
     assert!(use_it(&site, 2));
 }
 
-/// Drives whose superblock can be read, with a descriptor that can.
+/// Drives whose label can be read, with a descriptor that can.
 fn readable(site: &Site) -> usize {
-    let world = World::new(1);
-    let count = world.run(async {
-        let mut count = 0;
-        for disk in &site.disks {
-            let drive = SimDrive::new(&world, disk.clone());
-            let is_sound = |entry: &ArrayEntry| Descriptor::decode(&entry.descriptor).is_ok();
-            count += usize::from(
-                superblock::read(&*drive).await.is_ok_and(|found| found.arrays.iter().all(is_sound)),
-            );
-        }
-        count
-    });
-    world.destroy();
-    count.unwrap()
+    let is_readable =
+        |disk: &&Rc<SimDisk>| label_of(disk).is_some_and(|(_, label)| label.descriptor().is_ok());
+    site.disks.iter().filter(is_readable).count()
 }
 
-/// Changes the descriptor in a disk's superblock.
+/// Changes the descriptor in a disk's label.
 fn change_descriptor(disk: &Rc<SimDisk>, change: impl Fn(&mut Descriptor)) {
+    let (superblock, label) = label_of(disk).unwrap();
+    let mut descriptor = label.descriptor().unwrap();
+    change(&mut descriptor);
+    let label = Label { revision: descriptor.revision, descriptor: descriptor.encode(), ..label };
     let world = World::new(1);
     let changed = world.run(async {
         let drive = SimDrive::new(&world, disk.clone());
-        let mut superblock = superblock::read(&*drive).await.unwrap();
-        superblock.seq += 1;
-        for entry in &mut superblock.arrays {
-            let mut descriptor = Descriptor::decode(&entry.descriptor).unwrap();
-            change(&mut descriptor);
-            entry.revision = descriptor.revision;
-            entry.descriptor = descriptor.encode();
+        let handle = DriveHandle::online(world.env(), "d".into(), drive, superblock);
+        // Past the checks of a record.
+        let (slice, io) = (slice_of(&handle), Io::new(Class::Meta, "hostile"));
+        for place in copies::places(slice.len()) {
+            slice.write(place, label.encode(), io).await.unwrap();
         }
-        // Past the checks of an update.
-        let io = Io::new(Class::Meta, "hostile");
-        let last = (superblock.size_bytes - SUPERBLOCK_BYTES as u64) / 4096 * 4096;
-        for place in [0, last] {
-            drive.write(place, superblock.encode(), io).await.unwrap();
-        }
-        drive.flush(io).await.unwrap();
+        slice.flush(io).await.unwrap();
     });
     world.destroy();
     changed.unwrap();
@@ -385,9 +372,35 @@ fn whatever_metadata_says_an_opening_ends() {
     assert!(changed.iter().all(|count| *count > 0), "{changed:?}");
 }
 
+/// A log entry of a kind that this release does not know is not the end of the log.
+#[test]
+fn a_record_of_a_later_release_is_refused_by_name() {
+    let (site, first, segment_blocks) = site_with_log();
+    let mut changed = 0;
+    for disk in &site.disks {
+        let found = records(disk, first, segment_blocks);
+        let Some(last) = found.into_iter().max_by_key(|record| record.head.seq) else { continue };
+        let mut bytes = last.head.encode(&last.payload).0.to_vec();
+        bytes[64] = 8;
+        let entry_bytes = u32::from_le_bytes(bytes[60..64].try_into().unwrap()) as usize;
+        let crc = penstock_base::crc32c(&bytes[8..64 + entry_bytes]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        (last.block..)
+            .zip(bytes.chunks_exact(BLOCK_BYTES))
+            .for_each(|(block, bytes)| disk.corrupt(block, bytes));
+        changed += 1;
+    }
+    assert!(changed > 1, "the record has copies");
+    let world = World::new(3);
+    let opened = world.run(async { site.open(&world, &[]).await.map(drop) });
+    world.destroy();
+    let error = opened.unwrap().unwrap_err().to_string();
+    assert!(error.contains("entry kind is 8"), "{error}");
+}
+
 /// Regression: the next change of the array wrote a number that cannot be read to every drive.
 #[test]
-fn one_superblock_does_not_make_the_others_unreadable() {
+fn one_label_does_not_make_the_others_unreadable() {
     let changes: [fn(&mut Descriptor, u64); 4] = [
         |descriptor, number| descriptor.revision = number,
         |descriptor, number| descriptor.epoch.0 = number,
@@ -510,10 +523,10 @@ fn change_last(site: &(Site, u64, usize), copy: &Site, is_it: fn(&Entry) -> bool
     }));
 }
 
-/// Regression: the superblock of one drive with a revision or epoch just below 2^62 was copied to all drives
+/// Regression: the descriptor on one drive with a revision or epoch just below 2^62 was copied to all drives
 /// and to coordination, and then no start succeeded any more, with or without that drive.
 #[test]
-fn one_superblock_near_the_limit_does_not_end_the_array() {
+fn one_label_near_the_limit_does_not_end_the_array() {
     let site = site_with_log();
     for (is_epoch, below) in [(false, 4), (false, 1), (true, 2), (true, 1)] {
         let copy = duplicate(&site.0, None);
@@ -679,9 +692,12 @@ fn an_update_of_a_superblock_leaves_it_readable() {
     let done = world.run(async {
         let drive = SimDrive::new(&world, disk.clone());
         let found = superblock::read(&*drive).await.unwrap();
-        let handle = DriveHandle::online(world.env(), "d".into(), drive, found);
-        handle.update_superblock(|superblock| superblock.seq = (1 << 63) - 2).await.unwrap();
-        handle.update_superblock(|_| ()).await.unwrap_err();
+        let last = Superblock { seq: (1 << 63) - 1, ..found };
+        for place in copies::places(DISK_BYTES) {
+            drive.write(place, last.encode(), Io::new(Class::Meta, "hostile")).await.unwrap();
+        }
+        let handle = DriveHandle::online(world.env(), "d".into(), drive, last.clone());
+        handle.put_slices(&last.slices).await.unwrap_err();
     });
     world.destroy();
     done.unwrap();

@@ -10,6 +10,7 @@ mod faults;
 mod full;
 mod harsh;
 mod hostile;
+mod labels;
 mod moving;
 mod opened;
 mod opened_log;

@@ -26,9 +26,9 @@ const SITES: [&str; 14] = [
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
     WriteSite::RebuildStrip.name(),
-    "superblock.copy0",
-    "superblock.copy0",
-    "superblock.copy1",
+    "label.copy0",
+    "label.copy0",
+    "label.copy1",
     WriteSite::CarrierCopy.name(),
 ];
 const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (1, 2), (2, 3)];

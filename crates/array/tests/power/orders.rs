@@ -1,6 +1,6 @@
 //! Orders of data entries that a crash lost, although a durable record refers to them.
 
-use crate::bench::{Machine, SLICE_AT, Site, spec, tags, write, write_fresh};
+use crate::bench::{Machine, Site, log_of, spec, tags, write, write_fresh};
 use crate::outdated::life;
 use penstock_array::{ArrayError, ArrayState, Discard};
 use penstock_drive::{Fault, Op};
@@ -58,7 +58,7 @@ fn a_block_written_over_a_fresh_stripe_after_a_crash_survives_the_next_one() {
         write_fresh(machine, 1, 300).await?;
         machine.volume.flush().await?;
         for drive in machine.drives.iter().flatten() {
-            let log = SLICE_AT..SLICE_AT + machine.array.geometry().log_bytes();
+            let log = log_of(&machine.array.geometry());
             for _ in 0..100 {
                 drive.plant_within(Op::Write, 0, Fault::Slow(Duration::from_millis(20)), log.clone());
             }

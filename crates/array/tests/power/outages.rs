@@ -4,7 +4,7 @@
 //! Regression: a stopped array no longer checked how many drives it could lose, and recorded all of them as
 //! stale.
 
-use crate::bench::{Load, Machine, Site, spec, tags, write, write_fresh};
+use crate::bench::{Load, Machine, Site, row, spec, tags, write, write_fresh};
 use crate::carriers::write_flushed;
 use crate::outdated::life;
 use crate::replaced::duplicate;
@@ -152,7 +152,8 @@ fn a_drive_that_tells_its_failure_late_is_made_whole() {
                     // Another array on the drive updates the superblock now and then.
                     for _ in 0..30 {
                         machine.env.sleep(Duration::from_micros(machine.world.below(3000))).await;
-                        let _ = machine.handles[0].as_ref().unwrap().update_superblock(|_| ()).await;
+                        let rows = [row(machine.array.id(), 0)];
+                        let _ = machine.handles[0].as_ref().unwrap().put_slices(&rows).await;
                     }
                 };
                 let all = join3(load.run_logged(machine), load.run_fresh(machine), superblocks);

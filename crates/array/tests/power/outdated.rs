@@ -1,7 +1,9 @@
 //! Drives that come back with old contents, several at a time, and replacements beside a drive without
-//! superblock.
+//! label.
 
-use crate::bench::{DISK_BYTES, Load, Machine, NOISE, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
+use crate::bench::{
+    DISK_BYTES, LABEL, Load, Machine, NOISE, SLICE_AT, Site, plan, spec, tags, write, write_fresh,
+};
 use crate::carriers::write_flushed;
 use crate::replaced::duplicate;
 use penstock_array::Position;
@@ -43,7 +45,7 @@ async fn write_some_and_close(machine: &Machine) -> Result<(), ArrayError> {
 }
 
 /// As many drives as the code survives have the contents of before the last opening. Regression: an opening
-/// with more than k of them waited for ever for superblocks on the drives that it had left out.
+/// with more than k of them waited for ever for labels on the drives that it had left out.
 fn come_back_as_they_were(k: usize, m: usize, outdated: &[usize]) {
     let mut site = Site::new(spec(k, m));
     let mut past = Vec::new();
@@ -88,10 +90,10 @@ fn as_many_drives_as_may_be_lost_come_back_from_the_past() {
     }
 }
 
-/// m drives are lost, and one that is left takes no superblock, although it takes all other writes.
+/// m drives are lost, and one that is left takes no label, although it takes all other writes.
 /// Regression: a replacement went on for ever, and blocked every later failure or replacement of a drive.
 #[test]
-fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
+fn a_replacement_beside_a_drive_that_takes_no_label_ends() {
     for (k, m) in [(1, 1), (4, 1)] {
         let site = Site::new(spec(k, m));
         let world = World::new(80_000);
@@ -102,7 +104,7 @@ fn a_replacement_beside_a_drive_that_takes_no_superblock_ends() {
             machine.array.fail_member(Position::new(1), "gone").await?;
             machine.env.sleep(Duration::from_secs(60)).await;
             let drive = machine.drives[0].as_ref().unwrap();
-            (0..10_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, 0..65_536));
+            (0..10_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, LABEL));
             let work = machine.replace(&new, 1, 3);
             let replaced = timeout(&machine.env, Duration::from_secs(600), work).await.expect("it ends");
             eprintln!("{k}+{m}: {replaced:?}");
@@ -169,7 +171,7 @@ fn a_lost_drive_that_comes_back_as_it_was_earlier_is_made_again() {
     }
 }
 
-/// One carrier has the contents of before the last opening, and the others are absent. The superblocks of the
+/// One carrier has the contents of before the last opening, and the others are absent. The labels of the
 /// other members prove it. Regression: the array showed its old contents, and reverted to them for good.
 #[test]
 fn an_old_carrier_alone_is_refused() {
@@ -256,7 +258,7 @@ fn wrong_drives_then_the_right_ones(seed: u64) -> bool {
         WriteSite::DestageStrip.name(),
         WriteSite::DestageTrailer.name(),
         WriteSite::LogAppend.name(),
-        "superblock.copy0",
+        "label.copy0",
         WriteSite::CarrierCopy.name(),
         WriteSite::RebuildStrip.name(),
     ];
@@ -372,7 +374,7 @@ fn a_stale_member_that_lacks_nothing_is_no_missing_one() {
 }
 
 /// A drive with old contents is found by a start that is cut after coordination has recorded it as stale and
-/// before any superblock has. Regression: the next start rebuilt only the stale strips of the table, which
+/// before any label has. Regression: the next start rebuilt only the stale strips of the table, which
 /// are none.
 fn found_by_a_start_that_is_cut(k: usize, m: usize) {
     let mut site = Site::new(spec(k, m));
@@ -388,17 +390,17 @@ fn found_by_a_start_that_is_cut(k: usize, m: usize) {
         machine.array.close().await
     });
     written.unwrap();
-    let cut_at_superblock = |site: &Site, seed: u64, nth: u64| {
+    let cut_at_label = |site: &Site, seed: u64, nth: u64| {
         let world = World::new(seed);
-        world.plan_cut(plan("superblock.copy0", nth));
+        world.plan_cut(plan("label.copy0", nth));
         assert!(world.run(site.open(&world, &[])).is_err(), "it is cut");
         world.destroy();
         site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
     };
-    // After all superblocks of its claim, and after the root.
-    cut_at_superblock(&site, 2, (k + m) as u64);
+    // After all labels of its claim, and after the root.
+    cut_at_label(&site, 2, (k + m) as u64);
     site.disks[0] = past.unwrap();
-    cut_at_superblock(&site, 3, 0);
+    cut_at_label(&site, 3, 0);
     let whole = life(&site, 4, &[], async |machine| {
         machine.array.wait_rebuilt().await;
         assert!(
@@ -445,7 +447,7 @@ async fn blocks_left(machine: &Machine, expected: &[u64]) -> BTreeSet<u64> {
 }
 
 /// A start with accepted loss is cut anywhere. Regression: if only some of the old drives had their
-/// superblock by then, the next start took only the others for outdated, went on without acceptance and
+/// label by then, the next start took only the others for outdated, went on without acceptance and
 /// rebuilt them. Their right data was lost.
 #[test]
 fn a_start_with_an_accepted_loss_that_is_cut_asks_again_and_loses_no_more() {
@@ -491,8 +493,8 @@ fn a_start_with_an_accepted_loss_that_is_cut_asks_again_and_loses_no_more() {
     assert!(uncut.len() < expected.len(), "something is lost");
     let (mut asked, mut went_on) = (0, 0);
     for place in [
-        "superblock.copy0",
-        "superblock.copy1",
+        "label.copy0",
+        "label.copy1",
         WriteSite::CheckpointRoot.name(),
         WriteSite::ReplayRedo.name(),
         WriteSite::LogAppend.name(),
@@ -570,7 +572,7 @@ fn a_stripe_that_is_lost_anyway_refuses_no_start() {
     damaged_beyond_redundancy(0..8).unwrap();
 }
 
-/// 4+1: drives 1 and 2 have old contents. A start with accepted loss is cut after its superblocks and before
+/// 4+1: drives 1 and 2 have old contents. A start with accepted loss is cut after its labels and before
 /// its root. Then the right drive 1 is back. With `away`, the old drive 2 is absent at the next start, which
 /// goes on without it, and back at the one after that. Otherwise it is there, and the next start is cut after
 /// its root. Regression: the old drive counted as one that had merely been absent.
@@ -660,8 +662,8 @@ fn all_right_drives_are_back_after_a_word_that_was_cut() {
     (2..4).for_each(|at| site.disks[at] = past[at].clone());
     let mut opened = 0;
     for place in [
-        "superblock.copy0",
-        "superblock.copy1",
+        "label.copy0",
+        "label.copy1",
         WriteSite::CheckpointRoot.name(),
         WriteSite::CarrierCopy.name(),
         WriteSite::ReplayRedo.name(),

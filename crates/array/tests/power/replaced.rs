@@ -1,7 +1,10 @@
 //! Carriers that are replaced under faults, cuts and full hosts, and then any set of drives that may be
 //! missing.
 
-use crate::bench::{DISK_BYTES, Load, Machine, SLICE_AT, Site, plan, spec, tags, write, write_fresh};
+use crate::bench::{
+    DISK_BYTES, LABEL, LOG_AT, Load, Machine, SLICE_AT, Site, label_of, log_of, metadata_of, plan, spec,
+    tags, write, write_fresh,
+};
 use crate::carriers::{read_back, write_flushed, write_twice};
 use penstock_array::Position;
 use penstock_array::Site as WriteSite;
@@ -129,7 +132,7 @@ fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
         machine.array.destage_and_checkpoint().await?;
         write_flushed(&machine, 1..=20).await?;
         let slow = machine.drives[2].as_ref().unwrap();
-        let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        let reserved = metadata_of(&machine.array.geometry());
         (0..3).for_each(|nth| {
             slow.plant_within(Op::Write, nth, Fault::Slow(Duration::from_secs(25)), reserved.clone())
         });
@@ -155,7 +158,7 @@ fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
     site.disks[0] = new;
     site.prepare = Box::new(|number, drive| {
         if number == 1 {
-            let log = SLICE_AT..SLICE_AT + (3 << 20) + (1 << 16);
+            let log = LOG_AT..LOG_AT + (3 << 20) + (1 << 16);
             (0..200_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, log.clone()));
         }
     });
@@ -293,24 +296,13 @@ fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, boo
         (0..k + m).filter(|at| report.members[*at].stale_strips > 0 || bad.contains(at)).collect();
     let mut tried = 0;
     // A change of the carriers that was cut has not taken effect. So a carrier must be named by all
-    // superblocks.
+    // labels.
     let mut on_disk: Vec<Vec<usize>> = Vec::new();
-    {
-        let world = World::new(2);
-        world
-            .run(async {
-                for (_, disk) in site.disks.iter().enumerate().filter(|(at, _)| !bad.contains(at)) {
-                    let drive = penstock_sim::SimDrive::new(&world, disk.clone());
-                    if let Ok(found) = penstock_drive::superblock::read(&*drive).await
-                        && let Some(entry) = found.arrays.first()
-                    {
-                        let desc = penstock_array::format::descriptor::Descriptor::decode(&entry.descriptor)
-                            .unwrap();
-                        on_disk.push(desc.carriers.iter().map(|at| usize::from(*at)).collect());
-                    }
-                }
-            })
-            .unwrap();
+    for (_, disk) in site.disks.iter().enumerate().filter(|(at, _)| !bad.contains(at)) {
+        if let Some((_, label)) = label_of(disk) {
+            let desc = label.descriptor().unwrap();
+            on_disk.push(desc.carriers.iter().map(|at| usize::from(*at)).collect());
+        }
     }
     for lost in subsets(k + m, m) {
         let all: std::collections::BTreeSet<_> = lost.iter().chain(&behind).chain(&bad).copied().collect();
@@ -365,8 +357,8 @@ fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, boo
 
 const SITES: [&str; 12] = [
     WriteSite::CarrierCopy.name(),
-    "superblock.copy0",
-    "superblock.copy1",
+    "label.copy0",
+    "label.copy1",
     WriteSite::LogAppend.name(),
     WriteSite::LogSegment.name(),
     WriteSite::CheckpointPage.name(),
@@ -436,7 +428,7 @@ fn cuts_while_carriers_are_made_and_every_set_of_lost_drives() {
     });
 }
 
-/// A full host rejects a superblock once when the new carrier is recorded, and nothing is written afterwards.
+/// A full host rejects a label once when the new carrier is recorded, and nothing is written afterwards.
 /// The array must not stay suspended.
 #[test]
 fn suspended_stays_said_although_nothing_waits() {
@@ -448,7 +440,7 @@ fn suspended_stays_said_although_nothing_waits() {
             write_flushed(&machine, 1..=5).await?;
             machine.array.destage_and_checkpoint().await?;
             machine.env.sleep(Duration::from_secs(60)).await;
-            machine.drives[4].as_ref().unwrap().plant_within(Op::Write, nth, Fault::HostFull, 0..SLICE_AT);
+            machine.drives[4].as_ref().unwrap().plant_within(Op::Write, nth, Fault::HostFull, LABEL);
             machine.drives[0].as_ref().unwrap().set_gone(true);
             machine.array.fail_member(Position::new(0), "gone").await?;
             machine.env.sleep(Duration::from_secs(24 * 3600)).await;
@@ -473,7 +465,7 @@ fn a_source_that_does_not_answer_keeps_no_flush() {
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_twice(&machine).await?;
-        let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        let reserved = metadata_of(&machine.array.geometry());
         let silent = machine.drives[1].as_ref().unwrap();
         (0..20_000).for_each(|_| silent.plant_within(Op::Read, 0, Fault::Silent, reserved.clone()));
         machine.drives[0].as_ref().unwrap().set_gone(true);
@@ -516,7 +508,7 @@ fn parked_and_unreadable(k: usize, m: usize, busy: bool) {
         let before: Vec<_> = (0..=m).map(|at| site.disks[at].used_blocks()).collect();
         write(&machine, 0, 77).await?;
         machine.volume.flush().await?;
-        let log = SLICE_AT / BLOCK..(SLICE_AT + geo.log_bytes()) / BLOCK;
+        let log = log_of(&geo).start / BLOCK..log_of(&geo).end / BLOCK;
         for (at, before) in before.iter().enumerate() {
             let now = site.disks[at].used_blocks();
             let new: Vec<u64> = now.into_iter().filter(|b| log.contains(b) && !before.contains(b)).collect();
@@ -574,16 +566,16 @@ fn parked_and_unreadable_idle() {
     parked_and_unreadable(4, 1, false);
 }
 
-/// 4+2: the host of drive 5 rejects its superblock; then one carrier fails. m = 2 is not used up.
+/// 4+2: the host of drive 5 rejects its label; then one carrier fails. m = 2 is not used up.
 #[test]
-fn one_superblock_on_a_full_host_and_one_failing_drive() {
+fn one_label_on_a_full_host_and_one_failing_drive() {
     let site = Site::new(spec(4, 2));
     let world = World::new(36_000);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=5).await?;
         let five = machine.drives[5].as_ref().unwrap();
-        (0..100_000).for_each(|_| five.plant_within(Op::Write, 0, Fault::HostFull, 0..SLICE_AT));
+        (0..100_000).for_each(|_| five.plant_within(Op::Write, 0, Fault::HostFull, LABEL));
         machine.drives[1].as_ref().unwrap().set_gone(true);
         let work = write_flushed(&machine, 6..=10);
         let done = timeout(&machine.env, Duration::from_secs(3600), work).await;
@@ -650,7 +642,7 @@ fn every_block_of_the_last_carrier() {
         let (missing, closed, geo) = done.unwrap().unwrap();
         let at = block * BLOCK;
         let part = match at {
-            _ if at < geo.log_bytes() => "log",
+            _ if at < geo.log().end => "log",
             _ if at < geo.page_at(0, 0) => "roots",
             _ if at < geo.page_at(0, 1) => "pages place 0",
             _ => "pages place 1",
@@ -663,10 +655,10 @@ fn every_block_of_the_last_carrier() {
         }
         // Every block of the first segments, and all blocks behind the log.
         block += 1;
-        if block > 130 && at < geo.log_bytes() {
-            block = geo.log_bytes() / BLOCK;
+        if block > 146 && at < geo.log().end {
+            block = geo.log().end / BLOCK;
         }
-        if block * BLOCK >= geo.reserved().end {
+        if block * BLOCK >= geo.metadata().end {
             break;
         }
     }
@@ -717,7 +709,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
             let work = async {
                 let machine = site.open(&world, &[]).await?;
                 load.settle(&machine).await?;
-                let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+                let reserved = metadata_of(&machine.array.geometry());
                 let events = async {
                     for at in 0..k + m {
                         // Any drive may be slow, within its deadlines.
@@ -891,7 +883,7 @@ fn storms_of_faults_on_at_most_m_drives() {
 }
 
 /// 4+2: a carrier fails and is recorded as failed; then the host of drive 5, which is no carrier, rejects the
-/// superblock with the new carrier. Two good carriers are left and nothing else is wrong.
+/// label with the new carrier. Two good carriers are left and nothing else is wrong.
 #[test]
 fn a_full_host_of_another_drive_while_a_carrier_is_recorded() {
     let site = Site::new(spec(4, 2));
@@ -900,7 +892,7 @@ fn a_full_host_of_another_drive_while_a_carrier_is_recorded() {
         let machine = site.open(&world, &[]).await?;
         write_flushed(&machine, 1..=5).await?;
         let five = machine.drives[5].as_ref().unwrap();
-        (0..100_000).for_each(|_| five.plant_within(Op::Write, 1, Fault::HostFull, 0..SLICE_AT));
+        (0..100_000).for_each(|_| five.plant_within(Op::Write, 1, Fault::HostFull, LABEL));
         machine.drives[0].as_ref().unwrap().set_gone(true);
         machine.array.fail_member(Position::new(0), "gone").await?;
         machine.env.sleep(Duration::from_secs(20)).await;

@@ -1,6 +1,9 @@
 //! Rare sequences from a review: each broke the array, or one of its guarantees, when its test was written.
 
-use crate::bench::{DISK_BYTES, IO, NOISE, SLICE_AT, Site, buf_of, plan, spec, tags, write, write_fresh};
+use crate::bench::{
+    DISK_BYTES, IO, LABEL, LOG_AT, NOISE, SLICE_AT, Site, buf_of, metadata_of, plan, spec, tags, write,
+    write_fresh,
+};
 use penstock_array::Position;
 use penstock_array::Positions;
 use penstock_array::Site as WriteSite;
@@ -296,7 +299,7 @@ fn a_page_without_a_root_that_could_not_be_read_never_counts() {
         site.prepare = Box::new(move |number, drive| {
             if hide && number == 1 {
                 // the complete table region of that carrier, once
-                let log = SLICE_AT + (3 << 20);
+                let log = LOG_AT + (3 << 20);
                 drive.set_unreadable(log + 8192..log + 8192 + 4 * 4096);
             }
         });
@@ -542,7 +545,7 @@ fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
         write(&machine, 1, 1).await?;
         machine.volume.flush().await?;
         let bad = machine.drives[3].as_ref().unwrap();
-        let reserved = SLICE_AT..SLICE_AT + machine.array.geometry().reserved().end;
+        let reserved = metadata_of(&machine.array.geometry());
         (0..10_000).for_each(|_| bad.plant_within(Op::Write, 0, Fault::Fail, reserved.clone()));
         machine.array.fail_member(Position::new(5), "gone").await?;
         machine.drives[0].as_ref().unwrap().set_gone(true);
@@ -563,17 +566,17 @@ fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
     world.destroy();
 }
 
-/// A host is full for a moment while a superblock is written. Regression: the array gave up a drive that was
+/// A host is full for a moment while a label is written. Regression: the array gave up a drive that was
 /// healthy.
 #[test]
-fn a_full_host_is_no_fault_of_the_drive_whose_superblock_it_refuses() {
+fn a_full_host_is_no_fault_of_the_drive_whose_label_it_refuses() {
     let site = Site::new(spec(4, 2));
     let world = World::new(9950);
     let done = world.run(async {
         let machine = site.open(&world, &[]).await?;
         write(&machine, 1, 1).await?;
         let full = machine.drives[1].as_ref().unwrap();
-        (0..5).for_each(|_| full.plant_within(Op::Write, 0, Fault::HostFull, 0..SLICE_AT));
+        (0..5).for_each(|_| full.plant_within(Op::Write, 0, Fault::HostFull, LABEL));
         machine.array.fail_member(Position::new(5), "gone").await?;
         write(&machine, 2, 2).await?;
         machine.volume.flush().await?;

@@ -124,6 +124,50 @@ fn events_tell_the_story_over_restarts_and_kills() {
     assert!(path.exists());
 }
 
+/// Of a drive that is in use, and of one that is damaged; neither is changed.
+#[test]
+fn inspect_shows_the_structures_of_one_drive() {
+    if !can_mount("inspect_shows_the_structures_of_one_drive") {
+        return;
+    }
+    let store = Store::new("inspect", &SMALL);
+    assert!(store.up_output(&["--port", "0"]).status.success());
+    std::fs::write(store.mount.join("file"), vec![7; 3 << 20]).unwrap();
+    shell(&format!("sync -f {}", store.mount.display()));
+    let drives = store.json(&["drive", "list"]);
+    let (path, id) = (drives[0]["path"].as_str().unwrap().to_owned(), drives[0]["id"].clone());
+    let shown = store.json(&["debug", "inspect", &path]);
+    for copy in ["copy 0", "copy 1"] {
+        assert_eq!(shown["superblock"][copy]["drive"], id, "{shown:#}");
+    }
+    let slices = shown["slices"].as_array().unwrap();
+    let names: Vec<&str> =
+        slices.iter().map(|slice| slice["label"]["copy 0"]["descriptor"]["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"data") && names.contains(&"meta"), "{names:?}");
+    assert!(
+        slices.iter().any(|slice| slice["log"]["segments"][0]["records"].as_u64() > Some(0)),
+        "{shown:#}"
+    );
+    let text = store.ok(&["debug", "inspect", &path, "--log", "--stripe", "0"]);
+    for part in ["superblock:", "root_epoch:", "kind: ", "trailer:", "stripe 0:"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    store.down();
+    // The first copy of the superblock: the other one still says where the slices are.
+    let before = std::fs::read(&path).unwrap();
+    let mut damaged = before.clone();
+    damaged[..4096].fill(0x5a);
+    std::fs::write(&path, &damaged).unwrap();
+    let shown = store.json(&["debug", "inspect", &path]);
+    assert_eq!(shown["superblock"]["copy 0"]["problem"], "superblock: wrong magic number");
+    assert_eq!(shown["slices"].as_array().unwrap().len(), slices.len());
+    assert!(std::fs::read(&path).unwrap() == damaged, "nothing was written");
+    std::fs::write(&path, &before).unwrap();
+    let failed = store.run(&["debug", "inspect", "no-such-drive"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("no-such-drive"), "{said}");
+}
+
 #[test]
 fn a_debug_bundle_has_the_state_and_no_secrets() {
     if !can_mount("a_debug_bundle_has_the_state_and_no_secrets") {

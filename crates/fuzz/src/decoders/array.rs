@@ -1,8 +1,10 @@
 //! Decoders of the structures that an array stores on its slices.
 
+use super::drive::{contents_of, seal};
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, agrees, unsealed};
 use penstock_array::format::descriptor::{Descriptor, MemberEntry};
+use penstock_array::format::label::Label;
 use penstock_array::format::record::{Entry, RecordHead, StripPatch};
 use penstock_array::format::root::Root;
 use penstock_array::format::segment::SegmentHeader;
@@ -10,19 +12,19 @@ use penstock_array::format::table_page::TablePage;
 use penstock_array::format::trailer::Trailer;
 use penstock_array::{Geometry, Position, Positions};
 use penstock_base::{
-    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, Stripe, Version, crc32c_blocks,
+    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, PoolId, Stripe, Version, crc32c_blocks,
 };
+use penstock_drive::copies::{COPY_BYTES, TwoCopies};
 
 const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
-/// `descriptor`: covered by the superblock's checksum. An accepted one must also give a geometry or an error.
+/// `descriptor`: covered by the label's checksum. An accepted one must also give a geometry or an error.
 pub(super) const DESCRIPTOR: Decoder = Decoder {
     name: "descriptor",
     most_bytes: 4096,
-    seeds: descriptors,
+    seeds: || descriptors().iter().map(Descriptor::encode).collect(),
     seal: unsealed,
     check: |bytes| {
-        let reserved = Form::Bytes(&[10..12, 44..48]);
-        let verdict = agrees(bytes, &reserved, Descriptor::decode, Descriptor::encode)?;
+        let verdict = agrees(bytes, &SAME, Descriptor::decode, Descriptor::encode)?;
         if let Ok(descriptor) = Descriptor::decode(bytes) {
             let _ = Geometry::of(&descriptor);
         }
@@ -30,9 +32,10 @@ pub(super) const DESCRIPTOR: Decoder = Decoder {
     },
 };
 
-fn descriptors() -> Vec<Vec<u8>> {
+fn descriptors() -> Vec<Descriptor> {
     let descriptor = |k: u16, m: u16, name: &str| Descriptor {
         array: ARRAY,
+        pool: PoolId(Id128([0xb8; 16])),
         name: name.into(),
         k,
         m,
@@ -56,10 +59,26 @@ fn descriptors() -> Vec<Vec<u8>> {
             })
             .collect(),
     };
-    [descriptor(4, 2, "data"), descriptor(1, 2, "meta"), descriptor(3, 0, "")]
-        .map(|descriptor| descriptor.encode())
-        .to_vec()
+    vec![descriptor(4, 2, "data"), descriptor(1, 2, "meta"), descriptor(3, 0, "")]
 }
+
+/// `label`: one copy of it, with an encoded descriptor.
+pub(super) const LABEL: Decoder = Decoder {
+    name: "label",
+    most_bytes: COPY_BYTES + 4096,
+    seeds: || {
+        let label = |descriptor: &Descriptor| contents_of(&Label::new(descriptor, Position::new(1)).encode());
+        descriptors().iter().map(label).collect()
+    },
+    seal: |bytes| seal(bytes),
+    check: |bytes| {
+        if let Ok(label) = Label::decode(bytes) {
+            let _ = label.descriptor();
+        }
+        // Bytes behind the body are not looked at.
+        agrees(bytes, &Form::Value, Label::decode, |label| contents_of(&label.encode()))
+    },
+};
 
 /// `trailer`: the last block of a strip.
 pub(super) const TRAILER: Decoder = Decoder {
@@ -132,9 +151,8 @@ pub(super) const ROOT: Decoder = Decoder {
     },
     seal: seal_block,
     check: |bytes| {
-        let verdict = agrees(bytes, &Form::Value, Root::decode, |root| root.encode().to_vec())?;
+        let verdict = agrees(bytes, &SAME, Root::decode, |root| root.encode().to_vec())?;
         if let Ok(root) = Root::decode(bytes) {
-            same_head(bytes, &root.encode(), 96)?;
             // An opening increments these counters. None of them may overflow.
             let _ = (root.seq + 1, root.incarnation + 1, root.durable.next(), root.order + 1);
             let _ = (root.versions_reserved.0 + 1, root.replay_segment + 1, root.replay_seq.next());
@@ -148,36 +166,24 @@ pub(super) const SEGMENT_HEADER: Decoder = Decoder {
     name: "segment-header",
     most_bytes: BLOCK_BYTES,
     seeds: || {
-        let header = |carriers: Vec<u16>| SegmentHeader {
+        let header = |number| SegmentHeader {
             array: ARRAY,
-            number: 5,
+            number,
             first_seq: LogSeq(33),
             chain: 0x0102_0304,
             incarnation: 2,
-            carriers_epoch: 9,
-            carriers,
         };
-        [header(vec![0, 1, 4]), header(Vec::new())].map(|header| header.encode().to_vec()).to_vec()
+        [header(5), header(0)].map(|header| header.encode().to_vec()).to_vec()
     },
     seal: seal_block,
     check: |bytes| {
-        let verdict = agrees(bytes, &Form::Value, SegmentHeader::decode, |header| header.encode().to_vec())?;
+        let verdict = agrees(bytes, &SAME, SegmentHeader::decode, |header| header.encode().to_vec())?;
         if let Ok(header) = SegmentHeader::decode(bytes) {
-            same_head(bytes, &header.encode(), 66 + 2 * header.carriers.len())?;
             let _ = (header.number + 1, header.first_seq.next());
         }
         Ok(verdict)
     },
 };
-
-/// Checks that the first `len` bytes agree, except for the checksum, which covers the full block.
-fn same_head(bytes: &[u8], again: &Buf, len: usize) -> Result<(), String> {
-    let differ = |at: &usize| !(4..8).contains(at) && bytes[*at] != again[*at];
-    match (0..len).find(differ) {
-        None => Ok(()),
-        Some(at) => Err(format!("the structure encodes to other bytes, first at {at}")),
-    }
-}
 
 /// `log-record`: the head of a record with its entries. The payload behind it is ignored.
 pub(super) const LOG_RECORD: Decoder = Decoder {

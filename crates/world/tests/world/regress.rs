@@ -3,14 +3,18 @@
 use crate::machine::{Machine, Planned, Site, path, with_a_cut_between};
 use crate::model::{make_file, read_all};
 use crate::remote::on_machine;
-use penstock_base::Ino;
+use penstock_base::{BLOCK_BYTES, Ino};
 use penstock_client::SetAttrRequest;
-use penstock_drive::{Fault, Op};
-use penstock_sim::World;
+use penstock_drive::copies::{COPY_BYTES, places};
+use penstock_drive::{Fault, Op, superblock};
+use penstock_node::EventKind;
+use penstock_sim::{SimDrive, World};
 use penstock_wire::metadata::MakeRequest;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
 
 async fn resize(machine: &Machine, ino: Ino, size: u64) {
     let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
@@ -148,6 +152,69 @@ fn a_drive_that_never_answers_is_missing_at_a_start() {
     });
     run.unwrap();
     world.destroy();
+}
+
+/// A life of a store in which `work` runs.
+fn live(site: &Site, seed: u64, work: impl AsyncFnOnce(&Machine)) {
+    let world = World::new(seed);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        work(&machine).await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// The labels of one drive are damaged, or cannot be read: its members are rebuilt or away, and the start
+/// goes on.
+#[test]
+fn a_damaged_label_costs_the_member_and_not_the_start() {
+    for unreadable in [false, true] {
+        let site = Site::new();
+        live(&site, 72, async |machine| {
+            let ino = make_file(machine, "f").await.unwrap();
+            machine.client.write(ino, 0, &[7; 200_000]).await.unwrap();
+            machine.client.fsync(ino).await.unwrap();
+        });
+        let (disk, world) = (site.disks.borrow()[&path(1)].clone(), World::new(1));
+        let drive = SimDrive::new(&world, disk.clone());
+        let slices = world.run(async { superblock::read(&*drive).await.unwrap().slices }).unwrap();
+        world.destroy();
+        assert_eq!(slices.len(), 2, "of both arrays");
+        let copies = slices.iter().flat_map(|slice| places(slice.len).map(|at| slice.offset + at));
+        for at in copies {
+            if unreadable {
+                // The first read finds the store, the second is that of the opening.
+                let within = at..at + COPY_BYTES as u64;
+                let plan = Planned { op: Op::Read, nth: 0, fault: Fault::Fail, within };
+                let mut plans = site.plans.borrow_mut();
+                (0..2).for_each(|_| plans.entry(path(1)).or_default().push(plan.clone()));
+            } else {
+                disk.corrupt(at / BLOCK, &[0x5a; BLOCK_BYTES]);
+            }
+        }
+        live(&site, 73, async |machine| {
+            // The watch takes the events of arrays.
+            machine.env.sleep(Duration::from_secs(5)).await;
+            let events = machine.node.events().after(0, 1000).unwrap();
+            let warned = events.iter().any(|event| match unreadable {
+                true => event.text.contains("cannot be read, so the drive is not used"),
+                false => event.kind == EventKind::DriveOutdated,
+            });
+            assert!(warned, "unreadable {unreadable}: {events:?}");
+            if !unreadable {
+                machine.rebuild().await;
+            }
+            let ino = lookup(machine, "f").await;
+            assert!(read_all(machine, ino).await == [7; 200_000]);
+            machine.audit().await;
+        });
+        live(&site, 74, async |machine| {
+            machine.rebuild().await;
+            assert_eq!(machine.node.status().health, "ok");
+        });
+    }
 }
 
 /// Regression: an open was answered before the file was truncated, and its client received the answer after

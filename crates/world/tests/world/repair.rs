@@ -266,7 +266,7 @@ fn cut_repairs(kinds: &[Kind], seed: u64, per_site: u64) -> u64 {
     let hits = world.hits();
     world.destroy();
     let mut cuts = 0;
-    for (name, count) in hits.into_iter().filter(|(name, _)| !name.starts_with("superblock")) {
+    for (name, count) in hits.into_iter().filter(|(name, _)| !name.starts_with("label")) {
         for cut in 0..per_site.min(count) {
             let nth = cut * count / per_site.min(count);
             let site = damaged.duplicate();

@@ -3,10 +3,12 @@
 use crate::machine::{Machine, Opened, Planned, Site};
 use crate::model::make_file;
 use penstock_base::{DriveId, Ino};
+use penstock_drive::copies::COPY_BYTES;
 use penstock_drive::{Fault, Op};
 use penstock_node::EventKind;
 use penstock_sim::World;
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,6 +23,12 @@ async fn fail_first_drive(machine: &Machine) -> DriveId {
     let drive = machine.node.drives().into_iter().find(|drive| drive.path() == "disk0").unwrap();
     machine.node.fail_drive(&drive.id().to_string()).await.unwrap();
     drive.id()
+}
+
+/// Bytes of the first copy of an array's label on a drive. Slices of an array lie at one place on all.
+fn label_of(array: &penstock_array::Array, drive: DriveId) -> Range<u64> {
+    let (offset, _) = array.slice_of(drive).unwrap();
+    offset..offset + COPY_BYTES as u64
 }
 
 /// Waits until everything is rebuilt, and returns the health of the store.
@@ -106,7 +114,7 @@ fn a_replacement_that_met_a_full_host_is_asked_for_again() {
     }
 }
 
-/// Regression: the power is cut when coordination has a replacement that no superblock contains yet. Strips
+/// Regression: the power is cut when coordination has a replacement that no label contains yet. Strips
 /// that the new drive had received were recorded as valid at its position. After the cut the position
 /// belonged to the old drive again, which was taken as up to date, and synced data could not be read with m
 /// other drives lost.
@@ -117,9 +125,9 @@ fn cut_while_a_replacement_is_recorded(k: usize, m: usize, slow: Duration) {
         write_durably(&machine, "file", 100_000).await;
         let old = fail_first_drive(&machine).await;
         machine.env.sleep(Duration::from_secs(30)).await;
-        let superblocks = 0..65_536;
-        let slow =
-            |nth| Planned { op: Op::Write, nth, fault: Fault::Slow(slow), within: superblocks.clone() };
+        let data = machine.node.arrays().iter().find(|array| array.name() == "data").unwrap().clone();
+        let label = label_of(&data, old);
+        let slow = |nth| Planned { op: Op::Write, nth, fault: Fault::Slow(slow), within: label.clone() };
         for (drive, nth) in opened.borrow().values().flat_map(|drive| (0..8).map(move |nth| (drive, nth))) {
             let plan = slow(nth);
             drive.plant_within(plan.op, plan.nth, plan.fault, plan.within);
@@ -128,7 +136,6 @@ fn cut_while_a_replacement_is_recorded(k: usize, m: usize, slow: Duration) {
         let (node, asked) = (machine.node.clone(), old.to_string());
         let replace = async move { drop(node.replace_drive(&asked, Some("new")).await) };
         world.env().spawn("replace", Box::pin(replace));
-        let data = machine.node.arrays().iter().find(|array| array.name() == "data").unwrap().clone();
         while data.position_of(old).is_some() {
             machine.env.sleep(Duration::from_millis(1)).await;
         }
@@ -165,9 +172,11 @@ fn a_restart_amid_a_replacement(k: usize, m: usize) {
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
         write_durably(&machine, "file", 100_000).await;
-        let id = fail_first_drive(&machine).await.to_string();
-        // The host becomes full when the drive takes its superblock before the second array.
-        let full = Planned { op: Op::Write, nth: 2, fault: Fault::HostFull, within: 0..65_536 };
+        let drive = fail_first_drive(&machine).await;
+        let id = drive.to_string();
+        // The host becomes full when the drive takes the label of the second array.
+        let within = label_of(&machine.node.arrays()[1], drive);
+        let full = Planned { op: Op::Write, nth: 0, fault: Fault::HostFull, within };
         site.plans.borrow_mut().insert("disk0".to_owned(), vec![full]);
         machine.node.replace_drive(&id, None).await.unwrap_err();
         let names = |array: &&Rc<penstock_array::Array>| {
@@ -210,7 +219,7 @@ fn a_replacement_goes_on_after_a_restart() {
     a_restart_amid_a_replacement(4, 2);
 }
 
-/// Regression: while a drive replaces a lost one, the only other drive accepts no superblock for a while, so
+/// Regression: while a drive replaces a lost one, the only other drive accepts no label for a while, so
 /// the replacement fails. A repeated request was answered with "no such drive", and one array had no
 /// redundancy until the next start.
 fn a_replacement_that_nobody_named(k: usize, m: usize, attempts: u64) {
@@ -218,10 +227,12 @@ fn a_replacement_that_nobody_named(k: usize, m: usize, attempts: u64) {
     let run = world.run(async {
         let machine = site.start_recording(&world, &[], &opened).await.unwrap();
         write_durably(&machine, "file", 100_000).await;
-        let id = fail_first_drive(&machine).await.to_string();
+        let drive = fail_first_drive(&machine).await;
+        let id = drive.to_string();
         machine.env.sleep(Duration::from_secs(30)).await;
+        let label = label_of(&machine.node.arrays()[0], drive);
         for (_, drive) in opened.borrow().iter().filter(|(path, _)| *path != "disk0") {
-            (0..attempts).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, 0..65_536));
+            (0..attempts).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, label.clone()));
         }
         let mut refused = 0;
         while let Err(error) = machine.node.replace_drive(&id, None).await {
@@ -336,7 +347,7 @@ fn one_life(site: &Site, seed: u64, name: &str) {
 }
 
 /// Regression: an old copy takes the place of a drive that is away, is rebuilt and used. Then the drive
-/// returns beside the copy. Its superblock had more updates, so it was used, and with the other drives away
+/// returns beside the copy. Its labels had more updates, so it was used, and with the other drives away
 /// the store was in a state from long before.
 fn both_copies_are_there(k: usize, m: usize, without: bool) {
     let site = Site::of(k, m);
@@ -541,7 +552,7 @@ fn drives_that_are_all_from_the_past_start_nothing() {
 }
 
 /// Regression: after a replacement the power is cut as soon as the store reports that it is ok, and as many
-/// of the other drives are lost as it survives. It had reported ok while the superblocks that name the new
+/// of the other drives are lost as it survives. It had reported ok while the labels that name the new
 /// copy of the log were still being written.
 #[test]
 fn a_store_that_says_it_is_well_survives_losses_at_once() {

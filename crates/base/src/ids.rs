@@ -113,12 +113,44 @@ newtype!(
     LogSeq(u64)
 );
 newtype!(
-    /// Number of an inode; the upper 16 bits contain the fileset's id.
+    /// Number of an inode. The upper 24 bits name the family: a fileset with all its clones.
     Ino(u64)
 );
+newtype!(
+    /// A moment in the history of a family, from one counter: rows and extents carry the one at which they
+    /// were made. Snapshots will raise it.
+    Birth(u64)
+);
+
+impl Ino {
+    /// Bits of the number within a family.
+    const NUMBER_BITS: u32 = 40;
+
+    /// Inode `number` of a family. Panics if there is no such number or family.
+    pub const fn of_family(family: u32, number: u64) -> Self {
+        assert!(family > 0 && family >> (64 - Self::NUMBER_BITS) == 0, "a family has 24 bits");
+        assert!(number >> Self::NUMBER_BITS == 0, "a number within a family has 40 bits");
+        Self(((family as u64) << Self::NUMBER_BITS) | number)
+    }
+
+    /// The family; 0 is none.
+    pub fn family(self) -> u32 {
+        crate::num::to_u32(self.0 >> Self::NUMBER_BITS)
+    }
+}
+
+impl Birth {
+    /// The birth of everything as long as a family has no snapshot.
+    pub const FIRST: Self = Self(1);
+
+    /// The end of a key, big-endian: the newest birth comes first.
+    pub fn suffix(self) -> u64 {
+        !self.0
+    }
+}
 
 newtype!(
-    /// A line of history of a file system: 0 is the file system itself, clones will have others.
+    /// A line of history of a family: 0 is the first fileset itself. Others are drawn once per store.
     Branch(u64)
 );
 

@@ -14,7 +14,7 @@ use crate::ranks;
 use crate::rows::{ChunkKey, Extent, decode_map, map_range};
 use penstock_base::locks::{Exclusive, Shared};
 use penstock_base::rank::{LockKey, RankedKey, RankedLocks};
-use penstock_base::{BoundedSet, Buf, DecodeError, FileKey};
+use penstock_base::{Birth, BoundedSet, Buf, DecodeError, FileKey};
 use penstock_kv::{Kv, for_each_key};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,7 +169,7 @@ impl ChunkCache {
         }
         let row = match self.complete.contains(&key.file) {
             true => None,
-            false => self.kv.get(key.row(0)).await?,
+            false => self.kv.get(key.row(Birth::FIRST)).await?,
         };
         let map = match row {
             Some(value) => ChunkMap::of_row(self.checked(decode_map(&value)?)?),

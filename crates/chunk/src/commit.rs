@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use penstock_array::Volume;
 use penstock_base::locks::Exclusive;
 use penstock_base::rank::{RankedKey, RankedLocks, RankedMutex, scoped};
-use penstock_base::{Env, ErrorKind, FileKey, Gate};
+use penstock_base::{Birth, Env, ErrorKind, FileKey, Gate};
 use penstock_kv::{Kv, WriteSet};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -179,8 +179,8 @@ impl Commits {
         for change in &changes {
             match change.map.extents.is_empty() {
                 true if !change.map.had_row => {}
-                true => drop(writes.delete(change.key.row(0))),
-                false => drop(writes.put(change.key.row(0), encode_map(&change.map.extents))),
+                true => drop(writes.delete(change.key.row(Birth::FIRST))),
+                false => drop(writes.put(change.key.row(Birth::FIRST), encode_map(&change.map.extents))),
             }
         }
         let mut space = self.allocator.space_mut().commit(allocated, &freed);

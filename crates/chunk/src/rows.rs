@@ -3,7 +3,7 @@
 //! Public for the fuzzer and for tools that inspect a store; only this crate writes rows.
 
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Branch, Dec, DecodeError, Enc, FileKey, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileKey, Ino, MAX_FILE_BYTES};
 
 /// First byte of a map row's key.
 const MAP: u8 = 0x20;
@@ -39,11 +39,11 @@ const PLAIN: u8 = 0;
 const PREALLOCATED: u8 = 1;
 
 impl ChunkKey {
-    /// Returns the row's key. It is big-endian, so that the chunks of a file are in order. The birth comes
-    /// last, so that the rows of one chunk from different snapshots will be adjacent.
-    pub fn row(&self, birth: u64) -> Vec<u8> {
+    /// Returns the row's key. It is big-endian, so that the chunks of a file are in order. The inverted birth
+    /// comes last, so that the rows of one chunk from different snapshots will be adjacent, the newest first.
+    pub fn row(&self, birth: Birth) -> Vec<u8> {
         let mut key = vec![MAP];
-        for word in [self.file.branch.0, self.file.ino.0, self.index, birth] {
+        for word in [self.file.branch.0, self.file.ino.0, self.index, birth.suffix()] {
             key.extend_from_slice(&word.to_be_bytes());
         }
         key
@@ -56,7 +56,7 @@ impl ChunkKey {
     }
 
     /// Decodes a row's key into the chunk and its birth.
-    pub fn decode(key: &[u8]) -> Result<(Self, u64), DecodeError> {
+    pub fn decode(key: &[u8]) -> Result<(Self, Birth), DecodeError> {
         let bad = DecodeError::Bad { what: "map row key", why: "wrong length" };
         let words: Vec<u64> = key
             .get(1..)
@@ -66,7 +66,7 @@ impl ChunkKey {
             .map(|word| u64::from_be_bytes(word.try_into().expect("eight bytes")))
             .collect();
         let file = FileKey { branch: Branch(words[0]), ino: Ino(words[1]) };
-        Ok((Self { file, index: words[2] }, words[3]))
+        Ok((Self { file, index: words[2] }, Birth(!words[3])))
     }
 }
 
@@ -77,7 +77,7 @@ pub fn chunks_of_a_file(chunk_blocks: u32) -> u64 {
 
 /// Returns the range of keys of the rows of a file's chunks from `index` on; the second key is excluded.
 pub fn map_range(file: FileKey, index: u64) -> (Vec<u8>, Vec<u8>) {
-    let row = ChunkKey { file, index }.row(0);
+    let row = ChunkKey { file, index }.row(Birth(u64::MAX));
     let until = after_all_with(&row[..17]);
     (row, until)
 }
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn rows_come_back() {
         let key = ChunkKey { file: FileKey { branch: Branch(1), ino: Ino(2) }, index: 3 };
-        assert_eq!(ChunkKey::decode(&key.row(4)), Ok((key, 4)));
+        assert_eq!(ChunkKey::decode(&key.row(Birth(4))), Ok((key, Birth(4))));
         let extents = [extent(0, 2, 9), Extent { preallocated: true, ..extent(5, 1, 77) }];
         assert_eq!(decode_map(&encode_map(&extents)).as_deref(), Ok(&extents[..]));
         assert!(decode_map(&encode_map(&[extents[1], extents[0]])).is_err());
@@ -190,9 +190,9 @@ mod tests {
 
     #[test]
     fn keys_and_rows_are_as_in_the_first_release() {
-        let key = ChunkKey { file: FileKey::main(Ino((1 << 48) | 7)), index: 3 };
-        let zero = "0000000000000000";
-        assert_eq!(hex(&key.row(0)), format!("20{zero}00010000000000070000000000000003{zero}"));
+        let key = ChunkKey { file: FileKey::main(Ino((1 << 40) | 7)), index: 3 };
+        let (zero, first) = ("0000000000000000", "fffffffffffffffe");
+        assert_eq!(hex(&key.row(Birth::FIRST)), format!("20{zero}00000100000000070000000000000003{first}"));
         assert_eq!(hex(&group_key(0x0102)), "210000000000000102");
         assert_eq!(decode_group_key(&group_key(0x0102)), Some(0x0102));
 
@@ -235,10 +235,13 @@ mod tests {
     fn the_last_inode_has_a_range_of_chunks() {
         let last = ChunkKey { file: FileKey::main(Ino(u64::MAX)), index: u64::MAX };
         let (from, until) = map_range(last.file, 7);
-        assert!(from < last.row(u64::MAX) && last.row(u64::MAX) < until);
-        assert!(until <= ChunkKey { file: FileKey { branch: Branch(1), ino: Ino(0) }, index: 0 }.row(0));
+        assert!(from < last.row(Birth(u64::MAX)) && last.row(Birth(u64::MAX)) < until);
+        assert!(
+            until
+                <= ChunkKey { file: FileKey { branch: Branch(1), ino: Ino(0) }, index: 0 }.row(Birth::FIRST)
+        );
         let (_, until) = map_range(FileKey::main(Ino(6)), 0);
-        assert!(until <= ChunkKey { file: FileKey::main(Ino(7)), index: 0 }.row(0));
+        assert!(until <= ChunkKey { file: FileKey::main(Ino(7)), index: 0 }.row(Birth::FIRST));
         assert_eq!(decode_group_key(&[&[MAP], &group_key(1)[1..]].concat()), None);
     }
 
@@ -281,8 +284,8 @@ mod tests {
 
     #[test]
     fn keys_of_other_rows_are_refused() {
-        let key = chunk_key(2, 3).row(4);
-        assert_eq!(ChunkKey::decode(&key), Ok((chunk_key(2, 3), 4)));
+        let key = chunk_key(2, 3).row(Birth(4));
+        assert_eq!(ChunkKey::decode(&key), Ok((chunk_key(2, 3), Birth(4))));
         for len in 0..key.len() {
             assert!(ChunkKey::decode(&key[..len]).is_err(), "the first {len} bytes");
             assert_eq!(decode_group_key(&key[..len]), None, "the first {len} bytes");
@@ -306,12 +309,12 @@ mod tests {
             let (first, end) = all_maps();
             assert!(first <= from && from < until && until <= end, "{ino} from {index} on");
             for (other, at, birth) in [(ino, index, 0), (ino, index, 9), (ino, u64::MAX, u64::MAX)] {
-                let row = chunk_key(other, at).row(birth);
+                let row = chunk_key(other, at).row(Birth(birth));
                 assert!(from <= row && row < until, "chunk {at} of {other} is in the range");
             }
-            let before = index.checked_sub(1).map(|index| chunk_key(ino, index).row(u64::MAX));
+            let before = index.checked_sub(1).map(|index| chunk_key(ino, index).row(Birth(u64::MAX)));
             assert!(before.is_none_or(|row| row < from), "{ino} from {index} on");
-            let next = ino.checked_add(1).map(|ino| chunk_key(ino, 0).row(0));
+            let next = ino.checked_add(1).map(|ino| chunk_key(ino, 0).row(Birth::FIRST));
             assert!(next.is_none_or(|row| until <= row), "{ino} from {index} on");
         }
     }

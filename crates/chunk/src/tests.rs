@@ -6,7 +6,7 @@ use crate::rows::{ChunkKey, Extent, encode_map, group_key};
 use crate::target::{Target, TargetConfig};
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
-use penstock_base::{BLOCK_BYTES, Buf, DriveId, Env, FileKey, Gate, Id128, Ino, Quiet, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Birth, Buf, DriveId, Env, FileKey, Gate, Id128, Ino, Quiet, crc32c_blocks};
 use penstock_drive::superblock::{self, Superblock};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{Kv, MemKv, WriteSet};
@@ -133,7 +133,7 @@ impl Bench {
 
     /// Puts a map row by hand.
     pub(crate) async fn put_map(&self, key: ChunkKey, extents: &[Extent]) {
-        self.put_row(key.row(0), encode_map(extents)).await;
+        self.put_row(key.row(Birth::FIRST), encode_map(extents)).await;
     }
 
     pub(crate) async fn put_row(&self, key: Vec<u8>, value: Vec<u8>) {

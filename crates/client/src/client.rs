@@ -14,7 +14,7 @@ use crate::{sync, watch};
 use penstock_base::buf::gather;
 use penstock_base::{Buf, Env, ErrorKind, Ino};
 use penstock_wire::data::SpaceChange;
-use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
+use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest, Time};
 use penstock_wire::{Failure, Kind, Transport};
 use std::ops::Range;
 use std::rc::Rc;
@@ -70,8 +70,8 @@ impl Client {
     }
 
     /// Returns the wall-clock time in nanoseconds since 1970.
-    pub fn now_ns(&self) -> i64 {
-        self.session.env().wall_ns()
+    pub fn now(&self) -> Time {
+        self.session.now()
     }
 
     /// Makes everything durable and ends the session.

@@ -5,7 +5,7 @@
 
 use crate::sent::Change;
 use penstock_base::{HashMap, Ino};
-use penstock_wire::metadata::{Attr, set_id_bits};
+use penstock_wire::metadata::{Attr, Time, set_id_bits};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -36,7 +36,7 @@ pub(crate) struct FileState {
     sent_size: u64,
     truncations: u64,
     chunk_blocks: u32,
-    mtime_ns: Option<i64>,
+    mtime: Option<Time>,
     writes: u64,
     opens: u64,
     writers: u64,
@@ -63,7 +63,7 @@ impl FileState {
             // If the service sends no chunk size, requests that it refuses are better than a division by
             // zero.
             chunk_blocks: attr.chunk_blocks.max(1),
-            mtime_ns: None,
+            mtime: None,
             writes: 0,
             opens: 0,
             writers: 0,
@@ -100,13 +100,13 @@ impl FileState {
     }
 
     /// Modification time of unsynced writes; `None` if there are none.
-    pub(crate) fn mtime_ns(&self) -> Option<i64> {
-        self.mtime_ns
+    pub(crate) fn mtime(&self) -> Option<Time> {
+        self.mtime
     }
 
     /// True if there are writes whose size and time were not sent.
     pub(crate) fn has_unsynced_writes(&self) -> bool {
-        self.mtime_ns.is_some()
+        self.mtime.is_some()
     }
 
     /// Number of open handles.
@@ -173,7 +173,7 @@ impl FileState {
 
     /// True if nothing needs the state: no handle, no unsynced change, no loss to report.
     fn is_idle(&self) -> bool {
-        self.opens == 0 && self.mtime_ns.is_none() && !self.is_lost() && self.unsynced.is_none()
+        self.opens == 0 && self.mtime.is_none() && !self.is_lost() && self.unsynced.is_none()
     }
 
     /// The state may be out of date from now on.
@@ -221,15 +221,15 @@ impl FileState {
     }
 
     /// A write that ends at `end` is done. It may not make the file larger than it is if `end` is inside.
-    pub(crate) fn wrote(&mut self, end: u64, now_ns: i64) {
+    pub(crate) fn wrote(&mut self, end: u64, now: Time) {
         self.size = self.size.max(end);
-        self.changed(now_ns);
+        self.changed(now);
     }
 
     /// The contents changed, and the size did not.
-    pub(crate) fn changed(&mut self, now_ns: i64) {
+    pub(crate) fn changed(&mut self, now: Time) {
         assert!(!self.is_stale, "a change is made to a state that is known");
-        self.mtime_ns = Some(now_ns);
+        self.mtime = Some(now);
         self.writes += 1;
     }
 
@@ -243,12 +243,12 @@ impl FileState {
         (self.truncations, self.tail) = (truncations, Tail::Clean);
     }
 
-    /// The size was set, with all times. Data that is still unsynced gets the time `unsynced_ns`.
-    pub(crate) fn resized(&mut self, attr: &Attr, unsynced_ns: Option<i64>) {
+    /// The size was set, with all times. Data that is still unsynced gets the time `unsynced_time`.
+    pub(crate) fn resized(&mut self, attr: &Attr, unsynced_time: Option<Time>) {
         (self.size, self.sent_size) = (attr.size, attr.size);
         self.cleaned(attr.truncations);
         self.writes += 1;
-        self.mtime_ns = unsynced_ns;
+        self.mtime = unsynced_time;
         // The kernel learns this size from the reply.
         self.lost_end = 0;
     }
@@ -261,7 +261,7 @@ impl FileState {
         }
         // Writes that came after it stay unsynced.
         if self.writes == sent.writes {
-            self.mtime_ns = None;
+            self.mtime = None;
         }
     }
 
@@ -283,7 +283,7 @@ impl FileState {
     /// Records that unsynced writes are lost.
     pub(crate) fn lose(&mut self) {
         self.unsynced = None;
-        self.mtime_ns = None;
+        self.mtime = None;
         self.writes += 1;
         self.losses += 1;
         self.report = Report::Due;
@@ -327,9 +327,9 @@ impl FileState {
             return;
         }
         attr.size = self.size;
-        if let Some(mtime_ns) = self.mtime_ns {
-            attr.mtime_ns = mtime_ns;
-            attr.ctime_ns = attr.ctime_ns.max(mtime_ns);
+        if let Some(mtime) = self.mtime {
+            attr.mtime = mtime;
+            attr.ctime = attr.ctime.max(mtime);
         }
     }
 }

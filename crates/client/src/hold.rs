@@ -132,7 +132,7 @@ impl Hold {
             return self.writer().await.resize(request, size).await;
         }
         let mut turn = None;
-        if request.mtime_ns.is_some() {
+        if request.mtime.is_some() {
             // A time that is set must not be overtaken by the time of an earlier write.
             turn = Some(session.turns().exclusive(ino).await);
             session.sync_file(ino).await?;

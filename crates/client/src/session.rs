@@ -15,7 +15,7 @@ use crate::restarts::Restarts;
 use crate::sent::{Covered, SentChanges};
 use crate::slots::Slots;
 use penstock_base::{Buf, Env, ErrorKind, Histogram, Ino, KeyedLocks};
-use penstock_wire::metadata::{HelloReply, HelloRequest};
+use penstock_wire::metadata::{HelloReply, HelloRequest, Time};
 use penstock_wire::{Failure, Frame, Kind, Transport, VERSION};
 use prost::Message;
 use std::cell::Cell;
@@ -132,6 +132,11 @@ impl Session {
             session.leases.clock().begin(env, lease, sent);
         }
         Ok((session, Ino(reply.root), lease))
+    }
+
+    /// The time that a file is changed at now.
+    pub(crate) fn now(&self) -> Time {
+        Time::from_ns(self.env().wall_ns())
     }
 
     pub(crate) fn env(&self) -> &Env {

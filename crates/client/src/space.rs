@@ -39,7 +39,7 @@ impl Writer<'_> {
             let mut state = file.borrow_mut();
             // Acknowledged under one start of the service; otherwise repeated.
             if generation == session.restarts().generation() && !state.is_stale() {
-                state.changed(session.env().wall_ns());
+                state.changed(session.now());
                 break size;
             }
         };

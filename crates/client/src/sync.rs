@@ -63,7 +63,7 @@ impl Session {
         let generation = self.restarts().generation();
         let Some(file) = self.files().get(ino) else { return Ok(()) };
         let before = file.borrow().clone();
-        let Some(mtime_ns) = before.mtime_ns() else { return Ok(()) };
+        let Some(mtime) = before.mtime() else { return Ok(()) };
         if before.is_abandoned() && self.is_gone(ino).await? {
             self.files().forget_abandoned(|file| file == ino);
             return Ok(());
@@ -73,8 +73,8 @@ impl Session {
             size: Some(before.size()),
             grow: true,
             truncations: before.truncations(),
-            mtime_ns: Some(mtime_ns),
-            ctime_ns: Some(mtime_ns),
+            mtime: Some(mtime),
+            ctime: Some(mtime),
             ..SetAttrRequest::default()
         };
         let send = async {

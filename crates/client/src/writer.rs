@@ -132,7 +132,7 @@ impl<'a> Writer<'a> {
             // Acknowledged under one start of the service; otherwise repeated.
             if generation == session.restarts().generation() && !file.borrow().is_stale() {
                 let mut state = file.borrow_mut();
-                state.wrote(offset + len as u64, session.env().wall_ns());
+                state.wrote(offset + len as u64, session.now());
                 return check_end(&state);
             }
             staged = stage(offset, &written[skip..skip + len]);
@@ -239,7 +239,7 @@ impl<'a> Writer<'a> {
             Err(failure) if failure.kind == ErrorKind::NoSpace && size < state.sent_size() => false,
             other => other.map(|()| true)?,
         };
-        request.mtime_ns = request.mtime_ns.or(Some(session.env().wall_ns()));
+        request.mtime = request.mtime.or(Some(session.now()));
         request.known_truncations = Some(file.borrow().truncations());
         let reply: Result<AttrReply, Failure> = session.change_inode(Kind::SetAttr, ino, &request).await;
         // An attribute reply that was requested earlier may arrive later; this marks it as out of date.
@@ -250,7 +250,7 @@ impl<'a> Writer<'a> {
         }
         let attr = reply?.attr.unwrap_or_default();
         // Data that is still unsynced gets this time, not an earlier one.
-        file.borrow_mut().resized(&attr, request.mtime_ns.filter(|_| !synced));
+        file.borrow_mut().resized(&attr, request.mtime.filter(|_| !synced));
         Ok(attr)
     }
 }

@@ -4,6 +4,7 @@ use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID, StatxOut, StatxTime};
 use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, ErrorKind, Ino};
 use penstock_client::{Attr, Failure};
+use penstock_wire::metadata::Time;
 use rustix::fs::StatxFlags;
 use rustix::io::Errno;
 use std::time::Duration;
@@ -11,7 +12,6 @@ use std::time::Duration;
 /// The longest time for which the kernel may keep names and attributes while no other client uses the file
 /// system. The first other client waits that long.
 pub(crate) const VALID: Duration = Duration::from_secs(1);
-const NS_PER_S: i64 = 1_000_000_000;
 
 /// Maps the kernel's number of the root to the file system's inode and back. All other numbers are equal.
 #[derive(Clone, Copy, Debug)]
@@ -27,19 +27,19 @@ impl Root {
     }
 }
 
-/// Splits nanoseconds since 1970 into seconds, which may be negative, and nanoseconds, which may not.
-fn time(ns: i64) -> (u64, u32) {
-    (ns.div_euclid(NS_PER_S).cast_unsigned(), to_u32(ns.rem_euclid(NS_PER_S)))
+/// A time as the kernel has it.
+fn time(time: Time) -> (u64, u32) {
+    (time.sec.cast_unsigned(), time.nsec)
 }
 
-/// Returns nanoseconds since 1970, or the nearest value that fits for a time out of range.
-pub(crate) fn nanoseconds(seconds: u64, rest: u32) -> i64 {
-    seconds.cast_signed().saturating_mul(NS_PER_S).saturating_add(rest.into())
+/// A time from the kernel.
+pub(crate) fn time_of(seconds: u64, nsec: u32) -> Time {
+    Time { sec: seconds.cast_signed(), nsec }
 }
 
 pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
     let ((atime, atimensec), (mtime, mtimensec), (ctime, ctimensec)) =
-        (time(attr.atime_ns), time(attr.mtime_ns), time(attr.ctime_ns));
+        (time(attr.atime), time(attr.mtime), time(attr.ctime));
     AttrFields {
         ino: root.outer(attr.ino),
         size: attr.size,
@@ -68,10 +68,7 @@ pub(crate) fn attributes(root: Root, attr: &Attr, valid: Duration) -> AttrOut {
 /// Builds the reply to STATX: the fields of GETATTR and the birth time.
 pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
     let plain = fields(root, attr);
-    let time = |ns: i64| {
-        let (sec, nsec) = time(ns);
-        StatxTime { sec: sec.cast_signed(), nsec, reserved: 0 }
-    };
+    let time = |Time { sec, nsec }| StatxTime { sec, nsec, reserved: 0 };
     StatxOut {
         attr_valid: valid.as_secs(),
         mask: (StatxFlags::BASIC_STATS | StatxFlags::BTIME).bits(),
@@ -84,10 +81,10 @@ pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
         ino: plain.ino,
         size: plain.size,
         blocks: plain.blocks,
-        atime: time(attr.atime_ns),
-        btime: time(attr.btime_ns),
-        ctime: time(attr.ctime_ns),
-        mtime: time(attr.mtime_ns),
+        atime: time(attr.atime),
+        btime: time(attr.btime),
+        ctime: time(attr.ctime),
+        mtime: time(attr.mtime),
         // As the kernel packs them into 32 bits.
         rdev_major: plain.rdev >> 8 & 0xfff,
         rdev_minor: plain.rdev & 0xff | plain.rdev >> 12 & 0xf_ff00,
@@ -134,10 +131,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_before_1970_keep_their_nanoseconds() {
-        for ns in [0, 1, -1, 1_500_000_000, -1_500_000_000, i64::MIN + 1_000_000_000] {
-            let (seconds, rest) = time(ns);
-            assert_eq!(nanoseconds(seconds, rest), ns);
+    fn times_before_1970_and_far_from_it_come_back() {
+        for sec in [0, 1, -1, 1 << 40, i64::MIN, i64::MAX] {
+            let at = Time { sec, nsec: 999_999_999 };
+            let (seconds, rest) = time(at);
+            assert_eq!(time_of(seconds, rest), at);
         }
+        let before = Time::from_ns(-1);
+        assert_eq!((before.sec, before.nsec, before.is_valid()), (-1, 999_999_999, true));
     }
 }

@@ -1,7 +1,7 @@
 //! Serves requests on attributes, on extended attributes and on the file system (statfs).
 
 use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
-use crate::attr::{VALID, attributes, errno, extended, nanoseconds};
+use crate::attr::{VALID, attributes, errno, extended, time_of};
 use crate::data::CAPABILITY;
 use crate::device::{Answer, Request};
 use crate::session::Session;
@@ -139,8 +139,8 @@ impl Session {
         let new: SetattrIn = request.argument()?;
         let valid = |flag: u32| new.valid & flag != 0;
         let time = |flag: u32, now: u32, seconds: u64, rest: u32| match (valid(flag), valid(now)) {
-            (true, true) => Some(self.client.now_ns()),
-            (true, false) => Some(nanoseconds(seconds, rest)),
+            (true, true) => Some(self.client.now()),
+            (true, false) => Some(time_of(seconds, rest)),
             (false, _) => None,
         };
         let change = SetAttrRequest {
@@ -149,9 +149,9 @@ impl Session {
             uid: valid(fattr::UID).then_some(new.uid),
             gid: valid(fattr::GID).then_some(new.gid),
             size: valid(fattr::SIZE).then_some(new.size),
-            atime_ns: time(fattr::ATIME, fattr::ATIME_NOW, new.atime, new.atimensec),
-            mtime_ns: time(fattr::MTIME, fattr::MTIME_NOW, new.mtime, new.mtimensec),
-            ctime_ns: valid(fattr::CTIME).then(|| nanoseconds(new.ctime, new.ctimensec)),
+            atime: time(fattr::ATIME, fattr::ATIME_NOW, new.atime, new.atimensec),
+            mtime: time(fattr::MTIME, fattr::MTIME_NOW, new.mtime, new.mtimensec),
+            ctime: valid(fattr::CTIME).then(|| time_of(new.ctime, new.ctimensec)),
             drop_set_id: valid(fattr::KILL_SUIDGID),
             ..SetAttrRequest::default()
         };

@@ -1,9 +1,9 @@
 //! Inodes and their rows. Format: docs/format/kv.md.
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
-use penstock_wire::metadata::{Attr, set_id_bits};
+use penstock_wire::metadata::{Attr, Time, set_id_bits};
 
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 /// Most links that decoding accepts. No inode can have reached it, and adding further links never overflows.
 const NLINK_MAX: u32 = u32::MAX / 2;
 const MISCOUNTED: DecodeError =
@@ -30,15 +30,57 @@ pub enum FileKind {
     Special,
 }
 
-/// Layout of a file on targets, copied into the inode when it is made.
+/// Layout of a file on targets, copied into the inode when it is made. Chunk i lies on the
+/// ((i / `turn`) mod `count`)-th target from `first` on, in that version of the pool's map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
+    /// Number of the pool; 0, the only one today.
+    pub pool: u32,
+    /// Version of the pool's map of targets; 0 today.
+    pub map_version: u32,
+    /// The first target; 0, the only one today.
+    pub first: u32,
+    /// Number of targets; 1 today.
+    pub count: u16,
+    /// Chunks in a row on one target; 1 today.
+    pub turn: u16,
     /// Blocks in a chunk.
     pub chunk_blocks: u32,
-    /// Number of the target; 0, the only one today.
-    pub target: u32,
-    /// Copies across failure groups; 1 today.
+    /// Copies across failure domains; 1 today.
     pub replicas: u8,
+}
+
+impl Layout {
+    /// The layout of a file on one target.
+    pub fn of_one_target(chunk_blocks: u32) -> Self {
+        Self { pool: 0, map_version: 0, first: 0, count: 1, turn: 1, chunk_blocks, replicas: 1 }
+    }
+
+    fn encode(&self, enc: &mut Enc) {
+        enc.u32(self.pool).u32(self.map_version).u32(self.first).u16(self.count).u16(self.turn);
+        enc.u32(self.chunk_blocks).u8(self.replicas);
+    }
+
+    fn decode(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
+        let (pool, map_version, first) = (dec.u32()?, dec.u32()?, dec.u32()?);
+        let (count, turn, chunk_blocks, replicas) = (dec.u16()?, dec.u16()?, dec.u32()?, dec.u8()?);
+        for (field, found, known) in [
+            ("pool of the layout", pool, 0),
+            ("map version of the layout", map_version, 0),
+            ("first target of the layout", first, 0),
+            ("targets of the layout", count.into(), 1),
+            ("turn of the layout", turn.into(), 1),
+            ("replicas of the layout", replicas.into(), 1),
+        ] {
+            if found != known {
+                return Err(dec.unknown(field, found.into()));
+            }
+        }
+        match chunk_blocks {
+            0 => Err(dec.bad("chunks without blocks")),
+            _ => Ok(Self::of_one_target(chunk_blocks)),
+        }
+    }
 }
 
 /// Location of an inode's data.
@@ -69,8 +111,8 @@ pub struct Inode {
     pub rdev: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Times of access, modification, change and birth, in nanoseconds since 1970.
-    pub times_ns: [i64; 4],
+    /// Times of access, modification, change and birth.
+    pub times: [Time; 4],
     /// Truncate generation: raised by each truncation.
     pub truncations: u64,
     /// Parent directory, for a directory; else 0.
@@ -139,25 +181,11 @@ impl Inode {
 
     /// Attributes as sent to clients.
     pub fn attr(&self) -> Attr {
-        let [atime_ns, mtime_ns, ctime_ns, btime_ns] = self.times_ns;
+        let [atime, mtime, ctime, btime] = self.times;
         let Self { mode, nlink, uid, gid, rdev, size, truncations, .. } = *self;
         let chunk_blocks = self.layout.chunk_blocks;
         let ino = self.ino.0;
-        Attr {
-            ino,
-            mode,
-            nlink,
-            uid,
-            gid,
-            rdev,
-            size,
-            atime_ns,
-            mtime_ns,
-            ctime_ns,
-            btime_ns,
-            truncations,
-            chunk_blocks,
-        }
+        Attr { ino, mode, nlink, uid, gid, rdev, size, atime, mtime, ctime, btime, truncations, chunk_blocks }
     }
 
     /// Encodes the row's value.
@@ -169,13 +197,15 @@ impl Inode {
             .u32(self.nlink)
             .u32(self.uid)
             .u32(self.gid)
+            // The project, which quotas will need: none.
+            .u32(0)
             .u32(self.rdev);
         enc.u64(self.size);
-        self.times_ns.iter().for_each(|time| {
-            enc.i64(*time);
+        self.times.iter().for_each(|time| {
+            enc.i64(time.sec).u32(time.nsec);
         });
         enc.u64(self.truncations).u64(self.parent.0).u64(self.entries);
-        enc.u32(self.layout.chunk_blocks).u32(self.layout.target).u8(self.layout.replicas);
+        self.layout.encode(&mut enc);
         match &self.data {
             Data::None => enc.u8(0),
             Data::Inline(bytes) => enc.u8(1).bytes(bytes),
@@ -200,15 +230,22 @@ impl Inode {
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
         let (ino, mode, nlink) = (Ino(dec.u64()?), dec.u32()?, dec.u32()?);
-        let (uid, gid, rdev, size) = (dec.u32()?, dec.u32()?, dec.u32()?, dec.u64()?);
-        let times_ns = [dec.i64()?, dec.i64()?, dec.i64()?, dec.i64()?];
-        let (truncations, parent, entries) = (dec.counter()?, Ino(dec.u64()?), dec.counter()?);
-        let layout = Layout { chunk_blocks: dec.u32()?, target: dec.u32()?, replicas: dec.u8()? };
-        if layout.replicas != 1 || layout.target != 0 {
-            return Err(dec.unknown("layout", layout.replicas.into()));
+        let (uid, gid, project) = (dec.u32()?, dec.u32()?, dec.u32()?);
+        if project != 0 {
+            return Err(dec.unknown("project", project.into()));
         }
-        if layout.chunk_blocks == 0 || nlink > NLINK_MAX {
-            return Err(dec.bad("chunks without blocks, or too many links"));
+        let (rdev, size) = (dec.u32()?, dec.u64()?);
+        let mut times = [Time::default(); 4];
+        for time in &mut times {
+            *time = Time { sec: dec.i64()?, nsec: dec.u32()? };
+            if !time.is_valid() {
+                return Err(dec.bad("a time with more than a second of nanoseconds"));
+            }
+        }
+        let (truncations, parent, entries) = (dec.counter()?, Ino(dec.u64()?), dec.counter()?);
+        let layout = Layout::decode(&mut dec)?;
+        if nlink > NLINK_MAX {
+            return Err(dec.bad("too many links"));
         }
         let data = match dec.u8()? {
             0 => Data::None,
@@ -216,20 +253,7 @@ impl Inode {
             2 => Data::Chunks,
             other => return Err(dec.unknown("data", other.into())),
         };
-        Ok(Self {
-            ino,
-            mode,
-            nlink,
-            uid,
-            gid,
-            rdev,
-            size,
-            times_ns,
-            truncations,
-            parent,
-            entries,
-            layout,
-            data,
-        })
+        dec.end()?;
+        Ok(Self { ino, mode, nlink, uid, gid, rdev, size, times, truncations, parent, entries, layout, data })
     }
 }

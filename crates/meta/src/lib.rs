@@ -51,11 +51,10 @@ pub const PATH_MAX: usize = 4095;
 pub const XATTR_MAX: usize = 64 * 1024;
 /// Most names (hard links) of one inode that is no directory.
 pub const LINK_MAX: u32 = 65_000;
-/// Inode number of the root directory of the first fileset. The upper 16 bits of an inode number are the
-/// fileset.
-pub const ROOT: penstock_base::Ino = penstock_base::Ino((1 << 48) | 1);
-/// The highest inode number of the first fileset.
-pub(crate) const LAST_INO: penstock_base::Ino = penstock_base::Ino((2 << 48) - 1);
+/// Inode number of the root directory of the first family.
+pub const ROOT: penstock_base::Ino = penstock_base::Ino::of_family(1, 1);
+/// The highest inode number of the first family.
+pub(crate) const LAST_INO: penstock_base::Ino = penstock_base::Ino::of_family(1, (1 << 40) - 1);
 /// Most chunks dropped in one transaction, beside a few other rows.
 const STEP_CHUNKS: usize = penstock_kv::ROWS_AT_ONCE - 16;
 

@@ -26,6 +26,7 @@ use penstock_base::{BoundedSet, DecodeError, Env, Gate, Ino};
 use penstock_kv::{Kv, WriteSet, commit_apart};
 use penstock_session::rows::LAST_SESSION;
 use penstock_session::{Clients, Request};
+use penstock_wire::metadata::Time;
 use rustix::io::Errno;
 use std::cell::{Cell, Ref, RefCell};
 use std::ops::Deref;
@@ -113,8 +114,8 @@ impl Names {
     }
 
     /// The time in nanoseconds since 1970.
-    pub(crate) fn now_ns(&self) -> i64 {
-        self.env.wall_ns()
+    pub(crate) fn now(&self) -> Time {
+        Time::from_ns(self.env.wall_ns())
     }
 
     /// Returns an inode, from the cache or from its row. ESTALE if it does not exist.
@@ -355,7 +356,7 @@ impl Turn<'_> {
             inode.nlink = 1;
         }
         inode.add_links(-1)?;
-        inode.times_ns[2] = self.now_ns();
+        inode.times[2] = self.now();
         if inode.nlink == 0 {
             self.queue_removed(inode, writes);
         }

@@ -1,12 +1,13 @@
 //! Keys and values of the name space's rows in the key-value store. Format: docs/format/kv.md.
 //!
 //! All numbers in keys are big-endian. In keys of rows that snapshots will keep, the branch follows the tag
-//! and the birth is last, so that versions of one row are adjacent; today both are 0. The queue of removed
-//! files belongs to no snapshot. Rows of sessions are in `penstock-session`.
+//! and the inverted birth is last, so that versions of one row are adjacent, the newest first; today the
+//! branch is 0 and the birth the first. The queue of removed files belongs to no snapshot. Rows of sessions
+//! are in `penstock-session`.
 //!
 //! Public for the fuzzer and for tools that inspect a store. Only this crate writes rows.
 
-use penstock_base::{Dec, DecodeError, Enc, Id128, Ino};
+use penstock_base::{Birth, Dec, DecodeError, Enc, Id128, Ino};
 use penstock_kv::Range;
 
 const FS: u8 = 0x01;
@@ -15,6 +16,12 @@ const ENTRY: u8 = 0x11;
 const XATTR: u8 = 0x12;
 const REMOVED: u8 = 0x13;
 const FORMAT: u8 = 1;
+/// Format of an extended attribute's value.
+const XATTR_FORMAT: u8 = 1;
+/// Format of a directory entry's value.
+const ENTRY_FORMAT: u8 = 2;
+/// The end of the keys of this release.
+const FIRST: u64 = !Birth::FIRST.0;
 
 fn key(tag: u8, words: &[u64]) -> Vec<u8> {
     let mut key = vec![tag];
@@ -29,7 +36,7 @@ pub fn fs_key() -> Vec<u8> {
 
 /// Key of an inode's row.
 pub fn inode_key(ino: Ino) -> Vec<u8> {
-    key(INODE, &[0, ino.0, 0])
+    key(INODE, &[0, ino.0, FIRST])
 }
 
 /// Range of all inode rows.
@@ -39,7 +46,7 @@ pub fn all_inodes() -> Range {
 
 /// Key of a directory entry's row, at its cookie.
 pub fn entry_key(dir: Ino, cookie: u64) -> Vec<u8> {
-    key(ENTRY, &[0, dir.0, cookie, 0])
+    key(ENTRY, &[0, dir.0, cookie, FIRST])
 }
 
 /// True if a key is a directory entry's.
@@ -64,15 +71,15 @@ pub fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
     let words = words.ok_or(dec.bad("wrong tag or length"))?;
     let word = |at: usize| u64::from_be_bytes(words[at * 8..(at + 1) * 8].try_into().expect("eight bytes"));
     match (word(0), word(3)) {
-        (0, 0) => Ok((Ino(word(1)), word(2))),
-        (0, birth) => Err(dec.unknown("birth", birth)),
+        (0, FIRST) => Ok((Ino(word(1)), word(2))),
+        (0, birth) => Err(dec.unknown("birth", !birth)),
         (branch, _) => Err(dec.unknown("branch", branch)),
     }
 }
 
 /// Key of an extended attribute's row: inode, name, a NUL (names contain none), and the birth.
 pub fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
-    [&key(XATTR, &[0, ino.0])[..], name, &[0], &0u64.to_be_bytes()].concat()
+    [&key(XATTR, &[0, ino.0])[..], name, &[0], &FIRST.to_be_bytes()].concat()
 }
 
 /// Range of all extended attributes of an inode.
@@ -85,6 +92,19 @@ pub fn xattr_range(ino: Ino) -> Range {
 /// Returns the name from an extended attribute's key; empty if the key is too short.
 pub fn xattr_name(key: &[u8]) -> &[u8] {
     key.get(17..key.len().saturating_sub(9)).unwrap_or_default()
+}
+
+/// Encodes the value of an extended attribute's row.
+pub fn encode_xattr(value: &[u8]) -> Vec<u8> {
+    [&[XATTR_FORMAT], value].concat()
+}
+
+/// Decodes the value of an extended attribute's row.
+pub fn decode_xattr(row: &[u8]) -> Result<&[u8], DecodeError> {
+    let mut dec = Dec::new("extended attribute", row);
+    let format = dec.u8()?;
+    dec.check_format(format, XATTR_FORMAT)?;
+    dec.raw(dec.left())
 }
 
 /// Range of all extended attributes.
@@ -115,10 +135,11 @@ pub(crate) fn owner_of(key: &[u8], words: usize, birth: bool) -> Result<Ino, Dec
         return Err(bad);
     }
     let word = |at: usize| u64::from_be_bytes(key[at..at + 8].try_into().expect("eight bytes"));
-    let generation = if birth { word(key.len() - 8) } else { 0 };
-    match word(1) | generation {
-        0 => Ok(Ino(word(9))),
-        found => Err(DecodeError::Unknown { what, field: "branch or birth", found }),
+    let suffix = if birth { word(key.len() - 8) } else { FIRST };
+    match (word(1), suffix) {
+        (0, FIRST) => Ok(Ino(word(9))),
+        (0, other) => Err(DecodeError::Unknown { what, field: "birth", found: !other }),
+        (found, _) => Err(DecodeError::Unknown { what, field: "branch", found }),
     }
 }
 
@@ -210,12 +231,16 @@ impl FsRow {
         let (id, created_ns, secret) = (dec.id()?, dec.i64()?, dec.id()?);
         let (reserved_ino, last_session, chunk_blocks) = (dec.counter()?, dec.counter()?, dec.u32()?);
         let name = dec.text()?;
+        dec.end()?;
         if chunk_blocks == 0 {
             return Err(dec.bad("chunks without blocks"));
         }
         Ok(Self { id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks })
     }
 }
+
+/// The target of a name: an inode of the same fileset.
+const TO_INODE: u8 = 0;
 
 /// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,7 +257,7 @@ impl Entry {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(self.ino.0).u32(self.kind).bytes(&self.name);
+        enc.u8(ENTRY_FORMAT).u8(TO_INODE).u64(self.ino.0).u32(self.kind).bytes(&self.name);
         enc.finish()
     }
 
@@ -240,8 +265,15 @@ impl Entry {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("directory entry", value);
         let format = dec.u8()?;
-        dec.check_format(format, FORMAT)?;
-        Ok(Self { ino: Ino(dec.u64()?), kind: dec.u32()?, name: dec.bytes()?.to_vec() })
+        dec.check_format(format, ENTRY_FORMAT)?;
+        match dec.u8()? {
+            TO_INODE => {}
+            // 1 is reserved for junctions: the root of another fileset.
+            other => return Err(dec.unknown("target of a name", other.into())),
+        }
+        let entry = Self { ino: Ino(dec.u64()?), kind: dec.u32()?, name: dec.bytes()?.to_vec() };
+        dec.end()?;
+        Ok(entry)
     }
 }
 

@@ -15,6 +15,7 @@ use penstock_base::{Env, FileKey, Gate, Id128, Ino};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_session::Clients;
+use penstock_wire::metadata::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -193,11 +194,11 @@ async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Resul
         gid: rustix::process::getegid().as_raw(),
         rdev: 0,
         size: 0,
-        times_ns: [now; 4],
+        times: [Time::from_ns(now); 4],
         truncations: 0,
         parent: ROOT,
         entries: 0,
-        layout: Layout { chunk_blocks, target: 0, replicas: 1 },
+        layout: Layout::of_one_target(chunk_blocks),
         data: Data::None,
     };
     let mut writes = WriteSet::new();

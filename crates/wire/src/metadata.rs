@@ -16,7 +16,34 @@ pub fn set_id_bits(mode: u32) -> u32 {
     }
 }
 
-/// Attributes of an inode. Times are nanoseconds since 1970.
+/// Nanoseconds in a second: the end of [`Time::nsec`].
+pub const NSEC_END: u32 = 1_000_000_000;
+
+/// A time: seconds since 1970, which may be negative, and nanoseconds after that, which may not.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Message)]
+pub struct Time {
+    #[prost(sint64, tag = "1")]
+    pub sec: i64,
+    /// Below [`NSEC_END`].
+    #[prost(uint32, tag = "2")]
+    pub nsec: u32,
+}
+
+impl Time {
+    /// The time that is `ns` nanoseconds after 1970.
+    pub fn from_ns(ns: i64) -> Self {
+        let end = i64::from(NSEC_END);
+        let nsec = u32::try_from(ns.rem_euclid(end)).expect("below a second");
+        Self { sec: ns.div_euclid(end), nsec }
+    }
+
+    /// True if the nanoseconds are below a second.
+    pub fn is_valid(&self) -> bool {
+        self.nsec < NSEC_END
+    }
+}
+
+/// Attributes of an inode.
 #[derive(Clone, PartialEq, Message)]
 pub struct Attr {
     #[prost(uint64, tag = "1")]
@@ -34,14 +61,14 @@ pub struct Attr {
     pub rdev: u32,
     #[prost(uint64, tag = "7")]
     pub size: u64,
-    #[prost(int64, tag = "8")]
-    pub atime_ns: i64,
-    #[prost(int64, tag = "9")]
-    pub mtime_ns: i64,
-    #[prost(int64, tag = "10")]
-    pub ctime_ns: i64,
-    #[prost(int64, tag = "11")]
-    pub btime_ns: i64,
+    #[prost(message, required, tag = "8")]
+    pub atime: Time,
+    #[prost(message, required, tag = "9")]
+    pub mtime: Time,
+    #[prost(message, required, tag = "10")]
+    pub ctime: Time,
+    #[prost(message, required, tag = "11")]
+    pub btime: Time,
     /// Truncate generation.
     #[prost(uint64, tag = "12")]
     pub truncations: u64,
@@ -89,12 +116,12 @@ pub struct SetAttrRequest {
     pub gid: Option<u32>,
     #[prost(uint64, optional, tag = "5")]
     pub size: Option<u64>,
-    #[prost(int64, optional, tag = "6")]
-    pub atime_ns: Option<i64>,
-    #[prost(int64, optional, tag = "7")]
-    pub mtime_ns: Option<i64>,
-    #[prost(int64, optional, tag = "8")]
-    pub ctime_ns: Option<i64>,
+    #[prost(message, optional, tag = "6")]
+    pub atime: Option<Time>,
+    #[prost(message, optional, tag = "7")]
+    pub mtime: Option<Time>,
+    #[prost(message, optional, tag = "8")]
+    pub ctime: Option<Time>,
     /// The size is the end of the last write, not a truncation: it only grows.
     #[prost(bool, tag = "9")]
     pub grow: bool,

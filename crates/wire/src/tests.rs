@@ -70,14 +70,14 @@ fn headers_are_as_in_the_first_release() {
 fn bodies_of_the_data_path_are_as_in_the_first_release() {
     let chunk = ChunkRef {
         branch: 0,
-        ino: Ino((1 << 48) | 2),
+        ino: Ino((1 << 40) | 2),
         chunk: 3,
         block: 4,
         count: 2,
         snapshot: 0,
         truncations: 7,
     };
-    let head = "0000000000000000 0200000000000100 0300000000000000 04000000 02000000 0000000000000000 \
+    let head = "0000000000000000 0200000000010000 0300000000000000 04000000 02000000 0000000000000000 \
                 0700000000000000"
         .replace(' ', "");
     assert_eq!(hex(&encode_read(&chunk)), head);
@@ -86,7 +86,7 @@ fn bodies_of_the_data_path_are_as_in_the_first_release() {
     assert_eq!(hex(&write), head + "020000000403020109000000");
     assert_eq!(decode_write(&write), Ok((chunk, vec![0x0102_0304, 9])));
     let commit = encode_commit(0, chunk.ino, true);
-    assert_eq!(hex(&commit), "0000000000000000020000000000010001000000");
+    assert_eq!(hex(&commit), "0000000000000000020000000001000001000000");
     assert_eq!(decode_commit(&commit), Ok((0, chunk.ino, true)));
     let reply = encode_reply(5, &[1, 2]);
     assert_eq!(hex(&reply), "0500000000000000020000000100000002000000");
@@ -100,8 +100,7 @@ fn golden<M: Message + Default + PartialEq + Debug>(message: &M, wanted: &str) {
     assert_eq!(M::decode(&bytes[..]).as_ref(), Ok(message));
 }
 
-const ATTR: &str = "080710a48302180220e807286430093880808080802040ffffffffffffffffff0148015002580360066880\
-                    02";
+const ATTR: &str = "080710a48302180220e80728643009388080808080204208080110ff93ebdc034a021001520210025a090880808080804010036006688002";
 
 fn attr() -> Attr {
     Attr {
@@ -112,10 +111,10 @@ fn attr() -> Attr {
         gid: 100,
         rdev: 9,
         size: 1 << 40,
-        atime_ns: -1,
-        mtime_ns: 1,
-        ctime_ns: 2,
-        btime_ns: 3,
+        atime: Time { sec: -1, nsec: 999_999_999 },
+        mtime: Time { sec: 0, nsec: 1 },
+        ctime: Time { sec: 0, nsec: 2 },
+        btime: Time { sec: 1 << 40, nsec: 3 },
         truncations: 6,
         chunk_blocks: 256,
     }
@@ -176,15 +175,15 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         uid: Some(1),
         gid: Some(2),
         size: Some(0),
-        atime_ns: Some(-1),
-        mtime_ns: Some(3),
-        ctime_ns: Some(4),
+        atime: Some(Time::from_ns(-1)),
+        mtime: Some(Time::from_ns(3)),
+        ctime: Some(Time::from_ns(4)),
         grow: true,
         truncations: 6,
         drop_set_id: true,
         known_truncations: Some(7),
     };
-    golden(&set, "0807100018012002280030ffffffffffffffffff01380340044801500658016007");
+    golden(&set, "080710001801200228003208080110ff93ebdc033a021003420210044801500658016007");
     let make = MakeRequest {
         dir: 1,
         name: name.clone(),
@@ -234,18 +233,18 @@ fn what_came_to_requests_later_keeps_its_numbers() {
 #[test]
 fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false }, &format!("0a2c{ATTR}"));
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true }, &format!("0a2c{ATTR}1001"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false }, &format!("0a38{ATTR}"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true }, &format!("0a38{ATTR}1001"));
     golden(
-        &HelloReply { version: 1, session: 2, root: (1 << 48) | 1, chunk_blocks: 256, lease_ms: 300 },
-        "08011002188180808080804020800228ac02",
+        &HelloReply { version: 1, session: 2, root: (1 << 40) | 1, chunk_blocks: 256, lease_ms: 300 },
+        "080110021881808080802020800228ac02",
     );
     let entry =
         DirEntry { name: b"name".to_vec(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr()) };
-    let entry_bytes = format!("0a046e616d6510071880800220ffffffffffffffffff012a2c{ATTR}");
+    let entry_bytes = format!("0a046e616d6510071880800220ffffffffffffffffff012a38{ATTR}");
     golden(&entry, &entry_bytes);
     let listing = ReadDirReply { entries: vec![entry, DirEntry::default()], end: true, parent: 1 };
-    golden(&listing, &format!("0a45{entry_bytes}0a0010011801"));
+    golden(&listing, &format!("0a51{entry_bytes}0a0010011801"));
     golden(&BytesReply { bytes: vec![0xff, 0] }, "0a02ff00");
     golden(&NamesReply { names: vec![b"a".to_vec(), Vec::new()] }, "0a01610a00");
     golden(

@@ -2,7 +2,7 @@ use super::*;
 use crate::rows::encode_map;
 use crate::tests::{CHUNK, Random, Seed, blocks_of, chunk_key, extent, file, preallocated};
 use futures_util::FutureExt;
-use penstock_base::ErrorKind;
+use penstock_base::{Birth, ErrorKind};
 use penstock_kv::{MemKv, WriteSet};
 use penstock_sim::seeds;
 
@@ -26,7 +26,7 @@ fn put_row(kv: &MemKv, key: Vec<u8>, value: Vec<u8>) {
 }
 
 fn put_map(kv: &MemKv, key: ChunkKey, extents: &[Extent]) {
-    put_row(kv, key.row(0), encode_map(extents));
+    put_row(kv, key.row(Birth::FIRST), encode_map(extents));
 }
 
 fn get(cache: &ChunkCache, key: ChunkKey) -> Cached {
@@ -65,7 +65,7 @@ fn a_row_is_loaded_or_refused() {
     for (what, row, is_good) in cases {
         let (kv, cache) = empty();
         let key = chunk_key(2, 3);
-        put_row(&kv, key.row(0), row);
+        put_row(&kv, key.row(Birth::FIRST), row);
         match now(cache.get(key)) {
             Ok(chunk) => {
                 assert!(is_good, "{what}");

@@ -4,11 +4,11 @@ use crate::target::Target;
 use crate::tests::{
     Bench, CHUNK, STRIPE, assert_clean, chunk_key, extent, file, fills, on_a_volume, preallocated, write,
 };
-use penstock_base::ErrorKind;
+use penstock_base::{Birth, ErrorKind};
 
 /// The extents in a chunk's row; `None` if there is no row.
 async fn row(bench: &Bench, key: ChunkKey) -> Option<Vec<Extent>> {
-    let value = bench.kv.get(key.row(0)).await.unwrap();
+    let value = bench.kv.get(key.row(Birth::FIRST)).await.unwrap();
     value.map(|value| decode_map(&value).unwrap())
 }
 

@@ -11,7 +11,7 @@ use crate::free::{Bitmap, GROUP_BLOCKS, Run};
 use crate::map::joined;
 use crate::rows::{ChunkKey, Extent, all_maps, encode_group, encode_map, group_key, map_range};
 use penstock_base::num::to_u32;
-use penstock_base::{DecodeError, FileKey, Ino};
+use penstock_base::{Birth, DecodeError, FileKey, Ino};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart};
 use std::collections::BTreeSet;
@@ -116,7 +116,7 @@ impl Fsck<'_> {
     pub fn rows_of_runs(&self, ino: Ino, runs: &[(u64, u64)]) -> Vec<Row> {
         let row = |(index, (block, count)): (u64, &Run)| {
             let extent = Extent { first: 0, count: to_u32(*count), block: *block, preallocated: false };
-            (ChunkKey { file: FileKey::main(ino), index }.row(0), encode_map(&[extent]))
+            (ChunkKey { file: FileKey::main(ino), index }.row(Birth::FIRST), encode_map(&[extent]))
         };
         (0..).zip(runs).map(row).collect()
     }

@@ -11,7 +11,7 @@ use crate::rows::{
 };
 use penstock_array::Volume;
 use penstock_base::num::to_u32;
-use penstock_base::{Branch, DecodeError, FindingKind, Findings, Ino, hex};
+use penstock_base::{Birth, Branch, DecodeError, FindingKind, Findings, Ino, hex};
 use penstock_kv::{Kv, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,9 +69,12 @@ pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64)
 /// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
 pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, Vec<Extent>), DecodeError> {
     let (chunk, birth) = ChunkKey::decode(key)?;
-    if chunk.file.branch != Branch::MAIN || birth != 0 {
-        let found = chunk.file.branch.0.max(birth);
-        return Err(DecodeError::Unknown { what: "map row key", field: "branch or birth", found });
+    let unknown = |field, found| Err(DecodeError::Unknown { what: "map row key", field, found });
+    if chunk.file.branch != Branch::MAIN {
+        return unknown("branch", chunk.file.branch.0);
+    }
+    if birth != Birth::FIRST {
+        return unknown("birth", birth.0);
     }
     Ok((chunk, decode_map(value)?))
 }

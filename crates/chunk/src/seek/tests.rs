@@ -1,6 +1,7 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use crate::tests::{CHUNK, chunk_key, extent, file, on_a_volume, preallocated, write};
+use penstock_base::Birth;
 use std::ops::Range;
 
 #[test]
@@ -50,7 +51,7 @@ fn data_and_holes_are_found_in_rows_and_in_memory() {
 fn a_search_reports_a_row_that_cannot_be_read_only_if_it_needs_it() {
     on_a_volume(async |bench| {
         bench.put_map(chunk_key(2, 0), &[extent(3, 1, 50)]).await;
-        bench.put_row(chunk_key(2, 1).row(0), vec![0xff; 7]).await;
+        bench.put_row(chunk_key(2, 1).row(Birth::FIRST), vec![0xff; 7]).await;
         bench.put_marks(&[50..51]).await;
         let target = bench.target().await;
         for (blocks, hole, is_read) in

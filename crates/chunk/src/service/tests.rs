@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tests::{Bench, CHUNK, GENERATION, blocks_of, extent, file, on_a_volume, write};
-use penstock_base::BLOCK_BYTES;
+use penstock_base::{BLOCK_BYTES, Birth};
 use penstock_wire::data::{
     SeekRef, decode_found, decode_reply, encode_commit, encode_read, encode_seek, encode_space, encode_write,
 };
@@ -186,7 +186,7 @@ fn contents_change_only_while_the_node_lets_them() {
 #[test]
 fn an_error_of_the_target_keeps_its_kind() {
     on_a_volume(async |bench| {
-        bench.put_row(crate::tests::chunk_key(3, 0).row(0), vec![0; 4]).await;
+        bench.put_row(crate::tests::chunk_key(3, 0).row(Birth::FIRST), vec![0; 4]).await;
         let (target, service) = service(bench).await;
         let uses = Uses::default();
         let truncated = target.truncate(file(2), 0..u64::MAX, crate::Behind::Dropped, 5, Default::default());

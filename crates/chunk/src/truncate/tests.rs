@@ -2,7 +2,7 @@ use super::*;
 use crate::tests::{
     CHUNK, assert_clean, blocks_of, chunk_key, extent, file, fills, on_a_volume, preallocated, write,
 };
-use penstock_base::ErrorKind;
+use penstock_base::{Birth, ErrorKind};
 use penstock_kv::Kv;
 
 #[test]
@@ -196,7 +196,7 @@ fn a_removed_file_leaves_no_row() {
             bench.put_marks(&[10..11, 20..21]).await;
             let target = bench.target().await;
             target.truncate(file(2), 0..u64::MAX, Behind::Dropped, u64::MAX, WriteSet::new()).await.unwrap();
-            let left = bench.kv.get(chunk_key(2, index).row(0)).await.unwrap();
+            let left = bench.kv.get(chunk_key(2, index).row(Birth::FIRST)).await.unwrap();
             assert_eq!(left, None, "chunk {index}");
         });
     }

@@ -1,8 +1,12 @@
 use super::*;
 use crate::sent::Change;
 
+fn at(ns: i64) -> Time {
+    Time::from_ns(ns)
+}
+
 fn attr(size: u64, truncations: u64, mode: u32) -> Attr {
-    Attr { ino: 5, size, truncations, mode, chunk_blocks: 4, mtime_ns: 1, ctime_ns: 1, ..Attr::default() }
+    Attr { ino: 5, size, truncations, mode, chunk_blocks: 4, mtime: at(1), ctime: at(1), ..Attr::default() }
 }
 
 fn state() -> FileState {
@@ -10,19 +14,19 @@ fn state() -> FileState {
 }
 
 /// Attributes from the service, as `overlay` changes them.
-fn seen(state: &FileState) -> (u64, i64, i64) {
+fn seen(state: &FileState) -> (u64, u32, u32) {
     let mut attr = attr(7, 3, 0);
     state.overlay(&mut attr);
-    (attr.size, attr.mtime_ns, attr.ctime_ns)
+    (attr.size, attr.mtime.nsec, attr.ctime.nsec)
 }
 
 #[test]
 fn unsynced_writes_cover_the_attributes_of_the_service() {
     let mut state = state();
     assert_eq!(seen(&state), (100, 1, 1));
-    state.wrote(50, 9);
+    state.wrote(50, at(9));
     assert_eq!(seen(&state), (100, 9, 9), "a write inside changes the time");
-    state.wrote(150, 11);
+    state.wrote(150, at(11));
     assert_eq!(seen(&state), (150, 11, 11));
     state.make_stale();
     assert_eq!(seen(&state), (7, 1, 1), "a stale state says nothing");
@@ -34,13 +38,13 @@ fn a_sync_covers_the_writes_before_it_and_no_later_one() {
         [(false, false, false, 150), (true, false, true, 150), (false, true, true, 60)]
     {
         let mut state = state();
-        state.wrote(150, 9);
+        state.wrote(150, at(9));
         let sent = state.clone();
         if later {
-            state.wrote(200, 10);
+            state.wrote(200, at(10));
         }
         if truncated {
-            state.resized(&attr(60, 4, 0), Some(10));
+            state.resized(&attr(60, 4, 0), Some(at(10)));
         }
         state.synced(&sent);
         let found = (state.has_unsynced_writes(), state.sent_size());
@@ -69,7 +73,7 @@ fn a_loss_is_reported_by_an_fsync_or_with_the_last_close() {
         let mut state = state();
         state.open();
         state.open();
-        state.wrote(200, 9);
+        state.wrote(200, at(9));
         state.lose();
         assert_eq!((state.losses(), state.losses_told(), state.lost_end()), (1, 0, 200));
         for step in steps {
@@ -89,7 +93,7 @@ fn a_stale_state_keeps_handles_and_losses() {
     let mut state = state();
     state.open();
     state.cleaned(3);
-    state.wrote(300, 9);
+    state.wrote(300, at(9));
     state.lose();
     state.make_stale();
     state.refresh(&FileState::of(&attr(20, 8, 0o104_755)));
@@ -103,7 +107,7 @@ fn a_stale_state_keeps_handles_and_losses() {
 fn a_stale_state_takes_no_write() {
     let mut state = state();
     state.make_stale();
-    state.wrote(1, 1);
+    state.wrote(1, at(1));
 }
 
 #[test]
@@ -128,7 +132,7 @@ fn a_state_is_kept_while_something_needs_it() {
     let needs: [(&str, Need, bool); 7] = [
         ("nothing", |_| {}, false),
         ("a handle", FileState::open, true),
-        ("an unsynced write", |state| state.wrote(1, 1), true),
+        ("an unsynced write", |state| state.wrote(1, at(1)), true),
         ("a change that was sent", |state| state.sent(Change::default()), true),
         ("a loss", FileState::lose, true),
         ("a loss that was reported", |state| (state.lose(), state.reported()).1, false),
@@ -150,7 +154,7 @@ fn a_state_is_kept_while_something_needs_it() {
 fn files_are_found_in_order_and_forgotten_when_idle() {
     let files = Files::default();
     for ino in [9, 3, 7] {
-        files.get_or_make(Ino(ino), state).borrow_mut().wrote(ino, 1);
+        files.get_or_make(Ino(ino), state).borrow_mut().wrote(ino, at(1));
     }
     files.with(Ino(7), FileState::open);
     assert_eq!(files.select(|state| state.has_unsynced_writes()), [Ino(3), Ino(7), Ino(9)]);
@@ -171,7 +175,7 @@ fn files_are_found_in_order_and_forgotten_when_idle() {
 fn a_removed_file_is_abandoned_when_it_is_closed() {
     let files = Files::default();
     for ino in [3, 7, 9] {
-        files.get_or_make(Ino(ino), state).borrow_mut().wrote(ino, 1);
+        files.get_or_make(Ino(ino), state).borrow_mut().wrote(ino, at(1));
     }
     files.with(Ino(7), FileState::open);
     [3, 7].into_iter().for_each(|ino| _ = files.with(Ino(ino), FileState::remove));

@@ -4,7 +4,7 @@ use super::service::run;
 use crate::file_state::FileState;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
-use penstock_wire::metadata::{LockChange, LockRequest, SetAttrRequest};
+use penstock_wire::metadata::{LockChange, LockRequest, SetAttrRequest, Time};
 
 const INO: Ino = Ino(5);
 
@@ -45,16 +45,16 @@ fn attributes_are_those_of_unsynced_writes() {
         client.write(INO, 200, b"x").await.unwrap();
         let attr = client.get_attr(INO).await.unwrap();
         assert_eq!((attr.size, service.attr(INO).size), (201, 100));
-        assert!(attr.mtime_ns > 0 && service.attr(INO).mtime_ns == 0);
+        assert!(attr.mtime > Time::default() && service.attr(INO).mtime == Time::default());
         client.fsync(INO).await.unwrap();
         assert_eq!(service.attr(INO).size, 201);
-        assert_eq!(service.attr(INO).mtime_ns, attr.mtime_ns, "the time of the write");
+        assert_eq!(service.attr(INO).mtime, attr.mtime, "the time of the write");
         // A time that is set is not overtaken by a write before it.
         client.write(INO, 0, b"y").await.unwrap();
-        let set = SetAttrRequest { ino: INO.0, mtime_ns: Some(77), ..SetAttrRequest::default() };
+        let set = SetAttrRequest { ino: INO.0, mtime: Some(Time::from_ns(77)), ..SetAttrRequest::default() };
         client.set_attr(set).await.unwrap();
         client.fsync(INO).await.unwrap();
-        assert_eq!(service.attr(INO).mtime_ns, 77);
+        assert_eq!(service.attr(INO).mtime, Time::from_ns(77));
     });
 }
 

@@ -346,7 +346,7 @@ impl Service {
                 attr.size = if request.grow { attr.size.max(size) } else { size };
             }
             attr.mode = request.mode.unwrap_or(attr.mode);
-            attr.mtime_ns = request.mtime_ns.unwrap_or(attr.mtime_ns);
+            attr.mtime = request.mtime.unwrap_or(attr.mtime);
             if request.drop_set_id {
                 attr.mode &= !0o6000;
             }

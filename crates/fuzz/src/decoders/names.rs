@@ -1,6 +1,7 @@
 //! Decoders of message bodies of the name space. The first byte of an input selects the message.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
+use penstock_wire::metadata::Time;
 use penstock_wire::metadata::*;
 use prost::Message;
 use std::fmt::Debug;
@@ -52,7 +53,7 @@ fn check(bytes: &[u8]) -> Result<Verdict, String> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let attr = Attr { ino: 7, mode: 0o100_644, size: 1 << 40, atime_ns: -1, ..Attr::default() };
+    let attr = Attr { ino: 7, mode: 0o100_644, size: 1 << 40, atime: Time::from_ns(-1), ..Attr::default() };
     let (name, value) = (b"name".to_vec(), vec![0xff; 20]);
     let entry =
         DirEntry { name: name.clone(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr.clone()) };
@@ -63,7 +64,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let bodies = [
         HelloRequest { oldest_version: 1, newest_version: 1, client: "host".into(), mount: "/m".into() }
             .encode_to_vec(),
-        HelloReply { version: 1, session: 2, root: 1 << 48, chunk_blocks: 256, lease_ms: 30_000 }
+        HelloReply { version: 1, session: 2, root: 1 << 40, chunk_blocks: 256, lease_ms: 30_000 }
             .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),

@@ -2,7 +2,7 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::{FileKey, Id128, Ino};
+use penstock_base::{Birth, FileKey, Id128, Ino};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::{ChunkKey, Extent};
 use penstock_kv::WriteSet;
@@ -11,6 +11,7 @@ use penstock_kv::journal::{Mark, Record};
 use penstock_meta::rows as meta;
 use penstock_meta::{Data, Inode, Layout};
 use penstock_session::rows as session;
+use penstock_wire::metadata::Time;
 
 /// `kv-volume`: the header of the key-value volume.
 pub(super) const VOLUME_HEADER: Decoder = Decoder {
@@ -102,8 +103,12 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
     name: "chunk-keys",
     most_bytes: 64,
     seeds: || {
-        let key = ChunkKey { file: FileKey::main(Ino((1 << 48) | 7)), index: 3 };
-        vec![key.row(0), ChunkKey { file: FileKey::main(Ino(u64::MAX)), ..key }.row(1), chunk::group_key(12)]
+        let key = ChunkKey { file: FileKey::main(Ino((1 << 40) | 7)), index: 3 };
+        vec![
+            key.row(Birth::FIRST),
+            ChunkKey { file: FileKey::main(Ino(u64::MAX)), ..key }.row(Birth(1)),
+            chunk::group_key(12),
+        ]
     },
     seal: unsealed,
     check: |bytes| {
@@ -138,7 +143,7 @@ pub(super) const FILE_SYSTEM: Decoder = Decoder {
             name: name.into(),
             created_ns: -1,
             secret: Id128([4; 16]),
-            reserved_ino: (1 << 48) | 4097,
+            reserved_ino: (1 << 40) | 4097,
             last_session: 2,
             chunk_blocks: 256,
         };
@@ -154,18 +159,18 @@ pub(super) const INODE: Decoder = Decoder {
     most_bytes: 1024,
     seeds: || {
         let inode = |mode: u32, data: Data| Inode {
-            ino: Ino((1 << 48) | 7),
+            ino: Ino((1 << 40) | 7),
             mode,
             nlink: 1,
             uid: 2,
             gid: 3,
             rdev: 4,
             size: 5,
-            times_ns: [1, -2, 3, 4],
+            times: [1, -2, 3, 4].map(Time::from_ns),
             truncations: 6,
             parent: Ino(8),
             entries: 9,
-            layout: Layout { chunk_blocks: 256, target: 0, replicas: 1 },
+            layout: Layout::of_one_target(256),
             data,
         };
         [

@@ -59,7 +59,7 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
 
 const CHUNK: ChunkRef = ChunkRef {
     branch: 0,
-    ino: Ino((1 << 48) | 2),
+    ino: Ino((1 << 40) | 2),
     chunk: 3,
     block: 4,
     count: 2,

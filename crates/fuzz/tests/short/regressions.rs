@@ -82,7 +82,7 @@ const ACCEPTED: [(&str, &str, &str); 2] = [
     (
         "the range of the last inode's attributes overflowed",
         "name-keys",
-        "110000000000000000ffffffffffffffffffffffffffffffff0000000000000000",
+        "110000000000000000fffffffffffffffffffffffffffffffffffffffffffffffe",
     ),
 ];
 

@@ -12,7 +12,8 @@ pub(crate) use trace::{DIRECTORY, Trace};
 
 use crate::inode::{Data, Inode};
 use crate::rows::{
-    FsRow, decode_entry_key, decode_inode_key, decode_removed, decode_xattr_key, inode_key, owner_of,
+    FsRow, decode_entry_key, decode_inode_key, decode_removed, decode_xattr, decode_xattr_key, inode_key,
+    owner_of,
 };
 use crate::{LAST_INO, ROOT, XATTR_MAX};
 use entries::Bucket;
@@ -219,10 +220,11 @@ impl Diagnosis {
     /// Takes in an extended attribute's row.
     pub(crate) fn see_xattr(&mut self, key: &[u8], value: &[u8]) {
         self.enter(Stage::Inodes);
-        match decode_xattr_key(key) {
-            Ok(ino) if value.len() <= XATTR_MAX => self.trace(ino).xattrs = true,
-            Ok(ino) => {
-                let text = format!("an extended attribute of inode {ino} has {} bytes", value.len());
+        let decoded = decode_xattr_key(key).and_then(|ino| Ok((ino, decode_xattr(value)?.len())));
+        match decoded {
+            Ok((ino, ..=XATTR_MAX)) => self.trace(ino).xattrs = true,
+            Ok((ino, len)) => {
+                let text = format!("an extended attribute of inode {ino} has {len} bytes");
                 self.findings.add_hopeless(Kind::BadXattrRow, ino, text);
             }
             Err(error) => drop(self.unreadable(Kind::BadXattrRow, key, &error, Fix::Keep(key.to_vec()))),

@@ -11,7 +11,7 @@ use super::diagnosis::{DIRECTORY, row_of};
 use crate::error::MetaError;
 use crate::inode::{Data, Inode, Layout, has_type};
 use crate::names::entry_row;
-use crate::rows::{Entry, entry_key, xattr_key, xattr_range};
+use crate::rows::{Entry, encode_xattr, entry_key, xattr_key, xattr_range};
 use crate::{ROOT, XATTR_MAX};
 use penstock_base::{Ino, crc32c, hex};
 use penstock_kv::WriteSet;
@@ -28,7 +28,7 @@ impl Fsck<'_> {
     /// directory.
     pub(super) fn blank_inode(&self, ino: Ino, mode: u32, owner: (u32, u32)) -> Inode {
         assert!(has_type(mode), "mode {mode:o} names a type of file");
-        let now = self.turn.now_ns();
+        let now = self.turn.now();
         let is_dir = mode & DIRECTORY == DIRECTORY;
         let chunk_blocks = self.chunk_blocks();
         Inode {
@@ -39,11 +39,11 @@ impl Fsck<'_> {
             gid: owner.1,
             rdev: 0,
             size: 0,
-            times_ns: [now; 4],
+            times: [now; 4],
             truncations: 0,
             parent: if is_dir { ROOT } else { Ino(0) },
             entries: 0,
-            layout: Layout { chunk_blocks, target: 0, replicas: 1 },
+            layout: Layout::of_one_target(chunk_blocks),
             data: if is_dir { Data::None } else { Data::Chunks },
         }
     }
@@ -117,7 +117,7 @@ impl Fsck<'_> {
         };
         let (dir_key, dir_value) = row_of(&dir);
         writes.put(dir_key, dir_value);
-        writes.put(xattr_key(dir.ino, name.as_bytes()), value);
+        writes.put(xattr_key(dir.ino, name.as_bytes()), encode_xattr(&value));
         writes.delete(key.to_vec());
         self.turn.commit_repair(writes).await?;
         Ok(true)

@@ -5,7 +5,7 @@ use crate::acl::{ACCESS, Acl, DEFAULT};
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::names::Turn;
-use crate::rows::xattr_key;
+use crate::rows::{decode_xattr, encode_xattr, xattr_key};
 use penstock_base::{DecodeError, Ino};
 use penstock_kv::WriteSet;
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ async fn stored(turn: &Turn<'_>, ino: Ino, name: &[u8]) -> Result<Option<Acl>, M
     }
     let row = rows.swap_remove(usize::from(name == DEFAULT));
     let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
-    row.map(|row| Acl::decode(&row).map_err(|_| bad.into())).transpose()
+    row.map(|row| Acl::decode(decode_xattr(&row)?).map_err(|_| bad.into())).transpose()
 }
 
 /// Gives a new inode the lists and permissions that its directory's default list says, or else applies
@@ -47,10 +47,10 @@ pub(super) async fn inherit(
     access.limit(inode.mode);
     inode.mode = access.mode(inode.mode);
     if !access.is_plain() {
-        writes.put(xattr_key(inode.ino, ACCESS), access.encode());
+        writes.put(xattr_key(inode.ino, ACCESS), encode_xattr(&access.encode()));
     }
     if inode.is_dir() {
-        writes.put(xattr_key(inode.ino, DEFAULT), default.encode());
+        writes.put(xattr_key(inode.ino, DEFAULT), encode_xattr(&default.encode()));
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ pub(super) async fn inherit(
 pub(super) async fn chmod(turn: &Turn<'_>, inode: &Inode, writes: &mut WriteSet) -> Result<(), MetaError> {
     if let Some(mut acl) = stored(turn, inode.ino, ACCESS).await? {
         acl.set_mode(inode.mode);
-        writes.put(xattr_key(inode.ino, ACCESS), acl.encode());
+        writes.put(xattr_key(inode.ino, ACCESS), encode_xattr(&acl.encode()));
     }
     Ok(())
 }
@@ -82,7 +82,7 @@ pub(super) fn set(
     let key = xattr_key(inode.ino, name);
     match name == ACCESS && acl.is_plain() {
         true => writes.delete(key),
-        false => writes.put(key, acl.encode()),
+        false => writes.put(key, encode_xattr(&acl.encode())),
     };
     turn.absent().acl.remove(&inode.ino);
     Ok(())

@@ -46,8 +46,8 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
         if inode.is_dir() {
             dir.add_links(1)?;
         }
-        dir.times_ns[1] = inode.times_ns[3];
-        dir.times_ns[2] = inode.times_ns[3];
+        dir.times[1] = inode.times[3];
+        dir.times[2] = inode.times[3];
     }
     assert_eq!(request.nameless, inode.nlink == 0, "a new inode without a name is in the queue");
     let reply = attr_reply(&inode);
@@ -72,8 +72,8 @@ pub(super) fn new_inode(
     if !crate::inode::has_type(request.mode) {
         return Err(MetaError::Request(format!("mode {:o} names no type of file", request.mode)));
     }
-    let now = parts.names.now_ns();
-    let layout = Layout { chunk_blocks: parts.names.fs().chunk_blocks, target: 0, replicas: 1 };
+    let now = parts.names.now();
+    let layout = Layout::of_one_target(parts.names.fs().chunk_blocks);
     let mut inode = Inode {
         ino,
         mode: request.mode,
@@ -82,7 +82,7 @@ pub(super) fn new_inode(
         gid: request.gid,
         rdev: request.rdev,
         size: 0,
-        times_ns: [now; 4],
+        times: [now; 4],
         truncations: 0,
         parent: Ino(0),
         entries: 0,
@@ -131,12 +131,12 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
     if inode.nlink == 0 {
         writes.delete(removed_key(inode.ino));
     }
-    let now = turn.now_ns();
+    let now = turn.now();
     inode.add_links(1)?;
-    inode.times_ns[2] = now;
+    inode.times[2] = now;
     dir.add_entries(1)?;
-    dir.times_ns[1] = now;
-    dir.times_ns[2] = now;
+    dir.times[1] = now;
+    dir.times[2] = now;
     let reply = attr_reply(&inode);
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     Ok(reply)
@@ -156,10 +156,10 @@ pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) ->
     }
     let mut writes = WriteSet::new();
     writes.reclaims().delete(entry_key(dir.ino, cookie));
-    let now = turn.now_ns();
+    let now = turn.now();
     dir.add_entries(-1)?;
-    dir.times_ns[1] = now;
-    dir.times_ns[2] = now;
+    dir.times[1] = now;
+    dir.times[2] = now;
     let ino = inode.ino;
     turn.remove_name(&mut dir, &mut inode, &mut writes)?;
     let reply = attr_reply(&inode);

@@ -107,10 +107,10 @@ pub(crate) async fn rename(
         leave_whiteout(parts, ino, &mut touched, &request, from_cookie, &mut writes)?;
     }
     moved_to(&turn, &mut touched, &moved, from_dir, to_dir)?;
-    let now = turn.now_ns();
+    let now = turn.now();
     for dir in [from_dir, to_dir] {
-        touched.get(dir).times_ns[1] = now;
-        touched.get(dir).times_ns[2] = now;
+        touched.get(dir).times[1] = now;
+        touched.get(dir).times[2] = now;
     }
     assert!(touched.inodes.len() <= 5, "two directories, the moved inode, another one and a whiteout");
     turn.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
@@ -172,9 +172,9 @@ fn moved_to(
     from: Ino,
     to: Ino,
 ) -> Result<(), MetaError> {
-    let now = turn.now_ns();
+    let now = turn.now();
     let inode = touched.get(entry.ino);
-    inode.times_ns[2] = now;
+    inode.times[2] = now;
     if inode.is_dir() && from != to {
         inode.parent = to;
         touched.get(from).add_links(-1)?;

@@ -9,7 +9,7 @@ use penstock_base::{BLOCK_BYTES, FileKey, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{InodeRequest, SetAttrRequest, StatFsReply};
+use penstock_wire::metadata::{InodeRequest, SetAttrRequest, StatFsReply, Time};
 use prost::Message;
 use rustix::io::Errno;
 
@@ -47,6 +47,10 @@ pub(crate) async fn set_attr(
     who: Request,
     request: SetAttrRequest,
 ) -> Result<Vec<u8>, MetaError> {
+    let times = [request.atime, request.mtime, request.ctime];
+    if !times.iter().flatten().all(Time::is_valid) {
+        return Err(Errno::INVAL.into());
+    }
     let mut known_truncations = request.known_truncations.filter(|_| !request.grow);
     let mut cleared = None;
     if let Some(size) = request.size.filter(|_| !request.grow) {
@@ -56,7 +60,7 @@ pub(crate) async fn set_attr(
     let mut inode = turn.inode(Ino(request.ino)).await?;
     check_truncations(&inode, known_truncations)?;
     let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.truncations, inode.size));
-    let now = turn.now_ns();
+    let now = turn.now();
     let mut writes = WriteSet::new();
     // A sync of file contents that need no new blocks begins with this transaction, so it may use a part
     // of the headroom.
@@ -71,13 +75,13 @@ pub(crate) async fn set_attr(
     inode.uid = request.uid.unwrap_or(inode.uid);
     inode.gid = request.gid.unwrap_or(inode.gid);
     let overtaken = request.grow && request.truncations != inode.truncations;
-    let [atime, mtime, ctime, _] = &mut inode.times_ns;
-    *atime = request.atime_ns.unwrap_or(*atime);
+    let [atime, mtime, ctime, _] = &mut inode.times;
+    *atime = request.atime.unwrap_or(*atime);
     if !overtaken {
-        *mtime = request.mtime_ns.unwrap_or(*mtime);
+        *mtime = request.mtime.unwrap_or(*mtime);
     }
     // A sync reports writes from the past; the file may have been changed otherwise since.
-    *ctime = request.ctime_ns.map_or(now, |told| if request.grow { told.max(*ctime) } else { told });
+    *ctime = request.ctime.map_or(now, |told| if request.grow { told.max(*ctime) } else { told });
     let mut truncated_to = None;
     if let Some(size) = request.size.filter(|_| !overtaken) {
         match inode.kind() {

@@ -4,7 +4,7 @@ use super::{SET_GROUP_ID, acl, attr_reply};
 use crate::acl::is_acl;
 use crate::error::MetaError;
 use crate::parts::Parts;
-use crate::rows::{xattr_key, xattr_name, xattr_range};
+use crate::rows::{decode_xattr, encode_xattr, xattr_key, xattr_name, xattr_range};
 use crate::{NAME_MAX, XATTR_MAX};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
@@ -24,7 +24,7 @@ pub(crate) async fn get_xattr(parts: &Parts, request: XattrRequest) -> Result<Ve
         return Err(Errno::NODATA.into());
     }
     let value = parts.names.kv().get(xattr_key(ino, &request.name)).await?;
-    let bytes = value.ok_or(Errno::NODATA)?;
+    let bytes = decode_xattr(&value.ok_or(Errno::NODATA)?)?.to_vec();
     Ok(BytesReply { bytes }.encode_to_vec())
 }
 
@@ -78,9 +78,9 @@ pub(crate) async fn set_xattr(
             inode.mode &= !SET_GROUP_ID;
         }
     } else {
-        writes.put(key, request.value);
+        writes.put(key, encode_xattr(&request.value));
     }
-    inode.times_ns[2] = turn.now_ns();
+    inode.times[2] = turn.now();
     let reply = attr_reply(&inode);
     turn.commit(who, writes, vec![inode], &reply).await?;
     Ok(reply)
@@ -101,7 +101,7 @@ pub(crate) async fn remove_xattr(
     }
     let mut writes = WriteSet::new();
     writes.reclaims().delete(key);
-    inode.times_ns[2] = turn.now_ns();
+    inode.times[2] = turn.now();
     let reply = attr_reply(&inode);
     turn.commit(who, writes, vec![inode], &reply).await?;
     Ok(reply)

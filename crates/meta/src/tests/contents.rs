@@ -6,7 +6,7 @@ use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
 use penstock_chunk::ChunkError;
 use penstock_session::Request;
-use penstock_wire::metadata::{HelloReply, HelloRequest, PingRequest, SetAttrRequest, StatFsReply};
+use penstock_wire::metadata::{HelloReply, HelloRequest, PingRequest, SetAttrRequest, StatFsReply, Time};
 use penstock_wire::{Header, Kind, VERSION};
 use prost::Message;
 use rustix::io::Errno;
@@ -83,7 +83,7 @@ fn a_sync_from_before_a_truncation_does_not_undo_it() {
         let grow = |truncations, to| SetAttrRequest {
             grow: true,
             truncations,
-            mtime_ns: Some(to as i64),
+            mtime: Some(Time::from_ns(to as i64)),
             ..size(to)
         };
         for (truncations, to, expect) in
@@ -92,7 +92,11 @@ fn a_sync_from_before_a_truncation_does_not_undo_it() {
             set(bed, ino, grow(truncations, to)).await.unwrap();
             let inode = bed.inode(ino).await.unwrap();
             assert_eq!(inode.size, expect, "truncations {truncations} to {to}");
-            assert_eq!(inode.times_ns[1] == to as i64, truncations == 1, "the time goes with the size");
+            assert_eq!(
+                inode.times[1] == Time::from_ns(to as i64),
+                truncations == 1,
+                "the time goes with the size"
+            );
         }
     });
 }
@@ -131,6 +135,36 @@ fn a_truncation_of_many_chunks_stops_at_sizes_between_the_two() {
     }
 }
 
+/// Regression: times after 2262 became the last one that 64 bits of nanoseconds hold.
+#[test]
+fn times_far_from_now_are_kept_and_impossible_ones_refused() {
+    run(async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        for far in [
+            Time { sec: 1 << 40, nsec: 5 },
+            Time { sec: i64::MIN, nsec: 0 },
+            Time { sec: i64::MAX, nsec: 999_999_999 },
+        ] {
+            set(bed, ino, SetAttrRequest { mtime: Some(far), atime: Some(far), ..Default::default() })
+                .await
+                .unwrap();
+            bed.meta.sync().await.unwrap();
+            bed.crash().await;
+            let inode = bed.inode(ino).await.unwrap();
+            assert_eq!((inode.times[0], inode.times[1]), (far, far));
+        }
+        let none = Some(Time { sec: 0, nsec: 1_000_000_000 });
+        for request in [
+            SetAttrRequest { atime: none, ..Default::default() },
+            SetAttrRequest { mtime: none, size: Some(0), ..Default::default() },
+            SetAttrRequest { ctime: none, grow: true, ..Default::default() },
+        ] {
+            let error = set(bed, ino, request).await.unwrap_err();
+            assert!(matches!(error, MetaError::Posix(Errno::INVAL)), "{error}");
+        }
+    });
+}
+
 #[test]
 fn attributes_change_alone() {
     run(async |bed| {
@@ -139,8 +173,8 @@ fn attributes_change_alone() {
             SetAttrRequest { mode: Some(0o6711), ..Default::default() },
             SetAttrRequest { uid: Some(5), ..Default::default() },
             SetAttrRequest { gid: Some(6), ..Default::default() },
-            SetAttrRequest { atime_ns: Some(7), ..Default::default() },
-            SetAttrRequest { mtime_ns: Some(-8), ..Default::default() },
+            SetAttrRequest { atime: Some(Time::from_ns(7)), ..Default::default() },
+            SetAttrRequest { mtime: Some(Time::from_ns(-8)), ..Default::default() },
             SetAttrRequest { drop_set_id: true, ..Default::default() },
         ];
         for request in requests {
@@ -149,8 +183,11 @@ fn attributes_change_alone() {
         }
         let inode = bed.inode(ino).await.unwrap();
         assert_eq!((inode.mode, inode.uid, inode.gid), (0o100_711, 5, 6));
-        assert_eq!((inode.times_ns[0], inode.times_ns[1], inode.truncations), (7, -8, 0));
-        assert!(inode.times_ns[2] > inode.times_ns[3], "the time of change follows");
+        assert_eq!(
+            (inode.times[0], inode.times[1], inode.truncations),
+            (Time::from_ns(7), Time::from_ns(-8), 0)
+        );
+        assert!(inode.times[2] > inode.times[3], "the time of change follows");
     });
 }
 

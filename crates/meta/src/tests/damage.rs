@@ -2,7 +2,9 @@
 
 use super::bed::{Bed, errno, run};
 use crate::fsck::diagnosis::{Field, Fix};
-use crate::rows::{Entry, FsRow, bare_value, entry_key, fs_key, inode_key, removed_key, xattr_key};
+use crate::rows::{
+    Entry, FsRow, bare_value, encode_xattr, entry_key, fs_key, inode_key, removed_key, xattr_key,
+};
 use crate::{Data, Inode, LAST_INO, MetaError, ROOT, XATTR_MAX, ops};
 use penstock_base::{FindingKind as Kind, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
@@ -144,7 +146,7 @@ fn inodes_without_rows_or_names_are_found() {
         "a row that cannot be read",
         &[Kind::BadInodeRow],
         |rows| Some(Fix::Keep(inode_key(rows.g))),
-        async |_, rows| vec![(inode_key(rows.g), Some(vec![1, 2, 3]))],
+        async |_, rows| vec![(inode_key(rows.g), Some(vec![2, 2, 3]))],
     );
     check(
         "a row of a later release",
@@ -208,7 +210,7 @@ fn inodes_without_rows_or_names_are_found() {
         "an attribute that is too long",
         &[Kind::BadXattrRow],
         |_| None,
-        async |_, rows| vec![(xattr_key(rows.g, b"user.x"), Some(vec![0; XATTR_MAX + 1]))],
+        async |_, rows| vec![(xattr_key(rows.g, b"user.x"), Some(encode_xattr(&vec![0; XATTR_MAX + 1])))],
     );
     check(
         "a bad row of a session",

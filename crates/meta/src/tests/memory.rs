@@ -1,7 +1,7 @@
 //! A chunk store in memory: each chunk is a row with the numbers of its written blocks.
 
 use crate::ChunkStore;
-use penstock_base::{DecodeError, FileKey, Ino, LocalBoxFuture};
+use penstock_base::{Birth, DecodeError, FileKey, Ino, LocalBoxFuture};
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Owned, SpaceUsage, TargetCheck, all_maps, map_range};
 use penstock_kv::{Kv, MemKv, WriteSet};
 use std::cell::{Cell, RefCell};
@@ -37,8 +37,8 @@ impl MemChunks {
 
     fn put(writes: &mut WriteSet, key: ChunkKey, blocks: &BTreeSet<u32>) {
         match blocks.is_empty() {
-            true => writes.delete(key.row(0)),
-            false => writes.put(key.row(0), blocks.iter().map(|block| *block as u8).collect()),
+            true => writes.delete(key.row(Birth::FIRST)),
+            false => writes.put(key.row(Birth::FIRST), blocks.iter().map(|block| *block as u8).collect()),
         };
     }
 

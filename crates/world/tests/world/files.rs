@@ -5,7 +5,7 @@ use crate::model::{Model, list, make_file, pattern, read_all};
 use penstock_base::Ino;
 use penstock_client::{Failure, Purpose, SetAttrRequest};
 use penstock_sim::World;
-use penstock_wire::metadata::{MakeRequest, RenameRequest, XattrRequest};
+use penstock_wire::metadata::{MakeRequest, RenameRequest, Time, XattrRequest};
 
 async fn make(machine: &Machine, dir: Ino, name: &str, mode: u32) -> Result<Ino, Failure> {
     let request = MakeRequest { dir: dir.0, name: name.into(), mode, ..MakeRequest::default() };
@@ -313,11 +313,11 @@ fn attributes_of_all_kinds() {
             ino: dir.0,
             mode: Some(0o700),
             uid: Some(3),
-            mtime_ns: Some(5),
+            mtime: Some(Time::from_ns(5)),
             ..Default::default()
         };
         let attr = client.set_attr(times).await.unwrap();
-        assert_eq!((attr.mode, attr.uid, attr.mtime_ns), (0o040_700, 3, 5));
+        assert_eq!((attr.mode, attr.uid, attr.mtime), (0o040_700, 3, Time::from_ns(5)));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Plants damage of every kind, by changing rows without the services.
 
 use crate::machine::Machine;
-use penstock_base::{FileKey, FindingKind as Kind, Ino};
+use penstock_base::{Birth, FileKey, FindingKind as Kind, Ino};
 use penstock_chunk::{ChunkKey, Extent, decode_map, encode_map};
 use penstock_kv::{Kv, WriteSet};
 use std::ops::Range;
@@ -29,7 +29,7 @@ fn key(tag: u8, words: &[u64]) -> Vec<u8> {
 }
 
 fn inode(ino: Ino) -> Vec<u8> {
-    key(0x10, &[0, ino.0, 0])
+    key(0x10, &[0, ino.0, Birth::FIRST.suffix()])
 }
 
 fn removed(ino: Ino) -> Vec<u8> {
@@ -37,12 +37,12 @@ fn removed(ino: Ino) -> Vec<u8> {
 }
 
 fn map(ino: Ino, index: u64) -> Vec<u8> {
-    ChunkKey { file: FileKey::main(ino), index }.row(0)
+    ChunkKey { file: FileKey::main(ino), index }.row(Birth::FIRST)
 }
 
 fn entry_value(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
     let len = name.len() as u32;
-    [&[1][..], &ino.0.to_le_bytes(), &kind.to_le_bytes(), &len.to_le_bytes(), name].concat()
+    [&[2, 0][..], &ino.0.to_le_bytes(), &kind.to_le_bytes(), &len.to_le_bytes(), name].concat()
 }
 
 fn result_value(session: u64) -> Vec<u8> {
@@ -51,7 +51,7 @@ fn result_value(session: u64) -> Vec<u8> {
 }
 
 const REGULAR: u32 = 0o100_000;
-const NOWHERE: Ino = Ino((1 << 48) + 3000);
+const NOWHERE: Ino = Ino((1 << 40) + 3000);
 
 impl Rows {
     pub fn of(machine: &Machine) -> Self {
@@ -95,12 +95,12 @@ impl Rows {
     }
 
     async fn put_entry(&self, dir: Ino, cookie: u64, value: Vec<u8>) {
-        self.put(key(0x11, &[0, dir.0, cookie, 0]), value).await;
+        self.put(key(0x11, &[0, dir.0, cookie, Birth::FIRST.suffix()]), value).await;
     }
 
     async fn delete_entry(&self, dir: Ino, name: &[u8]) {
         let (cookie, _) = self.entry(dir, name).await;
-        self.delete(key(0x11, &[0, dir.0, cookie, 0])).await;
+        self.delete(key(0x11, &[0, dir.0, cookie, Birth::FIRST.suffix()])).await;
     }
 
     pub async fn extents(&self, ino: Ino) -> Vec<Extent> {
@@ -183,7 +183,7 @@ impl Rows {
             Kind::WrongInodeNumber => self.patch(inode(victim), 1..9, &[9; 8]).await,
             Kind::BadEntryRow => {
                 let (cookie, _) = self.entry(root, b"victim").await;
-                self.cut(key(0x11, &[0, root.0, cookie, 0]), 5).await;
+                self.cut(key(0x11, &[0, root.0, cookie, Birth::FIRST.suffix()]), 5).await;
             }
             Kind::BadXattrRow => self.put(key(0x12, &[0, victim.0]), b"value".to_vec()).await,
             Kind::BadQueueRow => self.put(vec![0x13, 7], vec![1]).await,
@@ -208,8 +208,8 @@ impl Rows {
             }
             Kind::WrongEntryKind => {
                 let (cookie, _) = self.entry(root, b"victim").await;
-                let at = key(0x11, &[0, root.0, cookie, 0]);
-                self.patch(at, 9..13, &0o120_000u32.to_le_bytes()).await;
+                let at = key(0x11, &[0, root.0, cookie, Birth::FIRST.suffix()]);
+                self.patch(at, 10..14, &0o120_000u32.to_le_bytes()).await;
             }
             Kind::EntryWithoutDirectory => {
                 let (cookie, value) = self.entry(root, b"victim").await;
@@ -227,12 +227,12 @@ impl Rows {
             Kind::OrphanInode => self.delete_entry(root, b"victim").await,
             Kind::NamedAndQueued => self.put(removed(victim), vec![1]).await,
             Kind::QueuedWithoutInode => self.put(removed(NOWHERE), vec![1]).await,
-            Kind::WrongInodeData => self.patch(inode(victim), 102..103, &[0]).await,
-            Kind::WrongSize => self.patch(inode(victim), 29..37, &(u64::MAX / 2).to_le_bytes()).await,
-            Kind::WrongLayout => self.patch(inode(victim), 93..97, &7u32.to_le_bytes()).await,
-            Kind::WrongParent => self.patch(inode(dir), 77..85, &5u64.to_le_bytes()).await,
+            Kind::WrongInodeData => self.patch(inode(victim), 134..135, &[0]).await,
+            Kind::WrongSize => self.patch(inode(victim), 33..41, &(u64::MAX / 2).to_le_bytes()).await,
+            Kind::WrongLayout => self.patch(inode(victim), 129..133, &7u32.to_le_bytes()).await,
+            Kind::WrongParent => self.patch(inode(dir), 97..105, &5u64.to_le_bytes()).await,
             Kind::WrongLinkCount => self.patch(inode(victim), 13..17, &9u32.to_le_bytes()).await,
-            Kind::WrongEntryCount => self.patch(inode(dir), 85..93, &77u64.to_le_bytes()).await,
+            Kind::WrongEntryCount => self.patch(inode(dir), 105..113, &77u64.to_le_bytes()).await,
             Kind::EmptyExtent => self.add_extent(victim, 0, 5).await,
             Kind::ExtentBeyondVolume => self.add_extent(victim, 1, 1 << 40).await,
             Kind::DoubleOwnedBlock => {

@@ -8,7 +8,7 @@ use penstock_client::{Client, Failure, KernelCache, Purpose, Staged};
 use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
-use penstock_wire::metadata::{LockChange, LockRequest, RenameRequest, SetAttrRequest, WatchRequest};
+use penstock_wire::metadata::{LockChange, LockRequest, RenameRequest, SetAttrRequest, Time, WatchRequest};
 use penstock_wire::{Frame, Kind, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};
@@ -690,9 +690,9 @@ fn the_time_of_a_change_never_goes_back() {
         client.write(ino, 0, &[1; 100]).await.unwrap();
         machine.env.sleep(Duration::from_millis(300)).await;
         let change = SetAttrRequest { ino: ino.0, mode: Some(0o600), ..SetAttrRequest::default() };
-        let changed = client.set_attr(change).await.unwrap().ctime_ns;
+        let changed = client.set_attr(change).await.unwrap().ctime;
         client.fsync(ino).await.unwrap();
-        assert_eq!(client.get_attr(ino).await.unwrap().ctime_ns, changed);
+        assert_eq!(client.get_attr(ino).await.unwrap().ctime, changed);
         client.release(ino).await.unwrap();
         end(machine, vec![client], Vec::new()).await;
     });
@@ -713,8 +713,8 @@ fn a_time_that_was_set_stays() {
                 let set = async {
                     clients[1].write(ino, round as u64 * 100, &[1; 100]).await.unwrap();
                     pause().await;
-                    let mtime_ns = Some(round * 1_000_000_007);
-                    let change = SetAttrRequest { ino: ino.0, mtime_ns, ..SetAttrRequest::default() };
+                    let mtime = Some(Time::from_ns(round * 1_000_000_007));
+                    let change = SetAttrRequest { ino: ino.0, mtime, ..SetAttrRequest::default() };
                     clients[1].set_attr(change).await.unwrap();
                 };
                 let look = async {
@@ -725,8 +725,8 @@ fn a_time_that_was_set_stays() {
                 };
                 futures_util::future::join(set, look).await;
                 for client in &clients {
-                    let found = client.get_attr(ino).await.unwrap().mtime_ns;
-                    assert_eq!(found, round * 1_000_000_007, "seed {seed}, round {round}");
+                    let found = client.get_attr(ino).await.unwrap().mtime;
+                    assert_eq!(found, Time::from_ns(round * 1_000_000_007), "seed {seed}, round {round}");
                 }
             }
             clients[1].release(ino).await.unwrap();

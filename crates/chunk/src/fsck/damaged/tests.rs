@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::tests::{CHUNK, STRIPE, chunk_key, extent, on_a_volume, preallocated};
+use penstock_base::Birth;
 use penstock_drive::Io;
 
 #[test]
@@ -27,7 +28,7 @@ fn damaged_blocks_of_files_are_found_where_a_read_failed() {
             .put_map(chunk_key(2, 3), &[extent(4, 4, 3 * STRIPE - 2), preallocated(8, 1, 3 * STRIPE + 4)])
             .await;
         bench.put_map(chunk_key(5, 0), &[extent(0, 1, 3 * STRIPE + 5)]).await;
-        bench.put_row(chunk_key(6, 0).row(0), vec![1, 2]).await;
+        bench.put_row(chunk_key(6, 0).row(Birth::FIRST), vec![1, 2]).await;
         bench.put_marks(&[2 * STRIPE..4 * STRIPE + 1]).await;
         let target = bench.target().await;
         assert!(target.damaged().await.unwrap().is_empty());

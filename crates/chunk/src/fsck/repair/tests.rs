@@ -6,6 +6,7 @@ use crate::target::Target;
 use crate::tests::{
     Bench, CHUNK, STRIPE, assert_clean, blocks_of, chunk_key, extent, fills, on_a_volume, preallocated,
 };
+use penstock_base::Birth;
 use penstock_base::FindingKind as Kind;
 use penstock_kv::Kv;
 use std::rc::Rc;
@@ -17,7 +18,12 @@ async fn fill(bench: &Bench, block: u64, fills: &[u8]) {
 }
 
 async fn row(bench: &Bench, key: ChunkKey) -> Option<Vec<Extent>> {
-    let value = bench.kv.scan(key.row(0), key.row(1), 1).await.unwrap().pop();
+    let value = bench
+        .kv
+        .scan(key.row(Birth::FIRST), [&key.row(Birth::FIRST)[..], &[0]].concat(), 1)
+        .await
+        .unwrap()
+        .pop();
     value.map(|(_, value)| decode_map(&value).unwrap())
 }
 
@@ -201,7 +207,7 @@ fn nothing_is_freed_while_a_row_of_a_later_release_exists() {
     on_a_volume(async |bench| {
         let mut later = encode_map(&[extent(0, 1, 30)]);
         later[0] = 9;
-        bench.put_row(chunk_key(2, 0).row(0), later).await;
+        bench.put_row(chunk_key(2, 0).row(Birth::FIRST), later).await;
         bench.put_map(chunk_key(2, 1), &[extent(0, 1, 31)]).await;
         bench.put_marks(&[30..31]).await;
         fill(bench, 30, &[1]).await;
@@ -223,8 +229,8 @@ fn unowned_runs_and_unreadable_rows_are_listed_up_to_a_bound() {
         bench.put_map(chunk_key(2, 0), &[extent(0, 1, 10)]).await;
         bench.put_map(chunk_key(2, 4), &[extent(0, 1, 11)]).await;
         bench.put_map(chunk_key(2, u64::MAX), &[extent(0, 1, 12)]).await;
-        bench.put_row(chunk_key(2, 1).row(0), vec![1]).await;
-        bench.put_row(chunk_key(3, 1).row(0), vec![]).await;
+        bench.put_row(chunk_key(2, 1).row(Birth::FIRST), vec![1]).await;
+        bench.put_row(chunk_key(3, 1).row(Birth::FIRST), vec![]).await;
         bench.put_row(vec![0x20, 9], vec![]).await;
         bench.put_marks(&[3..4, 8..13, 24..60]).await;
         for block in [8, 30, 56] {
@@ -240,10 +246,10 @@ fn unowned_runs_and_unreadable_rows_are_listed_up_to_a_bound() {
         }
         let rows = fsck.rows_of_runs(Ino(8), &runs);
         for (at, (key, value)) in rows.iter().enumerate() {
-            assert_eq!(*key, chunk_key(8, at as u64).row(0));
+            assert_eq!(*key, chunk_key(8, at as u64).row(Birth::FIRST));
             assert_eq!(decode_map(value).unwrap(), [extent(0, runs[at].1 as u32, runs[at].0)]);
         }
-        let bad = [vec![0x20, 9], chunk_key(2, 1).row(0), chunk_key(3, 1).row(0)];
+        let bad = [vec![0x20, 9], chunk_key(2, 1).row(Birth::FIRST), chunk_key(3, 1).row(Birth::FIRST)];
         let keys = |rows: Vec<Row>| -> BTreeSet<Vec<u8>> { rows.into_iter().map(|(key, _)| key).collect() };
         assert_eq!(keys(fsck.unreadable_rows(9).await.unwrap()), BTreeSet::from(bad));
         for most in 1..4 {
@@ -253,7 +259,8 @@ fn unowned_runs_and_unreadable_rows_are_listed_up_to_a_bound() {
             [(0, 9, &[0, 1, 4, u64::MAX][..]), (1, 2, &[1, 4]), (5, 9, &[u64::MAX]), (0, 0, &[])]
         {
             let rows = fsck.rows_of(Ino(2), index, most).await.unwrap();
-            let expected: Vec<_> = expected.iter().map(|index| chunk_key(2, *index).row(0)).collect();
+            let expected: Vec<_> =
+                expected.iter().map(|index| chunk_key(2, *index).row(Birth::FIRST)).collect();
             assert_eq!(rows.into_iter().map(|(key, _)| key).collect::<Vec<_>>(), expected, "from {index} on");
         }
     });

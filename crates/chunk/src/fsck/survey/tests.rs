@@ -2,12 +2,13 @@ use super::*;
 use crate::rows::{encode_group, encode_map, group_key};
 use crate::tests::{CHUNK, STRIPE, assert_clean, chunk_key, extent, on_a_volume, preallocated, write};
 use FindingKind as Kind;
+use penstock_base::Birth;
 
 const BLOCKS: u64 = 100;
 
 /// A row of a chunk of inode 2.
 fn map(index: u64, extents: &[Extent]) -> (Vec<u8>, Vec<u8>) {
-    (chunk_key(2, index).row(0), encode_map(extents))
+    (chunk_key(2, index).row(Birth::FIRST), encode_map(extents))
 }
 
 /// The row of an allocation group in which these blocks are marked.
@@ -92,10 +93,10 @@ fn every_kind_of_damage_in_rows_is_found() {
             vec![(Kind::ChunkBeyondLimit, 1)],
         ),
         ("the last chunk", vec![map(far - 1, &[extent(CHUNK - 1, 1, 5)]), group(0, &[5])], vec![]),
-        ("no map", vec![(chunk_key(2, 0).row(0), vec![1, 2])], vec![(Kind::BadMapRow, 1)]),
+        ("no map", vec![(chunk_key(2, 0).row(Birth::FIRST), vec![1, 2])], vec![(Kind::BadMapRow, 1)]),
         ("a key that is too short", vec![(vec![0x20, 1], good().1)], vec![(Kind::BadMapRow, 1)]),
         ("a map of a later release", vec![later(good())], vec![(Kind::UnknownRow, 1)]),
-        ("a later birth", vec![(chunk_key(2, 0).row(1), good().1)], vec![(Kind::UnknownRow, 1)]),
+        ("a later birth", vec![(chunk_key(2, 0).row(Birth(2)), good().1)], vec![(Kind::UnknownRow, 1)]),
         (
             "an unowned block beside an unknown row",
             vec![later(good()), group(0, &[7])],

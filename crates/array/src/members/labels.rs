@@ -76,16 +76,21 @@ impl Labelling {
         Self(RankedMutex::new(ranks::LABEL, None))
     }
 
-    /// Writes the label that `make` returns once no other one is being written.
-    pub(crate) async fn write(&self, slice: &Slice, make: impl FnOnce() -> Label) -> Result<(), DriveError> {
+    /// Writes the label that `make` returns once no other one is being written. Returns false if it returns
+    /// none: the slice was replaced meanwhile.
+    pub(crate) async fn write(
+        &self,
+        slice: &Slice,
+        make: impl FnOnce() -> Option<Label>,
+    ) -> Result<bool, DriveError> {
         let mut last = self.0.lock().await;
-        let label = make();
+        let Some(label) = make() else { return Ok(false) };
         assert_eq!(label.drive, slice.drive().id(), "a label names the drive on which it lies");
         let is_newer = |last: &Label| last.revision <= label.revision;
         assert!(last.as_ref().is_none_or(is_newer), "a label goes forwards");
         copies::write(slice, copies::places(slice.len()), &label).await?;
         *last = Some(label);
-        Ok(())
+        Ok(true)
     }
 
     /// Verifies both copies of the label that was last written, and rewrites both if one is bad. Returns the

@@ -20,6 +20,7 @@ use futures_util::future::join_all;
 use penstock_base::Epoch;
 use penstock_base::rank::{RankedGuard, scoped};
 use penstock_drive::{DriveError, Slice};
+use std::rc::Rc;
 
 /// Attempts to have other drives name a new one in their labels.
 const MOST_ATTEMPTS: u32 = 20;
@@ -257,10 +258,21 @@ impl Members {
         self.fail_unwritten(failed).await
     }
 
-    /// Writes a member's label with the descriptor as it is by now. Returns false if its drive is gone.
+    /// Writes a member's label with the descriptor as it is by now. Returns false if its drive is gone, or is
+    /// another one by then.
     pub(crate) async fn write_label(&self, position: Position) -> Result<bool, DriveError> {
         let Some((slice, labelling)) = self.labelled(position) else { return Ok(false) };
-        labelling.write(&slice, || Label::new(&self.desc.borrow(), position)).await?;
+        let label = || {
+            let desc = self.desc.borrow();
+            let is_still_there = desc.members[position.index()].drive == slice.drive().id();
+            is_still_there.then(|| Label::new(&desc, position))
+        };
+        let is_written = labelling.write(&slice, label).await?;
+        // The records about the member are about the slice that is in its place now.
+        let is_there = self.labelled(position).is_some_and(|(_, present)| Rc::ptr_eq(&present, &labelling));
+        if !is_written || !is_there {
+            return Ok(false);
+        }
         self.written.set(self.written.get().with(Positions::one(position)));
         Ok(true)
     }
@@ -269,7 +281,10 @@ impl Members {
     /// refuses it.
     async fn write_or_owe_label(&self, position: Position) -> bool {
         match self.write_label(position).await {
-            Ok(_) => self.owed.remove(position),
+            Ok(true) => self.owed.remove(position),
+            Ok(false) if self.slice(position).is_none() => self.owed.remove(position),
+            // The replacement writes the label of the new slice itself.
+            Ok(false) => {}
             Err(DriveError::HostFull) => _ = self.owe_label(position),
             Err(error) => {
                 tracing::warn!(array = self.context.name, %position, %error, "label not written");

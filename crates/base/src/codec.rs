@@ -255,9 +255,19 @@ impl<'a> Dec<'a> {
 
     /// Fails with [`DecodeError::Unknown`] unless the format is the one that this release knows.
     pub fn check_format<N: Into<u64> + Eq>(&self, found: N, known: N) -> Result<(), DecodeError> {
+        self.check_known("format", found, known)
+    }
+
+    /// Fails with [`DecodeError::Unknown`] unless `field` has the one value that this release knows.
+    pub fn check_known<N: Into<u64> + Eq>(
+        &self,
+        field: &'static str,
+        found: N,
+        known: N,
+    ) -> Result<(), DecodeError> {
         match found == known {
             true => Ok(()),
-            false => Err(self.unknown("format", found.into())),
+            false => Err(self.unknown(field, found.into())),
         }
     }
 }

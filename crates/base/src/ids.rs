@@ -132,11 +132,6 @@ impl Ino {
         assert!(number >> Self::NUMBER_BITS == 0, "a number within a family has 40 bits");
         Self(((family as u64) << Self::NUMBER_BITS) | number)
     }
-
-    /// The family; 0 is none.
-    pub fn family(self) -> u32 {
-        crate::num::to_u32(self.0 >> Self::NUMBER_BITS)
-    }
 }
 
 impl Birth {
@@ -144,8 +139,13 @@ impl Birth {
     pub const FIRST: Self = Self(1);
 
     /// The end of a key, big-endian: the newest birth comes first.
-    pub fn suffix(self) -> u64 {
+    pub const fn suffix(self) -> u64 {
         !self.0
+    }
+
+    /// The birth in a key with this end.
+    pub const fn of_suffix(suffix: u64) -> Self {
+        Self(!suffix)
     }
 }
 

@@ -66,7 +66,7 @@ impl ChunkKey {
             .map(|word| u64::from_be_bytes(word.try_into().expect("eight bytes")))
             .collect();
         let file = FileKey { branch: Branch(words[0]), ino: Ino(words[1]) };
-        Ok((Self { file, index: words[2] }, Birth(!words[3])))
+        Ok((Self { file, index: words[2] }, Birth::of_suffix(words[3])))
     }
 }
 

@@ -83,10 +83,12 @@ impl Client {
                 let moved = self.find(Ino(request.dir), &request.name).await?.map_or(0, |attr| attr.ino);
                 let replaced =
                     self.find(Ino(request.new_dir), &request.new_name).await?.map_or(0, |attr| attr.ino);
-                let both = [Some(moved), request.exchange.then_some(replaced)];
-                for ino in both.into_iter().flatten().filter(|_| moved > 0 && replaced > 0).map(Ino) {
-                    self.session.sync_everywhere(ino).await?;
-                    self.session.refuse_lost(ino)?;
+                if moved > 0 && replaced > 0 {
+                    let both = [Some(moved), request.exchange.then_some(replaced)];
+                    for ino in both.into_iter().flatten().map(Ino) {
+                        self.session.sync_everywhere(ino).await?;
+                        self.session.refuse_lost(ino)?;
+                    }
                 }
                 // Another client may change the names from here on: then look again.
                 request.found = Some(FoundNames { moved, replaced });

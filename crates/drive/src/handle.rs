@@ -405,33 +405,25 @@ impl DriveHandle {
     }
 }
 
-impl Holder for DriveHandle {
-    async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
-        Self::read(self, at, len, io).await
-    }
+macro_rules! holders {
+    ($($holder:ty),*) => {
+        $(impl Holder for $holder {
+            async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
+                Self::read(self, at, len, io).await
+            }
 
-    async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
-        Self::write(self, at, data, io).await
-    }
+            async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
+                Self::write(self, at, data, io).await
+            }
 
-    async fn flush(&self, io: Io) -> Result<(), DriveError> {
-        Self::flush(self, io).await
-    }
+            async fn flush(&self, io: Io) -> Result<(), DriveError> {
+                Self::flush(self, io).await
+            }
+        })*
+    };
 }
 
-impl Holder for Slice {
-    async fn read(&self, at: u64, len: usize, io: Io) -> Result<Buf, DriveError> {
-        Self::read(self, at, len, io).await
-    }
-
-    async fn write(&self, at: u64, data: Buf, io: Io) -> Result<(), DriveError> {
-        Self::write(self, at, data, io).await
-    }
-
-    async fn flush(&self, io: Io) -> Result<(), DriveError> {
-        Self::flush(self, io).await
-    }
-}
+holders!(DriveHandle, Slice);
 
 /// The part of a drive that belongs to one array. Offsets are relative to the start of the slice.
 #[derive(Clone)]

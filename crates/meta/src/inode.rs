@@ -64,18 +64,12 @@ impl Layout {
     fn decode(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
         let (pool, map_version, first) = (dec.u32()?, dec.u32()?, dec.u32()?);
         let (count, turn, chunk_blocks, replicas) = (dec.u16()?, dec.u16()?, dec.u32()?, dec.u8()?);
-        for (field, found, known) in [
-            ("pool of the layout", pool, 0),
-            ("map version of the layout", map_version, 0),
-            ("first target of the layout", first, 0),
-            ("targets of the layout", count.into(), 1),
-            ("turn of the layout", turn.into(), 1),
-            ("replicas of the layout", replicas.into(), 1),
-        ] {
-            if found != known {
-                return Err(dec.unknown(field, found.into()));
-            }
-        }
+        dec.check_known("pool of the layout", pool, 0)?;
+        dec.check_known("map version of the layout", map_version, 0)?;
+        dec.check_known("first target of the layout", first, 0)?;
+        dec.check_known("targets of the layout", count, 1)?;
+        dec.check_known("turn of the layout", turn, 1)?;
+        dec.check_known("replicas of the layout", replicas, 1)?;
         match chunk_blocks {
             0 => Err(dec.bad("chunks without blocks")),
             _ => Ok(Self::of_one_target(chunk_blocks)),
@@ -231,9 +225,7 @@ impl Inode {
         dec.check_format(format, FORMAT)?;
         let (ino, mode, nlink) = (Ino(dec.u64()?), dec.u32()?, dec.u32()?);
         let (uid, gid, project) = (dec.u32()?, dec.u32()?, dec.u32()?);
-        if project != 0 {
-            return Err(dec.unknown("project", project.into()));
-        }
+        dec.check_known("project", project, 0)?;
         let (rdev, size) = (dec.u32()?, dec.u64()?);
         let mut times = [Time::default(); 4];
         for time in &mut times {

@@ -113,7 +113,7 @@ impl Names {
         &self.absent
     }
 
-    /// The time in nanoseconds since 1970.
+    /// The time at which something is changed now.
     pub(crate) fn now(&self) -> Time {
         Time::from_ns(self.env.wall_ns())
     }

@@ -21,7 +21,7 @@ const XATTR_FORMAT: u8 = 1;
 /// Format of a directory entry's value.
 const ENTRY_FORMAT: u8 = 2;
 /// The end of the keys of this release.
-const FIRST: u64 = !Birth::FIRST.0;
+const FIRST: u64 = Birth::FIRST.suffix();
 
 fn key(tag: u8, words: &[u64]) -> Vec<u8> {
     let mut key = vec![tag];
@@ -72,7 +72,7 @@ pub fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
     let word = |at: usize| u64::from_be_bytes(words[at * 8..(at + 1) * 8].try_into().expect("eight bytes"));
     match (word(0), word(3)) {
         (0, FIRST) => Ok((Ino(word(1)), word(2))),
-        (0, birth) => Err(dec.unknown("birth", !birth)),
+        (0, birth) => Err(dec.unknown("birth", Birth::of_suffix(birth).0)),
         (branch, _) => Err(dec.unknown("branch", branch)),
     }
 }
@@ -138,7 +138,7 @@ pub(crate) fn owner_of(key: &[u8], words: usize, birth: bool) -> Result<Ino, Dec
     let suffix = if birth { word(key.len() - 8) } else { FIRST };
     match (word(1), suffix) {
         (0, FIRST) => Ok(Ino(word(9))),
-        (0, other) => Err(DecodeError::Unknown { what, field: "birth", found: !other }),
+        (0, other) => Err(DecodeError::Unknown { what, field: "birth", found: Birth::of_suffix(other).0 }),
         (found, _) => Err(DecodeError::Unknown { what, field: "branch", found }),
     }
 }
@@ -266,11 +266,9 @@ impl Entry {
         let mut dec = Dec::new("directory entry", value);
         let format = dec.u8()?;
         dec.check_format(format, ENTRY_FORMAT)?;
-        match dec.u8()? {
-            TO_INODE => {}
-            // 1 is reserved for junctions: the root of another fileset.
-            other => return Err(dec.unknown("target of a name", other.into())),
-        }
+        // 1 is reserved for junctions: the root of another fileset.
+        let target = dec.u8()?;
+        dec.check_known("target of a name", target, TO_INODE)?;
         let entry = Self { ino: Ino(dec.u64()?), kind: dec.u32()?, name: dec.bytes()?.to_vec() };
         dec.end()?;
         Ok(entry)

@@ -146,20 +146,14 @@ impl Descriptor {
         let carrier_count = dec.u16()?;
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
         let extents = dec.u16()?;
-        for (field, found, known) in [
-            ("layout", layout.into(), 0),
-            ("integrity", integrity.into(), 1),
-            ("groups", groups.into(), 1),
-            ("spare strips", spares.into(), 0),
-            ("stack", stack.into(), 0),
-            ("layout version", layout_version.into(), 0),
-            ("layout seed", layout_seed, 0),
-            ("extents", extents.into(), EXTENTS.into()),
-        ] {
-            if found != known {
-                return Err(dec.unknown(field, found));
-            }
-        }
+        dec.check_known("layout", layout, 0)?;
+        dec.check_known("integrity", integrity, 1)?;
+        dec.check_known("groups", groups, 1)?;
+        dec.check_known("spare strips", spares, 0)?;
+        dec.check_known("stack", stack, 0)?;
+        dec.check_known("layout version", layout_version, 0)?;
+        dec.check_known("layout seed", layout_seed, 0)?;
+        dec.check_known("extents", extents, EXTENTS)?;
         let stripes = dec.u64()?;
         let member_count = dec.u16()?;
         let mut members = Vec::new();
@@ -203,10 +197,8 @@ impl Descriptor {
             other => return Err(dec.unknown("state of a member", other.into())),
         };
         dec.zeros("padding of a member", 3)?;
-        match dec.u32()? {
-            0 => {}
-            other => return Err(dec.unknown("failure domain", other.into())),
-        }
+        let domain = dec.u32()?;
+        dec.check_known("failure domain", domain, 0)?;
         let (offset, len) = (dec.u64()?, dec.u64()?);
         match offset.checked_add(len) {
             Some(_) => Ok(MemberEntry { drive, offset, len, generation, stale, epoch }),

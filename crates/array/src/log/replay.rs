@@ -169,12 +169,11 @@ impl Reader<'_> {
         let best = found.iter().flatten().find(|(head, _)| Some(head.incarnation) == newest).cloned();
         let Some((head, shape)) = best else {
             // A record of a later release is not the end of the log.
-            let unknown =
+            let mut unknown =
                 copies.iter().filter_map(|copy| RecordHead::decode_unknown(copy.bytes().get(at..)?));
-            if let Some((_, error)) = unknown
-                .into_iter()
-                .find(|(head, _)| head.array == self.context.id && head.seq == seq && head.chain == chain)
-            {
+            let fits =
+                |head: &RecordHead| (head.array, head.seq, head.chain) == (self.context.id, seq, chain);
+            if let Some((_, error)) = unknown.find(|(head, _)| fits(head)) {
                 return Err(error.into());
             }
             let ends = at >= self.context.geo.segment_bytes as usize;

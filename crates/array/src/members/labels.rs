@@ -53,9 +53,13 @@ pub(crate) async fn write_first(
     descriptor: &Descriptor,
     position: Position,
 ) -> Result<(), DriveError> {
-    let label = Label::new(descriptor, position);
+    write(slice, &Label::new(descriptor, position)).await
+}
+
+/// Writes both copies of a label.
+async fn write(slice: &Slice, label: &Label) -> Result<(), DriveError> {
     assert_eq!(label.drive, slice.drive().id(), "a label names the drive on which it lies");
-    copies::write(slice, copies::places(slice.len()), &label).await
+    copies::write(slice, copies::places(slice.len()), label).await
 }
 
 /// Writes zeros over both places of the label: nothing on the slice counts. It proves that the drive takes
@@ -85,10 +89,9 @@ impl Labelling {
     ) -> Result<bool, DriveError> {
         let mut last = self.0.lock().await;
         let Some(label) = make() else { return Ok(false) };
-        assert_eq!(label.drive, slice.drive().id(), "a label names the drive on which it lies");
         let is_newer = |last: &Label| last.revision <= label.revision;
         assert!(last.as_ref().is_none_or(is_newer), "a label goes forwards");
-        copies::write(slice, copies::places(slice.len()), &label).await?;
+        write(slice, &label).await?;
         *last = Some(label);
         Ok(true)
     }
@@ -98,10 +101,9 @@ impl Labelling {
     pub(crate) async fn scrub(&self, slice: &Slice) -> Result<usize, DriveError> {
         let last = self.0.lock().await;
         let Some(label) = &*last else { return Ok(0) };
-        let places = copies::places(slice.len());
-        let bad = copies::bad_copies(slice, places, label).await?;
+        let bad = copies::bad_copies(slice, copies::places(slice.len()), label).await?;
         if !bad.is_empty() {
-            copies::write(slice, places, label).await?;
+            write(slice, label).await?;
         }
         Ok(bad.len())
     }

@@ -50,7 +50,6 @@ pub(crate) struct FileState {
     report: Report,
     lost_end: u64,
     is_stale: bool,
-    is_removed: bool,
 }
 
 impl FileState {
@@ -75,7 +74,6 @@ impl FileState {
             report: Report::Done,
             lost_end: 0,
             is_stale: false,
-            is_removed: false,
         }
     }
 
@@ -159,16 +157,6 @@ impl FileState {
     /// have this end, and a page that a program changed there is outside the file now.
     pub(crate) fn lost_end(&self) -> u64 {
         self.lost_end
-    }
-
-    /// The last name of the file was removed.
-    pub(crate) fn remove(&mut self) {
-        self.is_removed = true;
-    }
-
-    /// True if only other clients may still want the file: it has no name, and no handle here.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.is_removed && self.opens == 0
     }
 
     /// True if nothing needs the state: no handle, no unsynced change, no loss to report.
@@ -388,11 +376,6 @@ impl Files {
         if files.get(&ino).is_some_and(|state| state.borrow().is_idle() && Rc::strong_count(state) == 1) {
             files.remove(&ino);
         }
-    }
-
-    /// Forgets files that no name leads to and that are not open here. Nobody could report what they lose.
-    pub(crate) fn forget_abandoned(&self, is_it: impl Fn(Ino) -> bool) {
-        self.0.borrow_mut().retain(|ino, state| !(is_it(*ino) && state.borrow().is_abandoned()));
     }
 }
 

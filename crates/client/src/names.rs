@@ -1,7 +1,6 @@
 //! Operations on names and attributes.
 
 use crate::client::Client;
-use crate::file_state::FileState;
 use crate::restarts::lost;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::metadata::{
@@ -62,13 +61,10 @@ impl Client {
     /// Removes a name; with `directory` that of an empty directory.
     pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Failure> {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory };
-        let attr = self.session.change::<AttrReply>(Kind::Unlink, &request).await?.attr.unwrap_or_default();
-        if attr.nlink == 0 {
-            // The state of the file stays: others may have it open, or be opening it, and then size and data
-            // that are not sent yet are still wanted. The next sync finds out if nobody has.
-            self.session.files().with(Ino(attr.ino), FileState::remove);
-        }
-        Ok(())
+        // The state of the file stays: others may have it open, be opening it or give it a name, or a crash
+        // may bring its name back. Then size and data that are not sent yet are still wanted, and so are
+        // losses.
+        self.session.change::<AttrReply>(Kind::Unlink, &request).await.map(drop)
     }
 
     /// Renames a file or directory. Before it replaces an existing name, it makes the data of the file

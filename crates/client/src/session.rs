@@ -365,7 +365,6 @@ impl Session {
             return;
         }
         let mut files = 0;
-        self.files.forget_abandoned(|_| true);
         self.files.for_each(|ino, state| {
             // The end may result from a lost write of another client.
             state.note_lost_end();

@@ -64,10 +64,6 @@ impl Session {
         let Some(file) = self.files().get(ino) else { return Ok(()) };
         let before = file.borrow().clone();
         let Some(mtime) = before.mtime() else { return Ok(()) };
-        if before.is_abandoned() && self.is_gone(ino).await? {
-            self.files().forget_abandoned(|file| file == ino);
-            return Ok(());
-        }
         let request = SetAttrRequest {
             ino: ino.0,
             size: Some(before.size()),
@@ -108,14 +104,6 @@ impl Session {
         self.recent().add(ino);
         self.files().forget_idle(ino);
         Ok(())
-    }
-
-    /// True if the service does not have the file any more.
-    async fn is_gone(&self, ino: Ino) -> Result<bool, Failure> {
-        match self.ask::<AttrReply>(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await {
-            Err(failure) if failure.errno == ESTALE => Ok(true),
-            found => found.map(|_| false),
-        }
     }
 
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every

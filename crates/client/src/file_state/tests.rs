@@ -172,23 +172,6 @@ fn files_are_found_in_order_and_forgotten_when_idle() {
 }
 
 #[test]
-fn a_removed_file_is_abandoned_when_it_is_closed() {
-    let files = Files::default();
-    for ino in [3, 7, 9] {
-        files.get_or_make(Ino(ino), state).borrow_mut().wrote(ino, at(1));
-    }
-    files.with(Ino(7), FileState::open);
-    [3, 7].into_iter().for_each(|ino| _ = files.with(Ino(ino), FileState::remove));
-    files.forget_abandoned(|ino| ino != Ino(3));
-    assert!(files.contains(Ino(3)), "another one was meant");
-    files.forget_abandoned(|_| true);
-    assert!(!files.contains(Ino(3)) && files.contains(Ino(7)) && files.contains(Ino(9)));
-    files.with(Ino(7), FileState::close);
-    files.forget_abandoned(|_| true);
-    assert!(!files.contains(Ino(7)) && files.contains(Ino(9)));
-}
-
-#[test]
 fn counts_of_handles_do_not_go_below_zero() {
     let mut state = state();
     state.close();

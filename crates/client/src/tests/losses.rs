@@ -162,6 +162,22 @@ fn a_lost_page_takes_nothing_else_with_it() {
     });
 }
 
+/// A restart loses the removal of a file's name as well as what was written to it. Regression: the client had
+/// forgotten the file, so no fsync and no rename heard of the loss.
+#[test]
+fn a_file_whose_removal_is_lost_tells_what_else_is() {
+    run(async |service, client| {
+        service.add(INO, &[1; 100]);
+        client.write(INO, 0, b"new").await.unwrap();
+        client.unlink(Ino(1), b"a", false).await.unwrap();
+        service.restart();
+        client.stat_fs().await.unwrap();
+        assert_eq!(client.session.refuse_lost(INO).unwrap_err().errno, EIO, "a rename of the file");
+        client.open(INO).await.unwrap();
+        assert_eq!(client.fsync(INO).await.unwrap_err().errno, EIO);
+    });
+}
+
 #[test]
 fn the_periodic_sync_makes_writes_durable_and_reports_nothing() {
     run(async |service, client| {

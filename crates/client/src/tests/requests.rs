@@ -1,42 +1,11 @@
 //! Requests: repeats, attributes that are out of date, and states that are forgotten.
 
 use super::service::run;
-use crate::file_state::FileState;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::Kind;
 use penstock_wire::metadata::{LockChange, LockRequest, SetAttrRequest, Time};
 
 const INO: Ino = Ino(5);
-
-/// The last name of a file with unsynced writes was removed, and nobody has it open. Regression: each such
-/// file cost a commit, stayed until it was synced, and made a restart report a loss that no program could
-/// hear of.
-#[test]
-fn a_removed_file_that_nobody_has_is_forgotten_without_a_commit() {
-    for gone in [true, false] {
-        run(async |service, client| {
-            service.add(INO, &[1; 100]);
-            client.write(INO, 100, b"more").await.unwrap();
-            client.session.files().with(INO, FileState::remove);
-            if gone {
-                service.files.borrow_mut().remove(&INO.0);
-            }
-            service.take_log();
-            client.sync_all().await.unwrap();
-            assert_eq!(service.take_log().contains(&Kind::Commit), !gone, "another client may have it open");
-            assert!(!client.session.files().contains(INO));
-        });
-    }
-    run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.write(INO, 100, b"more").await.unwrap();
-        client.session.files().with(INO, FileState::remove);
-        service.restart();
-        client.stat_fs().await.unwrap();
-        assert!(!client.session.files().contains(INO));
-        client.sync_all().await.unwrap();
-    });
-}
 
 #[test]
 fn attributes_are_those_of_unsynced_writes() {

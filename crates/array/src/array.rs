@@ -8,7 +8,7 @@ use crate::counters::{ArrayLatency, Counts};
 use crate::durability::Durability;
 use crate::error::ArrayError;
 use crate::events::ArrayEvent;
-use crate::format::descriptor::Descriptor;
+use crate::format::descriptor::{Descriptor, Role};
 use crate::geometry::Geometry;
 use crate::jobs::carriers::CarrierReplacement;
 use crate::jobs::destage::{self, Destage};
@@ -29,6 +29,7 @@ use crate::strips::Strips;
 use futures_util::future::{Either, select};
 use penstock_base::rank::scoped;
 use penstock_base::{ArrayId, DriveId, PoolId};
+use penstock_drive::copies::Scrubbed;
 use penstock_drive::{Class, Io, Slice};
 use penstock_raid::Code;
 use std::cell::{Cell, RefCell};
@@ -206,6 +207,11 @@ impl Array {
         self.members.descriptor().pool
     }
 
+    /// The use of the array.
+    pub fn role(&self) -> Role {
+        self.members.descriptor().role
+    }
+
     /// The array's name for people.
     pub fn name(&self) -> &str {
         &self.context.name
@@ -300,7 +306,7 @@ impl Array {
 
     /// Verifies the labels of its slices on drives that take I/O, and repairs them. Returns the number of bad
     /// copies.
-    pub async fn scrub_labels(&self) -> Result<u64, ArrayError> {
+    pub async fn scrub_labels(&self) -> Scrubbed {
         scoped(self.members.scrub_labels()).await
     }
 

@@ -54,6 +54,18 @@ pub enum ArrayError {
         /// The drives that are needed.
         which: String,
     },
+    /// The labels of drives cannot be read now, and the array does not open without these drives.
+    #[error(
+        "array {name}: the labels of drives {which} cannot be read now, and without these drives: {why}. Try again, or use them as they are and give up what they lack (`penstock up --accept-loss`)"
+    )]
+    LabelsUnread {
+        /// Name of the array.
+        name: String,
+        /// The drives.
+        which: String,
+        /// Why the array does not open without them.
+        why: String,
+    },
     /// The drives that are here know an earlier generation of a member than coordination does. Its slice was
     /// replaced or created anew since.
     #[error(
@@ -141,6 +153,7 @@ impl ArrayError {
             | Self::Decode(_) => ErrorKind::Corrupt,
             Self::TooManyMissing { .. }
             | Self::WouldLose { .. }
+            | Self::LabelsUnread { .. }
             | Self::Replaced { .. }
             | Self::CannotRead { .. }
             | Self::Suspended(_)

@@ -4,7 +4,7 @@
 //! free | label
 
 use crate::error::ArrayError;
-use crate::format::descriptor::Descriptor;
+use crate::format::descriptor::{Descriptor, Role};
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
 use crate::place::{Position, Positions, SegmentNo};
@@ -27,6 +27,8 @@ pub struct CreateSpec {
     pub pool: PoolId,
     /// Name for people; `data` and `meta` today.
     pub name: String,
+    /// The use of it.
+    pub role: Role,
     /// Data strips in a stripe.
     pub k: usize,
     /// Redundancy strips in a stripe.
@@ -43,8 +45,8 @@ impl CreateSpec {
     /// A code with strips of 256 KiB and a log of 64 MiB in segments of 2 MiB.
     pub fn new(name: &str, k: usize, m: usize) -> Self {
         let (strip_blocks, log_bytes, segment_bytes) = (64, 64 << 20, 2 << 20);
-        let pool = PoolId::default();
-        Self { pool, name: name.to_owned(), k, m, strip_blocks, log_bytes, segment_bytes }
+        let (pool, role) = (PoolId::default(), Role::Data);
+        Self { pool, name: name.to_owned(), role, k, m, strip_blocks, log_bytes, segment_bytes }
     }
 }
 
@@ -130,6 +132,7 @@ impl Geometry {
         let spec = CreateSpec {
             pool: descriptor.pool,
             name: descriptor.name.clone(),
+            role: descriptor.role,
             k: descriptor.k.into(),
             m: descriptor.m.into(),
             strip_blocks: descriptor.strip_blocks,

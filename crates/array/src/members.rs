@@ -36,10 +36,11 @@ use carrier_writes::CarrierWrites;
 use carriers::CarrierSearch;
 use futures_util::future::join_all;
 use labels::{FoundLabel, Labelling, OwedLabels, read_label};
-use ownership::{AcceptedLoss, Claim, Ownership};
+use ownership::{AcceptedLoss, Claim, Lacking, Ownership};
 use penstock_base::rank::RankedMutex;
 use penstock_base::{DriveId, Epoch, Stripe};
 use penstock_drive::Slice;
+use penstock_drive::copies::Scrubbed;
 use penstock_raid::MAX_STRIPS;
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
@@ -78,6 +79,16 @@ pub(crate) struct Members {
     carrier_writes: CarrierWrites,
     search: CarrierSearch,
     metadata: Cell<MetadataState>,
+}
+
+/// The labels of all members.
+#[derive(Default)]
+pub(crate) struct FoundLabels {
+    /// By member, the epoch of the owner that wrote its label; none without a label that can be read and is
+    /// whole.
+    pub(crate) epochs: Vec<Option<Epoch>>,
+    /// Members that are here and whose label cannot be read.
+    pub(crate) unread: Positions,
 }
 
 /// The copies of log, roots and pages on all carriers.
@@ -155,53 +166,61 @@ impl Members {
         Some((member.reachable()?, member.labelling()))
     }
 
-    /// Reads the labels of all members that are here. Returns the epoch that each is of; 0 for a slice
-    /// without a whole label. A member whose label cannot be read is away: nothing says what its slice is.
-    pub(crate) async fn read_labels(&self) -> Result<Vec<Epoch>, ArrayError> {
+    /// Reads the labels of all members that are here. A member whose label cannot be read is away, because
+    /// nothing says what its slice is, unless its loss is accepted.
+    pub(crate) async fn read_labels(&self, lacking: Lacking) -> Result<FoundLabels, ArrayError> {
         let read = async |position: Position| match self.slice(position) {
             Some(slice) => Some(read_label(&slice, self.context.id).await),
             None => None,
         };
-        let found = join_all(self.context.geo.all_strips().iter().map(read)).await;
-        let mut epochs = Vec::new();
-        for (at, found) in found.into_iter().enumerate() {
+        let labels = join_all(self.context.geo.all_strips().iter().map(read)).await;
+        let mut found = FoundLabels::default();
+        for (at, label) in labels.into_iter().enumerate() {
             let position = Position::new(at);
-            match found {
-                Some(Ok(FoundLabel::Unknown(error))) => return Err(error.into()),
+            match label {
                 Some(Ok(label)) => {
                     if let FoundLabel::Damaged(error) = &label {
                         tracing::error!(array = self.name(), %position, %error, "the label is damaged");
                         self.count_checksum_errors(position, 2);
                     }
-                    epochs.push(label.epoch());
+                    found.epochs.push(label.epoch()?);
                     continue;
                 }
                 Some(Err(error)) => {
                     tracing::error!(array = self.name(), %position, %error, "the label cannot be read");
-                    self.members.borrow_mut()[at].remove_slice();
+                    found.unread.insert(position);
+                    if lacking == Lacking::Refuse {
+                        self.members.borrow_mut()[at].remove_slice();
+                    }
                     self.context
                         .events
                         .push(ArrayEvent::LabelUnreadable { position, why: error.to_string() });
                 }
                 None => {}
             }
-            epochs.push(Epoch(0));
+            found.epochs.push(None);
         }
-        assert_eq!(epochs.len(), self.context.geo.strips(), "an epoch for each member");
-        Ok(epochs)
+        assert_eq!(found.epochs.len(), self.context.geo.strips(), "an epoch or none for each member");
+        Ok(found)
     }
 
-    /// Verifies the labels of all members that take I/O, and repairs them. Returns the number of bad copies.
-    pub(crate) async fn scrub_labels(&self) -> Result<u64, ArrayError> {
-        let mut repaired = 0;
+    /// Verifies the labels of all members that take I/O, and repairs them. One that cannot be repaired now is
+    /// owed.
+    pub(crate) async fn scrub_labels(&self) -> Scrubbed {
+        let mut all = Scrubbed::default();
         for position in self.reachable().iter() {
             let Some((slice, labelling)) = self.labelled(position) else { continue };
-            let bad = labelling.scrub(&slice).await? as u64;
-            self.count_checksum_errors(position, bad);
-            self.count_repaired(position, bad);
-            repaired += bad;
+            let found = labelling.scrub(&slice).await;
+            self.count_checksum_errors(position, found.bad);
+            self.count_repaired(position, found.repaired());
+            all.bad += found.bad;
+            if let Some(error) = found.failed {
+                tracing::warn!(array = self.name(), %position, %error, "a label is not repaired yet");
+                self.owe_label(position);
+                all.failed = Some(error);
+            }
         }
-        Ok(repaired)
+        all
     }
 
     /// The present life of a member.
@@ -241,6 +260,13 @@ impl Members {
     /// Members that are not stale and whose drives take I/O.
     pub(crate) fn active(&self) -> Positions {
         self.reachable().without(self.stale())
+    }
+
+    /// The drives of members, as a list for people.
+    pub(crate) fn drives(&self, positions: Positions) -> String {
+        let desc = self.desc.borrow();
+        let drives = positions.iter().map(|at| desc.members[at.index()].drive.to_string());
+        drives.collect::<Vec<_>>().join(", ")
     }
 
     /// The position of the member on a drive.

@@ -29,7 +29,7 @@ use crate::log::fold::{Redo, fold};
 use crate::log::mends::{self, Mend};
 use crate::log::replay::read_log;
 use crate::members::labels;
-use crate::members::ownership::{AcceptedLoss, Claim, Ownership};
+use crate::members::ownership::{AcceptedLoss, Claim, Lacking, Ownership};
 use crate::members::{Members, Roster};
 use crate::place::{Position, Positions, SegmentNo};
 use crate::site::Site;
@@ -88,6 +88,7 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         array,
         pool: spec.pool,
         name: spec.name.clone(),
+        role: spec.role,
         k: to_u16(spec.k),
         m: to_u16(spec.m),
         strip_blocks: spec.strip_blocks,
@@ -124,17 +125,6 @@ fn first_root(array: ArrayId) -> Root {
         epoch: Epoch(0),
         behind: Positions::NONE,
     }
-}
-
-/// The way of an opening that finds drives away, or with contents of the past, although the array cannot miss
-/// them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lacking {
-    /// Nothing is changed, and an error names the drives: with them nothing is lost.
-    Refuse,
-    /// An administrator accepts the loss: the array is opened with what there is. Data that only those drives
-    /// have is lost.
-    Accept,
 }
 
 /// Opens an array: `members` by position, with the slices of drives that are here.
@@ -189,7 +179,9 @@ impl Opening {
     ) -> Result<Self, ArrayError> {
         let prepared = || prepare(env, descriptor.clone(), members.clone(), ownership.clone(), roster);
         let opening = match Self::read_as(prepared()?, Lacking::Refuse).await {
-            Err(refused @ ArrayError::WouldLose { .. }) if lacking == Lacking::Accept => {
+            Err(refused @ (ArrayError::WouldLose { .. } | ArrayError::LabelsUnread { .. }))
+                if lacking == Lacking::Accept =>
+            {
                 tracing::error!(error = %refused, "the loss is accepted");
                 let opening = Self::read_as(prepared()?, lacking).await?;
                 Self { accepted: Some(refused.to_string()), ..opening }
@@ -201,9 +193,22 @@ impl Opening {
     }
 
     async fn read_as(array: Array, lacking: Lacking) -> Result<Self, ArrayError> {
+        let (claim, stale) = array.members.recorded().await?;
+        let labels = array.members.read_labels(lacking).await?;
+        let (name, unread) = (array.context.name.clone(), array.members.drives(labels.unread));
+        Self::read_labelled(array, claim, stale, &labels.epochs, lacking)
+            .await
+            .map_err(|error| without_labels(error, name, unread))
+    }
+
+    async fn read_labelled(
+        array: Array,
+        claim: Claim,
+        stale: Positions,
+        epochs: &[Option<Epoch>],
+        lacking: Lacking,
+    ) -> Result<Self, ArrayError> {
         let (context, members, stripes) = (&array.context, &array.members, &array.stripes);
-        let (claim, stale) = members.recorded().await?;
-        let epochs = members.read_labels().await?;
         check_members(context, members, stale)?;
         let slices = |carriers: &[Position]| -> Vec<Slice> {
             carriers.iter().filter_map(|at| members.slice(*at)).collect()
@@ -212,7 +217,7 @@ impl Opening {
         let (root, hidden) = read_root(context, &slices(&read_from)).await?;
         check_root(context, members, &root, &claim)?;
         let (outdated, accepted_loss) =
-            leave_out_outdated(context, members, &root, &claim, stale, &epochs, lacking);
+            leave_out_outdated(context, members, &root, &claim, stale, epochs, lacking);
         let positions = members.trusted_carriers(stale);
         let carriers = slices(&positions);
         if carriers.is_empty() {
@@ -355,25 +360,36 @@ fn prepare(
     Ok(Array::assemble(context, code, descriptor, members, ownership, roster))
 }
 
+/// The error of an opening without drives whose labels cannot be read, which `unread` names.
+fn without_labels(error: ArrayError, name: String, unread: String) -> ArrayError {
+    match error {
+        ArrayError::TooManyMissing { .. }
+        | ArrayError::WouldLose { .. }
+        | ArrayError::CannotRead { .. }
+        | ArrayError::Damaged { .. }
+            if !unread.is_empty() =>
+        {
+            ArrayError::LabelsUnread { name, which: unread, why: error.to_string() }
+        }
+        other => other,
+    }
+}
+
 fn check_members(context: &Context, members: &Members, stale: Positions) -> Result<(), ArrayError> {
-    let (absent, desc) = (members.gone(), members.descriptor());
-    let drives = |positions: &mut dyn Iterator<Item = Position>| {
-        let drives = positions.map(|at| desc.members[at.index()].drive.to_string());
-        drives.collect::<Vec<_>>().join(", ")
-    };
+    let absent = members.gone();
     if absent.len() > context.geo.m {
         return Err(ArrayError::TooManyMissing {
             name: context.name.clone(),
             missing: absent.len(),
             members: context.geo.strips(),
             allowed: context.geo.m,
-            which: drives(&mut absent.iter()),
+            which: members.drives(absent),
         });
     }
     if !members.trusted_carriers(stale).is_empty() {
         return Ok(());
     }
-    let away = drives(&mut desc.carriers().filter(|at| !stale.contains(*at)));
+    let away = members.drives(members.descriptor().carriers().filter(|at| !stale.contains(*at)).collect());
     Err(match away.is_empty() {
         true => context.damaged("every copy of the log".into()),
         false => context.cannot_read(format!("the log, of which drive {away} has the only copy,")),
@@ -391,9 +407,7 @@ fn check_root(context: &Context, members: &Members, root: &Root, claim: &Claim) 
 
 /// The error that only carriers have `what` that are away, or have contents of the past.
 fn lacks_carriers(context: &Context, members: &Members, what: &str) -> ArrayError {
-    let desc = members.descriptor();
-    let carriers = desc.carriers().map(|at| desc.members[at.index()].drive.to_string());
-    let which = carriers.collect::<Vec<_>>().join(", ");
+    let which = members.drives(members.descriptor().carriers().collect());
     context.cannot_read(format!("{what}, which only drives {which} have as they were last,"))
 }
 

@@ -18,6 +18,11 @@ impl Position {
         Self(to_u8(number))
     }
 
+    /// The position with a number from a drive; none if no stripe has so many strips.
+    pub fn of_number(number: u16) -> Option<Self> {
+        (usize::from(number) < MAX_STRIPS).then(|| Self::new(usize::from(number)))
+    }
+
     /// The number, for lists of members.
     pub fn index(self) -> usize {
         usize::from(self.0)
@@ -41,7 +46,8 @@ impl fmt::Display for Position {
     }
 }
 
-/// A set of positions. Formats store it as a mask: bit `n` stands for position `n`.
+/// A set of positions. Formats store strips of a stripe as a mask, where bit `n` stands for position `n`, and
+/// members as a list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Positions(u64);
 

@@ -230,12 +230,9 @@ impl<'a> Dec<'a> {
         }
     }
 
-    /// Fails if there are bytes left.
+    /// Fails with [`DecodeError::Unknown`] if there are bytes left: a later release appended a field.
     pub fn end(&self) -> Result<(), DecodeError> {
-        match self.rest.len() {
-            0 => Ok(()),
-            _ => Err(self.bad("bytes behind its end")),
-        }
+        self.check_known("length behind the last field", self.rest.len() as u64, 0)
     }
 
     /// The number of bytes not yet taken.

@@ -11,8 +11,9 @@ use penstock_drive::FileDrive;
 use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, InProcess, Lacking, Node,
-    ScrubFile, Severity, Start, StoreFile, StoreSpec, create_store, find_drives,
+    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, Holding, InProcess,
+    Lacking, Node, ScrubFile, Severity, Start, StoreFile, StoreSpec, create_store, find_drives,
+    look_for_store,
 };
 use penstock_worker::{Worker, block_on};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -266,11 +267,15 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let mut paths = candidate_paths(folder, file.as_ref());
     wait_for_locks(&paths);
     let mut store = file.as_ref().and_then(StoreFile::store_id);
-    if file.is_none() && !holds_a_store(env, &*backing, &paths).await? {
+    let found = match &file {
+        Some(_) => Holding::Store,
+        None => look_for_store(env, &*backing, &paths).await,
+    };
+    if found != Holding::Store {
         let spec = wanted_spec(options)?;
         paths = new_paths(folder, &spec)?;
         note!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
-        let made: StoreId = create_store(env, &*backing, &spec, &paths).await?;
+        let made: StoreId = create_store(env, &*backing, &spec, &paths, &found).await?;
         store = Some(made);
     }
     if let Some(file) = &mut file {
@@ -288,22 +293,6 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let dir = folder.path.clone();
     node.keep_places(move |drives| StoreFile::of(drives).save(&dir));
     Ok(node)
-}
-
-/// True if `paths` contain drives of a store although `store.json` does not exist. Fails if the first path
-/// without a usable drive is not blank either, because a new store must not overwrite it.
-async fn holds_a_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Result<bool> {
-    let candidates = find_drives(env, backing, paths).await;
-    if candidates.iter().any(|candidate| candidate.store().is_some()) {
-        return Ok(true);
-    }
-    match candidates.iter().find_map(|candidate| candidate.problem()) {
-        None => Ok(false),
-        Some(why) if why.contains("blank") => Ok(false),
-        Some(why) => bail!(
-            "a store is not made over files that are there already: {why}\nmove them away, or name another folder"
-        ),
-    }
 }
 
 fn wanted_spec(options: &Up) -> Result<StoreSpec> {

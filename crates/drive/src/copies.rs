@@ -10,7 +10,7 @@
 use crate::{Class, DriveError, Io};
 use futures_util::future::join;
 use penstock_base::num::to_u32;
-use penstock_base::{Buf, BufMut, Dec, DecodeError, Enc, crc32c};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, crc32c};
 
 /// Space for each copy in bytes.
 pub const COPY_BYTES: usize = 64 * 1024;
@@ -169,29 +169,50 @@ pub async fn read<T: TwoCopies>(
     places: [u64; 2],
     is_wanted: impl Fn(&T) -> bool,
 ) -> FoundCopies<T> {
-    let read = |place: u64| holder.read(place, COPY_BYTES, io(T::SITES.read));
+    let read = |place: u64| ReadCopy::read(holder, place, T::SITES.read);
     let (first, last) = join(read(places[0]), read(places[1])).await;
     let mut found = FoundCopies { best: None, unknown: None, damaged: None, unread: None, blank: 0 };
-    for copy in [first, last] {
-        let bytes: Buf = match copy {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                found.unread = Some(error);
-                continue;
-            }
-        };
-        match T::decode(&bytes) {
-            Ok(copy) if !is_wanted(&copy) => found.blank += 1,
-            Ok(copy) if found.best.as_ref().is_none_or(|best: &T| best.seq() < copy.seq()) => {
+    for ReadCopy { bytes, lacking } in [first, last] {
+        match (T::decode(&bytes), lacking) {
+            (Ok(copy), _) if !is_wanted(&copy) => found.blank += 1,
+            (Ok(copy), _) if found.best.as_ref().is_none_or(|best: &T| best.seq() < copy.seq()) => {
                 found.best = Some(copy);
             }
-            Ok(_) => {}
-            Err(error @ DecodeError::Unknown { .. }) => found.unknown = Some(error),
-            Err(_) if bytes.iter().all(|byte: &u8| *byte == 0) => found.blank += 1,
-            Err(error) => found.damaged = Some(error),
+            (Ok(_), _) => {}
+            (Err(error @ DecodeError::Unknown { .. }), _) => found.unknown = Some(error),
+            (Err(_), Some(error)) => found.unread = Some(error),
+            (Err(_), None) if bytes.iter().all(|byte: &u8| *byte == 0) => found.blank += 1,
+            (Err(error), None) => found.damaged = Some(error),
         }
     }
     found
+}
+
+/// The bytes of a copy. A structure ends long before its place does, so it can be whole although blocks
+/// behind it cannot be read.
+struct ReadCopy {
+    /// The blocks before the first one that the drive does not return, and zeros behind them.
+    bytes: Buf,
+    /// Why the drive does not return the rest.
+    lacking: Option<DriveError>,
+}
+
+impl ReadCopy {
+    async fn read(holder: &impl Holder, place: u64, site: &'static str) -> Self {
+        let error = match holder.read(place, COPY_BYTES, io(site)).await {
+            Ok(bytes) => return Self { bytes, lacking: None },
+            Err(error) => error,
+        };
+        let mut bytes = BufMut::zeroed(COPY_BYTES);
+        // A drive that does not answer is not asked again.
+        if matches!(error, DriveError::Io { .. }) {
+            for at in (0..COPY_BYTES).step_by(BLOCK_BYTES) {
+                let Ok(block) = holder.read(place + at as u64, BLOCK_BYTES, io(site)).await else { break };
+                bytes.as_mut()[at..at + BLOCK_BYTES].copy_from_slice(&block);
+            }
+        }
+        Self { bytes: bytes.freeze(), lacking: Some(error) }
+    }
 }
 
 /// The state of a copy. The order is the order of writing: the least valuable copy first.
@@ -213,12 +234,13 @@ pub async fn write<T: TwoCopies>(
     places: [u64; 2],
     structure: &T,
 ) -> Result<(), DriveError> {
-    let standing = async |place: u64| match holder.read(place, COPY_BYTES, io(T::SITES.read)).await {
-        Ok(bytes) => match T::decode(&bytes) {
-            Ok(found) if structure.is_same(&found) => (Standing::Whole(found.seq()), Some(bytes)),
+    let standing = async |place: u64| {
+        let ReadCopy { bytes, lacking } = ReadCopy::read(holder, place, T::SITES.read).await;
+        match (T::decode(&bytes), lacking) {
+            (Ok(found), _) if structure.is_same(&found) => (Standing::Whole(found.seq()), Some(bytes)),
+            (Err(_), Some(_)) => (Standing::Unread, None),
             _ => (Standing::Bad, None),
-        },
-        Err(_) => (Standing::Unread, None),
+        }
     };
     let ((first, first_bytes), (last, last_bytes)) = join(standing(places[0]), standing(places[1])).await;
     let (order, kept) = if first > last { ([1, 0], first_bytes) } else { ([0, 1], last_bytes) };
@@ -238,20 +260,34 @@ pub async fn write<T: TwoCopies>(
     Ok(())
 }
 
-/// Returns the numbers of the copies that are unreadable or differ from `expected`.
-pub async fn bad_copies<T: TwoCopies>(
-    holder: &impl Holder,
-    places: [u64; 2],
-    expected: &T,
-) -> Result<Vec<usize>, DriveError> {
-    let wanted = expected.encode();
-    let mut bad = Vec::new();
-    for (copy, place) in places.into_iter().enumerate() {
+/// The findings of a scrub of two copies.
+#[derive(Clone, Debug, Default)]
+pub struct Scrubbed {
+    /// Copies that were bad.
+    pub bad: u64,
+    /// Why a copy could not be verified or written again; none if both are good now.
+    pub failed: Option<DriveError>,
+}
+
+impl Scrubbed {
+    /// Copies that were bad and are good now.
+    pub fn repaired(&self) -> u64 {
+        if self.failed.is_none() { self.bad } else { 0 }
+    }
+}
+
+/// Verifies both copies, and rewrites both if one is unreadable or differs from `expected`.
+pub async fn scrub<T: TwoCopies>(holder: &impl Holder, places: [u64; 2], expected: &T) -> Scrubbed {
+    let (wanted, mut found) = (expected.encode(), Scrubbed::default());
+    for place in places {
         match holder.read(place, COPY_BYTES, io(T::SITES.read)).await {
-            Ok(found) if found[..] == wanted[..] => {}
-            Ok(_) | Err(DriveError::Io { .. }) => bad.push(copy),
-            Err(error) => return Err(error),
+            Ok(bytes) if bytes[..] == wanted[..] => {}
+            Ok(_) | Err(DriveError::Io { .. }) => found.bad += 1,
+            Err(error) => found.failed = Some(error),
         }
     }
-    Ok(bad)
+    if found.bad > 0 && found.failed.is_none() {
+        found.failed = write(holder, places, expected).await.err();
+    }
+    found
 }

@@ -10,7 +10,7 @@
 //! - A failed flush is remembered ([`crate::flushes`]): every later flush of this handle fails, for every
 //!   caller.
 
-use crate::copies::{self, Holder};
+use crate::copies::{self, Holder, Scrubbed};
 use crate::flushes::Flushes;
 use crate::superblock::{SliceEntry, SliceTableError, Superblock};
 use crate::{Drive, DriveError, Io};
@@ -390,18 +390,13 @@ impl DriveHandle {
         self.superblock.lock().await.clone()
     }
 
-    /// Verifies both copies of the superblock, and rewrites both if one is bad. Returns the number of bad
-    /// copies.
-    pub async fn scrub_superblock(&self) -> Result<u64, DriveError> {
+    /// Verifies both copies of the superblock, and rewrites both if one is bad.
+    pub async fn scrub_superblock(&self) -> Scrubbed {
         let current = self.superblock.lock().await;
-        let places = copies::places(current.size_bytes);
-        let bad = copies::bad_copies(self, places, &*current).await?;
-        if !bad.is_empty() {
-            bad.iter().for_each(|_| self.count_checksum_error());
-            copies::write(self, places, &*current).await?;
-            self.count_repaired(bad.len() as u64);
-        }
-        Ok(bad.len() as u64)
+        let found = copies::scrub(self, copies::places(current.size_bytes), &*current).await;
+        (0..found.bad).for_each(|_| self.count_checksum_error());
+        self.count_repaired(found.repaired());
+        found
     }
 }
 

@@ -16,7 +16,7 @@ use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, PoolId
 /// Slices start on a multiple of this many bytes.
 pub const SLICE_ALIGN_BYTES: u64 = 1024 * 1024;
 /// Version of the format.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// Most rows of the slice table.
 pub const MOST_SLICES: usize = (MOST_BODY_BYTES - FIXED_BYTES) / ROW_BYTES;
 
@@ -24,7 +24,9 @@ const KIND: Kind = Kind { what: "superblock", magic: b"PENSTOCK", version: FORMA
 /// Bytes of the body before the slice table.
 const FIXED_BYTES: usize = 72;
 /// Bytes of a row of the slice table.
-const ROW_BYTES: usize = 40;
+const ROW_BYTES: usize = 48;
+/// Stacks of a pool: there is one.
+const STACKS: u16 = 1;
 /// Smallest drive in bytes that has space for both copies and a slice between them.
 const SMALLEST_BYTES: u64 = 4 * SLICE_ALIGN_BYTES;
 
@@ -160,8 +162,9 @@ impl Superblock {
         let mut dec = Dec::new("superblock body", body);
         let (store, drive, pool) = (StoreId(dec.id()?), DriveId(dec.id()?), PoolId(dec.id()?));
         let (size_bytes, created_ns) = (dec.u64()?, dec.i64()?);
-        let count = dec.u16()?;
-        dec.zeros("padding", 6)?;
+        let (count, stacks) = (dec.u16()?, dec.u16()?);
+        dec.check_known("stacks", stacks, STACKS)?;
+        dec.zeros("padding", 4)?;
         if size_bytes < SMALLEST_BYTES {
             return Err(dec.bad("a drive too small for its superblocks"));
         }
@@ -170,6 +173,8 @@ impl Superblock {
             let (array, member, extent) = (ArrayId(dec.id()?), dec.u16()?, dec.u16()?);
             dec.zeros("padding of a slice", 4)?;
             slices.push(SliceEntry { array, member, extent, offset: dec.u64()?, len: dec.u64()? });
+            let fence = dec.u64()?;
+            dec.check_known("fence of a slice", fence, 0)?;
         }
         dec.end()?;
         if let Some((_, why)) = misplaced(&slices, size_bytes) {
@@ -193,11 +198,12 @@ impl TwoCopies for Superblock {
     fn encode(&self) -> Buf {
         let mut body = Enc::new();
         body.id(self.store.0).id(self.drive.0).id(self.pool.0).u64(self.size_bytes).i64(self.created_ns);
-        body.u16(to_u16(self.slices.len())).raw(&[0; 6]);
+        body.u16(to_u16(self.slices.len())).u16(STACKS).u32(0);
         assert_eq!(body.len(), FIXED_BYTES, "the slice table follows");
         for slice in &self.slices {
             body.id(slice.array.0).u16(slice.member).u16(slice.extent).u32(0);
-            body.u64(slice.offset).u64(slice.len);
+            // The epoch below which the drive's node refuses I/O on the slice: no node refuses any yet.
+            body.u64(slice.offset).u64(slice.len).u64(0);
         }
         copies::seal(&KIND, self.seq, &self.features, body.as_slice())
     }
@@ -259,7 +265,12 @@ pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     if size < SMALLEST_BYTES {
         return Err(SuperblockError::Shrunk { wanted: SMALLEST_BYTES, found: size });
     }
-    match copies::read(&Bare(drive), copies::places(size), |_: &Superblock| true).await {
+    let mut found = copies::read(&Bare(drive), copies::places(size), |_: &Superblock| true).await;
+    // On a drive that has grown, the other copy is where the drive ended before.
+    if let Some(before) = found.best.as_ref().map(|best| best.size_bytes).filter(|before| *before < size) {
+        found = copies::read(&Bare(drive), copies::places(before), |_: &Superblock| true).await;
+    }
+    match found {
         FoundCopies { unknown: Some(DecodeError::Unknown { field: "version", found, .. }), .. }
             if found < u64::from(FORMAT_VERSION) =>
         {
@@ -311,7 +322,7 @@ mod tests {
         }
     }
 
-    const GOLDEN: u32 = 0x1976_216b;
+    const GOLDEN: u32 = 0xeebe_0aa9;
 
     #[test]
     fn unknown_versions_and_feature_bits_are_refused_by_name() {
@@ -375,6 +386,24 @@ mod tests {
         };
         let found = penstock_worker::block_on(read).expect("a worker");
         assert!(matches!(found, Err(SuperblockError::Past(1))), "{found:?}");
+    }
+
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        penstock_worker::block_on(work).expect("a worker")
+    }
+
+    /// Regression: on a drive that had grown, only copy 0 was looked at, and an update found no newer copy.
+    #[test]
+    fn the_newer_copy_on_a_drive_that_has_grown_counts() {
+        let drive = crate::MemoryDrive::new(16 << 20);
+        let io = Io::new(crate::Class::Meta, "test");
+        let newer = Superblock { seq: 6, ..sample() };
+        block_on(async {
+            for (place, copy) in copies::places(8 << 20).into_iter().zip([sample(), newer.clone()]) {
+                drive.write(place, copy.encode(), io).await.unwrap();
+            }
+        });
+        assert_eq!(block_on(read(&drive)).unwrap(), newer);
     }
 
     #[test]

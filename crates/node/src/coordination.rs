@@ -2,8 +2,8 @@
 //!
 //! Byte map: docs/format/README.md.
 
-use penstock_array::Positions;
 use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
+use penstock_array::{Position, Positions};
 use penstock_base::num::to_u32;
 use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_worker::blocking;
@@ -17,15 +17,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
+/// The claim of one array. States of members are lists, so that they hold for any number of members.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Row {
     epoch: u64,
     revision: u64,
-    stale_members: u64,
+    /// Members recorded as stale.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    stale: Vec<u16>,
+    /// By member, the openings that used a drive with contents of the past.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     accepted: BTreeMap<usize, (u64, u64)>,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    accepted_used: u64,
+    /// Members for which the last opening uses such a drive.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    accepted_used: Vec<u16>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     generations: BTreeMap<usize, u64>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -35,6 +41,15 @@ struct Row {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+fn numbers(members: Positions) -> Vec<u16> {
+    members.iter().map(Position::number).collect()
+}
+
+/// The members with these numbers; none if one of them is out of range.
+fn positions(numbers: &[u16]) -> Option<Positions> {
+    numbers.iter().map(|number| Position::of_number(*number)).collect()
 }
 
 /// The claim of each array.
@@ -48,13 +63,13 @@ impl Claims {
             let row = Row {
                 epoch: claim.epoch.0,
                 revision: claim.revision,
-                stale_members: claim.stale.bits(),
+                stale: numbers(claim.stale),
                 accepted: claim
                     .accepted
                     .members()
                     .map(|(at, since)| (at.index(), (since.first.0, since.until.0)))
                     .collect(),
-                accepted_used: claim.accepted.used().bits(),
+                accepted_used: numbers(claim.accepted.used()),
                 generations: claim
                     .generations
                     .replaced()
@@ -64,7 +79,7 @@ impl Claims {
             };
             (array.to_string(), row)
         };
-        serde_json::to_vec_pretty(&self.0.iter().map(row).collect::<BTreeMap<_, _>>())
+        serde_json::to_vec(&self.0.iter().map(row).collect::<BTreeMap<_, _>>())
     }
 
     /// Decodes the claims. The error is the reason why they cannot be decoded.
@@ -83,13 +98,15 @@ impl Claims {
             }
             let since = |(first, until)| Since { first: Epoch(first), until: Epoch(until) };
             let since = row.accepted.into_iter().map(|(member, epochs)| (member, since(epochs)));
-            let accepted = AcceptedLoss::new(since, Positions::from_bits(row.accepted_used))
+            let accepted = positions(&row.accepted_used)
+                .and_then(|used| AcceptedLoss::new(since, used))
                 .ok_or_else(|| format!("{array}: a member number out of range, or an epoch of 0"))?;
             let generations = Generations::new(row.generations).ok_or_else(|| {
                 format!("{array}: a member number out of range, or a drive that replaced no other")
             })?;
             let (epoch, revision) = (Epoch(row.epoch), row.revision);
-            let stale = Positions::from_bits(row.stale_members);
+            let stale =
+                positions(&row.stale).ok_or_else(|| format!("{array}: a member number out of range"))?;
             let root_epoch = Epoch(row.root_epoch);
             let claim = Claim { epoch, revision, stale, accepted, generations, root_epoch };
             Ok((ArrayId(id), claim))
@@ -101,8 +118,11 @@ impl Claims {
 /// Name of the file in the store's folder.
 pub const NAME: &str = "coordination";
 /// Size of each of the two places of the file, in bytes.
-const PLACE_BYTES: usize = 64 * 1024;
-const MAGIC: &[u8; 8] = b"PENCLAIM";
+const PLACE_BYTES: usize = 1024 * 1024;
+const MAGIC: &[u8; 8] = b"PENCLAM2";
+/// The magic number and the size of a place before the first release.
+const PAST: &[u8; 8] = b"PENCLAIM";
+const PAST_PLACE_BYTES: usize = 64 * 1024;
 const HEADER_BYTES: usize = 24;
 
 /// Encodes one place of the file: the claims with their sequence number, under a checksum.
@@ -114,7 +134,7 @@ fn encode_place(seq: u64, claims: &Claims) -> Result<Vec<u8>, String> {
     let mut covered = Enc::new();
     covered.u64(seq).u32(to_u32(body.len())).raw(&body);
     let mut place = Enc::new();
-    place.raw(MAGIC).u32(crc32c(covered.as_slice())).raw(covered.as_slice()).pad_to(PLACE_BYTES);
+    place.raw(MAGIC).u32(crc32c(covered.as_slice())).raw(covered.as_slice());
     Ok(place.finish())
 }
 
@@ -154,6 +174,13 @@ impl FileOwnership {
         (&file).take(2 * PLACE_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
         let places = bytes.chunks(PLACE_BYTES).enumerate();
         let valid = places.filter_map(|(place, bytes)| Some((place, decode_place(bytes)?)));
+        if [0, PAST_PLACE_BYTES]
+            .into_iter()
+            .any(|at| bytes.get(at..).is_some_and(|rest| rest.starts_with(PAST)))
+        {
+            let why = "made before the first release: such a store is not read any more";
+            return Err(format!("{}: {why}", path.display()));
+        }
         let newest = valid.max_by_key(|(_, (seq, _))| *seq);
         let newest_at = newest.as_ref().map(|(place, _)| place * PLACE_BYTES);
         let advice = "remove it to rely on the drives alone";
@@ -279,6 +306,36 @@ mod tests {
         folder.corrupt(100, b"torn");
         folder.corrupt(PLACE_BYTES as u64 + 100, b"torn");
         assert!(FileOwnership::open(&folder.0).is_err());
+    }
+
+    /// Regression: the file had room for the claims of few arrays.
+    #[test]
+    fn the_longest_claims_of_128_arrays_have_room() {
+        let most = (1u64 << 62) - 1;
+        let since = Since { first: Epoch(most), until: Epoch(most) };
+        let claim = Claim {
+            epoch: Epoch(most),
+            revision: most,
+            stale: Positions::ALL,
+            accepted: AcceptedLoss::new((0..64).map(|at| (at, since)), Positions::ALL).unwrap(),
+            generations: Generations::new((0..64).map(|at| (at, most))).unwrap(),
+            root_epoch: Epoch(most),
+        };
+        let claims = Claims((0..128).map(|at| (ArrayId(Id128::from_words(7, at)), claim)).collect());
+        let place = encode_place(9, &claims).unwrap();
+        assert_eq!(decode_place(&place), Some((9, Ok(claims))));
+    }
+
+    #[test]
+    fn claims_from_before_the_first_release_are_refused_by_name() {
+        for place in [0, PAST_PLACE_BYTES] {
+            let folder = Folder::new(&format!("past-{place}"));
+            let mut bytes = vec![0; 2 * PAST_PLACE_BYTES];
+            bytes[place..place + 8].copy_from_slice(PAST);
+            std::fs::write(folder.0.join(NAME), bytes).unwrap();
+            let error = FileOwnership::open(&folder.0).err().unwrap();
+            assert!(error.contains("before the first release"), "{error}");
+        }
     }
 
     /// A file that was being made during a power cut contains no claims yet.

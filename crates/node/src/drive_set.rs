@@ -8,7 +8,7 @@ use crate::error::AdminError;
 use crate::event::{EventKind, Severity, drive_object};
 use crate::events::Events;
 use crate::layout::allocate;
-use penstock_array::{Array, Position};
+use penstock_array::{Array, Position, clear_label};
 use penstock_base::env::random_id;
 use penstock_base::{DriveId, Env, StoreId};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError, slices_end};
@@ -290,6 +290,13 @@ impl DriveSet {
                 let (position, (offset, len)) = place(array)?;
                 Some(SliceEntry { array: array.id(), member: position.number(), extent: 0, offset, len })
             };
+            // Leftovers of a former use in the places of labels must not be read as one.
+            for array in &self.arrays {
+                let Some((_, (offset, len))) = place(array) else { continue };
+                clear_label(&Slice::new(new.clone(), offset, len)).await.map_err(|error| {
+                    AdminError::Refused(format!("drive {} does not take its label: {error}", new.id()))
+                })?;
+            }
             // A start must find the labels that the arrays write next.
             let rows: Vec<SliceEntry> = self.arrays.iter().filter_map(row).collect();
             assert!(!rows.is_empty(), "a drive that is replaced has a slice");

@@ -7,6 +7,8 @@
 
 use crate::backing::{Backing, read_superblock};
 use crate::error::StartError;
+use crate::holding::Holding;
+use penstock_array::format::descriptor::Role;
 use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
 use penstock_base::env::random_id;
 use penstock_base::num::{to_u16, to_u32};
@@ -57,10 +59,11 @@ impl StoreSpec {
             true => to_u32((STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize)),
             false => STRIP_BLOCKS,
         };
-        let array = |name: &str, k, strip_blocks| CreateSpec {
+        let array = |name: &str, role, k, strip_blocks| CreateSpec {
             // Drawn when the store is made.
             pool: PoolId::default(),
             name: name.to_owned(),
+            role,
             k,
             m,
             strip_blocks,
@@ -69,8 +72,8 @@ impl StoreSpec {
         };
         let meta_slice_bytes = (drive_bytes / 8).max(96 << 20) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
         let mut spec = Self {
-            data: array("data", k, strip_blocks),
-            meta: array("meta", 1, STRIP_BLOCKS),
+            data: array("data", Role::Data, k, strip_blocks),
+            meta: array("meta", Role::Metadata, 1, STRIP_BLOCKS),
             drive_bytes,
             meta_slice_bytes,
         };
@@ -125,12 +128,23 @@ pub(crate) fn allocate(
 }
 
 /// Makes a store on drives at `paths`, where nothing exists or the drives are blank. Returns its identifier.
+/// If `found` says that the making of a store was interrupted, its drives are made again.
 pub async fn create_store(
     env: &Env,
     backing: &dyn Backing,
     spec: &StoreSpec,
     paths: &[String],
+    found: &Holding,
 ) -> Result<StoreId, StartError> {
+    match found {
+        Holding::Nothing | Holding::Unfinished => {}
+        Holding::Store => return Err(StartError::Refused("there is a store already".into())),
+        Holding::Other(why) => {
+            return Err(StartError::Refused(format!(
+                "a store is not made over files that are there already: {why}\nmove them away, or name another folder"
+            )));
+        }
+    }
     let (store, pool) = (StoreId(random_id(env)), PoolId(random_id(env)));
     if paths.len() != spec.drives() {
         return Err(StartError::Refused(format!(
@@ -142,9 +156,13 @@ pub async fn create_store(
         )));
     }
     for path in paths {
-        if let Ok(drive) = backing.open(path)
-            && !matches!(read_superblock(env, &*drive).await, Some(Err(SuperblockError::Blank)))
-        {
+        let Ok(drive) = backing.open(path) else { continue };
+        let is_free = match read_superblock(env, &*drive).await {
+            Some(Err(SuperblockError::Blank)) => true,
+            Some(Ok(_)) => *found == Holding::Unfinished,
+            _ => false,
+        };
+        if !is_free {
             return Err(StartError::Refused(format!(
                 "{path} exists and is not blank, or does not answer; nothing was changed"
             )));

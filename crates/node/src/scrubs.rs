@@ -10,13 +10,14 @@
 
 use crate::drive_set::DriveSet;
 use crate::error::AdminError;
-use crate::event::{EventKind, Severity, array_object};
+use crate::event::{EventKind, Severity, array_object, drive_object};
 use crate::events::Events;
 use crate::report::ScrubSummary;
 use crate::scrub_record::ScrubRecord;
 use crate::store_file::replace_file;
 use penstock_array::{Array, ArrayError, Pace, ScrubProgress, ScrubReport};
 use penstock_base::{ArrayId, Env, KeyedLocks, LocalBoxFuture};
+use penstock_drive::copies::Scrubbed;
 use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
@@ -125,15 +126,31 @@ fn progress_of(record: &ScrubRecord) -> ScrubProgress {
     }
 }
 
-fn record_of(progress: &ScrubProgress, superblocks: u64, ended_ns: i64) -> ScrubRecord {
+/// Copies of superblocks and labels that a scrub found bad, and those of them that it repaired.
+#[derive(Clone, Copy, Default)]
+struct Copies {
+    bad: u64,
+    repaired: u64,
+}
+
+impl Copies {
+    fn add(&mut self, found: &Scrubbed) {
+        // A copy that could not be verified does not count as good.
+        let unknown = u64::from(found.bad == 0 && found.failed.is_some());
+        self.bad += found.bad + unknown;
+        self.repaired += found.repaired();
+    }
+}
+
+fn record_of(progress: &ScrubProgress, copies: Copies, ended_ns: i64) -> ScrubRecord {
     let ScrubProgress { next_stripe, started_ns, report } = progress;
     ScrubRecord {
         started_ns: *started_ns,
         ended_ns,
         next_stripe: *next_stripe,
         stripes: report.stripes,
-        checksum_errors: report.checksum_errors.saturating_add(superblocks),
-        repaired_blocks: report.repaired_blocks.saturating_add(superblocks),
+        checksum_errors: report.checksum_errors.saturating_add(copies.bad),
+        repaired_blocks: report.repaired_blocks.saturating_add(copies.repaired),
         parity_defects: report.parity_defects,
         unreadable_stripes: report.unreadable.iter().copied().take(UNREADABLE_MOST).collect(),
     }
@@ -256,9 +273,8 @@ impl Scrubs {
         })
     }
 
-    /// Runs one scrub and saves its progress. Returns its record and the number of copies of
-    /// superblocks and labels repaired; none
-    /// if it was stopped.
+    /// Runs one scrub and saves its progress. Returns its record and the number of copies of superblocks and
+    /// labels repaired; none if it was stopped.
     async fn run_scrub(
         &self,
         array: &Rc<Array>,
@@ -303,19 +319,19 @@ impl Scrubs {
             Some(from) => format!("scrub goes on at stripe {}", from.next_stripe),
         };
         self.events.add(Severity::Info, EventKind::ScrubBegun, array_object(array), text);
-        let superblocks = if from.is_none() { self.scrub_superblocks(array).await? } else { 0 };
+        let copies = if from.is_none() { self.scrub_copies(array).await } else { Copies::default() };
         let progress = RefCell::new(match &from {
             Some(record) => progress_of(record),
             None => ScrubProgress { started_ns: self.env.wall_ns(), ..ScrubProgress::default() },
         });
-        let keep = self.keep_position(id, &progress, superblocks);
+        let keep = self.keep_position(id, &progress, copies);
         let scrub = array.scrub_from(&progress, pace);
         let result = match futures_util::future::select(std::pin::pin!(scrub), std::pin::pin!(keep)).await {
             futures_util::future::Either::Left((result, _)) => result,
             futures_util::future::Either::Right((never, _)) => match never {},
         };
         let found = result?;
-        let record = record_of(&progress.borrow(), superblocks, self.env.wall_ns());
+        let record = record_of(&progress.borrow(), copies, self.env.wall_ns());
         self.change(id, |of| {
             of.running = None;
             if found.is_some() {
@@ -323,7 +339,7 @@ impl Scrubs {
             }
         });
         self.save().await;
-        Ok(found.map(|_| (record, superblocks)))
+        Ok(found.map(|_| (record, copies.repaired)))
     }
 
     /// Saves the position of a running scrub at intervals, until the caller drops the future.
@@ -331,25 +347,37 @@ impl Scrubs {
         &self,
         array: ArrayId,
         progress: &RefCell<ScrubProgress>,
-        superblocks: u64,
+        copies: Copies,
     ) -> Infallible {
         loop {
-            let record = record_of(&progress.borrow(), superblocks, 0);
+            let record = record_of(&progress.borrow(), copies, 0);
             self.change(array, |of| of.running = Some(record));
             self.save().await;
             self.env.sleep(KEEP).await;
         }
     }
 
-    async fn scrub_superblocks(&self, array: &Rc<Array>) -> Result<u64, AdminError> {
-        let mut repaired = 0;
+    /// Scrubs the labels of an array and the superblocks of its drives. One that cannot be repaired is told,
+    /// and keeps nothing else from being scrubbed.
+    async fn scrub_copies(&self, array: &Rc<Array>) -> Copies {
+        let mut all = Copies::default();
         let drives = self.drives.drives();
         for drive in
             drives.iter().filter(|drive| drive.is_online() && array.position_of(drive.id()).is_some())
         {
-            repaired += drive.scrub_superblock().await.map_err(ArrayError::from)?;
+            let found = drive.scrub_superblock().await;
+            all.add(&found);
+            if let Some(error) = &found.failed {
+                let text = format!("its superblock is bad and was not repaired: {error}");
+                self.events.add(Severity::Warning, EventKind::ScrubEnded, drive_object(drive.id()), text);
+            }
         }
-        repaired += array.scrub_labels().await?;
-        Ok(repaired)
+        let labels = array.scrub_labels().await;
+        all.add(&labels);
+        if let Some(error) = &labels.failed {
+            let text = format!("a label is bad and not repaired yet: {error}");
+            self.events.add(Severity::Warning, EventKind::ScrubEnded, array_object(array), text);
+        }
+        all
     }
 }

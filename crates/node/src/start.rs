@@ -8,29 +8,30 @@ use crate::drive_set::DriveSet;
 use crate::error::StartError;
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
+use crate::holding::Holding;
 use crate::node::{Node, Stack};
 use crate::scrubs::Scrubs;
 use crate::{leases, watch};
 use futures_util::future::join_all;
-use penstock_array::format::descriptor::Descriptor;
-use penstock_array::format::label::Label;
+use penstock_array::format::descriptor::{Descriptor, Role};
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, Volume, read_label};
 use penstock_base::env::timeout;
-use penstock_base::{ArrayId, DecodeError, DriveId, Env, Gate, StoreId};
+use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, Gate, StoreId};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A path and the drive found there, or the reason why there is none.
 pub struct Candidate {
     path: String,
     found: Result<FoundDrive, String>,
+    is_blank: bool,
 }
 
 /// A drive with what says to whom it belongs.
@@ -58,12 +59,60 @@ impl FoundDrive {
         Some(Ok(Self { handle, superblock, labels }))
     }
 
-    /// The labels that can be read.
-    fn labels(&self) -> impl Iterator<Item = &Label> {
-        self.labels.iter().filter_map(|(_, found)| match found {
-            Ok(FoundLabel::Label(label)) => Some(label),
+    /// By array, the revision of its label here: 0 for a slice that was never used, none for a label that is
+    /// damaged or cannot be read.
+    fn revisions(&self) -> BTreeMap<ArrayId, Option<u64>> {
+        let revision = |(array, found): &(ArrayId, Result<FoundLabel, DriveError>)| {
+            let revision = match found {
+                Ok(FoundLabel::Label(label)) => Some(label.revision),
+                Ok(FoundLabel::Blank) => Some(0),
+                Ok(FoundLabel::Damaged(_) | FoundLabel::Unknown(_)) | Err(_) => None,
+            };
+            (*array, revision)
+        };
+        self.labels.iter().map(revision).collect()
+    }
+
+    /// The drives that the labels name as members.
+    fn members(&self) -> Vec<DriveId> {
+        let descriptors = self.labels.iter().filter_map(|(_, found)| match found {
+            Ok(FoundLabel::Label(label)) => label.descriptor().ok(),
             _ => None,
-        })
+        });
+        descriptors.flat_map(|found| found.members).map(|member| member.drive).collect()
+    }
+
+    /// True if no array was ever opened on the drive: all that its labels say is from its creation.
+    fn is_unused(&self) -> bool {
+        let is_first = |found: &Result<FoundLabel, DriveError>| match found {
+            Ok(FoundLabel::Label(label)) => {
+                label.descriptor().is_ok_and(|found| (found.epoch, found.revision) == (Epoch(0), 1))
+            }
+            _ => false,
+        };
+        !self.labels.is_empty() && self.labels.iter().all(|(_, found)| is_first(found))
+    }
+}
+
+/// Tells what the drives at `paths` hold.
+pub async fn look_for_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Holding {
+    let candidates = find_drives(env, backing, paths).await;
+    let drives: Vec<&FoundDrive> =
+        candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()).collect();
+    let other = candidates.iter().find(|candidate| !candidate.is_blank && candidate.found.is_err());
+    let are_all_blank = || other.is_none();
+    match (drives.is_empty(), other.and_then(Candidate::problem)) {
+        (true, None) => Holding::Nothing,
+        (true, Some(why)) => Holding::Other(why.to_owned()),
+        (false, _) => {
+            let named: BTreeSet<DriveId> = drives.iter().flat_map(|drive| drive.members()).collect();
+            let is_lacking = named.iter().any(|id| drives.iter().all(|drive| drive.superblock.drive != *id));
+            let is_unused = drives.iter().all(|drive| drive.is_unused());
+            match is_lacking && is_unused && are_all_blank() {
+                true => Holding::Unfinished,
+                false => Holding::Store,
+            }
+        }
     }
 }
 
@@ -73,6 +122,7 @@ pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> 
     let look = |path: &String| {
         let (path, opened) = (path.clone(), backing.open(path));
         async move {
+            let mut is_blank = false;
             let found = match opened {
                 Err(why) => Err(why),
                 Ok(drive) => match FoundDrive::read(env, &path, drive).await {
@@ -81,10 +131,13 @@ pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> 
                     Some(Err(error @ SuperblockError::Shrunk { .. })) => {
                         Err(format!("{path} is too small: {error}"))
                     }
-                    Some(Err(error)) => Err(format!("{path}: {error}")),
+                    Some(Err(error)) => {
+                        is_blank = matches!(error, SuperblockError::Blank);
+                        Err(format!("{path}: {error}"))
+                    }
                 },
             };
-            Candidate { path, found }
+            Candidate { path, found, is_blank }
         }
     };
     join_all(paths.iter().map(look)).await
@@ -102,13 +155,22 @@ impl Candidate {
     }
 }
 
+/// A label of a later release.
+struct UnknownLabel {
+    array: ArrayId,
+    drive: DriveId,
+    /// `u64::MAX` if the label does not say which: it may be the newest.
+    revision: u64,
+    error: DecodeError,
+}
+
 /// Decodes the newest descriptor of each array, from all labels. A damaged or unreadable one is an error only
 /// if there is no other one; the claim on record tells if what is left is too old.
 fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Descriptor>, StartError> {
     let mut readable: BTreeMap<ArrayId, Vec<Descriptor>> = BTreeMap::new();
     let mut damaged: BTreeMap<ArrayId, DecodeError> = BTreeMap::new();
     let mut unread: BTreeMap<ArrayId, &DriveError> = BTreeMap::new();
-    let mut unknown: Vec<(ArrayId, u64, DecodeError)> = Vec::new();
+    let mut unknown: Vec<UnknownLabel> = Vec::new();
     for found in candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()) {
         for (array, label) in &found.labels {
             let (revision, decoded) = match label {
@@ -125,7 +187,10 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
             };
             match decoded {
                 Ok(descriptor) => readable.entry(*array).or_default().push(descriptor),
-                Err(error @ DecodeError::Unknown { .. }) => unknown.push((*array, revision, error)),
+                Err(error @ DecodeError::Unknown { .. }) => {
+                    let drive = found.superblock.drive;
+                    unknown.push(UnknownLabel { array: *array, drive, revision, error });
+                }
                 Err(error) => {
                     tracing::error!(%array, path = found.handle.path(), %error, "the label of a slice is damaged");
                     damaged.insert(*array, error);
@@ -135,11 +200,15 @@ fn newest_descriptors(candidates: &[Candidate]) -> Result<BTreeMap<ArrayId, Desc
     }
     let newest = readable.into_iter().filter_map(|(array, found)| Some((array, Descriptor::newest(found)?)));
     let newest: BTreeMap<ArrayId, Descriptor> = newest.collect();
-    // Of a later release: an older one must not be used instead.
-    let is_newest =
-        |array: &ArrayId, revision: &u64| newest.get(array).is_none_or(|found| found.revision <= *revision);
-    if let Some((_, _, error)) = unknown.into_iter().find(|(array, at, _)| is_newest(array, at)) {
-        return Err(ArrayError::from(error).into());
+    // Of a later release: an older one must not be used instead. A drive that is no member says nothing.
+    let counts = |unknown: &UnknownLabel| {
+        newest.get(&unknown.array).is_none_or(|found| {
+            let is_member = found.members.iter().any(|member| member.drive == unknown.drive);
+            is_member && found.revision <= unknown.revision
+        })
+    };
+    if let Some(unknown) = unknown.into_iter().find(counts) {
+        return Err(ArrayError::from(unknown.error).into());
     }
     if let Some((array, error)) = unread.into_iter().find(|(array, _)| !newest.contains_key(array)) {
         return Err(StartError::Refused(format!(
@@ -191,6 +260,8 @@ impl Start {
         };
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
+        let problems: Vec<String> =
+            candidates.iter().filter_map(Candidate::problem).map(str::to_owned).collect();
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
         // All arrays are read before one is changed, so a refusal for one array leaves all of them unchanged.
         let (mut openings, roster) = (Vec::new(), Roster::new(env));
@@ -202,11 +273,15 @@ impl Start {
             let opened = opening.take_over().await;
             arrays.push(opened.inspect_err(|_| arrays.iter().for_each(|array| array.stop()))?);
         }
-        let by_name = |name: &str| {
-            let found = arrays.iter().find(|array| array.name() == name).cloned();
-            found.ok_or_else(|| StartError::NoStore(format!("no drive names the array {name}")))
+        let of_role = |role: Role, what: &str| {
+            let found = arrays.iter().find(|array| array.role() == role).cloned();
+            found.ok_or_else(|| {
+                let why =
+                    [&[format!("no drive that can be used has a {what} array")], &problems[..]].concat();
+                StartError::NoStore(why.join("; "))
+            })
         };
-        let (data, meta_array) = (by_name("data")?, by_name("meta")?);
+        let (data, meta_array) = (of_role(Role::Data, "data")?, of_role(Role::Metadata, "metadata")?);
         let gate: Rc<Gate> = Rc::default();
         let engine = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
         let kv = AheadKv::open(env, engine).await?;
@@ -235,14 +310,14 @@ fn handles(
 ) -> Result<Vec<Rc<DriveHandle>>, StartError> {
     let mut found: BTreeMap<DriveId, FoundDrive> = BTreeMap::new();
     let mut problems: BTreeMap<String, String> = BTreeMap::new();
-    for Candidate { path, found: drive } in candidates {
+    for Candidate { path, found: drive, .. } in candidates {
         match drive {
             Ok(drive) => match found.entry(drive.superblock.drive) {
                 Entry::Vacant(place) => drop(place.insert(drive)),
                 Entry::Occupied(mut place) => {
                     let newer = is_newer(&drive, place.get()).ok_or_else(|| {
                         StartError::Refused(format!(
-                            "{path} and {} are copies of one drive, each newer than the other for some array: take one away",
+                            "{path} and {} are copies of one drive, and their labels do not say which is newer: take away the one that is not to be used",
                             place.get().handle.path()
                         ))
                     })?;
@@ -278,19 +353,23 @@ fn handles(
 }
 
 /// True if `one` is newer than `other`, a copy of the same drive, by the revisions in their labels. None if
-/// each is newer for some array. The number of updates of the superblock decides only between equals, because
-/// a copy's own updates do not show that it contains the changes of the other.
+/// nothing says so: each is newer for some array, a label of one of them cannot be read, or both are alike.
+/// The number of updates of the superblock decides only between equals, because a copy's own updates do not
+/// show that it contains the changes of the other.
 fn is_newer(one: &FoundDrive, other: &FoundDrive) -> Option<bool> {
-    let revisions = |of: &FoundDrive| -> BTreeMap<ArrayId, u64> {
-        of.labels().map(|label| (label.array, label.revision)).collect()
-    };
-    let (one_has, other_has) = (revisions(one), revisions(other));
-    let leads = |these: &BTreeMap<ArrayId, u64>, those: &BTreeMap<ArrayId, u64>| {
-        these.iter().any(|(array, revision)| those.get(array).is_none_or(|other| revision > other))
-    };
-    match (leads(&one_has, &other_has), leads(&other_has, &one_has)) {
+    let (one_has, other_has) = (one.revisions(), other.revisions());
+    let (mut leads, mut trails) = (false, false);
+    for array in one_has.keys().chain(other_has.keys()) {
+        let of =
+            |revisions: &BTreeMap<ArrayId, Option<u64>>| revisions.get(array).copied().unwrap_or(Some(0));
+        let (mine, its) = (of(&one_has)?, of(&other_has)?);
+        leads |= mine > its;
+        trails |= mine < its;
+    }
+    let (mine, its) = (one.superblock.seq, other.superblock.seq);
+    match (leads, trails) {
         (true, true) => None,
-        (false, false) => Some(one.superblock.seq > other.superblock.seq),
+        (false, false) => (mine != its).then_some(mine > its),
         (newer, _) => Some(newer),
     }
 }
@@ -328,7 +407,8 @@ mod tests {
     use super::*;
     use penstock_array::Position;
     use penstock_array::format::descriptor::MemberEntry;
-    use penstock_base::{Epoch, Id128, PoolId};
+    use penstock_array::format::label::Label;
+    use penstock_base::{Id128, PoolId};
     use penstock_drive::MemoryDrive;
     use penstock_drive::copies::Features;
 
@@ -347,6 +427,7 @@ mod tests {
             array: ARRAY,
             pool: PoolId::default(),
             name: "data".into(),
+            role: Role::Data,
             k: 1,
             m: 2,
             strip_blocks: 8,
@@ -376,7 +457,54 @@ mod tests {
         let handle =
             DriveHandle::online(penstock_sim::World::new(1).env(), path.into(), drive, superblock.clone());
         let labels = vec![(ARRAY, Ok(FoundLabel::Label(label)))];
-        Candidate { path: path.into(), found: Ok(FoundDrive { handle, superblock, labels }) }
+        Candidate { path: path.into(), found: Ok(FoundDrive { handle, superblock, labels }), is_blank: false }
+    }
+
+    fn found(candidate: Candidate) -> FoundDrive {
+        candidate.found.unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Regression: a copy was taken for newer than the drive whose label could not be read, and which of two
+    /// equal copies was used depended on the order of their paths.
+    #[test]
+    fn of_two_copies_the_newer_one_is_used_if_that_is_known() {
+        let (old, new) = (found(candidate("old", 0, 5)), found(candidate("new", 0, 7)));
+        assert_eq!((is_newer(&new, &old), is_newer(&old, &new)), (Some(true), Some(false)));
+        assert_eq!(is_newer(&old, &found(candidate("twin", 0, 5))), None);
+        let label = |label: Result<FoundLabel, DriveError>| {
+            let drive = found(candidate("bad", 0, 7));
+            FoundDrive { labels: vec![(ARRAY, label)], ..drive }
+        };
+        let bad = DecodeError::Bad { what: "label", why: "a test" };
+        for unknown in [Err(DriveError::Down("a test".into())), Ok(FoundLabel::Damaged(bad))] {
+            let drive = label(unknown);
+            assert_eq!((is_newer(&drive, &old), is_newer(&old, &drive)), (None, None));
+        }
+        let blank = label(Ok(FoundLabel::Blank));
+        assert_eq!((is_newer(&blank, &old), is_newer(&old, &blank)), (Some(false), Some(true)));
+    }
+
+    /// Regression: a label of a later release on a drive that is no member kept the array from starting.
+    #[test]
+    fn labels_of_a_later_release_count_on_members_only() {
+        let unknown = || DecodeError::Unknown { what: "label", field: "version", found: 2 };
+        let later = |number: u8| {
+            let mut found = candidate("later", number, 7);
+            if let Ok(drive) = &mut found.found {
+                drive.labels = vec![(ARRAY, Ok(FoundLabel::Unknown(unknown())))];
+            }
+            found
+        };
+        let stranger = |mut found: Candidate| {
+            if let Ok(drive) = &mut found.found {
+                drive.superblock.drive = DriveId(Id128([77; 16]));
+            }
+            found
+        };
+        let drives = [candidate("a", 0, 7), stranger(later(1))];
+        assert_eq!(newest_descriptors(&drives).unwrap()[&ARRAY].revision, 7);
+        assert!(newest_descriptors(&[candidate("a", 0, 7), later(1)]).is_err());
+        assert!(newest_descriptors(&[stranger(later(1))]).is_err(), "there is nothing older");
     }
 
     /// One drive is found at two paths: its descriptor vouches for itself.

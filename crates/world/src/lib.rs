@@ -6,13 +6,15 @@
 #![allow(clippy::unwrap_used, reason = "a machine of a test that cannot start fails the test")]
 
 use penstock_array::CreateSpec;
+use penstock_array::format::descriptor::Role;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_base::{Env, Ino};
 use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Found, InProcess, Lacking, Node, Start, StartError, StoreSpec, create_store, find_drives,
+    Backing, Found, Holding, InProcess, Lacking, Node, Start, StartError, StoreSpec, create_store,
+    find_drives, look_for_store,
 };
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
 use std::cell::RefCell;
@@ -125,7 +127,7 @@ fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
         |name, k, m| CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new(name, k, m) };
     StoreSpec {
         data: array("data", k, m),
-        meta: array("meta", 1, m),
+        meta: CreateSpec { role: Role::Metadata, ..array("meta", 1, m) },
         drive_bytes: META_BYTES + data_bytes / k as u64 / (1 << 20) * (1 << 20),
         meta_slice_bytes: META_BYTES,
     }
@@ -150,19 +152,32 @@ impl Site {
 
     /// A store whose data slices have `data_bytes` bytes together.
     pub fn with_data(k: usize, m: usize, data_bytes: u64) -> Self {
+        let site = Self::without_store(k, m, data_bytes);
         let world = World::new(3);
-        let env = world.env();
-        let backing = SimBacking {
-            world: world.clone(),
-            disks: Rc::default(),
-            plans: Rc::default(),
-            opened: Rc::default(),
-        };
-        let spec = spec(k, m, data_bytes);
-        let paths: Vec<String> = (0..k + m).map(path).collect();
-        world.run(create_store(&env, &backing, &spec, &paths)).unwrap().unwrap();
+        world.run(site.make_store(&world)).unwrap().unwrap();
         world.destroy();
-        Self { disks: backing.disks, plans: Rc::default(), ownership: Rc::default(), spec }
+        site
+    }
+
+    /// A place for such a store, without drives.
+    pub fn without_store(k: usize, m: usize, data_bytes: u64) -> Self {
+        let spec = spec(k, m, data_bytes);
+        Self { disks: Rc::default(), plans: Rc::default(), ownership: Rc::default(), spec }
+    }
+
+    /// Makes the store if there is none, as a start in a folder without a record of its store does. Returns
+    /// what was there.
+    pub async fn make_store(&self, world: &World) -> Result<Holding, StartError> {
+        let (env, opened) = (world.env(), Opened::default());
+        let backing =
+            SimBacking { world: world.clone(), disks: self.disks.clone(), plans: self.plans.clone(), opened };
+        let there: Vec<String> = self.disks.borrow().keys().cloned().collect();
+        let found = look_for_store(&env, &backing, &there).await;
+        if found != Holding::Store {
+            let paths: Vec<String> = (0..self.spec.drives()).map(path).collect();
+            create_store(&env, &backing, &self.spec, &paths, &found).await?;
+        }
+        Ok(found)
     }
 
     /// Size of each drive in bytes.

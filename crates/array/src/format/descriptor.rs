@@ -9,12 +9,39 @@ use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch, PoolId};
 use penstock_raid::MAX_STRIPS;
 use std::collections::BTreeSet;
 
-const FORMAT: u16 = 3;
-/// Each member has one range of its drive.
-const EXTENTS: u16 = 1;
+const FORMAT: u16 = 4;
+/// An array is one range of stripes, with an extent on each member.
+const RANGES: u16 = 1;
 
 /// The generation of a member's slice when the array is created. A replacement raises it.
 pub(crate) const FIRST_GENERATION: u64 = 1;
+
+/// The use of an array.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// It holds the chunks of files.
+    #[default]
+    Data,
+    /// It holds the key-value store of its stack.
+    Metadata,
+}
+
+impl Role {
+    fn encode(self) -> u8 {
+        match self {
+            Self::Data => 1,
+            Self::Metadata => 2,
+        }
+    }
+
+    fn decode(dec: &Dec<'_>, byte: u8) -> Result<Self, DecodeError> {
+        match byte {
+            1 => Ok(Self::Data),
+            2 => Ok(Self::Metadata),
+            other => Err(dec.unknown("role", other.into())),
+        }
+    }
+}
 
 /// One member of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +69,8 @@ pub struct Descriptor {
     pub pool: PoolId,
     /// Name for people; `data` and `meta` today.
     pub name: String,
+    /// The use of it.
+    pub role: Role,
     /// Data strips in a stripe.
     pub k: u16,
     /// Redundancy strips in a stripe.
@@ -105,11 +134,11 @@ impl Descriptor {
     /// Encodes the descriptor.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        // Layout: 0 is fixed, without version and seed. Integrity: 1 is a trailer in each strip. One group.
-        // No spare strips.
-        enc.u16(FORMAT).u8(0).u8(1).u16(1).u16(self.k).u16(self.m).u16(0).u32(self.strip_blocks);
+        // Integrity: 1 is a trailer in each strip. One group. No spare strips.
+        enc.u16(FORMAT).u8(self.role.encode()).u8(1).u16(1).u16(self.k).u16(self.m).u16(0);
+        enc.u32(self.strip_blocks);
         // The stack that the array belongs to: there is one.
-        enc.id(self.array.0).id(self.pool.0).u16(0).u16(0).u32(0).u64(0);
+        enc.id(self.array.0).id(self.pool.0).u16(0).u16(0).u32(0);
         enc.u64(self.log_bytes).u32(self.segment_bytes).u32(0);
         enc.u64(self.epoch.0).u64(self.root_epoch.0).u64(self.revision).u64(self.carriers_epoch);
         enc.bytes(self.name.as_bytes());
@@ -117,7 +146,8 @@ impl Descriptor {
         self.carriers.iter().for_each(|carrier| {
             enc.u16(*carrier);
         });
-        enc.u16(EXTENTS).u64(self.stripes);
+        // Layout of the range: 0 is fixed, without version and seed.
+        enc.u16(RANGES).u8(0).u8(0).u16(0).u16(0).u64(0).u64(self.stripes);
         enc.u16(to_u16(self.members.len()));
         for member in &self.members {
             enc.id(member.drive.0).u64(member.generation).u64(member.epoch.0);
@@ -133,27 +163,33 @@ impl Descriptor {
         let mut dec = Dec::new("array descriptor", bytes);
         let format = dec.u16()?;
         dec.check_format(format, FORMAT)?;
-        let (layout, integrity, groups) = (dec.u8()?, dec.u8()?, dec.u16()?);
+        let role = dec.u8()?;
+        let role = Role::decode(&dec, role)?;
+        let (integrity, groups) = (dec.u8()?, dec.u16()?);
         let (k, m, spares, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
-        let (array, pool) = (ArrayId(dec.id()?), PoolId(dec.id()?));
-        let (stack, layout_version) = (dec.u16()?, dec.u16()?);
-        dec.zeros("padding before the layout's seed", 4)?;
-        let (layout_seed, log_bytes, segment_bytes) = (dec.u64()?, dec.u64()?, dec.u32()?);
+        let (array, pool, stack) = (ArrayId(dec.id()?), PoolId(dec.id()?), dec.u16()?);
+        dec.zeros("padding of the stack", 6)?;
+        let (log_bytes, segment_bytes) = (dec.u64()?, dec.u32()?);
         dec.zeros("padding of segments", 4)?;
         let (epoch, root_epoch) = (Epoch(dec.counter_with_room()?), Epoch(dec.counter_with_room()?));
         let (revision, carriers_epoch) = (dec.counter_with_room()?, dec.counter_with_room()?);
         let name = dec.text()?;
         let carrier_count = dec.u16()?;
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
-        let extents = dec.u16()?;
-        dec.check_known("layout", layout, 0)?;
+        let ranges = dec.u16()?;
         dec.check_known("integrity", integrity, 1)?;
         dec.check_known("groups", groups, 1)?;
         dec.check_known("spare strips", spares, 0)?;
         dec.check_known("stack", stack, 0)?;
+        dec.check_known("ranges of stripes", ranges, RANGES)?;
+        let layout = dec.u8()?;
+        dec.check_known("layout", layout, 0)?;
+        dec.zeros("padding of a layout", 1)?;
+        let layout_version = dec.u16()?;
         dec.check_known("layout version", layout_version, 0)?;
+        dec.zeros("padding of a layout", 2)?;
+        let layout_seed = dec.u64()?;
         dec.check_known("layout seed", layout_seed, 0)?;
-        dec.check_known("extents", extents, EXTENTS)?;
         let stripes = dec.u64()?;
         let member_count = dec.u16()?;
         let mut members = Vec::new();
@@ -173,6 +209,7 @@ impl Descriptor {
             array,
             pool,
             name,
+            role,
             k,
             m,
             strip_blocks,

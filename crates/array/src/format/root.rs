@@ -3,10 +3,11 @@
 use super::descriptor::MemberEntry;
 use super::{are_near, check_block, seal_block};
 use crate::place::{Position, Positions};
+use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
 
 const MAGIC: &[u8; 4] = b"PROT";
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 
 /// A checkpoint's root. Each carrier has two places for it; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct Root {
     /// The owner's epoch. Labels of valid members are of this epoch or a later one, except those in
     /// `behind`.
     pub epoch: Epoch,
-    /// Valid members whose labels did not take the owner's epoch, as a bit mask.
+    /// Valid members whose labels did not take the owner's epoch.
     pub behind: Positions,
 }
 
@@ -72,7 +73,10 @@ impl Root {
             .u64(self.replay_segment)
             .u64(self.replay_seq.0);
         enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order).u64(self.table_sum);
-        enc.u64(self.epoch.0).u64(self.behind.bits());
+        enc.u64(self.epoch.0).u16(to_u16(self.behind.len()));
+        self.behind.iter().for_each(|position| {
+            enc.u16(position.number());
+        });
         seal_block(&mut enc)
     }
 
@@ -121,9 +125,23 @@ impl Root {
             order: dec.counter_with_room()?,
             table_sum: dec.u64()?,
             epoch: Epoch(dec.counter_with_room()?),
-            behind: Positions::from_bits(dec.u64()?),
+            behind: decode_members(&mut dec)?,
         };
         dec.zeros("the rest of the block", dec.left())?;
         Ok(root)
     }
+}
+
+/// Decodes a list of members in ascending order.
+fn decode_members(dec: &mut Dec<'_>) -> Result<Positions, DecodeError> {
+    let (count, mut members) = (dec.u16()?, Positions::NONE);
+    for _ in 0..count {
+        let number = dec.u16()?;
+        let position = Position::of_number(number).ok_or(dec.unknown("member", number.into()))?;
+        if members.iter().last().is_some_and(|last| last >= position) {
+            return Err(dec.bad("members out of order"));
+        }
+        members.insert(position);
+    }
+    Ok(members)
 }

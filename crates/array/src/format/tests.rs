@@ -1,6 +1,6 @@
 //! Golden bytes, damage and noise for every structure: old images must open, and no input may cause a panic.
 
-use super::descriptor::{Descriptor, MemberEntry};
+use super::descriptor::{Descriptor, MemberEntry, Role};
 use super::label::Label;
 use super::record::{Entry, RecordHead, StripPatch};
 use super::root::Root;
@@ -65,6 +65,7 @@ fn descriptor() -> Descriptor {
         array: ARRAY,
         pool: PoolId(Id128([0xb8; 16])),
         name: "golden".into(),
+        role: Role::Data,
         k: 2,
         m: 1,
         strip_blocks: 64,
@@ -167,7 +168,7 @@ fn never_panics<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> T) {
 
 #[test]
 fn root_is_as_in_the_first_release() {
-    check(&root().encode(), 0x2700_5228, 0..SECTOR_BYTES, &root(), |bytes| Root::decode(bytes).ok());
+    check(&root().encode(), 0xcb74_0402, 0..SECTOR_BYTES, &root(), |bytes| Root::decode(bytes).ok());
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn record_is_as_in_the_first_release() {
 fn descriptor_is_as_in_the_first_release() {
     let bytes = descriptor().encode();
     assert_eq!(Descriptor::decode(&bytes).as_ref(), Ok(&descriptor()));
-    assert_eq!(crc32c(&bytes), 0x54a0_d713, "{:#010x}", crc32c(&bytes));
+    assert_eq!(crc32c(&bytes), 0x3bd0_e23a, "{:#010x}", crc32c(&bytes));
     never_panics(&bytes, Descriptor::decode);
 }
 
@@ -213,7 +214,7 @@ fn label_is_as_in_the_first_release() {
     let bytes = label.encode();
     // The header, array, drive and position, and the descriptor with its length.
     let covered = 64 + 40 + 4 + descriptor().encode().len();
-    check(&bytes, 0x9499_5780, 0..covered, &label, |bytes| Label::decode(bytes).ok());
+    check(&bytes, 0xbbc5_0a5c, 0..covered, &label, |bytes| Label::decode(bytes).ok());
     assert_eq!(label.descriptor(), Ok(descriptor()));
     let other = Label { revision: label.revision + 1, ..label };
     assert!(other.descriptor().is_err(), "a descriptor of another revision");
@@ -223,20 +224,23 @@ fn label_is_as_in_the_first_release() {
 #[test]
 fn fields_of_later_releases_are_refused_by_name() {
     let bytes = descriptor().encode();
-    let extents = 112 + 4 + "golden".len() + 2 + 2 * descriptor().carriers.len();
-    let member = extents + 2 + 8 + 2;
+    let ranges = 104 + 4 + "golden".len() + 2 + 2 * descriptor().carriers.len();
+    let member = ranges + 2 + 22 + 2;
     for (at, field) in [
         (0, "format"),
-        (2, "layout"),
+        (2, "role"),
         (3, "integrity"),
         (4, "groups"),
         (10, "spare strips"),
         (48, "stack"),
-        (50, "layout version"),
-        (52, "padding before the layout's seed"),
-        (56, "layout seed"),
-        (76, "padding of segments"),
-        (extents, "extents"),
+        (50, "padding of the stack"),
+        (68, "padding of segments"),
+        (ranges, "ranges of stripes"),
+        (ranges + 2, "layout"),
+        (ranges + 3, "padding of a layout"),
+        (ranges + 4, "layout version"),
+        (ranges + 6, "padding of a layout"),
+        (ranges + 8, "layout seed"),
         (member + 32, "state of a member"),
         (member + 33, "padding of a member"),
         (member + 36, "failure domain"),
@@ -327,7 +331,7 @@ fn a_descriptor_that_breaks_arithmetic_is_refused() {
     assert!(Descriptor::decode(&wraps.encode()).is_err());
     assert!(Descriptor::decode(&Descriptor { carriers: vec![1, 1], ..descriptor() }.encode()).is_err());
     let mut odd_name = descriptor().encode();
-    odd_name[116] = 0xff;
+    odd_name[108] = 0xff;
     assert!(Descriptor::decode(&odd_name).unwrap_err().to_string().contains("UTF-8"));
     // The geometry adds to `log_bytes`; a value at the end of its type must not overflow.
     let mut long = Descriptor { log_bytes: u64::MAX, segment_bytes: 1 << 31, ..descriptor() };

@@ -7,7 +7,7 @@ use crate::ranks;
 use crate::site::Site;
 use penstock_base::rank::RankedMutex;
 use penstock_base::{ArrayId, BufMut, DecodeError, Epoch};
-use penstock_drive::copies::{self, COPY_BYTES, FoundCopies};
+use penstock_drive::copies::{self, COPY_BYTES, FoundCopies, Scrubbed};
 use penstock_drive::{DriveError, Slice};
 use std::cell::Cell;
 
@@ -25,11 +25,17 @@ pub enum FoundLabel {
 }
 
 impl FoundLabel {
-    /// The epoch of the owner that wrote it; 0 if nothing says that the slice is of the array as it is.
-    pub(crate) fn epoch(&self) -> Epoch {
+    /// The epoch of the owner that wrote it; none if nothing says that the slice is of the array as it is. An
+    /// error if this release does not understand the label or its descriptor.
+    pub(crate) fn epoch(&self) -> Result<Option<Epoch>, DecodeError> {
         match self {
-            Self::Label(label) => label.descriptor().map_or(Epoch(0), |found| found.epoch),
-            Self::Blank | Self::Damaged(_) | Self::Unknown(_) => Epoch(0),
+            Self::Label(label) => match label.descriptor() {
+                Ok(descriptor) => Ok(Some(descriptor.epoch)),
+                Err(error @ DecodeError::Unknown { .. }) => Err(error),
+                Err(_) => Ok(None),
+            },
+            Self::Blank | Self::Damaged(_) => Ok(None),
+            Self::Unknown(error) => Err(error.clone()),
         }
     }
 }
@@ -64,7 +70,7 @@ async fn write(slice: &Slice, label: &Label) -> Result<(), DriveError> {
 
 /// Writes zeros over both places of the label: nothing on the slice counts. It proves that the drive takes
 /// writes there.
-pub(crate) async fn clear(slice: &Slice) -> Result<(), DriveError> {
+pub async fn clear_label(slice: &Slice) -> Result<(), DriveError> {
     let io = Site::LabelClear.io();
     for place in copies::places(slice.len()) {
         slice.write(place, BufMut::zeroed(COPY_BYTES).freeze(), io).await?;
@@ -91,21 +97,17 @@ impl Labelling {
         let Some(label) = make() else { return Ok(false) };
         let is_newer = |last: &Label| last.revision <= label.revision;
         assert!(last.as_ref().is_none_or(is_newer), "a label goes forwards");
-        write(slice, &label).await?;
-        *last = Some(label);
+        // Before it is written: after an error the drive may have it in one of the places.
+        write(slice, last.insert(label)).await?;
         Ok(true)
     }
 
-    /// Verifies both copies of the label that was last written, and rewrites both if one is bad. Returns the
-    /// number of bad copies.
-    pub(crate) async fn scrub(&self, slice: &Slice) -> Result<usize, DriveError> {
-        let last = self.0.lock().await;
-        let Some(label) = &*last else { return Ok(0) };
-        let bad = copies::bad_copies(slice, copies::places(slice.len()), label).await?;
-        if !bad.is_empty() {
-            write(slice, label).await?;
+    /// Verifies both copies of the label that was last written, and rewrites both if one is bad.
+    pub(crate) async fn scrub(&self, slice: &Slice) -> Scrubbed {
+        match &*self.0.lock().await {
+            Some(label) => copies::scrub(slice, copies::places(slice.len()), label).await,
+            None => Scrubbed::default(),
         }
-        Ok(bad.len())
     }
 }
 

@@ -156,6 +156,17 @@ impl AcceptedLoss {
     }
 }
 
+/// The way of an opening that finds drives away, or with contents of the past, although the array cannot miss
+/// them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lacking {
+    /// Nothing is changed, and an error names the drives: with them nothing is lost.
+    Refuse,
+    /// An administrator accepts the loss: the array is opened with what there is. Data that only those drives
+    /// have is lost.
+    Accept,
+}
+
 /// A claim could not be recorded.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ClaimError {

@@ -296,7 +296,7 @@ impl Members {
 
     /// Has a member's label written as soon as that is possible. Returns false if that was wanted
     /// before.
-    fn owe_label(&self, position: Position) -> bool {
+    pub(super) fn owe_label(&self, position: Position) -> bool {
         let is_new = self.owed.add(position);
         if is_new {
             self.context.signals.carriers.notify_one();
@@ -403,7 +403,7 @@ impl Members {
     /// Puts a blank slice in a member's place. Everything on it counts as stale until it is rebuilt.
     pub(crate) async fn replace(&self, position: Position, slice: Slice) -> Result<(), ArrayError> {
         // Before anything changes: a drive that takes no label takes no member's place.
-        labels::clear(&slice).await.map_err(|error| {
+        labels::clear_label(&slice).await.map_err(|error| {
             ArrayError::Invalid(format!("drive {} does not take its label: {error}", slice.drive().id()))
         })?;
         if !self.stale().contains(position) {

@@ -15,14 +15,13 @@
 //! is, and the next opening finds the same; the right drive, if it is there then, is resynced like one that
 //! was away.
 
-use super::Lacking;
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::events::ArrayEvent;
 use crate::format::root::Root;
 use crate::log::fold::Redo;
 use crate::members::Members;
-use crate::members::ownership::{AcceptedLoss, Claim};
+use crate::members::ownership::{AcceptedLoss, Claim, Lacking};
 use crate::place::{Position, Positions};
 use crate::stripes::Stripes;
 use crate::strips::{Erased, Part, Strips};
@@ -49,7 +48,7 @@ pub(super) fn leave_out_outdated(
     root: &Root,
     claim: &Claim,
     stale: Positions,
-    epochs: &[Epoch],
+    epochs: &[Option<Epoch>],
     lacking: Lacking,
 ) -> (Vec<LeftOut>, AcceptedLoss) {
     let mut accepted = claim.accepted;
@@ -62,8 +61,8 @@ pub(super) fn leave_out_outdated(
         let least = root.least_epoch(position, &members.descriptor().members[position.index()], is_stale);
         let (mut is_missing, slice) = (is_stale, members.slice(position));
         if let Some(slice) = slice {
-            let epoch = epochs[position.index()];
-            if epoch < least || accepted.may_be_old(position, epoch) {
+            let may_be_old = |epoch| epoch < least || accepted.may_be_old(position, epoch);
+            if epochs[position.index()].is_none_or(may_be_old) {
                 tracing::warn!(
                     array = context.name,
                     %position,

@@ -2,7 +2,7 @@
 
 use penstock_array::Position;
 use penstock_array::Site as WriteSite;
-use penstock_array::format::descriptor::Descriptor;
+use penstock_array::format::descriptor::{Descriptor, Role};
 use penstock_array::format::label::Label;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{
@@ -56,6 +56,7 @@ pub fn spec(k: usize, m: usize) -> CreateSpec {
     CreateSpec {
         pool: PoolId::default(),
         name: "test".into(),
+        role: Role::Data,
         k,
         m,
         strip_blocks: 8,

@@ -3,7 +3,7 @@
 use super::drive::{contents_of, seal};
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, agrees, unsealed};
-use penstock_array::format::descriptor::{Descriptor, MemberEntry};
+use penstock_array::format::descriptor::{Descriptor, MemberEntry, Role};
 use penstock_array::format::label::Label;
 use penstock_array::format::record::{Entry, RecordHead, StripPatch};
 use penstock_array::format::root::Root;
@@ -37,6 +37,7 @@ fn descriptors() -> Vec<Descriptor> {
         array: ARRAY,
         pool: PoolId(Id128([0xb8; 16])),
         name: name.into(),
+        role: Role::Data,
         k,
         m,
         strip_blocks: 64,

@@ -9,7 +9,7 @@ use penstock_drive::superblock::{self, SliceEntry};
 use penstock_drive::{DriveHandle, Fault, Op, Slice};
 use penstock_node::StartError;
 use penstock_sim::{CutMode, CutPlan, SimDrive, World};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 async fn work(site: &Site, world: &World, model: &Model, steps: u64) -> Result<Machine, String> {
@@ -210,4 +210,37 @@ fn a_drive_that_fails_at_the_first_start_does_not_hold_it_up() {
         // Nothing was recorded that a later start would refuse.
         assert_eq!(start_once(&site, 6, None), Some(Ok(())), "{op:?} {nth}");
     }
+}
+
+/// Regression: a power cut between the superblocks of a new store left a folder that could neither be started
+/// nor made again.
+#[test]
+fn a_store_whose_making_was_cut_can_be_made() {
+    let make = |seed: u64, cut: Option<CutPlan>| {
+        let site = Site::without_store(2, 1, 24 << 20);
+        let world = World::new(seed);
+        cut.into_iter().for_each(|cut| world.plan_cut(cut));
+        let made = world.run(site.make_store(&world));
+        let hits = world.hits();
+        site.cut(&world);
+        (site, made.is_ok(), hits)
+    };
+    let mut found = BTreeSet::new();
+    for (name, hits) in make(1, None).2 {
+        for (nth, seed) in (0..hits).flat_map(|nth| (10..13).map(move |seed| (nth, seed))) {
+            let (site, is_made, _) = make(seed, Some(CutPlan { site: name.to_owned(), nth }));
+            assert!(!is_made, "the cut at {name} {nth} came");
+            let world = World::new(seed + 100);
+            let started = world.run(async {
+                found.insert(format!("{:?}", site.make_store(&world).await?));
+                let machine = site.start(&world, &[]).await?;
+                assert!(machine.node.drives().iter().all(|drive| drive.is_online()), "{name} {nth}");
+                machine.stop().await;
+                Ok::<_, StartError>(())
+            });
+            started.unwrap().unwrap_or_else(|error| panic!("cut at {name} {nth}, seed {seed}: {error}"));
+            world.destroy();
+        }
+    }
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["Nothing", "Store", "Unfinished"]);
 }

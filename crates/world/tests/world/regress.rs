@@ -185,11 +185,11 @@ fn a_damaged_label_costs_the_member_and_not_the_start() {
         let copies = slices.iter().flat_map(|slice| places(slice.len).map(|at| slice.offset + at));
         for at in copies {
             if unreadable {
-                // The first read finds the store, the second is that of the opening.
+                // The search for drives reads it, and the opening: each the whole, then the first block.
                 let within = at..at + COPY_BYTES as u64;
                 let plan = Planned { op: Op::Read, nth: 0, fault: Fault::Fail, within };
                 let mut plans = site.plans.borrow_mut();
-                (0..2).for_each(|_| plans.entry(path(1)).or_default().push(plan.clone()));
+                (0..4).for_each(|_| plans.entry(path(1)).or_default().push(plan.clone()));
             } else {
                 disk.corrupt(at / BLOCK, &[0x5a; BLOCK_BYTES]);
             }

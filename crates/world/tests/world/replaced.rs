@@ -174,9 +174,10 @@ fn a_restart_amid_a_replacement(k: usize, m: usize) {
         write_durably(&machine, "file", 100_000).await;
         let drive = fail_first_drive(&machine).await;
         let id = drive.to_string();
-        // The host becomes full when the drive takes the label of the second array.
+        // The host becomes full when the drive takes the label of the second array, whose place was cleared
+        // before.
         let within = label_of(&machine.node.arrays()[1], drive);
-        let full = Planned { op: Op::Write, nth: 0, fault: Fault::HostFull, within };
+        let full = Planned { op: Op::Write, nth: 1, fault: Fault::HostFull, within };
         site.plans.borrow_mut().insert("disk0".to_owned(), vec![full]);
         machine.node.replace_drive(&id, None).await.unwrap_err();
         let names = |array: &&Rc<penstock_array::Array>| {

@@ -4,7 +4,7 @@
 //! free | label
 
 use crate::error::ArrayError;
-use crate::format::descriptor::{Descriptor, Role};
+use crate::format::descriptor::{Descriptor, MOST_NAME_BYTES, Role};
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
 use crate::place::{Position, Positions, SegmentNo};
@@ -17,8 +17,6 @@ use std::ops::Range;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Largest slice in bytes. Sums of offsets in it do not overflow.
 const MAX_SLICE_BYTES: u64 = 1 << 60;
-/// Longest name of an array in bytes. With it, a descriptor of any code fits in a label.
-const MOST_NAME_BYTES: usize = 255;
 
 /// Parameters for the creation of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -212,8 +212,9 @@ impl Members {
             let Some((slice, labelling)) = self.labelled(position) else { continue };
             let found = labelling.scrub(&slice).await;
             self.count_checksum_errors(position, found.bad);
-            self.count_repaired(position, found.repaired());
+            self.count_repaired(position, found.repaired);
             all.bad += found.bad;
+            all.repaired += found.repaired;
             if let Some(error) = found.failed {
                 tracing::warn!(array = self.name(), %position, %error, "a label is not repaired yet");
                 self.owe_label(position);

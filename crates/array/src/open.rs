@@ -30,7 +30,7 @@ use crate::log::mends::{self, Mend};
 use crate::log::replay::read_log;
 use crate::members::labels;
 use crate::members::ownership::{AcceptedLoss, Claim, Lacking, Ownership};
-use crate::members::{Members, Roster};
+use crate::members::{FoundLabels, Members, Roster};
 use crate::place::{Position, Positions, SegmentNo};
 use crate::site::Site;
 use crate::stripes::table::StripeTable;
@@ -196,16 +196,18 @@ impl Opening {
         let (claim, stale) = array.members.recorded().await?;
         let labels = array.members.read_labels(lacking).await?;
         let (name, unread) = (array.context.name.clone(), array.members.drives(labels.unread));
-        Self::read_labelled(array, claim, stale, &labels.epochs, lacking)
-            .await
-            .map_err(|error| without_labels(error, name, unread))
+        let read = Self::read_labelled(array, claim, stale, &labels, lacking).await;
+        match lacking {
+            Lacking::Refuse => read.map_err(|error| without_labels(error, name, unread)),
+            Lacking::Accept => read,
+        }
     }
 
     async fn read_labelled(
         array: Array,
         claim: Claim,
         stale: Positions,
-        epochs: &[Option<Epoch>],
+        labels: &FoundLabels,
         lacking: Lacking,
     ) -> Result<Self, ArrayError> {
         let (context, members, stripes) = (&array.context, &array.members, &array.stripes);
@@ -217,7 +219,7 @@ impl Opening {
         let (root, hidden) = read_root(context, &slices(&read_from)).await?;
         check_root(context, members, &root, &claim)?;
         let (outdated, accepted_loss) =
-            leave_out_outdated(context, members, &root, &claim, stale, epochs, lacking);
+            leave_out_outdated(context, members, &root, &claim, stale, labels, lacking);
         let positions = members.trusted_carriers(stale);
         let carriers = slices(&positions);
         if carriers.is_empty() {

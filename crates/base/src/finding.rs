@@ -100,6 +100,12 @@ kinds! {
     ChunksOfNonFile "chunks_of_non_file",
     /// A chunk lies beyond the largest offset that a file can have.
     ChunkBeyondLimit "chunk_beyond_limit",
+    /// The row of a file on a target, or of an account, cannot be read.
+    BadFileRow "bad_file_row",
+    /// The row of a file on a target disagrees with its chunks or with its inode.
+    WrongFileRow "wrong_file_row",
+    /// The blocks counted for an owner are not those of the owner's files.
+    WrongAccount "wrong_account",
     /// A block is marked as used and belongs to nothing.
     BlockNotOwned "block_not_owned",
     /// The counts of free space in memory are wrong.

@@ -4,17 +4,19 @@
 //! - a chunk with dirty blocks or with changes that are not committed is in memory, whatever its row says;
 //! - a chunk is in the queue exactly while it has dirty blocks, at the order of its first write since it was
 //!   clean;
-//! - for a *complete* file, each chunk that has a row is in memory, so no rows are looked up for it. A file
-//!   is complete from the creation of its inode on, until chunks are evicted.
+//! - for a *complete* file, each chunk that has a row is in memory, and so is the file if it has one, so no
+//!   rows are looked up for it. A file is complete from the creation of its inode on, until chunks or files
+//!   are evicted.
 
 use crate::ChunkError;
 use crate::dirty::{DirtyRuns, Dropped};
+use crate::files::FileState;
 use crate::map::{ChunkMap, MapChanges};
 use crate::ranks;
-use crate::rows::{ChunkKey, Extent, decode_map, map_range};
+use crate::rows::{ChunkKey, Extent, FileRow, MapRow, map_range};
 use penstock_base::locks::{Exclusive, Shared};
 use penstock_base::rank::{LockKey, RankedKey, RankedLocks};
-use penstock_base::{Birth, BoundedSet, Buf, DecodeError, FileKey};
+use penstock_base::{Birth, BoundedSet, Buf, DecodeError, FileKey, HashMap};
 use penstock_kv::{Kv, for_each_key};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,16 +29,48 @@ const MOST: usize = 1 << 16;
 /// One chunk.
 #[derive(Default)]
 pub(crate) struct Chunk {
-    pub(crate) map: ChunkMap,
-    pub(crate) dirty: DirtyRuns,
+    file: Rc<FileState>,
+    map: ChunkMap,
+    dirty: DirtyRuns,
     /// Order of the first write since the chunk was clean; the lowest is written back first.
     since: u64,
 }
 
 impl Chunk {
-    /// A clean chunk.
-    pub(crate) fn of_map(map: ChunkMap) -> Self {
-        Self { map, ..Self::default() }
+    /// A clean chunk of a file.
+    pub(crate) fn of_map(map: ChunkMap, file: &Rc<FileState>) -> Self {
+        Self { map, file: file.clone(), ..Self::default() }
+    }
+
+    /// The file.
+    pub(crate) fn file(&self) -> &Rc<FileState> {
+        &self.file
+    }
+
+    /// The places of its blocks on the volume.
+    pub(crate) fn map(&self) -> &ChunkMap {
+        &self.map
+    }
+
+    /// Its blocks in memory.
+    pub(crate) fn dirty(&self) -> &DirtyRuns {
+        &self.dirty
+    }
+
+    /// Changes the map, and counts the blocks that the file holds.
+    pub(crate) fn change<T>(&mut self, change: impl FnOnce(&mut ChunkMap) -> T) -> T {
+        let before = self.map.blocks();
+        let result = change(&mut self.map);
+        self.file.count(before, self.map.blocks());
+        result
+    }
+
+    /// Changes the dirty blocks, and counts those that the file has reserved.
+    pub(crate) fn change_dirty<T>(&mut self, change: impl FnOnce(&mut DirtyRuns) -> T) -> T {
+        let before = self.dirty.reserved();
+        let result = change(&mut self.dirty);
+        self.file.count(before, self.dirty.reserved());
+        result
     }
 
     /// Blocks of a range that are neither dirty nor have a volume block: writing them needs free space.
@@ -87,6 +121,11 @@ impl Changes {
         Some(Self { key, map, chunk: chunk.clone() })
     }
 
+    /// The file of the chunk.
+    pub(crate) fn file(&self) -> Rc<FileState> {
+        self.chunk.borrow().file.clone()
+    }
+
     /// Returns changes to the chunk after their commit failed.
     pub(crate) fn put_back(self) {
         self.chunk.borrow_mut().map.put_back(self.map);
@@ -100,6 +139,11 @@ pub(crate) struct ChunkCache {
     volume_blocks: u64,
     chunks: RefCell<BTreeMap<ChunkKey, Cached>>,
     locks: RankedLocks<ChunkKey>,
+    files: RefCell<HashMap<FileKey, Rc<FileState>>>,
+    /// Number of files in memory at which the next eviction of unused ones is tried.
+    evict_files_at: Cell<usize>,
+    /// Raised whenever states of files are dropped from memory.
+    dropped_files: Cell<u64>,
     complete: BoundedSet<FileKey>,
     /// Chunks with dirty blocks.
     queue: RefCell<BTreeMap<u64, ChunkKey>>,
@@ -117,6 +161,9 @@ impl ChunkCache {
             volume_blocks,
             chunks: RefCell::default(),
             locks: RankedLocks::new(ranks::CHUNK),
+            files: RefCell::default(),
+            evict_files_at: Cell::new(MOST),
+            dropped_files: Cell::new(0),
             complete: BoundedSet::default(),
             queue: RefCell::default(),
             order: Cell::new(0),
@@ -153,7 +200,7 @@ impl ChunkCache {
     /// Files with changes that are not committed.
     pub(crate) fn changed_files(&self) -> BTreeSet<FileKey> {
         let chunks = self.chunks.borrow();
-        let changed = chunks.iter().filter(|(_, chunk)| chunk.borrow().map.is_changed());
+        let changed = chunks.iter().filter(|(_, chunk)| chunk.borrow().map().is_changed());
         changed.map(|(key, _)| key.file).collect()
     }
 
@@ -167,18 +214,60 @@ impl ChunkCache {
         if let Some(chunk) = self.peek(key) {
             return Ok(chunk);
         }
+        let file = self.file(key.file).await?;
         let row = match self.complete.contains(&key.file) {
             true => None,
             false => self.kv.get(key.row(Birth::FIRST)).await?,
         };
         let map = match row {
-            Some(value) => ChunkMap::of_row(self.checked(decode_map(&value)?)?),
+            Some(value) => ChunkMap::of_row(self.checked(MapRow::decode(&value, Birth::FIRST)?.extents)?),
             None => ChunkMap::default(),
         };
         self.evict();
-        let chunk = Chunk::of_map(map);
+        let chunk = Chunk::of_map(map, &file);
         let mut chunks = self.chunks.borrow_mut();
         Ok(chunks.entry(key).or_insert_with(|| Rc::new(RefCell::new(chunk))).clone())
+    }
+
+    /// A file, loaded from its row if it is not in memory.
+    pub(crate) async fn file(&self, file: FileKey) -> Result<Rc<FileState>, ChunkError> {
+        loop {
+            if let Some(state) = self.files.borrow().get(&file) {
+                return Ok(state.clone());
+            }
+            let dropped = self.dropped_files.get();
+            let row = match self.complete.contains(&file) {
+                true => None,
+                false => self.kv.get(FileRow::key(file, Birth::FIRST)).await?,
+            };
+            let row = row.map(|value| FileRow::decode(&value)).transpose()?;
+            if dropped != self.dropped_files.get() {
+                // A state of the file may have come and gone, and the row with it.
+                continue;
+            }
+            if self.files.borrow().len() >= self.evict_files_at.get() {
+                self.complete.clear();
+                self.drop_files(|_| true);
+                self.evict_files_at.set(MOST.max(self.files.borrow().len() + MOST / 8));
+            }
+            let mut files = self.files.borrow_mut();
+            return Ok(files.entry(file).or_insert_with(|| Rc::new(FileState::of_row(row))).clone());
+        }
+    }
+
+    /// Blocks that a file holds, if that is known without its row.
+    pub(crate) fn held(&self, file: FileKey) -> Option<u64> {
+        let held = self.files.borrow().get(&file).map(|state| state.held());
+        held.or_else(|| self.complete.contains(&file).then_some(0))
+    }
+
+    /// Drops the states of files for which `wanted` holds and which nobody uses: those are as their rows.
+    fn drop_files(&self, wanted: impl Fn(FileKey) -> bool) {
+        let of_chunks = |chunk: &Cached| Rc::strong_count(&chunk.borrow().file) > 1;
+        assert!(self.chunks.borrow().values().next().is_none_or(of_chunks), "a chunk shares its file");
+        let mut files = self.files.borrow_mut();
+        files.retain(|file, state| !wanted(*file) || Rc::strong_count(state) > 1);
+        self.dropped_files.set(self.dropped_files.get() + 1);
     }
 
     /// A row's extents, or an error if one exceeds the chunk or the volume.
@@ -211,6 +300,7 @@ impl ChunkCache {
     pub(crate) fn evict_clean(&self) {
         self.complete.clear();
         self.chunks.borrow_mut().retain(|_, chunk| !chunk.borrow().is_clean());
+        self.drop_files(|_| true);
     }
 
     /// An inode is new: no inode had its number before, and it has no chunk.
@@ -218,11 +308,16 @@ impl ChunkCache {
         self.complete.insert(file);
     }
 
-    /// A file was removed: drops its empty chunks.
+    /// A file was removed: drops its empty chunks and its state.
     pub(crate) fn file_removed(&self, file: FileKey) {
         self.complete.remove(&file);
         let empty = self.keys_of(file, |chunk| chunk.is_clean() && chunk.map.is_empty());
         empty.iter().for_each(|key| drop(self.chunks.borrow_mut().remove(key)));
+        if let Some(state) = self.files.borrow().get(&file) {
+            // It may have been given a name again.
+            state.stays();
+        }
+        self.drop_files(|dropped| dropped == file);
     }
 
     /// Chunks of a file that are in memory and for which `wanted` holds.
@@ -286,7 +381,7 @@ impl ChunkCache {
             self.order.set(chunk.since);
             self.queue.borrow_mut().insert(chunk.since, key);
         }
-        let new = chunk.dirty.insert(first, data, crcs, reserved);
+        let new = chunk.change_dirty(|dirty| dirty.insert(first, data, crcs, reserved));
         self.dirty_blocks.set(self.dirty_blocks.get() + new);
         assert!(chunk.dirty.blocks() <= self.chunk_blocks, "dirty blocks are in the chunk");
         self.assert_counted(chunk.dirty.blocks());
@@ -296,7 +391,7 @@ impl ChunkCache {
     /// Drops the dirty blocks of a range.
     pub(crate) fn drop_dirty(&self, key: ChunkKey, chunk: &RefCell<Chunk>, blocks: Range<u32>) -> Dropped {
         let mut chunk = chunk.borrow_mut();
-        let dropped = chunk.dirty.remove(blocks);
+        let dropped = chunk.change_dirty(|dirty| dirty.remove(blocks));
         if dropped.blocks > 0 {
             assert!(dropped.blocks <= self.dirty_blocks.get(), "{dropped:?} of {:?}", self.dirty_blocks);
             self.dirty_blocks.set(self.dirty_blocks.get() - dropped.blocks);

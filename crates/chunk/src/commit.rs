@@ -2,15 +2,18 @@
 //!
 //! Invariants:
 //! - a map row enters the key-value store only after the data that it points to is durable on the volume;
-//! - a map row and the bits of its blocks change in one transaction;
+//! - a map row, the bits of its blocks, the row of its file and the account of the owner change in one
+//!   transaction;
 //! - a freed block counts as used until the transaction that freed it is durable.
 
 use crate::ChunkError;
+use crate::accounts::Accounts;
 use crate::allocator::Allocator;
 use crate::cache::{Changes, ChunkCache};
+use crate::files::FileState;
 use crate::free::Run;
 use crate::ranks;
-use crate::rows::{ChunkKey, encode_map, group_key};
+use crate::rows::{ChunkKey, FileRow, MapRow, group_key};
 use crate::writeback::Writeback;
 use futures_util::future::join_all;
 use penstock_array::Volume;
@@ -39,6 +42,7 @@ pub(crate) struct Commits {
     pub(crate) cache: Rc<ChunkCache>,
     pub(crate) allocator: Rc<Allocator>,
     pub(crate) writeback: Rc<Writeback>,
+    pub(crate) accounts: Accounts,
     /// One change of a file's rows runs at a time, so that an older row never overwrites a newer one.
     files: RankedLocks<FileKey>,
     one_at_a_time: RankedMutex<()>,
@@ -67,6 +71,7 @@ impl Commits {
             cache: cache.clone(),
             allocator: allocator.clone(),
             writeback: writeback.clone(),
+            accounts: Accounts::default(),
             files: RankedLocks::new(ranks::FILE),
             one_at_a_time: RankedMutex::new(ranks::COMMIT, ()),
             syncing: RwLock::default(),
@@ -134,7 +139,7 @@ impl Commits {
     async fn commit_file(&self, file: FileKey) -> Result<(), ChunkError> {
         let _changing = self.gate.change().await;
         let _lock = self.lock(file).await;
-        let changed = self.cache.keys_of(file, |chunk| chunk.map.is_changed()).into_iter();
+        let changed = self.cache.keys_of(file, |chunk| chunk.map().is_changed()).into_iter();
         let changes: Vec<Changes> =
             changed.filter_map(|key| Changes::take(key, &self.cache.peek(key)?)).collect();
         if let Err(error) = self.volume.flush().await {
@@ -149,50 +154,71 @@ impl Commits {
             if step.is_empty() {
                 return Ok(());
             }
-            if let Err(error) = self.commit_rows(step, WriteSet::new()).await {
+            let state = step[0].file();
+            if let Err(error) = self.commit_rows(file, &state, step, WriteSet::new()).await {
                 changes.for_each(Changes::put_back);
                 return Err(error);
             }
         }
     }
 
-    /// Commits rows whose data is durable, with `writes` in the same transaction.
+    /// Commits rows of a file whose data is durable, and the row of the file, with `writes` in the same
+    /// transaction. The caller has the lock of the file.
     pub(crate) async fn commit_rows(
         &self,
+        file: FileKey,
+        state: &FileState,
         changes: Vec<Changes>,
         mut writes: WriteSet,
     ) -> Result<(), ChunkError> {
-        if changes.is_empty() && writes.is_empty() {
-            return Ok(());
-        }
+        assert!(changes.iter().all(|change| change.key.file == file), "the changes are of one file");
         let _one_at_a_time = self.one_at_a_time.lock().await;
         let allocated: Vec<Run> =
             changes.iter().flat_map(|change| change.map.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.map.freed.iter().copied()).collect();
+        let blocks = |runs: &[Run]| runs.iter().map(|(_, count)| count).sum::<u64>();
+        let (old, new) = (state.row(), state.next_row(blocks(&allocated), blocks(&freed)));
+        if changes.is_empty() && writes.is_empty() && old == new {
+            return Ok(());
+        }
         // A hole splits an extent in two, and so does a write into the middle of a preallocated one; very
         // many of them make rows grow without bound. So only a commit that frees at least as many blocks as
         // it allocates may use part of the headroom.
-        let blocks = |runs: &[Run]| runs.iter().map(|(_, count)| count).sum::<u64>();
         if blocks(&allocated) <= blocks(&freed) {
             writes.changes_what_is_there();
         }
+        let truncations = new.map_or(0, |row| row.truncations);
+        assert!(old.is_none_or(|old| new.is_none() || old.truncations <= truncations), "{old:?} to {new:?}");
         for change in &changes {
+            let key = change.key.row(Birth::FIRST);
             match change.map.extents.is_empty() {
                 true if !change.map.had_row => {}
-                true => drop(writes.delete(change.key.row(Birth::FIRST))),
-                false => drop(writes.put(change.key.row(Birth::FIRST), encode_map(&change.map.extents))),
+                true => drop(writes.delete(key)),
+                false => {
+                    let extents = change.map.extents.clone();
+                    writes.put(key, MapRow { truncations, extents }.encode(Birth::FIRST));
+                }
             }
         }
+        let file_row = FileRow::key(file, Birth::FIRST);
+        match new {
+            _ if old == new => {}
+            Some(row) => drop(writes.put(file_row, row.encode())),
+            None => drop(writes.delete(file_row)),
+        }
+        let account = self.accounts.change(file.branch, old, new, &mut writes);
         let mut space = self.allocator.space_mut().commit(allocated, &freed);
         std::mem::take(&mut space.rows)
             .into_iter()
             .for_each(|(group, row)| _ = writes.put(group_key(group), row));
         match self.kv.commit(writes).await {
             Ok(()) => {
+                state.committed(new);
                 self.reclaim.borrow_mut().extend(space.into_freed());
                 Ok(())
             }
             Err(error) => {
+                self.accounts.undo(account);
                 self.allocator.space_mut().undo_commit(space);
                 changes.into_iter().for_each(Changes::put_back);
                 Err(error.into())

@@ -45,13 +45,13 @@ fn plan_read(chunk: &Chunk, first: u32, count: u32) -> Vec<Piece> {
     let mut zeros = None;
     let (mut at, end) = (first, first + count);
     while at < end {
-        if let Some((data, crcs)) = chunk.dirty.get(at, end) {
+        if let Some((data, crcs)) = chunk.dirty().get(at, end) {
             at += to_u32(crcs.len());
             push_memory(&mut pieces, data, &crcs);
             continue;
         }
-        let until = chunk.dirty.next(at, end).unwrap_or(end);
-        let (place, run) = chunk.map.run_at(at, until);
+        let until = chunk.dirty().next(at, end).unwrap_or(end);
+        let (place, run) = chunk.map().run_at(at, until);
         match (place, pieces.last_mut()) {
             (Some(place), Some(Piece::Volume(start, count))) if *start + *count == place => {
                 *count += u64::from(run);
@@ -83,14 +83,15 @@ mod tests {
     use crate::map::ChunkMap;
     use crate::tests::{CHUNK, Random, Seed, extent, preallocated};
     use penstock_sim::seeds;
+    use std::rc::Rc;
 
     #[test]
     #[allow(clippy::single_range_in_vec_init, reason = "a list of ranges")]
     fn a_read_joins_neighbours_and_prefers_memory() {
         let map = ChunkMap::of_row(vec![extent(0, 4, 100), extent(4, 2, 104), extent(8, 2, 300)]);
-        let mut chunk = Chunk::of_map(map);
+        let mut chunk = Chunk::of_map(map, &Rc::default());
         let data = Buf::copy_from(&[7; 2 * BLOCK_BYTES]);
-        chunk.dirty.insert(2, &data, &[1, 2], &[]);
+        chunk.change_dirty(|dirty| dirty.insert(2, &data, &[1, 2], &[]));
         let plan = |first, count| -> Vec<String> {
             let show = |piece: &Piece| match piece {
                 Piece::Memory(blocks) => format!("memory {:?}", blocks.crcs),
@@ -111,21 +112,22 @@ mod tests {
         for seed in seeds(0..4) {
             let _printed = Seed(seed);
             let mut random = Random::new(seed);
-            let mut chunk = Chunk::of_map(map.clone());
+            let mut chunk = Chunk::of_map(map.clone(), &Rc::default());
             for round in 1..200u32 {
                 let first = random.below(CHUNK.into()) as u32;
                 let count = 1 + random.below((CHUNK - first).into()) as u32;
                 if random.below(2) == 0 {
                     let data = Buf::zeroed(count as usize * BLOCK_BYTES);
-                    chunk.dirty.insert(first, &data, &vec![round; count as usize], &[]);
+                    chunk.change_dirty(|dirty| dirty.insert(first, &data, &vec![round; count as usize], &[]));
                 } else {
-                    chunk.dirty.remove(first..first + count);
+                    chunk.change_dirty(|dirty| dirty.remove(first..first + count));
                 }
                 // Each block by the place of its data: a checksum in memory or a block of the volume.
-                let expected = (first..first + count).map(|block| match chunk.dirty.get(block, block + 1) {
-                    Some((_, crcs)) => Err(crcs[0]),
-                    None => chunk.map.lookup(block).ok_or(ZERO_BLOCK_CRC),
-                });
+                let expected =
+                    (first..first + count).map(|block| match chunk.dirty().get(block, block + 1) {
+                        Some((_, crcs)) => Err(crcs[0]),
+                        None => chunk.map().lookup(block).ok_or(ZERO_BLOCK_CRC),
+                    });
                 let plan = plan_read(&chunk, first, count);
                 let found = plan.iter().flat_map(|piece| match piece {
                     Piece::Memory(blocks) => blocks.crcs.iter().map(|crc| Err(*crc)).collect::<Vec<_>>(),

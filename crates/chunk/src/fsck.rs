@@ -11,6 +11,8 @@ pub use damaged::DamagedRuns;
 pub(crate) use damaged::find_damaged;
 pub(crate) use survey::mark_unmarked;
 pub use survey::{Owned, TargetCheck};
+#[cfg(test)]
+pub(crate) use survey::{read_row, valid_part};
 
 use crate::ChunkError;
 use crate::allocator::Allocator;

@@ -7,15 +7,17 @@
 //! Invariants:
 //! - A map row enters the key-value store only after the data it points to is durable on the volume, so a row
 //!   never points to foreign bytes.
-//! - A map row and the bits of its blocks change in one transaction.
+//! - A map row, the bits of its blocks, the row of the file and the account of its owner change in one
+//!   transaction.
 //! - Freed blocks count as used until the transaction that freed them is durable. Then they are reused or
 //!   discarded.
 //! - Dirty blocks in memory are bounded by [`DIRTY_BYTES`]: above it, a write waits until older ones are
 //!   written back.
 //!
-//! The parts, each standing on those above it: `rows`, `map`, `dirty` and `free` are pure; `cache` holds
-//! chunks in memory, `allocator` free space; `writeback` takes dirty blocks to the volume, `commit` makes
-//! rows durable; `target` is the facade, `fsck` its exclusive side, and `service` serves requests.
+//! The parts, each standing on those above it: `rows`, `map`, `dirty` and `free` are pure; `files` has what
+//! is known of a file, `accounts` the blocks by owner; `cache` holds chunks in memory, `allocator` free
+//! space; `writeback` takes dirty blocks to the volume, `commit` makes rows durable; `target` is the facade,
+//! `fsck` its exclusive side, and `service` serves requests.
 //!
 //! Power cut: of uncommitted writes, each block is either fully present or fully lost. Blocks that were
 //! allocated and not committed are free again, because no bit marks them as used.
@@ -25,12 +27,14 @@
 )]
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod allocator;
 mod cache;
 mod commit;
 mod counters;
 mod dirty;
 mod fetch;
+mod files;
 mod free;
 mod fsck;
 mod idle;
@@ -47,9 +51,10 @@ mod truncate;
 mod writeback;
 
 pub use counters::TargetCounts;
+pub use files::{Known, REMOVED};
 pub use free::SpaceUsage;
 pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck};
-pub use rows::{ChunkKey, Extent, all_maps, chunks_of_a_file, decode_map, encode_map, map_range};
+pub use rows::{ChunkKey, Extent, FileRow, MapRow, Owner, all_maps, chunks_of_a_file, map_range};
 pub use service::{FileUse, FileUses, Service};
 pub use target::{Target, TargetConfig};
 pub use truncate::Behind;

@@ -45,6 +45,11 @@ impl ChunkMap {
         Self { extents, has_row: true, ..Self::default() }
     }
 
+    /// Blocks with a place on the volume, preallocated ones included.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.extents.iter().map(|extent| u64::from(extent.count)).sum()
+    }
+
     /// True if no block has a place on the volume.
     pub(crate) fn is_empty(&self) -> bool {
         self.extents.is_empty()
@@ -242,7 +247,7 @@ pub(crate) fn joined(extents: Vec<Extent>) -> Vec<Extent> {
             Some(last)
                 if last.first + last.count == extent.first
                     && last.block + u64::from(last.count) == extent.block
-                    && last.preallocated == extent.preallocated =>
+                    && (last.preallocated, last.birth) == (extent.preallocated, extent.birth) =>
             {
                 last.count += extent.count;
             }

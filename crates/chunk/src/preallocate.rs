@@ -9,10 +9,11 @@
 
 use crate::ChunkError;
 use crate::cache::Chunk;
+use crate::files::Known;
 use crate::rows::{ChunkKey, Extent};
 use crate::target::Target;
-use penstock_base::FileKey;
 use penstock_base::num::to_u32;
+use penstock_base::{Birth, FileKey};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -21,15 +22,15 @@ const STEP_CHUNKS: u64 = 4096;
 
 impl Target {
     /// Preallocates all of `blocks` of a file that have no space yet. With `zero`, the other blocks read as
-    /// zeros afterwards as well. Does nothing if free space does not suffice. `generation` is the
-    /// truncate generation that the caller knows.
+    /// zeros afterwards as well. Does nothing if free space does not suffice.
     pub async fn preallocate(
         &self,
         file: FileKey,
         blocks: Range<u64>,
         zero: bool,
-        generation: u64,
+        known: Known,
     ) -> Result<(), ChunkError> {
+        self.cache.file(file).await?.learn(known.owner);
         if self.suffices(file, &blocks).await.is_err() {
             self.commits.make_space().await?;
             self.suffices(file, &blocks).await?;
@@ -38,7 +39,7 @@ impl Target {
         let last = blocks.end.div_ceil(per_chunk);
         for index in blocks.start / per_chunk..last {
             let key = ChunkKey { file, index };
-            self.preallocate_in(key, self.within(key, &blocks), zero, generation).await?;
+            self.preallocate_in(key, self.within(key, &blocks), zero, known.truncations).await?;
             if index % STEP_CHUNKS == STEP_CHUNKS - 1 {
                 self.commit(file, true).await?;
             }
@@ -46,18 +47,19 @@ impl Target {
         Ok(())
     }
 
-    /// Frees the space of `blocks` of a file, which read as zeros afterwards.
-    pub async fn punch(&self, file: FileKey, blocks: Range<u64>, generation: u64) -> Result<(), ChunkError> {
+    /// Frees the space of `blocks` of a file, which read as zeros afterwards. The request was sent under the
+    /// truncate generation `sent`.
+    pub async fn punch(&self, file: FileKey, blocks: Range<u64>, sent: u64) -> Result<(), ChunkError> {
         let mut next = self.chunk_in(ChunkKey { file, index: 0 }, &blocks).await?;
         let mut punched = 0;
         while let Some(key) = next {
             let part = self.within(key, &blocks);
             let lock = self.cache.exclusive(key).await;
-            self.check_truncation(file, generation)?;
             let chunk = self.cache.get(key).await?;
+            chunk.borrow().file().check(sent)?;
             let dropped = self.cache.drop_dirty(key, &chunk, part.clone());
             self.allocator.release(dropped.reserved);
-            let back = chunk.borrow_mut().map.remove(part.start, part.end - part.start);
+            let back = chunk.borrow_mut().change(|map| map.remove(part.start, part.end - part.start));
             self.allocator.give_back(back);
             drop((lock, chunk));
             punched += 1;
@@ -110,16 +112,16 @@ impl Target {
         key: ChunkKey,
         blocks: Range<u32>,
         zero: bool,
-        generation: u64,
+        sent: u64,
     ) -> Result<(), ChunkError> {
         let _lock = self.cache.exclusive(key).await;
-        self.check_truncation(key.file, generation)?;
         let chunk = self.cache.get(key).await?;
+        chunk.borrow().file().check(sent)?;
         // With `zero`, a dirty block without a volume block gets one too, out of the reservation that it has
         // already.
         let lacking = chunk.borrow().without_space(blocks.clone());
         let missing = match zero {
-            true => chunk.borrow().map.unplaced(blocks.clone()),
+            true => chunk.borrow().map().unplaced(blocks.clone()),
             false => lacking.clone(),
         };
         self.allocator.reserve(lacking.iter().map(range_len).sum::<u32>().into())?;
@@ -132,7 +134,7 @@ impl Target {
                 u64::from(held),
                 "exactly the dirty blocks without a volume block have a reservation"
             );
-            chunk.borrow_mut().map.set_preallocated(blocks, true);
+            chunk.borrow_mut().change(|map| map.set_preallocated(blocks, true));
         }
         self.allocate(&chunk, &missing).await
     }
@@ -151,7 +153,8 @@ impl Target {
                 };
                 self.allocator.release(count);
                 let count = to_u32(count);
-                let back = chunk.borrow_mut().map.put(Extent { first, count, block, preallocated: true });
+                let new = Extent { first, count, block, preallocated: true, birth: Birth::FIRST };
+                let back = chunk.borrow_mut().change(|map| map.put(new));
                 assert!(back.is_empty(), "nothing had a place there");
                 first += count;
                 left -= count;

@@ -3,7 +3,7 @@
 //! Owns no sessions: the caller decides who may ask. The uses of a file belong to the metadata target, which
 //! the caller brings as [`FileUses`].
 
-use crate::{ChunkError, ChunkKey, Target};
+use crate::{ChunkError, ChunkKey, Known, Owner, Target};
 use penstock_base::{Branch, Buf, ErrorKind, FileKey, Ino, LocalBoxFuture};
 use penstock_wire::data::{
     ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
@@ -13,9 +13,10 @@ use penstock_wire::{Failure, Frame, Kind};
 use std::rc::Rc;
 
 /// A use of a file: it lasts until it is dropped.
-pub trait FileUse {}
-
-impl<T> FileUse for T {}
+pub trait FileUse {
+    /// The owner of the file as its metadata target knows it.
+    fn owner(&self) -> Owner;
+}
 
 /// The rest of the node, as data requests need it.
 pub trait FileUses {
@@ -82,9 +83,10 @@ impl Service {
     async fn write(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
         let (chunk, crcs) = decode_write(&request.body)?;
         // The node asks the metadata target if the file exists.
-        let _use = uses.change_contents(chunk.ino).await?;
+        let of = uses.change_contents(chunk.ino).await?;
         let data = penstock_base::buf::gather(&request.payload);
-        let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, chunk.truncations);
+        let known = Known { truncations: chunk.truncations, owner: of.owner() };
+        let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, known);
         write.await.map_err(|error| failure(&error))?;
         self.done()
     }
@@ -105,11 +107,12 @@ impl Service {
 
     async fn space(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
         let SpaceRef { branch, ino, change, from, until, truncations } = decode_space(&request.body)?;
-        let _use = uses.change_contents(ino).await?;
+        let of = uses.change_contents(ino).await?;
+        let known = Known { truncations, owner: of.owner() };
         let file = FileKey { branch: Branch(branch), ino };
         let changed = match change {
-            SpaceChange::Reserve => self.target.preallocate(file, from..until, false, truncations).await,
-            SpaceChange::Zero => self.target.preallocate(file, from..until, true, truncations).await,
+            SpaceChange::Reserve => self.target.preallocate(file, from..until, false, known).await,
+            SpaceChange::Zero => self.target.preallocate(file, from..until, true, known).await,
             SpaceChange::Punch => self.target.punch(file, from..until, truncations).await,
         };
         changed.map_err(|error| failure(&error))?;

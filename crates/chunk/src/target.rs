@@ -2,23 +2,26 @@
 //!
 //! The order of locks is in `ranks.rs`.
 
+use crate::accounts::Accounts;
 use crate::allocator::Allocator;
 use crate::cache::ChunkCache;
 use crate::commit::Commits;
 use crate::counters::TargetCounts;
 use crate::fetch::fetch;
+use crate::files::Known;
 use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged, mark_unmarked};
-use crate::rows::{ChunkKey, all_groups, decode_group, decode_group_key};
+use crate::rows::{ChunkKey, FileRow, Owner, all_groups, decode_group, decode_group_key};
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
 use penstock_base::num::to_u32;
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, Buf, Env, FileKey, Gate, HashMap, MAX_FILE_BYTES, Quiet};
+use penstock_base::{BLOCK_BYTES, Birth, Branch, Buf, Env, FileKey, Gate, MAX_FILE_BYTES, Quiet};
 use penstock_drive::{Class, Io};
-use penstock_kv::{Kv, for_each};
-use std::cell::{Cell, RefCell};
+use penstock_kv::{Kv, WriteSet, for_each};
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const IO: Io = Io::new(Class::Client, "chunk.read");
@@ -52,8 +55,6 @@ pub struct Target {
     pub(crate) commits: Rc<Commits>,
     env: Env,
     writeback: Rc<Writeback>,
-    /// By file, the truncate generation below which writes are rejected.
-    truncations: RefCell<HashMap<FileKey, u64>>,
     written_blocks: Cell<u64>,
     read_blocks: Cell<u64>,
     committed_files: Cell<u64>,
@@ -79,6 +80,7 @@ impl Target {
         let allocator = Allocator::new(env, &volume, space);
         let writeback = Writeback::new(&volume, &cache, &allocator, config.chunk_blocks);
         let commits = Commits::new(env, &volume, &kv, &gate, &cache, &allocator, &writeback);
+        commits.accounts.set(Accounts::load(&*kv).await?);
         // Before the first block is allocated or discarded.
         mark_unmarked(&volume, &*kv, &allocator, config.chunk_blocks).await?;
         allocator.add_unowned();
@@ -94,7 +96,6 @@ impl Target {
             commits,
             env: env.clone(),
             writeback,
-            truncations: RefCell::default(),
             written_blocks: Cell::new(0),
             read_blocks: Cell::new(0),
             committed_files: Cell::new(0),
@@ -139,28 +140,7 @@ impl Target {
         }
     }
 
-    /// The truncate generation of a file, if it was truncated since the start.
-    pub(crate) fn truncation(&self, file: FileKey) -> Option<u64> {
-        self.truncations.borrow().get(&file).copied()
-    }
-
-    /// Rejects writes to a file with a lower truncate generation; without one, accepts all.
-    pub(crate) fn set_truncation(&self, file: FileKey, generation: Option<u64>) {
-        let mut truncations = self.truncations.borrow_mut();
-        match generation {
-            Some(generation) => truncations.insert(file, generation),
-            None => truncations.remove(&file),
-        };
-    }
-
-    /// Rejects a change that was sent before the file was truncated. Call under the chunk's lock.
-    pub(crate) fn check_truncation(&self, file: FileKey, sent: u64) -> Result<(), ChunkError> {
-        let found = self.truncation(file).unwrap_or(0);
-        if sent < found { Err(ChunkError::Truncated { found, sent }) } else { Ok(()) }
-    }
-
     /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit.
-    /// `generation` is the inode's truncate generation as the writer knows it.
     ///
     /// A chunk that becomes full is written back in the background; this call does not wait for that. While
     /// more than [`DIRTY_BYTES`] are dirty, it first writes back the oldest chunks.
@@ -170,16 +150,17 @@ impl Target {
         first: u32,
         data: &Buf,
         crcs: &[u32],
-        generation: u64,
+        known: Known,
     ) -> Result<(), ChunkError> {
         self.check_blocks(key, first, crcs.len())?;
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        let is_full = match self.try_write(key, first, data, crcs, generation).await {
+        self.cache.file(key.file).await?.learn(known.owner);
+        let is_full = match self.try_write(key, first, data, crcs, known.truncations).await {
             Err(ChunkError::NoSpace { .. }) => {
                 self.commits.make_space().await?;
-                self.try_write(key, first, data, crcs, generation).await?
+                self.try_write(key, first, data, crcs, known.truncations).await?
             }
             other => other?,
         };
@@ -201,11 +182,11 @@ impl Target {
         first: u32,
         data: &Buf,
         crcs: &[u32],
-        generation: u64,
+        sent: u64,
     ) -> Result<bool, ChunkError> {
         let _lock = self.cache.exclusive(key).await;
-        self.check_truncation(key.file, generation)?;
         let chunk = self.cache.get(key).await?;
+        chunk.borrow().file().check(sent)?;
         let new = chunk.borrow().without_space(first..first + to_u32(crcs.len()));
         self.allocator.reserve(new.iter().map(|range| range.len() as u64).sum())?;
         Ok(self.cache.write(key, &chunk, (first, data, crcs), &new))
@@ -244,10 +225,47 @@ impl Target {
         self.cache.file_made(file);
     }
 
-    /// A file was removed: forgets its truncate generation and its empty chunks.
+    /// A file was removed, or stays although its removal had begun: forgets its truncate generation and its
+    /// empty chunks.
     pub fn file_removed(&self, file: FileKey) {
-        self.set_truncation(file, None);
         self.cache.file_removed(file);
+    }
+
+    /// Blocks that each file holds, committed or not, with those that its dirty blocks will get. A file whose
+    /// row cannot be read has none here; a check reports it.
+    pub async fn held_blocks(&self, files: &[FileKey]) -> Result<Vec<u64>, ChunkError> {
+        let mut held: Vec<Option<u64>> = files.iter().map(|file| self.cache.held(*file)).collect();
+        let unknown: Vec<usize> = (0..files.len()).filter(|at| held[*at].is_none()).collect();
+        let keys = unknown.iter().map(|at| FileRow::key(files[*at], Birth::FIRST)).collect();
+        for (at, row) in unknown.into_iter().zip(self.kv.get_many(keys).await?) {
+            let row = row.map(|value| FileRow::decode(&value)).transpose();
+            let row = row.unwrap_or_else(|error| {
+                tracing::error!(file = ?files[at], %error, "the row of a file cannot be read: `penstock fs check`");
+                None
+            });
+            held[at] = Some(row.map_or(0, |row| row.blocks));
+        }
+        assert_eq!(held.len(), files.len(), "a number for each file");
+        Ok(held.into_iter().map(|blocks| blocks.unwrap_or(0)).collect())
+    }
+
+    /// Counts a file to another owner, in one transaction with `writes`.
+    pub async fn set_owner(&self, file: FileKey, owner: Owner, writes: WriteSet) -> Result<(), ChunkError> {
+        let _changing = self.gate.change().await;
+        let _lock = self.commits.lock(file).await;
+        let state = self.cache.file(file).await?;
+        // From here on a first write counts to the new owner too.
+        let before = state.set_owner(Some(owner));
+        let result = self.commits.commit_rows(file, &state, Vec::new(), writes).await;
+        if result.is_err() {
+            state.set_owner(before);
+        }
+        result
+    }
+
+    /// Committed blocks of all files, by branch and owner.
+    pub fn accounts(&self) -> BTreeMap<(Branch, Owner), u64> {
+        self.commits.accounts.all()
     }
 
     /// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable

@@ -1,16 +1,21 @@
 //! A small volume and a store in memory for the tests of the parts, and random numbers for their models.
 
 use crate::allocator::Allocator;
+use crate::files::Known;
 use crate::free::Space;
-use crate::rows::{ChunkKey, Extent, encode_map, group_key};
+use crate::fsck::{read_row, valid_part};
+use crate::rows::{ChunkKey, Extent, FileRow, MapRow, Owner, encode_account, group_key};
 use crate::target::{Target, TargetConfig};
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
-use penstock_base::{BLOCK_BYTES, Birth, Buf, DriveId, Env, FileKey, Gate, Id128, Ino, Quiet, crc32c_blocks};
+use penstock_base::{
+    BLOCK_BYTES, Birth, Branch, Buf, DriveId, Env, FileKey, Gate, Id128, Ino, Quiet, crc32c_blocks,
+};
 use penstock_drive::superblock::{self, Superblock};
 use penstock_drive::{DriveHandle, Slice};
 use penstock_kv::{Kv, MemKv, WriteSet};
 use penstock_sim::{SimDisk, SimDrive, World};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Blocks in a stripe: two data strips of four blocks.
@@ -58,7 +63,25 @@ pub(crate) fn chunk_key(ino: u64, index: u64) -> ChunkKey {
 
 /// An extent that holds data.
 pub(crate) fn extent(first: u32, count: u32, block: u64) -> Extent {
-    Extent { first, count, block, preallocated: false }
+    Extent { first, count, block, preallocated: false, birth: Birth::FIRST }
+}
+
+/// The owner of all files.
+pub(crate) const OWNER: Owner = Owner { uid: 1000, gid: 100, project: 0 };
+
+/// A file of which its sender knows this truncate generation.
+pub(crate) fn known(truncations: u64) -> Known {
+    Known { truncations, owner: OWNER }
+}
+
+/// The value of a map row of a file that was never truncated.
+pub(crate) fn map_row(extents: &[Extent]) -> Vec<u8> {
+    MapRow { truncations: 0, extents: extents.to_vec() }.encode(Birth::FIRST)
+}
+
+/// The extents of a map row.
+pub(crate) fn extents_of(value: &[u8]) -> Vec<Extent> {
+    MapRow::decode(value, Birth::FIRST).unwrap().extents
 }
 
 pub(crate) fn preallocated(first: u32, count: u32, block: u64) -> Extent {
@@ -131,9 +154,23 @@ impl Bench {
         Target::open(&self.env, self.volume.clone(), kv, self.gate.clone(), config).await.unwrap()
     }
 
-    /// Puts a map row by hand.
+    /// Puts a map row by hand, and counts the blocks of all files again.
     pub(crate) async fn put_map(&self, key: ChunkKey, extents: &[Extent]) {
-        self.put_row(key.row(Birth::FIRST), encode_map(extents)).await;
+        self.put_row(key.row(Birth::FIRST), map_row(extents)).await;
+        let mut blocks: BTreeMap<FileKey, u64> = BTreeMap::new();
+        for (key, value) in self.kv.rows() {
+            let Ok((chunk, row)) = read_row(&key, &value) else { continue };
+            let valid = |extent| u64::from(valid_part(extent, CHUNK, self.volume.blocks()).count);
+            *blocks.entry(chunk.file).or_default() += row.extents.iter().map(valid).sum::<u64>();
+        }
+        for (file, blocks) in blocks.iter().filter(|(_, blocks)| **blocks > 0) {
+            let row = FileRow { truncations: 0, blocks: *blocks, owner: OWNER };
+            self.put_row(FileRow::key(*file, Birth::FIRST), row.encode()).await;
+        }
+        let all = blocks.values().sum::<u64>();
+        if all > 0 {
+            self.put_row(OWNER.account(Branch::MAIN), encode_account(all)).await;
+        }
     }
 
     pub(crate) async fn put_row(&self, key: Vec<u8>, value: Vec<u8>) {
@@ -172,7 +209,7 @@ impl Bench {
 /// Writes blocks of a chunk, each filled with one byte.
 pub(crate) async fn write(target: &Target, key: ChunkKey, first: u32, fills: &[u8]) {
     let (data, crcs) = blocks_of(fills);
-    target.write(key, first, &data, &crcs, u64::MAX).await.unwrap();
+    target.write(key, first, &data, &crcs, known(u64::MAX - 1)).await.unwrap();
 }
 
 /// The fill of each block of a chunk. Panics if a block has other bytes or a wrong checksum.
@@ -196,4 +233,7 @@ pub(crate) async fn assert_clean(bench: &Bench, target: &Target) {
     assert!(check.findings.is_clean(), "{:?}", check.findings.kept);
     let used_blocks = bench.volume.blocks() - target.usage().free_blocks;
     assert_eq!(used_blocks, check.blocks, "every used block belongs to a file");
+    let files: Vec<FileKey> = check.owners.keys().copied().map(FileKey::main).collect();
+    let held: Vec<u64> = check.owners.values().map(|owned| owned.held).collect();
+    assert_eq!(target.held_blocks(&files).await.unwrap(), held, "files hold what their maps name");
 }

@@ -5,6 +5,7 @@
 
 use crate::ChunkError;
 use crate::cache::Changes;
+use crate::files::Known;
 use crate::rows::ChunkKey;
 use crate::target::Target;
 use penstock_base::FileKey;
@@ -32,14 +33,14 @@ impl Behind {
 
 impl Target {
     /// Makes these blocks of a file read as zeros and commits that together with `writes`. Later writes with
-    /// an older truncate generation than `generation` are rejected. The range ends at the end of a chunk or
-    /// at `u64::MAX`.
+    /// an older truncate generation than the one in `known` are rejected; it is [`crate::REMOVED`] for a file
+    /// that is being removed. The range ends at the end of a chunk or at `u64::MAX`.
     pub async fn truncate(
         &self,
         file: FileKey,
         blocks: Range<u64>,
         behind: Behind,
-        generation: u64,
+        known: Known,
         mut writes: WriteSet,
     ) -> Result<(), ChunkError> {
         let _changing = self.gate.change().await;
@@ -65,11 +66,13 @@ impl Target {
         // A row that stays may point to blocks written since the last commit, including preallocated ones
         // that were filled. Flushed before anything changes, so that a truncation that fails here has no
         // effect.
-        if chunks.iter().any(|(_, chunk)| chunk.borrow().map.is_changed()) {
+        if chunks.iter().any(|(_, chunk)| chunk.borrow().map().is_changed()) {
             self.volume.flush().await?;
         }
-        let known = self.truncation(file);
-        self.set_truncation(file, Some(generation.max(known.unwrap_or(0))));
+        let state = self.cache.file(file).await?;
+        let owner_before = state.set_owner(Some(known.owner));
+        let generation_before = state.truncate(known.truncations);
+        assert!(state.truncations() >= known.truncations, "later writes of earlier ones are rejected");
         let mut changes = Vec::new();
         let mut back = Vec::new();
         let mut before = Vec::new();
@@ -77,22 +80,25 @@ impl Target {
             to_u32((first_block.saturating_sub(key.index.saturating_mul(per_chunk))).min(per_chunk))
         };
         for (key, chunk) in &chunks {
-            before.push(chunk.borrow().map.clone());
+            before.push(chunk.borrow().map().clone());
             let from = from(key);
             match behind {
-                Behind::Dropped => back.extend(chunk.borrow_mut().map.remove(from, u32::MAX)),
-                Behind::Preallocated => chunk.borrow_mut().map.set_preallocated(from..u32::MAX, true),
+                Behind::Dropped => back.extend(chunk.borrow_mut().change(|map| map.remove(from, u32::MAX))),
+                Behind::Preallocated => {
+                    chunk.borrow_mut().change(|map| map.set_preallocated(from..u32::MAX, true));
+                }
             }
             changes.extend(Changes::take(*key, chunk));
         }
         writes.changes_what_is_there();
-        if let Err(error) = self.commits.commit_rows(changes, writes).await {
+        if let Err(error) = self.commits.commit_rows(file, &state, changes, writes).await {
             // Undo everything: the file keeps its blocks, and writes with its old truncate generation are
             // accepted again.
             for ((_, chunk), before) in chunks.iter().zip(before) {
-                chunk.borrow_mut().map = before;
+                chunk.borrow_mut().change(|map| *map = before);
             }
-            self.set_truncation(file, known);
+            state.undo_truncation(generation_before);
+            state.set_owner(owner_before);
             return Err(error);
         }
         for (key, chunk) in &chunks {

@@ -15,7 +15,7 @@ use crate::fetch::fetch;
 use crate::rows::{ChunkKey, Extent};
 use penstock_array::Volume;
 use penstock_base::num::{to_u32, to_usize};
-use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, buf::gather};
+use penstock_base::{BLOCK_BYTES, Birth, Buf, ErrorKind, buf::gather};
 use penstock_drive::{Class, Io};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -93,10 +93,10 @@ impl Writeback {
     }
 
     async fn write_locked(&self, key: ChunkKey, chunk: &RefCell<Chunk>) -> Result<(), ChunkError> {
-        if chunk.borrow().dirty.is_empty() {
+        if chunk.borrow().dirty().is_empty() {
             return Ok(());
         }
-        let is_full = chunk.borrow().dirty.blocks() == self.chunk_blocks;
+        let is_full = chunk.borrow().dirty().blocks() == self.chunk_blocks;
         if is_full || self.is_worth_rewriting(&chunk.borrow()) {
             if self.write_stripes(key, chunk).await? {
                 self.count(|counts| {
@@ -109,7 +109,7 @@ impl Writeback {
         }
         // One run at a time, so that the blocks not written yet stay dirty after a failure.
         loop {
-            let run = chunk.borrow().dirty.first(RUN_BLOCKS);
+            let run = chunk.borrow().dirty().first(RUN_BLOCKS);
             let Some((first, parts, crcs)) = run else { return Ok(()) };
             self.write_run(key, chunk, first, &gather(&parts), &crcs).await?;
         }
@@ -120,7 +120,7 @@ impl Writeback {
     /// the next commit.
     fn is_worth_rewriting(&self, chunk: &Chunk) -> bool {
         let usage = self.allocator.space().usage();
-        chunk.dirty.blocks() >= self.chunk_blocks / REWRITE_PART
+        chunk.dirty().blocks() >= self.chunk_blocks / REWRITE_PART
             && usage.free_blocks >= usage.total_blocks / ROOMY_PART
             && chunk.covers(self.chunk_blocks)
     }
@@ -137,7 +137,7 @@ impl Writeback {
     async fn write_stripes(&self, key: ChunkKey, chunk: &RefCell<Chunk>) -> Result<bool, ChunkError> {
         let per_stripe = self.volume.stripe_blocks();
         let wanted = u64::from(self.chunk_blocks) / per_stripe;
-        let mine = chunk.borrow().dirty.reserved();
+        let mine = chunk.borrow().dirty().reserved();
         if !self.allocator.has_beside_reservations(wanted * per_stripe, mine) {
             return Ok(false);
         }
@@ -171,8 +171,9 @@ impl Writeback {
         for (index, stripe) in stripes.into_iter().enumerate() {
             let first = to_u32(index) * to_u32(per_stripe);
             let block = stripe * per_stripe;
-            let extent = Extent { first, count: to_u32(per_stripe), block, preallocated: false };
-            back.extend(chunk.borrow_mut().map.put(extent));
+            let extent =
+                Extent { first, count: to_u32(per_stripe), block, preallocated: false, birth: Birth::FIRST };
+            back.extend(chunk.borrow_mut().change(|map| map.put(extent)));
         }
         self.written(key, chunk, 0..self.chunk_blocks);
         self.allocator.give_back(back);
@@ -203,10 +204,16 @@ impl Writeback {
             let end = at + to_u32(count);
             match place {
                 Place::Data => {}
-                Place::Preallocated => chunk.borrow_mut().map.set_preallocated(at..end, false),
+                Place::Preallocated => chunk.borrow_mut().change(|map| map.set_preallocated(at..end, false)),
                 Place::New => {
-                    let new = Extent { first: at, count: end - at, block, preallocated: false };
-                    let back = chunk.borrow_mut().map.put(new);
+                    let new = Extent {
+                        first: at,
+                        count: end - at,
+                        block,
+                        preallocated: false,
+                        birth: Birth::FIRST,
+                    };
+                    let back = chunk.borrow_mut().change(|map| map.put(new));
                     self.allocator.give_back(back);
                 }
             }
@@ -230,7 +237,7 @@ impl Writeback {
             let chunk = chunk.borrow();
             let per_stripe = self.volume.stripe_blocks();
             let readable = |(place, _): &(u64, bool)| !self.volume.is_unreadable(place / per_stripe);
-            let usable = |at: u32| chunk.map.place(at).filter(readable);
+            let usable = |at: u32| chunk.map().place(at).filter(readable);
             if let Some((block, preallocated)) = usable(first) {
                 let joined = |count: &usize| {
                     usable(first + to_u32(*count)) == Some((block + *count as u64, preallocated))

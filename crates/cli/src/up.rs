@@ -267,9 +267,10 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let mut paths = candidate_paths(folder, file.as_ref());
     wait_for_locks(&paths);
     let mut store = file.as_ref().and_then(StoreFile::store_id);
+    let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
     let found = match &file {
         Some(_) => Holding::Store,
-        None => look_for_store(env, &*backing, &paths).await,
+        None => look_for_store(env, &*backing, &paths, &*ownership).await,
     };
     if found != Holding::Store {
         let spec = wanted_spec(options)?;
@@ -283,7 +284,6 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     }
     let last_paths = file.as_ref().map(StoreFile::paths).unwrap_or_default();
     let candidates = find_drives(env, &*backing, &paths).await;
-    let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
     let lacking = if options.accept_loss { Lacking::Accept } else { Lacking::Refuse };
     let how = Start { wanted: store, last_paths, mode: Mode::Threads(KV_READERS), lacking };
     let node = how.open(env, backing, candidates, ownership).await?;

@@ -174,7 +174,12 @@ pub async fn read<T: TwoCopies>(
     let mut found = FoundCopies { best: None, unknown: None, damaged: None, unread: None, blank: 0 };
     for ReadCopy { bytes, lacking } in [first, last] {
         match (T::decode(&bytes), lacking) {
-            (Ok(copy), _) if !is_wanted(&copy) => found.blank += 1,
+            // Of two different structures the first counts: it is the one that is written first.
+            (Ok(copy), _)
+                if !is_wanted(&copy) || found.best.as_ref().is_some_and(|best: &T| !best.is_same(&copy)) =>
+            {
+                found.blank += 1;
+            }
             (Ok(copy), _) if found.best.as_ref().is_none_or(|best: &T| best.seq() < copy.seq()) => {
                 found.best = Some(copy);
             }
@@ -265,15 +270,10 @@ pub async fn write<T: TwoCopies>(
 pub struct Scrubbed {
     /// Copies that were bad.
     pub bad: u64,
+    /// Copies of them that are good now.
+    pub repaired: u64,
     /// Why a copy could not be verified or written again; none if both are good now.
     pub failed: Option<DriveError>,
-}
-
-impl Scrubbed {
-    /// Copies that were bad and are good now.
-    pub fn repaired(&self) -> u64 {
-        if self.failed.is_none() { self.bad } else { 0 }
-    }
 }
 
 /// Verifies both copies, and rewrites both if one is unreadable or differs from `expected`.
@@ -287,7 +287,10 @@ pub async fn scrub<T: TwoCopies>(holder: &impl Holder, places: [u64; 2], expecte
         }
     }
     if found.bad > 0 && found.failed.is_none() {
-        found.failed = write(holder, places, expected).await.err();
+        match write(holder, places, expected).await {
+            Ok(()) => found.repaired = found.bad,
+            Err(error) => found.failed = Some(error),
+        }
     }
     found
 }

@@ -88,8 +88,11 @@ impl FileDrive {
     /// exists.
     pub fn create(path: &Path, size_bytes: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        file.set_len(size_bytes)?;
-        file.sync_all()?;
+        if let Err(error) = file.set_len(size_bytes).and_then(|()| file.sync_all()) {
+            // A file without its size would be taken for something that somebody needs.
+            std::fs::remove_file(path)?;
+            return Err(error);
+        }
         match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
             _ => File::open(".")?.sync_all(),

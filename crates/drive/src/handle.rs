@@ -375,7 +375,30 @@ impl DriveHandle {
         let mut current = self.superblock.lock().await;
         let mut next = current.clone();
         next.put_slices(slices)?;
+        self.write_superblock(&mut current, next).await
+    }
+
+    /// Notes that the drive has grown, and moves the last copy of the superblock to its end. Does nothing if
+    /// it has not.
+    pub async fn note_size(&self) -> Result<(), SliceTableError> {
+        let mut current = self.superblock.lock().await;
+        match self.size_bytes() {
+            Some(size) if size > current.size_bytes => {
+                let next = Superblock { size_bytes: size, ..current.clone() };
+                self.write_superblock(&mut current, next).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn write_superblock(
+        &self,
+        current: &mut Superblock,
+        mut next: Superblock,
+    ) -> Result<(), SliceTableError> {
         next.seq += 1;
+        // This release maintains nothing for which there is such a bit.
+        next.features.compatible = 0;
         if let Err(error) = Superblock::decode(&next.encode()) {
             // A damaged superblock may have brought numbers near the end of what can be read.
             return Err(DriveError::Down(format!("its superblock cannot be changed: {error}")).into());
@@ -395,7 +418,7 @@ impl DriveHandle {
         let current = self.superblock.lock().await;
         let found = copies::scrub(self, copies::places(current.size_bytes), &*current).await;
         (0..found.bad).for_each(|_| self.count_checksum_error());
-        self.count_repaired(found.repaired());
+        self.count_repaired(found.repaired);
         found
     }
 }
@@ -485,6 +508,9 @@ impl Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copies::{COPY_BYTES, Features};
+    use crate::{Class, MemoryDrive, superblock};
+    use penstock_base::Id128;
     use penstock_base::env::{LocalBoxFuture, Runtime};
     use std::task::Poll;
     use std::time::Duration;
@@ -562,5 +588,41 @@ mod tests {
     fn no_answer_in_all_steps_is_the_end() {
         let (result, timeouts) = read(1000);
         assert!(matches!(result, Err(DriveError::Deadline(_))) && timeouts == 1, "{result:?}");
+    }
+
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        penstock_worker::block_on(work).expect("a worker")
+    }
+
+    /// The last copy moves to the end of a drive that has grown, so that it is found without the first. The
+    /// superblock of a former use of that place does not count.
+    #[test]
+    fn a_superblock_grows_with_its_drive() {
+        let drive = Rc::new(MemoryDrive::new(16 << 20));
+        let io = Io::new(Class::Meta, "test");
+        let old = Superblock {
+            drive: DriveId(Id128([2; 16])),
+            seq: 5,
+            size_bytes: 8 << 20,
+            features: Features { compatible: 8, ..Features::default() },
+            ..Superblock::default()
+        };
+        let former =
+            Superblock { drive: DriveId(Id128([9; 16])), seq: 70, size_bytes: 16 << 20, ..old.clone() };
+        block_on(async {
+            for (place, copy) in copies::places(8 << 20).into_iter().zip([old.clone(), old.clone()]) {
+                drive.write(place, copy.encode(), io).await.unwrap();
+            }
+            drive.write(copies::places(16 << 20)[1], former.encode(), io).await.unwrap();
+        });
+        let found = block_on(superblock::read(&*drive)).unwrap();
+        assert_eq!(found, old);
+        let handle = DriveHandle::online(Rc::new(Hurried), "grown".into(), drive.clone(), found);
+        block_on(handle.note_size()).unwrap();
+        block_on(handle.note_size()).unwrap();
+        block_on(drive.write(0, Buf::zeroed(COPY_BYTES), io)).unwrap();
+        let grown = block_on(superblock::read(&*drive)).unwrap();
+        let expected = Superblock { seq: 6, size_bytes: 16 << 20, features: Features::default(), ..old };
+        assert_eq!(grown, expected, "without a feature that nothing maintains");
     }
 }

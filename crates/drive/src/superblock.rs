@@ -9,7 +9,7 @@
 use crate::copies::{
     self, COPY_BYTES, Features, FoundCopies, Holder, Kind, MOST_BODY_BYTES, Sites, TwoCopies,
 };
-use crate::{Drive, DriveError, Io};
+use crate::{Class, Drive, DriveError, Io};
 use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, PoolId, StoreId};
 
@@ -180,6 +180,9 @@ impl Superblock {
         if let Some((_, why)) = misplaced(&slices, size_bytes) {
             return Err(dec.bad(why));
         }
+        if slices.iter().any(|slice| slice.extent == 0 && slice.len < 2 * COPY_BYTES as u64) {
+            return Err(dec.bad("a slice without room for its label"));
+        }
         Ok(Self { store, drive, pool, seq, size_bytes, created_ns, features, slices })
     }
 }
@@ -285,6 +288,15 @@ pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
         FoundCopies { blank: 2, .. } => Err(SuperblockError::Blank),
         FoundCopies { .. } => Err(SuperblockError::Foreign),
     }
+}
+
+/// Writes zeros over both copies: the drive is blank again.
+pub async fn clear(drive: &dyn Drive) -> Result<(), DriveError> {
+    let io = Io::new(Class::Meta, "superblock.clear");
+    for place in copies::places(drive.size_bytes()) {
+        drive.write(place, BufMut::zeroed(COPY_BYTES).freeze(), io).await?;
+    }
+    drive.flush(io).await
 }
 
 #[cfg(test)]

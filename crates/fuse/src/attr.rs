@@ -43,7 +43,7 @@ pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
     AttrFields {
         ino: root.outer(attr.ino),
         size: attr.size,
-        blocks: attr.size.div_ceil(512),
+        blocks: attr.blocks.saturating_mul(BLOCK_BYTES as u64 / 512),
         atime,
         mtime,
         ctime,

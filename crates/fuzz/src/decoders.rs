@@ -11,7 +11,7 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 39] = [
+pub const DECODERS: [Decoder; 42] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
@@ -24,6 +24,9 @@ pub const DECODERS: [Decoder; 39] = [
     rows::JOURNAL_RECORD,
     rows::JOURNAL_MARK,
     rows::MAP,
+    rows::FORWARD,
+    rows::FILE,
+    rows::ACCOUNT,
     rows::GROUP,
     rows::CHUNK_KEYS,
     rows::FILE_SYSTEM,

@@ -2,7 +2,7 @@
 //! place.
 
 use penstock_base::{FileKey, LocalBoxFuture};
-use penstock_chunk::{Behind, ChunkError, SpaceUsage, Target};
+use penstock_chunk::{Behind, ChunkError, Known, Owner, SpaceUsage, Target};
 use penstock_kv::WriteSet;
 use std::ops::Range;
 
@@ -25,15 +25,26 @@ pub trait ChunkStore {
     /// A file was removed, with all its chunks.
     fn file_removed(&self, file: FileKey);
 
+    /// Blocks that each file holds.
+    fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
+
+    /// Counts a file to another owner, in one transaction with `writes`.
+    fn set_owner(
+        &self,
+        file: FileKey,
+        owner: Owner,
+        writes: WriteSet,
+    ) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+
     /// Makes blocks of a file read as zeros, in one transaction with `writes`. Later writes to the file that
-    /// were sent with an older truncate generation are rejected. The range ends at the end of a chunk or at
-    /// `u64::MAX`.
+    /// were sent with an older truncate generation than the one in `known` are rejected. The range ends at
+    /// the end of a chunk or at `u64::MAX`.
     fn truncate(
         &self,
         file: FileKey,
         blocks: Range<u64>,
         behind: Behind,
-        generation: u64,
+        known: Known,
         writes: WriteSet,
     ) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
 
@@ -71,15 +82,28 @@ impl ChunkStore for Target {
         Target::file_removed(self, file);
     }
 
+    fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
+        Box::pin(async move { Target::held_blocks(self, &files).await })
+    }
+
+    fn set_owner(
+        &self,
+        file: FileKey,
+        owner: Owner,
+        writes: WriteSet,
+    ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(Target::set_owner(self, file, owner, writes))
+    }
+
     fn truncate(
         &self,
         file: FileKey,
         blocks: Range<u64>,
         behind: Behind,
-        generation: u64,
+        known: Known,
         writes: WriteSet,
     ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
-        Box::pin(Target::truncate(self, file, blocks, behind, generation, writes))
+        Box::pin(Target::truncate(self, file, blocks, behind, known, writes))
     }
 
     fn truncate_steps(

@@ -1,6 +1,7 @@
 //! Inodes and their rows. Format: docs/format/kv.md.
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
+use penstock_chunk::Owner;
 use penstock_wire::metadata::{Attr, Time, set_id_bits};
 
 const FORMAT: u8 = 2;
@@ -173,13 +174,32 @@ impl Inode {
         Ok(())
     }
 
-    /// Attributes as sent to clients.
-    pub fn attr(&self) -> Attr {
+    /// To whom its blocks are counted.
+    pub fn owner(&self) -> Owner {
+        Owner { uid: self.uid, gid: self.gid, project: 0 }
+    }
+
+    /// Attributes as sent to clients, of an inode whose contents hold `blocks` blocks.
+    pub fn attr(&self, blocks: u64) -> Attr {
         let [atime, mtime, ctime, btime] = self.times;
         let Self { mode, nlink, uid, gid, rdev, size, truncations, .. } = *self;
         let chunk_blocks = self.layout.chunk_blocks;
-        let ino = self.ino.0;
-        Attr { ino, mode, nlink, uid, gid, rdev, size, atime, mtime, ctime, btime, truncations, chunk_blocks }
+        Attr {
+            ino: self.ino.0,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            truncations,
+            chunk_blocks,
+            blocks,
+        }
     }
 
     /// Encodes the row's value.

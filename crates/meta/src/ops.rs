@@ -13,13 +13,19 @@ pub(crate) use rename::rename;
 pub(crate) use setattr::{get_attr, set_attr, stat_fs};
 pub(crate) use xattr::{get_xattr, list_xattr, remove_xattr, set_xattr};
 
+use crate::error::MetaError;
 use crate::inode::Inode;
-use penstock_wire::metadata::AttrReply;
+use crate::parts::Parts;
+use penstock_wire::metadata::{Attr, AttrReply};
 use prost::Message;
 
 const SET_GROUP_ID: u32 = 0o2000;
 
 /// Encodes a reply with an inode's attributes.
-fn attr_reply(inode: &Inode) -> Vec<u8> {
-    AttrReply { attr: Some(inode.attr()), may_be_unsynced: false }.encode_to_vec()
+async fn attr_reply(parts: &Parts, inode: &Inode) -> Result<Vec<u8>, MetaError> {
+    Ok(encode_attr(parts.attr(inode).await?))
+}
+
+fn encode_attr(attr: Attr) -> Vec<u8> {
+    AttrReply { attr: Some(attr), may_be_unsynced: false }.encode_to_vec()
 }

@@ -2,11 +2,13 @@
 
 use crate::chunks::ChunkStore;
 use crate::error::MetaError;
-use crate::inode::FileKind;
+use crate::inode::{FileKind, Inode};
 use crate::names::{Names, Turn};
 use crate::uses::{IsGoing, RemovedFiles, Uses};
 use penstock_base::{Env, FileKey, Ino};
+use penstock_chunk::{FileUse, Owner};
 use penstock_session::{Clients, Request};
+use penstock_wire::metadata::Attr;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -140,15 +142,32 @@ impl Parts {
         }
     }
 
+    /// The attributes of an inode that the caller is about to commit.
+    pub(crate) async fn attr(&self, inode: &Inode) -> Result<Attr, MetaError> {
+        let blocks = match inode.kind() {
+            FileKind::Regular => self.chunks.held_blocks(vec![FileKey::main(inode.ino)]).await?,
+            _ => Vec::new(),
+        };
+        Ok(inode.attr(blocks.first().copied().unwrap_or(0)))
+    }
+
+    /// The attributes of an inode as it is.
+    pub(crate) async fn attr_now(&self, ino: Ino) -> Result<Attr, MetaError> {
+        let blocks = self.attr(&self.names.inode(ino).await?).await?.blocks;
+        // It may have been changed while its blocks were counted.
+        Ok(self.names.inode(ino).await?.attr(blocks))
+    }
+
     /// Keeps a regular file from being reaped while its contents are being changed, and fails if it does not
     /// exist. Otherwise a late write could leave chunks of a file that is gone, and nothing would ever remove
     /// them.
     pub(crate) async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
         // Counted before the inode is read, so that a removal from here on sees the user.
         self.begin_uses(ino, 1)?;
-        let user = InUse { parts: self, ino };
-        let kind = self.names.inode(ino).await?.kind();
-        match kind {
+        let mut user = InUse { parts: self, ino, owner: Owner::default() };
+        let inode = self.names.inode(ino).await?;
+        user.owner = inode.owner();
+        match inode.kind() {
             FileKind::Regular => Ok(user),
             _ => Err(MetaError::Request(format!("inode {ino} has no contents"))),
         }
@@ -178,6 +197,13 @@ impl Drop for Deletion<'_> {
 pub struct InUse<'a> {
     parts: &'a Parts,
     ino: Ino,
+    owner: Owner,
+}
+
+impl FileUse for InUse<'_> {
+    fn owner(&self) -> Owner {
+        self.owner
+    }
 }
 
 impl Drop for InUse<'_> {

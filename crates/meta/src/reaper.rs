@@ -10,7 +10,7 @@ use crate::error::MetaError;
 use crate::parts::Parts;
 use crate::rows::{all_removed, removed_ino, xattr_range};
 use penstock_base::{ErrorKind, FileKey, Ino};
-use penstock_chunk::Behind;
+use penstock_chunk::{Behind, Known, Owner, REMOVED};
 use penstock_kv::{WriteSet, for_each_key};
 use penstock_wire::Failure;
 use std::rc::Rc;
@@ -67,10 +67,11 @@ pub(crate) async fn wait_reaped(parts: &Parts) {
     }
 }
 
-/// True if the file has no name and waits to be deleted. ESTALE if it is gone.
-async fn is_removed(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
+/// The owner of a file that has no name and waits to be deleted; none for another one. ESTALE if it is gone.
+async fn is_removed(parts: &Parts, ino: Ino) -> Result<Option<Owner>, MetaError> {
     // A file with a wrong number of links is not in the queue, so damage deletes no file that has a name.
-    Ok(parts.names.inode(ino).await?.nlink == 0 && parts.names.is_queued(ino).await?)
+    let inode = parts.names.inode(ino).await?;
+    Ok((inode.nlink == 0 && parts.names.is_queued(ino).await?).then(|| inode.owner()))
 }
 
 async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
@@ -78,13 +79,14 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     let mut turn = parts.names.turn().await;
     let removed = match is_removed(parts, ino).await {
         // Already gone: a file can be queued both by its last close and by the removal of its last name.
-        Err(MetaError::Posix(_)) => false,
+        Err(MetaError::Posix(_)) => None,
         removed => removed?,
     };
-    if !removed {
+    let Some(owner) = removed else {
         parts.end_deletion(ino);
         return Ok(());
-    }
+    };
+    let known = Known { truncations: REMOVED, owner };
     // A use that exists queues the file again when it ends.
     let Some(deletion) = parts.begin_deletion(ino) else { return Ok(()) };
     let file = FileKey::main(ino);
@@ -92,12 +94,12 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
         let mut writes = WriteSet::new();
         writes.reclaims();
-        parts.chunks.truncate(file, stop..u64::MAX, Behind::Dropped, u64::MAX, writes).await?;
+        parts.chunks.truncate(file, stop..u64::MAX, Behind::Dropped, known, writes).await?;
         deletion.part_is_gone();
         // Between two steps others change names, and a repair may give the file one.
         drop(turn);
         turn = parts.names.turn().await;
-        if !is_removed(parts, ino).await? {
+        if is_removed(parts, ino).await?.is_none() {
             parts.end_deletion(ino);
             return Ok(());
         }
@@ -116,7 +118,7 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     }
     assert!(!parts.is_used(ino), "nothing uses inode {ino} while it is deleted");
     turn.delete_inode(ino, async |writes| {
-        Ok(parts.chunks.truncate(file, 0..u64::MAX, Behind::Dropped, u64::MAX, writes).await?)
+        Ok(parts.chunks.truncate(file, 0..u64::MAX, Behind::Dropped, known, writes).await?)
     })
     .await?;
     parts.end_deletion(ino);

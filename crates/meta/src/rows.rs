@@ -119,7 +119,7 @@ pub(crate) fn unknown_keys() -> [Range; 5] {
         (vec![], vec![FS]),
         (vec![FS, 0], vec![INODE]),
         (penstock_session::rows::all_sessions().1, vec![0x20]),
-        (vec![0x22], end.clone()),
+        (vec![penstock_chunk::rows::END], end.clone()),
         (end, vec![0xff; 256]),
     ]
 }

@@ -98,11 +98,10 @@ impl MetaTarget {
         }
         // Counted before the inode is read, so that a removal from here on sees the user.
         self.parts.open(who.session, ino)?;
-        match self.parts.names.inode(ino).await {
-            Ok(inode) => {
-                let (attr, may_be_unsynced) =
-                    (Some(inode.attr()), self.parts.clients.is_unsynced_elsewhere(who.session, ino));
-                Ok(AttrReply { attr, may_be_unsynced }.encode_to_vec())
+        match self.parts.attr_now(ino).await {
+            Ok(attr) => {
+                let may_be_unsynced = self.parts.clients.is_unsynced_elsewhere(who.session, ino);
+                Ok(AttrReply { attr: Some(attr), may_be_unsynced }.encode_to_vec())
             }
             Err(error) => {
                 self.parts.close(who.session, ino);

@@ -5,7 +5,7 @@
 use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
 use penstock_array::{Position, Positions};
 use penstock_base::num::to_u32;
-use penstock_base::{ArrayId, Dec, Enc, Epoch, LocalBoxFuture, crc32c};
+use penstock_base::{ArrayId, Dec, DecodeError, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -123,7 +123,21 @@ const MAGIC: &[u8; 8] = b"PENCLAM2";
 /// The magic number and the size of a place before the first release.
 const PAST: &[u8; 8] = b"PENCLAIM";
 const PAST_PLACE_BYTES: usize = 64 * 1024;
-const HEADER_BYTES: usize = 24;
+const HEADER_BYTES: usize = 28;
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// The contents of one place of the file.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// No complete record.
+    Nothing,
+    /// The claims, with their sequence number.
+    Claims(u64, Claims),
+    /// A complete record that this release does not understand: why.
+    Unknown(String),
+}
 
 /// Encodes one place of the file: the claims with their sequence number, under a checksum.
 fn encode_place(seq: u64, claims: &Claims) -> Result<Vec<u8>, String> {
@@ -132,21 +146,29 @@ fn encode_place(seq: u64, claims: &Claims) -> Result<Vec<u8>, String> {
         return Err(format!("claims of {} arrays take more than {PLACE_BYTES} bytes", claims.0.len()));
     }
     let mut covered = Enc::new();
-    covered.u64(seq).u32(to_u32(body.len())).raw(&body);
+    covered.u32(VERSION).u64(seq).u32(to_u32(body.len())).raw(&body);
     let mut place = Enc::new();
     place.raw(MAGIC).u32(crc32c(covered.as_slice())).raw(covered.as_slice());
     Ok(place.finish())
 }
 
-/// Decodes one place; none if it contains no complete record.
-fn decode_place(bytes: &[u8]) -> Option<(u64, Result<Claims, String>)> {
+/// Decodes one place.
+fn decode_place(bytes: &[u8]) -> Place {
+    let header = |dec: &mut Dec<'_>| {
+        let is_place = dec.raw(8)? == MAGIC;
+        let (crc, version, seq, len) = (dec.u32()?, dec.u32()?, dec.counter()?, dec.u32()?);
+        Ok::<_, DecodeError>(is_place.then_some((crc, version, seq, len as usize)))
+    };
     let mut dec = Dec::new("claims", bytes);
-    if dec.raw(8).ok()? != MAGIC {
-        return None;
+    let Ok(Some((crc, version, seq, len))) = header(&mut dec) else { return Place::Nothing };
+    let Some(body) = dec.raw(len).ok().filter(|_| crc32c(&bytes[12..HEADER_BYTES + len]) == crc) else {
+        return Place::Nothing;
+    };
+    match Claims::decode(body) {
+        _ if version != VERSION => Place::Unknown(format!("version {version}")),
+        Ok(claims) => Place::Claims(seq, claims),
+        Err(why) => Place::Unknown(why),
     }
-    let (crc, seq, len) = (dec.u32().ok()?, dec.counter().ok()?, dec.u32().ok()? as usize);
-    let body = dec.raw(len).ok()?;
-    (crc32c(&bytes[12..HEADER_BYTES + len]) == crc).then(|| (seq, Claims::decode(body)))
 }
 
 /// Claims in the file [`NAME`]. The folder's lock keeps other processes away.
@@ -172,8 +194,6 @@ impl FileOwnership {
         let file = options.open(&path).map_err(fail)?;
         let mut bytes = Vec::new();
         (&file).take(2 * PLACE_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
-        let places = bytes.chunks(PLACE_BYTES).enumerate();
-        let valid = places.filter_map(|(place, bytes)| Some((place, decode_place(bytes)?)));
         if [0, PAST_PLACE_BYTES]
             .into_iter()
             .any(|at| bytes.get(at..).is_some_and(|rest| rest.starts_with(PAST)))
@@ -181,15 +201,32 @@ impl FileOwnership {
             let why = "made before the first release: such a store is not read any more";
             return Err(format!("{}: {why}", path.display()));
         }
-        let newest = valid.max_by_key(|(_, (seq, _))| *seq);
-        let newest_at = newest.as_ref().map(|(place, _)| place * PLACE_BYTES);
-        let advice = "remove it to rely on the drives alone";
-        let (seq, claims) = match newest {
-            Some((_, (seq, claims))) => {
-                (seq, claims.map_err(|why| format!("{} cannot be read ({why}); {advice}", path.display()))?)
+        let mut newest: Option<(usize, u64, Claims)> = None;
+        for (number, place) in bytes.chunks(PLACE_BYTES).map(decode_place).enumerate() {
+            match place {
+                Place::Nothing => {}
+                Place::Claims(seq, claims) if newest.as_ref().is_none_or(|(_, best, _)| *best < seq) => {
+                    newest = Some((number * PLACE_BYTES, seq, claims));
+                }
+                Place::Claims(..) => {}
+                // It may be the newest.
+                Place::Unknown(why) => {
+                    return Err(format!(
+                        "{} is of a later release ({why}): start the store with that one",
+                        path.display()
+                    ));
+                }
             }
-            None if bytes.iter().all(|byte| *byte == 0) => (0, Claims::default()),
-            None => return Err(format!("{} is damaged in both places; {advice}", path.display())),
+        }
+        let (newest_at, seq, claims) = match newest {
+            Some((at, seq, claims)) => (Some(at), seq, claims),
+            None if bytes.iter().all(|byte| *byte == 0) => (None, 0, Claims::default()),
+            None => {
+                return Err(format!(
+                    "{} is damaged in both places; remove it to rely on the drives alone",
+                    path.display()
+                ));
+            }
         };
         if bytes.len() < 2 * PLACE_BYTES {
             bytes.resize(2 * PLACE_BYTES, 0);
@@ -220,7 +257,7 @@ impl FileOwnership {
         let unavailable =
             |error: String| ClaimError::Unavailable(format!("{}: {error}", self.path.display()));
         let bytes = encode_place(*seq + 1, &claims).map_err(unavailable)?;
-        if !matches!(decode_place(&bytes), Some((_, Ok(_)))) {
+        if !matches!(decode_place(&bytes), Place::Claims(..)) {
             return Err(unavailable("what would be written could not be read back".into()));
         }
         let at = (*seq + 1) % 2 * PLACE_BYTES as u64;
@@ -323,7 +360,30 @@ mod tests {
         };
         let claims = Claims((0..128).map(|at| (ArrayId(Id128::from_words(7, at)), claim)).collect());
         let place = encode_place(9, &claims).unwrap();
-        assert_eq!(decode_place(&place), Some((9, Ok(claims))));
+        assert_eq!(decode_place(&place), Place::Claims(9, claims));
+    }
+
+    /// Regression: the advice for a file of a later release was to remove it, which gives up what it says.
+    #[test]
+    fn claims_of_a_later_release_are_refused_by_name() {
+        let good = encode_place(9, &Claims::default()).unwrap();
+        let seal = |mut place: Vec<u8>| {
+            let crc = crc32c(&place[12..]);
+            place[8..12].copy_from_slice(&crc.to_le_bytes());
+            place
+        };
+        let mut version = good.clone();
+        version[12] = 2;
+        let field = br#"{"05050505050505050505050505050505":{"epoch":1,"revision":2,"new":3}}"#;
+        let mut new = good[..HEADER_BYTES - 4].to_vec();
+        new.extend_from_slice(&(field.len() as u32).to_le_bytes());
+        new.extend_from_slice(field);
+        for (name, place) in [("version", seal(version)), ("field", seal(new))] {
+            let folder = Folder::new(&format!("later-{name}"));
+            std::fs::write(folder.0.join(NAME), place).unwrap();
+            let error = FileOwnership::open(&folder.0).err().unwrap();
+            assert!(error.contains("of a later release") && !error.contains("remove"), "{error}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::report::{
     DamagedFile, DamagedRange, DamagedReport, FileReport, FindingReport, FindingsReport, FsCheckProgress,
     FsCheckReport, FsRepairReport,
 };
+use penstock_array::format::descriptor::Role;
 use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, Ino};
 use penstock_meta::{MetaCheck, MetaError};
@@ -118,8 +119,8 @@ impl Node {
         Ok(DamagedReport {
             damaged_bytes: files.iter().flat_map(|file| &file.ranges).map(|range| range.length_bytes).sum(),
             files,
-            unreadable_stripes: self.unreadable("data").len() as u64,
-            unreadable_metadata_stripes: self.unreadable("meta"),
+            unreadable_stripes: self.unreadable(Role::Data).len() as u64,
+            unreadable_metadata_stripes: self.unreadable(Role::Metadata),
         })
     }
 }

@@ -5,7 +5,7 @@
 //! Arrays with their labels are written first and superblocks last, so a power cut while a store is made
 //! leaves drives without superblocks, which are never taken for a store.
 
-use crate::backing::{Backing, read_superblock};
+use crate::backing::{Backing, Found, read_superblock};
 use crate::error::StartError;
 use crate::holding::Holding;
 use penstock_array::format::descriptor::Role;
@@ -156,10 +156,19 @@ pub async fn create_store(
         )));
     }
     for path in paths {
-        let Ok(drive) = backing.open(path) else { continue };
+        if backing.look(path).map_err(StartError::Refused)? == Found::Nothing {
+            continue;
+        }
+        let drive = backing.open(path).map_err(StartError::Refused)?;
         let is_free = match read_superblock(env, &*drive).await {
-            Some(Err(SuperblockError::Blank)) => true,
-            Some(Ok(_)) => *found == Holding::Unfinished,
+            Some(Err(SuperblockError::Blank | SuperblockError::Shrunk { found: 0, .. })) => true,
+            Some(Ok(_)) if *found == Holding::Unfinished => {
+                // If this is cut as well, the drive is not taken for one of the store that is made now.
+                superblock::clear(&*drive)
+                    .await
+                    .map_err(|error| StartError::Refused(format!("{path}: {error}")))?;
+                true
+            }
             _ => false,
         };
         if !is_free {

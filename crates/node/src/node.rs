@@ -11,6 +11,7 @@ use crate::fullness::Warnings;
 use crate::latency::{ServiceLatency, SlowDrives};
 use crate::report::{ScrubSummary, SpaceReport};
 use crate::scrubs::{ScrubKeeper, Scrubs};
+use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState};
 use penstock_base::{Env, StoreId};
 use penstock_chunk::Target;
@@ -116,8 +117,8 @@ impl Node {
         self.kv.flush().await?;
         self.kv.stop();
         // Data first: rows of the key-value store must never refer to data that is not durable.
-        for name in ["data", "meta"] {
-            for array in self.arrays().iter().filter(|array| array.name() == name) {
+        for role in [Role::Data, Role::Metadata] {
+            for array in self.arrays().iter().filter(|array| array.role() == role) {
                 array.close().await?;
             }
         }
@@ -149,8 +150,8 @@ impl Node {
     }
 
     /// Stripes of an array that reads or scrubs found unreadable.
-    pub(crate) fn unreadable(&self, name: &str) -> Vec<u64> {
-        let array = self.arrays().iter().find(|array| array.name() == name);
+    pub(crate) fn unreadable(&self, role: Role) -> Vec<u64> {
+        let array = self.arrays().iter().find(|array| array.role() == role);
         array.map(|array| array.unreadable_stripes()).unwrap_or_default()
     }
 

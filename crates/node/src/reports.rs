@@ -9,6 +9,7 @@ use crate::report::{
     ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, SessionReport, StatusReport,
 };
 use crate::watch;
+use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, JobProgress};
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::DriveHandle;
@@ -147,7 +148,7 @@ impl Node {
             });
             reasons.push(format!("array {} is {}: {why}", array.name, array.state));
         }
-        reasons.extend(self.damage.reasons(self.unreadable("meta").len()));
+        reasons.extend(self.damage.reasons(self.unreadable(Role::Metadata).len()));
         reasons.extend(self.failure().map(|why| format!("the store has stopped: {why}; start it again")));
         let health = match self.failure() {
             Some(_) => "failed".to_owned(),

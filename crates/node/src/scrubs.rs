@@ -138,7 +138,7 @@ impl Copies {
         // A copy that could not be verified does not count as good.
         let unknown = u64::from(found.bad == 0 && found.failed.is_some());
         self.bad += found.bad + unknown;
-        self.repaired += found.repaired();
+        self.repaired += found.repaired;
     }
 }
 

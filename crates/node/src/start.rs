@@ -23,7 +23,6 @@ use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -94,8 +93,13 @@ impl FoundDrive {
     }
 }
 
-/// Tells what the drives at `paths` hold.
-pub async fn look_for_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Holding {
+/// Tells what the drives at `paths` hold. An array that coordination knows was opened.
+pub async fn look_for_store(
+    env: &Env,
+    backing: &dyn Backing,
+    paths: &[String],
+    ownership: &dyn Ownership,
+) -> Holding {
     let candidates = find_drives(env, backing, paths).await;
     let drives: Vec<&FoundDrive> =
         candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()).collect();
@@ -107,7 +111,10 @@ pub async fn look_for_store(env: &Env, backing: &dyn Backing, paths: &[String]) 
         (false, _) => {
             let named: BTreeSet<DriveId> = drives.iter().flat_map(|drive| drive.members()).collect();
             let is_lacking = named.iter().any(|id| drives.iter().all(|drive| drive.superblock.drive != *id));
-            let is_unused = drives.iter().all(|drive| drive.is_unused());
+            let arrays = drives.iter().flat_map(|drive| drive.labels.iter().map(|(array, _)| *array));
+            let claims = join_all(arrays.map(|array| ownership.current(array))).await;
+            let is_unknown = claims.iter().all(|claim| matches!(claim, Ok(claim) if claim.revision == 0));
+            let is_unused = is_unknown && drives.iter().all(|drive| drive.is_unused());
             match is_lacking && is_unused && are_all_blank() {
                 true => Holding::Unfinished,
                 false => Holding::Store,
@@ -128,7 +135,9 @@ pub async fn find_drives(env: &Env, backing: &dyn Backing, paths: &[String]) -> 
                 Ok(drive) => match FoundDrive::read(env, &path, drive).await {
                     None => Err(format!("{path}: no answer within {ANSWER:?}")),
                     Some(Ok(found)) => Ok(found),
-                    Some(Err(error @ SuperblockError::Shrunk { .. })) => {
+                    Some(Err(error @ SuperblockError::Shrunk { found, .. })) => {
+                        // The making of a store was cut before the file got its size.
+                        is_blank = found == 0;
                         Err(format!("{path} is too small: {error}"))
                     }
                     Some(Err(error)) => {
@@ -282,6 +291,11 @@ impl Start {
             })
         };
         let (data, meta_array) = (of_role(Role::Data, "data")?, of_role(Role::Metadata, "metadata")?);
+        for drive in drives.iter().filter(|drive| drive.is_online()) {
+            if let Err(error) = drive.note_size().await {
+                tracing::warn!(path = drive.path(), %error, "the drive has grown and does not take its superblock");
+            }
+        }
         let gate: Rc<Gate> = Rc::default();
         let engine = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
         let kv = AheadKv::open(env, engine).await?;
@@ -308,32 +322,23 @@ fn handles(
     last_paths: &BTreeMap<DriveId, String>,
     unused: impl Fn(&str),
 ) -> Result<Vec<Rc<DriveHandle>>, StartError> {
-    let mut found: BTreeMap<DriveId, FoundDrive> = BTreeMap::new();
+    let mut copies: BTreeMap<DriveId, Vec<FoundDrive>> = BTreeMap::new();
     let mut problems: BTreeMap<String, String> = BTreeMap::new();
     for Candidate { path, found: drive, .. } in candidates {
         match drive {
-            Ok(drive) => match found.entry(drive.superblock.drive) {
-                Entry::Vacant(place) => drop(place.insert(drive)),
-                Entry::Occupied(mut place) => {
-                    let newer = is_newer(&drive, place.get()).ok_or_else(|| {
-                        StartError::Refused(format!(
-                            "{path} and {} are copies of one drive, and their labels do not say which is newer: take away the one that is not to be used",
-                            place.get().handle.path()
-                        ))
-                    })?;
-                    let mut other = drive;
-                    if newer {
-                        std::mem::swap(&mut other, place.get_mut());
-                    }
-                    let (path, used) = (other.handle.path(), place.get().handle.path());
-                    unused(&format!("{path} is a copy of the drive at {used}, and not newer"));
-                }
-            },
+            Ok(drive) => copies.entry(drive.superblock.drive).or_default().push(drive),
             Err(why) => drop(problems.insert(path, why)),
         }
     }
-    let found: BTreeMap<DriveId, Rc<DriveHandle>> =
-        found.into_iter().map(|(id, drive)| (id, drive.handle)).collect();
+    let mut found: BTreeMap<DriveId, Rc<DriveHandle>> = BTreeMap::new();
+    for (id, copies) in copies {
+        let (newest, others) = newest_copy(copies)?;
+        for other in others {
+            let used = newest.path();
+            unused(&format!("{} is a copy of the drive at {used}, and not newer", other.path()));
+        }
+        found.insert(id, newest);
+    }
     let mut handles: Vec<Rc<DriveHandle>> = Vec::new();
     // In the order in which a store is made of drives: the array with the fewest members comes first, because
     // the members of the data array begin behind those of `meta`.
@@ -350,6 +355,23 @@ fn handles(
         }));
     }
     Ok(handles)
+}
+
+/// The one of these copies of one drive that is newer than all others, and the others.
+fn newest_copy(mut copies: Vec<FoundDrive>) -> Result<(Rc<DriveHandle>, Vec<Rc<DriveHandle>>), StartError> {
+    let is_newest = |at: usize| {
+        let others = copies.iter().enumerate().filter(|(other, _)| *other != at);
+        others.into_iter().all(|(_, other)| is_newer(&copies[at], other) == Some(true))
+    };
+    let Some(newest) = (0..copies.len()).find(|at| is_newest(*at)) else {
+        let paths: Vec<&str> = copies.iter().map(|copy| copy.handle.path()).collect();
+        return Err(StartError::Refused(format!(
+            "{} are copies of one drive, and their labels do not say which is newest: take away those that are not to be used",
+            paths.join(" and ")
+        )));
+    };
+    let newest = copies.remove(newest).handle;
+    Ok((newest, copies.into_iter().map(|copy| copy.handle).collect()))
 }
 
 /// True if `one` is newer than `other`, a copy of the same drive, by the revisions in their labels. None if
@@ -382,15 +404,24 @@ async fn read_array(
     roster: &Rc<Roster>,
     lacking: Lacking,
 ) -> Result<Opening, StartError> {
-    for member in &descriptor.members {
+    for (position, member) in (0..).zip(&descriptor.members) {
         let drive = drives.iter().find(|drive| drive.id() == member.drive && drive.is_online());
-        if let Some(drive) =
-            drive.filter(|drive| drive.size_bytes().is_some_and(|size| member.offset + member.len > size))
-        {
+        let Some(drive) = drive else { continue };
+        // Otherwise the array would write over what belongs to another one.
+        let row = SliceEntry {
+            array: descriptor.array,
+            member: position,
+            extent: 0,
+            offset: member.offset,
+            len: member.len,
+        };
+        if !drive.superblock().await.slices.contains(&row) {
             return Err(StartError::Refused(format!(
-                "array {}: its slice on {} ends behind the drive; nothing was changed",
+                "array {}: the slice table of {} does not have its slice {}+{}; nothing was changed",
                 descriptor.name,
-                drive.path()
+                drive.path(),
+                member.offset,
+                member.len
             )));
         }
     }
@@ -482,6 +513,24 @@ mod tests {
         }
         let blank = label(Ok(FoundLabel::Blank));
         assert_eq!((is_newer(&blank, &old), is_newer(&old, &blank)), (Some(false), Some(true)));
+    }
+
+    /// Regression: which of three copies was used depended on the order of their paths.
+    #[test]
+    fn the_newest_of_several_copies_is_used_whatever_their_order() {
+        let copies = |revisions: &[u64]| {
+            revisions.iter().map(|revision| found(candidate(&revision.to_string(), 0, *revision))).collect()
+        };
+        for order in [[5, 5, 7], [5, 7, 5], [7, 5, 5]] {
+            let (newest, others) = newest_copy(copies(&order)).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!((newest.path(), others.len()), ("7", 2), "{order:?}");
+        }
+        let error = newest_copy(copies(&[7, 5, 7])).err().map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains("7 and 5 and 7 are copies")));
+        assert_eq!(
+            newest_copy(copies(&[5])).ok().map(|(newest, _)| newest.path().to_owned()).as_deref(),
+            Some("5")
+        );
     }
 
     /// Regression: a label of a later release on a drive that is no member kept the array from starting.

@@ -4,6 +4,7 @@
 //! for drives.
 
 use crate::drive_set::DriveSet;
+use penstock_array::format::descriptor::Role;
 use penstock_base::{DriveId, StoreId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -41,7 +42,7 @@ impl StoreFile {
     /// Returns the contents to save for the drives of a running store.
     pub fn of(set: &DriveSet) -> Self {
         let drives = set.drives();
-        let code = set.arrays().iter().find(|array| array.name() == "data").map(|array| array.geometry());
+        let code = set.arrays().iter().find(|array| array.role() == Role::Data).map(|array| array.geometry());
         Self {
             format: 1,
             store: set.store().to_string(),

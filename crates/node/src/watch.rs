@@ -5,6 +5,7 @@
 use crate::event::{EventKind, Severity, array_object, drive_object};
 use crate::events::Events;
 use crate::node::Node;
+use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayEvent, ArrayState, Position, Report};
 use penstock_base::DriveId;
 use penstock_drive::DriveState;
@@ -211,7 +212,7 @@ pub(crate) async fn run(node: Rc<Node>) {
         watch_health(&node, &mut watch);
         node.warnings.watch(node.spaces(), &node.fs_object(), &node.events);
         node.slow.borrow_mut().watch(node.env.now(), &node.drives(), &node.events);
-        node.damage.watch(node.unreadable("data"), &node.target, &node.fs_object(), &node.events).await;
+        node.damage.watch(node.unreadable(Role::Data), &node.target, &node.fs_object(), &node.events).await;
     }
 }
 

@@ -75,6 +75,9 @@ pub struct Attr {
     /// Blocks in a chunk of this file.
     #[prost(uint32, tag = "13")]
     pub chunk_blocks: u32,
+    /// Blocks of 4 KiB that its contents hold.
+    #[prost(uint64, tag = "14")]
+    pub blocks: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -100,7 +100,7 @@ fn golden<M: Message + Default + PartialEq + Debug>(message: &M, wanted: &str) {
     assert_eq!(M::decode(&bytes[..]).as_ref(), Ok(message));
 }
 
-const ATTR: &str = "080710a48302180220e80728643009388080808080204208080110ff93ebdc034a021001520210025a090880808080804010036006688002";
+const ATTR: &str = "080710a48302180220e80728643009388080808080204208080110ff93ebdc034a021001520210025a09088080808080401003600668800270ac02";
 
 fn attr() -> Attr {
     Attr {
@@ -117,6 +117,7 @@ fn attr() -> Attr {
         btime: Time { sec: 1 << 40, nsec: 3 },
         truncations: 6,
         chunk_blocks: 256,
+        blocks: 300,
     }
 }
 
@@ -233,18 +234,18 @@ fn what_came_to_requests_later_keeps_its_numbers() {
 #[test]
 fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false }, &format!("0a38{ATTR}"));
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true }, &format!("0a38{ATTR}1001"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false }, &format!("0a3b{ATTR}"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true }, &format!("0a3b{ATTR}1001"));
     golden(
         &HelloReply { version: 1, session: 2, root: (1 << 40) | 1, chunk_blocks: 256, lease_ms: 300 },
         "080110021881808080802020800228ac02",
     );
     let entry =
         DirEntry { name: b"name".to_vec(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr()) };
-    let entry_bytes = format!("0a046e616d6510071880800220ffffffffffffffffff012a38{ATTR}");
+    let entry_bytes = format!("0a046e616d6510071880800220ffffffffffffffffff012a3b{ATTR}");
     golden(&entry, &entry_bytes);
     let listing = ReadDirReply { entries: vec![entry, DirEntry::default()], end: true, parent: 1 };
-    golden(&listing, &format!("0a51{entry_bytes}0a0010011801"));
+    golden(&listing, &format!("0a54{entry_bytes}0a0010011801"));
     golden(&BytesReply { bytes: vec![0xff, 0] }, "0a02ff00");
     golden(&NamesReply { names: vec![b"a".to_vec(), Vec::new()] }, "0a01610a00");
     golden(

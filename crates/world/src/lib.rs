@@ -172,7 +172,7 @@ impl Site {
         let backing =
             SimBacking { world: world.clone(), disks: self.disks.clone(), plans: self.plans.clone(), opened };
         let there: Vec<String> = self.disks.borrow().keys().cloned().collect();
-        let found = look_for_store(&env, &backing, &there).await;
+        let found = look_for_store(&env, &backing, &there, &*self.ownership).await;
         if found != Holding::Store {
             let paths: Vec<String> = (0..self.spec.drives()).map(path).collect();
             create_store(&env, &backing, &self.spec, &paths, &found).await?;

@@ -5,13 +5,17 @@
 use super::{are_near, without_far};
 use crate::place::{Position, Positions};
 use penstock_base::num::to_u16;
-use penstock_base::{ArrayId, Dec, DecodeError, DriveId, Enc, Epoch, PoolId};
+use penstock_base::{ArrayId, BLOCK_BYTES, Dec, DecodeError, DriveId, Enc, Epoch, PoolId};
+use penstock_drive::copies::COPY_BYTES;
 use penstock_raid::MAX_STRIPS;
 use std::collections::BTreeSet;
 
 const FORMAT: u16 = 4;
 /// An array is one range of stripes, with an extent on each member.
 const RANGES: u16 = 1;
+
+/// Longest name of an array in bytes. With it, a descriptor of any code fits in a label.
+pub(crate) const MOST_NAME_BYTES: usize = 255;
 
 /// The generation of a member's slice when the array is created. A replacement raises it.
 pub(crate) const FIRST_GENERATION: u64 = 1;
@@ -146,14 +150,19 @@ impl Descriptor {
         self.carriers.iter().for_each(|carrier| {
             enc.u16(*carrier);
         });
-        // Layout of the range: 0 is fixed, without version and seed.
+        // Layout of the range: 0 is fixed, without version and seed. Its table pages are in the first extents
+        // of the carriers: 0.
         enc.u16(RANGES).u8(0).u8(0).u16(0).u16(0).u64(0).u64(self.stripes);
         enc.u16(to_u16(self.members.len()));
         for member in &self.members {
-            enc.id(member.drive.0).u64(member.generation).u64(member.epoch.0);
-            // The failure domain: none.
+            // The life, which members on other nodes will need, and the failure domain: none.
+            enc.id(member.drive.0).u64(member.generation).u64(0).u64(member.epoch.0);
             enc.u8(u8::from(member.stale)).raw(&[0; 3]).u32(0);
-            enc.u64(member.offset).u64(member.len);
+        }
+        // One extent of each member, in the only range.
+        enc.u16(to_u16(self.members.len()));
+        for (position, member) in (0..).zip(&self.members) {
+            enc.u16(position).u16(0).u32(0).u64(member.offset).u64(member.len);
         }
         enc.finish()
     }
@@ -174,6 +183,9 @@ impl Descriptor {
         let (epoch, root_epoch) = (Epoch(dec.counter_with_room()?), Epoch(dec.counter_with_room()?));
         let (revision, carriers_epoch) = (dec.counter_with_room()?, dec.counter_with_room()?);
         let name = dec.text()?;
+        if name.len() > MOST_NAME_BYTES {
+            return Err(dec.bad("a name that is too long"));
+        }
         let carrier_count = dec.u16()?;
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
         let ranges = dec.u16()?;
@@ -184,7 +196,8 @@ impl Descriptor {
         dec.check_known("ranges of stripes", ranges, RANGES)?;
         let layout = dec.u8()?;
         dec.check_known("layout", layout, 0)?;
-        dec.zeros("padding of a layout", 1)?;
+        let table = dec.u8()?;
+        dec.check_known("place of table pages", table, 0)?;
         let layout_version = dec.u16()?;
         dec.check_known("layout version", layout_version, 0)?;
         dec.zeros("padding of a layout", 2)?;
@@ -195,6 +208,11 @@ impl Descriptor {
         let mut members = Vec::new();
         for _ in 0..member_count {
             members.push(Self::decode_member(&mut dec)?);
+        }
+        let extents = dec.u16()?;
+        dec.check_known("extents of members", extents, member_count)?;
+        for (position, member) in (0..).zip(&mut members) {
+            (member.offset, member.len) = Self::decode_extent(&mut dec, position)?;
         }
         dec.end()?;
         let distinct = carriers.iter().collect::<BTreeSet<_>>().len() == carriers.len();
@@ -226,8 +244,10 @@ impl Descriptor {
     }
 
     fn decode_member(dec: &mut Dec<'_>) -> Result<MemberEntry, DecodeError> {
-        let drive = DriveId(dec.id()?);
-        let (generation, epoch) = (dec.counter_with_room()?, Epoch(dec.counter_with_room()?));
+        let (drive, generation) = (DriveId(dec.id()?), dec.counter_with_room()?);
+        let life = dec.u64()?;
+        dec.check_known("life of a member", life, 0)?;
+        let epoch = Epoch(dec.counter_with_room()?);
         let stale = match dec.u8()? {
             0 => false,
             1 => true,
@@ -236,9 +256,20 @@ impl Descriptor {
         dec.zeros("padding of a member", 3)?;
         let domain = dec.u32()?;
         dec.check_known("failure domain", domain, 0)?;
+        Ok(MemberEntry { drive, offset: 0, len: 0, generation, stale, epoch })
+    }
+
+    /// Decodes the extent of the member at this position: offset and length.
+    fn decode_extent(dec: &mut Dec<'_>, position: u16) -> Result<(u64, u64), DecodeError> {
+        let (member, range) = (dec.u16()?, dec.u16()?);
+        dec.check_known("member of an extent", member, position)?;
+        dec.check_known("range of an extent", range, 0)?;
+        dec.zeros("padding of an extent", 4)?;
         let (offset, len) = (dec.u64()?, dec.u64()?);
+        let is_whole = offset.is_multiple_of(BLOCK_BYTES as u64) && len >= 2 * COPY_BYTES as u64;
         match offset.checked_add(len) {
-            Some(_) => Ok(MemberEntry { drive, offset, len, generation, stale, epoch }),
+            Some(_) if is_whole => Ok((offset, len)),
+            Some(_) => Err(dec.bad("a slice that is not of blocks or has no room for its label")),
             None => Err(dec.bad("a slice that wraps around")),
         }
     }

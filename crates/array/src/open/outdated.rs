@@ -20,12 +20,12 @@ use crate::error::ArrayError;
 use crate::events::ArrayEvent;
 use crate::format::root::Root;
 use crate::log::fold::Redo;
-use crate::members::Members;
 use crate::members::ownership::{AcceptedLoss, Claim, Lacking};
+use crate::members::{FoundLabels, Members};
 use crate::place::{Position, Positions};
 use crate::stripes::Stripes;
 use crate::strips::{Erased, Part, Strips};
-use penstock_base::{Epoch, Stripe};
+use penstock_base::Stripe;
 use penstock_drive::{Class, Io, Slice};
 use std::time::Duration;
 
@@ -41,28 +41,33 @@ const IO: Io = Io::new(Class::Meta, "open.stripe");
 
 /// Takes the slices of outdated members away, and returns them. If the loss of their contents is accepted and
 /// more would be missing than the array survives, all stay: old strips do not verify. Returns also the drives
-/// that the claim must name as used. `epochs` are those of the members' labels.
+/// that the claim must name as used. Members whose labels cannot be read are here only if their
+/// loss is accepted: they stay in any case.
 pub(super) fn leave_out_outdated(
     context: &Context,
     members: &Members,
     root: &Root,
     claim: &Claim,
     stale: Positions,
-    epochs: &[Option<Epoch>],
+    labels: &FoundLabels,
     lacking: Lacking,
 ) -> (Vec<LeftOut>, AcceptedLoss) {
     let mut accepted = claim.accepted;
     if root.epoch >= claim.epoch {
         accepted.has_root(root.epoch);
     }
-    let (mut found, mut missing) = (Vec::new(), 0);
+    let (mut found, mut missing, mut used) = (Vec::new(), 0, Positions::NONE);
     for position in context.geo.all_strips().iter() {
         let is_stale = stale.contains(position);
         let least = root.least_epoch(position, &members.descriptor().members[position.index()], is_stale);
         let (mut is_missing, slice) = (is_stale, members.slice(position));
         if let Some(slice) = slice {
             let may_be_old = |epoch| epoch < least || accepted.may_be_old(position, epoch);
-            if epochs[position.index()].is_none_or(may_be_old) {
+            if labels.unread.contains(position) {
+                assert_eq!(lacking, Lacking::Accept, "else it is away");
+                used.insert(position);
+                is_missing = true;
+            } else if labels.epochs[position.index()].is_none_or(may_be_old) {
                 tracing::warn!(
                     array = context.name,
                     %position,
@@ -81,10 +86,9 @@ pub(super) fn leave_out_outdated(
         }
         missing += usize::from(is_missing);
     }
-    let used: Positions = match lacking == Lacking::Accept && missing > context.geo.m {
-        true => found.drain(..).map(|(position, _)| position).collect(),
-        false => Positions::NONE,
-    };
+    if lacking == Lacking::Accept && missing > context.geo.m {
+        used = used.with(found.drain(..).map(|(position, _)| position).collect());
+    }
     accepted.uses(used, members.next_epoch(claim));
     found.iter().for_each(|(position, _)| members.leave_out(*position));
     (found, accepted)

@@ -1,10 +1,11 @@
 use super::*;
-use crate::rows::encode_map;
-use crate::tests::{CHUNK, Random, Seed, blocks_of, chunk_key, extent, file, preallocated};
+use crate::tests::{CHUNK, OWNER, Random, Seed, blocks_of, chunk_key, extent, file, map_row, preallocated};
 use futures_util::FutureExt;
-use penstock_base::{Birth, ErrorKind};
-use penstock_kv::{MemKv, WriteSet};
+use penstock_base::{Birth, ErrorKind, LocalBoxFuture};
+use penstock_kv::{KvError, MemKv, Row, Usage, WriteSet};
 use penstock_sim::seeds;
+use std::pin::pin;
+use std::task::Poll;
 
 const VOLUME_BLOCKS: u64 = 1000;
 
@@ -26,7 +27,7 @@ fn put_row(kv: &MemKv, key: Vec<u8>, value: Vec<u8>) {
 }
 
 fn put_map(kv: &MemKv, key: ChunkKey, extents: &[Extent]) {
-    put_row(kv, key.row(Birth::FIRST), encode_map(extents));
+    put_row(kv, key.row(Birth::FIRST), map_row(extents));
 }
 
 fn get(cache: &ChunkCache, key: ChunkKey) -> Cached {
@@ -47,8 +48,8 @@ fn drop_dirty(cache: &ChunkCache, key: ChunkKey, blocks: Range<u32>) -> Dropped 
 
 #[test]
 fn a_row_is_loaded_or_refused() {
-    let good = encode_map(&[extent(0, 2, 5), preallocated(4, 1, 90)]);
-    let with = |extents: &[Extent]| encode_map(extents);
+    let good = map_row(&[extent(0, 2, 5), preallocated(4, 1, 90)]);
+    let with = |extents: &[Extent]| map_row(extents);
     let cases = [
         ("a good row", good.clone(), true),
         ("no extent", with(&[]), true),
@@ -111,11 +112,11 @@ fn a_new_file_needs_no_look_at_the_rows() {
         (in_range, now(cache.next_key(key)).unwrap().is_some())
     };
     assert_eq!((found(known), found(other)), ((false, false), (true, true)));
-    assert!(get(&cache, known).borrow().map.is_empty());
+    assert!(get(&cache, known).borrow().map().is_empty());
     // From here on chunks may be missing in memory.
     cache.evict_clean();
     assert_eq!(found(known), (true, true));
-    assert!(!get(&cache, known).borrow().map.is_empty());
+    assert!(!get(&cache, known).borrow().map().is_empty());
 }
 
 #[test]
@@ -159,7 +160,7 @@ fn a_removed_file_keeps_only_chunks_that_are_not_empty_or_not_committed() {
         get(&cache, chunk_key(2, index));
     }
     write(&cache, chunk_key(2, 2), 0, 1);
-    get(&cache, chunk_key(2, 3)).borrow_mut().map.put(extent(0, 1, 9));
+    get(&cache, chunk_key(2, 3)).borrow_mut().change(|map| map.put(extent(0, 1, 9)));
     get(&cache, chunk_key(3, 1));
     cache.file_removed(file(2));
     let left: Vec<u64> = cache.keys_of(file(2), |_| true).iter().map(|key| key.index).collect();
@@ -245,11 +246,11 @@ fn only_clean_chunks_that_nobody_uses_are_evicted() {
     cache.file_made(file(1));
     cache.file_made(file(2));
     write(&cache, chunk_key(1, 0), 0, 1);
-    get(&cache, chunk_key(1, 1)).borrow_mut().map.put(extent(0, 1, 9));
+    get(&cache, chunk_key(1, 1)).borrow_mut().change(|map| map.put(extent(0, 1, 9)));
     let used = get(&cache, chunk_key(1, 2));
     // A commit has taken the changes of this chunk: it counts as clean, and its row is not there yet.
     let in_commit = get(&cache, chunk_key(1, 3));
-    in_commit.borrow_mut().map.put(extent(0, 1, 10));
+    in_commit.borrow_mut().change(|map| map.put(extent(0, 1, 10)));
     let changes = Changes::take(chunk_key(1, 3), &in_commit).unwrap();
     drop(in_commit);
     for index in 0..MOST as u64 - 4 {
@@ -264,7 +265,7 @@ fn only_clean_chunks_that_nobody_uses_are_evicted() {
     assert!(Rc::ptr_eq(&used, &get(&cache, chunk_key(1, 2))), "its user and the cache have the same chunk");
     assert!(!cache.complete.contains(&file(1)), "chunks with a row may be missing in memory now");
     changes.put_back();
-    assert!(get(&cache, chunk_key(1, 3)).borrow().map.is_changed());
+    assert!(get(&cache, chunk_key(1, 3)).borrow().map().is_changed());
 }
 
 #[test]
@@ -278,4 +279,184 @@ fn chunks_that_stay_put_off_the_next_eviction() {
     get(&cache, chunk_key(3, 0));
     assert_eq!(cache.keys_of(file(2), |_| true).len(), 0, "the second one comes after an eighth more");
     assert_eq!(cache.keys_of(file(1), |_| true).len(), used.len());
+}
+
+fn state(cache: &ChunkCache, ino: u64) -> Rc<FileState> {
+    now(cache.file(file(ino))).unwrap()
+}
+
+fn put_file(kv: &MemKv, ino: u64, blocks: u64) {
+    let row = FileRow { truncations: 3, blocks, owner: OWNER };
+    put_row(kv, FileRow::key(file(ino), Birth::FIRST), row.encode());
+}
+
+#[test]
+fn chunks_of_a_file_share_what_it_holds() {
+    let (kv, cache) = empty();
+    put_file(&kv, 2, 5);
+    put_map(&kv, chunk_key(2, 0), &[extent(0, 3, 5), preallocated(9, 2, 90)]);
+    let (known, fresh) = (get(&cache, chunk_key(2, 0)), get(&cache, chunk_key(2, 7)));
+    assert!(Rc::ptr_eq(known.borrow().file(), fresh.borrow().file()));
+    let file_two = state(&cache, 2);
+    assert_eq!((file_two.held(), file_two.truncations()), (5, 3));
+    // Blocks with a place need none; the others are reserved.
+    write(&cache, chunk_key(2, 0), 2, 4);
+    write(&cache, chunk_key(2, 7), 0, 2);
+    assert_eq!(file_two.held(), 5 + 3 + 2);
+    fresh.borrow_mut().change(|map| map.put(extent(0, 1, 50)));
+    drop_dirty(&cache, chunk_key(2, 7), 0..1);
+    assert_eq!(file_two.held(), 10, "a reservation became a place");
+    known.borrow_mut().change(|map| map.remove(0, CHUNK));
+    assert_eq!(file_two.held(), 5);
+    drop_dirty(&cache, chunk_key(2, 0), 0..CHUNK);
+    drop_dirty(&cache, chunk_key(2, 7), 0..CHUNK);
+    assert_eq!((file_two.held(), cache.held(file(2)), cache.held(file(9))), (1, Some(1), None));
+}
+
+#[test]
+fn files_in_use_stay_and_the_others_come_from_their_rows() {
+    let (kv, cache) = empty();
+    for ino in 1..4 {
+        put_file(&kv, ino, ino);
+    }
+    let used = state(&cache, 1);
+    let of_chunk = get(&cache, chunk_key(2, 0));
+    used.count(0, 10);
+    of_chunk.borrow().file().count(0, 10);
+    state(&cache, 3).count(0, 10);
+    cache.drop_files(|_| true);
+    assert_eq!((1..4).map(|ino| state(&cache, ino).held()).collect::<Vec<_>>(), [11, 12, 3]);
+    assert!(Rc::ptr_eq(&used, &state(&cache, 1)));
+    drop(used);
+    cache.drop_files(|dropped| dropped == file(2));
+    assert_eq!(state(&cache, 1).held(), 11, "only what was asked for is dropped");
+}
+
+#[test]
+fn too_many_files_are_dropped_and_no_file_is_known_to_be_new_any_more() {
+    let (kv, cache) = empty();
+    put_file(&kv, 5, 7);
+    cache.evict_files_at.set(4);
+    let used = state(&cache, 1);
+    for ino in [6, 7] {
+        cache.file_made(file(ino));
+        assert_eq!(state(&cache, ino).held(), 0);
+    }
+    // A new file gets its row while it is in memory.
+    let new = state(&cache, 6);
+    new.count(0, 4);
+    put_file(&kv, 6, 4);
+    drop(new);
+    assert_eq!(state(&cache, 8).held(), 0);
+    assert_eq!(cache.files.borrow().len(), 4);
+    assert_eq!(state(&cache, 5).held(), 7);
+    assert!(cache.files.borrow().len() <= 2, "file 1 is in use, and file 5 came last");
+    assert!(Rc::ptr_eq(&used, &state(&cache, 1)));
+    assert_eq!(state(&cache, 6).held(), 4, "its row is looked up");
+    assert_eq!(cache.held(file(7)), None);
+}
+
+/// The row of a file changes, and its state comes and goes, while another caller waits for the row as it was.
+#[test]
+fn a_row_that_was_read_before_the_file_changed_does_not_count() {
+    let mem = MemKv::new(1 << 24);
+    let kv = Rc::new(Slow { inner: mem.clone(), is_slow: Cell::default() });
+    let shared: Rc<dyn Kv> = kv.clone();
+    let cache = ChunkCache::new(&shared, CHUNK, VOLUME_BLOCKS);
+    kv.is_slow.set(true);
+    let mut late = pin!(cache.file(file(2)));
+    assert!((&mut late).now_or_never().is_none());
+    kv.is_slow.set(false);
+    state(&cache, 2).count(0, 6);
+    put_file(&mem, 2, 6);
+    cache.drop_files(|_| true);
+    assert_eq!(late.now_or_never().expect("it reads again").unwrap().held(), 6);
+}
+
+#[test]
+fn a_damaged_row_of_a_file_is_an_error_and_loads_nothing() {
+    let (kv, cache) = empty();
+    for value in [vec![], vec![1, 2], vec![9; 37]] {
+        put_row(&kv, FileRow::key(file(2), Birth::FIRST), value.clone());
+        let error = now(cache.file(file(2))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{value:?}");
+        assert!(now(cache.get(chunk_key(2, 0))).is_err() && cache.peek(chunk_key(2, 0)).is_none());
+    }
+    put_file(&kv, 2, 1);
+    assert_eq!(state(&cache, 2).held(), 1);
+}
+
+#[test]
+fn a_file_that_stays_is_as_its_row_and_a_removed_one_is_nothing() {
+    let (kv, cache) = empty();
+    put_file(&kv, 2, 3);
+    put_map(&kv, chunk_key(2, 0), &[extent(0, 3, 5)]);
+    let chunk = get(&cache, chunk_key(2, 0));
+    for is_removed in [false, true] {
+        state(&cache, 2).truncate(crate::REMOVED);
+        assert!(state(&cache, 2).check(u64::MAX - 1).is_err());
+        if is_removed {
+            chunk.borrow_mut().change(|map| map.remove(0, CHUNK));
+            chunk.borrow_mut().change(ChunkMap::take_changes);
+            state(&cache, 2).committed(None);
+            put_row(&kv, FileRow::key(file(2), Birth::FIRST), Vec::new());
+        }
+        cache.file_removed(file(2));
+        let left = chunk.borrow().file().truncations();
+        assert_eq!(left, if is_removed { 0 } else { 3 }, "the row counts");
+    }
+}
+
+/// A store whose reads find a row as it is, and return it only when they may.
+struct Slow {
+    inner: Rc<MemKv>,
+    is_slow: Cell<bool>,
+}
+
+impl Kv for Slow {
+    fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
+        let row = now(self.inner.get(key));
+        Box::pin(async move {
+            std::future::poll_fn(|_| if self.is_slow.get() { Poll::Pending } else { Poll::Ready(()) }).await;
+            row
+        })
+    }
+
+    fn get_many(&self, keys: Vec<Vec<u8>>) -> LocalBoxFuture<'_, Result<Vec<Option<Vec<u8>>>, KvError>> {
+        self.inner.get_many(keys)
+    }
+
+    fn scan(
+        &self,
+        from: Vec<u8>,
+        until: Vec<u8>,
+        limit: usize,
+    ) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>> {
+        self.inner.scan(from, until, limit)
+    }
+
+    fn keys(
+        &self,
+        from: Vec<u8>,
+        until: Vec<u8>,
+        limit: usize,
+    ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
+        self.inner.keys(from, until, limit)
+    }
+
+    fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
+        self.inner.commit(writes)
+    }
+
+    fn commit_durable(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
+        self.inner.commit_durable(writes)
+    }
+
+    fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
+        self.inner.flush()
+    }
+
+    fn usage(&self) -> Usage {
+        Kv::usage(&*self.inner)
+    }
 }

@@ -1,15 +1,16 @@
 use super::*;
-use crate::rows::{Extent, all_groups, all_maps, decode_group, decode_map, map_range};
+use crate::rows::{Extent, all_groups, all_maps, decode_group, map_range};
 use crate::target::Target;
 use crate::tests::{
-    Bench, CHUNK, STRIPE, assert_clean, chunk_key, extent, file, fills, on_a_volume, preallocated, write,
+    Bench, CHUNK, STRIPE, assert_clean, chunk_key, extent, extents_of, file, fills, known, on_a_volume,
+    preallocated, write,
 };
 use penstock_base::{Birth, ErrorKind};
 
 /// The extents in a chunk's row; `None` if there is no row.
 async fn row(bench: &Bench, key: ChunkKey) -> Option<Vec<Extent>> {
     let value = bench.kv.get(key.row(Birth::FIRST)).await.unwrap();
-    value.map(|value| decode_map(&value).unwrap())
+    value.map(|value| extents_of(&value))
 }
 
 /// Blocks that the rows mark as used.
@@ -64,7 +65,7 @@ fn rows_and_bits_change_together() {
         write(&target, key, 1, &[2]).await;
         target.commit(key.file, false).await.unwrap();
         assert_eq!(bench.kv.usage().commits, commits);
-        target.preallocate(key.file, 16..21, false, 0).await.unwrap();
+        target.preallocate(key.file, 16..21, false, known(0)).await.unwrap();
         target.commit(key.file, false).await.unwrap();
         assert_eq!(row(bench, key).await.unwrap(), [extent(0, 3, 0), preallocated(3, 2, 3)]);
         assert_eq!(marked(bench).await, 5);
@@ -99,7 +100,7 @@ fn blocks_freed_before_a_commit_are_free_at_once() {
     on_a_volume(async |bench| {
         let target = bench.target().await;
         let key = chunk_key(2, 0);
-        target.preallocate(key.file, 0..6, false, 0).await.unwrap();
+        target.preallocate(key.file, 0..6, false, known(0)).await.unwrap();
         write(&target, key, 8, &[1; 2]).await;
         assert_eq!(target.usage().free_blocks, bench.volume.blocks() - 8);
         target.punch(key.file, 2..9, 0).await.unwrap();
@@ -126,14 +127,14 @@ fn a_commit_that_failed_is_completed_by_the_next_one() {
         ("a hole", |target| Box::pin(async move { target.punch(KEY.file, 2..10, 0).await.unwrap() })),
         ("no chunk", |target| Box::pin(async move { target.punch(KEY.file, 0..16, 0).await.unwrap() })),
         ("zeros", |target| {
-            Box::pin(async move { target.preallocate(KEY.file, 4..14, true, 0).await.unwrap() })
+            Box::pin(async move { target.preallocate(KEY.file, 4..14, true, known(0)).await.unwrap() })
         }),
     ];
     for (what, change) in changes {
         on_a_volume(async |bench| {
             let target = bench.target().await;
             write(&target, KEY, 0, &[1; 8]).await;
-            target.preallocate(KEY.file, 8..12, false, 0).await.unwrap();
+            target.preallocate(KEY.file, 8..12, false, known(0)).await.unwrap();
             target.commit(KEY.file, false).await.unwrap();
             let before = row(bench, KEY).await;
             change(target.clone()).await;

@@ -29,11 +29,11 @@ pub(crate) async fn find_damaged(
     let per_stripe = volume.stripe_blocks();
     let mut candidates: Vec<(Ino, u64, u64)> = Vec::new();
     for_each(kv, all_maps(), |key, value| {
-        let Ok((chunk, extents)) = read_row(key, value) else { return Ok(()) };
+        let Ok((chunk, row)) = read_row(key, value) else { return Ok(()) };
         // A check reports chunks that no file has, and extents beyond chunk or volume.
         let Some(first) = chunk.first_block(chunk_blocks) else { return Ok(()) };
         let valid = |extent| valid_part(extent, chunk_blocks, volume.blocks());
-        for extent in extents.iter().filter(|extent| !extent.preallocated).map(valid) {
+        for extent in row.extents.iter().filter(|extent| !extent.preallocated).map(valid) {
             let blocks = (first + u64::from(extent.first)..).zip(extent.block..).take(extent.count as usize);
             let inside = blocks.filter(|(_, block)| stripes.contains(&(block / per_stripe)));
             candidates.extend(inside.map(|(at, block)| (chunk.file.ino, at, block)));

@@ -7,14 +7,19 @@
 use super::Fsck;
 use super::survey::{read_row, valid_part};
 use crate::ChunkError;
+use crate::Known;
+use crate::accounts::Accounts;
 use crate::free::{Bitmap, GROUP_BLOCKS, Run};
 use crate::map::joined;
-use crate::rows::{ChunkKey, Extent, all_maps, encode_group, encode_map, group_key, map_range};
+use crate::rows::{
+    ChunkKey, Extent, FileRow, MapRow, Owner, all_accounts, all_files, all_maps, encode_account,
+    encode_group, group_key, map_range,
+};
 use penstock_base::num::to_u32;
-use penstock_base::{Birth, DecodeError, FileKey, Ino};
+use penstock_base::{Birth, Branch, DecodeError, FileKey, Ino};
 use penstock_drive::{Class, Io};
-use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart};
-use std::collections::BTreeSet;
+use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart, for_each};
+use std::collections::{BTreeMap, BTreeSet};
 
 const IO: Io = Io::new(Class::Meta, "repair.read");
 
@@ -115,8 +120,10 @@ impl Fsck<'_> {
     /// Returns map rows that make each run a chunk of `ino`, in order.
     pub fn rows_of_runs(&self, ino: Ino, runs: &[(u64, u64)]) -> Vec<Row> {
         let row = |(index, (block, count)): (u64, &Run)| {
-            let extent = Extent { first: 0, count: to_u32(*count), block: *block, preallocated: false };
-            (ChunkKey { file: FileKey::main(ino), index }.row(Birth::FIRST), encode_map(&[extent]))
+            let (count, birth) = (to_u32(*count), Birth::FIRST);
+            let extents = vec![Extent { first: 0, count, block: *block, preallocated: false, birth }];
+            let row = MapRow { truncations: 0, extents }.encode(birth);
+            (ChunkKey { file: FileKey::main(ino), index }.row(birth), row)
         };
         (0..).zip(runs).map(row).collect()
     }
@@ -149,13 +156,16 @@ impl Fsck<'_> {
             }
             let mut writes = WriteSet::new();
             for (key, value) in rows {
-                let Ok((_, extents)) = read_row(&key, &value) else { continue };
+                let Ok((_, MapRow { truncations, extents })) = read_row(&key, &value) else { continue };
                 let valid = |extent| valid_part(extent, self.chunk_blocks, self.volume.blocks());
                 let kept: Vec<Extent> = extents.iter().map(valid).filter(|part| part.count > 0).collect();
                 match kept == extents {
                     true => {}
                     false if kept.is_empty() => drop(writes.delete(key)),
-                    false => drop(writes.put(key, encode_map(&kept))),
+                    false => {
+                        let row = MapRow { truncations, extents: kept };
+                        writes.put(key, row.encode(Birth::FIRST));
+                    }
                 }
             }
             commit_apart(self.kv, std::mem::take(writes.reclaims())).await?;
@@ -173,7 +183,7 @@ impl Fsck<'_> {
                 return Ok(failed);
             }
             for (key, value) in rows {
-                let Ok((chunk, extents)) = read_row(&key, &value) else { continue };
+                let Ok((chunk, MapRow { truncations, extents })) = read_row(&key, &value) else { continue };
                 let mut fresh = Vec::new();
                 let mut map = Vec::new();
                 for extent in &extents {
@@ -192,7 +202,10 @@ impl Fsck<'_> {
                     continue;
                 }
                 match self.copy_blocks(&fresh).await {
-                    Ok(copies) => self.commit_copies(key, map, copies).await?,
+                    Ok(copies) => {
+                        let row = MapRow { truncations, extents: map };
+                        self.commit_copies(key, row, copies).await?;
+                    }
                     Err(error) => {
                         tracing::warn!(?chunk, %error, "blocks with two owners could not be copied");
                         failed.push(chunk);
@@ -205,14 +218,15 @@ impl Fsck<'_> {
     async fn commit_copies(
         &self,
         key: Vec<u8>,
-        mut map: Vec<Extent>,
+        mut row: MapRow,
         copies: Vec<Extent>,
     ) -> Result<(), ChunkError> {
         let runs: Vec<Run> = copies.iter().map(|copy| (copy.block, 1)).collect();
-        map.extend(copies);
-        map.sort_by_key(|extent| extent.first);
+        row.extents.extend(copies);
+        row.extents.sort_by_key(|extent| extent.first);
+        row.extents = joined(row.extents);
         let mut writes = WriteSet::new();
-        writes.put(key, encode_map(&joined(map)));
+        writes.put(key, row.encode(Birth::FIRST));
         let mut space = self.allocator.space_mut().commit(runs.clone(), &[]);
         for (group, row) in std::mem::take(&mut space.rows) {
             writes.put(group_key(group), row);
@@ -248,6 +262,54 @@ impl Fsck<'_> {
         }
         assert!(result.is_err() || copies.len() == blocks.len(), "every block has a copy");
         result.map(|()| copies)
+    }
+
+    /// Makes the rows of files agree with their maps and with the metadata target, which names truncate
+    /// generation and owner of each file, and counts accounts again. Does nothing if rows of a later release
+    /// exist.
+    pub async fn count_files(&self, files: &BTreeMap<Ino, Known>) -> Result<(), ChunkError> {
+        let survey = self.survey().await?;
+        if survey.opaque {
+            return Ok(());
+        }
+        let mut rows: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        let mut accounts: BTreeMap<Owner, u64> = BTreeMap::new();
+        for (ino, owned) in &survey.check.owners {
+            // Without an inode, which a check reports, it keeps its owner.
+            let lost = || Known {
+                truncations: owned.file.map_or(0, |row| row.truncations).max(owned.truncations),
+                owner: owned.file.map(|row| row.owner).unwrap_or_default(),
+            };
+            let Known { truncations, owner } = files.get(ino).copied().unwrap_or_else(lost);
+            let row = FileRow { truncations: truncations.max(owned.truncations), blocks: owned.held, owner };
+            if owned.held > 0 {
+                *accounts.entry(owner).or_default() += owned.held;
+            }
+            // The file of a missing inode without blocks is gone.
+            if owned.held > 0 || row.truncations > 0 && files.contains_key(ino) {
+                rows.insert(FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode());
+            }
+        }
+        rows.extend(
+            accounts.iter().map(|(owner, blocks)| (owner.account(Branch::MAIN), encode_account(*blocks))),
+        );
+        let mut writes = WriteSet::new();
+        for range in [all_files(), all_accounts()] {
+            for_each(self.kv, range, |key, value| {
+                match rows.remove(key) {
+                    Some(right) if right == value => {}
+                    Some(right) => drop(writes.put(key.to_vec(), right)),
+                    None => drop(writes.delete(key.to_vec())),
+                }
+                Ok::<_, ChunkError>(())
+            })
+            .await?;
+        }
+        rows.into_iter().for_each(|(key, value)| _ = writes.put(key, value));
+        commit_apart(self.kv, std::mem::take(writes.reclaims())).await?;
+        self.forget_chunks();
+        self.commits.accounts.set(Accounts::load(self.kv).await?);
+        Ok(())
     }
 
     /// Marks blocks that nothing owns as free, and adds the stripes that are empty then to those to discard.

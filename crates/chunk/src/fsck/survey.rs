@@ -7,7 +7,8 @@ use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::rows::{
-    ChunkKey, Extent, all_groups, all_maps, chunks_of_a_file, decode_group, decode_group_key, decode_map,
+    ChunkKey, Extent, FileRow, MapRow, Owner, all_accounts, all_files, all_foreign, all_groups, all_maps,
+    chunks_of_a_file, decode_account, decode_account_key, decode_file_key, decode_group, decode_group_key,
 };
 use penstock_array::Volume;
 use penstock_base::num::to_u32;
@@ -26,6 +27,19 @@ pub struct Owned {
     pub end_block: u64,
     /// Number of map rows beyond the maximum file size.
     pub far_chunks: u64,
+    /// Number of blocks, preallocated ones included.
+    pub held: u64,
+    /// The highest truncate generation of a map row.
+    pub truncations: u64,
+    /// The row of the file, if it has one that can be read.
+    pub file: Option<FileRow>,
+}
+
+impl Owned {
+    /// True if rows name the inode as one with contents.
+    pub fn has_chunks(&self) -> bool {
+        self.chunks > 0
+    }
 }
 
 /// Result of a check of a target.
@@ -54,6 +68,8 @@ pub(crate) struct Survey {
     pub(crate) opaque: bool,
     /// Blocks that belong to more than one extent; `None` until there is one.
     doubled: Option<Bitmap>,
+    /// The rows of accounts.
+    accounts: BTreeMap<Owner, u64>,
     blocks: u64,
     chunk_blocks: u32,
 }
@@ -67,16 +83,32 @@ pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64)
 }
 
 /// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
-pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, Vec<Extent>), DecodeError> {
+pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, MapRow), DecodeError> {
     let (chunk, birth) = ChunkKey::decode(key)?;
-    let unknown = |field, found| Err(DecodeError::Unknown { what: "map row key", field, found });
-    if chunk.file.branch != Branch::MAIN {
-        return unknown("branch", chunk.file.branch.0);
+    check_key("map row key", chunk.file.branch, birth)?;
+    Ok((chunk, MapRow::decode(value, birth)?))
+}
+
+/// Decodes the row of a file, like [`read_row`].
+fn read_file_row(key: &[u8], value: &[u8]) -> Result<(Ino, FileRow), DecodeError> {
+    let (file, birth) = decode_file_key(key)?;
+    check_key("file row key", file.branch, birth)?;
+    Ok((file.ino, FileRow::decode(value)?))
+}
+
+/// Decodes the row of an account, like [`read_row`].
+fn read_account(key: &[u8], value: &[u8]) -> Result<(Owner, u64), DecodeError> {
+    let (branch, owner) = decode_account_key(key)?;
+    check_key("account key", branch, Birth::FIRST)?;
+    Ok((owner, decode_account(value)?))
+}
+
+fn check_key(what: &'static str, branch: Branch, birth: Birth) -> Result<(), DecodeError> {
+    match (branch, birth) {
+        (Branch::MAIN, Birth::FIRST) => Ok(()),
+        (Branch::MAIN, _) => Err(DecodeError::Unknown { what, field: "birth", found: birth.0 }),
+        _ => Err(DecodeError::Unknown { what, field: "branch", found: branch.0 }),
     }
-    if birth != Birth::FIRST {
-        return unknown("birth", birth.0);
-    }
-    Ok((chunk, decode_map(value)?))
 }
 
 impl Survey {
@@ -89,13 +121,14 @@ impl Survey {
             stray_groups: Vec::new(),
             opaque: false,
             doubled: None,
+            accounts: BTreeMap::new(),
             blocks,
             chunk_blocks,
         }
     }
 
     fn see_map(&mut self, key: &[u8], value: &[u8]) {
-        let (chunk, extents) = match read_row(key, value) {
+        let (chunk, MapRow { truncations, extents }) = match read_row(key, value) {
             Ok(row) => row,
             Err(error) => return self.see_bad_map(key, &error),
         };
@@ -104,12 +137,14 @@ impl Survey {
         let far = chunk.index >= chunks_of_a_file(self.chunk_blocks);
         let owner = self.check.owners.entry(chunk.file.ino).or_default();
         owner.chunks += 1;
+        owner.truncations = owner.truncations.max(truncations);
         owner.far_chunks += u64::from(far);
         for extent in &extents {
             let valid = valid_part(extent, self.chunk_blocks, self.blocks);
             self.judge_extent(chunk, extent, &valid);
             let owner = self.check.owners.entry(chunk.file.ino).or_default();
             self.check.blocks += u64::from(valid.count);
+            owner.held += u64::from(valid.count);
             if !extent.preallocated {
                 owner.blocks += u64::from(valid.count);
             }
@@ -155,8 +190,8 @@ impl Survey {
     }
 
     fn see_double(&mut self, key: &[u8], value: &[u8]) {
-        let (Ok((chunk, extents)), Some(doubled)) = (read_row(key, value), &self.doubled) else { return };
-        let parts = extents.iter().map(|extent| valid_part(extent, self.chunk_blocks, self.blocks));
+        let (Ok((chunk, row)), Some(doubled)) = (read_row(key, value), &self.doubled) else { return };
+        let parts = row.extents.iter().map(|extent| valid_part(extent, self.chunk_blocks, self.blocks));
         let blocks = parts.flat_map(|part| part.block..part.block + u64::from(part.count));
         let shared: Vec<u64> = blocks.filter(|block| doubled.get(*block)).collect();
         if let Some(first) = shared.first() {
@@ -167,6 +202,79 @@ impl Survey {
                 shared.len()
             );
             self.check.findings.add(FindingKind::DoubleOwnedBlock, chunk.file.ino, text);
+        }
+    }
+
+    /// Takes in the row of a file, after all map rows.
+    fn see_file(&mut self, key: &[u8], value: &[u8]) {
+        match read_file_row(key, value) {
+            Ok((ino, row)) => self.check.owners.entry(ino).or_default().file = Some(row),
+            Err(error) => {
+                self.see_bad_count(key, decode_file_key(key).ok().map(|(file, _)| file.ino), &error)
+            }
+        }
+    }
+
+    fn see_account(&mut self, key: &[u8], value: &[u8]) {
+        match read_account(key, value) {
+            Ok((owner, blocks)) => drop(self.accounts.insert(owner, blocks)),
+            Err(error) => self.see_bad_count(key, None, &error),
+        }
+    }
+
+    fn see_bad_count(&mut self, key: &[u8], ino: Option<Ino>, error: &DecodeError) {
+        let text = format!("row {}: {error}", hex(key));
+        let findings = &mut self.check.findings;
+        if let DecodeError::Unknown { .. } = error {
+            self.opaque = true;
+            return findings.add_hopeless(FindingKind::UnknownRow, ino, text);
+        }
+        findings.add(FindingKind::BadFileRow, ino, text);
+    }
+
+    /// Reports a row that this release does not make.
+    fn see_foreign(&mut self, key: &[u8]) {
+        self.opaque = true;
+        let text = format!("row {}: a chunk of another target", hex(key));
+        self.check.findings.add_hopeless(FindingKind::UnknownRow, None, text);
+    }
+
+    /// Compares the rows of files with their maps, and accounts with the rows of files.
+    fn judge_counts(&mut self) {
+        let mut findings: Vec<(FindingKind, Option<Ino>, String)> = Vec::new();
+        let mut accounts: BTreeMap<Owner, u64> = BTreeMap::new();
+        for (ino, owned) in &self.check.owners {
+            let (blocks, truncations) = owned.file.map_or((0, 0), |row| (row.blocks, row.truncations));
+            if let Some(row) = owned.file.filter(|row| row.blocks > 0) {
+                *accounts.entry(row.owner).or_default() += row.blocks;
+            }
+            let is_needless = owned.file.is_some() && blocks == 0 && truncations == 0;
+            if blocks != owned.held || truncations < owned.truncations || is_needless {
+                let text = format!(
+                    "the row of file {ino} has {blocks} blocks and truncate generation {truncations}, its maps have {} and {}",
+                    owned.held, owned.truncations
+                );
+                findings.push((FindingKind::WrongFileRow, Some(*ino), text));
+            }
+        }
+        if accounts != self.accounts {
+            let owners: BTreeSet<&Owner> = accounts.keys().chain(self.accounts.keys()).collect();
+            let differs = |owner: &&&Owner| accounts.get(**owner) != self.accounts.get(**owner);
+            for owner in owners.iter().filter(differs) {
+                let [found, right] = [&self.accounts, &accounts].map(|all| all.get(*owner).unwrap_or(&0));
+                let Owner { uid, gid, project } = owner;
+                let text = format!(
+                    "user {uid}, group {gid}, project {project}: {found} blocks are counted and files have {right}"
+                );
+                findings.push((FindingKind::WrongAccount, None, text));
+            }
+        }
+        for (kind, ino, text) in findings {
+            match self.opaque {
+                // The blocks may belong to a row that this release cannot decode.
+                true => self.check.findings.add_hopeless(kind, ino, text),
+                false => self.check.findings.add(kind, ino, text),
+            }
         }
     }
 
@@ -255,6 +363,21 @@ impl Survey {
             Ok::<_, ChunkError>(())
         };
         for_each(kv, all_groups(), see).await?;
+        let see = |key: &[u8], value: &[u8]| {
+            survey.see_file(key, value);
+            Ok::<_, ChunkError>(())
+        };
+        for_each(kv, all_files(), see).await?;
+        let see = |key: &[u8], value: &[u8]| {
+            survey.see_account(key, value);
+            Ok::<_, ChunkError>(())
+        };
+        for_each(kv, all_accounts(), see).await?;
+        let see = |key: &[u8], _: &[u8]| {
+            survey.see_foreign(key);
+            Ok::<_, ChunkError>(())
+        };
+        for_each(kv, all_foreign(), see).await?;
         Ok(survey)
     }
 
@@ -273,6 +396,7 @@ impl Survey {
             for_each(kv, all_maps(), see).await?;
         }
         self.judge_bits();
+        self.judge_counts();
         self.judge_memory(volume, allocator);
         Ok(self.check)
     }

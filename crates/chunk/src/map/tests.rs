@@ -1,13 +1,14 @@
 use super::*;
 use crate::tests::{Random, Seed, extent, preallocated};
+use penstock_base::Birth;
 use penstock_sim::seeds;
 use std::collections::BTreeSet;
 
 #[test]
 fn a_row_of_empty_extents_is_deleted_with_the_rest() {
-    let empty = |first| Extent { first, count: 0, block: 9, preallocated: false };
+    let empty = |first| extent(first, 0, 9);
     let mut map = ChunkMap::of_row(vec![empty(0), Extent { count: 2, ..empty(4) }, empty(6)]);
-    map.put(Extent { first: 6, count: 1, block: 70, preallocated: false });
+    map.put(extent(6, 1, 70));
     assert_eq!(map.extents.len(), 2);
     let mut none = ChunkMap::of_row(vec![empty(3)]);
     assert_eq!(none.take_changes(), None);
@@ -184,6 +185,7 @@ impl Plain {
             count: count as u32,
             block: start,
             preallocated: random.below(4) == 0,
+            birth: Birth::FIRST,
         };
         self.used.extend(start..start + count);
         let back = self.map.put(new);

@@ -1,7 +1,9 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::*;
-use crate::tests::{CHUNK, assert_clean, chunk_key, extent, file, fills, on_a_volume, preallocated, write};
+use crate::tests::{
+    CHUNK, assert_clean, chunk_key, extent, file, fills, known, on_a_volume, preallocated, write,
+};
 use penstock_base::ErrorKind;
 
 #[test]
@@ -28,7 +30,7 @@ fn blocks_without_space_get_it_and_the_others_keep_their_data() {
                 bench.volume.write(50, &content, &crcs).await.unwrap();
                 let target = bench.target().await;
                 write(&target, key, 5, &[2; 3]).await;
-                target.preallocate(file(2), blocks.clone(), zero, 0).await.unwrap();
+                target.preallocate(file(2), blocks.clone(), zero, known(0)).await.unwrap();
                 let used_now = || bench.volume.blocks() - target.usage().free_blocks;
                 assert_eq!(used_now(), used, "{what}");
                 for _ in 0..2 {
@@ -89,7 +91,7 @@ fn space_is_given_to_all_of_a_range_or_to_none_of_it() {
             (most..most + 1, false),
         ] {
             let free = target.usage().free_blocks;
-            match target.preallocate(file(2), range.clone(), false, 0).await {
+            match target.preallocate(file(2), range.clone(), false, known(0)).await {
                 Ok(()) => assert!(expected, "{range:?}"),
                 Err(error) => {
                     assert!(!expected, "{range:?}: {error}");
@@ -110,11 +112,11 @@ fn space_that_waits_for_a_commit_is_found() {
         let blocks = bench.volume.blocks();
         let most = blocks - blocks / 50;
         let target = bench.target().await;
-        target.preallocate(file(2), 0..most, false, 0).await.unwrap();
+        target.preallocate(file(2), 0..most, false, known(0)).await.unwrap();
         target.commit(file(2), false).await.unwrap();
         target.punch(file(2), 0..most, 0).await.unwrap();
         assert_eq!(target.usage().free_blocks, blocks - most, "the rows still have all of it");
-        target.preallocate(file(3), 0..most, false, 0).await.unwrap();
+        target.preallocate(file(3), 0..most, false, known(0)).await.unwrap();
         assert_eq!(target.usage().free_blocks, blocks - most);
         target.punch(file(3), 0..most, 0).await.unwrap();
         write(&target, chunk_key(4, 0), 0, &[1; CHUNK as usize]).await;

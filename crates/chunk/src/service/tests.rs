@@ -1,7 +1,7 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::*;
-use crate::tests::{Bench, CHUNK, GENERATION, blocks_of, extent, file, on_a_volume, write};
+use crate::tests::{Bench, CHUNK, GENERATION, OWNER, blocks_of, extent, file, known, on_a_volume, write};
 use penstock_base::{BLOCK_BYTES, Birth};
 use penstock_wire::data::{
     SeekRef, decode_found, decode_reply, encode_commit, encode_read, encode_seek, encode_space, encode_write,
@@ -18,6 +18,12 @@ struct Uses {
 }
 
 struct Use(Rc<Cell<u32>>);
+
+impl FileUse for Use {
+    fn owner(&self) -> Owner {
+        OWNER
+    }
+}
 
 impl Drop for Use {
     fn drop(&mut self) {
@@ -78,7 +84,7 @@ fn a_file_is_written_read_searched_and_emptied() {
         }
         let (body, _) = serve(Kind::Commit, encode_commit(0, Ino(2), false), vec![]).await;
         assert_eq!(decode_reply(&body), Ok((GENERATION, vec![])));
-        assert_eq!(bench.kv.rows().len(), 2, "a map row and an allocation group");
+        assert_eq!(bench.kv.rows().len(), 4, "of the map, an allocation group, the file and its owner");
         for (change, expected) in
             [(SpaceChange::Reserve, [4, 5]), (SpaceChange::Zero, [0, 0]), (SpaceChange::Punch, [0, 0])]
         {
@@ -189,7 +195,8 @@ fn an_error_of_the_target_keeps_its_kind() {
         bench.put_row(crate::tests::chunk_key(3, 0).row(Birth::FIRST), vec![0; 4]).await;
         let (target, service) = service(bench).await;
         let uses = Uses::default();
-        let truncated = target.truncate(file(2), 0..u64::MAX, crate::Behind::Dropped, 5, Default::default());
+        let truncated =
+            target.truncate(file(2), 0..u64::MAX, crate::Behind::Dropped, known(5), Default::default());
         truncated.await.unwrap();
         let (data, crcs) = blocks_of(&[4, 5]);
         let of_a_bad_row = ChunkRef { ino: Ino(3), chunk: 0, ..CHUNK_REF };
@@ -232,5 +239,21 @@ fn requests_of_other_services_are_left_to_them() {
             let request = Frame::request(kind, encode_read(&CHUNK_REF), vec![]);
             assert!(service.serve(&request, &Uses::default()).await.is_none(), "{kind:?}");
         }
+    });
+}
+
+#[test]
+fn what_is_written_counts_to_the_owner_that_the_node_names() {
+    on_a_volume(async |bench| {
+        let (target, service) = service(bench).await;
+        let uses = Uses::default();
+        let (data, crcs) = blocks_of(&[4, 5]);
+        serve(&service, &uses, Kind::Write, encode_write(&CHUNK_REF, &crcs), vec![data]).await.unwrap();
+        let space = SpaceRef { ino: Ino(3), ..SPACE };
+        serve(&service, &uses, Kind::Space, encode_space(&space), vec![]).await.unwrap();
+        target.commit_all().await.unwrap();
+        let counted: Vec<_> = target.accounts().into_iter().collect();
+        assert_eq!(counted, [((Branch::MAIN, OWNER), 2 + 4)]);
+        assert_eq!(target.held_blocks(&[file(2), file(3)]).await.unwrap(), [2, 4]);
     });
 }

@@ -1,10 +1,11 @@
-use crate::rows::ChunkKey;
+use crate::rows::{ChunkKey, FileRow, Owner, encode_account};
 use crate::target::{Target, TargetConfig};
 use crate::tests::{
-    Bench, CHUNK, GENERATION, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key, extent, file, fills,
-    on_a_volume, write,
+    Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key, extent, file,
+    fills, known, on_a_volume, write,
 };
-use crate::{Behind, ChunkError};
+use crate::{Behind, ChunkError, Known};
+use penstock_base::{Birth, Branch, FileKey, FindingKind as Kind, Ino};
 use penstock_kv::{Kv, WriteSet};
 use penstock_sim::seeds;
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,7 +71,7 @@ fn a_full_target_takes_overwrites_and_frees_space() {
         let (data, crcs) = blocks_of(&[1; CHUNK as usize]);
         let mut chunks = 0;
         let refused = loop {
-            match target.write(chunk_key(2, chunks), 0, &data, &crcs, 0).await {
+            match target.write(chunk_key(2, chunks), 0, &data, &crcs, known(0)).await {
                 Ok(()) => chunks += 1,
                 Err(error) => break error,
             }
@@ -149,9 +150,9 @@ impl Life<'_> {
                 self.target.punch(key.file, blocks, 0).await.unwrap();
                 inside.for_each(|at| self.set(key, at, 0));
             }
-            5 => self.target.preallocate(key.file, blocks, false, 0).await.unwrap(),
+            5 => self.target.preallocate(key.file, blocks, false, known(0)).await.unwrap(),
             6 => {
-                self.target.preallocate(key.file, blocks, true, 0).await.unwrap();
+                self.target.preallocate(key.file, blocks, true, known(0)).await.unwrap();
                 inside.for_each(|at| self.set(key, at, 0));
             }
             7 => self.truncate(key, first).await,
@@ -175,7 +176,7 @@ impl Life<'_> {
         let fails = self.random.below(3) == 0;
         self.bench.kv.fail_after(if fails { 0 } else { u64::MAX });
         let writes = WriteSet::new();
-        let done = self.target.truncate(key.file, from..u64::MAX, behind, 0, writes).await;
+        let done = self.target.truncate(key.file, from..u64::MAX, behind, known(0), writes).await;
         self.bench.kv.fail_after(u64::MAX);
         if done.is_err() {
             return assert!(fails, "{done:?}");
@@ -229,10 +230,181 @@ fn a_random_life_reads_what_was_written_and_loses_nothing_that_was_committed() {
             // After both files are removed, all space is free.
             for ino in 1..=FILES {
                 let (all, writes) = (0..u64::MAX, WriteSet::new());
-                life.target.truncate(file(ino), all, Behind::Dropped, 1, writes).await.unwrap();
+                life.target.truncate(file(ino), all, Behind::Dropped, known(1), writes).await.unwrap();
             }
             assert_clean(bench, &life.target).await;
             assert_eq!(life.target.usage().free_blocks, bench.volume.blocks());
         });
+    }
+}
+
+#[test]
+fn blocks_are_counted_to_the_owner_of_their_file() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let other = Owner { uid: 7, ..OWNER };
+        let held = async |ino| target.held_blocks(&[file(ino), file(9)]).await.unwrap();
+        write(&target, chunk_key(2, 0), 0, &[1; 6]).await;
+        write(&target, chunk_key(2, 5), 3, &[1]).await;
+        target.preallocate(file(3), 4..8, false, known(0)).await.unwrap();
+        assert_eq!((held(2).await, held(3).await), (vec![7, 0], vec![4, 0]), "before a commit");
+        assert!(target.accounts().is_empty());
+        write(&target, chunk_key(3, 0), 4, &[2; 5]).await;
+        assert_eq!(held(3).await[0], 5, "one of them has no place yet");
+        assert_clean(bench, &target).await;
+        assert_eq!(target.accounts(), BTreeMap::from([((Branch::MAIN, OWNER), 12)]));
+        target.set_owner(file(3), other, WriteSet::new()).await.unwrap();
+        let split = BTreeMap::from([((Branch::MAIN, OWNER), 7), ((Branch::MAIN, other), 5)]);
+        assert_eq!(target.accounts(), split);
+        assert_clean(bench, &target).await;
+        bench.kv.fail_after(0);
+        target.set_owner(file(3), OWNER, WriteSet::new()).await.unwrap_err();
+        target.punch(file(3), 0..5, 0).await.unwrap();
+        target.commit(file(3), false).await.unwrap_err();
+        bench.kv.fail_after(u64::MAX);
+        assert_eq!((target.accounts(), held(3).await[0]), (split, 4), "nothing was committed");
+        target.commit_all().await.unwrap();
+        // A file without blocks counts its first ones to the last owner that was named.
+        target.set_owner(file(4), other, WriteSet::new()).await.unwrap();
+        write(&target, chunk_key(4, 0), 0, &[1]).await;
+        assert_clean(bench, &target).await;
+        target.stop();
+        let target = bench.target().await;
+        let split = BTreeMap::from([((Branch::MAIN, OWNER), 7), ((Branch::MAIN, other), 5)]);
+        assert_eq!(target.accounts(), split, "after a restart");
+        assert_eq!(target.held_blocks(&[2, 3, 4, 9].map(file)).await.unwrap(), [7, 4, 1, 0]);
+        let writes = WriteSet::new();
+        target.truncate(file(2), 3..u64::MAX, Behind::Dropped, known(1), writes).await.unwrap();
+        assert_eq!(target.held_blocks(&[file(2)]).await.unwrap(), [3]);
+        assert_eq!(target.accounts()[&(Branch::MAIN, OWNER)], 3);
+        assert_clean(bench, &target).await;
+    });
+}
+
+/// Blocks of one file, and rows that say something else of it.
+#[test]
+fn wrong_rows_of_files_and_accounts_are_found_and_counted_again() {
+    let row = |truncations, blocks, owner| FileRow { truncations, blocks, owner }.encode();
+    let key = FileRow::key(file(2), Birth::FIRST);
+    let lone = FileRow::key(file(5), Birth::FIRST);
+    let cases = [
+        ("too few blocks", key.clone(), row(0, 1, OWNER), vec![Kind::WrongFileRow, Kind::WrongAccount]),
+        ("another owner", key.clone(), row(0, 4, Owner::default()), vec![Kind::WrongAccount]),
+        ("no row", key.clone(), vec![1, 2], vec![Kind::BadFileRow, Kind::WrongFileRow, Kind::WrongAccount]),
+        ("a row of nothing", lone.clone(), row(0, 0, OWNER), vec![Kind::WrongFileRow]),
+        ("blocks of nothing", lone, row(3, 5, OWNER), vec![Kind::WrongFileRow, Kind::WrongAccount]),
+        ("another account", OWNER.account(Branch::MAIN), encode_account(7), vec![Kind::WrongAccount]),
+        ("no account", OWNER.account(Branch::MAIN), vec![1], vec![Kind::BadFileRow, Kind::WrongAccount]),
+        (
+            "an account of nobody",
+            Owner::default().account(Branch::MAIN),
+            encode_account(7),
+            vec![Kind::WrongAccount],
+        ),
+        ("a later birth", FileRow::key(file(2), Birth(2)), row(0, 4, OWNER), vec![Kind::UnknownRow]),
+    ];
+    for (what, key, value, expected) in cases {
+        on_a_volume(async |bench| {
+            let target = bench.target().await;
+            write(&target, chunk_key(2, 0), 0, &[1; 4]).await;
+            target.commit_all().await.unwrap();
+            bench.put_row(key, value).await;
+            let quiet = bench.gate.quiesce().await;
+            let fsck = target.fsck(&quiet);
+            let found = async || -> Vec<Kind> {
+                fsck.check().await.unwrap().findings.counts.keys().copied().collect()
+            };
+            assert_eq!(found().await, expected, "{what}");
+            fsck.forget_chunks();
+            fsck.count_files(&BTreeMap::from([(Ino(2), known(0))])).await.unwrap();
+            let left = if expected == [Kind::UnknownRow] { expected } else { Vec::new() };
+            assert_eq!(found().await, left, "{what}");
+            drop(quiet);
+            if left.is_empty() {
+                assert_eq!(target.accounts(), BTreeMap::from([((Branch::MAIN, OWNER), 4)]), "{what}");
+                write(&target, chunk_key(2, 0), 2, &[1; 9]).await;
+                assert_clean(bench, &target).await;
+            }
+        });
+    }
+}
+
+/// A file of the model: the owner and the truncate generation that were committed last.
+#[derive(Clone, Copy, Default)]
+struct Named {
+    owner: Owner,
+    truncations: u64,
+}
+
+/// Owners and generations change while files are written, cut and removed, transactions fail, and the store
+/// loses what is not durable: rows of files, maps and accounts agree at every start.
+#[test]
+fn rows_of_files_and_accounts_agree_after_every_crash() {
+    for seed in seeds(0..6) {
+        let _printed = Seed(seed);
+        on_a_volume(async |bench| {
+            let mut random = Random::new(seed);
+            let mut files = [Named::default(); 4];
+            for life in 0..12 {
+                let target = bench.target().await;
+                assert_clean(bench, &target).await;
+                for step in 0..20 {
+                    bench.kv.fail_after(if random.below(4) == 0 { 0 } else { u64::MAX });
+                    let at = random.below(4) as usize;
+                    change(&target, file(at as u64 + 2), &mut files[at], &mut random).await;
+                    bench.kv.fail_after(u64::MAX);
+                    if step % 7 == 6 {
+                        assert_clean(bench, &target).await;
+                    }
+                }
+                target.commit_all().await.unwrap();
+                for (ino, named) in (2..).zip(&files) {
+                    let value = bench.kv.get(FileRow::key(file(ino), Birth::FIRST)).await.unwrap();
+                    let row = value.map(|value| FileRow::decode(&value).unwrap());
+                    let held = target.held_blocks(&[file(ino)]).await.unwrap()[0];
+                    assert_eq!(row.map_or(0, |row| row.blocks), held, "life {life}, file {ino}");
+                    if let Some(row) = row {
+                        let expected = (named.owner, named.truncations);
+                        assert_eq!((row.owner, row.truncations), expected, "life {life}, file {ino}");
+                    }
+                }
+                bench.kv.flush().await.unwrap();
+                // Changes that are not durable are lost with their rows, or none of them.
+                write(&target, chunk_key(2, 0), 0, &[9; 5]).await;
+                target.commit(file(2), true).await.unwrap();
+                target.stop();
+                bench.kv.crash();
+            }
+        });
+    }
+}
+
+/// One random change of a file.
+async fn change(target: &Target, of: FileKey, named: &mut Named, random: &mut Random) {
+    let known = Known { truncations: named.truncations, owner: named.owner };
+    let key = ChunkKey { file: of, index: random.below(3) };
+    let from = random.below(u64::from(CHUNK) - 4) as u32;
+    let blocks = key.index * u64::from(CHUNK) + u64::from(from)..(key.index + 1) * u64::from(CHUNK);
+    match random.below(7) {
+        0 | 1 => {
+            let (data, crcs) = blocks_of(&[7; 4]);
+            let _ = target.write(key, from, &data, &crcs, known).await;
+        }
+        2 => drop(target.preallocate(of, blocks, random.below(2) == 0, known).await),
+        3 => drop(target.punch(of, blocks, known.truncations).await),
+        4 => {
+            let next = Known { truncations: named.truncations + 1, ..known };
+            let cut = target.truncate(of, blocks.start..u64::MAX, Behind::Dropped, next, WriteSet::new());
+            if cut.await.is_ok() {
+                named.truncations += 1;
+            }
+        }
+        5 => {
+            let owner = Owner { uid: random.below(3) as u32, gid: random.below(2) as u32, project: 0 };
+            if target.set_owner(of, owner, WriteSet::new()).await.is_ok() {
+                named.owner = owner;
+            }
+        }
+        _ => drop(target.commit(of, random.below(2) == 0).await),
     }
 }

@@ -1,8 +1,11 @@
 use super::*;
+use crate::REMOVED;
+use crate::rows::{FileRow, Owner, all_files};
 use crate::tests::{
-    CHUNK, assert_clean, blocks_of, chunk_key, extent, file, fills, on_a_volume, preallocated, write,
+    CHUNK, OWNER, assert_clean, blocks_of, chunk_key, extent, file, fills, known, on_a_volume, preallocated,
+    write,
 };
-use penstock_base::{Birth, ErrorKind};
+use penstock_base::{Birth, Branch, ErrorKind};
 use penstock_kv::Kv;
 
 #[test]
@@ -86,7 +89,7 @@ fn blocks_behind_the_end_read_as_zeros_and_are_kept_or_freed() {
             let mut writes = WriteSet::new();
             writes.put(vec![0x70], vec![1]);
             let behind_all = blocks.end == u64::MAX;
-            target.truncate(file(2), blocks.clone(), behind, 4, writes).await.unwrap();
+            target.truncate(file(2), blocks.clone(), behind, known(4), writes).await.unwrap();
             assert_eq!(bench.kv.get(vec![0x70]).await.unwrap(), Some(vec![1]), "{what}");
             for (key, data) in [(first, data[0].clone()), (second, data[1].clone())] {
                 let found = fills(&target, key).await;
@@ -111,9 +114,10 @@ fn a_write_from_before_a_truncation_is_refused() {
         let target = bench.target().await;
         let key = chunk_key(2, 0);
         let (data, crcs) = blocks_of(&[1]);
-        let write = |generation| target.write(key, 0, &data, &crcs, generation);
-        let truncate =
-            |generation| target.truncate(key.file, 0..u64::MAX, Behind::Dropped, generation, WriteSet::new());
+        let write = |generation| target.write(key, 0, &data, &crcs, known(generation));
+        let truncate = |generation| {
+            target.truncate(key.file, 0..u64::MAX, Behind::Dropped, known(generation), WriteSet::new())
+        };
         // Columns: the generation of a truncation, and the lowest generation of a write that is accepted.
         for (truncated, lowest) in [(None, 0), (Some(3), 3), (Some(5), 5), (Some(4), 5), (Some(9), 9)] {
             if let Some(generation) = truncated {
@@ -125,7 +129,7 @@ fn a_write_from_before_a_truncation_is_refused() {
             let refusals = [
                 write(sent).await,
                 target.punch(key.file, 0..1, sent).await,
-                target.preallocate(key.file, 0..1, true, sent).await,
+                target.preallocate(key.file, 0..1, true, known(sent)).await,
             ];
             for error in refusals.map(|result| result.unwrap_err()) {
                 assert_eq!(error.kind(), ErrorKind::RefreshMap);
@@ -133,9 +137,36 @@ fn a_write_from_before_a_truncation_is_refused() {
                 assert_eq!((found, with), (lowest, sent));
             }
         }
+        truncate(REMOVED).await.unwrap();
+        write(u64::MAX - 1).await.unwrap_err();
+        let (from, until) = all_files();
+        assert_eq!(bench.kv.keys(from, until, 9).await.unwrap().len(), 0, "a removed file has no row");
         target.file_removed(key.file);
         write(0).await.unwrap();
     });
+}
+
+/// Regression: a target forgot the truncate generation of a file when it was opened again.
+#[test]
+fn a_write_from_before_a_truncation_is_refused_after_a_restart() {
+    for is_written in [false, true] {
+        on_a_volume(async |bench| {
+            let target = bench.target().await;
+            let key = chunk_key(2, 0);
+            if is_written {
+                write(&target, key, 0, &[1; 6]).await;
+            }
+            target.truncate(key.file, 2..u64::MAX, Behind::Dropped, known(7), WriteSet::new()).await.unwrap();
+            target.commit_all().await.unwrap();
+            target.stop();
+            let target = bench.target().await;
+            let (data, crcs) = blocks_of(&[3]);
+            let late = target.write(key, 0, &data, &crcs, known(6)).await;
+            assert!(matches!(late, Err(ChunkError::Truncated { found: 7, sent: 6 })), "{late:?}");
+            target.write(key, 0, &data, &crcs, known(7)).await.unwrap();
+            assert_clean(bench, &target).await;
+        });
+    }
 }
 
 #[test]
@@ -146,21 +177,21 @@ fn a_truncation_that_cannot_be_committed_changes_nothing() {
             let key = chunk_key(2, 0);
             write(&target, key, 0, &[1; 6]).await;
             target.commit(key.file, false).await.unwrap();
-            target.preallocate(key.file, 6..9, false, 0).await.unwrap();
+            target.preallocate(key.file, 6..9, false, known(0)).await.unwrap();
             write(&target, key, 8, &[2; 4]).await;
             let (before, free) = (fills(&target, key).await, target.usage().free_blocks);
             bench.kv.fail_after(0);
             let writes = WriteSet::new();
-            let result = target.truncate(key.file, 2..u64::MAX, behind, 7, writes).await;
+            let result = target.truncate(key.file, 2..u64::MAX, behind, known(7), writes).await;
             assert_eq!(result.unwrap_err().kind(), ErrorKind::Internal);
             bench.kv.fail_after(u64::MAX);
             assert_eq!(fills(&target, key).await, before, "{behind:?}");
             assert_eq!(target.usage().free_blocks, free, "{behind:?}");
             // A write with the older truncate generation is accepted.
             let (data, crcs) = blocks_of(&[3]);
-            target.write(key, 3, &data, &crcs, 0).await.unwrap();
+            target.write(key, 3, &data, &crcs, known(0)).await.unwrap();
             assert_clean(bench, &target).await;
-            target.truncate(key.file, 2..u64::MAX, behind, 7, WriteSet::new()).await.unwrap();
+            target.truncate(key.file, 2..u64::MAX, behind, known(7), WriteSet::new()).await.unwrap();
             assert_eq!(fills(&target, key).await[..3], [1, 1, 0], "{behind:?}");
             assert_clean(bench, &target).await;
         });
@@ -175,11 +206,14 @@ fn blocks_that_no_row_has_are_free_after_a_truncation_at_once() {
         on_a_volume(async |bench| {
             let target = bench.target().await;
             let key = chunk_key(2, 0);
-            target.preallocate(key.file, 0..20, false, 0).await.unwrap();
+            target.preallocate(key.file, 0..20, false, known(0)).await.unwrap();
             write(&target, key, 14, &[1; 2]).await;
             write(&target, chunk_key(2, 1), 8, &[1; 2]).await;
             let writes = WriteSet::new();
-            target.truncate(key.file, first_block..u64::MAX, Behind::Dropped, 0, writes).await.unwrap();
+            target
+                .truncate(key.file, first_block..u64::MAX, Behind::Dropped, known(0), writes)
+                .await
+                .unwrap();
             assert_eq!(bench.volume.blocks() - target.usage().free_blocks, used, "to {first_block}");
             assert_clean(bench, &target).await;
             assert_eq!(bench.volume.blocks() - target.usage().free_blocks, used, "to {first_block}");
@@ -195,9 +229,44 @@ fn a_removed_file_leaves_no_row() {
             bench.put_map(chunk_key(2, index), &[extent(0, 1, 10)]).await;
             bench.put_marks(&[10..11, 20..21]).await;
             let target = bench.target().await;
-            target.truncate(file(2), 0..u64::MAX, Behind::Dropped, u64::MAX, WriteSet::new()).await.unwrap();
+            target
+                .truncate(file(2), 0..u64::MAX, Behind::Dropped, known(u64::MAX), WriteSet::new())
+                .await
+                .unwrap();
             let left = bench.kv.get(chunk_key(2, index).row(Birth::FIRST)).await.unwrap();
             assert_eq!(left, None, "chunk {index}");
         });
     }
+}
+
+/// A truncation names the owner as well: one that cannot be committed changes neither.
+#[test]
+fn a_truncation_counts_to_the_owner_that_it_names() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let (key, other) = (chunk_key(2, 0), Owner { uid: 7, ..OWNER });
+        write(&target, key, 0, &[1; 6]).await;
+        target.commit_all().await.unwrap();
+        let account = |owner| target.accounts().get(&(Branch::MAIN, owner)).copied().unwrap_or(0);
+        let cut = |blocks: u64, truncations| {
+            let known = Known { truncations, owner: other };
+            target.truncate(key.file, blocks..u64::MAX, Behind::Dropped, known, WriteSet::new())
+        };
+        bench.kv.fail_after(0);
+        cut(4, 1).await.unwrap_err();
+        bench.kv.fail_after(u64::MAX);
+        assert_eq!((account(OWNER), account(other)), (6, 0));
+        assert_eq!(target.held_blocks(&[key.file]).await.unwrap(), [6]);
+        assert_clean(bench, &target).await;
+        cut(4, 1).await.unwrap();
+        assert_eq!((account(OWNER), account(other)), (0, 4));
+        assert_clean(bench, &target).await;
+        // A file without blocks keeps its truncate generation, and counts to nobody.
+        cut(0, 2).await.unwrap();
+        assert_eq!((account(OWNER), account(other)), (0, 0));
+        let value = bench.kv.get(FileRow::key(key.file, Birth::FIRST)).await.unwrap().unwrap();
+        let row = FileRow::decode(&value).unwrap();
+        assert_eq!(row, FileRow { truncations: 2, blocks: 0, owner: other });
+        assert_clean(bench, &target).await;
+    });
 }

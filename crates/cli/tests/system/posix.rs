@@ -86,6 +86,41 @@ fn fallocate_reserves_zeroes_and_punches() {
     store.down();
 }
 
+/// `st_blocks` is the space that a file takes, at once and as `du` sums it up.
+#[test]
+fn st_blocks_counts_what_a_file_takes() {
+    let Some(store) = mounted("st_blocks_counts_what_a_file_takes") else { return };
+    let file = new_file(&store, "file");
+    let blocks = || file.metadata().unwrap().blocks();
+    assert_eq!(blocks(), 0);
+    file.set_len(1 << 30).unwrap();
+    assert_eq!(blocks(), 0, "a hole takes nothing");
+    file.write_all_at(&[7; 4096], 1 << 29).unwrap();
+    assert_eq!(blocks(), 8);
+    file.write_all_at(&[8; 4096], 1 << 29).unwrap();
+    assert_eq!(blocks(), 8, "the same block again");
+    file.write_all_at(&[8; 10_000], 5).unwrap();
+    assert_eq!(blocks(), 4 * 8);
+    fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 1 << 20).unwrap();
+    assert_eq!(blocks(), 257 * 8);
+    file.sync_all().unwrap();
+    assert_eq!(blocks(), 257 * 8);
+    fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 1 << 19).unwrap();
+    assert_eq!(blocks(), 129 * 8);
+    std::fs::create_dir(store.mount.join("dir")).unwrap();
+    std::os::unix::fs::symlink("file", store.mount.join("link")).unwrap();
+    let of = |name: &str| std::fs::symlink_metadata(store.mount.join(name)).unwrap().blocks();
+    assert_eq!((of("dir"), of("link")), (0, 0));
+    let listed = shell(&format!("du -k --apparent-size {0}/file; du -k {0}/file", store.mount.display()));
+    assert!(listed.starts_with("1048576") && listed.lines().nth(1).unwrap().starts_with("516"), "{listed}");
+    file.set_len(1 << 29).unwrap();
+    assert_eq!(blocks(), 128 * 8);
+    file.set_len(0).unwrap();
+    assert_eq!(blocks(), 0);
+    drop(file);
+    store.down_in_peace();
+}
+
 /// copy_file_range(2) from unsynced writes, and into cached pages.
 #[test]
 fn copy_file_range_copies_what_was_written() {

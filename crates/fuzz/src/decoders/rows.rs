@@ -2,9 +2,10 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::{Birth, FileKey, Id128, Ino};
+use penstock_base::{Birth, Branch, FileKey, Id128, Ino};
 use penstock_chunk::rows as chunk;
-use penstock_chunk::{ChunkKey, Extent};
+use penstock_chunk::rows::{ForeignKey, Forward};
+use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
 use penstock_kv::WriteSet;
 use penstock_kv::header::VolumeHeader;
 use penstock_kv::journal::{Mark, Record};
@@ -53,26 +54,65 @@ pub(super) const JOURNAL_MARK: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, Mark::decode, Mark::encode),
 };
 
-/// `map-row`: the map of a chunk. The end of every extent of an accepted row can be computed.
+/// The birth of the map rows.
+const BIRTH: Birth = Birth(5);
+
+/// `map-row`: the map of a chunk. The end of every extent of an accepted row can be computed, and none is
+/// younger than the row.
 pub(super) const MAP: Decoder = Decoder {
     name: "map-row",
     most_bytes: 4096,
     seeds: || {
         let extents = [
-            Extent { first: 0, count: 2, block: 9, preallocated: false },
-            Extent { first: 5, count: 1, block: 77, preallocated: true },
-            Extent { first: 6, count: 250, block: 1 << 40, preallocated: false },
+            Extent { first: 0, count: 2, block: 9, preallocated: false, birth: BIRTH },
+            Extent { first: 5, count: 1, block: 77, preallocated: true, birth: Birth(2) },
+            Extent { first: 6, count: 250, block: 1 << 40, preallocated: false, birth: Birth(4) },
         ];
-        (0..=3).map(|count| chunk::encode_map(&extents[..count])).collect()
+        let row = |count: usize| MapRow { truncations: 7, extents: extents[..count].to_vec() };
+        (0..=3).map(|count| row(count).encode(BIRTH)).collect()
     },
     seal: unsealed,
     check: |bytes| {
-        let verdict = agrees(bytes, &SAME, chunk::decode_map, |map| chunk::encode_map(map))?;
-        for extent in chunk::decode_map(bytes).unwrap_or_default() {
+        let decode = |bytes: &[u8]| MapRow::decode(bytes, BIRTH);
+        let verdict = agrees(bytes, &SAME, decode, |row| row.encode(BIRTH))?;
+        for extent in decode(bytes).map_or_else(|_| Vec::new(), |row| row.extents) {
             let _ = (extent.first + extent.count, extent.block + u64::from(extent.count));
         }
         Ok(verdict)
     },
+};
+
+/// `forward-row`: the map row of a chunk that another target keeps.
+pub(super) const FORWARD: Decoder = Decoder {
+    name: "forward-row",
+    most_bytes: 64,
+    seeds: || vec![Forward { truncations: 7, target: 3, number: 1 << 40 }.encode()],
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, Forward::decode, Forward::encode),
+};
+
+const OWNER: Owner = Owner { uid: 1000, gid: 100, project: 7 };
+
+/// `file-row`: the row of a file on a target.
+pub(super) const FILE: Decoder = Decoder {
+    name: "file-row",
+    most_bytes: 128,
+    seeds: || {
+        [(0, 5), (9, 0), (1 << 40, 1 << 50)]
+            .map(|(truncations, blocks)| FileRow { truncations, blocks, owner: OWNER }.encode())
+            .to_vec()
+    },
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, FileRow::decode, FileRow::encode),
+};
+
+/// `account-row`: the blocks of an owner.
+pub(super) const ACCOUNT: Decoder = Decoder {
+    name: "account-row",
+    most_bytes: 64,
+    seeds: || [1, 1 << 50].map(chunk::encode_account).to_vec(),
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, chunk::decode_account, |blocks| chunk::encode_account(*blocks)),
 };
 
 /// Number of 64-bit words in a group's row.
@@ -98,7 +138,7 @@ pub(super) const GROUP: Decoder = Decoder {
     },
 };
 
-/// `chunk-keys`: the key of a map row or of an allocation group. A map key must lie in its range for scans.
+/// `chunk-keys`: the key of a row of a target. A map key must lie in its range for scans.
 pub(super) const CHUNK_KEYS: Decoder = Decoder {
     name: "chunk-keys",
     most_bytes: 64,
@@ -108,6 +148,9 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
             key.row(Birth::FIRST),
             ChunkKey { file: FileKey::main(Ino(u64::MAX)), ..key }.row(Birth(1)),
             chunk::group_key(12),
+            FileRow::key(key.file, Birth(3)),
+            OWNER.account(Branch(4)),
+            ForeignKey { home: 5, chunk: key, birth: Birth(3), number: 77 }.row(),
         ]
     },
     seal: unsealed,
@@ -115,6 +158,16 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
         if chunk::decode_group_key(bytes).is_some() {
             let decode = |key: &[u8]| chunk::decode_group_key(key).ok_or(());
             return agrees(bytes, &SAME, decode, |group| chunk::group_key(*group));
+        }
+        if chunk::decode_file_key(bytes).is_ok() {
+            return agrees(bytes, &SAME, chunk::decode_file_key, |(file, birth)| FileRow::key(*file, *birth));
+        }
+        if chunk::decode_account_key(bytes).is_ok() {
+            let encode = |(branch, owner): &(Branch, Owner)| owner.account(*branch);
+            return agrees(bytes, &SAME, chunk::decode_account_key, encode);
+        }
+        if ForeignKey::decode(bytes).is_ok() {
+            return agrees(bytes, &SAME, ForeignKey::decode, ForeignKey::row);
         }
         let verdict = agrees(bytes, &SAME, ChunkKey::decode, |(key, birth)| key.row(*birth))?;
         if let Ok((key, birth)) = ChunkKey::decode(bytes) {
@@ -185,7 +238,7 @@ pub(super) const INODE: Decoder = Decoder {
     check: |bytes| {
         let verdict = agrees(bytes, &SAME, Inode::decode, Inode::encode)?;
         if let Ok(inode) = Inode::decode(bytes) {
-            let attr = inode.attr();
+            let attr = inode.attr(7);
             let _ = attr.size.div_ceil(u64::from(attr.chunk_blocks) * 4096);
         }
         Ok(verdict)

@@ -33,7 +33,7 @@ const REGRESSIONS: [(&str, &str, &str); 13] = [
     (
         "the end of an extent on the volume overflowed",
         "map-row",
-        "0101000000 00000000 02000000 ffffffffffffffff 00 02000000",
+        "02000000000000000000 01000000 00000000 02000000 ffffffffffffffff 00",
     ),
     (
         "a key with the tag of another row was read as an allocation group's",

@@ -10,7 +10,7 @@ mod trace;
 
 pub(crate) use trace::{DIRECTORY, Trace};
 
-use crate::inode::{Data, Inode};
+use crate::inode::{Data, FileKind, Inode};
 use crate::rows::{
     FsRow, decode_entry_key, decode_inode_key, decode_removed, decode_xattr, decode_xattr_key, inode_key,
     owner_of,
@@ -18,7 +18,7 @@ use crate::rows::{
 use crate::{LAST_INO, ROOT, XATTR_MAX};
 use entries::Bucket;
 use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, hex};
-use penstock_chunk::TargetCheck;
+use penstock_chunk::{Known, TargetCheck};
 use penstock_session::read_result;
 use penstock_session::rows::{SessionRow, decode_session_key};
 use std::collections::BTreeMap;
@@ -60,6 +60,8 @@ pub(crate) enum Fix {
     CopyDoubles,
     /// Move chunks to new inodes; with true only the chunks beyond the largest file offset.
     MoveChunks(Ino, bool),
+    /// Make the rows of files and accounts right.
+    CountFiles,
     /// Mark blocks without an owner as free.
     ClearUnowned,
 }
@@ -73,6 +75,7 @@ pub(crate) enum Field {
     Data,
     Size(u64),
     ChunkBlocks(u32),
+    Truncations(u64),
 }
 
 /// The order in which a diagnosis is shown the rows.
@@ -132,7 +135,9 @@ impl Diagnosis {
 
     fn fix(&mut self, kind: Kind, fix: Fix) {
         let fixes = self.fixes.entry(kind).or_default();
-        if fixes.len() < KEPT_FIXES {
+        // One count makes all rows right.
+        let is_known = fix == Fix::CountFiles && fixes.contains(&fix);
+        if fixes.len() < KEPT_FIXES && !is_known {
             fixes.push(fix);
         }
     }
@@ -204,6 +209,7 @@ impl Diagnosis {
             chunk_blocks: inode.layout.chunk_blocks,
             data,
             inline_bytes,
+            known: Known { truncations: inode.truncations, owner: inode.owner() },
         });
     }
 
@@ -247,12 +253,22 @@ impl Diagnosis {
                 Kind::BadMapRow | Kind::ExtentBeyondChunk => Fix::MapRows,
                 Kind::EmptyExtent | Kind::ExtentBeyondVolume => Fix::Extents,
                 Kind::DoubleOwnedBlock => Fix::CopyDoubles,
+                Kind::BadFileRow | Kind::WrongFileRow | Kind::WrongAccount => Fix::CountFiles,
                 Kind::BlockNotOwned | Kind::WrittenFreeStripe => Fix::ClearUnowned,
                 _ => continue,
             };
             self.fixes.entry(finding.kind).or_insert_with(|| vec![fix]);
         }
         self.findings = check.findings;
+    }
+
+    /// Regular files, as their inodes know them.
+    pub(crate) fn files(&self) -> BTreeMap<Ino, Known> {
+        let file = |(ino, trace): (&Ino, &Trace)| {
+            let row = trace.row.filter(|row| row.kind == FileKind::Regular)?;
+            Some((*ino, row.known))
+        };
+        self.traces.iter().filter_map(file).collect()
     }
 
     /// Counts an entry's row. Entries are checked after all have been counted.

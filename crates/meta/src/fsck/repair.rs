@@ -17,7 +17,7 @@ use crate::inode::{Data, FileKind, Inode};
 use crate::rows::removed_key;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::{BLOCK_BYTES, FileKey, FindingKind as Kind, Ino, MAX_FILE_BYTES};
-use penstock_chunk::{ChunkError, ChunkKey, chunks_of_a_file};
+use penstock_chunk::{ChunkError, ChunkKey, MapRow, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -134,6 +134,7 @@ impl Fsck<'_> {
             }
             Fix::CopyDoubles => drop(self.chunks.copy_doubles().await?),
             Fix::MoveChunks(ino, far) => self.move_chunks(ino, far).await?,
+            Fix::CountFiles => self.chunks.count_files(&diagnosis.files()).await?,
             Fix::ClearUnowned => self.chunks.clear_unowned().await?,
         }
         self.turn.commit_repair(writes).await
@@ -188,6 +189,8 @@ impl Fsck<'_> {
         let root = self.turn.stored_inode(ROOT).await?;
         let mode = if trace.children > 0 { DIRECTORY | 0o700 } else { REGULAR | 0o600 };
         let mut inode = self.blank_inode(ino, mode, (root.uid, root.gid));
+        let file = trace.owned.file.map_or(0, |row| row.truncations);
+        inode.truncations = if inode.is_dir() { 0 } else { file.max(trace.owned.truncations) };
         let (links, queued) = trace.names_and_queue();
         match inode.is_dir() {
             true => inode.entries = trace.children,
@@ -217,9 +220,10 @@ impl Fsck<'_> {
                 let (chunk, birth) = ChunkKey::decode(&key)?;
                 let index = if far { at } else { chunk.index };
                 end = end.max(index.saturating_add(1));
-                writes
-                    .put(ChunkKey { file: FileKey { ino: to, ..chunk.file }, index }.row(birth), value)
-                    .delete(key);
+                // The new file was never truncated.
+                let row = MapRow { truncations: 0, ..MapRow::decode(&value, birth)? };
+                let moved = ChunkKey { file: FileKey { ino: to, ..chunk.file }, index };
+                writes.put(moved.row(birth), row.encode(birth)).delete(key);
             }
             assert!(end > 0, "chunks were moved");
             self.new_file(end.saturating_mul(self.chunk_bytes()), writes, to).await?;
@@ -241,6 +245,7 @@ fn corrected(mut inode: Inode, field: Field) -> Inode {
         Field::Entries(entries) => inode.entries = entries,
         Field::Size(size) => inode.size = size,
         Field::ChunkBlocks(blocks) => inode.layout.chunk_blocks = blocks,
+        Field::Truncations(truncations) => inode.truncations = truncations,
         Field::Data => match inode.kind() {
             FileKind::Regular => inode.data = Data::Chunks,
             FileKind::Directory | FileKind::Special => inode.data = Data::None,

@@ -1,6 +1,6 @@
 //! Operations that add, find and remove names: lookup, make, link, unlink.
 
-use super::{SET_GROUP_ID, acl, attr_reply};
+use super::{SET_GROUP_ID, acl, attr_reply, encode_attr};
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode, Layout};
 use crate::names::entry_row;
@@ -18,7 +18,7 @@ pub(crate) async fn lookup(parts: &Parts, request: NameRequest) -> Result<Vec<u8
     let names = &parts.names;
     let dir = names.directory(Ino(request.dir)).await?;
     let (_, entry) = names.entry(dir.ino, &request.name).await?;
-    Ok(attr_reply(&names.inode(entry.ino).await?))
+    Ok(encode_attr(parts.attr_now(entry.ino).await?))
 }
 
 /// Makes a file, directory, symbolic link, special file, or a file without a name (O_TMPFILE).
@@ -50,7 +50,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
         dir.times[2] = inode.times[3];
     }
     assert_eq!(request.nameless, inode.nlink == 0, "a new inode without a name is in the queue");
-    let reply = attr_reply(&inode);
+    let reply = encode_attr(inode.attr(0));
     let (ino, is_dir) = (inode.ino, inode.is_dir());
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     if is_dir {
@@ -137,7 +137,7 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
     dir.add_entries(1)?;
     dir.times[1] = now;
     dir.times[2] = now;
-    let reply = attr_reply(&inode);
+    let reply = attr_reply(parts, &inode).await?;
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     Ok(reply)
 }
@@ -162,7 +162,7 @@ pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) ->
     dir.times[2] = now;
     let ino = inode.ino;
     turn.remove_name(&mut dir, &mut inode, &mut writes)?;
-    let reply = attr_reply(&inode);
+    let reply = attr_reply(parts, &inode).await?;
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     parts.reap_if_removed(ino);
     Ok(reply)

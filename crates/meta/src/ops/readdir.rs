@@ -1,10 +1,10 @@
 //! Listing a directory, and reading a symbolic link.
 
 use crate::error::MetaError;
-use crate::inode::Data;
+use crate::inode::{Data, FileKind, Inode};
 use crate::parts::Parts;
 use crate::rows::{Entry, decode_entry_key, entry_range, inode_key};
-use penstock_base::Ino;
+use penstock_base::{FileKey, Ino};
 use penstock_wire::metadata::{BytesReply, DirEntry, InodeRequest, ReadDirReply, ReadDirRequest};
 use prost::Message;
 use rustix::io::Errno;
@@ -36,12 +36,18 @@ pub(crate) async fn read_dir(parts: &Parts, request: ReadDirRequest) -> Result<V
 async fn add_attributes(parts: &Parts, entries: &mut [DirEntry]) -> Result<(), MetaError> {
     let rows =
         parts.names.kv().get_many(entries.iter().map(|entry| inode_key(Ino(entry.ino))).collect()).await?;
-    for (entry, row) in entries.iter_mut().zip(rows) {
-        // An entry whose inode has been removed since has no attributes, nor has one whose inode cannot be
-        // read. The client asks for them by number and gets the error.
-        let decoded = row.and_then(|row| parts.names.decode_inode(Ino(entry.ino), &row).ok());
-        entry.attr = decoded.map(|inode| inode.attr());
+    // An entry whose inode has been removed since has no attributes, nor has one whose inode cannot be read.
+    // The client asks for them by number and gets the error.
+    let decode = |(ino, row): (u64, Option<Vec<u8>>)| parts.names.decode_inode(Ino(ino), &row?).ok();
+    let inodes: Vec<Option<Inode>> = entries.iter().map(|entry| entry.ino).zip(rows).map(decode).collect();
+    let is_file = |inode: &&Inode| inode.kind() == FileKind::Regular;
+    let files = inodes.iter().flatten().filter(is_file).map(|inode| FileKey::main(inode.ino)).collect();
+    let mut held = parts.chunks.held_blocks(files).await?.into_iter();
+    for (entry, inode) in entries.iter_mut().zip(&inodes) {
+        let blocks = if inode.as_ref().filter(is_file).is_some() { held.next() } else { None };
+        entry.attr = inode.as_ref().map(|inode| inode.attr(blocks.unwrap_or(0)));
     }
+    assert!(held.next().is_none(), "each file has its blocks");
     Ok(())
 }
 

@@ -1,12 +1,12 @@
 //! Attributes: reading and changing them, truncating a file, and statfs.
 
-use super::{acl, attr_reply};
+use super::{acl, encode_attr};
 use crate::STEP_CHUNKS;
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::parts::Parts;
 use penstock_base::{BLOCK_BYTES, FileKey, Ino, MAX_FILE_BYTES};
-use penstock_chunk::{Behind, ChunkError};
+use penstock_chunk::{Behind, ChunkError, Known};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
 use penstock_wire::metadata::{InodeRequest, SetAttrRequest, StatFsReply, Time};
@@ -36,7 +36,7 @@ impl Cleared {
 
 /// Returns an inode's attributes.
 pub(crate) async fn get_attr(parts: &Parts, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
-    Ok(attr_reply(&parts.names.inode(Ino(request.ino)).await?))
+    Ok(encode_attr(parts.attr_now(Ino(request.ino)).await?))
 }
 
 /// Changes attributes. With a new size, everything behind the new end and behind the old one reads as
@@ -72,6 +72,7 @@ pub(crate) async fn set_attr(
         inode.set_permissions(mode);
         acl::chmod(&turn, &inode, &mut writes).await?;
     }
+    let owner_before = inode.owner();
     inode.uid = request.uid.unwrap_or(inode.uid);
     inode.gid = request.gid.unwrap_or(inode.gid);
     let overtaken = request.grow && request.truncations != inode.truncations;
@@ -98,16 +99,32 @@ pub(crate) async fn set_attr(
         }
         inode.size = if request.grow { size.max(inode.size) } else { size };
     }
-    let reply = attr_reply(&inode);
+    let mut attr = parts.attr(&inode).await?;
+    let (file, owner) = (FileKey::main(inode.ino), inode.owner());
     let Some((size, behind)) = truncated_to else {
-        turn.commit(who, writes, vec![inode], &reply).await?;
+        let reply = encode_attr(attr);
+        match inode.kind() == FileKind::Regular && owner != owner_before {
+            // Its blocks are counted to the new owner in the same transaction.
+            true => {
+                turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
+                    Ok(parts.chunks.set_owner(file, owner, writes).await?)
+                })
+                .await?;
+            }
+            false => turn.commit(who, writes, vec![inode], &reply).await?,
+        }
         return Ok(reply);
     };
+    if behind == Behind::Dropped {
+        // As long as the transaction is not committed, nobody has counted what it leaves.
+        attr.blocks = attr.blocks.min(size.div_ceil(BLOCK_BYTES as u64));
+    }
+    let reply = encode_attr(attr);
     let first_block = size.div_ceil(BLOCK_BYTES as u64);
     assert!(first_block <= until, "the steps stopped behind the new end");
-    let (file, truncations) = (FileKey::main(inode.ino), inode.truncations);
+    let known = Known { truncations: inode.truncations, owner };
     turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
-        Ok(parts.chunks.truncate(file, first_block..until, behind, truncations, writes).await?)
+        Ok(parts.chunks.truncate(file, first_block..until, behind, known, writes).await?)
     })
     .await?;
     Ok(reply)
@@ -150,9 +167,10 @@ async fn clear_behind(
         }
         assert!(stop > first_block, "a step stops behind the new end");
         let (file, truncations, size) = (FileKey::main(ino), inode.truncations, inode.size);
+        let known = Known { truncations, owner: inode.owner() };
         // Only the transaction of the request itself records its result.
         turn.commit_by(Request::default(), WriteSet::new(), vec![inode], &[], async |writes| {
-            Ok(parts.chunks.truncate(file, stop..until, behind, truncations, writes).await?)
+            Ok(parts.chunks.truncate(file, stop..until, behind, known, writes).await?)
         })
         .await?;
         cleared = Some(Cleared { truncations, size, from: stop });

@@ -81,7 +81,7 @@ pub(crate) async fn set_xattr(
         writes.put(key, encode_xattr(&request.value));
     }
     inode.times[2] = turn.now();
-    let reply = attr_reply(&inode);
+    let reply = attr_reply(parts, &inode).await?;
     turn.commit(who, writes, vec![inode], &reply).await?;
     Ok(reply)
 }
@@ -102,7 +102,7 @@ pub(crate) async fn remove_xattr(
     let mut writes = WriteSet::new();
     writes.reclaims().delete(key);
     inode.times[2] = turn.now();
-    let reply = attr_reply(&inode);
+    let reply = attr_reply(parts, &inode).await?;
     turn.commit(who, writes, vec![inode], &reply).await?;
     Ok(reply)
 }

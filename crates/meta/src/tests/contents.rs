@@ -4,9 +4,12 @@ use super::bed::{Bed, errno, run};
 use super::memory::CHUNK_BLOCKS;
 use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
-use penstock_chunk::ChunkError;
+use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
-use penstock_wire::metadata::{HelloReply, HelloRequest, PingRequest, SetAttrRequest, StatFsReply, Time};
+use penstock_wire::metadata::{
+    AttrReply, HelloReply, HelloRequest, InodeRequest, PingRequest, ReadDirReply, ReadDirRequest,
+    SetAttrRequest, StatFsReply, Time,
+};
 use penstock_wire::{Header, Kind, VERSION};
 use prost::Message;
 use rustix::io::Errno;
@@ -292,5 +295,59 @@ fn a_session_that_was_heard_while_its_end_waited_goes_on() {
         let (ended, deleted) = bed.meta.end_if_silent(session).await;
         deleted.unwrap();
         assert!(ended && !clients.is_in_use(session));
+    });
+}
+
+/// The target counts the blocks of a file to its owner: it hears of every change of the owner, in the
+/// transaction of the inode.
+#[test]
+fn a_change_of_the_owner_reaches_the_target_with_the_inode() {
+    run(async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        bed.chunks.write(ino, 3).await;
+        let owner = |bed: &Bed| bed.chunks.owners.borrow().get(&ino).copied();
+        let mode = SetAttrRequest { mode: Some(0o600), ..Default::default() };
+        set(bed, ino, mode).await.unwrap();
+        assert_eq!(owner(bed), None, "the owner stays");
+        set(bed, ino, SetAttrRequest { uid: Some(5), ..Default::default() }).await.unwrap();
+        let of = |uid, gid| Some(Owner { uid, gid, project: 0 });
+        assert_eq!(owner(bed), of(5, 0));
+        set(bed, ino, SetAttrRequest { gid: Some(6), size: Some(0), ..Default::default() }).await.unwrap();
+        assert_eq!(owner(bed), of(5, 6), "a truncation names it too");
+        let dir = bed.add("d/").await.unwrap();
+        set(bed, dir, SetAttrRequest { uid: Some(5), ..Default::default() }).await.unwrap();
+        assert_eq!(bed.chunks.owners.borrow().get(&dir), None, "a directory has no blocks");
+        let in_use = bed.meta.change_contents(ino).await.unwrap();
+        assert_eq!(Some(in_use.owner()), of(5, 6));
+    });
+}
+
+#[test]
+fn attributes_say_what_a_file_takes() {
+    run(async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        for block in [0, 7, 90] {
+            bed.chunks.write(ino, block).await;
+        }
+        set(bed, ino, SetAttrRequest { grow: true, ..size(91 * BLOCK) }).await.unwrap();
+        let blocks = async |bed: &mut Bed| {
+            let request = InodeRequest { ino: ino.0 };
+            let reply = ops::get_attr(&bed.meta.parts, request).await.unwrap();
+            AttrReply::decode(&reply[..]).unwrap().attr.unwrap().blocks
+        };
+        assert_eq!(blocks(bed).await, 3);
+        let cut = SetAttrRequest { ino: ino.0, ..size(8 * BLOCK) };
+        let reply = ops::set_attr(&bed.meta.parts, bed.who, cut).await.unwrap();
+        let told = AttrReply::decode(&reply[..]).unwrap().attr.unwrap().blocks;
+        assert_eq!((told, blocks(bed).await), (3, 2), "the reply is made before the transaction");
+        let request = ReadDirRequest { dir: ROOT.0, attributes: true, limit: 9, ..Default::default() };
+        let reply = ops::read_dir(&bed.meta.parts, request).await.unwrap();
+        let listed: Vec<u64> = ReadDirReply::decode(&reply[..])
+            .unwrap()
+            .entries
+            .into_iter()
+            .filter_map(|entry| entry.attr.map(|attr| attr.blocks))
+            .collect();
+        assert_eq!(listed, [2]);
     });
 }

@@ -2,7 +2,9 @@
 
 use crate::ChunkStore;
 use penstock_base::{Birth, DecodeError, FileKey, Ino, LocalBoxFuture};
-use penstock_chunk::{Behind, ChunkError, ChunkKey, Owned, SpaceUsage, TargetCheck, all_maps, map_range};
+use penstock_chunk::{
+    Behind, ChunkError, ChunkKey, Known, Owned, Owner, SpaceUsage, TargetCheck, all_maps, map_range,
+};
 use penstock_kv::{Kv, MemKv, WriteSet};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,12 +23,14 @@ pub(super) struct MemChunks {
     pub(super) damaged: Cell<Option<Ino>>,
     /// Files that are known to be new and not removed.
     pub(super) made: RefCell<BTreeSet<Ino>>,
+    /// Owners that were named.
+    pub(super) owners: RefCell<BTreeMap<Ino, Owner>>,
 }
 
 impl MemChunks {
     pub(super) fn new(kv: &Rc<MemKv>, generation: u64) -> Rc<Self> {
-        let (truncations, damaged, made) = Default::default();
-        Rc::new(Self { kv: kv.clone(), generation, truncations, damaged, made })
+        let (truncations, damaged, made, owners) = Default::default();
+        Rc::new(Self { kv: kv.clone(), generation, truncations, damaged, made, owners })
     }
 
     fn rows(&self, range: penstock_kv::Range) -> Vec<(ChunkKey, BTreeSet<u32>)> {
@@ -101,12 +105,30 @@ impl ChunkStore for MemChunks {
         self.made.borrow_mut().remove(&file.ino);
     }
 
+    fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
+        let held = files.into_iter().map(|file| self.blocks(file.ino).len() as u64).collect();
+        Box::pin(async move { Ok(held) })
+    }
+
+    fn set_owner(
+        &self,
+        file: FileKey,
+        owner: Owner,
+        writes: WriteSet,
+    ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(async move {
+            self.kv.commit(writes).await?;
+            self.owners.borrow_mut().insert(file.ino, owner);
+            Ok(())
+        })
+    }
+
     fn truncate(
         &self,
         file: FileKey,
         blocks: Range<u64>,
         _behind: Behind,
-        generation: u64,
+        known: Known,
         mut writes: WriteSet,
     ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
         let per = u64::from(CHUNK_BLOCKS);
@@ -120,7 +142,8 @@ impl ChunkStore for MemChunks {
                 return Err(DecodeError::Bad { what: "map row", why: "it is damaged" }.into());
             }
             self.kv.commit(writes).await?;
-            self.truncations.borrow_mut().push((file.ino, blocks.start, generation));
+            self.truncations.borrow_mut().push((file.ino, blocks.start, known.truncations));
+            self.owners.borrow_mut().insert(file.ino, known.owner);
             Ok(())
         })
     }

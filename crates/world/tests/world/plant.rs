@@ -2,7 +2,7 @@
 
 use crate::machine::Machine;
 use penstock_base::{Birth, FileKey, FindingKind as Kind, Ino};
-use penstock_chunk::{ChunkKey, Extent, decode_map, encode_map};
+use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow};
 use penstock_kv::{Kv, WriteSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -34,6 +34,10 @@ fn inode(ino: Ino) -> Vec<u8> {
 
 fn removed(ino: Ino) -> Vec<u8> {
     key(0x13, &[0, ino.0])
+}
+
+fn file(ino: Ino) -> Vec<u8> {
+    FileRow::key(FileKey::main(ino), Birth::FIRST)
 }
 
 fn map(ino: Ino, index: u64) -> Vec<u8> {
@@ -104,22 +108,27 @@ impl Rows {
     }
 
     pub async fn extents(&self, ino: Ino) -> Vec<Extent> {
-        decode_map(&self.get(map(ino, 0)).await).unwrap()
+        MapRow::decode(&self.get(map(ino, 0)).await, Birth::FIRST).unwrap().extents
+    }
+
+    async fn put_extents(&self, ino: Ino, extents: Vec<Extent>) {
+        let truncations = MapRow::decode(&self.get(map(ino, 0)).await, Birth::FIRST).unwrap().truncations;
+        self.put(map(ino, 0), MapRow { truncations, extents }.encode(Birth::FIRST)).await;
     }
 
     async fn add_extent(&self, ino: Ino, count: u32, block: u64) {
         let mut extents = self.extents(ino).await;
         let last = extents.last().unwrap();
         let first = last.first + last.count;
-        extents.push(Extent { first, count, block, preallocated: false });
-        self.put(map(ino, 0), encode_map(&extents)).await;
+        extents.push(Extent { first, count, block, preallocated: false, birth: Birth::FIRST });
+        self.put_extents(ino, extents).await;
     }
 
     /// Inserts an extent of no block at the start of the map.
     pub async fn put_empty_extent_first(&self, ino: Ino) {
         let mut extents = self.extents(ino).await;
         extents.insert(0, Extent { count: 0, ..extents[0] });
-        self.put(map(ino, 0), encode_map(&extents)).await;
+        self.put_extents(ino, extents).await;
     }
 
     /// Rows of sessions of other processes with the numbers that are given next.
@@ -137,7 +146,8 @@ impl Rows {
 
     /// A map row without extents, of the last chunk that a key can name.
     pub async fn put_last_chunk(&self, ino: Ino) {
-        self.put(map(ino, u64::MAX), vec![1, 0, 0, 0, 0]).await;
+        let row = MapRow { truncations: 0, extents: Vec::new() };
+        self.put(map(ino, u64::MAX), row.encode(Birth::FIRST)).await;
     }
 
     /// The root's row says that it is another inode, and another inode's row cannot be read.
@@ -190,7 +200,7 @@ impl Rows {
             Kind::BadMapRow => self.cut(map(victim, 0), 9).await,
             Kind::ExtentBeyondChunk => {
                 let extent = self.extents(victim).await[0];
-                self.put(map(victim, 0), encode_map(&[Extent { first: 256, ..extent }])).await;
+                self.put_extents(victim, vec![Extent { first: 256, ..extent }]).await;
             }
             Kind::MissingInode => self.delete(inode(victim)).await,
             Kind::DanglingEntry => {
@@ -248,6 +258,12 @@ impl Rows {
                 let row = self.get(map(victim, 0)).await;
                 self.delete(map(victim, 0)).await;
                 self.put(map(victim, 1 << 45), row).await;
+            }
+            Kind::BadFileRow => self.cut(file(victim), 9).await,
+            Kind::WrongFileRow => self.patch(file(victim), 17..25, &77u64.to_le_bytes()).await,
+            Kind::WrongAccount => {
+                let rows = self.kv.scan(vec![0x23], vec![0x24], 1).await.unwrap();
+                self.patch(rows[0].0.clone(), 1..9, &77u64.to_le_bytes()).await;
             }
             Kind::BlockNotOwned => self.set_bit(3000, true).await,
             Kind::WrongFreeCount => {

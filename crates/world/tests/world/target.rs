@@ -8,7 +8,7 @@
 use crate::machine::Site;
 use penstock_array::{Array, Volume};
 use penstock_base::{BLOCK_BYTES, Buf, Env, FileKey, Gate, Ino, LocalBoxFuture, crc32c, crc32c_blocks};
-use penstock_chunk::{Behind, ChunkError, ChunkKey, Target, TargetConfig};
+use penstock_chunk::{Behind, ChunkError, ChunkKey, Known, Owner, Target, TargetConfig};
 use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
 use penstock_sim::World;
 use std::cell::{Cell, RefCell};
@@ -118,6 +118,7 @@ impl Kv for Unreliable {
 struct File {
     key: FileKey,
     generation: u64,
+    owner: Owner,
     blocks: Vec<u64>,
 }
 
@@ -130,6 +131,10 @@ fn number_of(block: &[u8]) -> u64 {
 }
 
 impl File {
+    fn known(&self) -> Known {
+        Known { truncations: self.generation, owner: self.owner }
+    }
+
     fn set(&mut self, blocks: Range<u64>, number: impl Fn(u64) -> u64) {
         blocks.for_each(|at| self.blocks[at as usize] = number(at));
     }
@@ -188,7 +193,7 @@ impl Life<'_> {
         let data: Vec<u8> = (0..count).flat_map(|n| block_of(number + n)).collect();
         let (key, data) = (ChunkKey { file: file.key, index }, Buf::copy_from(&data));
         let crcs = crc32c_blocks(&data);
-        let result = self.target.write(key, first as u32, &data, &crcs, file.generation).await;
+        let result = self.target.write(key, first as u32, &data, &crcs, file.known()).await;
         let is_there = match &result {
             Ok(()) => true,
             Err(ChunkError::NoSpace { .. } | ChunkError::Kv(_)) => {
@@ -214,15 +219,15 @@ impl Life<'_> {
             _ => all.min(start + 1 + world.below(40)),
         };
         let blocks = start..end;
-        match world.below(12) {
+        match world.below(13) {
             0..=5 => self.write(file, blocks).await,
             6 => {
-                let result = target.preallocate(file.key, blocks.clone(), false, file.generation).await;
+                let result = target.preallocate(file.key, blocks.clone(), false, file.known()).await;
                 self.count("preallocate", &result);
                 file.check(target, blocks, false, "preallocate").await;
             }
             7 | 8 => {
-                let result = target.preallocate(file.key, blocks.clone(), true, file.generation).await;
+                let result = target.preallocate(file.key, blocks.clone(), true, file.known()).await;
                 self.count("zero", &result);
                 if result.is_ok() {
                     file.set(blocks.clone(), |_| 0);
@@ -242,13 +247,29 @@ impl Life<'_> {
                 let mut writes = WriteSet::new();
                 writes.put(vec![1], vec![1]);
                 let next = file.generation + 1;
-                let result = target.truncate(file.key, start..until, behind, next, writes).await;
+                let result = target
+                    .truncate(
+                        file.key,
+                        start..until,
+                        behind,
+                        Known { truncations: next, ..file.known() },
+                        writes,
+                    )
+                    .await;
                 self.count("truncate", &result);
                 if result.is_ok() {
                     file.generation = next;
                     file.set(start..until.min(all), |_| 0);
                 }
                 file.check(target, 0..all, false, "truncate").await;
+            }
+            11 => {
+                let owner = Owner { uid: world.below(3) as u32, ..Owner::default() };
+                let result = target.set_owner(file.key, owner, WriteSet::new()).await;
+                self.count("set owner", &result);
+                if result.is_ok() {
+                    file.owner = owner;
+                }
             }
             _ => {
                 let result = target.commit(file.key, world.below(2) == 0).await;
@@ -297,9 +318,14 @@ async fn live(
             // Leaves room for about half of what the files may need.
             let usage = target.usage();
             let ballast = usage.free_blocks - usage.headroom_blocks - 1500 - seed % 4 * 600;
-            target.preallocate(FileKey::main(Ino(99)), 0..ballast, false, 0).await.unwrap();
-            let file =
-                |n| File { key: FileKey::main(Ino(100 + n)), generation: 0, blocks: vec![0; all as usize] };
+            let file = |n| File {
+                key: FileKey::main(Ino(100 + n)),
+                generation: 0,
+                owner: Owner::default(),
+                blocks: vec![0; all as usize],
+            };
+            let ballast_file = FileKey::main(Ino(99));
+            target.preallocate(ballast_file, 0..ballast, false, file(0).known()).await.unwrap();
             files = (0..FILES).map(file).collect();
             files.iter().take(2).for_each(|file| target.file_made(file.key));
         }
@@ -334,6 +360,17 @@ async fn live(
             usage.total_blocks - check.blocks,
             "seed {seed} life {nth}: lost blocks"
         );
+        for file in &files {
+            let owned = check.owners.get(&file.key.ino).copied().unwrap_or_default();
+            if let Some(row) = owned.file {
+                assert_eq!((row.owner, row.truncations), (file.owner, file.generation), "seed {seed}");
+            }
+            assert_eq!(
+                target.held_blocks(&[file.key]).await.unwrap(),
+                [owned.held],
+                "seed {seed} life {nth}"
+            );
+        }
         drop(quiet);
         target.stop();
         env.sleep(Duration::from_secs(30)).await;

@@ -1,12 +1,13 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::*;
-use crate::rows::{all_groups, decode_map};
+use crate::rows::all_groups;
 use crate::target::Target;
 use crate::tests::{
-    Bench, CHUNK, STRIPE, assert_clean, blocks_of, chunk_key, extent, fills, on_a_volume, preallocated,
+    Bench, CHUNK, OWNER, STRIPE, assert_clean, blocks_of, chunk_key, extent, extents_of, fills, map_row,
+    on_a_volume, preallocated,
 };
-use penstock_base::Birth;
+
 use penstock_base::FindingKind as Kind;
 use penstock_kv::Kv;
 use std::rc::Rc;
@@ -24,7 +25,7 @@ async fn row(bench: &Bench, key: ChunkKey) -> Option<Vec<Extent>> {
         .await
         .unwrap()
         .pop();
-    value.map(|(_, value)| decode_map(&value).unwrap())
+    value.map(|(_, value)| extents_of(&value))
 }
 
 async fn found(bench: &Bench, target: &Target) -> Vec<Kind> {
@@ -44,6 +45,7 @@ async fn try_repair(bench: &Bench, target: &Target, succeeding: u64) -> Result<V
         fsck.mark_owned().await?;
         fsck.trim_extents().await?;
         let failed = fsck.copy_doubles().await?;
+        fsck.count_files(&BTreeMap::new()).await?;
         fsck.clear_unowned().await?;
         Ok(failed)
     };
@@ -205,7 +207,7 @@ fn bad_group_rows_are_written_again_and_stray_ones_deleted() {
 #[test]
 fn nothing_is_freed_while_a_row_of_a_later_release_exists() {
     on_a_volume(async |bench| {
-        let mut later = encode_map(&[extent(0, 1, 30)]);
+        let mut later = map_row(&[extent(0, 1, 30)]);
         later[0] = 9;
         bench.put_row(chunk_key(2, 0).row(Birth::FIRST), later).await;
         bench.put_map(chunk_key(2, 1), &[extent(0, 1, 31)]).await;
@@ -229,7 +231,7 @@ fn unowned_runs_and_unreadable_rows_are_listed_up_to_a_bound() {
         bench.put_map(chunk_key(2, 0), &[extent(0, 1, 10)]).await;
         bench.put_map(chunk_key(2, 4), &[extent(0, 1, 11)]).await;
         bench.put_map(chunk_key(2, u64::MAX), &[extent(0, 1, 12)]).await;
-        bench.put_row(chunk_key(2, 1).row(Birth::FIRST), vec![1]).await;
+        bench.put_row(chunk_key(2, 1).row(Birth::FIRST), vec![2]).await;
         bench.put_row(chunk_key(3, 1).row(Birth::FIRST), vec![]).await;
         bench.put_row(vec![0x20, 9], vec![]).await;
         bench.put_marks(&[3..4, 8..13, 24..60]).await;
@@ -247,7 +249,7 @@ fn unowned_runs_and_unreadable_rows_are_listed_up_to_a_bound() {
         let rows = fsck.rows_of_runs(Ino(8), &runs);
         for (at, (key, value)) in rows.iter().enumerate() {
             assert_eq!(*key, chunk_key(8, at as u64).row(Birth::FIRST));
-            assert_eq!(decode_map(value).unwrap(), [extent(0, runs[at].1 as u32, runs[at].0)]);
+            assert_eq!(extents_of(value), [extent(0, runs[at].1 as u32, runs[at].0)]);
         }
         let bad = [vec![0x20, 9], chunk_key(2, 1).row(Birth::FIRST), chunk_key(3, 1).row(Birth::FIRST)];
         let keys = |rows: Vec<Row>| -> BTreeSet<Vec<u8>> { rows.into_iter().map(|(key, _)| key).collect() };
@@ -331,4 +333,44 @@ fn a_repair_that_fails_leaks_no_block() {
             assert_eq!(used, 6, "after {succeeding} transactions");
         });
     }
+}
+
+/// Rows of files and accounts are made again from maps and inodes; a file without an inode keeps its owner.
+#[test]
+fn files_are_counted_by_their_maps_and_their_inodes() {
+    on_a_volume(async |bench| {
+        bench.put_map(chunk_key(2, 0), &[extent(0, 4, 8)]).await;
+        bench.put_map(chunk_key(3, 0), &[extent(0, 2, 40), preallocated(9, 1, 44)]).await;
+        bench.put_map(chunk_key(4, 0), &[extent(0, 1, 60)]).await;
+        bench.put_marks(&[8..12, 40..42, 44..45, 60..61]).await;
+        let row = |blocks, truncations| FileRow { truncations, blocks, owner: OWNER };
+        for (ino, wrong) in [(2, row(9, 0)), (5, row(3, 0)), (6, row(0, 8))] {
+            bench.put_row(FileRow::key(FileKey::main(Ino(ino)), Birth::FIRST), wrong.encode()).await;
+        }
+        let target = bench.target().await;
+        let other = Owner { uid: 7, ..OWNER };
+        let inodes = [
+            (Ino(2), Known { truncations: 5, owner: other }),
+            (Ino(6), Known { truncations: 9, owner: other }),
+            (Ino(7), Known { truncations: 3, owner: other }),
+        ];
+        let quiet = bench.gate.quiesce().await;
+        let fsck = target.fsck(&quiet);
+        for _ in 0..2 {
+            fsck.count_files(&BTreeMap::from(inodes)).await.unwrap();
+            let check = fsck.check().await.unwrap();
+            assert!(check.findings.is_clean(), "{:?}", check.findings.kept);
+            let rows: BTreeMap<Ino, Option<FileRow>> =
+                check.owners.iter().map(|(ino, owned)| (*ino, owned.file)).collect();
+            let expected = [
+                (Ino(2), FileRow { owner: other, ..row(4, 5) }),
+                (Ino(3), row(3, 0)),
+                (Ino(4), row(1, 0)),
+                (Ino(6), FileRow { owner: other, ..row(0, 9) }),
+            ];
+            assert_eq!(rows, expected.map(|(ino, row)| (ino, Some(row))).into_iter().collect());
+            let accounts = BTreeMap::from([((Branch::MAIN, other), 4), ((Branch::MAIN, OWNER), 4)]);
+            assert_eq!(target.accounts(), accounts);
+        }
+    });
 }

@@ -1,6 +1,8 @@
 use super::*;
-use crate::rows::{encode_group, encode_map, group_key};
-use crate::tests::{CHUNK, STRIPE, assert_clean, chunk_key, extent, on_a_volume, preallocated, write};
+use crate::rows::{encode_group, group_key};
+use crate::tests::{
+    CHUNK, STRIPE, assert_clean, chunk_key, extent, map_row, on_a_volume, preallocated, write,
+};
 use FindingKind as Kind;
 use penstock_base::Birth;
 
@@ -8,7 +10,7 @@ const BLOCKS: u64 = 100;
 
 /// A row of a chunk of inode 2.
 fn map(index: u64, extents: &[Extent]) -> (Vec<u8>, Vec<u8>) {
-    (chunk_key(2, index).row(Birth::FIRST), encode_map(extents))
+    (chunk_key(2, index).row(Birth::FIRST), map_row(extents))
 }
 
 /// The row of an allocation group in which these blocks are marked.
@@ -93,7 +95,7 @@ fn every_kind_of_damage_in_rows_is_found() {
             vec![(Kind::ChunkBeyondLimit, 1)],
         ),
         ("the last chunk", vec![map(far - 1, &[extent(CHUNK - 1, 1, 5)]), group(0, &[5])], vec![]),
-        ("no map", vec![(chunk_key(2, 0).row(Birth::FIRST), vec![1, 2])], vec![(Kind::BadMapRow, 1)]),
+        ("no map", vec![(chunk_key(2, 0).row(Birth::FIRST), vec![2, 0])], vec![(Kind::BadMapRow, 1)]),
         ("a key that is too short", vec![(vec![0x20, 1], good().1)], vec![(Kind::BadMapRow, 1)]),
         ("a map of a later release", vec![later(good())], vec![(Kind::UnknownRow, 1)]),
         ("a later birth", vec![(chunk_key(2, 0).row(Birth(2)), good().1)], vec![(Kind::UnknownRow, 1)]),
@@ -150,21 +152,26 @@ fn the_blocks_and_the_end_of_a_file_are_counted() {
     let far = chunks_of_a_file(CHUNK);
     // Columns: rows of one file, and the counts of it.
     type Row<'a> = (u64, &'a [Extent]);
+    let owned = |chunks, blocks, held, end_block, far_chunks| Owned {
+        chunks,
+        blocks,
+        held,
+        end_block,
+        far_chunks,
+        ..Owned::default()
+    };
     let cases: [(&[Row<'_>], Owned); 6] = [
-        (&[(0, &[])], Owned { chunks: 1, ..Owned::default() }),
-        (&[(0, &[extent(0, 2, 5)])], Owned { chunks: 1, blocks: 2, end_block: 2, far_chunks: 0 }),
+        (&[(0, &[])], owned(1, 0, 0, 0, 0)),
+        (&[(0, &[extent(0, 2, 5)])], owned(1, 2, 2, 2, 0)),
         (
             &[(0, &[extent(0, 2, 5)]), (3, &[extent(1, 2, 9), preallocated(9, 4, 20)])],
-            Owned { chunks: 2, blocks: 4, end_block: 3 * end + 3, far_chunks: 0 },
+            owned(2, 4, 8, 3 * end + 3, 0),
         ),
-        (&[(2, &[preallocated(0, 4, 20)])], Owned { chunks: 1, ..Owned::default() }),
-        (
-            &[(1, &[extent(CHUNK - 1, 9, 5)])],
-            Owned { chunks: 1, blocks: 1, end_block: 2 * end, far_chunks: 0 },
-        ),
+        (&[(2, &[preallocated(0, 4, 20)])], owned(1, 0, 4, 0, 0)),
+        (&[(1, &[extent(CHUNK - 1, 9, 5)])], owned(1, 1, 1, 2 * end, 0)),
         (
             &[(0, &[extent(0, 1, 5)]), (far, &[extent(0, 1, 6)]), (u64::MAX, &[extent(3, 1, 7)])],
-            Owned { chunks: 3, blocks: 3, end_block: 1, far_chunks: 2 },
+            owned(3, 3, 3, 1, 2),
         ),
     ];
     for (rows, expected) in cases {

@@ -6,6 +6,7 @@ use crate::ROOT;
 use crate::inode::FileKind;
 use crate::rows::{entry_key, removed_key};
 use penstock_base::{BLOCK_BYTES, FindingKind as Kind, Ino, MAX_FILE_BYTES};
+use penstock_chunk::{FileRow, Known};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Diagnosis {
@@ -44,6 +45,9 @@ impl Diagnosis {
         } else if trace.queued {
             let text = format!("inode {ino} waits to be dropped and does not exist");
             self.wrong(Kind::QueuedWithoutInode, ino, text, Fix::Drop(removed_key(ino)));
+        } else if trace.owned.file.is_some() {
+            let text = format!("inode {ino} does not exist and has a row of a file");
+            self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
         }
     }
 
@@ -119,8 +123,31 @@ impl Diagnosis {
         if row.kind != FileKind::Regular && owned.chunks > 0 {
             let text = format!("inode {ino} is no regular file and has {} chunks", owned.chunks);
             self.wrong(Kind::ChunksOfNonFile, ino, text, Fix::MoveChunks(ino, false));
+        } else if let Some(file) = owned.file {
+            self.check_file_row(ino, row, file, owned.truncations);
         }
         self.blocks_beyond_end += owned.blocks.saturating_sub(row.size.div_ceil(BLOCK_BYTES as u64));
+    }
+
+    /// Checks the row of a file on the target, whose maps know truncate generations up to `truncations`.
+    fn check_file_row(&mut self, ino: Ino, row: &Brief, file: FileRow, truncations: u64) {
+        if row.kind != FileKind::Regular {
+            let text = format!("inode {ino} is no regular file and has a row of a file");
+            return self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
+        }
+        let Known { truncations: of_inode, owner } = row.known;
+        if of_inode < truncations {
+            let text = format!("inode {ino} was truncated {of_inode} times, and its maps know {truncations}");
+            let field = Field::Truncations(truncations);
+            return self.wrong(Kind::WrongFileRow, ino, text, Fix::Inode(ino, field));
+        }
+        if (file.owner, file.truncations) != (owner, of_inode) {
+            let text = format!(
+                "the row of file {ino} says owner {:?} and {} truncations, its inode {owner:?} and {of_inode}",
+                file.owner, file.truncations
+            );
+            self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
+        }
     }
 
     /// Walks upwards from each directory. A walk that comes back to itself has found a cycle, of which one

@@ -3,7 +3,7 @@
 use crate::ROOT;
 use crate::inode::FileKind;
 use penstock_base::Ino;
-use penstock_chunk::Owned;
+use penstock_chunk::{Known, Owned};
 
 /// Type bits of a directory.
 pub(crate) const DIRECTORY: u32 = 0o040_000;
@@ -21,6 +21,8 @@ pub(super) struct Brief {
     /// As numbered in the row: 0 none, 1 inline, 2 chunks.
     pub(super) data: u8,
     pub(super) inline_bytes: u64,
+    /// Truncate generation and owner.
+    pub(super) known: Known,
 }
 
 /// Everything that is known of one inode number.

@@ -1,0 +1,140 @@
+//! The blocks of all files by owner, as their rows have them.
+//!
+//! Invariant: the sum of the rows of all files of an owner in a branch is its account. Both change in one
+//! transaction; the caller lets one transaction at a time change them, and undoes one that failed.
+
+use crate::ChunkError;
+use crate::rows::{FileRow, Owner, all_accounts, decode_account, decode_account_key, encode_account};
+use penstock_base::Branch;
+use penstock_kv::{Kv, WriteSet, for_each};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+type Key = (Branch, Owner);
+
+/// The accounts of one target.
+#[derive(Default)]
+pub(crate) struct Accounts(RefCell<BTreeMap<Key, u64>>);
+
+/// The accounts that a transaction changes, as they were before it.
+#[must_use]
+pub(crate) struct AccountChange(Vec<(Key, u64)>);
+
+impl Accounts {
+    /// Reads all accounts. A row that cannot be read counts as none, until a repair counts again.
+    pub(crate) async fn load(kv: &dyn Kv) -> Result<BTreeMap<Key, u64>, ChunkError> {
+        let mut all = BTreeMap::new();
+        for_each(kv, all_accounts(), |key, value| {
+            match decode_account_key(key).and_then(|key| Ok((key, decode_account(value)?))) {
+                Ok((key, blocks)) => drop(all.insert(key, blocks)),
+                Err(error) => {
+                    tracing::error!(%error, "an account cannot be read: `penstock fs check --repair` counts again");
+                }
+            }
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        Ok(all)
+    }
+
+    /// Replaces all accounts by those that were read.
+    pub(crate) fn set(&self, all: BTreeMap<Key, u64>) {
+        *self.0.borrow_mut() = all;
+    }
+
+    /// All accounts with blocks.
+    pub(crate) fn all(&self) -> BTreeMap<Key, u64> {
+        self.0.borrow().clone()
+    }
+
+    /// Counts a file of a branch by its new row in place of the old one, and puts the rows of accounts that
+    /// change into `writes`.
+    pub(crate) fn change(
+        &self,
+        branch: Branch,
+        old: Option<FileRow>,
+        new: Option<FileRow>,
+        writes: &mut WriteSet,
+    ) -> AccountChange {
+        let mut all = self.0.borrow_mut();
+        let of = |row: Option<FileRow>| row.filter(|row| row.blocks > 0).map(|row| (row.owner, row.blocks));
+        let mut before: Vec<(Key, u64)> = Vec::new();
+        let mut note = |all: &BTreeMap<Key, u64>, key: Key| {
+            if before.iter().all(|(known, _)| *known != key) {
+                before.push((key, all.get(&key).copied().unwrap_or(0)));
+            }
+        };
+        if let Some((owner, blocks)) = of(old) {
+            note(&all, (branch, owner));
+            let account = all.entry((branch, owner)).or_default();
+            if *account < blocks {
+                tracing::error!(account, blocks, "an account has too few blocks: `penstock fs check`");
+            }
+            *account = account.saturating_sub(blocks);
+        }
+        if let Some((owner, blocks)) = of(new) {
+            note(&all, (branch, owner));
+            *all.entry((branch, owner)).or_default() += blocks;
+        }
+        for ((branch, owner), was) in &before {
+            match all.get(&(*branch, *owner)).copied().unwrap_or(0) {
+                now if now == *was => {}
+                0 => {
+                    all.remove(&(*branch, *owner));
+                    writes.delete(owner.account(*branch));
+                }
+                now => drop(writes.put(owner.account(*branch), encode_account(now))),
+            }
+        }
+        assert!(
+            before.iter().all(|(key, _)| all.get(key).is_none_or(|blocks| *blocks > 0)),
+            "an account without blocks is none"
+        );
+        assert!(before.len() <= 2, "a file has one owner before and one after");
+        AccountChange(before)
+    }
+
+    /// Undoes the last [`Accounts::change`].
+    pub(crate) fn undo(&self, change: AccountChange) {
+        let mut all = self.0.borrow_mut();
+        for (key, blocks) in change.0 {
+            match blocks {
+                0 => drop(all.remove(&key)),
+                blocks => drop(all.insert(key, blocks)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(uid: u32, blocks: u64) -> Option<FileRow> {
+        Some(FileRow { truncations: 0, blocks, owner: Owner { uid, gid: 1, project: 0 } })
+    }
+
+    fn of(uid: u32) -> Key {
+        (Branch::MAIN, Owner { uid, gid: 1, project: 0 })
+    }
+
+    #[test]
+    fn blocks_move_between_accounts_and_back() {
+        let accounts = Accounts::default();
+        let change = |old, new| {
+            let mut writes = WriteSet::new();
+            let change = accounts.change(Branch::MAIN, old, new, &mut writes);
+            (change, writes.changes().count())
+        };
+        assert_eq!(change(None, row(1, 5)).1, 1);
+        assert_eq!(change(row(1, 5), row(1, 5)).1, 0, "nothing changes");
+        assert_eq!(change(None, row(2, 0)).1, 0, "no block is no account");
+        assert_eq!(change(None, row(2, 3)).1, 1);
+        let (undone, written) = change(row(1, 5), row(2, 9));
+        assert_eq!((written, accounts.all()), (2, BTreeMap::from([(of(2), 12)])));
+        accounts.undo(undone);
+        assert_eq!(accounts.all(), BTreeMap::from([(of(1), 5), (of(2), 3)]));
+        let (_, written) = change(row(1, 5), None);
+        assert_eq!((written, accounts.all()), (1, BTreeMap::from([(of(2), 3)])));
+    }
+}

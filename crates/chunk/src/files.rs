@@ -1,0 +1,178 @@
+//! Files as a target has them in memory: truncate generation, owner, and the blocks that they hold.
+//!
+//! Invariants:
+//! - all chunks of a file that are in memory share one state, which is in memory as long as one of them is;
+//! - `held` counts the blocks that the maps of the file name, committed or not, and those reserved for its
+//!   dirty blocks;
+//! - a file that holds blocks or was truncated has an owner.
+
+use crate::ChunkError;
+use crate::rows::{FileRow, Owner};
+use std::cell::Cell;
+
+/// The truncate generation of a file that is being removed: it is above all others.
+pub const REMOVED: u64 = u64::MAX;
+
+/// A file as the sender of a change and the metadata target know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The truncate generation as the sender knows it.
+    pub truncations: u64,
+    /// The owner that the metadata target names. It counts if the target has nothing of the file yet.
+    pub owner: Owner,
+}
+
+/// One file.
+#[derive(Debug, Default)]
+pub(crate) struct FileState {
+    /// None for a file of which only holes were read.
+    owner: Cell<Option<Owner>>,
+    truncations: Cell<u64>,
+    /// As committed.
+    row: Cell<Option<FileRow>>,
+    held: Cell<u64>,
+}
+
+impl FileState {
+    /// A file with this row, or none.
+    pub(crate) fn of_row(row: Option<FileRow>) -> Self {
+        Self {
+            owner: Cell::new(row.map(|row| row.owner)),
+            truncations: Cell::new(row.map_or(0, |row| row.truncations)),
+            held: Cell::new(row.map_or(0, |row| row.blocks)),
+            row: Cell::new(row),
+        }
+    }
+
+    /// Takes the owner that the metadata target names, if the target knows none.
+    pub(crate) fn learn(&self, owner: Owner) {
+        self.owner.set(self.owner.get().or(Some(owner)));
+    }
+
+    /// Changes the owner. Returns the one before.
+    pub(crate) fn set_owner(&self, owner: Option<Owner>) -> Option<Owner> {
+        self.owner.replace(owner)
+    }
+
+    /// The truncate generation.
+    pub(crate) fn truncations(&self) -> u64 {
+        self.truncations.get()
+    }
+
+    /// Rejects a change that was sent before the file was truncated.
+    pub(crate) fn check(&self, sent: u64) -> Result<(), ChunkError> {
+        let found = self.truncations();
+        if sent < found { Err(ChunkError::Truncated { found, sent }) } else { Ok(()) }
+    }
+
+    /// Rejects changes with a lower truncate generation from here on. Returns the generation before.
+    pub(crate) fn truncate(&self, generation: u64) -> u64 {
+        self.truncations.replace(generation.max(self.truncations()))
+    }
+
+    /// A truncation failed: changes with the generation before are accepted again.
+    pub(crate) fn undo_truncation(&self, before: u64) {
+        assert!(before <= self.truncations(), "a truncation raised {before}");
+        self.truncations.set(before);
+    }
+
+    /// The removal of the file was given up: its row counts.
+    pub(crate) fn stays(&self) {
+        if self.truncations() == REMOVED {
+            self.truncations.set(self.row.get().map_or(0, |row| row.truncations));
+        }
+    }
+
+    /// Blocks that the file holds, committed or not, and those reserved for its dirty blocks.
+    pub(crate) fn held(&self) -> u64 {
+        self.held.get()
+    }
+
+    /// A part of the file that held `before` blocks holds `now`.
+    pub(crate) fn count(&self, before: u64, now: u64) {
+        // A damaged row may name fewer blocks than the maps.
+        self.held.set((self.held() + now).saturating_sub(before));
+    }
+
+    /// The row as committed.
+    pub(crate) fn row(&self) -> Option<FileRow> {
+        self.row.get()
+    }
+
+    /// The row with the present truncate generation and owner, and with these blocks more and less; none for
+    /// a file without a row.
+    pub(crate) fn next_row(&self, allocated: u64, freed: u64) -> Option<FileRow> {
+        let blocks = self.row.get().map_or(0, |row| row.blocks) + allocated;
+        if blocks < freed {
+            tracing::error!(blocks, freed, "a file gave up more blocks than it holds: `penstock fs check`");
+        }
+        let blocks = blocks.saturating_sub(freed);
+        let truncations = match self.truncations() {
+            REMOVED if blocks == 0 => 0,
+            REMOVED => self.row.get().map_or(0, |row| row.truncations),
+            truncations => truncations,
+        };
+        assert!(truncations >> 63 == 0, "truncate generation {truncations} can be read back");
+        (blocks > 0 || truncations > 0).then(|| FileRow {
+            truncations,
+            blocks,
+            owner: self.owner.get().expect("a file that is written or truncated has an owner"),
+        })
+    }
+
+    /// The row was committed.
+    pub(crate) fn committed(&self, row: Option<FileRow>) {
+        let is_needed = row.is_none_or(|row| row.blocks > 0 || row.truncations > 0);
+        assert!(is_needed, "{row:?} says nothing");
+        self.row.set(row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: Owner = Owner { uid: 7, gid: 8, project: 0 };
+
+    #[test]
+    fn a_file_has_a_row_while_it_holds_blocks_or_was_truncated() {
+        let file = FileState::default();
+        assert_eq!(file.next_row(0, 0), None);
+        file.learn(OWNER);
+        file.learn(Owner::default());
+        let row = |truncations, blocks| Some(FileRow { truncations, blocks, owner: OWNER });
+        assert_eq!(file.next_row(3, 1), row(0, 2));
+        file.committed(row(0, 2));
+        assert_eq!((file.next_row(0, 2), file.next_row(0, 9)), (None, None));
+        let before = file.truncate(4);
+        assert_eq!((before, file.next_row(0, 2)), (0, row(4, 0)));
+        assert_eq!(file.truncate(1), 4, "it goes forwards");
+        assert_eq!(file.truncations(), 4);
+        file.undo_truncation(before);
+        assert_eq!(file.next_row(0, 0), row(0, 2));
+    }
+
+    #[test]
+    fn a_file_that_is_removed_takes_no_change_and_leaves_no_row() {
+        let row = FileRow { truncations: 3, blocks: 5, owner: OWNER };
+        let file = FileState::of_row(Some(row));
+        assert_eq!((file.held(), file.truncations()), (5, 3));
+        assert!(file.check(2).is_err() && file.check(3).is_ok());
+        file.truncate(REMOVED);
+        assert!(file.check(u64::MAX - 1).is_err());
+        assert_eq!(file.next_row(0, 2), Some(FileRow { blocks: 3, ..row }), "a step of the removal");
+        assert_eq!(file.next_row(0, 5), None);
+        file.stays();
+        assert_eq!(file.truncations(), 3);
+    }
+
+    #[test]
+    fn held_blocks_are_counted_by_differences() {
+        let file = FileState::of_row(Some(FileRow { truncations: 0, blocks: 5, owner: OWNER }));
+        file.count(0, 3);
+        file.count(2, 0);
+        assert_eq!(file.held(), 6);
+        file.count(9, 0);
+        assert_eq!(file.held(), 0, "more than the row named");
+    }
+}

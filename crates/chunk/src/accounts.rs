@@ -4,7 +4,9 @@
 //! transaction; the caller lets one transaction at a time change them, and undoes one that failed.
 
 use crate::ChunkError;
-use crate::rows::{FileRow, Owner, all_accounts, decode_account, decode_account_key, encode_account};
+use crate::rows::{
+    FileRow, MOST_BLOCKS, Owner, all_accounts, decode_account, decode_account_key, encode_account,
+};
 use penstock_base::Branch;
 use penstock_kv::{Kv, WriteSet, for_each};
 use std::cell::RefCell;
@@ -74,15 +76,17 @@ impl Accounts {
         }
         if let Some((owner, blocks)) = of(new) {
             note(&all, (branch, owner));
-            *all.entry((branch, owner)).or_default() += blocks;
+            let account = all.entry((branch, owner)).or_default();
+            *account = account.saturating_add(blocks).min(MOST_BLOCKS);
         }
         for ((branch, owner), was) in &before {
             match all.get(&(*branch, *owner)).copied().unwrap_or(0) {
-                now if now == *was => {}
+                // Also if there was none: its row may be one that cannot be read.
                 0 => {
                     all.remove(&(*branch, *owner));
                     writes.delete(owner.account(*branch));
                 }
+                now if now == *was => {}
                 now => drop(writes.put(owner.account(*branch), encode_account(now))),
             }
         }
@@ -116,6 +120,29 @@ mod tests {
 
     fn of(uid: u32) -> Key {
         (Branch::MAIN, Owner { uid, gid: 1, project: 0 })
+    }
+
+    /// Regression: an account that was lacking or too low stopped the process when the last blocks of its
+    /// owner were freed, again after each start.
+    #[test]
+    fn an_account_that_is_lacking_or_too_low_ends_without_a_row() {
+        for (has, old, new, expected) in [
+            (None, row(1, 5), None, vec![]),
+            (None, row(1, 5), row(1, 2), vec![(of(1), 2)]),
+            (None, row(1, 5), row(2, 5), vec![(of(2), 5)]),
+            (Some(3), row(1, 5), None, vec![]),
+            (Some(3), row(1, 3), None, vec![]),
+            (Some(MOST_BLOCKS), None, row(1, 9), vec![(of(1), MOST_BLOCKS)]),
+        ] {
+            let accounts = Accounts::default();
+            accounts.set(has.into_iter().map(|blocks| (of(1), blocks)).collect());
+            let mut writes = WriteSet::new();
+            let _ = accounts.change(Branch::MAIN, old, new, &mut writes);
+            assert_eq!(accounts.all(), expected.iter().copied().collect(), "{has:?}, {old:?} to {new:?}");
+            let account = of(1).1.account(Branch::MAIN);
+            let is_deleted = writes.changes().any(|(key, value)| key == account && value.is_none());
+            assert_eq!(is_deleted, !expected.contains(&(of(1), 2)) && has != Some(MOST_BLOCKS));
+        }
     }
 
     #[test]

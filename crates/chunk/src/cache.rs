@@ -247,7 +247,7 @@ impl ChunkCache {
             }
             if self.files.borrow().len() >= self.evict_files_at.get() {
                 self.complete.clear();
-                self.drop_files(|_| true);
+                self.drop_files();
                 self.evict_files_at.set(MOST.max(self.files.borrow().len() + MOST / 8));
             }
             let mut files = self.files.borrow_mut();
@@ -261,12 +261,18 @@ impl ChunkCache {
         held.or_else(|| self.complete.contains(&file).then_some(0))
     }
 
-    /// Drops the states of files for which `wanted` holds and which nobody uses: those are as their rows.
-    fn drop_files(&self, wanted: impl Fn(FileKey) -> bool) {
+    /// Drops unused files from memory as soon as there are this many.
+    #[cfg(test)]
+    pub(crate) fn drop_files_from(&self, most: usize) {
+        self.evict_files_at.set(most);
+    }
+
+    /// Drops the states of files that nobody uses: those are as their rows.
+    fn drop_files(&self) {
         let of_chunks = |chunk: &Cached| Rc::strong_count(&chunk.borrow().file) > 1;
         assert!(self.chunks.borrow().values().next().is_none_or(of_chunks), "a chunk shares its file");
         let mut files = self.files.borrow_mut();
-        files.retain(|file, state| !wanted(*file) || Rc::strong_count(state) > 1);
+        files.retain(|_, state| Rc::strong_count(state) > 1);
         self.dropped_files.set(self.dropped_files.get() + 1);
     }
 
@@ -300,7 +306,7 @@ impl ChunkCache {
     pub(crate) fn evict_clean(&self) {
         self.complete.clear();
         self.chunks.borrow_mut().retain(|_, chunk| !chunk.borrow().is_clean());
-        self.drop_files(|_| true);
+        self.drop_files();
     }
 
     /// An inode is new: no inode had its number before, and it has no chunk.
@@ -313,11 +319,15 @@ impl ChunkCache {
         self.complete.remove(&file);
         let empty = self.keys_of(file, |chunk| chunk.is_clean() && chunk.map.is_empty());
         empty.iter().for_each(|key| drop(self.chunks.borrow_mut().remove(key)));
-        if let Some(state) = self.files.borrow().get(&file) {
-            // It may have been given a name again.
-            state.stays();
+        let state = self.files.borrow().get(&file).cloned();
+        let Some(state) = state else { return };
+        // It may have been given a name again.
+        state.stays();
+        // Here and in the list: nobody else uses it.
+        if Rc::strong_count(&state) == 2 {
+            self.files.borrow_mut().remove(&file);
+            self.dropped_files.set(self.dropped_files.get() + 1);
         }
-        self.drop_files(|dropped| dropped == file);
     }
 
     /// Chunks of a file that are in memory and for which `wanted` holds.

@@ -18,6 +18,8 @@ use crate::writeback::Writeback;
 use futures_util::future::join_all;
 use penstock_array::Volume;
 use penstock_base::locks::Exclusive;
+#[cfg(test)]
+use penstock_base::rank::RankedGuard;
 use penstock_base::rank::{RankedKey, RankedLocks, RankedMutex, scoped};
 use penstock_base::{Birth, Env, ErrorKind, FileKey, Gate};
 use penstock_kv::{Kv, WriteSet};
@@ -83,6 +85,12 @@ impl Commits {
     /// Makes [`Self::run`] end.
     pub(crate) fn stop(&self) {
         self.closed.set(true);
+    }
+
+    /// Keeps transactions from being committed.
+    #[cfg(test)]
+    pub(crate) async fn hold(&self) -> RankedGuard<'_, ()> {
+        self.one_at_a_time.lock().await
     }
 
     /// Waits for the right to change the rows of a file.
@@ -177,7 +185,14 @@ impl Commits {
             changes.iter().flat_map(|change| change.map.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.map.freed.iter().copied()).collect();
         let blocks = |runs: &[Run]| runs.iter().map(|(_, count)| count).sum::<u64>();
-        let (old, new) = (state.row(), state.next_row(blocks(&allocated), blocks(&freed)));
+        let old = state.row();
+        let new = match state.next_row(blocks(&allocated), blocks(&freed)) {
+            Ok(new) => new,
+            Err(error) => {
+                changes.into_iter().for_each(Changes::put_back);
+                return Err(error);
+            }
+        };
         if changes.is_empty() && writes.is_empty() && old == new {
             return Ok(());
         }

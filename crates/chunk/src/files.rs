@@ -7,7 +7,7 @@
 //! - a file that holds blocks or was truncated has an owner.
 
 use crate::ChunkError;
-use crate::rows::{FileRow, Owner};
+use crate::rows::{FileRow, MOST_BLOCKS, Owner};
 use std::cell::Cell;
 
 /// The truncate generation of a file that is being removed: it is above all others.
@@ -27,6 +27,8 @@ pub struct Known {
 pub(crate) struct FileState {
     /// None for a file of which only holes were read.
     owner: Cell<Option<Owner>>,
+    /// The owner that the metadata target named last with a change.
+    named: Cell<Option<Owner>>,
     truncations: Cell<u64>,
     /// As committed.
     row: Cell<Option<FileRow>>,
@@ -38,6 +40,7 @@ impl FileState {
     pub(crate) fn of_row(row: Option<FileRow>) -> Self {
         Self {
             owner: Cell::new(row.map(|row| row.owner)),
+            named: Cell::new(None),
             truncations: Cell::new(row.map_or(0, |row| row.truncations)),
             held: Cell::new(row.map_or(0, |row| row.blocks)),
             row: Cell::new(row),
@@ -46,12 +49,18 @@ impl FileState {
 
     /// Takes the owner that the metadata target names, if the target knows none.
     pub(crate) fn learn(&self, owner: Owner) {
+        self.named.set(Some(owner));
         self.owner.set(self.owner.get().or(Some(owner)));
     }
 
-    /// Changes the owner. Returns the one before.
-    pub(crate) fn set_owner(&self, owner: Option<Owner>) -> Option<Owner> {
-        self.owner.replace(owner)
+    /// Changes the owner. Returns the one before, if there was one.
+    pub(crate) fn set_owner(&self, owner: Owner) -> Option<Owner> {
+        self.owner.replace(Some(owner))
+    }
+
+    /// The owner was not changed. Somebody may have begun to write meanwhile, and named the owner as it is.
+    pub(crate) fn undo_owner(&self, before: Option<Owner>) {
+        self.owner.set(before.or(self.named.get()));
     }
 
     /// The truncate generation.
@@ -100,8 +109,8 @@ impl FileState {
     }
 
     /// The row with the present truncate generation and owner, and with these blocks more and less; none for
-    /// a file without a row.
-    pub(crate) fn next_row(&self, allocated: u64, freed: u64) -> Option<FileRow> {
+    /// a file without a row. Fails if nobody has named the owner.
+    pub(crate) fn next_row(&self, allocated: u64, freed: u64) -> Result<Option<FileRow>, ChunkError> {
         let blocks = self.row.get().map_or(0, |row| row.blocks) + allocated;
         if blocks < freed {
             tracing::error!(blocks, freed, "a file gave up more blocks than it holds: `penstock fs check`");
@@ -113,11 +122,11 @@ impl FileState {
             truncations => truncations,
         };
         assert!(truncations >> 63 == 0, "truncate generation {truncations} can be read back");
-        (blocks > 0 || truncations > 0).then(|| FileRow {
-            truncations,
-            blocks,
-            owner: self.owner.get().expect("a file that is written or truncated has an owner"),
-        })
+        if blocks == 0 && truncations == 0 {
+            return Ok(None);
+        }
+        let owner = self.owner.get().ok_or_else(|| ChunkError::Invalid("a file without an owner".into()))?;
+        Ok(Some(FileRow { truncations, blocks: blocks.min(MOST_BLOCKS), owner }))
     }
 
     /// The row was committed.
@@ -132,24 +141,29 @@ impl FileState {
 mod tests {
     use super::*;
 
+    fn next(file: &FileState, allocated: u64, freed: u64) -> Option<FileRow> {
+        file.next_row(allocated, freed).unwrap()
+    }
+
     const OWNER: Owner = Owner { uid: 7, gid: 8, project: 0 };
 
     #[test]
     fn a_file_has_a_row_while_it_holds_blocks_or_was_truncated() {
         let file = FileState::default();
-        assert_eq!(file.next_row(0, 0), None);
+        assert_eq!(next(&file, 0, 0), None);
+        assert!(file.next_row(3, 1).is_err(), "nobody has named its owner");
         file.learn(OWNER);
         file.learn(Owner::default());
         let row = |truncations, blocks| Some(FileRow { truncations, blocks, owner: OWNER });
-        assert_eq!(file.next_row(3, 1), row(0, 2));
+        assert_eq!(next(&file, 3, 1), row(0, 2));
         file.committed(row(0, 2));
-        assert_eq!((file.next_row(0, 2), file.next_row(0, 9)), (None, None));
+        assert_eq!((next(&file, 0, 2), next(&file, 0, 9)), (None, None));
         let before = file.truncate(4);
-        assert_eq!((before, file.next_row(0, 2)), (0, row(4, 0)));
+        assert_eq!((before, next(&file, 0, 2)), (0, row(4, 0)));
         assert_eq!(file.truncate(1), 4, "it goes forwards");
         assert_eq!(file.truncations(), 4);
         file.undo_truncation(before);
-        assert_eq!(file.next_row(0, 0), row(0, 2));
+        assert_eq!(next(&file, 0, 0), row(0, 2));
     }
 
     #[test]
@@ -160,8 +174,8 @@ mod tests {
         assert!(file.check(2).is_err() && file.check(3).is_ok());
         file.truncate(REMOVED);
         assert!(file.check(u64::MAX - 1).is_err());
-        assert_eq!(file.next_row(0, 2), Some(FileRow { blocks: 3, ..row }), "a step of the removal");
-        assert_eq!(file.next_row(0, 5), None);
+        assert_eq!(next(&file, 0, 2), Some(FileRow { blocks: 3, ..row }), "a step of the removal");
+        assert_eq!(next(&file, 0, 5), None);
         file.stays();
         assert_eq!(file.truncations(), 3);
     }
@@ -174,5 +188,23 @@ mod tests {
         assert_eq!(file.held(), 6);
         file.count(9, 0);
         assert_eq!(file.held(), 0, "more than the row named");
+    }
+
+    /// Regression: a change of the owner that failed took the owner away from a first write beside it.
+    #[test]
+    fn an_owner_that_was_not_changed_is_the_one_before_or_the_one_that_a_write_named() {
+        let other = Owner { uid: 9, ..OWNER };
+        let file = FileState::default();
+        let before = file.set_owner(other);
+        file.undo_owner(before);
+        assert!(file.next_row(1, 0).is_err());
+        let before = file.set_owner(other);
+        file.learn(OWNER);
+        assert_eq!(next(&file, 1, 0).map(|row| row.owner), Some(other));
+        file.undo_owner(before);
+        assert_eq!(next(&file, 1, 0).map(|row| row.owner), Some(OWNER));
+        let before = file.set_owner(other);
+        file.undo_owner(before);
+        assert_eq!(next(&file, 1, 0).map(|row| row.owner), Some(OWNER));
     }
 }

@@ -30,7 +30,9 @@ impl Target {
         zero: bool,
         known: Known,
     ) -> Result<(), ChunkError> {
-        self.cache.file(file).await?.learn(known.owner);
+        // Held to the end: until a chunk of it has changes, nothing else keeps the file in memory.
+        let state = self.cache.file(file).await?;
+        state.learn(known.owner);
         if self.suffices(file, &blocks).await.is_err() {
             self.commits.make_space().await?;
             self.suffices(file, &blocks).await?;

@@ -9,8 +9,8 @@ mod map;
 mod tests;
 
 pub use files::{
-    FileRow, Owner, all_accounts, all_files, decode_account, decode_account_key, decode_file_key,
-    encode_account,
+    FileRow, MOST_BLOCKS, Owner, all_accounts, all_files, decode_account, decode_account_key,
+    decode_file_key, encode_account,
 };
 pub use foreign::{ForeignKey, all_foreign};
 pub use map::{Extent, Forward, MapRow};

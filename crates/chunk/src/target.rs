@@ -156,7 +156,9 @@ impl Target {
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        self.cache.file(key.file).await?.learn(known.owner);
+        // Held to the end: until a chunk of it has changes, nothing else keeps the file in memory.
+        let state = self.cache.file(key.file).await?;
+        state.learn(known.owner);
         let is_full = match self.try_write(key, first, data, crcs, known.truncations).await {
             Err(ChunkError::NoSpace { .. }) => {
                 self.commits.make_space().await?;
@@ -234,6 +236,14 @@ impl Target {
     /// Blocks that each file holds, committed or not, with those that its dirty blocks will get. A file whose
     /// row cannot be read has none here; a check reports it.
     pub async fn held_blocks(&self, files: &[FileKey]) -> Result<Vec<u64>, ChunkError> {
+        if let [file] = files {
+            // The next one of the same file is answered from memory.
+            match self.cache.file(*file).await {
+                Ok(state) => return Ok(vec![state.held()]),
+                Err(ChunkError::Row(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let mut held: Vec<Option<u64>> = files.iter().map(|file| self.cache.held(*file)).collect();
         let unknown: Vec<usize> = (0..files.len()).filter(|at| held[*at].is_none()).collect();
         let keys = unknown.iter().map(|at| FileRow::key(files[*at], Birth::FIRST)).collect();
@@ -255,10 +265,10 @@ impl Target {
         let _lock = self.commits.lock(file).await;
         let state = self.cache.file(file).await?;
         // From here on a first write counts to the new owner too.
-        let before = state.set_owner(Some(owner));
+        let before = state.set_owner(owner);
         let result = self.commits.commit_rows(file, &state, Vec::new(), writes).await;
         if result.is_err() {
-            state.set_owner(before);
+            state.undo_owner(before);
         }
         result
     }

@@ -5,7 +5,7 @@
 
 use crate::ChunkError;
 use crate::cache::Changes;
-use crate::files::Known;
+use crate::files::{FileState, Known};
 use crate::rows::ChunkKey;
 use crate::target::Target;
 use penstock_base::FileKey;
@@ -45,6 +45,30 @@ impl Target {
     ) -> Result<(), ChunkError> {
         let _changing = self.gate.change().await;
         let _lock = self.commits.lock(file).await;
+        let state = self.cache.file(file).await?;
+        // Before the chunks are listed: from here on no write of an earlier generation makes another one.
+        let owner_before = state.set_owner(known.owner);
+        let generation_before = state.truncate(known.truncations);
+        assert!(state.truncations() >= known.truncations, "later writes of earlier ones are rejected");
+        writes.changes_what_is_there();
+        let result = self.truncate_listed(file, &state, blocks, behind, writes).await;
+        if result.is_err() {
+            // Writes with its old truncate generation are accepted again.
+            state.undo_truncation(generation_before);
+            state.undo_owner(owner_before);
+        }
+        result
+    }
+
+    /// Changes the chunks that a file has, or none of them.
+    async fn truncate_listed(
+        &self,
+        file: FileKey,
+        state: &FileState,
+        blocks: Range<u64>,
+        behind: Behind,
+        writes: WriteSet,
+    ) -> Result<(), ChunkError> {
         let per_chunk = u64::from(self.config.chunk_blocks);
         let first_block = blocks.start;
         assert!(
@@ -69,10 +93,6 @@ impl Target {
         if chunks.iter().any(|(_, chunk)| chunk.borrow().map().is_changed()) {
             self.volume.flush().await?;
         }
-        let state = self.cache.file(file).await?;
-        let owner_before = state.set_owner(Some(known.owner));
-        let generation_before = state.truncate(known.truncations);
-        assert!(state.truncations() >= known.truncations, "later writes of earlier ones are rejected");
         let mut changes = Vec::new();
         let mut back = Vec::new();
         let mut before = Vec::new();
@@ -90,15 +110,11 @@ impl Target {
             }
             changes.extend(Changes::take(*key, chunk));
         }
-        writes.changes_what_is_there();
-        if let Err(error) = self.commits.commit_rows(file, &state, changes, writes).await {
-            // Undo everything: the file keeps its blocks, and writes with its old truncate generation are
-            // accepted again.
+        if let Err(error) = self.commits.commit_rows(file, state, changes, writes).await {
+            // The file keeps its blocks.
             for ((_, chunk), before) in chunks.iter().zip(before) {
                 chunk.borrow_mut().change(|map| *map = before);
             }
-            state.undo_truncation(generation_before);
-            state.set_owner(owner_before);
             return Err(error);
         }
         for (key, chunk) in &chunks {

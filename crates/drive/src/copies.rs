@@ -10,7 +10,7 @@
 use crate::{Class, DriveError, Io};
 use futures_util::future::join;
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, crc32c};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, Features, crc32c};
 
 /// Space for each copy in bytes.
 pub const COPY_BYTES: usize = 64 * 1024;
@@ -20,20 +20,6 @@ pub const MOST_BODY_BYTES: usize = COPY_BYTES - HEADER_BYTES;
 const HEADER_BYTES: usize = 64;
 /// The CRC of the header covers the bytes before itself.
 const HEADER_CRC_AT: usize = 52;
-/// Incompatible features that this release understands.
-const KNOWN_INCOMPATIBLE: u64 = 0;
-
-/// Feature bits. A release that does not know a bit may use the structure only as the class of the bit
-/// permits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Features {
-    /// Features with which an older release may read and write.
-    pub compatible: u64,
-    /// Features with which an older release may only read. This release knows none and refuses the drive.
-    pub read_only_compatible: u64,
-    /// Features with which an older release must not use the drive.
-    pub incompatible: u64,
-}
 
 /// A kind of structure, as its header names it.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +37,7 @@ pub fn seal(kind: &Kind, seq: u64, features: &Features, body: &[u8]) -> Buf {
     assert!(body.len() <= MOST_BODY_BYTES, "a {} of {} bytes has no room", kind.what, body.len());
     let mut header = Enc::new();
     header.raw(kind.magic).u32(kind.version).u32(to_u32(body.len())).u64(seq);
-    header.u64(features.compatible).u64(features.read_only_compatible).u64(features.incompatible);
+    features.encode(&mut header);
     header.u32(crc32c(body));
     assert_eq!(header.len(), HEADER_CRC_AT, "the CRC of the header follows");
     let header_crc = crc32c(header.as_slice());
@@ -70,8 +56,7 @@ pub fn unseal<'a>(kind: &Kind, bytes: &'a [u8]) -> Result<(u64, Features, &'a [u
         return Err(dec.bad("wrong magic number"));
     }
     let (version, body_bytes, seq) = (dec.u32()?, dec.u32()? as usize, dec.u64()?);
-    let features =
-        Features { compatible: dec.u64()?, read_only_compatible: dec.u64()?, incompatible: dec.u64()? };
+    let features = Features::decode(&mut dec)?;
     let (body_crc, header_crc) = (dec.u32()?, dec.u32()?);
     if crc32c(&bytes[..HEADER_CRC_AT]) != header_crc {
         return Err(dec.bad("header checksum"));
@@ -79,10 +64,7 @@ pub fn unseal<'a>(kind: &Kind, bytes: &'a [u8]) -> Result<(u64, Features, &'a [u
     if version != kind.version {
         return Err(dec.unknown("version", u64::from(version)));
     }
-    let unknown = (features.incompatible & !KNOWN_INCOMPATIBLE) | features.read_only_compatible;
-    if unknown != 0 {
-        return Err(dec.unknown("feature bits", unknown));
-    }
+    features.check(&dec)?;
     if seq >> 63 != 0 {
         return Err(dec.bad("a counter above 2^63"));
     }

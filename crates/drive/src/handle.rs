@@ -397,8 +397,7 @@ impl DriveHandle {
         mut next: Superblock,
     ) -> Result<(), SliceTableError> {
         next.seq += 1;
-        // This release maintains nothing for which there is such a bit.
-        next.features.compatible = 0;
+        next.features = next.features.maintained();
         if let Err(error) = Superblock::decode(&next.encode()) {
             // A damaged superblock may have brought numbers near the end of what can be read.
             return Err(DriveError::Down(format!("its superblock cannot be changed: {error}")).into());
@@ -508,10 +507,10 @@ impl Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::copies::{COPY_BYTES, Features};
+    use crate::copies::COPY_BYTES;
     use crate::{Class, MemoryDrive, superblock};
-    use penstock_base::Id128;
     use penstock_base::env::{LocalBoxFuture, Runtime};
+    use penstock_base::{Features, Id128};
     use std::task::Poll;
     use std::time::Duration;
 

@@ -6,12 +6,10 @@
 //! the two and do not overlap. Nothing is written to a drive whose superblock is not understood. What an
 //! array's owner changes is not here: it is in the labels of its slices.
 
-use crate::copies::{
-    self, COPY_BYTES, Features, FoundCopies, Holder, Kind, MOST_BODY_BYTES, Sites, TwoCopies,
-};
+use crate::copies::{self, COPY_BYTES, FoundCopies, Holder, Kind, MOST_BODY_BYTES, Sites, TwoCopies};
 use crate::{Class, Drive, DriveError, Io};
 use penstock_base::num::to_u16;
-use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, PoolId, StoreId};
+use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, Features, PoolId, StoreId};
 
 /// Slices start on a multiple of this many bytes.
 pub const SLICE_ALIGN_BYTES: u64 = 1024 * 1024;

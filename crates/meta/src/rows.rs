@@ -7,7 +7,7 @@
 //!
 //! Public for the fuzzer and for tools that inspect a store. Only this crate writes rows.
 
-use penstock_base::{Birth, Dec, DecodeError, Enc, Id128, Ino};
+use penstock_base::{Birth, Dec, DecodeError, Enc, Features, Id128, Ino};
 use penstock_kv::Range;
 
 const FS: u8 = 0x01;
@@ -29,9 +29,9 @@ fn key(tag: u8, words: &[u64]) -> Vec<u8> {
     key
 }
 
-/// Key of the file system's own row.
+/// Key of the file system's own row: of the first fileset, the only one today.
 pub fn fs_key() -> Vec<u8> {
-    vec![FS]
+    key(FS, &[0])
 }
 
 /// Key of an inode's row.
@@ -116,8 +116,8 @@ pub(crate) fn all_xattrs() -> Range {
 pub(crate) fn unknown_keys() -> [Range; 5] {
     let end = vec![0xff; 64];
     [
-        (vec![], vec![FS]),
-        (vec![FS, 0], vec![INODE]),
+        (vec![], fs_key()),
+        ([&fs_key()[..], &[0]].concat(), vec![INODE]),
         (penstock_session::rows::all_sessions().1, vec![0x20]),
         (vec![penstock_chunk::rows::END], end.clone()),
         (end, vec![0xff; 256]),
@@ -190,9 +190,15 @@ pub fn removed_ino(key: &[u8]) -> Option<Ino> {
     Some(Ino(u64::from_be_bytes(words[8..].try_into().ok()?)))
 }
 
+const FS_FORMAT: u8 = 2;
+/// The family of the first fileset.
+const FAMILY: u32 = 1;
+
 /// The file system's own row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsRow {
+    /// Features of all rows of the store.
+    pub features: Features,
     /// Identifier of the file system.
     pub id: Id128,
     /// Name of the file system.
@@ -218,7 +224,11 @@ impl FsRow {
         assert!(self.chunk_blocks > 0, "chunks have blocks");
         assert!((self.reserved_ino | self.last_session) >> 63 == 0, "numbers can be read");
         let mut enc = Enc::new();
-        enc.u8(FORMAT).id(self.id).i64(self.created_ns).id(self.secret).u64(self.reserved_ino);
+        enc.u8(FS_FORMAT);
+        self.features.encode(&mut enc);
+        // The metadata target and its epoch: there is one.
+        enc.u32(FAMILY).u32(0).u64(0);
+        enc.id(self.id).i64(self.created_ns).id(self.secret).u64(self.reserved_ino);
         enc.u64(self.last_session).u32(self.chunk_blocks).bytes(self.name.as_bytes());
         enc.finish()
     }
@@ -227,7 +237,13 @@ impl FsRow {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("file system row", value);
         let format = dec.u8()?;
-        dec.check_format(format, FORMAT)?;
+        dec.check_format(format, FS_FORMAT)?;
+        let features = Features::decode(&mut dec)?;
+        features.check(&dec)?;
+        let (family, target, epoch) = (dec.u32()?, dec.u32()?, dec.u64()?);
+        dec.check_known("family", family, FAMILY)?;
+        dec.check_known("metadata target", target, 0)?;
+        dec.check_known("epoch of the metadata target", epoch, 0)?;
         let (id, created_ns, secret) = (dec.id()?, dec.i64()?, dec.id()?);
         let (reserved_ino, last_session, chunk_blocks) = (dec.counter()?, dec.counter()?, dec.u32()?);
         let name = dec.text()?;
@@ -235,7 +251,7 @@ impl FsRow {
         if chunk_blocks == 0 {
             return Err(dec.bad("chunks without blocks"));
         }
-        Ok(Self { id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks })
+        Ok(Self { features, id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::rows::{FsRow, fs_key, inode_key, owner_of};
 use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
-use penstock_base::{Env, FileKey, Gate, Id128, Ino};
+use penstock_base::{Env, Features, FileKey, Gate, Id128, Ino};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_session::Clients;
@@ -64,6 +64,10 @@ impl MetaTarget {
             chunk_blocks: chunks.chunk_blocks(),
             ..fs.clone()
         };
+        if sound.features.maintained() != fs.features {
+            tracing::warn!(features = ?fs.features, "features that this release does not maintain are dropped");
+        }
+        let sound = FsRow { features: sound.features.maintained(), ..sound };
         if sound != fs {
             tracing::error!(?fs, ?sound, "the row of the file system is damaged and is corrected");
             let mut writes = WriteSet::new();
@@ -76,6 +80,15 @@ impl MetaTarget {
         reaper::queue_removed(&parts).await?;
         env.spawn("meta reap", Box::pin(scoped(reaper::run(parts.clone()))));
         Ok(Rc::new(Self { parts, progress: Progress::default() }))
+    }
+
+    /// Fails if the store has features that forbid this release to change it. Nothing else may be opened on
+    /// it before.
+    pub async fn check_features(kv: &dyn Kv) -> Result<(), MetaError> {
+        if let Some(row) = kv.get(fs_key()).await? {
+            FsRow::decode(&row)?;
+        }
+        Ok(())
     }
 
     /// The sessions of this file system.
@@ -178,6 +191,7 @@ async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
 async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Result<FsRow, MetaError> {
     let now = env.wall_ns();
     let fs = FsRow {
+        features: Features::default(),
         id: random_id(env),
         name: name.to_owned(),
         created_ns: now,

@@ -302,6 +302,8 @@ impl Start {
         let shared: Rc<dyn Kv> = kv.clone();
         let volume = Volume::whole(&data);
         let config = TargetConfig::for_volume(&volume, env.random());
+        // Nothing is changed for a later release.
+        MetaTarget::check_features(&*shared).await?;
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
         let meta = MetaTarget::open(env, shared, target.clone(), gate, "main").await?;
         let drives = DriveSet::new(env, backing, store, &arrays, &events, drives);
@@ -439,9 +441,8 @@ mod tests {
     use penstock_array::Position;
     use penstock_array::format::descriptor::MemberEntry;
     use penstock_array::format::label::Label;
-    use penstock_base::{Id128, PoolId};
+    use penstock_base::{Features, Id128, PoolId};
     use penstock_drive::MemoryDrive;
-    use penstock_drive::copies::Features;
 
     const ARRAY: ArrayId = ArrayId(Id128([5; 16]));
 

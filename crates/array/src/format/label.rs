@@ -3,8 +3,8 @@
 
 use super::descriptor::Descriptor;
 use crate::place::Position;
-use penstock_base::{ArrayId, Buf, Dec, DecodeError, DriveId, Enc};
-use penstock_drive::copies::{self, Features, Kind, Sites, TwoCopies};
+use penstock_base::{ArrayId, Buf, Dec, DecodeError, DriveId, Enc, Features};
+use penstock_drive::copies::{self, Kind, Sites, TwoCopies};
 
 const KIND: Kind = Kind { what: "label", magic: b"PENLABEL", version: 1 };
 

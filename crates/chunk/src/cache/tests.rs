@@ -324,12 +324,14 @@ fn files_in_use_stay_and_the_others_come_from_their_rows() {
     used.count(0, 10);
     of_chunk.borrow().file().count(0, 10);
     state(&cache, 3).count(0, 10);
-    cache.drop_files(|_| true);
+    cache.drop_files();
     assert_eq!((1..4).map(|ino| state(&cache, ino).held()).collect::<Vec<_>>(), [11, 12, 3]);
     assert!(Rc::ptr_eq(&used, &state(&cache, 1)));
     drop(used);
-    cache.drop_files(|dropped| dropped == file(2));
-    assert_eq!(state(&cache, 1).held(), 11, "only what was asked for is dropped");
+    cache.file_removed(file(2));
+    assert_eq!(cache.held(file(1)), Some(11), "only the file that is removed is dropped");
+    cache.file_removed(file(1));
+    assert_eq!((cache.held(file(1)), cache.held(file(2))), (None, Some(12)), "a chunk uses file 2");
 }
 
 #[test]
@@ -369,7 +371,7 @@ fn a_row_that_was_read_before_the_file_changed_does_not_count() {
     kv.is_slow.set(false);
     state(&cache, 2).count(0, 6);
     put_file(&mem, 2, 6);
-    cache.drop_files(|_| true);
+    cache.drop_files();
     assert_eq!(late.now_or_never().expect("it reads again").unwrap().held(), 6);
 }
 

@@ -265,9 +265,28 @@ impl Fsck<'_> {
     }
 
     /// Makes the rows of files agree with their maps and with the metadata target, which names truncate
-    /// generation and owner of each file, and counts accounts again. Does nothing if rows of a later release
-    /// exist.
-    pub async fn count_files(&self, files: &BTreeMap<Ino, Known>) -> Result<(), ChunkError> {
+    /// generation and owner of each file, and counts accounts again. Rows of `opaque` inodes, which the
+    /// metadata target cannot read, stay as they are but for their blocks. Does nothing if rows of a later
+    /// release exist.
+    ///
+    /// Not one transaction: a repair that is interrupted leaves accounts that differ from the rows of files,
+    /// and the next one counts again.
+    pub async fn count_files(
+        &self,
+        files: &BTreeMap<Ino, Known>,
+        opaque: &BTreeSet<Ino>,
+    ) -> Result<(), ChunkError> {
+        let counted = self.count_rows(files, opaque).await;
+        self.forget_chunks();
+        self.commits.accounts.set(Accounts::load(self.kv).await?);
+        counted
+    }
+
+    async fn count_rows(
+        &self,
+        files: &BTreeMap<Ino, Known>,
+        opaque: &BTreeSet<Ino>,
+    ) -> Result<(), ChunkError> {
         let survey = self.survey().await?;
         if survey.opaque {
             return Ok(());
@@ -283,10 +302,12 @@ impl Fsck<'_> {
             let Known { truncations, owner } = files.get(ino).copied().unwrap_or_else(lost);
             let row = FileRow { truncations: truncations.max(owned.truncations), blocks: owned.held, owner };
             if owned.held > 0 {
-                *accounts.entry(owner).or_default() += owned.held;
+                let account = accounts.entry(owner).or_default();
+                *account = account.saturating_add(owned.held);
             }
             // The file of a missing inode without blocks is gone.
-            if owned.held > 0 || row.truncations > 0 && files.contains_key(ino) {
+            let exists = files.contains_key(ino) || opaque.contains(ino);
+            if owned.held > 0 || row.truncations > 0 && exists {
                 rows.insert(FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode());
             }
         }
@@ -306,10 +327,7 @@ impl Fsck<'_> {
             .await?;
         }
         rows.into_iter().for_each(|(key, value)| _ = writes.put(key, value));
-        commit_apart(self.kv, std::mem::take(writes.reclaims())).await?;
-        self.forget_chunks();
-        self.commits.accounts.set(Accounts::load(self.kv).await?);
-        Ok(())
+        Ok(commit_apart(self.kv, std::mem::take(writes.reclaims())).await?)
     }
 
     /// Marks blocks that nothing owns as free, and adds the stripes that are empty then to those to discard.

@@ -246,7 +246,8 @@ impl Survey {
         for (ino, owned) in &self.check.owners {
             let (blocks, truncations) = owned.file.map_or((0, 0), |row| (row.blocks, row.truncations));
             if let Some(row) = owned.file.filter(|row| row.blocks > 0) {
-                *accounts.entry(row.owner).or_default() += row.blocks;
+                let account = accounts.entry(row.owner).or_default();
+                *account = account.saturating_add(row.blocks);
             }
             let is_needless = owned.file.is_some() && blocks == 0 && truncations == 0;
             if blocks != owned.held || truncations < owned.truncations || is_needless {

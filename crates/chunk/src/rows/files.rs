@@ -10,6 +10,8 @@ const FORMAT: u8 = 1;
 const ACCOUNT_FORMAT: u8 = 1;
 /// No rows of earlier truncate generations are left that a truncation has made void.
 const NOTHING_VOID: u64 = u64::MAX;
+/// Most blocks that a row can say. Sums of a few of them do not overflow.
+pub const MOST_BLOCKS: u64 = penstock_base::MOST_WITH_ROOM;
 
 /// To whom the blocks of a file are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,10 +44,13 @@ impl FileRow {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let Owner { uid, gid, project } = self.owner;
-        assert!((self.truncations | self.blocks) >> 63 == 0, "{self:?} can be read");
+        let can_be_read = self.truncations >> 63 == 0 && self.blocks <= MOST_BLOCKS;
+        assert!(can_be_read, "{self:?} can be read back");
         let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(self.truncations).u64(NOTHING_VOID).u64(self.blocks);
-        enc.u32(uid).u32(gid).u32(project);
+        // Below which truncate generation rows are void, and from which block on: none are.
+        enc.u8(FORMAT).u64(self.truncations).u64(0).u64(NOTHING_VOID).u64(self.blocks);
+        // The number of the change of the owner, which orders those that reach several targets.
+        enc.u64(0).u32(uid).u32(gid).u32(project);
         enc.finish()
     }
 
@@ -54,9 +59,11 @@ impl FileRow {
         let mut dec = Dec::new("file row", value);
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
-        let (truncations, void_from) = (dec.counter()?, dec.u64()?);
+        let (truncations, void_below, void_from) = (dec.counter()?, dec.u64()?, dec.u64()?);
+        dec.check_known("void truncate generation", void_below, 0)?;
         dec.check_known("first void block", void_from, NOTHING_VOID)?;
-        let blocks = dec.counter()?;
+        let (blocks, owner_number) = (dec.counter_with_room()?, dec.u64()?);
+        dec.check_known("number of the owner", owner_number, 0)?;
         let owner = Owner { uid: dec.u32()?, gid: dec.u32()?, project: dec.u32()? };
         dec.end()?;
         Ok(Self { truncations, blocks, owner })
@@ -96,6 +103,7 @@ pub fn decode_account_key(key: &[u8]) -> Result<(Branch, Owner), DecodeError> {
 
 /// Encodes the value of an account's row: its blocks.
 pub fn encode_account(blocks: u64) -> Vec<u8> {
+    assert!(blocks <= MOST_BLOCKS, "{blocks} blocks can be read back");
     let mut enc = Enc::new();
     enc.u8(ACCOUNT_FORMAT).u64(blocks);
     enc.finish()
@@ -106,7 +114,7 @@ pub fn decode_account(value: &[u8]) -> Result<u64, DecodeError> {
     let mut dec = Dec::new("account", value);
     let format = dec.u8()?;
     dec.check_format(format, ACCOUNT_FORMAT)?;
-    let blocks = dec.counter()?;
+    let blocks = dec.counter_with_room()?;
     dec.end()?;
     Ok(blocks)
 }

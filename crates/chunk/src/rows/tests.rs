@@ -52,13 +52,23 @@ fn rows_of_files_and_accounts_are_as_in_the_first_release() {
     assert_eq!(hex(&key), format!("22{zero}0000010000000007{first}"));
     assert_eq!(decode_file_key(&key), Ok((file, Birth::FIRST)));
     let row = FileRow { truncations: 3, blocks: 258, owner };
-    let wanted = "01 0300000000000000 ffffffffffffffff 0201000000000000 e8030000 64000000 07000000";
+    let wanted = "01 0300000000000000 0000000000000000 ffffffffffffffff 0201000000000000 \
+                  0000000000000000 e8030000 64000000 07000000";
     assert_eq!(hex(&row.encode()), wanted.replace(' ', ""));
     assert_eq!(FileRow::decode(&row.encode()), Ok(row));
-    let mut void = row.encode();
-    void[9] = 0;
-    let error = FileRow::decode(&void).unwrap_err().to_string();
-    assert!(error.contains("first void block"), "{error}");
+    for (at, field) in
+        [(9, "void truncate generation"), (17, "first void block"), (33, "number of the owner")]
+    {
+        let mut later = row.encode();
+        later[at] ^= 1;
+        let error = FileRow::decode(&later).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    }
+    let most = FileRow { blocks: MOST_BLOCKS, ..row };
+    assert_eq!(FileRow::decode(&most.encode()), Ok(most));
+    let mut more = most.encode();
+    more[25] = 1;
+    assert!(FileRow::decode(&more).is_err(), "a sum of these would overflow");
 
     let account = owner.account(Branch(1));
     assert_eq!(hex(&account), "230000000000000001000003e80000006400000007");

@@ -316,7 +316,7 @@ fn wrong_rows_of_files_and_accounts_are_found_and_counted_again() {
             };
             assert_eq!(found().await, expected, "{what}");
             fsck.forget_chunks();
-            fsck.count_files(&BTreeMap::from([(Ino(2), known(0))])).await.unwrap();
+            fsck.count_files(&BTreeMap::from([(Ino(2), known(0))]), &BTreeSet::new()).await.unwrap();
             let left = if expected == [Kind::UnknownRow] { expected } else { Vec::new() };
             assert_eq!(found().await, left, "{what}");
             drop(quiet);
@@ -406,5 +406,113 @@ async fn change(target: &Target, of: FileKey, named: &mut Named, random: &mut Ra
             }
         }
         _ => drop(target.commit(of, random.below(2) == 0).await),
+    }
+}
+
+/// Regression: a file left memory between the moment at which its owner was named and its first write, if
+/// very many files were in use. The commit of that write stopped the process.
+#[test]
+fn the_owner_of_a_first_write_is_known_until_it_is_committed() {
+    for is_reserved in [false, true] {
+        on_a_volume(async |bench| {
+            let target = bench.target().await;
+            target.cache.drop_files_from(1);
+            let key = chunk_key(2, 0);
+            let (data, crcs) = blocks_of(&[7; 4]);
+            let locked = target.cache.exclusive(key).await;
+            let first = async {
+                match is_reserved {
+                    true => target.preallocate(key.file, 0..4, false, known(0)).await.unwrap(),
+                    false => target.write(key, 0, &data, &crcs, known(0)).await.unwrap(),
+                }
+            };
+            let others = async {
+                target.read(chunk_key(3, 0), 0, 1).await.unwrap();
+                target.file_removed(file(3));
+                target.read(chunk_key(4, 0), 0, 1).await.unwrap();
+                drop(locked);
+            };
+            tokio::join!(first, others);
+            assert_clean(bench, &target).await;
+            assert_eq!(target.accounts(), BTreeMap::from([((Branch::MAIN, OWNER), 4)]));
+        });
+    }
+}
+
+/// Regression: a write of a chunk that a truncation had not listed survived behind the new end of the file.
+#[test]
+fn a_write_beside_a_truncation_comes_before_it_or_is_refused() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let (data, crcs) = blocks_of(&[1; 2]);
+        let write =
+            |index, truncations| target.write(chunk_key(2, index), 0, &data, &crcs, known(truncations));
+        write(0, 0).await.unwrap();
+        let locked = target.cache.shared(chunk_key(2, 0)).await;
+        let cut = target.truncate(file(2), 0..u64::MAX, Behind::Dropped, known(1), WriteSet::new());
+        let beside = async {
+            write(1, 0).await.unwrap_err();
+            drop(locked);
+        };
+        tokio::join!(async { cut.await.unwrap() }, beside);
+        assert_eq!(fills(&target, chunk_key(2, 1)).await, [0; CHUNK as usize]);
+        write(1, 1).await.unwrap();
+        assert_clean(bench, &target).await;
+    });
+}
+
+/// Regression: a change of the owner, or a truncation, that failed took the owner away from a first write
+/// that came during it, and the commit of that write stopped the process.
+#[test]
+fn a_first_write_beside_a_failed_change_of_the_owner_keeps_its_owner() {
+    for is_truncation in [false, true] {
+        on_a_volume(async |bench| {
+            let target = bench.target().await;
+            let (data, crcs) = blocks_of(&[1; 2]);
+            let other = Owner { uid: 7, ..OWNER };
+            let mut writes = WriteSet::new();
+            writes.put(vec![1], vec![1]);
+            // Another file's commit is under way, and waits for this lock.
+            let busy = target.commits.hold().await;
+            let change = async {
+                let changed = match is_truncation {
+                    true => {
+                        let known = Known { truncations: 1, owner: other };
+                        target.truncate(file(2), 0..u64::MAX, Behind::Preallocated, known, writes).await
+                    }
+                    false => target.set_owner(file(2), other, writes).await,
+                };
+                changed.unwrap_err();
+            };
+            let first = async {
+                target.write(chunk_key(2, 0), 0, &data, &crcs, known(1)).await.unwrap();
+                bench.kv.fail_after(0);
+                drop(busy);
+            };
+            tokio::join!(change, first);
+            bench.kv.fail_after(u64::MAX);
+            assert_clean(bench, &target).await;
+            assert_eq!(target.accounts(), BTreeMap::from([((Branch::MAIN, OWNER), 2)]));
+        });
+    }
+}
+
+/// Regression: a removal whose account could not be read stopped the process, again after each start.
+#[test]
+fn a_file_is_removed_whatever_its_account_says() {
+    for account in [vec![9, 9], encode_account(3)] {
+        on_a_volume(async |bench| {
+            bench.put_map(chunk_key(2, 0), &[extent(0, 5, 10)]).await;
+            bench.put_marks(&[10..15]).await;
+            bench.put_row(OWNER.account(Branch::MAIN), account).await;
+            let target = bench.target().await;
+            let writes = WriteSet::new();
+            target
+                .truncate(file(2), 0..u64::MAX, Behind::Dropped, known(crate::REMOVED), writes)
+                .await
+                .unwrap();
+            target.file_removed(file(2));
+            assert_clean(bench, &target).await;
+        });
     }
 }

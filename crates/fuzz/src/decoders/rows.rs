@@ -2,7 +2,7 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::{Birth, Branch, FileKey, Id128, Ino};
+use penstock_base::{Birth, Branch, Features, FileKey, Id128, Ino};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::rows::{ForeignKey, Forward};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
@@ -192,6 +192,7 @@ pub(super) const FILE_SYSTEM: Decoder = Decoder {
     most_bytes: 512,
     seeds: || {
         let row = |name: &str| meta::FsRow {
+            features: Features { compatible: 8, ..Features::default() },
             id: Id128([3; 16]),
             name: name.into(),
             created_ns: -1,

@@ -21,7 +21,7 @@ use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, hex}
 use penstock_chunk::{Known, TargetCheck};
 use penstock_session::read_result;
 use penstock_session::rows::{SessionRow, decode_session_key};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use trace::Brief;
 
 /// Most repairs of one kind that are kept. A repair makes a new diagnosis after it has done them.
@@ -269,6 +269,11 @@ impl Diagnosis {
             Some((*ino, row.known))
         };
         self.traces.iter().filter_map(file).collect()
+    }
+
+    /// Inodes with a row that cannot be decoded.
+    pub(crate) fn opaque(&self) -> BTreeSet<Ino> {
+        self.traces.iter().filter(|(_, trace)| trace.opaque).map(|(ino, _)| *ino).collect()
     }
 
     /// Counts an entry's row. Entries are checked after all have been counted.

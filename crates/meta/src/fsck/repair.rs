@@ -134,7 +134,7 @@ impl Fsck<'_> {
             }
             Fix::CopyDoubles => drop(self.chunks.copy_doubles().await?),
             Fix::MoveChunks(ino, far) => self.move_chunks(ino, far).await?,
-            Fix::CountFiles => self.chunks.count_files(&diagnosis.files()).await?,
+            Fix::CountFiles => self.chunks.count_files(&diagnosis.files(), &diagnosis.opaque()).await?,
             Fix::ClearUnowned => self.chunks.clear_unowned().await?,
         }
         self.turn.commit_repair(writes).await
@@ -188,7 +188,9 @@ impl Fsck<'_> {
         let Some(trace) = diagnosis.traces.get(&ino) else { return Ok(()) };
         let root = self.turn.stored_inode(ROOT).await?;
         let mode = if trace.children > 0 { DIRECTORY | 0o700 } else { REGULAR | 0o600 };
-        let mut inode = self.blank_inode(ino, mode, (root.uid, root.gid));
+        // The target may know whose it was.
+        let owner = trace.owned.file.map_or((root.uid, root.gid), |row| (row.owner.uid, row.owner.gid));
+        let mut inode = self.blank_inode(ino, mode, owner);
         let file = trace.owned.file.map_or(0, |row| row.truncations);
         inode.truncations = if inode.is_dir() { 0 } else { file.max(trace.owned.truncations) };
         let (links, queued) = trace.names_and_queue();

@@ -13,7 +13,7 @@ fn keys_are_as_in_the_first_release() {
     let (zero, dir, first) = ("0000000000000000", "0000010000000007", "fffffffffffffffe");
     let ino = Ino((1 << 40) | 7);
     for (key, wanted) in [
-        (fs_key(), "01".to_owned()),
+        (fs_key(), format!("01{zero}")),
         (inode_key(ino), format!("10{zero}{dir}{first}")),
         (entry_key(ino, 0x0102_0304), format!("11{zero}{dir}0000000001020304{first}")),
         (xattr_key(ino, b"user.a"), format!("12{zero}{dir}757365722e6100{first}")),
@@ -29,6 +29,7 @@ fn keys_are_as_in_the_first_release() {
 #[test]
 fn rows_are_as_in_the_first_release() {
     let fs = FsRow {
+        features: Features::default(),
         id: Id128([3; 16]),
         name: "main".into(),
         created_ns: -2,
@@ -39,8 +40,25 @@ fn rows_are_as_in_the_first_release() {
     };
     let (id, secret) = ("03".repeat(16), "04".repeat(16));
     let rest = "0110000000010000 0600000000000000 00010000 04000000 6d61696e".replace(' ', "");
-    assert_eq!(hex(&fs.encode()), format!("01{id}feffffffffffffff{secret}{rest}"));
-    assert_eq!(FsRow::decode(&fs.encode()), Ok(fs));
+    let head = format!("02{}01000000{}", "00".repeat(24), "00".repeat(12));
+    assert_eq!(hex(&fs.encode()), format!("{head}{id}feffffffffffffff{secret}{rest}"));
+    assert_eq!(FsRow::decode(&fs.encode()).as_ref(), Ok(&fs));
+    for (at, field) in [
+        (0, "format"),
+        (9, "feature bits"),
+        (17, "feature bits"),
+        (25, "family"),
+        (29, "metadata target"),
+        (33, "epoch"),
+    ] {
+        let mut later = fs.encode();
+        later[at] += 1;
+        let error = FsRow::decode(&later).unwrap_err().to_string();
+        assert!(error.contains(field) && error.contains("does not know"), "byte {at}: {error}");
+    }
+    let mut compatible = fs.encode();
+    compatible[1] = 4;
+    assert_eq!(FsRow::decode(&compatible).map(|row| row.features.compatible), Ok(4));
 
     let entry = Entry { ino: Ino((1 << 40) | 7), kind: 0o100_000, name: b"name".to_vec() };
     assert_eq!(hex(&entry.encode()), "0200 0700000000010000 00800000 04000000 6e616d65".replace(' ', ""));

@@ -3,7 +3,8 @@
 use crate::ChunkStore;
 use penstock_base::{Birth, DecodeError, FileKey, Ino, LocalBoxFuture};
 use penstock_chunk::{
-    Behind, ChunkError, ChunkKey, Known, Owned, Owner, SpaceUsage, TargetCheck, all_maps, map_range,
+    Behind, ChunkError, ChunkKey, FileRow, Known, Owned, Owner, REMOVED, SpaceUsage, TargetCheck, all_maps,
+    map_range,
 };
 use penstock_kv::{Kv, MemKv, WriteSet};
 use std::cell::{Cell, RefCell};
@@ -79,6 +80,16 @@ impl MemChunks {
             owned.chunks += 1;
             owned.blocks += blocks.len() as u64;
             owned.end_block = owned.end_block.max(end);
+        }
+        // The last truncation of each file that is not being removed.
+        let truncations = self.truncations.borrow();
+        for (ino, _, generation) in truncations.iter().filter(|(_, _, generation)| *generation != REMOVED) {
+            let owner = self.owners.borrow()[ino];
+            let owned = owners.entry(*ino).or_default();
+            owned.file = Some(FileRow { truncations: *generation, blocks: owned.blocks, owner });
+        }
+        for (ino, ..) in truncations.iter().filter(|(_, _, generation)| *generation == REMOVED) {
+            owners.remove(ino);
         }
         TargetCheck { owners, ..TargetCheck::default() }
     }

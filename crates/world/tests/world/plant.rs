@@ -260,7 +260,7 @@ impl Rows {
                 self.put(map(victim, 1 << 45), row).await;
             }
             Kind::BadFileRow => self.cut(file(victim), 9).await,
-            Kind::WrongFileRow => self.patch(file(victim), 17..25, &77u64.to_le_bytes()).await,
+            Kind::WrongFileRow => self.patch(file(victim), 25..33, &77u64.to_le_bytes()).await,
             Kind::WrongAccount => {
                 let rows = self.kv.scan(vec![0x23], vec![0x24], 1).await.unwrap();
                 self.patch(rows[0].0.clone(), 1..9, &77u64.to_le_bytes()).await;
@@ -274,6 +274,16 @@ impl Rows {
             Kind::WrittenFreeStripe => return false,
         }
         true
+    }
+
+    /// Sets a feature bit in the row of the file system: in the set that begins at byte `at`.
+    pub async fn put_feature(&self, at: usize) {
+        self.patch(key(0x01, &[0]), at..at + 1, &[4]).await;
+    }
+
+    /// The feature bits in the row of the file system.
+    pub async fn features(&self) -> Vec<u8> {
+        self.get(key(0x01, &[0])).await[1..25].to_vec()
     }
 
     pub async fn flush(&self) {

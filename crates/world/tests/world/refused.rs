@@ -2,6 +2,7 @@
 
 use crate::machine::Site;
 use crate::model::make_file;
+use crate::plant::Rows;
 use penstock_base::Ino;
 use penstock_node::StartError;
 use penstock_sim::{CutMode, World};
@@ -43,5 +44,36 @@ fn refused_then_one_is_lost(k: usize, m: usize) {
 fn a_start_that_is_refused_changes_nothing() {
     for (k, m) in [(4, 1), (4, 2), (2, 1), (3, 1), (2, 2), (3, 2), (5, 1), (6, 2)] {
         refused_then_one_is_lost(k, m);
+    }
+}
+
+/// A store with a feature of a later release is not opened for writing; one that may be ignored is dropped.
+#[test]
+fn features_of_a_later_release_refuse_the_start_or_are_dropped() {
+    // Bytes of the sets in the row of the file system.
+    for (set, is_refused) in [(1, false), (9, true), (17, true)] {
+        let site = Site::new();
+        let start = |seed: u64| {
+            let world = World::new(seed);
+            let run = world.run(async {
+                let machine = site.start(&world, &[]).await?;
+                if seed == 1 {
+                    make_file(&machine, "file").await.unwrap();
+                    Rows::of(&machine).put_feature(set).await;
+                } else {
+                    machine.client.lookup(machine.client.root(), b"file").await.unwrap();
+                    assert_eq!(Rows::of(&machine).features().await, [0; 24], "set {set}");
+                }
+                machine.stop().await;
+                Ok::<_, StartError>(())
+            });
+            world.destroy();
+            run.unwrap()
+        };
+        start(1).unwrap();
+        match start(2) {
+            Ok(()) => assert!(!is_refused, "set {set}"),
+            Err(error) => assert!(is_refused && error.to_string().contains("feature bits"), "{error}"),
+        }
     }
 }

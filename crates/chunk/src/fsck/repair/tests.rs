@@ -45,7 +45,7 @@ async fn try_repair(bench: &Bench, target: &Target, succeeding: u64) -> Result<V
         fsck.mark_owned().await?;
         fsck.trim_extents().await?;
         let failed = fsck.copy_doubles().await?;
-        fsck.count_files(&BTreeMap::new()).await?;
+        fsck.count_files(&BTreeMap::new(), &BTreeSet::new()).await?;
         fsck.clear_unowned().await?;
         Ok(failed)
     };
@@ -344,7 +344,7 @@ fn files_are_counted_by_their_maps_and_their_inodes() {
         bench.put_map(chunk_key(4, 0), &[extent(0, 1, 60)]).await;
         bench.put_marks(&[8..12, 40..42, 44..45, 60..61]).await;
         let row = |blocks, truncations| FileRow { truncations, blocks, owner: OWNER };
-        for (ino, wrong) in [(2, row(9, 0)), (5, row(3, 0)), (6, row(0, 8))] {
+        for (ino, wrong) in [(2, row(9, 0)), (5, row(3, 0)), (6, row(0, 8)), (8, row(0, 4))] {
             bench.put_row(FileRow::key(FileKey::main(Ino(ino)), Birth::FIRST), wrong.encode()).await;
         }
         let target = bench.target().await;
@@ -357,7 +357,7 @@ fn files_are_counted_by_their_maps_and_their_inodes() {
         let quiet = bench.gate.quiesce().await;
         let fsck = target.fsck(&quiet);
         for _ in 0..2 {
-            fsck.count_files(&BTreeMap::from(inodes)).await.unwrap();
+            fsck.count_files(&BTreeMap::from(inodes), &BTreeSet::from([Ino(8)])).await.unwrap();
             let check = fsck.check().await.unwrap();
             assert!(check.findings.is_clean(), "{:?}", check.findings.kept);
             let rows: BTreeMap<Ino, Option<FileRow>> =
@@ -367,6 +367,8 @@ fn files_are_counted_by_their_maps_and_their_inodes() {
                 (Ino(3), row(3, 0)),
                 (Ino(4), row(1, 0)),
                 (Ino(6), FileRow { owner: other, ..row(0, 9) }),
+                // Its inode cannot be read.
+                (Ino(8), row(0, 4)),
             ];
             assert_eq!(rows, expected.map(|(ino, row)| (ino, Some(row))).into_iter().collect());
             let accounts = BTreeMap::from([((Branch::MAIN, other), 4), ((Branch::MAIN, OWNER), 4)]);

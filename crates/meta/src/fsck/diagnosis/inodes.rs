@@ -123,17 +123,21 @@ impl Diagnosis {
         if row.kind != FileKind::Regular && owned.chunks > 0 {
             let text = format!("inode {ino} is no regular file and has {} chunks", owned.chunks);
             self.wrong(Kind::ChunksOfNonFile, ino, text, Fix::MoveChunks(ino, false));
-        } else if let Some(file) = owned.file {
-            self.check_file_row(ino, row, file, owned.truncations);
+        } else {
+            self.check_file_row(ino, row, owned.file, owned.truncations);
         }
         self.blocks_beyond_end += owned.blocks.saturating_sub(row.size.div_ceil(BLOCK_BYTES as u64));
     }
 
-    /// Checks the row of a file on the target, whose maps know truncate generations up to `truncations`.
-    fn check_file_row(&mut self, ino: Ino, row: &Brief, file: FileRow, truncations: u64) {
+    /// Checks the row of a file on the target, whose maps know truncate generations up to `truncations`. The
+    /// target compares the row with the maps.
+    fn check_file_row(&mut self, ino: Ino, row: &Brief, file: Option<FileRow>, truncations: u64) {
         if row.kind != FileKind::Regular {
-            let text = format!("inode {ino} is no regular file and has a row of a file");
-            return self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
+            if file.is_some() {
+                let text = format!("inode {ino} is no regular file and has a row of a file");
+                self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
+            }
+            return;
         }
         let Known { truncations: of_inode, owner } = row.known;
         if of_inode < truncations {
@@ -141,12 +145,19 @@ impl Diagnosis {
             let field = Field::Truncations(truncations);
             return self.wrong(Kind::WrongFileRow, ino, text, Fix::Inode(ino, field));
         }
-        if (file.owner, file.truncations) != (owner, of_inode) {
-            let text = format!(
-                "the row of file {ino} says owner {:?} and {} truncations, its inode {owner:?} and {of_inode}",
-                file.owner, file.truncations
-            );
-            self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
+        match file {
+            None if of_inode > 0 => {
+                let text = format!("file {ino} was truncated {of_inode} times and has no row on the target");
+                self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
+            }
+            Some(file) if (file.owner, file.truncations) != (owner, of_inode) => {
+                let text = format!(
+                    "the row of file {ino} says owner {:?} and {} truncations, its inode {owner:?} and {of_inode}",
+                    file.owner, file.truncations
+                );
+                self.wrong(Kind::WrongFileRow, ino, text, Fix::CountFiles);
+            }
+            _ => {}
         }
     }
 

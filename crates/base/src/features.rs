@@ -1,0 +1,72 @@
+//! Feature bits of structures that outlive a release.
+//!
+//! Format: docs/format/README.md. No bit is defined yet.
+
+use crate::{Dec, DecodeError, Enc};
+
+/// Features that this release understands, of all three classes.
+const KNOWN: Features = Features { compatible: 0, read_only_compatible: 0, incompatible: 0 };
+
+/// Feature bits. A release that does not know a bit may use the structure only as the class of the bit
+/// permits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Features with which an older release may read and write. It drops the bit when it writes, because it
+    /// did not maintain the feature.
+    pub compatible: u64,
+    /// Features with which an older release may only read. This release only opens for writing, and refuses
+    /// them.
+    pub read_only_compatible: u64,
+    /// Features with which an older release must not use the structure.
+    pub incompatible: u64,
+}
+
+impl Features {
+    /// Appends the three sets.
+    pub fn encode(&self, enc: &mut Enc) {
+        enc.u64(self.compatible).u64(self.read_only_compatible).u64(self.incompatible);
+    }
+
+    /// Decodes the three sets, whatever they are.
+    pub fn decode(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
+        let (compatible, read_only_compatible, incompatible) = (dec.u64()?, dec.u64()?, dec.u64()?);
+        Ok(Self { compatible, read_only_compatible, incompatible })
+    }
+
+    /// Fails with [`DecodeError::Unknown`] if a bit forbids this release to write.
+    pub fn check(&self, dec: &Dec<'_>) -> Result<(), DecodeError> {
+        let unknown = (self.incompatible & !KNOWN.incompatible)
+            | (self.read_only_compatible & !KNOWN.read_only_compatible);
+        dec.check_known("feature bits", unknown, 0)
+    }
+
+    /// The features after a change by this release.
+    #[must_use]
+    pub fn maintained(self) -> Self {
+        Self { compatible: self.compatible & KNOWN.compatible, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_that_forbid_writing_are_refused_and_the_others_dropped_by_a_change() {
+        let none = Features::default();
+        for (features, is_refused) in [
+            (none, false),
+            (Features { compatible: 5, ..none }, false),
+            (Features { read_only_compatible: 4, ..none }, true),
+            (Features { incompatible: 1 << 63, ..none }, true),
+        ] {
+            let mut enc = Enc::new();
+            features.encode(&mut enc);
+            let bytes = enc.finish();
+            let mut dec = Dec::new("a test", &bytes);
+            assert_eq!((Features::decode(&mut dec), dec.left()), (Ok(features), 0));
+            assert_eq!(features.check(&dec).is_err(), is_refused, "{features:?}");
+            assert_eq!(features.maintained(), Features { compatible: 0, ..features });
+        }
+    }
+}

@@ -206,8 +206,7 @@ mod tests {
         let mut payload = BufMut::zeroed(3 * BLOCK_BYTES);
         payload.as_mut().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
         let payload = payload.freeze();
-        let chunk =
-            ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 3, snapshot: 0, truncations: 7 };
+        let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 3, truncations: 7 };
         let body = encode_write(&chunk, &crc32c_blocks(&payload));
         let parts = vec![payload.slice(0..BLOCK_BYTES), payload.slice(BLOCK_BYTES..3 * BLOCK_BYTES)];
         let mut frame = Frame::request(Kind::Write, body, parts);

@@ -22,7 +22,7 @@ const MOST_SESSIONS: usize = 1024;
 impl MetaTarget {
     /// Executes a request. A repeat of a request that was executed is answered with its stored result.
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
-        let who = Request::from(header);
+        let who = self.parts.clients.request(header)?;
         if who.sequence == 0 {
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
@@ -134,8 +134,9 @@ impl MetaTarget {
         let mut writes = WriteSet::new();
         let session = turn.new_session(&mut writes, |session| self.parts.clients.is_in_use(session));
         let lease_ms = if remote { to_u32(self.parts.clients.lease().as_millis()) } else { 0 };
-        let who = SessionRow { client: request.client, mount: request.mount, lease_ms };
-        self.parts.clients.begin_session(session, who, &mut writes);
+        let (client, mount) = (request.client, request.mount);
+        let who = SessionRow { number: session, client, mount, lease_ms };
+        self.parts.clients.begin_session(who, &mut writes);
         let committed = turn.commit(Request::default(), writes, Vec::new(), &[]).await;
         // If a crash lost the number, it would be given to a second client while the first one still uses it.
         let durable = async || if remote { Ok(self.parts.names.kv().flush().await?) } else { Ok(()) };

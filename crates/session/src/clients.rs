@@ -9,7 +9,7 @@ use crate::leases::{Leases, Leaving};
 use crate::locks::Locks;
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
-use penstock_base::env::timeout;
+use penstock_base::env::{random_id, timeout};
 use penstock_base::locks::Exclusive;
 use penstock_base::num::to_u16;
 use penstock_base::rank::{LockKey, Rank, RankedKey, RankedLocks};
@@ -201,29 +201,37 @@ impl Clients {
         }
     }
 
-    /// Starts a session. For a client of another process `writes` gets the row that lets the session survive
-    /// a restart.
-    pub fn begin_session(&self, id: u64, who: SessionRow, writes: &mut WriteSet) {
-        assert_ne!(id, 0, "0 is the number of no session");
+    /// The request with this header. An error if its session has ended, as it may while a request waits.
+    pub fn request(&self, header: &Header) -> Result<Request, Failure> {
+        let session = header.session;
+        let key = self.sessions.borrow().key(session).ok_or_else(|| ended(session))?;
+        Ok(Request { session, key, sequence: header.sequence })
+    }
+
+    /// Starts a session under a name that is drawn. For a client of another process `writes` gets the row
+    /// that lets the session survive a restart.
+    pub fn begin_session(&self, who: SessionRow, writes: &mut WriteSet) {
+        assert_ne!(who.number, 0, "0 is the number of no session");
+        let key = random_id(&self.env);
         if who.lease_ms > 0 {
-            writes.put(session_key(id), who.encode());
+            writes.put(session_key(key), who.encode());
         }
-        self.sessions.borrow_mut().insert(id, who, self.env.now());
+        self.sessions.borrow_mut().insert(key, who, self.env.now());
     }
 
     /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of
     /// opens, and the transaction that deletes its rows; none if there is no such session.
     pub fn end_session(&self, id: u64) -> Option<(BTreeMap<Ino, u64>, WriteSet)> {
-        let opens = self.sessions.borrow_mut().remove(id)?;
+        let (key, opens) = self.sessions.borrow_mut().remove(id)?;
         self.leases.borrow_mut().leave(id);
         assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
         let changed = self.locks.borrow_mut().end(id);
         changed.into_iter().for_each(|ino| self.notify_unlocked(ino));
         self.news.notify_waiters();
         let mut writes = WriteSet::new();
-        writes.delete(session_key(id));
+        writes.delete(session_key(key));
         for slot in 0..SLOTS {
-            writes.delete(result_key(id, slot));
+            writes.delete(result_key(key, slot));
         }
         writes.reclaims();
         Some((opens, writes))

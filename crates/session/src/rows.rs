@@ -1,23 +1,20 @@
 //! Rows of sessions and of the results of their requests. Format: docs/format/kv.md.
 //!
-//! They belong to no snapshot. Public for the fuzzer and for tools that inspect a store.
+//! They belong to no snapshot. A session is named by a random key. Its number, which requests carry today, is
+//! in its row. Public for the fuzzer and for tools that inspect a store.
 
-use penstock_base::{Dec, DecodeError, Enc};
+use penstock_base::{Dec, DecodeError, Enc, Id128};
 use penstock_kv::Range;
 
 const RESULT: u8 = 0x14;
 const SESSION: u8 = 0x15;
-const FORMAT: u8 = 1;
-
-fn key(tag: u8, words: &[u64]) -> Vec<u8> {
-    let mut key = vec![tag];
-    words.iter().for_each(|word| key.extend_from_slice(&word.to_be_bytes()));
-    key
-}
+const FORMAT: u8 = 2;
+/// The fileset whose results these are: the first, the only one today.
+const FILESET: u64 = 0;
 
 /// Key of the stored result in one slot of a session.
-pub fn result_key(session: u64, slot: u64) -> Vec<u8> {
-    key(RESULT, &[session, slot])
+pub fn result_key(session: Id128, slot: u64) -> Vec<u8> {
+    [&[RESULT][..], &FILESET.to_be_bytes(), &session.0, &slot.to_be_bytes()].concat()
 }
 
 /// Range of all stored results.
@@ -26,8 +23,8 @@ pub fn all_results() -> Range {
 }
 
 /// Key of a session whose client is another process.
-pub fn session_key(session: u64) -> Vec<u8> {
-    key(SESSION, &[session])
+pub fn session_key(session: Id128) -> Vec<u8> {
+    [&[SESSION][..], &session.0].concat()
 }
 
 /// Range of all such sessions.
@@ -41,17 +38,18 @@ const MOST_LEASE_MS: u32 = 24 * 60 * 60 * 1000;
 /// The highest session number.
 pub const LAST_SESSION: u64 = u64::MAX >> 1;
 
-/// Returns the session number from a session's key.
-pub fn decode_session_key(key: &[u8]) -> Result<u64, DecodeError> {
+/// Returns the session from its key.
+pub fn decode_session_key(key: &[u8]) -> Result<Id128, DecodeError> {
     let dec = Dec::new("session key", key);
-    let word = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
-    let number = u64::from_be_bytes(word.ok_or(dec.bad("wrong tag or length"))?);
-    if number <= LAST_SESSION { Ok(number) } else { Err(dec.bad("a session number above 2^63")) }
+    let id = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
+    Ok(Id128(id.ok_or(dec.bad("wrong tag or length"))?))
 }
 
 /// Row of a session whose client is another process and outlives this one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionRow {
+    /// The number by which requests name the session.
+    pub number: u64,
     /// Name of the client, for people.
     pub client: String,
     /// Path at which the client mounts, for people.
@@ -64,7 +62,8 @@ impl SessionRow {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(FORMAT).u32(self.lease_ms).bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
+        enc.u8(FORMAT).u64(self.number).u32(self.lease_ms);
+        enc.bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
         enc.finish()
     }
 
@@ -73,12 +72,17 @@ impl SessionRow {
         let mut dec = Dec::new("session row", value);
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
-        let lease_ms = dec.u32()?;
+        let (number, lease_ms) = (dec.counter()?, dec.u32()?);
+        if number == 0 {
+            return Err(dec.bad("the number of no session"));
+        }
         if lease_ms == 0 || lease_ms > MOST_LEASE_MS {
             // Its session would never end, or hold everybody up for days.
             return Err(dec.bad("a lease time that no session has"));
         }
-        Ok(Self { client: dec.text()?, mount: dec.text()?, lease_ms })
+        let row = Self { number, client: dec.text()?, mount: dec.text()?, lease_ms };
+        dec.end()?;
+        Ok(row)
     }
 }
 
@@ -86,7 +90,7 @@ impl SessionRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResultRow {
     /// The session.
-    pub session: u64,
+    pub session: Id128,
     /// Slot of the request: its sequence number modulo the number of slots.
     pub slot: u64,
     /// Sequence number of the request in its session.
@@ -99,7 +103,7 @@ impl ResultRow {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(self.session).u64(self.slot).u64(self.sequence).bytes(&self.body);
+        enc.u8(FORMAT).id(self.session).u64(self.slot).u64(self.sequence).bytes(&self.body);
         enc.finish()
     }
 
@@ -108,8 +112,10 @@ impl ResultRow {
         let mut dec = Dec::new("session result", value);
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
-        let (session, slot, sequence) = (dec.counter()?, dec.u64()?, dec.u64()?);
-        Ok(Self { session, slot, sequence, body: dec.bytes()?.to_vec() })
+        let (session, slot, sequence) = (dec.id()?, dec.u64()?, dec.u64()?);
+        let row = Self { session, slot, sequence, body: dec.bytes()?.to_vec() };
+        dec.end()?;
+        Ok(row)
     }
 }
 
@@ -121,25 +127,29 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    const KEY: Id128 = Id128([0xab; 16]);
+
     #[test]
     fn rows_are_as_in_the_first_release() {
-        assert_eq!(hex(&result_key(5, 63)), "140000000000000005000000000000003f");
-        assert_eq!(hex(&session_key(5)), "150000000000000005");
-        let result = ResultRow { session: 5, slot: 2, sequence: 66, body: vec![8, 7] };
-        let wanted = "01 0500000000000000 0200000000000000 4200000000000000 02000000 0807".replace(' ', "");
-        assert_eq!(hex(&result.encode()), wanted);
+        let (zero, id) = ("0000000000000000", "ab".repeat(16));
+        assert_eq!(hex(&result_key(KEY, 63)), format!("14{zero}{id}000000000000003f"));
+        assert_eq!(hex(&session_key(KEY)), format!("15{id}"));
+        let result = ResultRow { session: KEY, slot: 2, sequence: 66, body: vec![8, 7] };
+        let wanted = "0200000000000000 4200000000000000 02000000 0807".replace(' ', "");
+        assert_eq!(hex(&result.encode()), format!("02{id}{wanted}"));
         assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
 
-        let session = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 300 };
-        assert_eq!(hex(&session.encode()), "01 2c010000 04000000 686f7374 02000000 2f6d".replace(' ', ""));
+        let session = SessionRow { number: 5, client: "host".into(), mount: "/m".into(), lease_ms: 300 };
+        let wanted = "02 0500000000000000 2c010000 04000000 686f7374 02000000 2f6d".replace(' ', "");
+        assert_eq!(hex(&session.encode()), wanted);
         assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
-        assert_eq!(decode_session_key(&session_key(5)), Ok(5));
+        assert_eq!(decode_session_key(&session_key(KEY)), Ok(KEY));
     }
 
     #[test]
     fn bytes_that_are_no_row_are_refused() {
-        let session = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 300 };
-        let result = ResultRow { session: 5, slot: 2, sequence: 66, body: vec![8, 7] };
+        let session = SessionRow { number: 5, client: "host".into(), mount: "/m".into(), lease_ms: 300 };
+        let result = ResultRow { session: KEY, slot: 2, sequence: 66, body: vec![8, 7] };
         let (session, result) = (session.encode(), result.encode());
         for len in 0..session.len() {
             assert!(SessionRow::decode(&session[..len]).is_err(), "the first {len} bytes of a session");
@@ -147,19 +157,20 @@ mod tests {
         for len in 0..result.len() {
             assert!(ResultRow::decode(&result[..len]).is_err(), "the first {len} bytes of a result");
         }
-        // Offsets: the format in 0; the length of the name in 5..9, and of a result's body in 25..29.
-        for (at, byte) in [(0, 2), (8, 0xff), (9, 0xff), (5, 12)] {
+        // Offsets: the format in 0; the number in 1..9, the length of the name in 13..17, and of a result's
+        // body in 33..37.
+        for (at, byte) in [(0, 1), (1, 0), (8, 0xff), (12, 0xff), (16, 0xff), (13, 12), (13, 3)] {
             let mut changed = session.clone();
             changed[at] = byte;
             assert!(SessionRow::decode(&changed).is_err(), "byte {at} is {byte:#x}");
         }
-        for (at, byte) in [(0, 2), (25, 3), (28, 0xff)] {
+        for (at, byte) in [(0, 1), (33, 3), (33, 1), (36, 0xff)] {
             let mut changed = result.clone();
             changed[at] = byte;
             assert!(ResultRow::decode(&changed).is_err(), "byte {at} is {byte:#x}");
         }
-        let key = session_key(5);
-        for bad in [&key[..8], &[&key[..], &[0]].concat(), &result_key(5, 0), &[], &result_key(5, 0)[..9]] {
+        let (key, other) = (session_key(KEY), result_key(KEY, 0));
+        for bad in [&key[..16], &[&key[..], &[0]].concat(), &other, &[], &other[..17]] {
             assert!(decode_session_key(bad).is_err(), "{bad:?}");
         }
     }
@@ -167,10 +178,11 @@ mod tests {
     #[test]
     fn ranges_have_all_rows_of_their_kind_and_no_others() {
         let (results, sessions) = (all_results(), all_sessions());
-        for number in [0, 1, 255, u64::MAX] {
-            let (result, session) = (result_key(number, number), session_key(number));
-            assert!(results.0 <= result && result < results.1, "{number}");
-            assert!(sessions.0 <= session && session < sessions.1, "{number}");
+        for byte in [0, 1, 254, 255] {
+            let id = Id128([byte; 16]);
+            let (result, session) = (result_key(id, u64::MAX / 255 * u64::from(byte)), session_key(id));
+            assert!(results.0 <= result && result < results.1, "{byte}");
+            assert!(sessions.0 <= session && session < sessions.1, "{byte}");
         }
         assert!(results.1 <= sessions.0);
     }

@@ -19,26 +19,23 @@
 
 use crate::rows::{ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key};
 use penstock_base::num::to_u16;
-use penstock_base::{DecodeError, ErrorKind, Ino};
+use penstock_base::{DecodeError, ErrorKind, Id128, Ino};
 use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
-use penstock_wire::{Failure, Header, SLOTS};
+use penstock_wire::{Failure, SLOTS};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 /// Identifies a request, so that a repeat is answered from the slot table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request {
-    /// Session of the client; 0 for none.
+    /// Number of the client's session; 0 for none.
     pub session: u64,
+    /// Name of the session.
+    pub key: Id128,
     /// Sequence number in the session; 0 for a request that may safely be executed twice.
     pub sequence: u64,
-}
-
-impl From<&Header> for Request {
-    fn from(header: &Header) -> Self {
-        Self { session: header.session, sequence: header.sequence }
-    }
 }
 
 /// Default lease time of a remote client's session: the session ends after this long without a request.
@@ -50,6 +47,7 @@ pub type Outcome = Result<Vec<u8>, Failure>;
 /// One client's session.
 #[derive(Default)]
 struct Session {
+    key: Id128,
     who: SessionRow,
     /// True if it survived a restart and has not yet reported its open files again.
     owes_opens: bool,
@@ -115,13 +113,18 @@ pub(crate) struct Sessions {
 impl Sessions {
     /// Reads back the sessions of other processes, and deletes the results of all others.
     pub(crate) async fn load(kv: &dyn Kv, now: Duration) -> Result<Self, KvError> {
-        let mut sessions = Self::default();
+        let (mut sessions, mut numbers) = (Self::default(), BTreeMap::new());
         for_each(kv, all_sessions(), |key, value| {
             // A session whose row cannot be read ends; its client's next request fails as of an ended
             // session.
-            if let (Ok(id), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
-                let session = Session { who, owes_opens: true, heard: now, ..Session::default() };
-                sessions.live.insert(id, session);
+            if let (Ok(key), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
+                let number = who.number;
+                let session = Session { key, who, owes_opens: true, heard: now, ..Session::default() };
+                // Damage: of two sessions with one number the first goes on.
+                if let Entry::Vacant(place) = sessions.live.entry(number) {
+                    numbers.insert(key, number);
+                    place.insert(session);
+                }
             }
             Ok::<_, KvError>(())
         })
@@ -129,11 +132,12 @@ impl Sessions {
         let mut writes = WriteSet::new();
         for_each(kv, all_results(), |key, value| {
             let read = read_result(key, value).ok();
-            match read.and_then(|(id, sequence, body)| Some((sessions.live.get_mut(&id)?, sequence, body))) {
-                Some((session, sequence, body)) => {
+            let number = read.as_ref().and_then(|(session, ..)| numbers.get(session));
+            match (read, number.and_then(|number| sessions.live.get_mut(number))) {
+                (Some((_, sequence, body)), Some(session)) => {
                     session.results.insert(sequence % SLOTS, (sequence, Ok(body)));
                 }
-                None => {
+                _ => {
                     writes.delete(key.to_vec());
                 }
             }
@@ -158,8 +162,9 @@ impl Sessions {
     pub(crate) fn record(who: Request, body: &[u8], writes: &mut WriteSet) {
         assert_ne!(who.sequence, 0, "a request without a sequence number has no slot");
         let slot = who.sequence % SLOTS;
-        let row = ResultRow { session: who.session, slot, sequence: who.sequence, body: body.to_vec() };
-        writes.put(result_key(who.session, slot), row.encode());
+        assert!(!who.key.is_nil(), "session {} has a name", who.session);
+        let row = ResultRow { session: who.key, slot, sequence: who.sequence, body: body.to_vec() };
+        writes.put(result_key(who.key, slot), row.encode());
     }
 
     /// Keeps the outcome of a request in memory.
@@ -188,15 +193,21 @@ impl Sessions {
         self.live.get_mut(&id).ok_or_else(|| ended(id))
     }
 
+    /// The name of a session; none if there is no such session.
+    pub(crate) fn key(&self, id: u64) -> Option<Id128> {
+        self.live.get(&id).map(|session| session.key)
+    }
+
     /// A session starts.
-    pub(crate) fn insert(&mut self, id: u64, who: SessionRow, now: Duration) {
-        let before = self.live.insert(id, Session { who, heard: now, ..Session::default() });
+    pub(crate) fn insert(&mut self, key: Id128, who: SessionRow, now: Duration) {
+        let id = who.number;
+        let before = self.live.insert(id, Session { key, who, heard: now, ..Session::default() });
         assert!(before.is_none(), "session {id} starts once");
     }
 
-    /// A session ends. Returns the inodes that it has open, with the number of opens of each.
-    pub(crate) fn remove(&mut self, id: u64) -> Option<BTreeMap<Ino, u64>> {
-        self.live.remove(&id).map(|session| session.opens)
+    /// A session ends. Returns its name, and the inodes that it has open, with the number of opens of each.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<(Id128, BTreeMap<Ino, u64>)> {
+        self.live.remove(&id).map(|session| (session.key, session.opens))
     }
 
     /// A request of a session has arrived.
@@ -308,7 +319,7 @@ pub(crate) fn ended(session: u64) -> Failure {
 }
 
 /// Returns session, sequence number and body of a stored result, if the row is valid and its key matches it.
-pub fn read_result(key: &[u8], value: &[u8]) -> Result<(u64, u64, Vec<u8>), DecodeError> {
+pub fn read_result(key: &[u8], value: &[u8]) -> Result<(Id128, u64, Vec<u8>), DecodeError> {
     let ResultRow { session, slot, sequence, body } = ResultRow::decode(value)?;
     match key == result_key(session, slot) && sequence % SLOTS == slot {
         true => Ok((session, sequence, body)),

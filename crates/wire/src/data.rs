@@ -1,5 +1,9 @@
 //! Message bodies of the data path: fixed layout, little-endian.
 //!
+//! Every request begins with the file and with the right to ask for it: a grant, which the metadata target
+//! gives to sessions that are not trusted, and the project to which blocks are counted. Today every session
+//! is trusted and there are no projects, so these fields are 0, and others are rejected by name.
+//!
 //! Later releases may add fields at the end of a body; a reader ignores bytes behind the fields that it
 //! knows.
 
@@ -22,39 +26,44 @@ pub struct ChunkRef {
     pub block: u32,
     /// Number of blocks.
     pub count: u32,
-    /// The newest snapshot of the fileset that the sender knows: 0, others are rejected.
-    pub snapshot: u64,
     /// The truncate generation of the inode, as the sender knows it.
     pub truncations: u64,
 }
 
 impl ChunkRef {
     fn put(&self, enc: &mut Enc) {
-        enc.u64(self.branch).u64(self.ino.0).u64(self.chunk).u32(self.block).u32(self.count);
-        enc.u64(self.snapshot).u64(self.truncations);
+        put_file(enc, self.branch, self.ino);
+        enc.u64(self.chunk).u32(self.block).u32(self.count).u64(self.truncations);
     }
 
     fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
-        let found = Self {
-            branch: dec.u64()?,
-            ino: Ino(dec.u64()?),
-            chunk: dec.u64()?,
-            block: dec.u32()?,
-            count: dec.u32()?,
-            snapshot: dec.u64()?,
-            truncations: dec.u64()?,
-        };
-        if found.branch != 0 {
-            return Err(dec.unknown("branch", found.branch));
-        }
+        let (branch, ino) = take_file(dec)?;
+        let (chunk, block, count) = (dec.u64()?, dec.u32()?, dec.u32()?);
+        let found = Self { branch, ino, chunk, block, count, truncations: dec.u64()? };
         if found.chunk > MOST_BLOCKS {
             return Err(dec.bad("a chunk beyond the largest file"));
         }
-        if found.snapshot != 0 {
-            return Err(dec.unknown("snapshot", found.snapshot));
-        }
         Ok(found)
     }
+}
+
+/// Puts the file of a request, without a grant and a project.
+fn put_file(enc: &mut Enc, branch: u64, ino: Ino) {
+    enc.u64(branch).u64(ino.0).u64(0).raw(&[0; 16]).u32(0).u32(0);
+}
+
+/// Takes the file of a request.
+fn take_file(dec: &mut Dec<'_>) -> Result<(u64, Ino), DecodeError> {
+    let (branch, ino) = (dec.u64()?, Ino(dec.u64()?));
+    let (grant, proof, project) = (dec.u64()?, [dec.u64()?, dec.u64()?], dec.u32()?);
+    dec.check_known("branch", branch, 0)?;
+    dec.check_known("grant", grant, 0)?;
+    for half in proof {
+        dec.check_known("proof of a grant", half, 0)?;
+    }
+    dec.check_known("project", project, 0)?;
+    dec.zeros("padding of a file", 4)?;
+    Ok((branch, ino))
 }
 
 /// Encodes the body of a read.
@@ -89,10 +98,11 @@ pub fn decode_write(body: &[u8]) -> Result<(ChunkRef, Vec<u32>), DecodeError> {
 }
 
 /// Encodes the body of the reply to a read, write, commit or change of space: the target's generation, and
-/// for a read the CRC32C of each block.
+/// for a read the CRC32C of each block. A reply has a list of targets, each with its generation and sequence;
+/// today there is one, and no snapshot raises the sequence.
 pub fn encode_reply(generation: u64, crcs: &[u32]) -> Vec<u8> {
     let mut enc = Enc::new();
-    enc.u64(generation);
+    enc.u32(1).u32(0).u64(generation).u64(0);
     put_crcs(&mut enc, crcs);
     enc.finish()
 }
@@ -100,24 +110,30 @@ pub fn encode_reply(generation: u64, crcs: &[u32]) -> Vec<u8> {
 /// Decodes the body of the reply to a read, write, commit or change of space.
 pub fn decode_reply(body: &[u8]) -> Result<(u64, Vec<u32>), DecodeError> {
     let mut dec = Dec::new("data reply", body);
-    Ok((dec.u64()?, take_crcs(&mut dec)?))
+    let (targets, target) = (dec.u32()?, dec.u32()?);
+    dec.check_known("number of targets", targets, 1)?;
+    dec.check_known("target", target, 0)?;
+    let (generation, sequence) = (dec.u64()?, dec.u64()?);
+    dec.check_known("sequence", sequence, 0)?;
+    Ok((generation, take_crcs(&mut dec)?))
 }
 
 /// Encodes the body of a commit. With `deferred`, the target commits the map rows without making them
-/// durable; the sender makes the shared key-value store durable next.
+/// durable; the sender makes the shared key-value store durable next. The list of targets, with the
+/// generations and sequences of the writes, is empty: there is one.
 pub fn encode_commit(branch: u64, ino: Ino, deferred: bool) -> Vec<u8> {
     let mut enc = Enc::new();
-    enc.u64(branch).u64(ino.0).u32(u32::from(deferred));
+    put_file(&mut enc, branch, ino);
+    enc.u32(u32::from(deferred)).u32(0);
     enc.finish()
 }
 
 /// Decodes the body of a commit into branch, inode and `deferred`.
 pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
     let mut dec = Dec::new("commit request", body);
-    let (branch, ino, flags) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
-    if branch != 0 {
-        return Err(dec.unknown("branch", branch));
-    }
+    let (branch, ino) = take_file(&mut dec)?;
+    let (flags, targets) = (dec.u32()?, dec.u32()?);
+    dec.check_known("number of targets", targets, 0)?;
     match flags {
         0 | 1 => Ok((branch, ino, flags == 1)),
         other => Err(dec.unknown("flags", other.into())),
@@ -142,18 +158,18 @@ pub struct SeekRef {
 /// Encodes the body of a seek.
 pub fn encode_seek(seek: &SeekRef) -> Vec<u8> {
     let mut enc = Enc::new();
-    enc.u64(seek.branch).u64(seek.ino.0).u32(u32::from(seek.hole)).u64(seek.from).u64(seek.until);
+    put_file(&mut enc, seek.branch, seek.ino);
+    enc.u32(u32::from(seek.hole)).u32(0).u64(seek.from).u64(seek.until);
     enc.finish()
 }
 
 /// Decodes the body of a seek.
 pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
     let mut dec = Dec::new("seek request", body);
-    let (branch, ino, flags) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
+    let (branch, ino) = take_file(&mut dec)?;
+    let flags = dec.u32()?;
+    dec.zeros("padding of a seek", 4)?;
     let (from, until) = (dec.u64()?, dec.u64()?);
-    if branch != 0 {
-        return Err(dec.unknown("branch", branch));
-    }
     if flags > 1 {
         return Err(dec.unknown("flags", flags.into()));
     }
@@ -207,19 +223,18 @@ pub struct SpaceRef {
 /// Encodes the body of a change of space.
 pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
     let mut enc = Enc::new();
-    enc.u64(space.branch).u64(space.ino.0).u32(space.change as u32);
-    enc.u64(space.from).u64(space.until).u64(space.truncations);
+    put_file(&mut enc, space.branch, space.ino);
+    enc.u32(space.change as u32).u32(0).u64(space.from).u64(space.until).u64(space.truncations);
     enc.finish()
 }
 
 /// Decodes the body of a change of space.
 pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     let mut dec = Dec::new("space request", body);
-    let (branch, ino, change) = (dec.u64()?, Ino(dec.u64()?), dec.u32()?);
+    let (branch, ino) = take_file(&mut dec)?;
+    let change = dec.u32()?;
+    dec.zeros("padding of a change", 4)?;
     let (from, until, truncations) = (dec.u64()?, dec.u64()?, dec.u64()?);
-    if branch != 0 {
-        return Err(dec.unknown("branch", branch));
-    }
     let change = match change {
         0 => SpaceChange::Reserve,
         1 => SpaceChange::Zero,
@@ -253,8 +268,7 @@ mod tests {
 
     #[test]
     fn bodies_come_back_and_may_grow() {
-        let chunk =
-            ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 2, snapshot: 0, truncations: 7 };
+        let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 2, truncations: 7 };
         let mut body = encode_write(&chunk, &[8, 9]);
         body.extend_from_slice(b"of a later release");
         assert_eq!(decode_write(&body), Ok((chunk, vec![8, 9])));
@@ -275,16 +289,35 @@ mod tests {
 
     #[test]
     fn reserved_fields_are_refused_by_name() {
-        let chunk =
-            ChunkRef { branch: 1, ino: Ino(2), chunk: 3, block: 4, count: 0, snapshot: 0, truncations: 7 };
+        let chunk = ChunkRef { branch: 1, ino: Ino(2), chunk: 3, block: 4, count: 0, truncations: 7 };
         assert!(decode_read(&encode_read(&chunk)).unwrap_err().to_string().contains("branch"));
+        let good = encode_read(&ChunkRef { branch: 0, ..chunk });
+        for (at, field) in [
+            (16, "grant"),
+            (24, "proof of a grant"),
+            (39, "proof of a grant"),
+            (40, "project"),
+            (44, "padding"),
+        ] {
+            let mut later = good.clone();
+            later[at] = 7;
+            assert!(decode_read(&later).unwrap_err().to_string().contains(field), "byte {at}");
+        }
+        for (at, field) in [(0, "number of targets"), (4, "target"), (16, "sequence")] {
+            let mut later = encode_reply(1, &[2]);
+            later[at] = 7;
+            assert!(decode_reply(&later).unwrap_err().to_string().contains(field), "byte {at}");
+        }
+        let mut commit = encode_commit(0, Ino(5), true);
+        commit[52] = 1;
+        assert!(decode_commit(&commit).unwrap_err().to_string().contains("number of targets"));
         let seek = SeekRef { branch: 0, ino: Ino(2), hole: false, from: 3, until: 2 };
         assert!(decode_seek(&encode_seek(&seek)).is_err(), "it ends before it begins");
         assert!(decode_seek(&encode_seek(&SeekRef { until: (1 << 50) + 1, ..seek })).is_err());
         let change = SpaceChange::Punch;
         let mut body =
             encode_space(&SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 4, truncations: 0 });
-        body[16] = 3;
+        body[48] = 3;
         assert!(decode_space(&body).unwrap_err().to_string().contains("change"));
     }
 }

@@ -68,28 +68,21 @@ fn headers_are_as_in_the_first_release() {
 
 #[test]
 fn bodies_of_the_data_path_are_as_in_the_first_release() {
-    let chunk = ChunkRef {
-        branch: 0,
-        ino: Ino((1 << 40) | 2),
-        chunk: 3,
-        block: 4,
-        count: 2,
-        snapshot: 0,
-        truncations: 7,
-    };
-    let head = "0000000000000000 0200000000010000 0300000000000000 04000000 02000000 0000000000000000 \
-                0700000000000000"
-        .replace(' ', "");
+    let chunk = ChunkRef { branch: 0, ino: Ino((1 << 40) | 2), chunk: 3, block: 4, count: 2, truncations: 7 };
+    let file = format!("00000000000000000200000000010000{}", "00".repeat(32));
+    let range = "0300000000000000 04000000 02000000 0700000000000000".replace(' ', "");
+    let head = format!("{file}{range}");
     assert_eq!(hex(&encode_read(&chunk)), head);
     assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
     let write = encode_write(&chunk, &[0x0102_0304, 9]);
     assert_eq!(hex(&write), head + "020000000403020109000000");
     assert_eq!(decode_write(&write), Ok((chunk, vec![0x0102_0304, 9])));
     let commit = encode_commit(0, chunk.ino, true);
-    assert_eq!(hex(&commit), "0000000000000000020000000001000001000000");
+    assert_eq!(hex(&commit), format!("{file}0100000000000000"));
     assert_eq!(decode_commit(&commit), Ok((0, chunk.ino, true)));
     let reply = encode_reply(5, &[1, 2]);
-    assert_eq!(hex(&reply), "0500000000000000020000000100000002000000");
+    let of_target = "01000000 00000000 0500000000000000 0000000000000000".replace(' ', "");
+    assert_eq!(hex(&reply), format!("{of_target}020000000100000002000000"));
     assert_eq!(decode_reply(&reply), Ok((5, vec![1, 2])));
 }
 
@@ -259,8 +252,7 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
 /// overflowed.
 #[test]
 fn a_chunk_beyond_the_largest_file_is_refused() {
-    let chunk =
-        ChunkRef { branch: 0, ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, snapshot: 0, truncations: 0 };
+    let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, truncations: 0 };
     assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
     let beyond = ChunkRef { chunk: u64::MAX, ..chunk };
     assert!(decode_read(&encode_read(&beyond)).unwrap_err().to_string().contains("largest file"));

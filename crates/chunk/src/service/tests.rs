@@ -48,8 +48,7 @@ impl FileUses for Uses {
     }
 }
 
-const CHUNK_REF: ChunkRef =
-    ChunkRef { branch: 0, ino: Ino(2), chunk: 1, block: 3, count: 2, snapshot: 0, truncations: 0 };
+const CHUNK_REF: ChunkRef = ChunkRef { branch: 0, ino: Ino(2), chunk: 1, block: 3, count: 2, truncations: 0 };
 const SPACE: SpaceRef =
     SpaceRef { branch: 0, ino: Ino(2), change: SpaceChange::Reserve, from: 20, until: 24, truncations: 0 };
 const SEEK: SeekRef = SeekRef { branch: 0, ino: Ino(2), hole: false, from: 0, until: 100 };
@@ -112,6 +111,11 @@ fn a_bad_request_is_refused_and_changes_nothing() {
         let written = |chunk: &ChunkRef, crcs: &[u32]| encode_write(chunk, crcs);
         let far = penstock_base::MAX_FILE_BYTES / BLOCK_BYTES as u64;
         let short = encode_read(&CHUNK_REF);
+        let with_one_at = |at: usize| {
+            let mut body = short.clone();
+            body[at] = 1;
+            body
+        };
         let cases: Vec<(&str, Kind, Vec<u8>, Vec<Buf>)> = vec![
             ("no body", Kind::Read, vec![], vec![]),
             ("a body that ends early", Kind::Read, short[..short.len() - 1].to_vec(), vec![]),
@@ -120,7 +124,9 @@ fn a_bad_request_is_refused_and_changes_nothing() {
             ("a read with a long count", Kind::Read, encode_read(&at(1, u32::MAX)), vec![]),
             ("a read of the last block", Kind::Read, encode_read(&at(u32::MAX, 1)), vec![]),
             ("a branch", Kind::Read, encode_read(&ChunkRef { branch: 1, ..CHUNK_REF }), vec![]),
-            ("a snapshot", Kind::Read, encode_read(&ChunkRef { snapshot: 1, ..CHUNK_REF }), vec![]),
+            ("a grant", Kind::Read, with_one_at(16), vec![]),
+            ("a proof of a grant", Kind::Read, with_one_at(39), vec![]),
+            ("a project", Kind::Read, with_one_at(40), vec![]),
             (
                 "a chunk behind the longest file",
                 Kind::Read,

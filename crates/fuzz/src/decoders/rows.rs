@@ -263,7 +263,12 @@ pub(super) const RESULT: Decoder = Decoder {
     name: "result-row",
     most_bytes: 512,
     seeds: || {
-        let row = |body: &[u8]| session::ResultRow { session: 1, slot: 2, sequence: 66, body: body.to_vec() };
+        let row = |body: &[u8]| session::ResultRow {
+            session: Id128([7; 16]),
+            slot: 2,
+            sequence: 66,
+            body: body.to_vec(),
+        };
         vec![row(b"reply").encode(), row(b"").encode()]
     },
     seal: unsealed,
@@ -275,7 +280,8 @@ pub(super) const SESSION: Decoder = Decoder {
     name: "session-row",
     most_bytes: 512,
     seeds: || {
-        vec![session::SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 }.encode()]
+        let (client, mount) = ("host".into(), "/m".into());
+        vec![session::SessionRow { number: 5, client, mount, lease_ms: 30_000 }.encode()]
     },
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, session::SessionRow::decode, session::SessionRow::encode),

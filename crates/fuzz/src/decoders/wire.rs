@@ -57,15 +57,8 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
     Ok(verdict)
 }
 
-const CHUNK: ChunkRef = ChunkRef {
-    branch: 0,
-    ino: Ino((1 << 40) | 2),
-    chunk: 3,
-    block: 4,
-    count: 2,
-    snapshot: 0,
-    truncations: 7,
-};
+const CHUNK: ChunkRef =
+    ChunkRef { branch: 0, ino: Ino((1 << 40) | 2), chunk: 3, block: 4, count: 2, truncations: 7 };
 
 /// `read-body`: the body of a read request.
 pub(super) const READ: Decoder = Decoder {
@@ -86,12 +79,12 @@ pub(super) const WRITE: Decoder = Decoder {
     },
     // Sets the count of checksums to the number of blocks, at most as many as fit in the input.
     seal: |bytes| {
-        let most = bytes.len().saturating_sub(52) as u32 / 4;
-        if let Some(field) = bytes.get(28..32) {
+        let most = bytes.len().saturating_sub(76) as u32 / 4;
+        if let Some(field) = bytes.get(60..64) {
             let blocks = u32::from_le_bytes([field[0], field[1], field[2], field[3]]).min(most);
             let count = blocks.to_le_bytes();
-            bytes[28..32].copy_from_slice(&count);
-            if let Some(field) = bytes.get_mut(48..52) {
+            bytes[60..64].copy_from_slice(&count);
+            if let Some(field) = bytes.get_mut(72..76) {
                 field.copy_from_slice(&count);
             }
         }

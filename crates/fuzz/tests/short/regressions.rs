@@ -56,12 +56,12 @@ const REGRESSIONS: [(&str, &str, &str); 13] = [
     (
         "a commit of a branch was not refused by name",
         "commit-body",
-        "0700000000000000020000000000010001000000",
+        "0700000000000000 0200000000000100 *32 0100000000000000",
     ),
     (
         "a chunk index was multiplied by the blocks of a chunk",
         "read-body",
-        "0000000000000000 0200000000000100 ffffffffffffffff 00000000 01000000 0000000000000000 0000000000000000",
+        "0000000000000000 0200000000000100 *32 ffffffffffffffff 00000000 01000000 0000000000000000",
     ),
     (
         "a sign passed for a digit of an id",

@@ -298,25 +298,21 @@ impl Diagnosis {
         }
     }
 
-    /// Takes in the row of a stored result.
+    /// Takes in the row of a stored result. One of a session that has ended is deleted by the next start.
     pub(crate) fn see_result(&mut self, key: &[u8], value: &[u8]) {
-        let session = read_result(key, value).map(|(session, _, _)| session);
-        self.check_session_number(key, session, "has a result");
+        if let Err(error) = read_result(key, value) {
+            self.unreadable(Kind::BadSessionRow, key, &error, Fix::Drop(key.to_vec()));
+        }
     }
 
     /// Takes in a session's row.
     pub(crate) fn see_session(&mut self, key: &[u8], value: &[u8]) {
-        let session = SessionRow::decode(value).and_then(|_| decode_session_key(key));
-        self.check_session_number(key, session, "is kept");
-    }
-
-    fn check_session_number(&mut self, key: &[u8], session: Result<u64, DecodeError>, what: &str) {
         let last = self.last_session;
-        match session {
-            Ok(session) if session > last => {
-                let text = format!("session {session} {what} and sessions are counted up to {last}");
+        match decode_session_key(key).and_then(|_| SessionRow::decode(value)) {
+            Ok(SessionRow { number, .. }) if number > last => {
+                let text = format!("session {number} is kept and sessions are counted up to {last}");
                 self.findings.add(Kind::SessionReservationTooLow, None, text);
-                self.fix(Kind::SessionReservationTooLow, Fix::ReserveSessions(session));
+                self.fix(Kind::SessionReservationTooLow, Fix::ReserveSessions(number));
             }
             Ok(_) => {}
             Err(error) => {

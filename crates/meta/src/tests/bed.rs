@@ -9,11 +9,11 @@ use penstock_kv::{Kv, MemKv, Range, Row};
 use penstock_session::Request;
 use penstock_session::rows::{all_results, all_sessions};
 use penstock_sim::World;
-use penstock_wire::VERSION;
 use penstock_wire::metadata::{
     AttrReply, HelloReply, HelloRequest, LinkRequest, MakeRequest, NameRequest, ReadDirReply, ReadDirRequest,
     RenameRequest,
 };
+use penstock_wire::{Header, Kind, VERSION};
 use prost::Message;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -67,7 +67,8 @@ impl Bed {
         let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
         let reply = meta.hello(&hello.encode_to_vec(), false).await.unwrap();
         let session = HelloReply::decode(&reply[..]).unwrap().session;
-        let who = Request { session, sequence: 0 };
+        let header = Header { session, ..Header::request(Kind::SetAttr) };
+        let who = meta.clients().request(&header).unwrap();
         Self { world: world.clone(), kv, chunks, meta, who, starts }
     }
 

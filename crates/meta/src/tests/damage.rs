@@ -6,7 +6,7 @@ use crate::rows::{
     Entry, FsRow, bare_value, encode_xattr, entry_key, fs_key, inode_key, removed_key, xattr_key,
 };
 use crate::{Data, Inode, LAST_INO, MetaError, ROOT, XATTR_MAX, ops};
-use penstock_base::{FindingKind as Kind, Ino, MAX_FILE_BYTES};
+use penstock_base::{FindingKind as Kind, Id128, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
 use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
 use penstock_wire::metadata::{ReadDirReply, ReadDirRequest, SetAttrRequest};
@@ -216,7 +216,7 @@ fn inodes_without_rows_or_names_are_found() {
         "a bad row of a session",
         &[Kind::BadSessionRow],
         |_| None,
-        async |_, _| vec![(session_key(1), Some(vec![]))],
+        async |_, _| vec![(session_key(Id128([1; 16])), Some(vec![]))],
     );
     check(
         "a key of no kind",
@@ -391,17 +391,19 @@ fn numbers_at_their_end_stop_nothing() {
 #[test]
 fn sessions_above_all_numbers_are_dropped() {
     for (session, kind) in
-        [(LAST_SESSION + 1, Kind::BadSessionRow), (LAST_SESSION, Kind::SessionReservationTooLow)]
+        [(1u64 << 63, Kind::BadSessionRow), ((1 << 63) - 1, Kind::SessionReservationTooLow)]
     {
         run(async |bed| {
-            let row = SessionRow { lease_ms: 30_000, ..SessionRow::default() }.encode();
-            bed.put_row(session_key(session), Some(row.clone())).await;
-            let result = ResultRow { session, slot: 0, sequence: 64, body: Vec::new() };
-            bed.put_row(result_key(session, 0), Some(result.encode())).await;
+            let key = Id128([9; 16]);
+            let mut row = SessionRow { number: 1, lease_ms: 30_000, ..SessionRow::default() }.encode();
+            row[1..9].copy_from_slice(&session.to_le_bytes());
+            bed.put_row(session_key(key), Some(row.clone())).await;
+            let result = ResultRow { session: key, slot: 0, sequence: 64, body: Vec::new() };
+            bed.put_row(result_key(key, 0), Some(result.encode())).await;
             let diagnosis = bed.diagnose();
             assert_eq!(diagnosis.findings.counts.keys().copied().collect::<Vec<_>>(), [kind]);
             let fix = match kind {
-                Kind::BadSessionRow => Fix::Drop(session_key(session)),
+                Kind::BadSessionRow => Fix::Drop(session_key(key)),
                 _ => Fix::ReserveSessions(session),
             };
             assert!(diagnosis.fixes[&kind].contains(&fix), "{:?}", diagnosis.fixes);

@@ -1,7 +1,9 @@
 use super::*;
 use crate::rows::{all_results, all_sessions};
+use penstock_base::Id128;
 use penstock_kv::MemKv;
 use penstock_sim::World;
+use penstock_wire::Kind;
 use penstock_wire::metadata::{FailedSync, LeaseCall, ReleasedLease};
 
 mod model;
@@ -26,7 +28,7 @@ fn with_two_clients<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
         let (env, kv) = (world.env(), MemKv::new(1 << 20));
         let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
         for id in [FIRST, SECOND] {
-            clients.begin_session(id, SessionRow::default(), &mut WriteSet::new());
+            clients.begin_session(local(id), &mut WriteSet::new());
         }
         test(&Bench { world: world.clone(), env, kv, clients }).await
     });
@@ -105,7 +107,22 @@ fn exclusive_lock() -> LockRequest {
 }
 
 fn who(session: u64, sequence: u64) -> Request {
-    Request { session, sequence }
+    Request { session, key: Id128::NIL, sequence }
+}
+
+/// A client of this process.
+fn local(number: u64) -> SessionRow {
+    SessionRow { number, ..SessionRow::default() }
+}
+
+/// A client of another process.
+fn far(number: u64) -> SessionRow {
+    SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000, ..local(number) }
+}
+
+/// The name of a session whose row a test puts by hand.
+fn key_of(number: u64) -> Id128 {
+    Id128::from_words(9, number)
 }
 
 #[test]
@@ -226,12 +243,17 @@ fn a_repeat_waits_for_the_request_and_gets_its_outcome() {
 #[test]
 fn a_session_of_another_process_survives_a_restart_until_it_ends() {
     with_two_clients(async |bench| {
-        let row = SessionRow { client: "far".into(), mount: "/m".into(), lease_ms: 9000 };
         let mut writes = WriteSet::new();
-        bench.clients.begin_session(5, row.clone(), &mut writes);
-        bench.clients.begin_session(6, SessionRow { lease_ms: 0, ..row }, &mut writes);
+        bench.clients.begin_session(far(5), &mut writes);
+        bench.clients.begin_session(local(6), &mut writes);
         assert_eq!(writes.changes().count(), 1, "a client of this process has no row");
-        Clients::record(who(5, 3), b"three", &mut writes);
+        let request = |session| {
+            bench.clients.request(&Header { session, sequence: 3, ..Header::request(Kind::SetAttr) })
+        };
+        assert_eq!(request(7).unwrap_err().kind, ErrorKind::Ended, "it ended while its request waited");
+        let (third, other) = (request(5).unwrap(), request(6).unwrap());
+        assert!(third.key != other.key && !third.key.is_nil(), "each has a name of its own");
+        Clients::record(third, b"three", &mut writes);
         Clients::record(who(5, 0), b"nothing", &mut writes);
         bench.kv.commit(writes).await.unwrap();
         let later = Clients::load(&bench.env, &*bench.kv, GENERATION + 1).await.unwrap();
@@ -252,11 +274,10 @@ fn a_session_of_another_process_survives_a_restart_until_it_ends() {
 fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
     with_two_clients(async |bench| {
         let mut writes = WriteSet::new();
-        let row = SessionRow { lease_ms: 9000, ..SessionRow::default() };
-        bench.clients.begin_session(5, row, &mut writes);
+        bench.clients.begin_session(far(5), &mut writes);
         bench.kv.commit(writes).await.unwrap();
         let clients = Clients::load(&bench.env, &*bench.kv, GENERATION).await.unwrap();
-        clients.begin_session(6, SessionRow::default(), &mut WriteSet::new());
+        clients.begin_session(local(6), &mut WriteSet::new());
         let lock = |change: LockChange| LockRequest {
             ino: 7,
             last: 9,
@@ -537,7 +558,7 @@ fn a_session_that_leaves_while_it_waits_for_a_lease_joins_again() {
         assert!(matches!(waiting.take(), Some(Ok(_))), "the second session has its lease");
         assert!(clients.are_shared() && clients.is_unsynced_elsewhere(FIRST, INO));
         // A third one comes and goes.
-        clients.begin_session(3, SessionRow::default(), &mut WriteSet::new());
+        clients.begin_session(local(3), &mut WriteSet::new());
         clients.end_session(3);
         // The first one gets the lease back, by a revocation of the second.
         let again = bench.start_grant(FIRST);
@@ -573,11 +594,10 @@ fn a_row_of_a_session_without_a_lease_time_keeps_nobody_waiting() {
         let outcome = world.run(async {
             let (env, kv) = (world.env(), MemKv::new(1 << 20));
             let mut writes = WriteSet::new();
-            let who = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms };
-            writes.put(session_key(5), who.encode());
+            writes.put(session_key(key_of(5)), SessionRow { lease_ms, ..far(5) }.encode());
             kv.commit(writes).await.unwrap();
             let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
-            clients.begin_session(FIRST, SessionRow::default(), &mut WriteSet::new());
+            clients.begin_session(local(FIRST), &mut WriteSet::new());
             clients.join(FIRST).await.unwrap();
             assert!(!clients.is_in_use(5) && !clients.owe_opens());
         });
@@ -628,8 +648,7 @@ fn after_a_restart(sessions: &[u64], test: impl AsyncFnOnce(&Bench)) {
         let (env, kv) = (world.env(), MemKv::new(1 << 20));
         let mut writes = WriteSet::new();
         for id in sessions {
-            let who = SessionRow { client: "host".into(), mount: "/m".into(), lease_ms: 30_000 };
-            writes.put(session_key(*id), who.encode());
+            writes.put(session_key(key_of(*id)), far(*id).encode());
         }
         kv.commit(writes).await.unwrap();
         let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();

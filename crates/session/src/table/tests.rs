@@ -5,12 +5,20 @@ use penstock_kv::MemKv;
 
 fn table() -> Sessions {
     let mut sessions = Sessions::default();
-    sessions.insert(7, SessionRow::default(), Duration::ZERO);
+    sessions.insert(key_of(7), row(7), Duration::ZERO);
     sessions
 }
 
+fn key_of(number: u64) -> Id128 {
+    Id128::from_words(9, number)
+}
+
+fn row(number: u64) -> SessionRow {
+    SessionRow { number, ..SessionRow::default() }
+}
+
 fn request(sequence: u64) -> Request {
-    Request { session: 7, sequence }
+    Request { session: 7, key: key_of(7), sequence }
 }
 
 #[test]
@@ -30,7 +38,10 @@ fn a_repeat_is_answered_until_its_slot_is_used_again() {
     }
     sessions.keep(request(1 + SLOTS), &Ok(vec![2]));
     assert!(matches!(sessions.find(request(1)), Seen::Late));
-    assert!(matches!(sessions.find(Request { session: 8, sequence: 1 }), Seen::New), "no such session");
+    assert!(
+        matches!(sessions.find(Request { session: 8, key: key_of(8), sequence: 1 }), Seen::New),
+        "no such session"
+    );
 }
 
 #[test]
@@ -57,7 +68,7 @@ fn opens_are_counted_by_session_and_reported_in_parts() {
     assert_eq!(sessions.set_opens(7, ino, 1), Some(4));
     assert!(sessions.close(7, ino) && !sessions.close(7, ino));
     sessions.open(7, Ino(4));
-    assert_eq!(sessions.remove(7), Some(BTreeMap::from([(Ino(4), 1)])));
+    assert_eq!(sessions.remove(7), Some((key_of(7), BTreeMap::from([(Ino(4), 1)]))));
     assert_eq!(sessions.remove(7), None);
 }
 
@@ -78,21 +89,21 @@ fn load(rows: &[(Vec<u8>, Vec<u8>)]) -> (Sessions, Vec<Vec<u8>>) {
 }
 
 fn session_row(id: u64) -> (Vec<u8>, Vec<u8>) {
-    let who = SessionRow { client: "far".into(), mount: "/m".into(), lease_ms: 5000 };
-    (session_key(id), who.encode())
+    let who = SessionRow { client: "far".into(), mount: "/m".into(), lease_ms: 5000, ..row(id) };
+    (session_key(key_of(id)), who.encode())
 }
 
 fn result_row(session: u64, sequence: u64) -> (Vec<u8>, Vec<u8>) {
     let slot = sequence % SLOTS;
-    let row = ResultRow { session, slot, sequence, body: vec![sequence as u8] };
-    (result_key(session, slot), row.encode())
+    let row = ResultRow { session: key_of(session), slot, sequence, body: vec![sequence as u8] };
+    (result_key(key_of(session), slot), row.encode())
 }
 
 #[test]
 fn sessions_and_their_results_come_back_and_bad_rows_do_not() {
     let moved = |from: (Vec<u8>, Vec<u8>), key: Vec<u8>| (key, from.1);
     let cut = |from: (Vec<u8>, Vec<u8>)| (from.0, from.1[..from.1.len() - 1].to_vec());
-    let other_slot = ResultRow { session: 7, slot: 4, sequence: 3, body: vec![] };
+    let other_slot = ResultRow { session: key_of(7), slot: 4, sequence: 3, body: vec![] };
     type Case = (&'static str, Vec<(Vec<u8>, Vec<u8>)>, Vec<u64>, Vec<u64>);
     // Columns: rows, the sessions that are loaded, and the requests of session 7 that were executed.
     let cases: Vec<Case> = vec![
@@ -106,25 +117,31 @@ fn sessions_and_their_results_come_back_and_bad_rows_do_not() {
         ),
         ("a result of a session that has ended", vec![session_row(7), result_row(8, 3)], vec![7], vec![]),
         ("a session row that ends early", vec![cut(session_row(7)), result_row(7, 3)], vec![], vec![]),
-        ("no session row", vec![(session_key(7), vec![]), session_row(9)], vec![9], vec![]),
-        ("a session key that is too long", vec![moved(session_row(7), vec![0x15; 12])], vec![], vec![]),
+        ("no session row", vec![(session_key(key_of(7)), vec![]), session_row(9)], vec![9], vec![]),
+        ("a session key that is too long", vec![moved(session_row(7), vec![0x15; 20])], vec![], vec![]),
         ("a session key that is too short", vec![moved(session_row(7), vec![0x15, 1])], vec![], vec![]),
         ("a result that ends early", vec![session_row(7), cut(result_row(7, 3))], vec![7], vec![]),
         (
+            "two sessions of one number",
+            vec![session_row(7), (session_key(key_of(8)), session_row(7).1)],
+            vec![7],
+            vec![],
+        ),
+        (
             "a result in another slot",
-            vec![session_row(7), moved(result_row(7, 3), result_key(7, 4))],
+            vec![session_row(7), moved(result_row(7, 3), result_key(key_of(7), 4))],
             vec![7],
             vec![],
         ),
         (
             "a result of another session",
-            vec![session_row(7), session_row(8), moved(result_row(8, 3), result_key(7, 3))],
+            vec![session_row(7), session_row(8), moved(result_row(8, 3), result_key(key_of(7), 3))],
             vec![7, 8],
             vec![],
         ),
         (
             "a sequence number of another slot",
-            vec![session_row(7), (result_key(7, 4), other_slot.encode())],
+            vec![session_row(7), (result_key(key_of(7), 4), other_slot.encode())],
             vec![7],
             vec![],
         ),
@@ -153,7 +170,7 @@ fn sessions_and_their_results_come_back_and_bad_rows_do_not() {
 #[test]
 fn a_session_that_survived_owes_its_opens_until_all_are_reported() {
     let (mut sessions, _) = load(&[session_row(7), session_row(9)]);
-    sessions.insert(10, SessionRow::default(), Duration::ZERO);
+    sessions.insert(key_of(10), row(10), Duration::ZERO);
     for (reported, owing) in [(None, vec![7, 9]), (Some(9), vec![7]), (Some(9), vec![7]), (Some(8), vec![7])]
     {
         reported.into_iter().for_each(|id| sessions.reported_opens(id));
@@ -170,13 +187,13 @@ fn a_recorded_result_is_read_back_from_its_own_key_only() {
         let mut writes = WriteSet::new();
         Sessions::record(request(sequence), b"body", &mut writes);
         let [(key, Some(value))] = writes.changes().collect::<Vec<_>>()[..] else { panic!("one row") };
-        assert_eq!(key, result_key(7, sequence % SLOTS));
-        assert_eq!(read_result(key, value), Ok((7, sequence, b"body".to_vec())));
+        assert_eq!(key, result_key(key_of(7), sequence % SLOTS));
+        assert_eq!(read_result(key, value), Ok((key_of(7), sequence, b"body".to_vec())));
         assert!(
-            read_result(&result_key(7, (sequence % SLOTS + 1) % SLOTS), value).is_err(),
+            read_result(&result_key(key_of(7), (sequence % SLOTS + 1) % SLOTS), value).is_err(),
             "request {sequence}"
         );
-        assert!(read_result(&result_key(8, sequence % SLOTS), value).is_err(), "request {sequence}");
+        assert!(read_result(&result_key(key_of(8), sequence % SLOTS), value).is_err(), "request {sequence}");
         for len in 0..value.len() {
             assert!(read_result(key, &value[..len]).is_err(), "the first {len} bytes");
         }
@@ -186,8 +203,8 @@ fn a_recorded_result_is_read_back_from_its_own_key_only() {
 #[test]
 fn people_see_clients_with_their_lease_and_their_silence() {
     let (mut sessions, _) = load(&[session_row(7)]);
-    let local = SessionRow { client: "here".into(), ..SessionRow::default() };
-    sessions.insert(8, local, Duration::from_secs(103));
+    let local = SessionRow { client: "here".into(), ..row(8) };
+    sessions.insert(key_of(8), local, Duration::from_secs(103));
     sessions.open(8, Ino(3));
     sessions.open(8, Ino(3));
     sessions.set_mount(9, "/nobody");

@@ -49,11 +49,6 @@ fn entry_value(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
     [&[2, 0][..], &ino.0.to_le_bytes(), &kind.to_le_bytes(), &len.to_le_bytes(), name].concat()
 }
 
-fn result_value(session: u64) -> Vec<u8> {
-    let words = [session, 0, 64].iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-    [&[1][..], &words, &0u32.to_le_bytes()].concat()
-}
-
 const REGULAR: u32 = 0o100_000;
 const NOWHERE: Ino = Ino((1 << 40) + 3000);
 
@@ -140,8 +135,9 @@ impl Rows {
 
     /// A row of a session of another process.
     pub async fn put_session(&self, id: u64) {
-        let who = [&[1][..], &30_000_u32.to_le_bytes(), &1_u32.to_le_bytes(), b"c", &0_u32.to_le_bytes()];
-        self.put(key(0x15, &[id]), who.concat()).await;
+        let (number, lease) = (id.to_le_bytes(), 30_000_u32.to_le_bytes());
+        let who = [&[2][..], &number, &lease, &1_u32.to_le_bytes(), b"c", &0_u32.to_le_bytes()];
+        self.put(key(0x15, &[7, id]), who.concat()).await;
     }
 
     /// A map row without extents, of the last chunk that a key can name.
@@ -177,14 +173,14 @@ impl Rows {
             }
             Kind::BadGroupRow => self.cut(key(0x21, &[0]), 10).await,
             Kind::InodeReservationTooLow => {
-                self.patch(vec![0x01], 41..49, &(root.0 + 1).to_le_bytes()).await;
+                self.patch(key(0x01, &[0]), 81..89, &(root.0 + 1).to_le_bytes()).await;
             }
             Kind::SessionReservationTooLow => {
-                self.put(key(0x14, &[1 << 40, 0]), result_value(1 << 40)).await;
+                self.put_session(1 << 40).await;
                 return false;
             }
             Kind::BadSessionRow => {
-                self.put(key(0x14, &[1, 1]), vec![1]).await;
+                self.put(key(0x14, &[0, 1, 1, 1]), vec![2]).await;
                 return false;
             }
             Kind::UnknownRow => self.put(vec![0x30, 1], vec![1]).await,

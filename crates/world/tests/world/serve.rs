@@ -101,7 +101,6 @@ impl Draw<'_> {
             chunk: self.number(),
             block: self.number() as u32,
             count: if self.below(2) == 0 { self.below(4) as u32 } else { self.number() as u32 },
-            snapshot: 0,
             truncations: self.number(),
         }
     }

@@ -21,8 +21,7 @@ fn model(seed: u64) -> (u64, u64) {
         if restart {
             let mut writes = WriteSet::new();
             for id in 1..=1 + seed % 4 {
-                let who = SessionRow { client: "h".into(), mount: "/m".into(), lease_ms: 30_000 };
-                writes.put(session_key(id), who.encode());
+                writes.put(session_key(key_of(id)), far(id).encode());
             }
             kv.commit(writes).await.unwrap();
         }
@@ -43,7 +42,7 @@ fn model(seed: u64) -> (u64, u64) {
         let steps = 40 + below(120);
         for _ in 0..steps {
             if views.borrow().len() < 2 || (below(40) == 0 && views.borrow().len() < 4) {
-                clients.begin_session(next_id, SessionRow::default(), &mut WriteSet::new());
+                clients.begin_session(local(next_id), &mut WriteSet::new());
                 views.borrow_mut().insert(next_id, View::default());
                 next_id += 1;
             }

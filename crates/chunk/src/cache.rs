@@ -132,6 +132,23 @@ impl Changes {
     }
 }
 
+/// The row of a file that its reader lacks.
+#[derive(Debug)]
+pub struct WantedRow {
+    file: FileKey,
+    /// Its key.
+    pub key: Vec<u8>,
+    /// Files dropped from memory before it is read.
+    dropped: u64,
+}
+
+impl WantedRow {
+    /// The file.
+    pub(crate) fn file(&self) -> FileKey {
+        self.file
+    }
+}
+
 /// The chunks of one target that are in memory.
 pub(crate) struct ChunkCache {
     kv: Rc<dyn Kv>,
@@ -214,11 +231,7 @@ impl ChunkCache {
         if let Some(chunk) = self.peek(key) {
             return Ok(chunk);
         }
-        let file = self.file(key.file).await?;
-        let row = match self.complete.contains(&key.file) {
-            true => None,
-            false => self.kv.get(key.row(Birth::FIRST)).await?,
-        };
+        let (file, row) = self.file_and(key.file, Some(key.row(Birth::FIRST))).await?;
         let map = match row {
             Some(value) => ChunkMap::of_row(self.checked(MapRow::decode(&value, Birth::FIRST)?.extents)?),
             None => ChunkMap::default(),
@@ -231,16 +244,28 @@ impl ChunkCache {
 
     /// A file, loaded from its row if it is not in memory.
     pub(crate) async fn file(&self, file: FileKey) -> Result<Rc<FileState>, ChunkError> {
+        Ok(self.file_and(file, None).await?.0)
+    }
+
+    /// A file, and another row of it, which is read at the same time.
+    async fn file_and(
+        &self,
+        file: FileKey,
+        other: Option<Vec<u8>>,
+    ) -> Result<(Rc<FileState>, Option<Vec<u8>>), ChunkError> {
         loop {
-            if let Some(state) = self.files.borrow().get(&file) {
-                return Ok(state.clone());
-            }
+            let known = self.files.borrow().get(&file).cloned();
+            let is_complete = self.complete.contains(&file);
             let dropped = self.dropped_files.get();
-            let row = match self.complete.contains(&file) {
-                true => None,
-                false => self.kv.get(FileRow::key(file, Birth::FIRST)).await?,
-            };
-            let row = row.map(|value| FileRow::decode(&value)).transpose()?;
+            let own = known.is_none().then(|| FileRow::key(file, Birth::FIRST));
+            let keys = own.into_iter().chain(other.clone()).filter(|_| !is_complete);
+            let keys: Vec<Vec<u8>> = keys.collect();
+            let mut rows = if keys.is_empty() { Vec::new() } else { self.kv.get_many(keys).await? };
+            let other = if other.is_some() { rows.pop().flatten() } else { None };
+            if let Some(state) = known {
+                return Ok((state, other));
+            }
+            let row = rows.pop().flatten().map(|value| FileRow::decode(&value)).transpose()?;
             if dropped != self.dropped_files.get() {
                 // A state of the file may have come and gone, and the row with it.
                 continue;
@@ -251,7 +276,8 @@ impl ChunkCache {
                 self.evict_files_at.set(MOST.max(self.files.borrow().len() + MOST / 8));
             }
             let mut files = self.files.borrow_mut();
-            return Ok(files.entry(file).or_insert_with(|| Rc::new(FileState::of_row(row))).clone());
+            let state = files.entry(file).or_insert_with(|| Rc::new(FileState::of_row(row)));
+            return Ok((state.clone(), other));
         }
     }
 
@@ -259,6 +285,30 @@ impl ChunkCache {
     pub(crate) fn held(&self, file: FileKey) -> Option<u64> {
         let held = self.files.borrow().get(&file).map(|state| state.held());
         held.or_else(|| self.complete.contains(&file).then_some(0))
+    }
+
+    /// Blocks that a file holds, or the row to be read for that.
+    pub(crate) fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+        self.held(file).ok_or_else(|| WantedRow {
+            file,
+            key: FileRow::key(file, Birth::FIRST),
+            dropped: self.dropped_files.get(),
+        })
+    }
+
+    /// Takes a file into memory whose row was read, unless it may have changed meanwhile. Returns the blocks
+    /// that it holds.
+    pub(crate) fn take_row(&self, wanted: &WantedRow, row: Option<FileRow>) -> u64 {
+        if let Some(state) = self.files.borrow().get(&wanted.file) {
+            return state.held();
+        }
+        let state = FileState::of_row(row);
+        let held = state.held();
+        let has_room = self.files.borrow().len() < self.evict_files_at.get();
+        if has_room && wanted.dropped == self.dropped_files.get() {
+            self.files.borrow_mut().insert(wanted.file, Rc::new(state));
+        }
+        held
     }
 
     /// Drops unused files from memory as soon as there are this many.

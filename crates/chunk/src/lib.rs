@@ -50,6 +50,7 @@ mod tests;
 mod truncate;
 mod writeback;
 
+pub use cache::WantedRow;
 pub use counters::TargetCounts;
 pub use files::{Known, REMOVED};
 pub use free::SpaceUsage;

@@ -4,7 +4,7 @@
 
 use crate::accounts::Accounts;
 use crate::allocator::Allocator;
-use crate::cache::ChunkCache;
+use crate::cache::{ChunkCache, WantedRow};
 use crate::commit::Commits;
 use crate::counters::TargetCounts;
 use crate::fetch::fetch;
@@ -236,27 +236,24 @@ impl Target {
     /// Blocks that each file holds, committed or not, with those that its dirty blocks will get. A file whose
     /// row cannot be read has none here; a check reports it.
     pub async fn held_blocks(&self, files: &[FileKey]) -> Result<Vec<u64>, ChunkError> {
-        if let [file] = files {
-            // The next one of the same file is answered from memory.
-            match self.cache.file(*file).await {
-                Ok(state) => return Ok(vec![state.held()]),
-                Err(ChunkError::Row(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
         let mut held: Vec<Option<u64>> = files.iter().map(|file| self.cache.held(*file)).collect();
         let unknown: Vec<usize> = (0..files.len()).filter(|at| held[*at].is_none()).collect();
         let keys = unknown.iter().map(|at| FileRow::key(files[*at], Birth::FIRST)).collect();
         for (at, row) in unknown.into_iter().zip(self.kv.get_many(keys).await?) {
-            let row = row.map(|value| FileRow::decode(&value)).transpose();
-            let row = row.unwrap_or_else(|error| {
-                tracing::error!(file = ?files[at], %error, "the row of a file cannot be read: `penstock fs check`");
-                None
-            });
-            held[at] = Some(row.map_or(0, |row| row.blocks));
+            held[at] = Some(read_file_row(files[at], row).map_or(0, |row| row.blocks));
         }
         assert_eq!(held.len(), files.len(), "a number for each file");
         Ok(held.into_iter().map(|blocks| blocks.unwrap_or(0)).collect())
+    }
+
+    /// Blocks that a file holds as for [`Target::held_blocks`], or the row to be read for that.
+    pub fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+        self.cache.held_or_row(file)
+    }
+
+    /// The blocks of a file whose row was read.
+    pub fn held_by_row(&self, wanted: &WantedRow, row: Option<Vec<u8>>) -> u64 {
+        self.cache.take_row(wanted, read_file_row(wanted.file(), row))
     }
 
     /// Counts a file to another owner, in one transaction with `writes`.
@@ -305,6 +302,14 @@ impl Target {
         self.commits.stop();
         self.allocator.stop();
     }
+}
+
+/// Decodes the row of a file; none if there is none or it cannot be read.
+fn read_file_row(file: FileKey, row: Option<Vec<u8>>) -> Option<FileRow> {
+    row.map(|value| FileRow::decode(&value)).transpose().unwrap_or_else(|error| {
+        tracing::error!(?file, %error, "the row of a file cannot be read: `penstock fs check`");
+        None
+    })
 }
 
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {

@@ -2,7 +2,7 @@
 //! place.
 
 use penstock_base::{FileKey, LocalBoxFuture};
-use penstock_chunk::{Behind, ChunkError, Known, Owner, SpaceUsage, Target};
+use penstock_chunk::{Behind, ChunkError, Known, Owner, SpaceUsage, Target, WantedRow};
 use penstock_kv::WriteSet;
 use std::ops::Range;
 
@@ -27,6 +27,12 @@ pub trait ChunkStore {
 
     /// Blocks that each file holds.
     fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
+
+    /// Blocks that a file holds, or the row to be read for that.
+    fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow>;
+
+    /// The blocks of a file whose row was read.
+    fn held_by_row(&self, wanted: &WantedRow, row: Option<Vec<u8>>) -> u64;
 
     /// Counts a file to another owner, in one transaction with `writes`.
     fn set_owner(
@@ -84,6 +90,14 @@ impl ChunkStore for Target {
 
     fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
         Box::pin(async move { Target::held_blocks(self, &files).await })
+    }
+
+    fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+        Target::held_or_row(self, file)
+    }
+
+    fn held_by_row(&self, wanted: &WantedRow, row: Option<Vec<u8>>) -> u64 {
+        Target::held_by_row(self, wanted, row)
     }
 
     fn set_owner(

@@ -15,6 +15,7 @@ mod entries;
 
 pub(crate) use dirs::{SAME_HASH, check_name, entry_row, first_cookie};
 
+use crate::FileKind;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode};
 use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key};
@@ -124,8 +125,38 @@ impl Names {
             return Ok(inode.clone());
         }
         let before = self.transactions.get();
-        let inode = self.stored_inode(ino).await?;
-        self.check_layout(&inode)?;
+        let row = self.kv.get(inode_key(ino)).await?;
+        self.take_inode(ino, row, before)
+    }
+
+    /// Returns an inode as [`Names::inode`] does and, if it is a regular file, another row, which is read at
+    /// the same time.
+    pub(crate) async fn inode_and(
+        &self,
+        ino: Ino,
+        other: Vec<u8>,
+    ) -> Result<(Inode, Option<Vec<u8>>), MetaError> {
+        let known = self.inodes.borrow().get(ino).cloned();
+        if let Some(inode) = known {
+            let other = match inode.kind() {
+                FileKind::Regular => self.kv.get(other).await?,
+                _ => None,
+            };
+            return Ok((inode, other));
+        }
+        let before = self.transactions.get();
+        let mut rows = self.kv.get_many(vec![inode_key(ino), other]).await?;
+        assert_eq!(rows.len(), 2, "a row for each key");
+        let other = rows.pop().flatten();
+        let inode = self.take_inode(ino, rows.pop().flatten(), before)?;
+        let other = other.filter(|_| inode.kind() == FileKind::Regular);
+        Ok((inode, other))
+    }
+
+    /// Decodes an inode's row, and caches it if no transaction has begun or ended since the count was
+    /// `before`.
+    fn take_inode(&self, ino: Ino, row: Option<Vec<u8>>, before: u64) -> Result<Inode, MetaError> {
+        let inode = self.decode_inode(ino, &row.ok_or(Errno::STALE)?)?;
         if self.is_unchanged(before) {
             self.inodes.borrow_mut().put(inode.clone());
         }

@@ -144,16 +144,31 @@ impl Parts {
 
     /// The attributes of an inode that the caller is about to commit.
     pub(crate) async fn attr(&self, inode: &Inode) -> Result<Attr, MetaError> {
-        let blocks = match inode.kind() {
-            FileKind::Regular => self.chunks.held_blocks(vec![FileKey::main(inode.ino)]).await?,
-            _ => Vec::new(),
+        if inode.kind() != FileKind::Regular {
+            return Ok(inode.attr(0));
+        }
+        let blocks = match self.chunks.held_or_row(FileKey::main(inode.ino)) {
+            Ok(blocks) => blocks,
+            Err(wanted) => {
+                let row = self.names.kv().get(wanted.key.clone()).await?;
+                self.chunks.held_by_row(&wanted, row)
+            }
         };
-        Ok(inode.attr(blocks.first().copied().unwrap_or(0)))
+        Ok(inode.attr(blocks))
     }
 
     /// The attributes of an inode as it is.
     pub(crate) async fn attr_now(&self, ino: Ino) -> Result<Attr, MetaError> {
-        let blocks = self.attr(&self.names.inode(ino).await?).await?.blocks;
+        let blocks = match self.chunks.held_or_row(FileKey::main(ino)) {
+            Ok(blocks) => blocks,
+            Err(wanted) => {
+                let (inode, row) = self.names.inode_and(ino, wanted.key.clone()).await?;
+                match inode.kind() {
+                    FileKind::Regular => self.chunks.held_by_row(&wanted, row),
+                    _ => 0,
+                }
+            }
+        };
         // It may have been changed while its blocks were counted.
         Ok(self.names.inode(ino).await?.attr(blocks))
     }

@@ -415,17 +415,27 @@ struct Slow {
     is_slow: Cell<bool>,
 }
 
+impl Slow {
+    async fn wait(&self) {
+        std::future::poll_fn(|_| if self.is_slow.get() { Poll::Pending } else { Poll::Ready(()) }).await;
+    }
+}
+
 impl Kv for Slow {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         let row = now(self.inner.get(key));
         Box::pin(async move {
-            std::future::poll_fn(|_| if self.is_slow.get() { Poll::Pending } else { Poll::Ready(()) }).await;
+            self.wait().await;
             row
         })
     }
 
     fn get_many(&self, keys: Vec<Vec<u8>>) -> LocalBoxFuture<'_, Result<Vec<Option<Vec<u8>>>, KvError>> {
-        self.inner.get_many(keys)
+        let rows = now(self.inner.get_many(keys));
+        Box::pin(async move {
+            self.wait().await;
+            rows
+        })
     }
 
     fn scan(

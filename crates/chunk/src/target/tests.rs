@@ -4,7 +4,7 @@ use crate::tests::{
     Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key, extent, file,
     fills, known, on_a_volume, write,
 };
-use crate::{Behind, ChunkError, Known};
+use crate::{Behind, ChunkError, Known, WantedRow};
 use penstock_base::{Birth, Branch, FileKey, FindingKind as Kind, Ino};
 use penstock_kv::{Kv, WriteSet};
 use penstock_sim::seeds;
@@ -281,6 +281,38 @@ fn blocks_are_counted_to_the_owner_of_their_file() {
     });
 }
 
+#[test]
+fn the_row_of_a_file_may_be_read_by_its_reader() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        write(&target, chunk_key(2, 0), 0, &[1; 6]).await;
+        assert_eq!(target.held_or_row(file(2)).unwrap(), 6, "known before there is a row");
+        target.commit_all().await.unwrap();
+        target.stop();
+        let target = bench.target().await;
+        let read = async |wanted: &WantedRow| bench.kv.get(wanted.key.clone()).await.unwrap();
+        let (first, second) =
+            (target.held_or_row(file(2)).unwrap_err(), target.held_or_row(file(3)).unwrap_err());
+        assert_eq!(target.held_by_row(&first, read(&first).await), 6);
+        assert_eq!(target.held_by_row(&second, read(&second).await), 0, "a file without a row");
+        assert_eq!(target.held_or_row(file(2)).unwrap(), 6, "it is in memory from now on");
+        assert_eq!(target.held_by_row(&first, None), 6, "what is in memory is newer than a row");
+
+        // Between the reading of a row and its arrival the file changes and leaves memory.
+        let late = target.held_or_row(file(4)).unwrap_err();
+        let row = read(&late).await;
+        write(&target, chunk_key(4, 0), 0, &[1; 3]).await;
+        target.commit_all().await.unwrap();
+        target.cache.evict_clean();
+        target.held_by_row(&late, row);
+        let again = target.held_or_row(file(4)).unwrap_err();
+        assert_eq!(target.held_by_row(&again, read(&again).await), 3, "a late row is not kept");
+
+        // A row that cannot be read counts as none.
+        assert_eq!(target.held_by_row(&target.held_or_row(file(6)).unwrap_err(), Some(vec![1])), 0);
+    });
+}
+
 /// Blocks of one file, and rows that say something else of it.
 #[test]
 fn wrong_rows_of_files_and_accounts_are_found_and_counted_again() {
@@ -503,7 +535,7 @@ fn a_file_is_removed_whatever_its_account_says() {
     for account in [vec![9, 9], encode_account(3)] {
         on_a_volume(async |bench| {
             bench.put_map(chunk_key(2, 0), &[extent(0, 5, 10)]).await;
-            bench.put_marks(&[10..15]).await;
+            bench.put_marks(&[10..12, 12..15]).await;
             bench.put_row(OWNER.account(Branch::MAIN), account).await;
             let target = bench.target().await;
             let writes = WriteSet::new();

@@ -3,8 +3,8 @@
 use crate::ChunkStore;
 use penstock_base::{Birth, DecodeError, FileKey, Ino, LocalBoxFuture};
 use penstock_chunk::{
-    Behind, ChunkError, ChunkKey, FileRow, Known, Owned, Owner, REMOVED, SpaceUsage, TargetCheck, all_maps,
-    map_range,
+    Behind, ChunkError, ChunkKey, FileRow, Known, Owned, Owner, REMOVED, SpaceUsage, TargetCheck, WantedRow,
+    all_maps, map_range,
 };
 use penstock_kv::{Kv, MemKv, WriteSet};
 use std::cell::{Cell, RefCell};
@@ -119,6 +119,14 @@ impl ChunkStore for MemChunks {
     fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
         let held = files.into_iter().map(|file| self.blocks(file.ino).len() as u64).collect();
         Box::pin(async move { Ok(held) })
+    }
+
+    fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+        Ok(self.blocks(file.ino).len() as u64)
+    }
+
+    fn held_by_row(&self, _: &WantedRow, _: Option<Vec<u8>>) -> u64 {
+        unreachable!("no row is wanted")
     }
 
     fn set_owner(

@@ -270,14 +270,19 @@ impl ChunkCache {
                 // A state of the file may have come and gone, and the row with it.
                 continue;
             }
+            if let Some(state) = self.files.borrow().get(&file) {
+                // Another task has loaded it, and may have changed it since: it is newer than the row.
+                return Ok((state.clone(), other));
+            }
             if self.files.borrow().len() >= self.evict_files_at.get() {
                 self.complete.clear();
                 self.drop_files();
                 self.evict_files_at.set(MOST.max(self.files.borrow().len() + MOST / 8));
             }
-            let mut files = self.files.borrow_mut();
-            let state = files.entry(file).or_insert_with(|| Rc::new(FileState::of_row(row)));
-            return Ok((state.clone(), other));
+            let state = Rc::new(FileState::of_row(row));
+            let before = self.files.borrow_mut().insert(file, state.clone());
+            assert!(before.is_none(), "a file has one state");
+            return Ok((state, other));
         }
     }
 

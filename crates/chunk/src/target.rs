@@ -17,7 +17,9 @@ use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
 use penstock_base::num::to_u32;
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, Birth, Branch, Buf, Env, FileKey, Gate, MAX_FILE_BYTES, Quiet};
+use penstock_base::{
+    BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileKey, Gate, MAX_FILE_BYTES, Quiet,
+};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, WriteSet, for_each};
 use std::cell::Cell;
@@ -240,7 +242,7 @@ impl Target {
         let unknown: Vec<usize> = (0..files.len()).filter(|at| held[*at].is_none()).collect();
         let keys = unknown.iter().map(|at| FileRow::key(files[*at], Birth::FIRST)).collect();
         for (at, row) in unknown.into_iter().zip(self.kv.get_many(keys).await?) {
-            held[at] = Some(read_file_row(files[at], row).map_or(0, |row| row.blocks));
+            held[at] = read_file_row(files[at], row).ok().flatten().map(|row| row.blocks);
         }
         assert_eq!(held.len(), files.len(), "a number for each file");
         Ok(held.into_iter().map(|blocks| blocks.unwrap_or(0)).collect())
@@ -251,9 +253,13 @@ impl Target {
         self.cache.held_or_row(file)
     }
 
-    /// The blocks of a file whose row was read.
+    /// The blocks of a file whose row was read. A file whose row cannot be read has none here, and stays out
+    /// of memory: whoever uses its contents is refused.
     pub fn held_by_row(&self, wanted: &WantedRow, row: Option<Vec<u8>>) -> u64 {
-        self.cache.take_row(wanted, read_file_row(wanted.file(), row))
+        match read_file_row(wanted.file(), row) {
+            Ok(row) => self.cache.take_row(wanted, row),
+            Err(_) => self.cache.held(wanted.file()).unwrap_or(0),
+        }
     }
 
     /// Counts a file to another owner, in one transaction with `writes`.
@@ -304,11 +310,10 @@ impl Target {
     }
 }
 
-/// Decodes the row of a file; none if there is none or it cannot be read.
-fn read_file_row(file: FileKey, row: Option<Vec<u8>>) -> Option<FileRow> {
-    row.map(|value| FileRow::decode(&value)).transpose().unwrap_or_else(|error| {
+/// Decodes the row of a file, if it has one. An error is reported.
+fn read_file_row(file: FileKey, row: Option<Vec<u8>>) -> Result<Option<FileRow>, DecodeError> {
+    row.map(|value| FileRow::decode(&value)).transpose().inspect_err(|error| {
         tracing::error!(?file, %error, "the row of a file cannot be read: `penstock fs check`");
-        None
     })
 }
 

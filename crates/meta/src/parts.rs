@@ -101,7 +101,7 @@ impl Parts {
     /// delete the row of its result.
     pub(crate) async fn turn(&self, who: Request) -> Result<Turn<'_>, MetaError> {
         let turn = self.names.turn().await;
-        match who.sequence == 0 || self.clients.is_in_use(who.session) {
+        match who.sequence == 0 || self.clients.is_live(who.session) {
             true => Ok(turn),
             false => Err(Errno::STALE.into()),
         }

@@ -17,7 +17,7 @@ use prost::Message;
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
 /// Most sessions that exist at the same time. Each is a row until it ends.
-const MOST_SESSIONS: usize = 1024;
+pub(crate) const MOST_SESSIONS: usize = 1024;
 
 impl MetaTarget {
     /// Executes a request. A repeat of a request that was executed is answered with its stored result.
@@ -46,9 +46,6 @@ impl MetaTarget {
             Kind::End => {
                 self.parts.clients.done(who.session);
                 self.end_session(who.session).await?;
-                // Without the flush a crash would bring the session back, and all other clients would wait
-                // for its lease to end.
-                self.parts.names.kv().flush().await?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::Lookup => ops::lookup(parts, Message::decode(body)?).await,
@@ -127,10 +124,10 @@ impl MetaTarget {
         if request.client.len() > NAME_BYTES || request.mount.len() > PATH_BYTES {
             return Err(MetaError::Request("the name of a client or of its mount is too long".into()));
         }
+        let turn = self.parts.names.turn().await;
         if remote && self.parts.clients.count() >= MOST_SESSIONS {
             return Err(MetaError::Request(format!("there are {MOST_SESSIONS} sessions, which is the most")));
         }
-        let turn = self.parts.names.turn().await;
         let mut writes = WriteSet::new();
         let session = turn.new_session(&mut writes, |session| self.parts.clients.is_in_use(session));
         let lease_ms = if remote { to_u32(self.parts.clients.lease().as_millis()) } else { 0 };
@@ -153,7 +150,8 @@ impl MetaTarget {
         Ok(HelloReply { version: mine, session, root: ROOT.0, chunk_blocks, lease_ms }.encode_to_vec())
     }
 
-    /// Ends a session: its opens, leases and locks end, and its rows are deleted.
+    /// Ends a session: its rows are deleted, and then its opens, leases and locks end. If the rows cannot be
+    /// deleted, a session that a start would bring back keeps those, and has ended only for its client.
     pub async fn end_session(&self, id: u64) -> Result<(), MetaError> {
         // A request of this session that is changing something records its result before the session's rows
         // are deleted.
@@ -161,30 +159,35 @@ impl MetaTarget {
         self.end_in_turn(id, turn).await
     }
 
-    /// Ends a session whose client is silent, and returns true. Waits before, as for a check to end. A client
-    /// that is heard meanwhile keeps its session. The session has ended even if its rows cannot be deleted.
-    pub async fn end_if_silent(&self, id: u64) -> (bool, Result<(), MetaError>) {
+    /// Ends a session whose client is silent, as [`Self::end_session`] does, and returns true. Waits before,
+    /// as for a check to end. A client that is heard meanwhile keeps its session.
+    pub async fn end_if_silent(&self, id: u64) -> Result<bool, MetaError> {
         let turn = self.parts.names.turn().await;
         match self.parts.clients.is_silent(id) {
-            true => (true, self.end_in_turn(id, turn).await),
-            false => (false, Ok(())),
+            true => self.end_in_turn(id, turn).await.map(|()| true),
+            false => Ok(false),
         }
     }
 
     async fn end_in_turn(&self, id: u64, turn: Turn<'_>) -> Result<(), MetaError> {
-        let Some(writes) = self.forget_session(id) else { return Ok(()) };
-        turn.commit(Request::default(), writes, Vec::new(), &[]).await
+        let Some(writes) = self.parts.clients.bar_session(id) else { return Ok(()) };
+        let committed = turn.commit(Request::default(), writes, Vec::new(), &[]).await;
+        let deleted = match committed {
+            Ok(()) => self.parts.names.kv().flush().await.map_err(MetaError::from),
+            failed => failed,
+        };
+        if deleted.is_ok() || !self.parts.clients.has_row(id) {
+            self.forget_session(id);
+        }
+        deleted
     }
 
-    /// Ends a session in memory. Returns the transaction that deletes its rows; none if there is no such
-    /// session.
-    fn forget_session(&self, id: u64) -> Option<WriteSet> {
-        let (opens, writes) = self.parts.clients.end_session(id)?;
-        for (ino, count) in opens {
+    /// Ends a session in memory, if there is one of this number.
+    fn forget_session(&self, id: u64) {
+        for (ino, count) in self.parts.clients.end_session(id).unwrap_or_default() {
             self.parts.end_uses(ino, count);
         }
         self.parts.wake_reaper();
-        Some(writes)
     }
 
     /// Takes over the opens and locks that a client reports after a restart.

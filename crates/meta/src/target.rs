@@ -11,7 +11,7 @@ use crate::rows::{FsRow, fs_key, inode_key, owner_of};
 use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
-use penstock_base::{Env, Features, FileKey, Gate, Id128, Ino};
+use penstock_base::{DecodeError, Env, Features, FileKey, Gate, Id128, Ino};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_session::Clients;
@@ -87,6 +87,10 @@ impl MetaTarget {
     pub async fn check_features(kv: &dyn Kv) -> Result<(), MetaError> {
         if let Some(row) = kv.get(fs_key()).await? {
             FsRow::decode(&row)?;
+        } else if kv.get(fs_key()[..1].to_vec()).await?.is_some() {
+            return Err(
+                DecodeError::Bad { what: "file system row", why: "it is of an unreleased format" }.into()
+            );
         }
         Ok(())
     }

@@ -21,13 +21,17 @@ pub(crate) async fn run(node: Rc<Node>) {
             continue;
         }
         for session in node.clients.sessions().into_iter().filter(SessionInfo::is_silent) {
-            let (has_ended, deleted) = scoped(node.meta.end_if_silent(session.id)).await;
-            if has_ended {
-                let text = format!("{session} was silent for {} s and has ended", session.silent.as_secs());
-                node.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
-            }
-            if let Err(error) = deleted {
-                tracing::warn!(%error, session = session.id, "rows of a session stay until the next start");
+            match scoped(node.meta.end_if_silent(session.id)).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    let silent = session.silent.as_secs();
+                    let text = format!("{session} was silent for {silent} s and has ended");
+                    node.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
+                }
+                Err(error) => {
+                    let why = "a silent session keeps its locks: its rows cannot be deleted";
+                    tracing::error!(%error, session = session.id, "{why}");
+                }
             }
         }
     }

@@ -219,14 +219,14 @@ impl Clients {
         self.sessions.borrow_mut().insert(key, who, self.env.now());
     }
 
-    /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of
-    /// opens, and the transaction that deletes its rows; none if there is no such session.
-    pub fn end_session(&self, id: u64) -> Option<(BTreeMap<Ino, u64>, WriteSet)> {
-        let (key, opens) = self.sessions.borrow_mut().remove(id)?;
-        self.leases.borrow_mut().leave(id);
-        assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
-        let changed = self.locks.borrow_mut().end(id);
-        changed.into_iter().for_each(|ino| self.notify_unlocked(ino));
+    /// Ends a session for its client: its requests fail from now on, and it keeps its opens, leases and locks
+    /// until [`Self::end_session`]. Returns the transaction that deletes its rows; none if there is no such
+    /// session.
+    ///
+    /// Only once that is durable may others get what the session held: a crash would otherwise bring it back,
+    /// with a lock that somebody else has by then.
+    pub fn bar_session(&self, id: u64) -> Option<WriteSet> {
+        let key = self.sessions.borrow_mut().bar(id)?;
         self.news.notify_waiters();
         let mut writes = WriteSet::new();
         writes.delete(session_key(key));
@@ -234,7 +234,19 @@ impl Clients {
             writes.delete(result_key(key, slot));
         }
         writes.reclaims();
-        Some((opens, writes))
+        Some(writes)
+    }
+
+    /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of
+    /// opens; none if there is no such session.
+    pub fn end_session(&self, id: u64) -> Option<BTreeMap<Ino, u64>> {
+        let opens = self.sessions.borrow_mut().remove(id)?;
+        self.leases.borrow_mut().leave(id);
+        assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
+        let changed = self.locks.borrow_mut().end(id);
+        changed.into_iter().for_each(|ino| self.notify_unlocked(ino));
+        self.news.notify_waiters();
+        Some(opens)
     }
 
     /// A session reports that it caches nothing any more, and ends.
@@ -250,6 +262,16 @@ impl Clients {
     /// True if a session has this number.
     pub fn is_in_use(&self, session: u64) -> bool {
         self.sessions.borrow().contains(session)
+    }
+
+    /// True if a session has not ended for its client.
+    pub fn is_live(&self, session: u64) -> bool {
+        self.sessions.borrow().is_live(session)
+    }
+
+    /// True if a session has a row, with which a start brings it back.
+    pub fn has_row(&self, session: u64) -> bool {
+        self.sessions.borrow().has_row(session)
     }
 
     /// Sets the path at which a client of this process mounts; empty if it does not.
@@ -335,7 +357,7 @@ impl Clients {
 
     /// Fails if the session has ended or the service was stopped.
     fn check_session(&self, id: u64) -> Result<(), Failure> {
-        match self.sessions.borrow().contains(id) && !self.is_stopped() {
+        match self.sessions.borrow().is_live(id) && !self.is_stopped() {
             true => Ok(()),
             false => Err(ended(id)),
         }
@@ -510,7 +532,7 @@ impl Clients {
     /// Sets, tests or releases an advisory lock. ESTALE if the session has ended.
     pub fn lock(&self, session: u64, request: &LockRequest) -> Result<LockReply, Errno> {
         // A session that ended since this request was heard gets none: nobody would ever release it.
-        if !self.is_in_use(session) {
+        if !self.is_live(session) {
             return Err(Errno::STALE);
         }
         if self.owe_opens() && request.change != i32::from(LockChange::Unlock) {

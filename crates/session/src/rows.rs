@@ -42,7 +42,11 @@ pub const LAST_SESSION: u64 = u64::MAX >> 1;
 pub fn decode_session_key(key: &[u8]) -> Result<Id128, DecodeError> {
     let dec = Dec::new("session key", key);
     let id = key.strip_prefix(&[SESSION]).and_then(|rest| rest.try_into().ok());
-    Ok(Id128(id.ok_or(dec.bad("wrong tag or length"))?))
+    let id = Id128(id.ok_or(dec.bad("wrong tag or length"))?);
+    if id.is_nil() {
+        return Err(dec.bad("the name of no session"));
+    }
+    Ok(id)
 }
 
 /// Row of a session whose client is another process and outlives this one.
@@ -148,6 +152,8 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_row_are_refused() {
+        assert!(decode_session_key(&session_key(Id128::NIL)).is_err(), "the name of no session");
+        assert!(decode_session_key(&session_key(KEY)[1..]).is_err());
         let session = SessionRow { number: 5, client: "host".into(), mount: "/m".into(), lease_ms: 300 };
         let result = ResultRow { session: KEY, slot: 2, sequence: 66, body: vec![8, 7] };
         let (session, result) = (session.encode(), result.encode());

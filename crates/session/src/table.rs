@@ -55,6 +55,8 @@ struct Session {
     heard: Duration,
     /// Number of its requests that are being executed.
     active: u64,
+    /// True while its rows are being deleted: it has ended for its client, and not yet for others.
+    is_barred: bool,
     /// The last request of each slot: its sequence number and its outcome.
     results: BTreeMap<u64, (u64, Outcome)>,
     opens: BTreeMap<Ino, u64>,
@@ -189,13 +191,30 @@ impl Sessions {
         self.live.contains_key(&id)
     }
 
-    fn get_mut(&mut self, id: u64) -> Result<&mut Session, Failure> {
-        self.live.get_mut(&id).ok_or_else(|| ended(id))
+    /// True if a session has not ended for its client.
+    pub(crate) fn is_live(&self, id: u64) -> bool {
+        self.live.get(&id).is_some_and(|session| !session.is_barred)
     }
 
-    /// The name of a session; none if there is no such session.
+    fn get_mut(&mut self, id: u64) -> Result<&mut Session, Failure> {
+        self.live.get_mut(&id).filter(|session| !session.is_barred).ok_or_else(|| ended(id))
+    }
+
+    /// The name of a session; none if it has ended.
     pub(crate) fn key(&self, id: u64) -> Option<Id128> {
-        self.live.get(&id).map(|session| session.key)
+        self.live.get(&id).filter(|session| !session.is_barred).map(|session| session.key)
+    }
+
+    /// A session ends for its client. Returns its name; none if there is no such session.
+    pub(crate) fn bar(&mut self, id: u64) -> Option<Id128> {
+        let session = self.live.get_mut(&id)?;
+        session.is_barred = true;
+        Some(session.key)
+    }
+
+    /// True if a session has a row, with which a start brings it back.
+    pub(crate) fn has_row(&self, id: u64) -> bool {
+        self.live.get(&id).is_some_and(|session| session.who.lease_ms > 0)
     }
 
     /// A session starts.
@@ -205,9 +224,9 @@ impl Sessions {
         assert!(before.is_none(), "session {id} starts once");
     }
 
-    /// A session ends. Returns its name, and the inodes that it has open, with the number of opens of each.
-    pub(crate) fn remove(&mut self, id: u64) -> Option<(Id128, BTreeMap<Ino, u64>)> {
-        self.live.remove(&id).map(|session| (session.key, session.opens))
+    /// A session ends. Returns the inodes that it has open, with the number of opens of each.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<BTreeMap<Ino, u64>> {
+        self.live.remove(&id).map(|session| session.opens)
     }
 
     /// A request of a session has arrived.

@@ -375,6 +375,23 @@ fn a_row_that_was_read_before_the_file_changed_does_not_count() {
     assert_eq!(late.now_or_never().expect("it reads again").unwrap().held(), 6);
 }
 
+/// Regression: a reader that made room for the row of a file dropped the newer state of the same file.
+#[test]
+fn making_room_for_a_file_does_not_drop_what_another_task_knows_of_it() {
+    let mem = MemKv::new(1 << 24);
+    let kv = Rc::new(Slow { inner: mem.clone(), is_slow: Cell::default() });
+    let shared: Rc<dyn Kv> = kv.clone();
+    let cache = ChunkCache::new(&shared, CHUNK, VOLUME_BLOCKS);
+    kv.is_slow.set(true);
+    let mut late = pin!(cache.file(file(2)));
+    assert!((&mut late).now_or_never().is_none());
+    kv.is_slow.set(false);
+    state(&cache, 2).count(0, 6);
+    put_file(&mem, 2, 6);
+    cache.drop_files_from(1);
+    assert_eq!(late.now_or_never().expect("no other read").unwrap().held(), 6);
+}
+
 #[test]
 fn a_damaged_row_of_a_file_is_an_error_and_loads_nothing() {
     let (kv, cache) = empty();

@@ -311,6 +311,14 @@ impl Fsck<'_> {
                 rows.insert(FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode());
             }
         }
+        // A file that was truncated has a row, whatever else is left of it.
+        let emptied = files
+            .iter()
+            .filter(|(ino, known)| known.truncations > 0 && !survey.check.owners.contains_key(*ino));
+        rows.extend(emptied.map(|(ino, &Known { truncations, owner })| {
+            let row = FileRow { truncations, blocks: 0, owner };
+            (FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode())
+        }));
         rows.extend(
             accounts.iter().map(|(owner, blocks)| (owner.account(Branch::MAIN), encode_account(*blocks))),
         );

@@ -307,9 +307,24 @@ fn the_row_of_a_file_may_be_read_by_its_reader() {
         target.held_by_row(&late, row);
         let again = target.held_or_row(file(4)).unwrap_err();
         assert_eq!(target.held_by_row(&again, read(&again).await), 3, "a late row is not kept");
+    });
+}
 
-        // A row that cannot be read counts as none.
-        assert_eq!(target.held_by_row(&target.held_or_row(file(6)).unwrap_err(), Some(vec![1])), 0);
+/// Regression: a stat took a row that cannot be read for none, and the next write replaced it.
+#[test]
+fn a_row_that_cannot_be_read_is_not_taken_for_none() {
+    on_a_volume(async |bench| {
+        let key = FileRow::key(file(2), Birth::FIRST);
+        bench.put_row(key.clone(), vec![9]).await;
+        let target = bench.target().await;
+        let wanted = target.held_or_row(file(2)).unwrap_err();
+        assert_eq!(target.held_by_row(&wanted, bench.kv.get(key.clone()).await.unwrap()), 0);
+        assert_eq!(target.held_blocks(&[file(2)]).await.unwrap(), [0]);
+        let (data, crcs) = blocks_of(&[1]);
+        let refused = target.write(chunk_key(2, 0), 0, &data, &crcs, known(1)).await.unwrap_err();
+        assert!(matches!(refused, ChunkError::Row(_)), "{refused}");
+        target.commit_all().await.unwrap();
+        assert_eq!(bench.kv.get(key).await.unwrap(), Some(vec![9]));
     });
 }
 

@@ -157,7 +157,8 @@ impl Diagnosis {
 
     /// Adds an unreadable row as a finding. Returns false for a row of a later release, which is left alone.
     fn unreadable(&mut self, kind: Kind, key: &[u8], error: &DecodeError, fix: Fix) -> bool {
-        let ino = owner_of(key, 2, false).ok();
+        let is_of_a_session = kind == Kind::BadSessionRow;
+        let ino = if is_of_a_session { None } else { owner_of(key, 2, false).ok() };
         let text = format!("row {}: {error}", hex(key));
         if let DecodeError::Unknown { .. } = error {
             self.unknown(ino, text);

@@ -2,13 +2,14 @@
 
 use super::bed::{Bed, errno, run};
 use super::memory::CHUNK_BLOCKS;
+use crate::service::MOST_SESSIONS;
 use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
-use penstock_base::{BLOCK_BYTES, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, ErrorKind, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
 use penstock_wire::metadata::{
-    AttrReply, HelloReply, HelloRequest, InodeRequest, PingRequest, ReadDirReply, ReadDirRequest,
-    SetAttrRequest, StatFsReply, Time,
+    AttrReply, HelloReply, HelloRequest, InodeRequest, LockChange, LockRequest, PingRequest, ReadDirReply,
+    ReadDirRequest, SetAttrRequest, StatFsReply, Time,
 };
 use penstock_wire::{Header, Kind, VERSION};
 use prost::Message;
@@ -268,33 +269,86 @@ fn a_truncation_of_a_session_that_has_ended_takes_no_further_step() {
     });
 }
 
+/// Starts a session of a client in another process.
+async fn remote_session(bed: &Bed) -> u64 {
+    let version = u32::from(VERSION);
+    let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
+    let reply = bed.meta.hello(&hello.encode_to_vec(), true).await.unwrap();
+    HelloReply::decode(&reply[..]).unwrap().session
+}
+
+/// Regression: the locks of a silent session were given to others before its rows were gone for good, and a
+/// crash brought it back with the same locks.
+#[test]
+fn what_a_silent_session_held_is_free_only_when_no_crash_brings_it_back() {
+    run(async |bed| {
+        let session = remote_session(bed).await;
+        let ino = bed.add("f").await.unwrap();
+        let change = LockChange::Exclusive.into();
+        let lock = LockRequest { ino: ino.0, change, last: 9, owner: 1, ..LockRequest::default() };
+        let clients = bed.meta.clients();
+        assert!(clients.lock(session, &lock).unwrap().conflict.is_none());
+        bed.world.env().sleep(Duration::from_secs(31)).await;
+        bed.kv.fail_after(0);
+        bed.meta.end_if_silent(session).await.unwrap_err();
+        let ping = Header { session, ..Header::request(Kind::Ping) };
+        assert_eq!(clients.hear(&ping).unwrap_err().kind, ErrorKind::Ended, "it has ended for its client");
+        assert!(clients.request(&ping).is_err() && clients.is_in_use(session));
+        assert_eq!(clients.lock(session, &lock), Err(Errno::STALE));
+        let other = clients.lock(bed.who.session, &lock).unwrap();
+        assert!(other.conflict.is_some(), "a crash could bring it back");
+        bed.kv.fail_after(u64::MAX);
+        assert!(bed.meta.end_if_silent(session).await.unwrap());
+        assert!(clients.lock(bed.who.session, &lock).unwrap().conflict.is_none());
+        bed.crash().await;
+        assert!(!bed.meta.clients().is_in_use(session));
+    });
+}
+
+#[test]
+fn there_are_never_more_sessions_than_the_most() {
+    run(async |bed| {
+        // One was there before.
+        for _ in 2..MOST_SESSIONS {
+            remote_session(bed).await;
+        }
+        // A check has the turn, and two clients come meanwhile.
+        let turn = bed.meta.parts.names.turn().await;
+        let version = u32::from(VERSION);
+        let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
+        let hello = hello.encode_to_vec();
+        let (first, second, ()) =
+            tokio::join!(bed.meta.hello(&hello, true), bed.meta.hello(&hello, true), async { drop(turn) });
+        first.unwrap();
+        assert!(second.unwrap_err().message.contains("1024 sessions"));
+        assert_eq!(bed.meta.clients().count(), MOST_SESSIONS);
+    });
+}
+
 /// A session does not end if its client is heard again before the end has the turn.
 #[test]
 fn a_session_that_was_heard_while_its_end_waited_goes_on() {
     run(async |bed| {
-        let version = u32::from(VERSION);
-        let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
-        let reply = bed.meta.hello(&hello.encode_to_vec(), true).await.unwrap();
-        let session = HelloReply::decode(&reply[..]).unwrap().session;
+        let session = remote_session(bed).await;
         let (clients, env) = (bed.meta.clients(), bed.world.env());
         let ping = Header { session, ..Header::request(Kind::Ping) };
         env.sleep(Duration::from_secs(31)).await;
         assert!(clients.is_silent(session));
         // A check, or another change, has the turn.
         let turn = bed.meta.parts.names.turn().await;
-        let ((ended, deleted), ()) = tokio::join!(bed.meta.end_if_silent(session), async {
+        let (ended, ()) = tokio::join!(bed.meta.end_if_silent(session), async {
             env.sleep(Duration::from_secs(5)).await;
             clients.hear(&ping).unwrap();
             let serving = clients.begin(&ping).unwrap();
             bed.meta.serve(&ping, &PingRequest::default().encode_to_vec()).await.unwrap();
             drop((serving, turn));
         });
-        deleted.unwrap();
-        assert!(!ended && clients.is_in_use(session), "the service answered it, and ended it after that");
+        assert!(
+            !ended.unwrap() && clients.is_in_use(session),
+            "the service answered it, and ended it after that"
+        );
         env.sleep(Duration::from_secs(31)).await;
-        let (ended, deleted) = bed.meta.end_if_silent(session).await;
-        deleted.unwrap();
-        assert!(ended && !clients.is_in_use(session));
+        assert!(bed.meta.end_if_silent(session).await.unwrap() && !clients.is_in_use(session));
     });
 }
 

@@ -260,7 +260,9 @@ fn a_session_of_another_process_survives_a_restart_until_it_ends() {
         assert_eq!((later.count(), later.is_in_use(5), later.owe_opens()), (1, true, true));
         assert!(matches!(later.slot(who(5, 3)).await, Ok(Slot::Done(Ok(body))) if body == b"three"));
         assert!(later.open(5, INO) && later.open(5, INO) && later.open(5, Ino(8)));
-        let (opens, writes) = later.end_session(5).unwrap();
+        let writes = later.bar_session(5).unwrap();
+        assert!(!later.is_live(5) && later.is_in_use(5), "others must not have its locks yet");
+        let opens = later.end_session(5).unwrap();
         assert_eq!(opens, BTreeMap::from([(INO, 2), (Ino(8), 1)]));
         bench.kv.commit(writes).await.unwrap();
         for (from, until) in [all_sessions(), all_results()] {

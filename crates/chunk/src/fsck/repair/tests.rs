@@ -367,6 +367,7 @@ fn files_are_counted_by_their_maps_and_their_inodes() {
                 (Ino(3), row(3, 0)),
                 (Ino(4), row(1, 0)),
                 (Ino(6), FileRow { owner: other, ..row(0, 9) }),
+                (Ino(7), FileRow { owner: other, ..row(0, 3) }),
                 // Its inode cannot be read.
                 (Ino(8), row(0, 4)),
             ];

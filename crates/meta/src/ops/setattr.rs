@@ -119,7 +119,7 @@ pub(crate) async fn set_attr(
         // As long as the transaction is not committed, nobody has counted what it leaves.
         attr.blocks = attr.blocks.min(size.div_ceil(BLOCK_BYTES as u64));
     }
-    let reply = encode_attr(attr);
+    let reply = encode_attr(attr.clone());
     let first_block = size.div_ceil(BLOCK_BYTES as u64);
     assert!(first_block <= until, "the steps stopped behind the new end");
     let known = Known { truncations: inode.truncations, owner };
@@ -127,7 +127,12 @@ pub(crate) async fn set_attr(
         Ok(parts.chunks.truncate(file, first_block..until, behind, known, writes).await?)
     })
     .await?;
-    Ok(reply)
+    // The stored reply has the most blocks that may be left, because it was written with them. Now they are
+    // counted.
+    if let Ok(blocks) = parts.chunks.held_or_row(file) {
+        attr.blocks = blocks;
+    }
+    Ok(encode_attr(attr))
 }
 
 /// Clears blocks behind a new size of a file, and behind the old one, until one transaction suffices for

@@ -334,14 +334,15 @@ mod tests {
             assert!(matches!(swap(&claims, 1, 3), Err(ClaimError::Changed(found)) if *found == claim(2)));
         }
         assert_eq!(FileOwnership::open(&folder.0).unwrap().claim(ARRAY), claim(2));
-        // The change with sequence number 2 is in place 0.
-        folder.corrupt(100, b"torn");
+        // The change with sequence number 2 is in place 0. A record is shorter than 100 bytes.
+        let inside = HEADER_BYTES as u64 + 10;
+        folder.corrupt(inside, b"torn");
         let claims = FileOwnership::open(&folder.0).unwrap();
         assert_eq!(claims.claim(ARRAY), claim(1));
         swap(&claims, 1, 7).unwrap();
         assert_eq!(FileOwnership::open(&folder.0).unwrap().claim(ARRAY), claim(7));
-        folder.corrupt(100, b"torn");
-        folder.corrupt(PLACE_BYTES as u64 + 100, b"torn");
+        folder.corrupt(inside, b"torn");
+        folder.corrupt(PLACE_BYTES as u64 + inside, b"torn");
         assert!(FileOwnership::open(&folder.0).is_err());
     }
 

@@ -304,8 +304,7 @@ impl Array {
         scoped(self.members.replace(position, slice)).await
     }
 
-    /// Verifies the labels of its slices on drives that take I/O, and repairs them. Returns the number of bad
-    /// copies.
+    /// Verifies the labels of its slices on drives that take I/O, and repairs them.
     pub async fn scrub_labels(&self) -> Scrubbed {
         scoped(self.members.scrub_labels()).await
     }

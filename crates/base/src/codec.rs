@@ -46,6 +46,24 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The key of a row: a tag, and numbers in big-endian order, by which keys of one tag sort.
+pub fn row_key(tag: u8, words: &[u64]) -> Vec<u8> {
+    let mut key = vec![tag];
+    words.iter().for_each(|word| key.extend_from_slice(&word.to_be_bytes()));
+    key
+}
+
+/// The numbers of a row's key. Fails if it has another tag or another length; `what` names the key.
+pub fn row_words<const N: usize>(what: &'static str, tag: u8, key: &[u8]) -> Result<[u64; N], DecodeError> {
+    let rest = key.strip_prefix(&[tag]).filter(|rest| rest.len() == 8 * N);
+    let rest = rest.ok_or(DecodeError::Bad { what, why: "wrong tag or length" })?;
+    let mut words = [0; N];
+    for (word, bytes) in words.iter_mut().zip(rest.chunks_exact(8)) {
+        *word = u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
+    }
+    Ok(words)
+}
+
 /// Appends little-endian fields to a byte vector.
 #[derive(Default)]
 pub struct Enc {
@@ -288,5 +306,14 @@ mod tests {
         assert_eq!(dec.bytes(), Ok(&b"seven"[..]));
         let left = dec.left();
         assert_eq!(dec.raw(left + 1), Err(DecodeError::Short { what: "test", wanted: left + 1, left }));
+    }
+
+    #[test]
+    fn keys_sort_by_their_numbers_and_come_back() {
+        let key = row_key(9, &[1, 256]);
+        assert!(row_key(9, &[1, 255]) < key && key < row_key(9, &[2, 0]) && key < row_key(10, &[]));
+        assert_eq!(row_words("test", 9, &key), Ok([1, 256]));
+        assert!(row_words::<2>("test", 8, &key).is_err() && row_words::<1>("test", 9, &key).is_err());
+        assert!(row_words::<2>("test", 9, &key[..16]).is_err() && row_words::<0>("test", 9, &[]).is_err());
     }
 }

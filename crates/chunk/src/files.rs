@@ -14,7 +14,7 @@ use std::cell::Cell;
 pub const REMOVED: u64 = u64::MAX;
 
 /// A file as the sender of a change and the metadata target know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     /// The truncate generation as the sender knows it.
     pub truncations: u64,
@@ -45,6 +45,14 @@ impl FileState {
             held: Cell::new(row.map_or(0, |row| row.blocks)),
             row: Cell::new(row),
         }
+    }
+
+    /// Begins a change that adds blocks. Rejects it like [`FileState::check`]; else the file has an owner
+    /// from here on, as long as it stays in memory. A chunk with changes keeps it there.
+    pub(crate) fn begin(&self, known: Known) -> Result<(), ChunkError> {
+        self.check(known.truncations)?;
+        self.learn(known.owner);
+        Ok(())
     }
 
     /// Takes the owner that the metadata target names, if the target knows none.

@@ -30,9 +30,6 @@ impl Target {
         zero: bool,
         known: Known,
     ) -> Result<(), ChunkError> {
-        // Held to the end: until a chunk of it has changes, nothing else keeps the file in memory.
-        let state = self.cache.file(file).await?;
-        state.learn(known.owner);
         if self.suffices(file, &blocks).await.is_err() {
             self.commits.make_space().await?;
             self.suffices(file, &blocks).await?;
@@ -41,7 +38,7 @@ impl Target {
         let last = blocks.end.div_ceil(per_chunk);
         for index in blocks.start / per_chunk..last {
             let key = ChunkKey { file, index };
-            self.preallocate_in(key, self.within(key, &blocks), zero, known.truncations).await?;
+            self.preallocate_in(key, self.within(key, &blocks), zero, known).await?;
             if index % STEP_CHUNKS == STEP_CHUNKS - 1 {
                 self.commit(file, true).await?;
             }
@@ -114,11 +111,11 @@ impl Target {
         key: ChunkKey,
         blocks: Range<u32>,
         zero: bool,
-        sent: u64,
+        known: Known,
     ) -> Result<(), ChunkError> {
         let _lock = self.cache.exclusive(key).await;
         let chunk = self.cache.get(key).await?;
-        chunk.borrow().file().check(sent)?;
+        chunk.borrow().file().begin(known)?;
         // With `zero`, a dirty block without a volume block gets one too, out of the reservation that it has
         // already.
         let lacking = chunk.borrow().without_space(blocks.clone());

@@ -15,6 +15,7 @@ pub use files::{
 pub use foreign::{ForeignKey, all_foreign};
 pub use map::{Extent, Forward, MapRow};
 
+use penstock_base::codec::{row_key, row_words};
 use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileKey, Ino, MAX_FILE_BYTES};
 
 /// First byte of a map row's key.
@@ -44,7 +45,7 @@ impl ChunkKey {
     /// Returns the row's key. It is big-endian, so that the chunks of a file are in order. The inverted birth
     /// comes last, so that the rows of one chunk from different snapshots will be adjacent, the newest first.
     pub fn row(&self, birth: Birth) -> Vec<u8> {
-        key_of(MAP, &[self.file.branch.0, self.file.ino.0, self.index, birth.suffix()])
+        row_key(MAP, &[self.file.branch.0, self.file.ino.0, self.index, birth.suffix()])
     }
 
     /// The first block of the chunk in its file; none for a chunk that no file has, which only a damaged row
@@ -55,27 +56,9 @@ impl ChunkKey {
 
     /// Decodes a row's key into the chunk and its birth.
     pub fn decode(key: &[u8]) -> Result<(Self, Birth), DecodeError> {
-        let [branch, ino, index, birth] = words("map row key", MAP, key)?;
+        let [branch, ino, index, birth] = row_words("map row key", MAP, key)?;
         Ok((Self { file: file_of(branch, ino), index }, Birth::of_suffix(birth)))
     }
-}
-
-/// A key: a tag, and numbers in big-endian order.
-fn key_of(tag: u8, words: &[u64]) -> Vec<u8> {
-    let mut key = vec![tag];
-    words.iter().for_each(|word| key.extend_from_slice(&word.to_be_bytes()));
-    key
-}
-
-/// The numbers of a key with this tag.
-fn words<const N: usize>(what: &'static str, tag: u8, key: &[u8]) -> Result<[u64; N], DecodeError> {
-    let rest = key.strip_prefix(&[tag]).filter(|rest| rest.len() == 8 * N);
-    let rest = rest.ok_or(DecodeError::Bad { what, why: "wrong tag or length" })?;
-    let mut words = [0; N];
-    for (word, bytes) in words.iter_mut().zip(rest.chunks_exact(8)) {
-        *word = u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
-    }
-    Ok(words)
 }
 
 fn file_of(branch: u64, ino: u64) -> FileKey {
@@ -111,7 +94,7 @@ pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
 
 /// Returns the key of an allocation group's row.
 pub fn group_key(group: u64) -> Vec<u8> {
-    key_of(GROUP, &[group])
+    row_key(GROUP, &[group])
 }
 
 /// Returns the range of keys of all allocation groups; the second key is excluded.
@@ -141,6 +124,5 @@ pub fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError>
 
 /// Returns the group that a row's key names; `None` if it is no key of an allocation group.
 pub fn decode_group_key(key: &[u8]) -> Option<u64> {
-    key.first().filter(|tag| **tag == GROUP)?;
-    Some(u64::from_be_bytes(key.get(1..)?.try_into().ok()?))
+    row_words("allocation group key", GROUP, key).ok().map(|[group]| group)
 }

@@ -158,13 +158,10 @@ impl Target {
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        // Held to the end: until a chunk of it has changes, nothing else keeps the file in memory.
-        let state = self.cache.file(key.file).await?;
-        state.learn(known.owner);
-        let is_full = match self.try_write(key, first, data, crcs, known.truncations).await {
+        let is_full = match self.try_write(key, first, data, crcs, known).await {
             Err(ChunkError::NoSpace { .. }) => {
                 self.commits.make_space().await?;
-                self.try_write(key, first, data, crcs, known.truncations).await?
+                self.try_write(key, first, data, crcs, known).await?
             }
             other => other?,
         };
@@ -186,11 +183,11 @@ impl Target {
         first: u32,
         data: &Buf,
         crcs: &[u32],
-        sent: u64,
+        known: Known,
     ) -> Result<bool, ChunkError> {
         let _lock = self.cache.exclusive(key).await;
         let chunk = self.cache.get(key).await?;
-        chunk.borrow().file().check(sent)?;
+        chunk.borrow().file().begin(known)?;
         let new = chunk.borrow().without_space(first..first + to_u32(crcs.len()));
         self.allocator.reserve(new.iter().map(|range| range.len() as u64).sum())?;
         Ok(self.cache.write(key, &chunk, (first, data, crcs), &new))

@@ -68,7 +68,7 @@ pub(crate) async fn wait_reaped(parts: &Parts) {
 }
 
 /// The owner of a file that has no name and waits to be deleted; none for another one. ESTALE if it is gone.
-async fn is_removed(parts: &Parts, ino: Ino) -> Result<Option<Owner>, MetaError> {
+async fn owner_if_removed(parts: &Parts, ino: Ino) -> Result<Option<Owner>, MetaError> {
     // A file with a wrong number of links is not in the queue, so damage deletes no file that has a name.
     let inode = parts.names.inode(ino).await?;
     Ok((inode.nlink == 0 && parts.names.is_queued(ino).await?).then(|| inode.owner()))
@@ -77,12 +77,12 @@ async fn is_removed(parts: &Parts, ino: Ino) -> Result<Option<Owner>, MetaError>
 async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     // In a turn, so that no name that is being given is overlooked.
     let mut turn = parts.names.turn().await;
-    let removed = match is_removed(parts, ino).await {
+    let owner = match owner_if_removed(parts, ino).await {
         // Already gone: a file can be queued both by its last close and by the removal of its last name.
         Err(MetaError::Posix(_)) => None,
-        removed => removed?,
+        owner => owner?,
     };
-    let Some(owner) = removed else {
+    let Some(owner) = owner else {
         parts.end_deletion(ino);
         return Ok(());
     };
@@ -99,7 +99,7 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
         // Between two steps others change names, and a repair may give the file one.
         drop(turn);
         turn = parts.names.turn().await;
-        if is_removed(parts, ino).await?.is_none() {
+        if owner_if_removed(parts, ino).await?.is_none() {
             parts.end_deletion(ino);
             return Ok(());
         }

@@ -7,6 +7,7 @@
 //!
 //! Public for the fuzzer and for tools that inspect a store. Only this crate writes rows.
 
+use penstock_base::codec::{row_key, row_words};
 use penstock_base::{Birth, Dec, DecodeError, Enc, Features, Id128, Ino};
 use penstock_kv::Range;
 
@@ -23,20 +24,14 @@ const ENTRY_FORMAT: u8 = 2;
 /// The end of the keys of this release.
 const FIRST: u64 = Birth::FIRST.suffix();
 
-fn key(tag: u8, words: &[u64]) -> Vec<u8> {
-    let mut key = vec![tag];
-    words.iter().for_each(|word| key.extend_from_slice(&word.to_be_bytes()));
-    key
-}
-
 /// Key of the file system's own row: of the first fileset, the only one today.
 pub fn fs_key() -> Vec<u8> {
-    key(FS, &[0])
+    row_key(FS, &[0])
 }
 
 /// Key of an inode's row.
 pub fn inode_key(ino: Ino) -> Vec<u8> {
-    key(INODE, &[0, ino.0, FIRST])
+    row_key(INODE, &[0, ino.0, FIRST])
 }
 
 /// Range of all inode rows.
@@ -46,7 +41,7 @@ pub fn all_inodes() -> Range {
 
 /// Key of a directory entry's row, at its cookie.
 pub fn entry_key(dir: Ino, cookie: u64) -> Vec<u8> {
-    key(ENTRY, &[0, dir.0, cookie, FIRST])
+    row_key(ENTRY, &[0, dir.0, cookie, FIRST])
 }
 
 /// True if a key is a directory entry's.
@@ -56,7 +51,7 @@ pub(crate) fn is_entry_key(key: &[u8]) -> bool {
 
 /// Range of a directory's entries with `from <= cookie < until`.
 pub fn entry_range(dir: Ino, from: u64, until: u64) -> Range {
-    (key(ENTRY, &[0, dir.0, from]), key(ENTRY, &[0, dir.0, until]))
+    (row_key(ENTRY, &[0, dir.0, from]), row_key(ENTRY, &[0, dir.0, until]))
 }
 
 /// Range of all directory entries.
@@ -67,11 +62,9 @@ pub fn all_entries() -> Range {
 /// Returns directory and cookie from an entry's key.
 pub fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
     let dec = Dec::new("directory entry key", key);
-    let words: Option<&[u8; 32]> = key.strip_prefix(&[ENTRY]).and_then(|rest| rest.try_into().ok());
-    let words = words.ok_or(dec.bad("wrong tag or length"))?;
-    let word = |at: usize| u64::from_be_bytes(words[at * 8..(at + 1) * 8].try_into().expect("eight bytes"));
-    match (word(0), word(3)) {
-        (0, FIRST) => Ok((Ino(word(1)), word(2))),
+    let [branch, dir, cookie, birth] = row_words("directory entry key", ENTRY, key)?;
+    match (branch, birth) {
+        (0, FIRST) => Ok((Ino(dir), cookie)),
         (0, birth) => Err(dec.unknown("birth", Birth::of_suffix(birth).0)),
         (branch, _) => Err(dec.unknown("branch", branch)),
     }
@@ -79,13 +72,13 @@ pub fn decode_entry_key(key: &[u8]) -> Result<(Ino, u64), DecodeError> {
 
 /// Key of an extended attribute's row: inode, name, a NUL (names contain none), and the birth.
 pub fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
-    [&key(XATTR, &[0, ino.0])[..], name, &[0], &FIRST.to_be_bytes()].concat()
+    [&row_key(XATTR, &[0, ino.0])[..], name, &[0], &FIRST.to_be_bytes()].concat()
 }
 
 /// Range of all extended attributes of an inode.
 pub fn xattr_range(ino: Ino) -> Range {
-    let from = key(XATTR, &[0, ino.0]);
-    let until = ino.0.checked_add(1).map_or(vec![XATTR + 1], |next| key(XATTR, &[0, next]));
+    let from = row_key(XATTR, &[0, ino.0]);
+    let until = ino.0.checked_add(1).map_or(vec![XATTR + 1], |next| row_key(XATTR, &[0, next]));
     (from, until)
 }
 
@@ -176,7 +169,7 @@ pub fn bare_value() -> Vec<u8> {
 
 /// Key of an inode's row in the queue of removed files.
 pub fn removed_key(ino: Ino) -> Vec<u8> {
-    key(REMOVED, &[0, ino.0])
+    row_key(REMOVED, &[0, ino.0])
 }
 
 /// Range of the queue of removed files.
@@ -186,8 +179,7 @@ pub fn all_removed() -> Range {
 
 /// Returns the inode from a key of the queue of removed files; none if the key is invalid.
 pub fn removed_ino(key: &[u8]) -> Option<Ino> {
-    let words = key.strip_prefix(&[REMOVED]).filter(|words| words.len() == 16)?;
-    Some(Ino(u64::from_be_bytes(words[8..].try_into().ok()?)))
+    row_words("removed file", REMOVED, key).ok().map(|[_, ino]| Ino(ino))
 }
 
 const FS_FORMAT: u8 = 2;

@@ -60,14 +60,14 @@ impl MetaTarget {
         // Damage: a reservation outside the fileset, or chunks of another size than the target has. Files
         // would be mapped wrongly.
         let sound = FsRow {
+            features: fs.features.maintained(),
             reserved_ino: if is_reserved { fs.reserved_ino } else { last_ino },
             chunk_blocks: chunks.chunk_blocks(),
             ..fs.clone()
         };
-        if sound.features.maintained() != fs.features {
+        if sound.features != fs.features {
             tracing::warn!(features = ?fs.features, "features that this release does not maintain are dropped");
         }
-        let sound = FsRow { features: sound.features.maintained(), ..sound };
         if sound != fs {
             tracing::error!(?fs, ?sound, "the row of the file system is damaged and is corrected");
             let mut writes = WriteSet::new();

@@ -104,7 +104,6 @@ pub async fn look_for_store(
     let drives: Vec<&FoundDrive> =
         candidates.iter().filter_map(|candidate| candidate.found.as_ref().ok()).collect();
     let other = candidates.iter().find(|candidate| !candidate.is_blank && candidate.found.is_err());
-    let are_all_blank = || other.is_none();
     match (drives.is_empty(), other.and_then(Candidate::problem)) {
         (true, None) => Holding::Nothing,
         (true, Some(why)) => Holding::Other(why.to_owned()),
@@ -115,7 +114,7 @@ pub async fn look_for_store(
             let claims = join_all(arrays.map(|array| ownership.current(array))).await;
             let is_unknown = claims.iter().all(|claim| matches!(claim, Ok(claim) if claim.revision == 0));
             let is_unused = is_unknown && drives.iter().all(|drive| drive.is_unused());
-            match is_lacking && is_unused && are_all_blank() {
+            match is_lacking && is_unused && other.is_none() {
                 true => Holding::Unfinished,
                 false => Holding::Store,
             }

@@ -5,7 +5,7 @@
 //! [`Fsck::mark_owned`] comes first: nothing is allocated while a block of a file counts as free.
 
 use super::Fsck;
-use super::survey::{read_row, valid_part};
+use super::survey::{Owned, accounts_of, read_row, valid_part};
 use crate::ChunkError;
 use crate::Known;
 use crate::accounts::Accounts;
@@ -291,37 +291,27 @@ impl Fsck<'_> {
         if survey.opaque {
             return Ok(());
         }
-        let mut rows: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
-        let mut accounts: BTreeMap<Owner, u64> = BTreeMap::new();
-        for (ino, owned) in &survey.check.owners {
+        let owners = &survey.check.owners;
+        let nothing = Owned::default();
+        // A file that was truncated has a row, whatever else is left of it.
+        let emptied = files.keys().filter(|ino| !owners.contains_key(ino)).map(|ino| (ino, &nothing));
+        let row_of = |(ino, owned): (&Ino, &Owned)| {
             // Without an inode, which a check reports, it keeps its owner.
-            let lost = || Known {
-                truncations: owned.file.map_or(0, |row| row.truncations).max(owned.truncations),
-                owner: owned.file.map(|row| row.owner).unwrap_or_default(),
-            };
-            let Known { truncations, owner } = files.get(ino).copied().unwrap_or_else(lost);
+            let of_row = owned.file.map(|FileRow { truncations, owner, .. }| Known { truncations, owner });
+            let Known { truncations, owner } = files.get(ino).copied().or(of_row).unwrap_or_default();
             let row = FileRow { truncations: truncations.max(owned.truncations), blocks: owned.held, owner };
-            if owned.held > 0 {
-                let account = accounts.entry(owner).or_default();
-                *account = account.saturating_add(owned.held);
-            }
             // The file of a missing inode without blocks is gone.
             let exists = files.contains_key(ino) || opaque.contains(ino);
-            if owned.held > 0 || row.truncations > 0 && exists {
-                rows.insert(FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode());
-            }
-        }
-        // A file that was truncated has a row, whatever else is left of it.
-        let emptied = files
-            .iter()
-            .filter(|(ino, known)| known.truncations > 0 && !survey.check.owners.contains_key(*ino));
-        rows.extend(emptied.map(|(ino, &Known { truncations, owner })| {
-            let row = FileRow { truncations, blocks: 0, owner };
-            (FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode())
-        }));
-        rows.extend(
-            accounts.iter().map(|(owner, blocks)| (owner.account(Branch::MAIN), encode_account(*blocks))),
-        );
+            (row.blocks > 0 || row.truncations > 0 && exists).then_some((*ino, row))
+        };
+        let right: BTreeMap<Ino, FileRow> = owners.iter().chain(emptied).filter_map(row_of).collect();
+        let of_file =
+            |(ino, row): (&Ino, &FileRow)| (FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode());
+        let accounts = accounts_of(right.values().copied());
+        let of_owner =
+            |(owner, blocks): (&Owner, &u64)| (owner.account(Branch::MAIN), encode_account(*blocks));
+        let mut rows: BTreeMap<Vec<u8>, Vec<u8>> =
+            right.iter().map(of_file).chain(accounts.iter().map(of_owner)).collect();
         let mut writes = WriteSet::new();
         for range in [all_files(), all_accounts()] {
             for_each(self.kv, range, |key, value| {

@@ -35,13 +35,6 @@ pub struct Owned {
     pub file: Option<FileRow>,
 }
 
-impl Owned {
-    /// True if rows name the inode as one with contents.
-    pub fn has_chunks(&self) -> bool {
-        self.chunks > 0
-    }
-}
-
 /// Result of a check of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetCheck {
@@ -82,6 +75,9 @@ pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64)
     Extent { count: to_u32(on_volume), ..*extent }
 }
 
+/// Takes in a row: its key and its value.
+type See = fn(&mut Survey, &[u8], &[u8]);
+
 /// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
 pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, MapRow), DecodeError> {
     let (chunk, birth) = ChunkKey::decode(key)?;
@@ -101,6 +97,16 @@ fn read_account(key: &[u8], value: &[u8]) -> Result<(Owner, u64), DecodeError> {
     let (branch, owner) = decode_account_key(key)?;
     check_key("account key", branch, Birth::FIRST)?;
     Ok((owner, decode_account(value)?))
+}
+
+/// The blocks of these files by owner; none for an owner without blocks.
+pub(super) fn accounts_of(files: impl Iterator<Item = FileRow>) -> BTreeMap<Owner, u64> {
+    let mut accounts: BTreeMap<Owner, u64> = BTreeMap::new();
+    for row in files.filter(|row| row.blocks > 0) {
+        let account = accounts.entry(row.owner).or_default();
+        *account = account.saturating_add(row.blocks);
+    }
+    accounts
 }
 
 fn check_key(what: &'static str, branch: Branch, birth: Birth) -> Result<(), DecodeError> {
@@ -233,22 +239,27 @@ impl Survey {
     }
 
     /// Reports a row that this release does not make.
-    fn see_foreign(&mut self, key: &[u8]) {
+    fn see_foreign(&mut self, key: &[u8], _: &[u8]) {
         self.opaque = true;
         let text = format!("row {}: a chunk of another target", hex(key));
         self.check.findings.add_hopeless(FindingKind::UnknownRow, None, text);
     }
 
+    /// Adds a finding about blocks. It cannot be mended if they may belong to a row that this release does
+    /// not decode.
+    fn add_unless_opaque(&mut self, kind: FindingKind, ino: Option<Ino>, text: String) {
+        match self.opaque {
+            true => self.check.findings.add_hopeless(kind, ino, text),
+            false => self.check.findings.add(kind, ino, text),
+        }
+    }
+
     /// Compares the rows of files with their maps, and accounts with the rows of files.
     fn judge_counts(&mut self) {
         let mut findings: Vec<(FindingKind, Option<Ino>, String)> = Vec::new();
-        let mut accounts: BTreeMap<Owner, u64> = BTreeMap::new();
+        let accounts = accounts_of(self.check.owners.values().filter_map(|owned| owned.file));
         for (ino, owned) in &self.check.owners {
             let (blocks, truncations) = owned.file.map_or((0, 0), |row| (row.blocks, row.truncations));
-            if let Some(row) = owned.file.filter(|row| row.blocks > 0) {
-                let account = accounts.entry(row.owner).or_default();
-                *account = account.saturating_add(row.blocks);
-            }
             let is_needless = owned.file.is_some() && blocks == 0 && truncations == 0;
             if blocks != owned.held || truncations < owned.truncations || is_needless {
                 let text = format!(
@@ -271,11 +282,7 @@ impl Survey {
             }
         }
         for (kind, ino, text) in findings {
-            match self.opaque {
-                // The blocks may belong to a row that this release cannot decode.
-                true => self.check.findings.add_hopeless(kind, ino, text),
-                false => self.check.findings.add(kind, ino, text),
-            }
+            self.add_unless_opaque(kind, ino, text);
         }
     }
 
@@ -341,11 +348,7 @@ impl Survey {
         }
         for (first, count) in self.only_in(&self.marked, &self.owned) {
             let text = format!("{count} blocks from {first} on are marked as used and belong to no file");
-            match self.opaque {
-                // They may belong to a row that this release cannot decode.
-                true => self.check.findings.add_hopeless(FindingKind::BlockNotOwned, None, text),
-                false => self.check.findings.add(FindingKind::BlockNotOwned, None, text),
-            }
+            self.add_unless_opaque(FindingKind::BlockNotOwned, None, text);
         }
     }
 }
@@ -354,31 +357,20 @@ impl Survey {
     /// Reads all map rows and bitmaps.
     pub(crate) async fn read(volume: &Volume, kv: &dyn Kv, chunk_blocks: u32) -> Result<Self, ChunkError> {
         let mut survey = Self::new(volume.blocks(), chunk_blocks);
-        let see = |key: &[u8], value: &[u8]| {
-            survey.see_map(key, value);
-            Ok::<_, ChunkError>(())
-        };
-        for_each(kv, all_maps(), see).await?;
-        let see = |key: &[u8], value: &[u8]| {
-            survey.see_group(key, value);
-            Ok::<_, ChunkError>(())
-        };
-        for_each(kv, all_groups(), see).await?;
-        let see = |key: &[u8], value: &[u8]| {
-            survey.see_file(key, value);
-            Ok::<_, ChunkError>(())
-        };
-        for_each(kv, all_files(), see).await?;
-        let see = |key: &[u8], value: &[u8]| {
-            survey.see_account(key, value);
-            Ok::<_, ChunkError>(())
-        };
-        for_each(kv, all_accounts(), see).await?;
-        let see = |key: &[u8], _: &[u8]| {
-            survey.see_foreign(key);
-            Ok::<_, ChunkError>(())
-        };
-        for_each(kv, all_foreign(), see).await?;
+        let kinds: [(_, See); 5] = [
+            (all_maps(), Self::see_map),
+            (all_groups(), Self::see_group),
+            (all_files(), Self::see_file),
+            (all_accounts(), Self::see_account),
+            (all_foreign(), Self::see_foreign),
+        ];
+        for (range, see) in kinds {
+            for_each(kv, range, |key, value| {
+                see(&mut survey, key, value);
+                Ok::<_, ChunkError>(())
+            })
+            .await?;
+        }
         Ok(survey)
     }
 

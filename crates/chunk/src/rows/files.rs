@@ -3,7 +3,8 @@
 //! A file has a row exactly while it holds blocks or was truncated. The row of an account has the blocks of
 //! all files of one owner, and changes in the transaction of the files' rows.
 
-use super::{ACCOUNT, FILE, file_of, key_of, words};
+use super::{ACCOUNT, FILE, file_of};
+use penstock_base::codec::{row_key, row_words};
 use penstock_base::{Birth, Branch, Dec, DecodeError, Enc, FileKey};
 
 const FORMAT: u8 = 1;
@@ -38,7 +39,7 @@ pub struct FileRow {
 impl FileRow {
     /// The key of the row of a file.
     pub fn key(file: FileKey, birth: Birth) -> Vec<u8> {
-        key_of(FILE, &[file.branch.0, file.ino.0, birth.suffix()])
+        row_key(FILE, &[file.branch.0, file.ino.0, birth.suffix()])
     }
 
     /// Encodes the row's value.
@@ -72,7 +73,7 @@ impl FileRow {
 
 /// Decodes the key of a file's row.
 pub fn decode_file_key(key: &[u8]) -> Result<(FileKey, Birth), DecodeError> {
-    let [branch, ino, birth] = words("file row key", FILE, key)?;
+    let [branch, ino, birth] = row_words("file row key", FILE, key)?;
     Ok((file_of(branch, ino), Birth::of_suffix(birth)))
 }
 
@@ -84,7 +85,7 @@ pub fn all_files() -> (Vec<u8>, Vec<u8>) {
 impl Owner {
     /// The key of the account of this owner in a branch.
     pub fn account(&self, branch: Branch) -> Vec<u8> {
-        let mut key = key_of(ACCOUNT, &[branch.0]);
+        let mut key = row_key(ACCOUNT, &[branch.0]);
         for number in [self.uid, self.gid, self.project] {
             key.extend_from_slice(&number.to_be_bytes());
         }

@@ -1,7 +1,8 @@
 //! Keys of chunks that this target keeps for another one, whose map row has a [`super::Forward`] in their
 //! place. This release makes none. Their values are map rows.
 
-use super::{ChunkKey, FOREIGN, file_of, key_of, words};
+use super::{ChunkKey, FOREIGN, file_of};
+use penstock_base::codec::{row_key, row_words};
 use penstock_base::{Birth, DecodeError};
 
 /// A chunk that this target keeps for another one.
@@ -22,13 +23,13 @@ impl ForeignKey {
     pub fn row(&self) -> Vec<u8> {
         let ChunkKey { file, index } = self.chunk;
         let birth = self.birth.suffix();
-        key_of(FOREIGN, &[self.home.into(), file.branch.0, file.ino.0, index, birth, self.number])
+        row_key(FOREIGN, &[self.home.into(), file.branch.0, file.ino.0, index, birth, self.number])
     }
 
     /// Decodes a row's key.
     pub fn decode(key: &[u8]) -> Result<Self, DecodeError> {
         let what = "key of another target's chunk";
-        let [home, branch, ino, index, birth, number] = words(what, FOREIGN, key)?;
+        let [home, branch, ino, index, birth, number] = row_words(what, FOREIGN, key)?;
         let home = u32::try_from(home).map_err(|_| DecodeError::Bad { what, why: "a target above 2^32" })?;
         let chunk = ChunkKey { file: file_of(branch, ino), index };
         Ok(Self { home, chunk, birth: Birth::of_suffix(birth), number })

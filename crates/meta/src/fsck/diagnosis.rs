@@ -155,10 +155,25 @@ impl Diagnosis {
         self.traces.entry(ino).or_default()
     }
 
-    /// Adds an unreadable row as a finding. Returns false for a row of a later release, which is left alone.
+    /// Adds an unreadable row of an inode as a finding. Returns false for a row of a later release, which is
+    /// left alone.
     fn unreadable(&mut self, kind: Kind, key: &[u8], error: &DecodeError, fix: Fix) -> bool {
-        let is_of_a_session = kind == Kind::BadSessionRow;
-        let ino = if is_of_a_session { None } else { owner_of(key, 2, false).ok() };
+        self.unreadable_of(owner_of(key, 2, false).ok(), kind, key, error, fix)
+    }
+
+    /// Adds an unreadable row of a session as a finding.
+    fn unreadable_session(&mut self, key: &[u8], error: &DecodeError) {
+        self.unreadable_of(None, Kind::BadSessionRow, key, error, Fix::Drop(key.to_vec()));
+    }
+
+    fn unreadable_of(
+        &mut self,
+        ino: Option<Ino>,
+        kind: Kind,
+        key: &[u8],
+        error: &DecodeError,
+        fix: Fix,
+    ) -> bool {
         let text = format!("row {}: {error}", hex(key));
         if let DecodeError::Unknown { .. } = error {
             self.unknown(ino, text);
@@ -302,7 +317,7 @@ impl Diagnosis {
     /// Takes in the row of a stored result. One of a session that has ended is deleted by the next start.
     pub(crate) fn see_result(&mut self, key: &[u8], value: &[u8]) {
         if let Err(error) = read_result(key, value) {
-            self.unreadable(Kind::BadSessionRow, key, &error, Fix::Drop(key.to_vec()));
+            self.unreadable_session(key, &error);
         }
     }
 
@@ -316,9 +331,7 @@ impl Diagnosis {
                 self.fix(Kind::SessionReservationTooLow, Fix::ReserveSessions(number));
             }
             Ok(_) => {}
-            Err(error) => {
-                self.unreadable(Kind::BadSessionRow, key, &error, Fix::Drop(key.to_vec()));
-            }
+            Err(error) => self.unreadable_session(key, &error),
         }
     }
 }

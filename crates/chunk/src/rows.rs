@@ -2,17 +2,19 @@
 //!
 //! Public for the fuzzer and for tools that inspect a store; only this crate writes rows.
 
+mod counters;
 mod files;
 mod foreign;
 mod map;
 #[cfg(test)]
 mod tests;
 
+pub use counters::Counter;
 pub use files::{
     FileRow, MOST_BLOCKS, Owner, all_accounts, all_files, decode_account, decode_account_key,
     decode_file_key, encode_account,
 };
-pub use foreign::{ForeignKey, all_foreign};
+pub use foreign::ForeignKey;
 pub use map::{Extent, Forward, MapRow};
 
 use penstock_base::codec::{row_key, row_words};
@@ -28,8 +30,12 @@ const FILE: u8 = 0x22;
 const ACCOUNT: u8 = 0x23;
 /// First byte of the key of a chunk of another target.
 const FOREIGN: u8 = 0x24;
+/// First byte of the key of a family's sequence.
+const SEQUENCE: u8 = 0x25;
+/// The key of the counter of forward numbers.
+const FORWARDS: u8 = 0x26;
 /// The first tag behind those of a target.
-pub const END: u8 = 0x25;
+pub const END: u8 = 0x27;
 const GROUP_FORMAT: u8 = 1;
 
 /// Identifies a chunk: a fixed-size piece of a file of a branch.
@@ -90,6 +96,11 @@ fn after_all_with(prefix: &[u8]) -> Vec<u8> {
 /// Returns the range of keys of all map rows; the second key is excluded.
 pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
     (vec![MAP], vec![MAP + 1])
+}
+
+/// Range of the keys of rows that this release does not make: chunks of other targets, and counters.
+pub fn all_reserved() -> (Vec<u8>, Vec<u8>) {
+    (vec![FOREIGN], vec![END])
 }
 
 /// Returns the key of an allocation group's row.

@@ -11,7 +11,7 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 42] = [
+pub const DECODERS: [Decoder; 44] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
@@ -25,6 +25,8 @@ pub const DECODERS: [Decoder; 42] = [
     rows::JOURNAL_MARK,
     rows::MAP,
     rows::FORWARD,
+    rows::RESERVED,
+    rows::COUNTER,
     rows::FILE,
     rows::ACCOUNT,
     rows::GROUP,

@@ -9,9 +9,11 @@ const FORMAT: u8 = 2;
 const NLINK_MAX: u32 = u32::MAX / 2;
 const MISCOUNTED: DecodeError =
     DecodeError::Bad { what: "inode", why: "its links, entries or truncate generation cannot be right" };
+/// Type bits of a directory's mode.
+pub(crate) const DIRECTORY: u32 = 0o040_000;
 const TYPE_MASK: u32 = 0o170_000;
 /// FIFO, character device, directory, block device, regular file, symbolic link, socket.
-const TYPES: [u32; 7] = [0o010_000, 0o020_000, 0o040_000, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
+const TYPES: [u32; 7] = [0o010_000, 0o020_000, DIRECTORY, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
 
 /// True if a mode is one of the seven file types plus permission bits.
 pub(crate) fn has_type(mode: u32) -> bool {
@@ -125,7 +127,7 @@ impl Inode {
     pub fn kind(&self) -> FileKind {
         match self.mode & TYPE_MASK {
             0o100_000 => FileKind::Regular,
-            0o040_000 => FileKind::Directory,
+            DIRECTORY => FileKind::Directory,
             0o120_000 => FileKind::Symlink,
             _ => FileKind::Special,
         }
@@ -211,9 +213,10 @@ impl Inode {
             .u32(self.nlink)
             .u32(self.uid)
             .u32(self.gid)
-            // The project, which quotas will need: none.
+            // The project, which quotas will need: none. Then the device, and flags: none.
             .u32(0)
-            .u32(self.rdev);
+            .u32(self.rdev)
+            .u32(0);
         enc.u64(self.size);
         self.times.iter().for_each(|time| {
             enc.i64(time.sec).u32(time.nsec);
@@ -246,7 +249,8 @@ impl Inode {
         let (ino, mode, nlink) = (Ino(dec.u64()?), dec.u32()?, dec.u32()?);
         let (uid, gid, project) = (dec.u32()?, dec.u32()?, dec.u32()?);
         dec.check_known("project", project, 0)?;
-        let (rdev, size) = (dec.u32()?, dec.u64()?);
+        let (rdev, flags, size) = (dec.u32()?, dec.u32()?, dec.u64()?);
+        dec.check_known("flags", flags, 0)?;
         let mut times = [Time::default(); 4];
         for time in &mut times {
             *time = Time { sec: dec.i64()?, nsec: dec.u32()? };

@@ -7,6 +7,9 @@
 //!
 //! Public for the fuzzer and for tools that inspect a store. Only this crate writes rows.
 
+pub mod reserved;
+
+use crate::NAME_MAX;
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::{Birth, Dec, DecodeError, Enc, Features, Id128, Ino};
 use penstock_kv::Range;
@@ -148,7 +151,7 @@ pub(crate) fn decode_inode_key(key: &[u8]) -> Result<Ino, DecodeError> {
 pub(crate) fn decode_xattr_key(key: &[u8]) -> Result<Ino, DecodeError> {
     let name = xattr_name(key);
     let ends = key.len() > 9 && key[key.len() - 9] == 0;
-    match (1..=crate::NAME_MAX).contains(&name.len()) && ends && !name.contains(&0) {
+    match (1..=NAME_MAX).contains(&name.len()) && ends && !name.contains(&0) {
         true => owner_of(key, 3, true),
         false => Err(DecodeError::Bad { what: "extended attribute key", why: "no name" }),
     }
@@ -207,6 +210,9 @@ pub struct FsRow {
     pub chunk_blocks: u32,
 }
 
+/// The highest number in the queue of work for targets: there was no work.
+const LAST_QUEUED: u64 = 0;
+
 impl FsRow {
     /// Encodes the row's value.
     ///
@@ -220,6 +226,7 @@ impl FsRow {
         self.features.encode(&mut enc);
         // The metadata target and its epoch: there is one.
         enc.u32(FAMILY).u32(0).u64(0);
+        enc.u64(Birth::FIRST.0).u64(LAST_QUEUED);
         enc.id(self.id).i64(self.created_ns).id(self.secret).u64(self.reserved_ino);
         enc.u64(self.last_session).u32(self.chunk_blocks).bytes(self.name.as_bytes());
         enc.finish()
@@ -236,6 +243,9 @@ impl FsRow {
         dec.check_known("family", family, FAMILY)?;
         dec.check_known("metadata target", target, 0)?;
         dec.check_known("epoch of the metadata target", epoch, 0)?;
+        let (sequence, last_queued) = (dec.u64()?, dec.u64()?);
+        dec.check_known("sequence", sequence, Birth::FIRST.0)?;
+        dec.check_known("last queued work", last_queued, LAST_QUEUED)?;
         let (id, created_ns, secret) = (dec.id()?, dec.i64()?, dec.id()?);
         let (reserved_ino, last_session, chunk_blocks) = (dec.counter()?, dec.counter()?, dec.u32()?);
         let name = dec.text()?;

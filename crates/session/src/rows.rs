@@ -9,6 +9,9 @@ use penstock_kv::Range;
 const RESULT: u8 = 0x14;
 const SESSION: u8 = 0x15;
 const FORMAT: u8 = 2;
+/// The role of a session whose client's kernel has checked permissions. Sessions of other roles will act as
+/// the user in their row.
+const TRUSTED_MOUNT: u8 = 1;
 /// The fileset whose results these are: the first, the only one today.
 const FILESET: u64 = 0;
 
@@ -66,7 +69,7 @@ impl SessionRow {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(self.number).u32(self.lease_ms);
+        enc.u8(FORMAT).u64(self.number).u32(self.lease_ms).u8(TRUSTED_MOUNT).u32(0);
         enc.bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
         enc.finish()
     }
@@ -76,7 +79,9 @@ impl SessionRow {
         let mut dec = Dec::new("session row", value);
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
-        let (number, lease_ms) = (dec.counter()?, dec.u32()?);
+        let (number, lease_ms, role, uid) = (dec.counter()?, dec.u32()?, dec.u8()?, dec.u32()?);
+        dec.check_known("role", role, TRUSTED_MOUNT)?;
+        dec.check_known("user", uid, 0)?;
         if number == 0 {
             return Err(dec.bad("the number of no session"));
         }
@@ -144,7 +149,8 @@ mod tests {
         assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
 
         let session = SessionRow { number: 5, client: "host".into(), mount: "/m".into(), lease_ms: 300 };
-        let wanted = "02 0500000000000000 2c010000 04000000 686f7374 02000000 2f6d".replace(' ', "");
+        let wanted =
+            "02 0500000000000000 2c010000 01 00000000 04000000 686f7374 02000000 2f6d".replace(' ', "");
         assert_eq!(hex(&session.encode()), wanted);
         assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
         assert_eq!(decode_session_key(&session_key(KEY)), Ok(KEY));
@@ -163,9 +169,11 @@ mod tests {
         for len in 0..result.len() {
             assert!(ResultRow::decode(&result[..len]).is_err(), "the first {len} bytes of a result");
         }
-        // Offsets: the format in 0; the number in 1..9, the length of the name in 13..17, and of a result's
-        // body in 33..37.
-        for (at, byte) in [(0, 1), (1, 0), (8, 0xff), (12, 0xff), (16, 0xff), (13, 12), (13, 3)] {
+        // Offsets: the format in 0; the number in 1..9, the role in 13, the user in 14..18, the length of the
+        // name in 18..22, and of a result's body in 33..37.
+        let changes =
+            [(0, 1), (1, 0), (8, 0xff), (12, 0xff), (13, 0), (13, 2), (14, 1), (21, 0xff), (18, 12)];
+        for (at, byte) in changes.into_iter().chain([(18, 3)]) {
             let mut changed = session.clone();
             changed[at] = byte;
             assert!(SessionRow::decode(&changed).is_err(), "byte {at} is {byte:#x}");

@@ -7,8 +7,9 @@ use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::rows::{
-    ChunkKey, Extent, FileRow, MapRow, Owner, all_accounts, all_files, all_foreign, all_groups, all_maps,
-    chunks_of_a_file, decode_account, decode_account_key, decode_file_key, decode_group, decode_group_key,
+    ChunkKey, Counter, Extent, FileRow, ForeignKey, MapRow, Owner, all_accounts, all_files, all_groups,
+    all_maps, all_reserved, chunks_of_a_file, decode_account, decode_account_key, decode_file_key,
+    decode_group, decode_group_key,
 };
 use penstock_array::Volume;
 use penstock_base::num::to_u32;
@@ -239,9 +240,14 @@ impl Survey {
     }
 
     /// Reports a row that this release does not make.
-    fn see_foreign(&mut self, key: &[u8], _: &[u8]) {
+    fn see_reserved(&mut self, key: &[u8], value: &[u8]) {
         self.opaque = true;
-        let text = format!("row {}: a chunk of another target", hex(key));
+        let what = match Counter::decode(key, value) {
+            Ok(_) => "a counter that this release does not use".into(),
+            Err(_) if ForeignKey::decode(key).is_ok() => "a chunk of another target".into(),
+            Err(error) => error.to_string(),
+        };
+        let text = format!("row {}: {what}", hex(key));
         self.check.findings.add_hopeless(FindingKind::UnknownRow, None, text);
     }
 
@@ -362,7 +368,7 @@ impl Survey {
             (all_groups(), Self::see_group),
             (all_files(), Self::see_file),
             (all_accounts(), Self::see_account),
-            (all_foreign(), Self::see_foreign),
+            (all_reserved(), Self::see_reserved),
         ];
         for (range, see) in kinds {
             for_each(kv, range, |key, value| {

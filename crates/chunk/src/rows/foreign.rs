@@ -35,8 +35,3 @@ impl ForeignKey {
         Ok(Self { home, chunk, birth: Birth::of_suffix(birth), number })
     }
 }
-
-/// Range of the keys of all chunks of other targets; the second key is excluded.
-pub fn all_foreign() -> (Vec<u8>, Vec<u8>) {
-    (vec![FOREIGN], vec![FOREIGN + 1])
-}

@@ -36,11 +36,34 @@ fn chunks_of_other_targets_are_decoded_and_refused() {
     let numbers = "00000000000000020000000000000003";
     assert_eq!(hex(&key.row()), format!("240000000000000005{zero}{numbers}{birth}000000000000004d"));
     assert_eq!(ForeignKey::decode(&key.row()), Ok(key));
-    let (from, until) = all_foreign();
+    let (from, until) = all_reserved();
     assert!(from <= key.row() && key.row() < until && until == [END]);
     for len in 0..key.row().len() {
         assert!(ForeignKey::decode(&key.row()[..len]).is_err(), "the first {len} bytes");
     }
+}
+
+#[test]
+fn counters_are_as_in_the_first_release() {
+    let sequence = Counter::Sequence { family: 9, sequence: 7, closed: 6 };
+    for (counter, wanted_key, wanted) in [
+        (sequence, "250000000000000009", "0107000000000000000600000000000000"),
+        (Counter::Forwards(77), "26", "014d00000000000000"),
+    ] {
+        let (key, value) = counter.encode();
+        assert_eq!((hex(&key).as_str(), hex(&value).as_str()), (wanted_key, wanted));
+        assert_eq!(Counter::decode(&key, &value), Ok(counter));
+        let (from, until) = all_reserved();
+        assert!(from <= key && key < until);
+        for len in 0..value.len() {
+            assert!(Counter::decode(&key, &value[..len]).is_err(), "the first {len} bytes");
+        }
+        let later = Counter::decode(&key, &[&value[..], &[0]].concat());
+        assert!(matches!(later, Err(DecodeError::Unknown { .. })), "{later:?}");
+        assert!(Counter::decode(&key[..key.len() - 1], &value).is_err());
+    }
+    let (key, value) = Counter::Sequence { family: 9, sequence: 7, closed: 7 }.encode();
+    assert!(Counter::decode(&key, &value).is_err(), "what is written now is closed");
 }
 
 #[test]

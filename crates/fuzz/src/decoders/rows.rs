@@ -2,7 +2,7 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::{Birth, Branch, Features, FileKey, Id128, Ino};
+use penstock_base::{Birth, Branch, Dec, DecodeError, Features, FileKey, Id128, Ino};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::rows::{ForeignKey, Forward};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
@@ -10,6 +10,7 @@ use penstock_kv::WriteSet;
 use penstock_kv::header::VolumeHeader;
 use penstock_kv::journal::{Mark, Record};
 use penstock_meta::rows as meta;
+use penstock_meta::rows::reserved::{self, Counted, Queued, Reserved, Work};
 use penstock_meta::{Data, Inode, Layout};
 use penstock_session::rows as session;
 use penstock_wire::metadata::Time;
@@ -90,6 +91,105 @@ pub(super) const FORWARD: Decoder = Decoder {
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, Forward::decode, Forward::encode),
 };
+
+/// `reserved-row`: a row of a kind that this release does not make: the length of its key, key and value.
+pub(super) const RESERVED: Decoder = Decoder {
+    name: "reserved-row",
+    most_bytes: 512,
+    seeds: || {
+        let targets = vec![1, 3];
+        let limit = |soft| reserved::Limit { soft, hard: None, grace_s: 60, passed_ns: soft.map(|_| 5) };
+        let queued = |work| {
+            Reserved::Queued(0, 7, Queued { branch: Branch(0), sequence: 1, work, targets: targets.clone() })
+        };
+        let rows = [
+            Reserved::Fileset(
+                1,
+                reserved::Fileset {
+                    id: Id128([3; 16]),
+                    is_going: false,
+                    target: 0,
+                    epoch: 4,
+                    created_ns: -1,
+                    branch: Branch(5),
+                    root: Ino((2 << 40) | 1),
+                    parent: Some((0, Ino((1 << 40) | 1))),
+                    families: vec![2, 9],
+                    name: "home".into(),
+                },
+            ),
+            Reserved::Branch(
+                Branch(6),
+                reserved::Lineage {
+                    fileset: 1,
+                    kind: reserved::BranchKind::Snapshot,
+                    state: reserved::BranchState::Whole,
+                    epoch: 4,
+                    parent: Branch(5),
+                    sequence: 3,
+                    group: Id128::NIL,
+                    created_ns: 1,
+                    uid: 0,
+                    labels: vec![("by".into(), "me".into())],
+                    name: "monday".into(),
+                },
+            ),
+            Reserved::Map(0, 1, vec![reserved::MapTarget { target: 1, domain: 2 }]),
+            Reserved::Run(0, Ino((1 << 40) | 5), 64),
+            queued(Work::Truncate { ino: Ino(7), truncations: 2, from: 3 }),
+            queued(Work::Remove { ino: Ino(7), truncations: 2 }),
+            queued(Work::Own { ino: Ino(7), number: 2, owner: OWNER }),
+            queued(Work::DropBranch),
+            Reserved::Quota(
+                0,
+                Counted::Project(3),
+                reserved::Quota { blocks: limit(Some(9)), inodes: limit(None), used_inodes: 5 },
+            ),
+            Reserved::Credit(0, Counted::All, 2, reserved::Credit { blocks: 64, number: 1 }),
+            Reserved::Junction(Ino(7), 256, 1, b"home".to_vec()),
+        ];
+        rows.iter().map(|row| joined(&row.encode())).collect()
+    },
+    seal: unsealed,
+    check: |bytes| {
+        let decode = |bytes: &[u8]| with_row(bytes, Reserved::decode);
+        agrees(bytes, &SAME, decode, |row| joined(&row.encode()))
+    },
+};
+
+/// `counter-row`: a counter of a target: the length of its key, key and value.
+pub(super) const COUNTER: Decoder = Decoder {
+    name: "counter-row",
+    most_bytes: 64,
+    seeds: || {
+        let sequence = chunk::Counter::Sequence { family: 1, sequence: 7, closed: 6 };
+        [sequence, chunk::Counter::Forwards(9)].map(|counter| joined(&counter.encode())).to_vec()
+    },
+    seal: unsealed,
+    check: |bytes| {
+        let decode = |bytes: &[u8]| with_row(bytes, chunk::Counter::decode);
+        agrees(bytes, &SAME, decode, |counter| joined(&counter.encode()))
+    },
+};
+
+/// A row as one input.
+fn joined((key, value): &(Vec<u8>, Vec<u8>)) -> Vec<u8> {
+    let len = u8::try_from(key.len()).expect("a short key");
+    let joined = [&[len][..], key, value].concat();
+    assert!(with_row(&joined, |found, rest| Ok(found == key && rest == value)) == Ok(true), "it comes back");
+    joined
+}
+
+/// Decodes key and value of an input.
+fn with_row<T>(
+    bytes: &[u8],
+    decode: impl Fn(&[u8], &[u8]) -> Result<T, DecodeError>,
+) -> Result<T, DecodeError> {
+    let mut dec = Dec::new("row", bytes);
+    let len = dec.u8()?;
+    let key = dec.raw(usize::from(len))?;
+    decode(key, dec.raw(dec.left())?)
+}
 
 const OWNER: Owner = Owner { uid: 1000, gid: 100, project: 7 };
 

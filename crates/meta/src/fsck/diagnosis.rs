@@ -8,9 +8,10 @@ mod entries;
 mod inodes;
 mod trace;
 
-pub(crate) use trace::{DIRECTORY, Trace};
+pub(crate) use trace::Trace;
 
 use crate::inode::{Data, FileKind, Inode};
+use crate::rows::reserved::Reserved;
 use crate::rows::{
     FsRow, decode_entry_key, decode_inode_key, decode_removed, decode_xattr, decode_xattr_key, inode_key,
     owner_of,
@@ -142,9 +143,13 @@ impl Diagnosis {
         }
     }
 
-    /// Adds a row of no kind that this release knows.
-    pub(crate) fn see_unknown(&mut self, key: &[u8]) {
-        self.unknown(None, format!("row {} is of no kind that this release knows", hex(key)));
+    /// Adds a row of no kind that this release uses.
+    pub(crate) fn see_unknown(&mut self, key: &[u8], value: &[u8]) {
+        let text = match Reserved::decode(key, value) {
+            Ok(row) => format!("row {} is {}, which this release does not use", hex(key), row.what()),
+            Err(error) => format!("row {}: {error}", hex(key)),
+        };
+        self.unknown(None, text);
     }
 
     fn unknown(&mut self, ino: Option<Ino>, text: String) {

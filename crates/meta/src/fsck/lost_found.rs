@@ -7,9 +7,9 @@
 //! hexadecimal digits.
 
 use super::Fsck;
-use super::diagnosis::{DIRECTORY, row_of};
+use super::diagnosis::row_of;
 use crate::error::MetaError;
-use crate::inode::{Data, Inode, Layout, has_type};
+use crate::inode::{DIRECTORY, Data, Inode, Layout, has_type};
 use crate::names::entry_row;
 use crate::rows::{Entry, encode_xattr, entry_key, xattr_key, xattr_range};
 use crate::{ROOT, XATTR_MAX};

@@ -2,10 +2,9 @@
 //!
 //! An inode does not store its path, so all names are read: twice, for any number of inodes.
 
-use super::diagnosis::DIRECTORY;
 use crate::ROOT;
 use crate::error::MetaError;
-use crate::inode::Inode;
+use crate::inode::{DIRECTORY, Inode};
 use crate::rows::{Entry, all_entries, decode_entry_key, inode_key};
 use penstock_base::Ino;
 use penstock_kv::{Kv, for_each};

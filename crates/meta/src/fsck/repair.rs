@@ -10,10 +10,10 @@
 //!   can repair further, so a repair that a power cut interrupts is finished by the next one;
 //! - nothing that contains data is deleted: it gets a name in `/lost+found`.
 
-use super::diagnosis::{DIRECTORY, Diagnosis, Field, Fix, row_of};
+use super::diagnosis::{Diagnosis, Field, Fix, row_of};
 use super::{Fsck, MetaCheck, paths};
 use crate::error::MetaError;
-use crate::inode::{Data, FileKind, Inode};
+use crate::inode::{DIRECTORY, Data, FileKind, Inode};
 use crate::rows::removed_key;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::{BLOCK_BYTES, FileKey, FindingKind as Kind, Ino, MAX_FILE_BYTES};

@@ -34,7 +34,7 @@ impl Fsck<'_> {
         self.each(all_results(), |key, value| diagnosis.see_result(key, value)).await?;
         self.each(all_sessions(), |key, value| diagnosis.see_session(key, value)).await?;
         for range in unknown_keys() {
-            self.each(range, |key, _| diagnosis.see_unknown(key)).await?;
+            self.each(range, |key, value| diagnosis.see_unknown(key, value)).await?;
         }
         Ok(diagnosis)
     }

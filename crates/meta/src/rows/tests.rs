@@ -40,7 +40,8 @@ fn rows_are_as_in_the_first_release() {
     };
     let (id, secret) = ("03".repeat(16), "04".repeat(16));
     let rest = "0110000000010000 0600000000000000 00010000 04000000 6d61696e".replace(' ', "");
-    let head = format!("02{}01000000{}", "00".repeat(24), "00".repeat(12));
+    let numbers = format!("{}0100000000000000{}", "00".repeat(12), "00".repeat(8));
+    let head = format!("02{}01000000{numbers}", "00".repeat(24));
     assert_eq!(hex(&fs.encode()), format!("{head}{id}feffffffffffffff{secret}{rest}"));
     assert_eq!(FsRow::decode(&fs.encode()).as_ref(), Ok(&fs));
     for (at, field) in [
@@ -50,6 +51,8 @@ fn rows_are_as_in_the_first_release() {
         (25, "family"),
         (29, "metadata target"),
         (33, "epoch"),
+        (41, "sequence"),
+        (49, "last queued work"),
     ] {
         let mut later = fs.encode();
         later[at] += 1;
@@ -97,7 +100,7 @@ fn an_inode_comes_back() {
 
 #[test]
 fn inodes_are_as_in_the_first_release() {
-    let head = "02 0700000000010000 ffa10000 01000000 02000000 03000000 00000000 04000000 0500000000000000 \
+    let head = "02 0700000000010000 ffa10000 01000000 02000000 03000000 00000000 04000000 00000000 0500000000000000 \
                 0000000000000000 01000000 ffffffffffffffff fec99a3b 0000000000000000 03000000 \
                 0000000000000000 04000000 0600000000000000 0800000000000000 0900000000000000 \
                 00000000 00000000 00000000 0100 0100 00010000 01"
@@ -144,13 +147,14 @@ fn rows_of_later_releases_are_refused_by_name() {
     for (at, field) in [
         (0, "format"),
         (25, "project"),
-        (113, "pool of the layout"),
-        (117, "map version of the layout"),
-        (121, "first target of the layout"),
-        (125, "targets of the layout"),
-        (127, "turn of the layout"),
-        (133, "replicas of the layout"),
-        (134, "data"),
+        (33, "flags"),
+        (117, "pool of the layout"),
+        (121, "map version of the layout"),
+        (125, "first target of the layout"),
+        (129, "targets of the layout"),
+        (131, "turn of the layout"),
+        (137, "replicas of the layout"),
+        (138, "data"),
     ] {
         let mut later = row.clone();
         later[at] += 7;
@@ -158,7 +162,7 @@ fn rows_of_later_releases_are_refused_by_name() {
         assert!(error.contains(&format!("inode: {field} is ")), "byte {at}: {error}");
     }
     let mut late = row;
-    late[52] = 0xff;
+    late[56] = 0xff;
     assert!(Inode::decode(&late).unwrap_err().to_string().contains("nanoseconds"));
 
     let entry = Entry { ino: Ino(7), kind: 0o100_000, name: b"n".to_vec() }.encode();

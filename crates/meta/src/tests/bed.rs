@@ -179,7 +179,7 @@ impl Bed {
         self.rows(&all_results()).iter().for_each(|(key, value)| diagnosis.see_result(key, value));
         self.rows(&all_sessions()).iter().for_each(|(key, value)| diagnosis.see_session(key, value));
         for range in unknown_keys() {
-            self.rows(&range).iter().for_each(|(key, _)| diagnosis.see_unknown(key));
+            self.rows(&range).iter().for_each(|(key, value)| diagnosis.see_unknown(key, value));
         }
         diagnosis
     }

@@ -1,8 +1,8 @@
 //! Checks of directory entries.
 
-use super::trace::DIRECTORY;
 use super::{Diagnosis, Fix, Stage};
 use crate::ROOT;
+use crate::inode::DIRECTORY;
 use crate::names::{SAME_HASH, check_name, first_cookie};
 use crate::rows::{Entry, decode_entry_key, owner_of};
 use penstock_base::{FindingKind as Kind, Ino};

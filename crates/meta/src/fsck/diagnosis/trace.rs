@@ -5,9 +5,6 @@ use crate::inode::FileKind;
 use penstock_base::Ino;
 use penstock_chunk::{Known, Owned};
 
-/// Type bits of a directory.
-pub(crate) const DIRECTORY: u32 = 0o040_000;
-
 /// The parts of an inode's row that are needed to check it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Brief {

@@ -40,9 +40,13 @@ fn failure(error: &ChunkError) -> Failure {
     Failure::new(error.kind(), error)
 }
 
-fn key(chunk: &ChunkRef) -> ChunkKey {
-    let file = FileKey { branch: Branch(chunk.branch), ino: chunk.ino };
-    ChunkKey { file, index: chunk.chunk }
+/// The file of a request for this inode.
+fn file(request: &Frame, ino: Ino) -> FileKey {
+    FileKey { branch: Branch(request.header.branch), ino }
+}
+
+fn key(request: &Frame, chunk: &ChunkRef) -> ChunkKey {
+    ChunkKey { file: file(request, chunk.ino), index: chunk.chunk }
 }
 
 impl Service {
@@ -70,7 +74,7 @@ impl Service {
 
     async fn read(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
         let chunk = decode_read(&request.body)?;
-        let read = self.target.read(key(&chunk), chunk.block, chunk.count).await;
+        let read = self.target.read(key(request, &chunk), chunk.block, chunk.count).await;
         let blocks = read.map_err(|error| {
             if error.kind() == ErrorKind::Corrupt {
                 uses.damaged(chunk.ino, chunk.chunk, &error.to_string());
@@ -86,30 +90,28 @@ impl Service {
         let of = uses.change_contents(chunk.ino).await?;
         let data = penstock_base::buf::gather(&request.payload);
         let known = Known { truncations: chunk.truncations, owner: of.owner() };
-        let write = self.target.write(key(&chunk), chunk.block, &data, &crcs, known);
+        let write = self.target.write(key(request, &chunk), chunk.block, &data, &crcs, known);
         write.await.map_err(|error| failure(&error))?;
         self.done()
     }
 
     async fn commit(&self, request: &Frame) -> Outcome {
-        let (branch, ino, deferred) = decode_commit(&request.body)?;
-        let file = FileKey { branch: Branch(branch), ino };
-        self.target.commit(file, deferred).await.map_err(|error| failure(&error))?;
+        let (ino, deferred) = decode_commit(&request.body)?;
+        self.target.commit(file(request, ino), deferred).await.map_err(|error| failure(&error))?;
         self.done()
     }
 
     async fn seek(&self, request: &Frame) -> Outcome {
         let seek = decode_seek(&request.body)?;
-        let file = FileKey { branch: Branch(seek.branch), ino: seek.ino };
-        let found = self.target.seek(file, seek.from..seek.until, seek.hole).await;
+        let found = self.target.seek(file(request, seek.ino), seek.from..seek.until, seek.hole).await;
         Ok((encode_found(found.map_err(|error| failure(&error))?), Vec::new()))
     }
 
     async fn space(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
-        let SpaceRef { branch, ino, change, from, until, truncations } = decode_space(&request.body)?;
+        let SpaceRef { ino, change, from, until, truncations } = decode_space(&request.body)?;
         let of = uses.change_contents(ino).await?;
         let known = Known { truncations, owner: of.owner() };
-        let file = FileKey { branch: Branch(branch), ino };
+        let file = file(request, ino);
         let changed = match change {
             SpaceChange::Reserve => self.target.preallocate(file, from..until, false, known).await,
             SpaceChange::Zero => self.target.preallocate(file, from..until, true, known).await,

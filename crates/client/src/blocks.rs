@@ -42,7 +42,7 @@ impl Blocks<'_> {
         let truncations = state.truncations();
         let read = async |Piece { unit: chunk, blocks }: Piece| {
             let (block, count) = (blocks.start, blocks.end - blocks.start);
-            let request = ChunkRef { branch: 0, ino: self.ino, chunk, block, count, truncations };
+            let request = ChunkRef { ino: self.ino, chunk, block, count, truncations };
             let (body, payload) = self.session.data(Kind::Read, encode_read(&request), Vec::new()).await?;
             let (_, crcs) = decode_reply(&body)?;
             let found = payload.iter().map(Buf::len).sum::<usize>();
@@ -82,7 +82,7 @@ impl Blocks<'_> {
             let range = done..done + count as usize;
             done = range.end;
             let (ino, truncations) = (self.ino, state.truncations());
-            let request = ChunkRef { branch: 0, ino, chunk, block, count, truncations };
+            let request = ChunkRef { ino, chunk, block, count, truncations };
             let body = encode_write(&request, &crcs[range.clone()]);
             let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
             writes.push(self.session.data(Kind::Write, body, payload));

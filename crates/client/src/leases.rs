@@ -348,7 +348,7 @@ impl Leases {
         table.retain(|ino, lease| {
             let is_kept = !lease.is_idle() || is_known(*ino);
             if !is_kept && lease.covers(Right::Shared) {
-                released.push(ReleasedLease { ino: ino.0, grant: lease.grant() });
+                released.push(ReleasedLease { ino: ino.0, grant: lease.grant(), branch: 0 });
             }
             is_kept
         });

@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         if offset >= size {
             return Err(nothing("nothing"));
         }
-        let seek = SeekRef { branch: 0, ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
+        let seek = SeekRef { ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
         let (body, _) = session.data(Kind::Seek, encode_seek(&seek), Vec::new()).await?;
         let found = decode_found(&body)?.saturating_mul(BLOCK).clamp(offset, size);
         assert!((offset..=size).contains(&found), "an offset is found inside the file");

@@ -14,9 +14,10 @@ use crate::recent::RecentSyncs;
 use crate::restarts::Restarts;
 use crate::sent::{Covered, SentChanges};
 use crate::slots::Slots;
+use penstock_base::env::random_id;
 use penstock_base::{Buf, Env, ErrorKind, Histogram, Ino, KeyedLocks};
-use penstock_wire::metadata::{HelloReply, HelloRequest, Time};
-use penstock_wire::{Failure, Frame, Kind, Transport, VERSION};
+use penstock_wire::metadata::{HelloReply, HelloRequest, TargetPlace, Time};
+use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -117,15 +118,11 @@ impl Session {
             is_closed: Cell::new(false),
             latency: ClientLatency::default(),
         });
-        let version = u32::from(VERSION);
-        let hello = HelloRequest {
-            oldest_version: version,
-            newest_version: version,
-            client: name.to_owned(),
-            mount: mount.to_owned(),
-        };
+        let (client, mount) = (name.to_owned(), mount.to_owned());
+        let hello = HelloRequest { client, mount, ..HelloRequest::of_mount(random_id(env)) };
         let sent = env.now();
         let reply: HelloReply = session.ask(Kind::Hello, &hello).await?;
+        check_places(&reply)?;
         session.number.set(reply.session);
         let lease = (reply.lease_ms > 0).then(|| Duration::from_millis(reply.lease_ms.into()));
         if let Some(lease) = lease {
@@ -403,6 +400,16 @@ impl Session {
             self.files.forget_idle(ino);
         }
     }
+}
+
+/// Fails if the file system has a branch or a target that this release does not reach.
+fn check_places(reply: &HelloReply) -> Result<(), Failure> {
+    if reply.branch != 0 || reply.targets != [TargetPlace::default()] {
+        let (branch, count) = (reply.branch, reply.targets.len());
+        let why = format!("branch {branch} on {count} targets: this release knows one target, which answers");
+        return Err(Failure::new(ErrorKind::Invalid, why));
+    }
+    Ok(())
 }
 
 /// True for a request whose answer has no information about files.

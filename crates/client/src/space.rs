@@ -75,7 +75,7 @@ impl Writer<'_> {
     async fn change_blocks(&self, blocks: Range<u64>, change: SpaceChange) -> Result<(), Failure> {
         let Blocks { session, ino } = self.blocks;
         let truncations = session.state(ino).await?.borrow().truncations();
-        let space = SpaceRef { branch: 0, ino, change, from: blocks.start, until: blocks.end, truncations };
+        let space = SpaceRef { ino, change, from: blocks.start, until: blocks.end, truncations };
         session.data(Kind::Space, encode_space(&space), Vec::new()).await.map(|_| ())
     }
 

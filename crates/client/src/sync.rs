@@ -48,7 +48,7 @@ impl Session {
 
     /// Makes a file's data durable. Its size and time are not sent.
     pub(crate) async fn commit(&self, ino: Ino) -> Result<(), Failure> {
-        self.data(Kind::Commit, encode_commit(0, ino, true), Vec::new()).await.map(drop)
+        self.data(Kind::Commit, encode_commit(ino, true), Vec::new()).await.map(drop)
     }
 
     /// Like [`Session::sync_file`]. Calls `next` after size and time are sent. If the file did not grow, this

@@ -33,7 +33,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
                 continue;
             }
         };
-        reply.unlocked.iter().for_each(|ino| session.locks().note_unlocked(Ino(*ino)));
+        reply.unlocked.iter().for_each(|file| session.locks().note_unlocked(Ino(file.ino)));
         if session.era() != era {
             // The reply may be about the time before. The service tells what is so now to the next request.
             continue;
@@ -134,7 +134,7 @@ async fn reclaim(session: &Session) -> Result<(), Failure> {
     let mut opens: Vec<OpenCount> = Vec::new();
     session.files().for_each(|ino, state| {
         let count = u32::try_from(state.opens()).unwrap_or(u32::MAX);
-        opens.extend((count > 0).then_some(OpenCount { ino: ino.0, count }));
+        opens.extend((count > 0).then_some(OpenCount { ino: ino.0, count, branch: 0 }));
     });
     opens.sort_unstable_by_key(|open| open.ino);
     for part in opens.chunks(RECLAIMED_AT_ONCE) {

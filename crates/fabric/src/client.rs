@@ -13,7 +13,7 @@ use crate::{HANDSHAKE, REQUESTS, WAITING, may_wait};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{Env, ErrorKind, LocalBoxFuture};
-use penstock_wire::{Failure, Frame, Kind, Transport};
+use penstock_wire::{Failure, Frame, Kind, Transport, Version};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -73,7 +73,7 @@ impl Remote {
     /// Connects to the server. Fails if this first attempt fails; later losses of the connection lead to
     /// reconnection without limit.
     pub async fn connect(env: &Env, dial: Rc<dyn Dial>) -> Result<Rc<Self>, Failure> {
-        let link = open(env, &*dial).await.map_err(|why| Failure::new(ErrorKind::Denied, why))?;
+        let first = open(env, &*dial).await.map_err(|why| Failure::new(ErrorKind::Denied, why))?;
         let remote = Rc::new(Self {
             env: env.clone(),
             dial,
@@ -81,13 +81,13 @@ impl Remote {
             next: Cell::new(1),
             permits: Semaphore::new(REQUESTS),
             waiting_permits: Semaphore::new(WAITING),
-            outbox: RefCell::default(),
+            outbox: RefCell::new(Outbox::new(first.1)),
             wake: Notify::new(),
             connected: Cell::new(false),
             closed: Cell::new(false),
             closing: Notify::new(),
         });
-        env.spawn("connection", Box::pin(remote.clone().keep(link)));
+        env.spawn("connection", Box::pin(remote.clone().keep(first)));
         Ok(remote)
     }
 
@@ -103,7 +103,7 @@ impl Remote {
     }
 
     /// Maintains a connection until [`Remote::close`].
-    async fn keep(self: Rc<Self>, first: Rc<dyn Link>) {
+    async fn keep(self: Rc<Self>, first: Opened) {
         {
             let run = pin!(self.reconnect(first));
             let closing = pin!(self.closing.notified());
@@ -113,22 +113,22 @@ impl Remote {
         self.waiting.take();
     }
 
-    async fn reconnect(&self, first: Rc<dyn Link>) {
-        let mut link = first;
+    async fn reconnect(&self, first: Opened) {
+        let (mut link, mut version) = first;
         loop {
             self.connected.set(true);
-            let why = self.run(&*link).await;
+            let why = self.run(&*link, version).await;
             self.connected.set(false);
             link.close();
             tracing::warn!(%why, "the connection to the service was lost; reconnecting");
             let mut pause = FIRST_PAUSE;
             let mut told = false;
-            link = loop {
+            (link, version) = loop {
                 // Random, so that the clients of a server do not reconnect all at the same time.
                 let part = self.env.random() % 1000;
                 self.env.sleep(pause / 2 + pause * part as u32 / 2000).await;
                 match open(&self.env, &*self.dial).await {
-                    Ok(link) => break link,
+                    Ok(opened) => break opened,
                     Err(why) if !std::mem::replace(&mut told, true) => {
                         tracing::warn!(%why, "the service cannot be reached; retrying until it can");
                     }
@@ -141,20 +141,20 @@ impl Remote {
     }
 
     /// Sends all requests without a reply, and uses the connection until it is lost. Returns the reason.
-    async fn run(&self, link: &dyn Link) -> Lost {
-        *self.outbox.borrow_mut() = Outbox::default();
+    async fn run(&self, link: &dyn Link, version: Version) -> Lost {
+        *self.outbox.borrow_mut() = Outbox::new(version);
         for waiting in self.waiting.borrow().values() {
             self.outbox.borrow_mut().push(waiting.request.clone(), ());
         }
-        let receiving = pin!(self.receive_all(link));
+        let receiving = pin!(self.receive_all(link, version));
         let sending = pin!(send(&self.env, link, &self.outbox, &self.wake, false));
         match select(receiving, sending).await {
             Either::Left((why, _)) | Either::Right((why, _)) => why,
         }
     }
 
-    async fn receive_all(&self, link: &dyn Link) -> Lost {
-        let mut receiver = Receiver::default();
+    async fn receive_all(&self, link: &dyn Link, version: Version) -> Lost {
+        let mut receiver = Receiver::new(version);
         loop {
             let frame = match receive(link, &mut receiver).await {
                 Ok(frame) => frame,
@@ -193,16 +193,19 @@ impl Remote {
     }
 }
 
+/// A stream on which the first exchange is complete, and the version that it settled.
+type Opened = (Rc<dyn Link>, Version);
+
 /// Connects and completes the first exchange, within [`HANDSHAKE`].
-async fn open(env: &Env, dial: &dyn Dial) -> Result<Rc<dyn Link>, String> {
+async fn open(env: &Env, dial: &dyn Dial) -> Result<Opened, String> {
     let (link, credential) = dial.dial().await?;
     let result = match timeout(env, HANDSHAKE, greet(&*link, &credential)).await {
-        Some(Ok(())) => Ok(()),
+        Some(Ok(version)) => Ok(version),
         Some(Err(why)) => Err(format!("the first exchange failed: {why}")),
         None => Err(format!("the server did not answer within {} s", HANDSHAKE.as_secs())),
     };
     match result {
-        Ok(()) => Ok(link),
+        Ok(version) => Ok((link, version)),
         Err(why) => {
             link.close();
             Err(why)
@@ -211,17 +214,15 @@ async fn open(env: &Env, dial: &dyn Dial) -> Result<Rc<dyn Link>, String> {
 }
 
 /// The first exchange. Over TCP the client sends nothing derived from the token before the server has proved
-/// that it knows it.
-async fn greet(link: &dyn Link, credential: &Credential) -> Result<(), Lost> {
+/// that it knows it. Returns the version of the messages after it.
+async fn greet(link: &dyn Link, credential: &Credential) -> Result<Version, Lost> {
     let greeting = Greeting::new(nonce()?);
     send_all(link, &greeting.encode()).await?;
     let mut head = [0; WELCOME_HEAD_BYTES];
     receive_exact(link, &mut head).await?;
     match (credential, Welcome::is_challenge(&head)) {
-        (Credential::Local, false) => return welcome(link, head).await,
-        (Credential::Local, true) => {
-            return Err(Lost::Said("the server asks for a token at its own socket".into()));
-        }
+        (Credential::Local, false) => welcome(link, head).await,
+        (Credential::Local, true) => Err(Lost::Said("the server asks for a token at its own socket".into())),
         (Credential::Token(token, dialled), true) => {
             let mut bytes = [0; CHALLENGE_BYTES];
             bytes[..WELCOME_HEAD_BYTES].copy_from_slice(&head);
@@ -237,25 +238,30 @@ async fn greet(link: &dyn Link, credential: &Credential) -> Result<(), Lost> {
             let proof = Proof::new(token, &greeting, &challenge, *dialled);
             send_all(link, &proof.encode()).await?;
             receive_exact(link, &mut head).await?;
+            let version = welcome(link, head).await?;
+            // The proofs cover the version in the challenge, so nobody on the way can lower it.
+            match version == challenge.version {
+                true => Ok(version),
+                false => Err(Lost::Said("the server settles on two versions".into())),
+            }
         }
         (Credential::Token(..), false) => {
             // The server may refuse before the proofs. A welcome without proofs is an error.
             welcome(link, head).await?;
-            return Err(Lost::Said("the server does not prove that it knows the token".into()));
+            Err(Lost::Said("the server does not prove that it knows the token".into()))
         }
     }
-    welcome(link, head).await
 }
 
 /// Receives the rest of a welcome. A refusal is an error.
-async fn welcome(link: &dyn Link, head: [u8; WELCOME_HEAD_BYTES]) -> Result<(), Lost> {
+async fn welcome(link: &dyn Link, head: [u8; WELCOME_HEAD_BYTES]) -> Result<Version, Lost> {
     let len = Welcome::reason_bytes(&head).map_err(crate::FrameError::from)?;
     let mut bytes = head.to_vec();
     bytes.resize(WELCOME_HEAD_BYTES + len, 0);
     receive_exact(link, &mut bytes[WELCOME_HEAD_BYTES..]).await?;
     match Welcome::decode(&bytes).map_err(crate::FrameError::from)? {
-        Welcome { version: 0, reason } => Err(Lost::Said(format!("the server refuses: {reason}"))),
-        _ => Ok(()),
+        Welcome::Refused(reason) => Err(Lost::Said(format!("the server refuses: {reason}"))),
+        Welcome::Accepted(version) => Ok(version),
     }
 }
 

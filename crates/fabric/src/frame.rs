@@ -3,7 +3,7 @@
 use crate::{BODY_BYTES, PAYLOAD_BYTES};
 use penstock_base::{BLOCK_BYTES, BufMut, DecodeError, crc32c};
 use penstock_wire::data::{decode_reply, decode_write};
-use penstock_wire::{Frame, HEADER_BYTES, Header, Kind};
+use penstock_wire::{Frame, HEADER_BYTES, Header, Kind, Version};
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
@@ -63,15 +63,15 @@ pub struct Receiver {
     payload: BufMut,
     /// The number of bytes received of the current frame.
     at: usize,
-}
-
-impl Default for Receiver {
-    fn default() -> Self {
-        Self { head: [0; HEADER_BYTES], body: Vec::new(), payload: BufMut::recycled(0), at: 0 }
-    }
+    version: Version,
 }
 
 impl Receiver {
+    /// For a connection of this version.
+    pub fn new(version: Version) -> Self {
+        Self { head: [0; HEADER_BYTES], body: Vec::new(), payload: BufMut::recycled(0), at: 0, version }
+    }
+
     /// True if a part of a frame was received.
     pub fn is_inside(&self) -> bool {
         self.at > 0
@@ -109,8 +109,8 @@ impl Receiver {
         if self.at < HEADER_BYTES + self.body.len() + self.payload.len() {
             return Ok(None);
         }
-        let Self { head, body, payload, .. } = std::mem::take(self);
-        let header = Header::decode(&head, &body)?;
+        let Self { head, body, payload, version, .. } = std::mem::replace(self, Self::new(self.version));
+        let header = Header::decode(version, &head, &body)?;
         verify(&header, &body, payload.as_ref())?;
         let payload = if payload.is_empty() { Vec::new() } else { vec![payload.freeze()] };
         Ok(Some(Frame { header, body, payload }))
@@ -141,18 +141,18 @@ pub struct Outbox<H> {
     queue: VecDeque<(Vec<u8>, Frame, H)>,
     /// The number of bytes of the first frame that were sent.
     at: usize,
-}
-
-impl<H> Default for Outbox<H> {
-    fn default() -> Self {
-        Self { queue: VecDeque::new(), at: 0 }
-    }
+    version: Version,
 }
 
 impl<H> Outbox<H> {
+    /// For a connection of this version.
+    pub fn new(version: Version) -> Self {
+        Self { queue: VecDeque::new(), at: 0, version }
+    }
+
     /// Adds a frame at the end of the queue.
     pub fn push(&mut self, frame: Frame, held: H) {
-        let mut head = frame.header.encode(&frame.body);
+        let mut head = frame.header.encode(self.version, &frame.body);
         head.extend_from_slice(&frame.body);
         self.queue.push_back((head, frame, held));
     }
@@ -206,7 +206,7 @@ mod tests {
         let mut payload = BufMut::zeroed(3 * BLOCK_BYTES);
         payload.as_mut().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
         let payload = payload.freeze();
-        let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 3, truncations: 7 };
+        let chunk = ChunkRef { ino: Ino(2), chunk: 3, block: 4, count: 3, truncations: 7 };
         let body = encode_write(&chunk, &crc32c_blocks(&payload));
         let parts = vec![payload.slice(0..BLOCK_BYTES), payload.slice(BLOCK_BYTES..3 * BLOCK_BYTES)];
         let mut frame = Frame::request(Kind::Write, body, parts);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     fn stream(frames: impl IntoIterator<Item = Frame>) -> Vec<u8> {
-        let mut outbox = Outbox::default();
+        let mut outbox = Outbox::new(Version::NEWEST);
         frames.into_iter().for_each(|frame| outbox.push(frame, ()));
         let mut bytes = Vec::new();
         while !outbox.is_empty() {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn receive(mut bytes: &[u8], step: usize) -> Result<Vec<Frame>, FrameError> {
-        let (mut receiver, mut frames) = (Receiver::default(), Vec::new());
+        let (mut receiver, mut frames) = (Receiver::new(Version::NEWEST), Vec::new());
         while !bytes.is_empty() {
             let mut count = 0;
             for space in &mut receiver.spaces() {

@@ -9,7 +9,7 @@
 use hmac::{Hmac, Mac};
 use penstock_base::num::to_u16;
 use penstock_base::{Dec, DecodeError, Enc, Id128, StoreId, crc32c};
-use penstock_wire::VERSION;
+use penstock_wire::Version;
 use sha2::Sha256;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -102,7 +102,7 @@ pub struct Greeting {
 impl Greeting {
     /// The greeting of a client of this release.
     pub fn new(nonce: [u8; NONCE_BYTES]) -> Self {
-        Self { oldest: VERSION, newest: VERSION, nonce }
+        Self { oldest: Version::OLDEST.number(), newest: Version::NEWEST.number(), nonce }
     }
 
     /// Encodes the message.
@@ -124,11 +124,14 @@ impl Greeting {
         Ok(Self { oldest, newest, nonce })
     }
 
-    /// Returns the reason for refusal if the client does not support this release's message version.
-    pub fn refusal(&self) -> Option<String> {
+    /// The version that both ends will use, or the reason why the client is refused: there is none.
+    pub fn settle(&self) -> Result<Version, String> {
         let (oldest, newest) = (self.oldest, self.newest);
-        (oldest > VERSION || newest < VERSION).then(|| {
-            format!("the client speaks versions {oldest} to {newest} of the messages, this is {VERSION}")
+        Version::settle(oldest, newest).ok_or_else(|| {
+            let (first, last) = (Version::OLDEST.number(), Version::NEWEST.number());
+            format!(
+                "the client speaks versions {oldest} to {newest} of the messages, this is {first} to {last}"
+            )
         })
     }
 }
@@ -137,7 +140,7 @@ impl Greeting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Challenge {
     /// The message version to use.
-    pub version: u16,
+    pub version: Version,
     /// The store that the server serves.
     pub store: StoreId,
     /// Random bytes; both codes cover them.
@@ -147,15 +150,15 @@ pub struct Challenge {
 }
 
 impl Challenge {
-    /// Answers a greeting that arrived at the address `dialled`.
+    /// Answers a greeting that arrived at the address `dialled`, with the version that was settled.
     pub fn new(
         token: &Token,
-        greeting: &Greeting,
+        (greeting, version): (&Greeting, Version),
         store: StoreId,
         nonce: [u8; NONCE_BYTES],
         dialled: SocketAddr,
     ) -> Self {
-        let mut challenge = Self { version: VERSION, store, nonce, code: [0; CODE_BYTES] };
+        let mut challenge = Self { version, store, nonce, code: [0; CODE_BYTES] };
         let code = token.code(BY_SERVER, greeting, &challenge.head(), dialled);
         challenge.code = code.finalize().into_bytes().into();
         challenge
@@ -164,7 +167,7 @@ impl Challenge {
     /// The part that the codes cover.
     fn head(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.raw(CHALLENGE).u16(self.version).u16(0).raw(&self.store.0.0).raw(&self.nonce);
+        enc.raw(CHALLENGE).u16(self.version.number()).u16(0).raw(&self.store.0.0).raw(&self.nonce);
         enc.finish()
     }
 
@@ -181,10 +184,9 @@ impl Challenge {
         if dec.raw(4)? != CHALLENGE {
             return Err(dec.bad("wrong magic number: no Penstock listens there"));
         }
-        let (version, reserved) = (dec.u16()?, dec.u16()?);
-        if version != VERSION || reserved != 0 {
-            return Err(dec.unknown("version", version.into()));
-        }
+        let found = dec.u16()?;
+        let version = Version::of_number(found).ok_or_else(|| dec.unknown("version", found.into()))?;
+        dec.zeros("field behind the version", 2)?;
         let (store, nonce, code) = (take(&mut dec)?, take(&mut dec)?, take(&mut dec)?);
         check_seal(&mut dec, bytes)?;
         Ok(Self { version, store: StoreId(Id128(store)), nonce, code })
@@ -244,31 +246,35 @@ impl Proof {
 
 /// The server's last message of the first exchange: it accepts or refuses the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Welcome {
-    /// The message version to use; 0 if the client is refused.
-    pub version: u16,
-    /// The reason for refusal; empty if the client is accepted.
-    pub reason: String,
+pub enum Welcome {
+    /// The client is let in; the message version to use.
+    Accepted(Version),
+    /// The client is refused, for this reason of at most [`REASON_BYTES`].
+    Refused(String),
 }
 
 impl Welcome {
     /// Accepts the client, or refuses it for a reason, which is shortened to [`REASON_BYTES`].
-    pub fn new(refusal: Option<String>) -> Self {
-        match refusal {
-            None => Self { version: VERSION, reason: String::new() },
-            Some(mut reason) => {
+    pub fn new(settled: Result<Version, String>) -> Self {
+        match settled {
+            Ok(version) => Self::Accepted(version),
+            Err(mut reason) => {
                 reason.truncate(reason.floor_char_boundary(REASON_BYTES));
-                Self { version: 0, reason }
+                Self::Refused(reason)
             }
         }
     }
 
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
+        let (version, reason) = match self {
+            Self::Accepted(version) => (version.number(), ""),
+            Self::Refused(reason) => (0, &reason[..]),
+        };
         let mut enc = Enc::new();
-        enc.raw(WELCOME).u16(self.version).u16(to_u16(self.reason.len()));
-        let crc = penstock_base::crc32c_append([enc.as_slice(), self.reason.as_bytes()]);
-        enc.u32(crc).raw(self.reason.as_bytes()).finish()
+        enc.raw(WELCOME).u16(version).u16(to_u16(reason.len()));
+        let crc = penstock_base::crc32c_append([enc.as_slice(), reason.as_bytes()]);
+        enc.u32(crc).raw(reason.as_bytes()).finish()
     }
 
     /// True if these first bytes of the server's answer begin a challenge.
@@ -301,10 +307,15 @@ impl Welcome {
         }
         let version = u16::from_le_bytes([head[4], head[5]]);
         let reason = std::str::from_utf8(reason).map_err(|_| dec.bad("a reason that is not UTF-8"))?;
-        if version > VERSION || (version == 0) == reason.is_empty() {
-            return Err(dec.unknown("version", version.into()));
+        match (version, reason.is_empty()) {
+            (0, true) => Err(dec.bad("a refusal without a reason")),
+            (0, false) => Ok(Self::Refused(reason.to_owned())),
+            (_, false) => Err(dec.bad("a reason without a refusal")),
+            (number, true) => match Version::of_number(number) {
+                Some(version) => Ok(Self::Accepted(version)),
+                None => Err(dec.unknown("version", number.into())),
+            },
         }
-        Ok(Self { version, reason: reason.to_owned() })
     }
 }
 
@@ -345,22 +356,23 @@ mod tests {
     fn the_first_exchange_is_as_in_the_first_release() {
         let greeting = Greeting::new([7; NONCE_BYTES]);
         let bytes = greeting.encode();
-        assert_eq!(hex(&bytes[..10]), "504e5347010001000707");
+        assert_eq!(hex(&bytes[..10]), "504e5347020002000707");
         assert_eq!((bytes.len(), Greeting::decode(&bytes)), (GREETING_BYTES, Ok(greeting.clone())));
         let store = StoreId(Id128([5; 16]));
-        let challenge = Challenge::new(&token('a'), &greeting, store, [9; NONCE_BYTES], at(7000));
+        let challenge =
+            Challenge::new(&token('a'), (&greeting, Version::NEWEST), store, [9; NONCE_BYTES], at(7000));
         let bytes = challenge.encode();
-        assert_eq!(hex(&bytes[..10]), "504e5343010000000505");
+        assert_eq!(hex(&bytes[..10]), "504e5343020000000505");
         // Computed with Python's hmac.
-        assert_eq!(hex(&challenge.code), "2e4ab129110628210fc97e12dcda04c97624dfd92f43c2ca0458a1b15be179e7");
+        assert_eq!(hex(&challenge.code), "b57eabeb25ae63d97145ff629d75b4d3360898d79cd17c34fa6c4f39acf4165e");
         assert_eq!((bytes.len(), Challenge::decode(&bytes)), (CHALLENGE_BYTES, Ok(challenge.clone())));
         let proof = Proof::new(&token('a'), &greeting, &challenge, at(7000));
         let bytes = proof.encode();
-        assert_eq!(hex(&proof.code), "972ce6d33b1547e4329decfba7f9ecbb15e7de0becdf8709ce97d4217e17691b");
+        assert_eq!(hex(&proof.code), "520fe74c8453ce6a6545a8ae7e1a762ec68d4b05bdab6a63062bf0c483b55f33");
         assert_eq!((bytes.len(), Proof::decode(&bytes)), (PROOF_BYTES, Ok(proof)));
-        let welcome = Welcome::new(None);
-        assert_eq!(hex(&welcome.encode()[..8]), "504e535701000000");
-        let refused = Welcome::new(Some("no".into()));
+        let welcome = Welcome::new(Ok(Version::NEWEST));
+        assert_eq!(hex(&welcome.encode()[..8]), "504e535702000000");
+        let refused = Welcome::new(Err("no".into()));
         assert_eq!(hex(&refused.encode()[..8]), "504e535700000200");
         for answer in [welcome, refused] {
             assert_eq!(Welcome::decode(&answer.encode()), Ok(answer));
@@ -370,10 +382,15 @@ mod tests {
     #[test]
     fn every_bit_counts() {
         let greeting = Greeting::new([7; NONCE_BYTES]);
-        let challenge =
-            Challenge::new(&token('a'), &greeting, StoreId::default(), [9; NONCE_BYTES], at(7000));
+        let challenge = Challenge::new(
+            &token('a'),
+            (&greeting, Version::NEWEST),
+            StoreId::default(),
+            [9; NONCE_BYTES],
+            at(7000),
+        );
         let proof = Proof::new(&token('a'), &greeting, &challenge, at(7000));
-        let refused = Welcome::new(Some("no".into()));
+        let refused = Welcome::new(Err("no".into()));
         for bytes in [greeting.encode(), challenge.encode(), proof.encode(), refused.encode()] {
             for bit in 0..bytes.len() * 8 {
                 let mut flipped = bytes.clone();
@@ -387,17 +404,28 @@ mod tests {
                 );
             }
         }
-        let later = Greeting { oldest: VERSION + 1, newest: VERSION + 2, ..greeting.clone() };
-        assert!(later.refusal().unwrap().contains("versions"));
-        assert_eq!(greeting.refusal(), None);
-        assert_eq!(Welcome::new(Some("ä".repeat(400))).reason.len(), REASON_BYTES);
+        let newest = Version::NEWEST.number();
+        let later = Greeting { oldest: newest + 1, newest: newest + 2, ..greeting.clone() };
+        assert!(later.settle().unwrap_err().contains("versions"));
+        assert_eq!(greeting.settle(), Ok(Version::NEWEST));
+        assert!(
+            matches!(Welcome::new(Err("ä".repeat(400))), Welcome::Refused(why) if why.len() == REASON_BYTES)
+        );
+        // A version of which nobody spoke.
+        for version in [newest + 1, 1] {
+            let mut bytes = Welcome::new(Ok(Version::NEWEST)).encode();
+            bytes[4..6].copy_from_slice(&version.to_le_bytes());
+            let crc = crc32c(&bytes[..8]);
+            bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+            assert!(Welcome::decode(&bytes).unwrap_err().to_string().contains("version is"), "{version}");
+        }
     }
 
     #[test]
     fn only_who_knows_the_token_and_was_dialled_proves_it() {
         let (key, store) = (token('a'), StoreId(Id128([5; 16])));
         let greeting = Greeting::new(nonce().unwrap());
-        let challenge = Challenge::new(&key, &greeting, store, nonce().unwrap(), at(7000));
+        let challenge = Challenge::new(&key, (&greeting, Version::NEWEST), store, nonce().unwrap(), at(7000));
         let proof = Proof::new(&key, &greeting, &challenge, at(7000));
         assert!(challenge.is_proved(&key, &greeting, at(7000)));
         assert!(proof.is_proved(&key, &greeting, &challenge, at(7000)));

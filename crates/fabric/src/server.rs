@@ -11,7 +11,7 @@ use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Env, Newcomers, StoreId};
 use penstock_wire::data::decode_read;
-use penstock_wire::{Frame, Header, Kind, Service};
+use penstock_wire::{Frame, Header, Kind, Service, Version};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -63,6 +63,8 @@ struct Connection {
     /// Signalled when the client has switched to a newer connection.
     over: Rc<Notify>,
     link: Rc<dyn Link>,
+    /// The version of all messages.
+    version: Version,
     outbox: RefCell<Outbox<Held>>,
     wake: Notify,
     requests: Arc<Semaphore>,
@@ -152,17 +154,18 @@ impl Server {
     }
 
     async fn serve(self: Rc<Self>, link: Rc<dyn Link>, number: u64, door: Door) -> Lost {
-        match timeout(&self.env, HANDSHAKE, self.greet(&link, number, door)).await {
-            Some(Ok(())) => {}
+        let version = match timeout(&self.env, HANDSHAKE, self.greet(&link, number, door)).await {
+            Some(Ok(version)) => version,
             Some(Err(why)) => return why,
             None => return Lost::Said(format!("no greeting within {} s", HANDSHAKE.as_secs())),
-        }
+        };
         let connection = Rc::new(Connection {
             number,
             session: Cell::new(0),
             over: Rc::default(),
             link,
-            outbox: RefCell::default(),
+            version,
+            outbox: RefCell::new(Outbox::new(version)),
             wake: Notify::new(),
             requests: Arc::new(Semaphore::new(REQUESTS)),
             bytes: Arc::new(Semaphore::new(BYTES)),
@@ -188,7 +191,8 @@ impl Server {
         why
     }
 
-    async fn greet(&self, link: &Rc<dyn Link>, number: u64, door: Door) -> Result<(), Lost> {
+    /// The first exchange. Returns the version of the messages after it.
+    async fn greet(&self, link: &Rc<dyn Link>, number: u64, door: Door) -> Result<Version, Lost> {
         let mut bytes = [0; GREETING_BYTES];
         // The first bytes suffice to reject a client of another protocol.
         receive_exact(&**link, &mut bytes[..8]).await?;
@@ -196,56 +200,56 @@ impl Server {
             return Err(Lost::Said("the client does not speak Penstock's protocol".into()));
         }
         receive_exact(&**link, &mut bytes[8..]).await?;
-        let refusal = match Greeting::decode(&bytes) {
-            Err(error) => Some(error.to_string()),
-            Ok(greeting) => match (greeting.refusal(), door) {
-                (Some(why), _) => Some(why),
-                (None, Door::Local) => None,
-                (None, Door::Token(address)) => self.prove(&**link, &greeting, address).await?,
+        let settled = match Greeting::decode(&bytes) {
+            Err(error) => Err(error.to_string()),
+            Ok(greeting) => match (greeting.settle(), door) {
+                (Ok(version), Door::Token(address)) => {
+                    self.prove(&**link, (&greeting, version), address).await?.map(|()| version)
+                }
+                (settled, _) => settled,
             },
         };
-        let refusal = refusal.or_else(|| self.let_in(link, number));
-        let welcome = Welcome::new(refusal);
+        let settled = settled.and_then(|version| self.let_in(link, number).map(|()| version));
+        let welcome = Welcome::new(settled);
         send_all(&**link, &welcome.encode()).await?;
-        match welcome.version {
-            0 => Err(Lost::Said(welcome.reason)),
-            _ => Ok(()),
+        match welcome {
+            Welcome::Accepted(version) => Ok(version),
+            Welcome::Refused(why) => Err(Lost::Said(why)),
         }
     }
 
-    /// Proves that this server knows the token, and verifies the client's proof. Returns the reason if the
-    /// client is refused.
+    /// Proves that this server knows the token, and verifies the client's proof. The inner error is the
+    /// reason why the client is refused.
     async fn prove(
         &self,
         link: &dyn Link,
-        greeting: &Greeting,
+        (greeting, version): (&Greeting, Version),
         dialled: SocketAddr,
-    ) -> Result<Option<String>, Lost> {
-        let Some(token) = &self.token else { return Ok(Some("this server accepts no TCP clients".into())) };
-        let challenge = Challenge::new(token, greeting, self.store, nonce()?, dialled);
+    ) -> Result<Result<(), String>, Lost> {
+        let Some(token) = &self.token else { return Ok(Err("this server accepts no TCP clients".into())) };
+        let challenge = Challenge::new(token, (greeting, version), self.store, nonce()?, dialled);
         send_all(link, &challenge.encode()).await?;
         let mut bytes = [0; PROOF_BYTES];
         receive_exact(link, &mut bytes).await?;
         Ok(match Proof::decode(&bytes) {
-            Err(error) => Some(error.to_string()),
-            Ok(proof) if proof.is_proved(token, greeting, &challenge, dialled) => None,
-            Ok(_) => {
-                Some("the token is not this instance's: take the file `token.data` of its folder".into())
-            }
+            Err(error) => Err(error.to_string()),
+            Ok(proof) if proof.is_proved(token, greeting, &challenge, dialled) => Ok(()),
+            Ok(_) => Err("the token is not this instance's: take the file `token.data` of its folder".into()),
         })
     }
 
-    /// Moves a connection from the first exchange to the accepted ones. Returns the reason if it is refused.
-    fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Option<String> {
+    /// Moves a connection from the first exchange to the accepted ones. The error is the reason if it is
+    /// refused.
+    fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Result<(), String> {
         let mut links = self.links.borrow_mut();
         if links.len() >= CONNECTIONS {
-            return Some(format!("there are {CONNECTIONS} connections, which is the most"));
+            return Err(format!("there are {CONNECTIONS} connections, which is the most"));
         }
         if self.newcomers.borrow_mut().leave(number).is_none() {
-            return Some("too many connections wait to be let in".into());
+            return Err("too many connections wait to be let in".into());
         }
         links.insert(number, link.clone());
-        None
+        Ok(())
     }
 
     /// Makes this the current connection of the request's session, and registers a change of data. Hello has
@@ -265,7 +269,7 @@ impl Server {
     /// Receives requests and serves each in a task of its own. Waits while the limits of the connection are
     /// reached.
     async fn receive_all(&self, connection: &Rc<Connection>) -> Lost {
-        let mut receiver = Receiver::default();
+        let mut receiver = Receiver::new(connection.version);
         loop {
             let frame = match receive(&*connection.link, &mut receiver).await {
                 Ok(frame) => frame,

@@ -4,13 +4,15 @@ use crate::error::MetaError;
 use crate::names::Turn;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
-use penstock_base::Ino;
 use penstock_base::num::to_u32;
+use penstock_base::{Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
 use penstock_session::{Request, Slot};
-use penstock_wire::metadata::{AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest};
-use penstock_wire::{Failure, Header, Kind, VERSION};
+use penstock_wire::metadata::{
+    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest, ROLE_MOUNT, TargetPlace,
+};
+use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
 
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
@@ -40,7 +42,7 @@ impl MetaTarget {
         let parts = &*self.parts;
         match kind {
             Kind::Ping => {
-                self.reclaim(who.session, &PingRequest::decode(body)?);
+                self.reclaim(who.session, &PingRequest::decode(body)?)?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::End => {
@@ -114,17 +116,25 @@ impl MetaTarget {
     }
 
     async fn first_exchange(&self, request: HelloRequest, remote: bool) -> Result<Vec<u8>, MetaError> {
-        let mine = u32::from(VERSION);
-        if request.oldest_version > mine || request.newest_version < mine {
-            let (oldest, newest) = (request.oldest_version, request.newest_version);
-            return Err(MetaError::Request(format!(
-                "the client speaks versions {oldest} to {newest}, this is {mine}"
-            )));
+        let name = <[u8; 16]>::try_from(&request.name[..]).map(Id128).unwrap_or_default();
+        if name.is_nil() {
+            return Err(MetaError::Request("the name of a session is 16 random bytes".into()));
+        }
+        if request.role != ROLE_MOUNT {
+            let role = request.role;
+            return Err(MetaError::Request(format!("role {role} is one that this release does not have")));
+        }
+        if !request.fileset.is_empty() {
+            return Err(MetaError::Request(format!("there is no fileset {:?}", request.fileset)));
         }
         if request.client.len() > NAME_BYTES || request.mount.len() > PATH_BYTES {
             return Err(MetaError::Request("the name of a client or of its mount is too long".into()));
         }
         let turn = self.parts.names.turn().await;
+        // The reply to an earlier Hello was lost.
+        if let Some((session, lease_ms)) = self.parts.clients.named(name)? {
+            return Ok(self.greeted(session, lease_ms));
+        }
         if remote && self.parts.clients.count() >= MOST_SESSIONS {
             return Err(MetaError::Request(format!("there are {MOST_SESSIONS} sessions, which is the most")));
         }
@@ -133,7 +143,7 @@ impl MetaTarget {
         let lease_ms = if remote { to_u32(self.parts.clients.lease().as_millis()) } else { 0 };
         let (client, mount) = (request.client, request.mount);
         let who = SessionRow { number: session, client, mount, lease_ms };
-        self.parts.clients.begin_session(who, &mut writes);
+        self.parts.clients.begin_session(name, who, &mut writes);
         let committed = turn.commit(Request::default(), writes, Vec::new(), &[]).await;
         // If a crash lost the number, it would be given to a second client while the first one still uses it.
         let durable = async || if remote { Ok(self.parts.names.kv().flush().await?) } else { Ok(()) };
@@ -146,8 +156,14 @@ impl MetaTarget {
             self.forget_session(session);
             return Err(error);
         }
+        Ok(self.greeted(session, lease_ms))
+    }
+
+    /// The reply to a client that has this session.
+    fn greeted(&self, session: u64, lease_ms: u32) -> Vec<u8> {
         let chunk_blocks = self.parts.names.fs().chunk_blocks;
-        Ok(HelloReply { version: mine, session, root: ROOT.0, chunk_blocks, lease_ms }.encode_to_vec())
+        let targets = vec![TargetPlace::default()];
+        HelloReply { session, root: ROOT.0, branch: 0, chunk_blocks, lease_ms, targets }.encode_to_vec()
     }
 
     /// Ends a session: its rows are deleted, and then its opens, leases and locks end. If the rows cannot be
@@ -191,8 +207,9 @@ impl MetaTarget {
     }
 
     /// Takes over the opens and locks that a client reports after a restart.
-    fn reclaim(&self, session: u64, ping: &PingRequest) {
-        for (ino, before, now) in self.parts.clients.reclaim(session, ping) {
+    fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<(), MetaError> {
+        let changes = self.parts.clients.reclaim(session, ping);
+        for (ino, before, now) in changes.map_err(MetaError::Request)? {
             if now > before && self.parts.begin_uses(ino, now - before).is_err() {
                 // It is being deleted. The client learns it from its next request.
                 assert_eq!(before, 0, "inode {ino} is open and being deleted");
@@ -205,5 +222,6 @@ impl MetaTarget {
             // Removed files may be dropped once all clients have reported.
             self.parts.wake_reaper();
         }
+        Ok(())
     }
 }

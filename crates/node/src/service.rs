@@ -5,7 +5,7 @@ use penstock_base::rank::scoped;
 use penstock_base::{ErrorKind, Ino, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
-use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport};
+use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport, Version};
 use std::rc::Rc;
 
 /// Body and payload of a reply, or the error reply.
@@ -26,9 +26,9 @@ impl InProcess {
 impl Transport for InProcess {
     fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
         Box::pin(async move {
-            let bytes = request.header.encode(&request.body);
+            let bytes = request.header.encode(Version::NEWEST, &request.body);
             assert_eq!(bytes.len(), HEADER_BYTES, "a header has one length");
-            let header = Header::decode(&bytes, &request.body)?;
+            let header = Header::decode(Version::NEWEST, &bytes, &request.body)?;
             let (reply, answer) = tokio::sync::oneshot::channel();
             let node = self.node.clone();
             // In a task of its own, because a client that stops waiting must not stop a service in the middle
@@ -60,6 +60,26 @@ impl Service for ForOthers {
     }
 }
 
+/// Fails unless a request addresses what this release has: one target, one fileset with one branch, each in
+/// its first epoch, one tenant, and sessions of one user.
+fn check_object(header: &Header) -> Result<(), Failure> {
+    let Header { kind, object, epoch, branch, user, tenant, .. } = *header;
+    let why = if object != kind.object() {
+        format!("there is no {object}")
+    } else if epoch != 0 {
+        format!("{object} has no epoch {epoch}")
+    } else if branch != 0 {
+        format!("{object} has no branch {branch}")
+    } else if tenant != 0 {
+        format!("there is no tenant {tenant}")
+    } else if user != 0 {
+        format!("the session has agreed on no user {user}")
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(ErrorKind::Invalid, format!("{kind:?}: {why}")))
+}
+
 impl Node {
     /// Executes a request and returns the reply. `remote` is true for a request from another process.
     pub async fn serve(&self, request: Frame, remote: bool) -> Frame {
@@ -70,6 +90,7 @@ impl Node {
     }
 
     async fn serve_request(&self, request: &Frame, remote: bool) -> Outcome {
+        check_object(&request.header)?;
         self.clients.hear(&request.header)?;
         if let Some(outcome) = self.serve_lease(request).await {
             return outcome;

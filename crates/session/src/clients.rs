@@ -9,11 +9,11 @@ use crate::leases::{Leases, Leaving};
 use crate::locks::Locks;
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
-use penstock_base::env::{random_id, timeout};
+use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
 use penstock_base::num::to_u16;
 use penstock_base::rank::{LockKey, Rank, RankedKey, RankedLocks};
-use penstock_base::{Env, ErrorKind, Ino};
+use penstock_base::{Env, ErrorKind, Id128, Ino};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
     InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, OpenCount, PingRequest,
@@ -57,6 +57,14 @@ pub fn joins(kind: Kind) -> bool {
 /// The error of a request whose body is not allowed.
 fn refused(why: impl std::fmt::Display) -> Failure {
     Failure { kind: ErrorKind::Invalid, errno: 0, message: format!("request: {why}") }
+}
+
+/// Fails unless all files of a list are of the branch that there is.
+fn check_branches(mut branches: impl Iterator<Item = u64>) -> Result<(), String> {
+    match branches.find(|branch| *branch != 0) {
+        None => Ok(()),
+        Some(branch) => Err(format!("a file of branch {branch}, which does not exist")),
+    }
 }
 
 /// All clients of one node.
@@ -208,11 +216,24 @@ impl Clients {
         Ok(Request { session, key, sequence: header.sequence })
     }
 
-    /// Starts a session under a name that is drawn. For a client of another process `writes` gets the row
-    /// that lets the session survive a restart.
-    pub fn begin_session(&self, who: SessionRow, writes: &mut WriteSet) {
+    /// The number and the lease time in milliseconds of the session of this name, if it has one already.
+    /// ESTALE if it has ended.
+    pub fn named(&self, key: Id128) -> Result<Option<(u64, u32)>, Errno> {
+        let sessions = self.sessions.borrow();
+        let Some(number) = sessions.named(key) else { return Ok(None) };
+        match sessions.is_live(number) {
+            true => Ok(Some((number, sessions.lease_ms(number)))),
+            false => Err(Errno::STALE),
+        }
+    }
+
+    /// Starts a session under this name. For a client of another process `writes` gets the row that lets the
+    /// session survive a restart.
+    ///
+    /// # Panics
+    /// If there is a session of this name.
+    pub fn begin_session(&self, key: Id128, who: SessionRow, writes: &mut WriteSet) {
         assert_ne!(who.number, 0, "0 is the number of no session");
-        let key = random_id(&self.env);
         if who.lease_ms > 0 {
             writes.put(session_key(key), who.encode());
         }
@@ -332,11 +353,14 @@ impl Clients {
 
     /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
     /// been reported to this start of the service: a client reports them in parts, and repeats each part
-    /// until it is answered. Returns the inodes with the number of opens before and now.
-    pub fn reclaim(&self, session: u64, ping: &PingRequest) -> Vec<(Ino, u64, u64)> {
+    /// until it is answered. Returns the inodes with the number of opens before and now. Fails if one is of a
+    /// branch that does not exist.
+    pub fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<Vec<(Ino, u64, u64)>, String> {
         let PingRequest { opens, reclaimed: all, locks, start } = ping;
+        let branches = opens.iter().map(|open| open.branch);
+        check_branches(branches.chain(locks.iter().map(|lock| lock.branch)))?;
         if *start != self.generation {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         if self.sessions.borrow().owes_opens(session) {
             locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
@@ -345,14 +369,14 @@ impl Clients {
         let mut sessions = self.sessions.borrow_mut();
         // An inode that is named twice counts once.
         let opens: BTreeMap<Ino, u64> =
-            opens.iter().map(|OpenCount { ino, count }| (Ino(*ino), u64::from(*count))).collect();
+            opens.iter().map(|OpenCount { ino, count, .. }| (Ino(*ino), u64::from(*count))).collect();
         for (ino, count) in opens {
             changes.extend(sessions.set_opens(session, ino, count).map(|before| (ino, before, count)));
         }
         if *all {
             sessions.reported_opens(session);
         }
-        changes
+        Ok(changes)
     }
 
     /// Fails if the session has ended or the service was stopped.
@@ -496,6 +520,7 @@ impl Clients {
     /// Takes a client's answers, and waits for news for it.
     pub async fn watch(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let mut request = WatchRequest::decode(body).map_err(refused)?;
+        check_branches(request.released.iter().map(|lease| lease.branch)).map_err(refused)?;
         if request.generation != self.generation {
             // The request's numbers are from another start of the service.
             request.seen = 0;

@@ -31,7 +31,7 @@ mod calls;
 
 use calls::{Call, Calls};
 use penstock_base::{HashMap, Ino};
-use penstock_wire::metadata::{LeaseCall, WatchReply, WatchRequest};
+use penstock_wire::metadata::{FileRef, LeaseCall, WatchReply, WatchRequest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Failed sync requests that are remembered for the requests that wait for them.
@@ -456,11 +456,11 @@ impl Leases {
         }
         let call = |(number, call): (u64, Call)| {
             let ino = call.ino.map_or(0, |ino| ino.0);
-            LeaseCall { number, ino, is_sync: call.is_sync, grant: call.grant }
+            LeaseCall { number, ino, is_sync: call.is_sync, grant: call.grant, branch: 0 }
         };
         let calls: Vec<LeaseCall> = self.calls.send(session, request.seen).into_iter().map(call).collect();
-        let unlocked: Vec<u64> =
-            self.unlocked.remove(&session).into_iter().flatten().map(|ino| ino.0).collect();
+        let unlocked = self.unlocked.remove(&session).into_iter().flatten();
+        let unlocked: Vec<FileRef> = unlocked.map(|ino| FileRef { ino: ino.0, branch: 0 }).collect();
         let nothing = calls.is_empty() && unlocked.is_empty() && alone == request.alone;
         (!nothing).then_some(WatchReply { alone, calls, unlocked })
     }

@@ -24,7 +24,6 @@ use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
 use penstock_wire::{Failure, SLOTS};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 /// Identifies a request, so that a repeat is answered from the slot table.
@@ -106,35 +105,35 @@ pub(crate) enum Seen {
     Late,
 }
 
-/// All sessions, by number.
+/// All sessions, by number and by name.
 #[derive(Default)]
 pub(crate) struct Sessions {
     live: BTreeMap<u64, Session>,
+    names: BTreeMap<Id128, u64>,
 }
 
 impl Sessions {
     /// Reads back the sessions of other processes, and deletes the results of all others.
     pub(crate) async fn load(kv: &dyn Kv, now: Duration) -> Result<Self, KvError> {
-        let (mut sessions, mut numbers) = (Self::default(), BTreeMap::new());
+        let mut sessions = Self::default();
         for_each(kv, all_sessions(), |key, value| {
             // A session whose row cannot be read ends; its client's next request fails as of an ended
             // session.
-            if let (Ok(key), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
-                let number = who.number;
-                let session = Session { key, who, owes_opens: true, heard: now, ..Session::default() };
-                // Damage: of two sessions with one number the first goes on.
-                if let Entry::Vacant(place) = sessions.live.entry(number) {
-                    numbers.insert(key, number);
-                    place.insert(session);
+            if let (Ok(name), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
+                match sessions.contains(who.number) {
+                    // Of two sessions with one number the first goes on. A check reports the other row.
+                    true => tracing::error!(session = who.number, %name, "the row of a session is damaged"),
+                    false => sessions.insert(name, who, now),
                 }
             }
             Ok::<_, KvError>(())
         })
         .await?;
+        sessions.live.values_mut().for_each(|session| session.owes_opens = true);
         let mut writes = WriteSet::new();
         for_each(kv, all_results(), |key, value| {
             let read = read_result(key, value).ok();
-            let number = read.as_ref().and_then(|(session, ..)| numbers.get(session));
+            let number = read.as_ref().and_then(|(session, ..)| sessions.names.get(session));
             match (read, number.and_then(|number| sessions.live.get_mut(number))) {
                 (Some((_, sequence, body)), Some(session)) => {
                     session.results.insert(sequence % SLOTS, (sequence, Ok(body)));
@@ -217,16 +216,29 @@ impl Sessions {
         self.live.get(&id).is_some_and(|session| session.who.lease_ms > 0)
     }
 
+    /// The number of the session of this name.
+    pub(crate) fn named(&self, key: Id128) -> Option<u64> {
+        self.names.get(&key).copied()
+    }
+
+    /// The lease time of a session in milliseconds; 0 if it has none.
+    pub(crate) fn lease_ms(&self, id: u64) -> u32 {
+        self.live.get(&id).map_or(0, |session| session.who.lease_ms)
+    }
+
     /// A session starts.
     pub(crate) fn insert(&mut self, key: Id128, who: SessionRow, now: Duration) {
         let id = who.number;
+        assert_eq!(self.names.insert(key, id), None, "a name is of one session");
         let before = self.live.insert(id, Session { key, who, heard: now, ..Session::default() });
         assert!(before.is_none(), "session {id} starts once");
     }
 
     /// A session ends. Returns the inodes that it has open, with the number of opens of each.
     pub(crate) fn remove(&mut self, id: u64) -> Option<BTreeMap<Ino, u64>> {
-        self.live.remove(&id).map(|session| session.opens)
+        let session = self.live.remove(&id)?;
+        assert_eq!(self.names.remove(&session.key), Some(id), "session {id} has a name");
+        Some(session.opens)
     }
 
     /// A request of a session has arrived.

@@ -1,7 +1,8 @@
 //! Message bodies of the data path: fixed layout, little-endian.
 //!
-//! Every request begins with the file and with the right to ask for it: a grant, which the metadata target
-//! gives to sessions that are not trusted, and the project to which blocks are counted. Today every session
+//! Every request begins with the inode, whose branch is in the header, and with the right to ask for it: a
+//! grant, which the metadata target gives to sessions that are not trusted, and the project to which blocks
+//! are counted. Today every session
 //! is trusted and there are no projects, so these fields are 0, and others are rejected by name.
 //!
 //! Later releases may add fields at the end of a body; a reader ignores bytes behind the fields that it
@@ -16,8 +17,6 @@ const MOST_BLOCKS: u64 = MAX_FILE_BYTES / BLOCK_BYTES as u64;
 /// A range of blocks of a chunk, and the file's state as the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
-    /// The branch: 0, others are rejected.
-    pub branch: u64,
     /// The inode.
     pub ino: Ino,
     /// Index of the chunk in the file.
@@ -32,14 +31,14 @@ pub struct ChunkRef {
 
 impl ChunkRef {
     fn put(&self, enc: &mut Enc) {
-        put_file(enc, self.branch, self.ino);
+        put_file(enc, self.ino);
         enc.u64(self.chunk).u32(self.block).u32(self.count).u64(self.truncations);
     }
 
     fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
-        let (branch, ino) = take_file(dec)?;
+        let ino = take_file(dec)?;
         let (chunk, block, count) = (dec.u64()?, dec.u32()?, dec.u32()?);
-        let found = Self { branch, ino, chunk, block, count, truncations: dec.u64()? };
+        let found = Self { ino, chunk, block, count, truncations: dec.u64()? };
         if found.chunk > MOST_BLOCKS {
             return Err(dec.bad("a chunk beyond the largest file"));
         }
@@ -48,22 +47,21 @@ impl ChunkRef {
 }
 
 /// Puts the file of a request, without a grant and a project.
-fn put_file(enc: &mut Enc, branch: u64, ino: Ino) {
-    enc.u64(branch).u64(ino.0).u64(0).raw(&[0; 16]).u32(0).u32(0);
+fn put_file(enc: &mut Enc, ino: Ino) {
+    enc.u64(ino.0).u64(0).raw(&[0; 16]).u32(0).u32(0);
 }
 
 /// Takes the file of a request.
-fn take_file(dec: &mut Dec<'_>) -> Result<(u64, Ino), DecodeError> {
-    let (branch, ino) = (dec.u64()?, Ino(dec.u64()?));
+fn take_file(dec: &mut Dec<'_>) -> Result<Ino, DecodeError> {
+    let ino = Ino(dec.u64()?);
     let (grant, proof, project) = (dec.u64()?, [dec.u64()?, dec.u64()?], dec.u32()?);
-    dec.check_known("branch", branch, 0)?;
     dec.check_known("grant", grant, 0)?;
     for half in proof {
         dec.check_known("proof of a grant", half, 0)?;
     }
     dec.check_known("project", project, 0)?;
     dec.zeros("padding of a file", 4)?;
-    Ok((branch, ino))
+    Ok(ino)
 }
 
 /// Encodes the body of a read.
@@ -121,21 +119,21 @@ pub fn decode_reply(body: &[u8]) -> Result<(u64, Vec<u32>), DecodeError> {
 /// Encodes the body of a commit. With `deferred`, the target commits the map rows without making them
 /// durable; the sender makes the shared key-value store durable next. The list of targets, with the
 /// generations and sequences of the writes, is empty: there is one.
-pub fn encode_commit(branch: u64, ino: Ino, deferred: bool) -> Vec<u8> {
+pub fn encode_commit(ino: Ino, deferred: bool) -> Vec<u8> {
     let mut enc = Enc::new();
-    put_file(&mut enc, branch, ino);
+    put_file(&mut enc, ino);
     enc.u32(u32::from(deferred)).u32(0);
     enc.finish()
 }
 
-/// Decodes the body of a commit into branch, inode and `deferred`.
-pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
+/// Decodes the body of a commit into inode and `deferred`.
+pub fn decode_commit(body: &[u8]) -> Result<(Ino, bool), DecodeError> {
     let mut dec = Dec::new("commit request", body);
-    let (branch, ino) = take_file(&mut dec)?;
+    let ino = take_file(&mut dec)?;
     let (flags, targets) = (dec.u32()?, dec.u32()?);
     dec.check_known("number of targets", targets, 0)?;
     match flags {
-        0 | 1 => Ok((branch, ino, flags == 1)),
+        0 | 1 => Ok((ino, flags == 1)),
         other => Err(dec.unknown("flags", other.into())),
     }
 }
@@ -143,8 +141,6 @@ pub fn decode_commit(body: &[u8]) -> Result<(u64, Ino, bool), DecodeError> {
 /// A search for data or a hole in a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeekRef {
-    /// The branch: 0, others are rejected.
-    pub branch: u64,
     /// The inode.
     pub ino: Ino,
     /// True to search for a hole, false to search for data.
@@ -158,7 +154,7 @@ pub struct SeekRef {
 /// Encodes the body of a seek.
 pub fn encode_seek(seek: &SeekRef) -> Vec<u8> {
     let mut enc = Enc::new();
-    put_file(&mut enc, seek.branch, seek.ino);
+    put_file(&mut enc, seek.ino);
     enc.u32(u32::from(seek.hole)).u32(0).u64(seek.from).u64(seek.until);
     enc.finish()
 }
@@ -166,7 +162,7 @@ pub fn encode_seek(seek: &SeekRef) -> Vec<u8> {
 /// Decodes the body of a seek.
 pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
     let mut dec = Dec::new("seek request", body);
-    let (branch, ino) = take_file(&mut dec)?;
+    let ino = take_file(&mut dec)?;
     let flags = dec.u32()?;
     dec.zeros("padding of a seek", 4)?;
     let (from, until) = (dec.u64()?, dec.u64()?);
@@ -176,7 +172,7 @@ pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
     if from > until || until > MOST_BLOCKS {
         return Err(dec.bad("blocks that no file has"));
     }
-    Ok(SeekRef { branch, ino, hole: flags == 1, from, until })
+    Ok(SeekRef { ino, hole: flags == 1, from, until })
 }
 
 /// Encodes the body of the reply to a seek: the first block found, or the end of the search if none was
@@ -206,8 +202,6 @@ pub enum SpaceChange {
 /// A change of the allocation of a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceRef {
-    /// The branch: 0, others are rejected.
-    pub branch: u64,
     /// The inode.
     pub ino: Ino,
     /// The change.
@@ -223,7 +217,7 @@ pub struct SpaceRef {
 /// Encodes the body of a change of space.
 pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
     let mut enc = Enc::new();
-    put_file(&mut enc, space.branch, space.ino);
+    put_file(&mut enc, space.ino);
     enc.u32(space.change as u32).u32(0).u64(space.from).u64(space.until).u64(space.truncations);
     enc.finish()
 }
@@ -231,7 +225,7 @@ pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
 /// Decodes the body of a change of space.
 pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     let mut dec = Dec::new("space request", body);
-    let (branch, ino) = take_file(&mut dec)?;
+    let ino = take_file(&mut dec)?;
     let change = dec.u32()?;
     dec.zeros("padding of a change", 4)?;
     let (from, until, truncations) = (dec.u64()?, dec.u64()?, dec.u64()?);
@@ -244,7 +238,7 @@ pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     if from > until || until > MOST_BLOCKS {
         return Err(dec.bad("blocks that no file has"));
     }
-    Ok(SpaceRef { branch, ino, change, from, until, truncations })
+    Ok(SpaceRef { ino, change, from, until, truncations })
 }
 
 fn put_crcs(enc: &mut Enc, crcs: &[u32]) {
@@ -268,18 +262,18 @@ mod tests {
 
     #[test]
     fn bodies_come_back_and_may_grow() {
-        let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 3, block: 4, count: 2, truncations: 7 };
+        let chunk = ChunkRef { ino: Ino(2), chunk: 3, block: 4, count: 2, truncations: 7 };
         let mut body = encode_write(&chunk, &[8, 9]);
         body.extend_from_slice(b"of a later release");
         assert_eq!(decode_write(&body), Ok((chunk, vec![8, 9])));
         assert!(decode_write(&encode_write(&chunk, &[8])).is_err());
-        assert_eq!(decode_commit(&encode_commit(0, Ino(5), true)), Ok((0, Ino(5), true)));
+        assert_eq!(decode_commit(&encode_commit(Ino(5), true)), Ok((Ino(5), true)));
         assert_eq!(decode_reply(&encode_reply(1, &[2])), Ok((1, vec![2])));
-        let seek = SeekRef { branch: 0, ino: Ino(2), hole: true, from: 3, until: 1 << 50 };
+        let seek = SeekRef { ino: Ino(2), hole: true, from: 3, until: 1 << 50 };
         assert_eq!(decode_seek(&encode_seek(&seek)), Ok(seek));
         assert_eq!(decode_found(&encode_found(9)), Ok(9));
         for change in [SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Punch] {
-            let space = SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 1 << 50, truncations: 4 };
+            let space = SpaceRef { ino: Ino(2), change, from: 3, until: 1 << 50, truncations: 4 };
             assert_eq!(decode_space(&encode_space(&space)), Ok(space));
         }
         for len in 0..body.len() - 18 {
@@ -289,15 +283,14 @@ mod tests {
 
     #[test]
     fn reserved_fields_are_refused_by_name() {
-        let chunk = ChunkRef { branch: 1, ino: Ino(2), chunk: 3, block: 4, count: 0, truncations: 7 };
-        assert!(decode_read(&encode_read(&chunk)).unwrap_err().to_string().contains("branch"));
-        let good = encode_read(&ChunkRef { branch: 0, ..chunk });
+        let chunk = ChunkRef { ino: Ino(2), chunk: 3, block: 4, count: 0, truncations: 7 };
+        let good = encode_read(&chunk);
         for (at, field) in [
-            (16, "grant"),
-            (24, "proof of a grant"),
-            (39, "proof of a grant"),
-            (40, "project"),
-            (44, "padding"),
+            (8, "grant"),
+            (16, "proof of a grant"),
+            (31, "proof of a grant"),
+            (32, "project"),
+            (36, "padding"),
         ] {
             let mut later = good.clone();
             later[at] = 7;
@@ -308,16 +301,15 @@ mod tests {
             later[at] = 7;
             assert!(decode_reply(&later).unwrap_err().to_string().contains(field), "byte {at}");
         }
-        let mut commit = encode_commit(0, Ino(5), true);
-        commit[52] = 1;
+        let mut commit = encode_commit(Ino(5), true);
+        commit[44] = 1;
         assert!(decode_commit(&commit).unwrap_err().to_string().contains("number of targets"));
-        let seek = SeekRef { branch: 0, ino: Ino(2), hole: false, from: 3, until: 2 };
+        let seek = SeekRef { ino: Ino(2), hole: false, from: 3, until: 2 };
         assert!(decode_seek(&encode_seek(&seek)).is_err(), "it ends before it begins");
         assert!(decode_seek(&encode_seek(&SeekRef { until: (1 << 50) + 1, ..seek })).is_err());
         let change = SpaceChange::Punch;
-        let mut body =
-            encode_space(&SpaceRef { branch: 0, ino: Ino(2), change, from: 3, until: 4, truncations: 0 });
-        body[48] = 3;
+        let mut body = encode_space(&SpaceRef { ino: Ino(2), change, from: 3, until: 4, truncations: 0 });
+        body[40] = 3;
         assert!(decode_space(&body).unwrap_err().to_string().contains("change"));
     }
 }

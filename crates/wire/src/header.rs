@@ -1,13 +1,16 @@
 //! The header of every message, and frames of header, body and payload.
 
+use crate::{Object, Version};
 use penstock_base::num::to_u32;
 use penstock_base::{Buf, Dec, DecodeError, Enc, crc32c_append};
 
 const MAGIC: &[u8; 4] = b"PNSK";
 /// The length of a header in bytes.
-pub const HEADER_BYTES: usize = 96;
-const CRC_AT: usize = 92;
+pub const HEADER_BYTES: usize = 104;
+const CRC_AT: usize = 100;
 const REPLY: u16 = 1;
+/// The I/O classes.
+const CLASSES: std::ops::RangeInclusive<u8> = 1..=7;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
@@ -96,6 +99,34 @@ kinds! {
 }
 
 impl Kind {
+    /// The kind of object that a message addresses, with the number of the one that there is today.
+    pub fn object(self) -> Object {
+        match self {
+            Self::Hello | Self::Ping | Self::End | Self::Closing | Self::Watch => Object::Session,
+            Self::FetchStrip | Self::PlaceStrip => Object::Array(0),
+            Self::Read | Self::Write | Self::Commit | Self::Seek | Self::Space => Object::FIRST_TARGET,
+            Self::Lookup
+            | Self::GetAttr
+            | Self::SetAttr
+            | Self::Make
+            | Self::Link
+            | Self::Unlink
+            | Self::Rename
+            | Self::ReadDir
+            | Self::ReadLink
+            | Self::Open
+            | Self::Close
+            | Self::GetXattr
+            | Self::SetXattr
+            | Self::ListXattr
+            | Self::RemoveXattr
+            | Self::StatFs
+            | Self::Sync
+            | Self::Lease
+            | Self::Lock => Object::FIRST_FILESET,
+        }
+    }
+
     /// True for a kind that has a number and no meaning yet. Services reject it with an error that names it.
     pub fn is_reserved(self) -> bool {
         matches!(self, Self::FetchStrip | Self::PlaceStrip)
@@ -121,8 +152,8 @@ pub struct Header {
     pub tenant: u32,
     /// The I/O class of the request, a number as in `penstock_drive::Class`.
     pub class: u8,
-    /// The addressed object: an array, a target or a fileset.
-    pub object: u64,
+    /// The addressed object: of the kind that this kind of message takes.
+    pub object: Object,
     /// The object's epoch, as the sender knows it.
     pub epoch: u64,
     /// Time in milliseconds from arrival within which the sender wants the reply; 0 is no limit.
@@ -135,6 +166,12 @@ pub struct Header {
     pub request: u64,
     /// In a reply: the target's generation, which changes with each start of the service.
     pub generation: u64,
+    /// The branch of the files that a request names; 0 is the file system itself. Lists of files have their
+    /// own branches.
+    pub branch: u64,
+    /// The user for whom a session of several users asks: a number that it has agreed on with the service.
+    /// 0 is the session's own user.
+    pub user: u32,
 }
 
 impl Header {
@@ -149,21 +186,24 @@ impl Header {
             sequence: 0,
             tenant: 0,
             class: 1,
-            object: 0,
+            object: kind.object(),
             epoch: 0,
             deadline_ms: 0,
             status: 0,
             errno: 0,
             request: 0,
             generation: 0,
+            branch: 0,
+            user: 0,
         }
     }
 
-    /// Encodes the header. Its CRC covers header and body.
-    pub fn encode(&self, body: &[u8]) -> Vec<u8> {
+    /// Encodes the header for a connection of this version. Its CRC covers header and body.
+    pub fn encode(&self, version: Version, body: &[u8]) -> Vec<u8> {
+        assert!(self.object.is_like(self.kind.object()), "{:?} does not take {:?}", self.kind, self.object);
         let mut enc = Enc::new();
         enc.raw(MAGIC)
-            .u16(crate::VERSION)
+            .u16(version.number())
             .u16(self.kind as u16)
             .u16(if self.reply { REPLY } else { 0 })
             .u16(0);
@@ -172,8 +212,14 @@ impl Header {
             .u64(self.session)
             .u64(self.sequence)
             .u32(self.tenant);
-        enc.u8(self.class).u8(0).u16(0).u64(self.object).u64(self.epoch).u32(self.deadline_ms);
-        enc.u16(self.status).u16(self.errno).u64(self.request).u64(self.generation).pad_to(CRC_AT);
+        enc.u8(self.class).u8(0).u16(0).u64(self.object.to_u64()).u64(self.epoch).u32(self.deadline_ms);
+        enc.u16(self.status)
+            .u16(self.errno)
+            .u64(self.request)
+            .u64(self.generation)
+            .u64(self.branch)
+            .u32(self.user)
+            .pad_to(CRC_AT);
         let crc = crc32c_append([enc.as_slice(), body]);
         enc.u32(crc);
         enc.finish()
@@ -190,8 +236,8 @@ impl Header {
         Ok((dec.u32()? as usize, dec.u32()? as usize))
     }
 
-    /// Decodes a header and verifies the checksum over header and body.
-    pub fn decode(bytes: &[u8], body: &[u8]) -> Result<Self, DecodeError> {
+    /// Decodes a header of a connection of this version, and verifies the checksum over header and body.
+    pub fn decode(version: Version, bytes: &[u8], body: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("message header", bytes);
         if bytes.len() != HEADER_BYTES {
             return Err(dec.bad("wrong length of the header"));
@@ -202,17 +248,24 @@ impl Header {
         if crc32c_append([&bytes[..CRC_AT], body]).to_le_bytes() != bytes[CRC_AT..] {
             return Err(dec.bad("checksum"));
         }
-        let (version, kind, flags, _) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u16()?);
-        if version != crate::VERSION {
-            return Err(dec.unknown("version", version.into()));
-        }
+        let (found, kind, flags) = (dec.u16()?, dec.u16()?, dec.u16()?);
+        dec.check_known("version", found, version.number())?;
+        dec.zeros("field behind the flags", 2)?;
         if flags & !REPLY != 0 {
             return Err(dec.unknown("flags", flags.into()));
         }
         let kind = Kind::from_u16(kind).ok_or_else(|| dec.unknown("kind", kind.into()))?;
         let (body_bytes, payload_bytes) = (dec.u32()?, dec.u32()?);
         let (session, sequence, tenant, class) = (dec.u64()?, dec.u64()?, dec.u32()?, dec.u8()?);
-        dec.raw(3)?;
+        if !CLASSES.contains(&class) {
+            return Err(dec.unknown("class", class.into()));
+        }
+        dec.zeros("field behind the class", 3)?;
+        let object = dec.u64()?;
+        let object = Object::of_u64(&dec, object)?;
+        if !object.is_like(kind.object()) {
+            return Err(dec.bad("this kind of message takes another kind of object"));
+        }
         let header = Self {
             kind,
             reply: flags & REPLY != 0,
@@ -222,14 +275,20 @@ impl Header {
             sequence,
             tenant,
             class,
-            object: dec.u64()?,
+            object,
             epoch: dec.u64()?,
             deadline_ms: dec.u32()?,
             status: dec.u16()?,
             errno: dec.u16()?,
             request: dec.u64()?,
             generation: dec.u64()?,
+            branch: dec.u64()?,
+            user: dec.u32()?,
         };
+        dec.zeros("field behind the user", 4)?;
+        if header.branch != 0 && header.object == Object::Session {
+            return Err(dec.bad("a branch of a message that names no file"));
+        }
         if header.body_bytes as usize != body.len() {
             return Err(dec.bad("wrong length of the body"));
         }
@@ -335,16 +394,48 @@ mod tests {
 
     #[test]
     fn a_header_comes_back_and_every_bit_is_covered() {
-        let header =
-            Header { session: 3, sequence: 4, object: 5, body_bytes: 3, ..Header::request(Kind::Rename) };
-        let bytes = header.encode(b"abc");
+        let decode = |bytes: &[u8], body: &[u8]| Header::decode(Version::NEWEST, bytes, body);
+        let header = Header {
+            session: 3,
+            sequence: 4,
+            object: Object::Fileset(5),
+            branch: 7,
+            user: 6,
+            body_bytes: 3,
+            ..Header::request(Kind::Rename)
+        };
+        let bytes = header.encode(Version::NEWEST, b"abc");
         assert_eq!(bytes.len(), HEADER_BYTES);
-        assert_eq!(Header::decode(&bytes, b"abc"), Ok(header));
+        assert_eq!(decode(&bytes, b"abc"), Ok(header));
         for bit in 0..HEADER_BYTES * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(Header::decode(&flipped, b"abc").is_err(), "bit {bit}");
+            assert!(decode(&flipped, b"abc").is_err(), "bit {bit}");
         }
-        assert!(Header::decode(&bytes, b"abd").is_err());
+        assert!(decode(&bytes, b"abd").is_err());
+    }
+
+    #[test]
+    fn fields_of_later_releases_are_refused_by_name() {
+        let bytes = Header::request(Kind::Read).encode(Version::NEWEST, b"");
+        for (at, byte, field) in [
+            (4, 9, "version is 9"),
+            (6, 0xee, "kind is 238"),
+            (8, 2, "flags is 2"),
+            (10, 1, "field behind the flags is 1"),
+            (40, 0, "class is 0"),
+            (40, 8, "class is 8"),
+            (43, 1, "field behind the class is 1"),
+            (51, 3, "takes another kind of object"),
+            (51, 4, "kind of object is 4"),
+            (96, 1, "field behind the user is 1"),
+        ] {
+            let mut later = bytes.clone();
+            later[at] = byte;
+            let crc = crc32c_append([&later[..CRC_AT]]);
+            later[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+            let error = Header::decode(Version::NEWEST, &later, b"").unwrap_err().to_string();
+            assert!(error.contains(field), "byte {at} is {byte}: {error}");
+        }
     }
 }

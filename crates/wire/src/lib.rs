@@ -14,18 +14,19 @@
 pub mod data;
 mod header;
 pub mod metadata;
+mod object;
 pub mod transport;
+mod version;
 
 pub use header::{Failure, Frame, HEADER_BYTES, Header, Kind};
+pub use object::Object;
 pub use transport::{Service, Transport};
+pub use version::Version;
 
 /// Number of slots of a session. A request with a sequence uses slot `sequence % SLOTS`, and the service
 /// keeps its result. A slot has one request in flight at a time, and each use of it raises the sequence by
 /// `SLOTS`.
 pub const SLOTS: u64 = 64;
-
-/// Message version of this release. Two adjacent versions work together.
-pub const VERSION: u16 = 1;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! Message bodies of the name space, in protobuf. Field numbers never change.
 #![allow(missing_docs)]
 
+use penstock_base::Id128;
 use prost::Message;
 
 /// Returns the set-id bits of `mode` that must be cleared when a non-owner writes to the file or its owner
@@ -311,33 +312,63 @@ pub struct StatFsReply {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct HelloRequest {
-    #[prost(uint32, tag = "1")]
-    pub oldest_version: u32,
-    #[prost(uint32, tag = "2")]
-    pub newest_version: u32,
+    /// Name of the session: 16 random bytes, which nobody else knows. A repeat with the name of a session
+    /// begins no other one.
+    #[prost(bytes = "vec", tag = "1")]
+    pub name: Vec<u8>,
     /// Host and process of the client, for people.
-    #[prost(string, tag = "3")]
+    #[prost(string, tag = "2")]
     pub client: String,
     /// Mount point, for people; empty for a client that does not mount.
-    #[prost(string, tag = "4")]
+    #[prost(string, tag = "3")]
     pub mount: String,
+    /// The role that the client asks for ([`ROLE_MOUNT`]).
+    #[prost(uint32, tag = "4")]
+    pub role: u32,
+    /// The fileset that is asked for; empty for the file system itself.
+    #[prost(string, tag = "5")]
+    pub fileset: String,
 }
+
+impl HelloRequest {
+    /// The request of a mount for a session of this name.
+    pub fn of_mount(name: Id128) -> Self {
+        Self { name: name.0.to_vec(), role: ROLE_MOUNT, ..Self::default() }
+    }
+}
+
+/// The role of a client whose kernel checks permissions.
+pub const ROLE_MOUNT: u32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
 pub struct HelloReply {
-    #[prost(uint32, tag = "1")]
-    pub version: u32,
-    #[prost(uint64, tag = "2")]
+    /// The number by which the requests of this connection name the session.
+    #[prost(uint64, tag = "1")]
     pub session: u64,
-    /// The root directory's inode.
-    #[prost(uint64, tag = "3")]
+    /// The root directory's inode, and its branch.
+    #[prost(uint64, tag = "2")]
     pub root: u64,
+    #[prost(uint64, tag = "3")]
+    pub branch: u64,
     #[prost(uint32, tag = "4")]
     pub chunk_blocks: u32,
     /// Lease time of the session in milliseconds: it ends when the client is silent for this long. 0 for a
     /// session that ends with its process.
     #[prost(uint32, tag = "5")]
     pub lease_ms: u32,
+    /// The targets that may have data of the file system.
+    #[prost(message, repeated, tag = "6")]
+    pub targets: Vec<TargetPlace>,
+}
+
+/// A target, and where a client reaches it.
+#[derive(Clone, PartialEq, Message)]
+pub struct TargetPlace {
+    #[prost(uint32, tag = "1")]
+    pub target: u32,
+    /// Addresses, the best first; none for the connection over which this came.
+    #[prost(string, repeated, tag = "2")]
+    pub addresses: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -347,6 +378,8 @@ pub struct OpenCount {
     /// The number of times that the client has it open; 0 if not at all.
     #[prost(uint32, tag = "2")]
     pub count: u32,
+    #[prost(uint64, tag = "3")]
+    pub branch: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -403,6 +436,8 @@ pub struct LeaseCall {
     /// Revokes grants with this number and smaller ones.
     #[prost(uint64, tag = "4")]
     pub grant: u64,
+    #[prost(uint64, tag = "5")]
+    pub branch: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -411,6 +446,8 @@ pub struct ReleasedLease {
     pub ino: u64,
     #[prost(uint64, tag = "2")]
     pub grant: u64,
+    #[prost(uint64, tag = "3")]
+    pub branch: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -458,9 +495,18 @@ pub struct WatchReply {
     pub alone: bool,
     #[prost(message, repeated, tag = "2")]
     pub calls: Vec<LeaseCall>,
-    /// Inodes with locks that the client waits for and that may be free now.
-    #[prost(uint64, repeated, tag = "3")]
-    pub unlocked: Vec<u64>,
+    /// Files with locks that the client waits for and that may be free now.
+    #[prost(message, repeated, tag = "3")]
+    pub unlocked: Vec<FileRef>,
+}
+
+/// A file in a list.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct FileRef {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    #[prost(uint64, tag = "2")]
+    pub branch: u64,
 }
 
 /// An advisory lock: a request to set, release or test it, or a lock in the way of one.
@@ -493,6 +539,9 @@ pub struct LockRequest {
     /// The user against whose limit the lock counts.
     #[prost(uint32, tag = "10")]
     pub uid: u32,
+    /// In a list: the branch of the file.
+    #[prost(uint64, tag = "11")]
+    pub branch: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]

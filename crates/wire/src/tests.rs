@@ -6,8 +6,8 @@ use crate::data::{
     encode_reply, encode_write,
 };
 use crate::metadata::*;
-use crate::{Failure, Frame, Header, Kind};
-use penstock_base::Ino;
+use crate::{Failure, Frame, Header, Kind, Object, Version};
+use penstock_base::{Id128, Ino};
 use prost::Message;
 use std::fmt::Debug;
 
@@ -21,7 +21,9 @@ fn headers_are_as_in_the_first_release() {
         session: 0x0102_0304_0506_0708,
         sequence: 4,
         tenant: 5,
-        object: 6,
+        object: Object::Fileset(6),
+        branch: 9,
+        user: 10,
         epoch: 7,
         deadline_ms: 8,
         body_bytes: 3,
@@ -35,41 +37,42 @@ fn headers_are_as_in_the_first_release() {
         (
             Header::request(Kind::Hello),
             &b""[..],
-            "504e534b010001000000000000000000000000000000000000000000000000000000000000000000\
+            "504e534b020001000000000000000000000000000000000000000000000000000000000000000000\
              01000000000000000000000000000000000000000000000000000000000000000000000000000000\
-             000000000000000000000000745a4059",
+             0000000000000000000000000000000000000000145dc845",
         ),
         (
             request,
             b"abc",
-            "504e534b010026000000000003000000001000000807060504030201040000000000000005000000\
-             01000000060000000000000007000000000000000800000000000000000000000000000000000000\
-             0000000000000000000000003d23b16f",
+            "504e534b020026000000000003000000001000000807060504030201040000000000000005000000\
+             01000000060000000000000307000000000000000800000000000000000000000000000000000000\
+             0000000009000000000000000a00000000000000a6ce6345",
         ),
         (
             reply.header,
             b"full",
-            "504e534b010011000100000004000000000000000300000000000000000000000000000000000000\
-             01000000000000000000000000000000000000000000000004001c00000000000000000000000000\
-             000000000000000000000000e7777b1f",
+            "504e534b020011000100000004000000000000000300000000000000000000000000000000000000\
+             01000000000000000000000200000000000000000000000004001c00000000000000000000000000\
+             0000000000000000000000000000000000000000da0396b3",
         ),
     ];
     for (header, body, wanted) in golden {
-        let bytes = header.encode(body);
+        let bytes = header.encode(Version::NEWEST, body);
         assert_eq!(hex(&bytes), wanted);
-        assert_eq!(Header::decode(&bytes, body), Ok(header));
+        assert_eq!(Header::decode(Version::NEWEST, &bytes, body), Ok(header));
     }
     assert_eq!(reply.into_result().unwrap_err(), failure);
     let numbered = Header { reply: true, request: 9, generation: 10, ..Header::request(Kind::Ping) };
-    let bytes = numbered.encode(b"");
-    assert_eq!(hex(&bytes[68..92]), "0900000000000000 0a00000000000000 0000000000000000".replace(' ', ""));
-    assert_eq!(Header::decode(&bytes, b""), Ok(numbered));
+    let bytes = numbered.encode(Version::NEWEST, b"");
+    let wanted = "0900000000000000 0a00000000000000 0000000000000000 00000000 00000000".replace(' ', "");
+    assert_eq!(hex(&bytes[68..100]), wanted);
+    assert_eq!(Header::decode(Version::NEWEST, &bytes, b""), Ok(numbered));
 }
 
 #[test]
 fn bodies_of_the_data_path_are_as_in_the_first_release() {
-    let chunk = ChunkRef { branch: 0, ino: Ino((1 << 40) | 2), chunk: 3, block: 4, count: 2, truncations: 7 };
-    let file = format!("00000000000000000200000000010000{}", "00".repeat(32));
+    let chunk = ChunkRef { ino: Ino((1 << 40) | 2), chunk: 3, block: 4, count: 2, truncations: 7 };
+    let file = format!("0200000000010000{}", "00".repeat(32));
     let range = "0300000000000000 04000000 02000000 0700000000000000".replace(' ', "");
     let head = format!("{file}{range}");
     assert_eq!(hex(&encode_read(&chunk)), head);
@@ -77,9 +80,9 @@ fn bodies_of_the_data_path_are_as_in_the_first_release() {
     let write = encode_write(&chunk, &[0x0102_0304, 9]);
     assert_eq!(hex(&write), head + "020000000403020109000000");
     assert_eq!(decode_write(&write), Ok((chunk, vec![0x0102_0304, 9])));
-    let commit = encode_commit(0, chunk.ino, true);
+    let commit = encode_commit(chunk.ino, true);
     assert_eq!(hex(&commit), format!("{file}0100000000000000"));
-    assert_eq!(decode_commit(&commit), Ok((0, chunk.ino, true)));
+    assert_eq!(decode_commit(&commit), Ok((chunk.ino, true)));
     let reply = encode_reply(5, &[1, 2]);
     let of_target = "01000000 00000000 0500000000000000 0000000000000000".replace(' ', "");
     assert_eq!(hex(&reply), format!("{of_target}020000000100000002000000"));
@@ -118,10 +121,15 @@ fn attr() -> Attr {
 fn requests_of_the_name_space_are_as_in_the_first_release() {
     let name = b"name".to_vec();
     golden(
-        &HelloRequest { oldest_version: 1, newest_version: 2, client: "host".into(), mount: "/m".into() },
-        "080110021a04686f737422022f6d",
+        &HelloRequest {
+            client: "host".into(),
+            mount: "/m".into(),
+            fileset: "f".into(),
+            ..HelloRequest::of_mount(Id128([0xab; 16]))
+        },
+        &format!("0a10{}1204686f73741a022f6d20012a0166", "ab".repeat(16)),
     );
-    let opens = vec![OpenCount { ino: 7, count: 2 }];
+    let opens = vec![OpenCount { ino: 7, count: 2, branch: 0 }];
     golden(&PingRequest { opens, reclaimed: true, locks: Vec::new(), start: 9 }, "0a040807100210012009");
     let lock = LockRequest {
         ino: 7,
@@ -134,6 +142,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         test: true,
         wait: true,
         uid: 1000,
+        branch: 0,
     };
     golden(&lock, "08071008180120092802300538014001480150e807");
     golden(
@@ -145,15 +154,15 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         "0807100120ffffffffffffffffff01",
     );
     golden(&LeaseReply { grant: 3 }, "0803");
-    let call = LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3 };
+    let call = LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3, branch: 0 };
     golden(
-        &WatchReply { alone: true, calls: vec![call], unlocked: vec![7] },
-        "0801120808041007180120031a0107",
+        &WatchReply { alone: true, calls: vec![call], unlocked: vec![FileRef { ino: 7, branch: 9 }] },
+        "0801120808041007180120031a0408071009",
     );
     let watch = WatchRequest {
         seen: 4,
         answered: vec![3],
-        released: vec![ReleasedLease { ino: 7, grant: 3 }],
+        released: vec![ReleasedLease { ino: 7, grant: 3, branch: 0 }],
         wait: true,
         alone: true,
         leaves: true,
@@ -222,6 +231,10 @@ fn what_came_to_requests_later_keeps_its_numbers() {
     golden(&RenameRequest { found, ..RenameRequest::default() }, "5a020807");
     golden(&MakeRequest { umask: 0o22, ..MakeRequest::default() }, "5012");
     golden(&XattrRequest { kill_set_group_id: true, ..XattrRequest::default() }, "3001");
+    golden(&OpenCount { branch: 9, ..OpenCount::default() }, "1809");
+    golden(&LeaseCall { branch: 9, ..LeaseCall::default() }, "2809");
+    golden(&ReleasedLease { branch: 9, ..ReleasedLease::default() }, "1809");
+    golden(&LockRequest { branch: 9, ..LockRequest::default() }, "5809");
 }
 
 #[test]
@@ -229,9 +242,13 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
     golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false }, &format!("0a3b{ATTR}"));
     golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true }, &format!("0a3b{ATTR}1001"));
+    let address = "10.0.0.1:31".to_owned();
+    let targets = vec![TargetPlace { target: 5, addresses: vec![address] }, TargetPlace::default()];
     golden(
-        &HelloReply { version: 1, session: 2, root: (1 << 40) | 1, chunk_blocks: 256, lease_ms: 300 },
-        "080110021881808080802020800228ac02",
+        &HelloReply { session: 2, root: (1 << 40) | 1, branch: 9, chunk_blocks: 256, lease_ms: 300, targets },
+        "0802108180808080201809208002 28ac02 320f0805120b31302e302e302e313a3331 3200"
+            .replace(' ', "")
+            .as_str(),
     );
     let entry =
         DirEntry { name: b"name".to_vec(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr()) };
@@ -252,9 +269,8 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
 /// overflowed.
 #[test]
 fn a_chunk_beyond_the_largest_file_is_refused() {
-    let chunk = ChunkRef { branch: 0, ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, truncations: 0 };
+    let chunk = ChunkRef { ino: Ino(2), chunk: 1 << 50, block: 0, count: 1, truncations: 0 };
     assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
     let beyond = ChunkRef { chunk: u64::MAX, ..chunk };
     assert!(decode_read(&encode_read(&beyond)).unwrap_err().to_string().contains("largest file"));
-    assert!(decode_commit(&encode_commit(1, Ino(2), false)).unwrap_err().to_string().contains("branch"));
 }

@@ -48,10 +48,10 @@ impl FileUses for Uses {
     }
 }
 
-const CHUNK_REF: ChunkRef = ChunkRef { branch: 0, ino: Ino(2), chunk: 1, block: 3, count: 2, truncations: 0 };
+const CHUNK_REF: ChunkRef = ChunkRef { ino: Ino(2), chunk: 1, block: 3, count: 2, truncations: 0 };
 const SPACE: SpaceRef =
-    SpaceRef { branch: 0, ino: Ino(2), change: SpaceChange::Reserve, from: 20, until: 24, truncations: 0 };
-const SEEK: SeekRef = SeekRef { branch: 0, ino: Ino(2), hole: false, from: 0, until: 100 };
+    SpaceRef { ino: Ino(2), change: SpaceChange::Reserve, from: 20, until: 24, truncations: 0 };
+const SEEK: SeekRef = SeekRef { ino: Ino(2), hole: false, from: 0, until: 100 };
 
 async fn service(bench: &Bench) -> (Rc<Target>, Service) {
     let target = bench.target().await;
@@ -81,7 +81,7 @@ fn a_file_is_written_read_searched_and_emptied() {
             let (body, _) = serve(Kind::Seek, encode_seek(&SeekRef { hole, from, ..SEEK }), vec![]).await;
             assert_eq!(decode_found(&body), Ok(expected), "from {from}, a hole: {hole}");
         }
-        let (body, _) = serve(Kind::Commit, encode_commit(0, Ino(2), false), vec![]).await;
+        let (body, _) = serve(Kind::Commit, encode_commit(Ino(2), false), vec![]).await;
         assert_eq!(decode_reply(&body), Ok((GENERATION, vec![])));
         assert_eq!(bench.kv.rows().len(), 4, "of the map, an allocation group, the file and its owner");
         for (change, expected) in
@@ -123,10 +123,9 @@ fn a_bad_request_is_refused_and_changes_nothing() {
             ("a read beyond the chunk", Kind::Read, encode_read(&at(CHUNK - 1, 2)), vec![]),
             ("a read with a long count", Kind::Read, encode_read(&at(1, u32::MAX)), vec![]),
             ("a read of the last block", Kind::Read, encode_read(&at(u32::MAX, 1)), vec![]),
-            ("a branch", Kind::Read, encode_read(&ChunkRef { branch: 1, ..CHUNK_REF }), vec![]),
-            ("a grant", Kind::Read, with_one_at(16), vec![]),
-            ("a proof of a grant", Kind::Read, with_one_at(39), vec![]),
-            ("a project", Kind::Read, with_one_at(40), vec![]),
+            ("a grant", Kind::Read, with_one_at(8), vec![]),
+            ("a proof of a grant", Kind::Read, with_one_at(31), vec![]),
+            ("a project", Kind::Read, with_one_at(32), vec![]),
             (
                 "a chunk behind the longest file",
                 Kind::Read,
@@ -140,7 +139,6 @@ fn a_bad_request_is_refused_and_changes_nothing() {
             ("a part of a block", Kind::Write, written(&CHUNK_REF, &crcs), vec![data.slice(0..5000)]),
             ("a write beyond the chunk", Kind::Write, written(&at(CHUNK - 1, 2), &crcs), vec![data.clone()]),
             ("a write of no block", Kind::Write, written(&at(0, 0), &[]), vec![]),
-            ("a commit of a branch", Kind::Commit, encode_commit(3, Ino(2), false), vec![]),
             ("no commit", Kind::Commit, vec![1, 2, 3], vec![]),
             ("a search backwards", Kind::Seek, encode_seek(&SeekRef { from: 9, until: 8, ..SEEK }), vec![]),
             ("a search too far", Kind::Seek, encode_seek(&SeekRef { until: far + 1, ..SEEK }), vec![]),
@@ -187,7 +185,7 @@ fn contents_change_only_while_the_node_lets_them() {
             (Kind::Space, encode_space(&SPACE), vec![], Some(ErrorKind::Denied)),
             (Kind::Read, encode_read(&CHUNK_REF), vec![], None),
             (Kind::Seek, encode_seek(&SEEK), vec![], None),
-            (Kind::Commit, encode_commit(0, Ino(2), true), vec![], None),
+            (Kind::Commit, encode_commit(Ino(2), true), vec![], None),
         ] {
             let found = serve(&service, &uses, kind, body, payload).await.err().map(|failure| failure.kind);
             assert_eq!(found, expected, "{kind:?}");

@@ -10,7 +10,7 @@ use penstock_wire::data::{
 };
 use penstock_wire::metadata::{
     Attr, AttrReply, EmptyReply, HelloReply, InodeRequest, LeaseCall, LeaseReply, LeaseRequest, LockReply,
-    SetAttrRequest, WatchReply, WatchRequest,
+    SetAttrRequest, TargetPlace, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
@@ -204,7 +204,7 @@ impl Service {
         let grant = self.next_grant.get() - 1;
         let number = self.last_call.get() + 1;
         self.last_call.set(number);
-        self.calls.borrow_mut().insert(number, LeaseCall { number, ino, is_sync, grant });
+        self.calls.borrow_mut().insert(number, LeaseCall { number, ino, is_sync, grant, branch: 0 });
         number
     }
 
@@ -245,8 +245,15 @@ impl Service {
         let mut payload = Vec::new();
         let reply = match kind {
             Kind::Hello => {
-                HelloReply { version: 1, session: 7, root: 1, chunk_blocks: CHUNK_BLOCKS, lease_ms: 0 }
-                    .encode_to_vec()
+                let targets = vec![TargetPlace::default()];
+                HelloReply {
+                    session: 7,
+                    root: 1,
+                    chunk_blocks: CHUNK_BLOCKS,
+                    targets,
+                    ..HelloReply::default()
+                }
+                .encode_to_vec()
             }
             Kind::Watch => self.watch(&WatchRequest::decode(body).unwrap()).await,
             Kind::Lease => {
@@ -309,7 +316,7 @@ impl Service {
                 encode_found(found.unwrap_or(seek.until))
             }
             Kind::Commit => {
-                let (_, ino, caller_syncs_rows) = decode_commit(body).unwrap();
+                let (ino, caller_syncs_rows) = decode_commit(body).unwrap();
                 assert!(caller_syncs_rows);
                 if let Some(file) = self.files.borrow_mut().get_mut(&ino.0) {
                     file.committed = file.blocks.clone();

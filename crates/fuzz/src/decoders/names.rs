@@ -1,6 +1,7 @@
 //! Decoders of message bodies of the name space. The first byte of an input selects the message.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
+use penstock_base::Id128;
 use penstock_wire::metadata::Time;
 use penstock_wire::metadata::*;
 use prost::Message;
@@ -59,12 +60,13 @@ fn seeds() -> Vec<Vec<u8>> {
         DirEntry { name: name.clone(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr.clone()) };
     let lock =
         LockRequest { ino: 7, owner: u64::MAX, last: u64::MAX, change: 2, pid: 5, ..Default::default() };
-    let released = vec![ReleasedLease { ino: 7, grant: 3 }];
-    let calls = vec![LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3 }];
+    let targets = vec![TargetPlace { target: 3, addresses: vec!["10.0.0.1:7000".into()] }];
+    let released = vec![ReleasedLease { ino: 7, grant: 3, branch: 1 }];
+    let calls = vec![LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3, branch: 2 }];
     let bodies = [
-        HelloRequest { oldest_version: 1, newest_version: 1, client: "host".into(), mount: "/m".into() }
+        HelloRequest { client: "host".into(), mount: "/m".into(), ..HelloRequest::of_mount(Id128([7; 16])) }
             .encode_to_vec(),
-        HelloReply { version: 1, session: 2, root: 1 << 40, chunk_blocks: 256, lease_ms: 30_000 }
+        HelloReply { session: 2, root: 1 << 40, branch: 0, chunk_blocks: 256, lease_ms: 30_000, targets }
             .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
@@ -88,7 +90,7 @@ fn seeds() -> Vec<Vec<u8>> {
         EmptyReply {}.encode_to_vec(),
         attr.encode_to_vec(),
         PingRequest {
-            opens: vec![OpenCount { ino: 7, count: 2 }],
+            opens: vec![OpenCount { ino: 7, count: 2, branch: 3 }],
             reclaimed: true,
             locks: vec![lock.clone()],
             start: 9,
@@ -103,7 +105,7 @@ fn seeds() -> Vec<Vec<u8>> {
             ..Default::default()
         }
         .encode_to_vec(),
-        WatchReply { alone: true, calls, unlocked: vec![7] }.encode_to_vec(),
+        WatchReply { alone: true, calls, unlocked: vec![FileRef { ino: 7, branch: 4 }] }.encode_to_vec(),
         LeaseRequest { ino: 7, exclusive: true, first: 0, last: u64::MAX }.encode_to_vec(),
         LeaseReply { grant: 3 }.encode_to_vec(),
         LockReply { conflict: Some(lock.clone()), early: true }.encode_to_vec(),

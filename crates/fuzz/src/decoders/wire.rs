@@ -1,7 +1,7 @@
 //! Decoders of message headers, bodies of the data path, and the byte streams of connections.
 
 use super::seal_crc;
-use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
+use crate::check::{Decoder, SAME, Verdict, agrees, unsealed};
 use penstock_base::{Id128, Ino, StoreId};
 use penstock_fabric::greeting::{
     CHALLENGE_BYTES, CODE_BYTES, Challenge, GREETING_BYTES, Greeting, NONCE_BYTES, PROOF_BYTES, Proof,
@@ -13,7 +13,7 @@ use penstock_wire::data::{
     decode_seek, decode_space, decode_write, encode_commit, encode_found, encode_read, encode_reply,
     encode_seek, encode_space, encode_write,
 };
-use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind};
+use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Version};
 
 /// `header`: a header and the body behind it. An accepted reply gives its result.
 pub(super) const HEADER: Decoder = Decoder {
@@ -37,17 +37,17 @@ fn headers() -> Vec<Vec<u8>> {
         Frame::reply(&request.header, Err(failure)),
         request,
     ];
-    frames.map(|frame| [frame.header.encode(&frame.body), frame.body].concat()).to_vec()
+    frames.map(|frame| [frame.header.encode(Version::NEWEST, &frame.body), frame.body].concat()).to_vec()
 }
 
 fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
     let split = |bytes: &[u8]| {
         let (header, body) = bytes.split_at(bytes.len().min(HEADER_BYTES));
-        Header::decode(header, body).map(|header| (header, body.to_vec()))
+        Header::decode(Version::NEWEST, header, body).map(|header| (header, body.to_vec()))
     };
-    let join = |(header, body): &(Header, Vec<u8>)| [header.encode(body), body.clone()].concat();
-    // The ranges are reserved bytes, which the checksum covers.
-    let verdict = agrees(bytes, &Form::Bytes(&[10..12, 41..44, 84..96]), split, join)?;
+    let join =
+        |(header, body): &(Header, Vec<u8>)| [header.encode(Version::NEWEST, body), body.clone()].concat();
+    let verdict = agrees(bytes, &SAME, split, join)?;
     if let Ok((header, body)) = split(bytes) {
         let result = Frame { header, body, payload: Vec::new() }.into_result();
         if result.is_ok() != (header.status == 0) {
@@ -57,8 +57,7 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
     Ok(verdict)
 }
 
-const CHUNK: ChunkRef =
-    ChunkRef { branch: 0, ino: Ino((1 << 40) | 2), chunk: 3, block: 4, count: 2, truncations: 7 };
+const CHUNK: ChunkRef = ChunkRef { ino: Ino((1 << 40) | 2), chunk: 3, block: 4, count: 2, truncations: 7 };
 
 /// `read-body`: the body of a read request.
 pub(super) const READ: Decoder = Decoder {
@@ -79,12 +78,12 @@ pub(super) const WRITE: Decoder = Decoder {
     },
     // Sets the count of checksums to the number of blocks, at most as many as fit in the input.
     seal: |bytes| {
-        let most = bytes.len().saturating_sub(76) as u32 / 4;
-        if let Some(field) = bytes.get(60..64) {
+        let most = bytes.len().saturating_sub(68) as u32 / 4;
+        if let Some(field) = bytes.get(52..56) {
             let blocks = u32::from_le_bytes([field[0], field[1], field[2], field[3]]).min(most);
             let count = blocks.to_le_bytes();
-            bytes[60..64].copy_from_slice(&count);
-            if let Some(field) = bytes.get_mut(72..76) {
+            bytes[52..56].copy_from_slice(&count);
+            if let Some(field) = bytes.get_mut(64..68) {
                 field.copy_from_slice(&count);
             }
         }
@@ -96,11 +95,9 @@ pub(super) const WRITE: Decoder = Decoder {
 pub(super) const COMMIT: Decoder = Decoder {
     name: "commit-body",
     most_bytes: 128,
-    seeds: || [true, false].map(|deferred| encode_commit(0, CHUNK.ino, deferred)).to_vec(),
+    seeds: || [true, false].map(|deferred| encode_commit(CHUNK.ino, deferred)).to_vec(),
     seal: unsealed,
-    check: |bytes| {
-        agrees(bytes, &SAME, decode_commit, |(branch, ino, deferred)| encode_commit(*branch, *ino, *deferred))
-    },
+    check: |bytes| agrees(bytes, &SAME, decode_commit, |(ino, deferred)| encode_commit(*ino, *deferred)),
 };
 
 /// `reply-body`: the body of a reply of the data path.
@@ -127,7 +124,7 @@ pub(super) const CHALLENGE: Decoder = Decoder {
     most_bytes: 128,
     seeds: || {
         let (nonce, code) = ([9; NONCE_BYTES], [3; CODE_BYTES]);
-        vec![Challenge { version: 1, store: StoreId(Id128([5; 16])), nonce, code }.encode()]
+        vec![Challenge { version: Version::NEWEST, store: StoreId(Id128([5; 16])), nonce, code }.encode()]
     },
     seal: |bytes| seal_crc(bytes, CHALLENGE_BYTES - 4, &[0..CHALLENGE_BYTES - 4]),
     check: |bytes| agrees(bytes, &SAME, Challenge::decode, Challenge::encode),
@@ -147,7 +144,9 @@ pub(super) const WELCOME: Decoder = Decoder {
     name: "welcome",
     most_bytes: WELCOME_HEAD_BYTES + REASON_BYTES + 16,
     seeds: || {
-        [None, Some("the token is another one".to_owned())].map(|why| Welcome::new(why).encode()).to_vec()
+        [Ok(Version::NEWEST), Err("the token is another one".to_owned())]
+            .map(|end| Welcome::new(end).encode())
+            .to_vec()
     },
     seal: |bytes| {
         let Some(reason) = bytes.len().checked_sub(WELCOME_HEAD_BYTES) else { return };
@@ -189,7 +188,7 @@ fn streams() -> Vec<Vec<u8>> {
 }
 
 fn bytes_of(frames: &[Frame]) -> Vec<u8> {
-    let mut outbox = Outbox::default();
+    let mut outbox = Outbox::new(Version::NEWEST);
     frames.iter().for_each(|frame| outbox.push(frame.clone(), ()));
     let mut bytes = Vec::new();
     while !outbox.is_empty() {
@@ -203,7 +202,7 @@ fn bytes_of(frames: &[Frame]) -> Vec<u8> {
 /// Accepts only a stream of complete frames.
 fn check_frames(bytes: &[u8]) -> Result<Verdict, String> {
     let step = 1 + bytes.first().map_or(0, |byte| usize::from(*byte));
-    let (mut receiver, mut frames, mut rest) = (Receiver::default(), Vec::new(), bytes);
+    let (mut receiver, mut frames, mut rest) = (Receiver::new(Version::NEWEST), Vec::new(), bytes);
     while !rest.is_empty() {
         let mut count = 0;
         let (mut longest, mut at) = (0, 0);
@@ -237,7 +236,7 @@ pub(super) const SEEK: Decoder = Decoder {
     name: "seek-body",
     most_bytes: 128,
     seeds: || {
-        let seek = SeekRef { branch: 0, ino: CHUNK.ino, hole: false, from: 0, until: 1 << 50 };
+        let seek = SeekRef { ino: CHUNK.ino, hole: false, from: 0, until: 1 << 50 };
         vec![encode_seek(&seek), encode_seek(&SeekRef { hole: true, from: 7, until: 9, ..seek })]
     },
     seal: unsealed,
@@ -260,7 +259,7 @@ pub(super) const SPACE: Decoder = Decoder {
     seeds: || {
         let space = |change, from| {
             let ino = CHUNK.ino;
-            encode_space(&SpaceRef { branch: 0, ino, change, from, until: 1 << 50, truncations: 7 })
+            encode_space(&SpaceRef { ino, change, from, until: 1 << 50, truncations: 7 })
         };
         vec![space(SpaceChange::Reserve, 0), space(SpaceChange::Zero, 1), space(SpaceChange::Punch, 1 << 50)]
     },

@@ -98,6 +98,8 @@ pub(crate) struct Diagnosis {
     secret: Id128,
     reserved_ino: u64,
     last_session: u64,
+    /// Numbers of the sessions that were seen.
+    sessions: BTreeSet<u64>,
     /// Blocks in a chunk.
     chunk_blocks: u32,
     bucket: Bucket,
@@ -334,6 +336,11 @@ impl Diagnosis {
                 let text = format!("session {number} is kept and sessions are counted up to {last}");
                 self.findings.add(Kind::SessionReservationTooLow, None, text);
                 self.fix(Kind::SessionReservationTooLow, Fix::ReserveSessions(number));
+            }
+            Ok(SessionRow { number, .. }) if !self.sessions.insert(number) => {
+                let text = format!("row {}: another session has the number {number} too", hex(key));
+                self.findings.add(Kind::BadSessionRow, None, text);
+                self.fix(Kind::BadSessionRow, Fix::Drop(key.to_vec()));
             }
             Ok(_) => {}
             Err(error) => self.unreadable_session(key, &error),

@@ -4,6 +4,7 @@ use super::memory::{CHUNK_BLOCKS, MemChunks};
 use crate::fsck::diagnosis::Diagnosis;
 use crate::rows::{FsRow, all_entries, all_inodes, all_removed, all_xattrs, fs_key, unknown_keys};
 use crate::{Inode, MetaError, MetaTarget, ROOT, ops};
+use penstock_base::env::random_id;
 use penstock_base::{Gate, Ino};
 use penstock_kv::{Kv, MemKv, Range, Row};
 use penstock_session::Request;
@@ -13,7 +14,7 @@ use penstock_wire::metadata::{
     AttrReply, HelloReply, HelloRequest, LinkRequest, MakeRequest, NameRequest, ReadDirReply, ReadDirRequest,
     RenameRequest,
 };
-use penstock_wire::{Header, Kind, VERSION};
+use penstock_wire::{Header, Kind};
 use prost::Message;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -63,8 +64,7 @@ impl Bed {
         let chunks = MemChunks::new(&kv, starts);
         let gate = Rc::new(Gate::default());
         let meta = MetaTarget::open(&world.env(), kv.clone(), chunks.clone(), gate, "test").await.unwrap();
-        let version = u32::from(VERSION);
-        let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
+        let hello = HelloRequest::of_mount(random_id(&world.env()));
         let reply = meta.hello(&hello.encode_to_vec(), false).await.unwrap();
         let session = HelloReply::decode(&reply[..]).unwrap().session;
         let header = Header { session, ..Header::request(Kind::SetAttr) };

@@ -4,14 +4,15 @@ use super::bed::{Bed, errno, run};
 use super::memory::CHUNK_BLOCKS;
 use crate::service::MOST_SESSIONS;
 use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
-use penstock_base::{BLOCK_BYTES, ErrorKind, Ino, MAX_FILE_BYTES};
+use penstock_base::env::random_id;
+use penstock_base::{BLOCK_BYTES, ErrorKind, Id128, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
 use penstock_wire::metadata::{
-    AttrReply, HelloReply, HelloRequest, InodeRequest, LockChange, LockRequest, PingRequest, ReadDirReply,
-    ReadDirRequest, SetAttrRequest, StatFsReply, Time,
+    AttrReply, HelloReply, HelloRequest, InodeRequest, LockChange, LockRequest, OpenCount, PingRequest,
+    ReadDirReply, ReadDirRequest, SetAttrRequest, StatFsReply, Time,
 };
-use penstock_wire::{Header, Kind, VERSION};
+use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
 use rustix::io::Errno;
 use std::time::Duration;
@@ -269,11 +270,14 @@ fn a_truncation_of_a_session_that_has_ended_takes_no_further_step() {
     });
 }
 
+/// A request for a session of a name of its own.
+fn hello(bed: &Bed) -> Vec<u8> {
+    HelloRequest::of_mount(random_id(&bed.world.env())).encode_to_vec()
+}
+
 /// Starts a session of a client in another process.
 async fn remote_session(bed: &Bed) -> u64 {
-    let version = u32::from(VERSION);
-    let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
-    let reply = bed.meta.hello(&hello.encode_to_vec(), true).await.unwrap();
+    let reply = bed.meta.hello(&hello(bed), true).await.unwrap();
     HelloReply::decode(&reply[..]).unwrap().session
 }
 
@@ -305,6 +309,53 @@ fn what_a_silent_session_held_is_free_only_when_no_crash_brings_it_back() {
     });
 }
 
+/// The reply to a Hello is lost, and the client asks again under the same name.
+#[test]
+fn a_repeated_hello_begins_no_second_session() {
+    run(async |bed| {
+        let (request, count) = (hello(bed), bed.meta.clients().count());
+        let greet = async |bed: &Bed| {
+            let reply = bed.meta.hello(&request, true).await?;
+            Ok::<_, Failure>(HelloReply::decode(&reply[..]).unwrap())
+        };
+        let first = greet(bed).await.unwrap();
+        assert_eq!((greet(bed).await.unwrap(), bed.meta.clients().count()), (first.clone(), count + 1));
+        bed.crash().await;
+        assert_eq!(greet(bed).await.unwrap(), first, "its row names it");
+        bed.kv.fail_after(0);
+        bed.meta.end_session(first.session).await.unwrap_err();
+        let failure = greet(bed).await.unwrap_err();
+        assert_eq!(failure.errno, 116, "it has ended, and a crash may bring it back: {failure}");
+        bed.kv.fail_after(u64::MAX);
+        bed.meta.end_session(first.session).await.unwrap();
+        assert!(greet(bed).await.unwrap().session > first.session);
+    });
+}
+
+#[test]
+fn what_a_hello_may_not_ask_for_is_refused_by_name() {
+    run(async |bed| {
+        let good = HelloRequest::of_mount(Id128([7; 16]));
+        for (request, why) in [
+            (HelloRequest { name: Vec::new(), ..good.clone() }, "16 random bytes"),
+            (HelloRequest { name: vec![0; 16], ..good.clone() }, "16 random bytes"),
+            (HelloRequest { name: vec![7; 17], ..good.clone() }, "16 random bytes"),
+            (HelloRequest { role: 0, ..good.clone() }, "role 0"),
+            (HelloRequest { role: 2, ..good.clone() }, "role 2"),
+            (HelloRequest { fileset: "home".into(), ..good.clone() }, "no fileset \"home\""),
+            (HelloRequest { client: "x".repeat(257), ..good }, "too long"),
+        ] {
+            let failure = bed.meta.hello(&request.encode_to_vec(), true).await.unwrap_err();
+            assert!(failure.message.contains(why), "{failure}");
+        }
+        let (lists, session) = (OpenCount { ino: 7, count: 1, branch: 3 }, bed.who.session);
+        let ping = PingRequest { opens: vec![lists], ..PingRequest::default() }.encode_to_vec();
+        let header = Header { session, ..Header::request(Kind::Ping) };
+        let failure = bed.meta.serve(&header, &ping).await.unwrap_err();
+        assert!(failure.message.contains("branch 3"), "{failure}");
+    });
+}
+
 #[test]
 fn there_are_never_more_sessions_than_the_most() {
     run(async |bed| {
@@ -314,11 +365,9 @@ fn there_are_never_more_sessions_than_the_most() {
         }
         // A check has the turn, and two clients come meanwhile.
         let turn = bed.meta.parts.names.turn().await;
-        let version = u32::from(VERSION);
-        let hello = HelloRequest { oldest_version: version, newest_version: version, ..Default::default() };
-        let hello = hello.encode_to_vec();
-        let (first, second, ()) =
-            tokio::join!(bed.meta.hello(&hello, true), bed.meta.hello(&hello, true), async { drop(turn) });
+        let hellos = [hello(bed), hello(bed)];
+        let greet = |number: usize| bed.meta.hello(&hellos[number], true);
+        let (first, second, ()) = tokio::join!(greet(0), greet(1), async { drop(turn) });
         first.unwrap();
         assert!(second.unwrap_err().message.contains("1024 sessions"));
         assert_eq!(bed.meta.clients().count(), MOST_SESSIONS);

@@ -387,6 +387,21 @@ fn numbers_at_their_end_stop_nothing() {
     });
 }
 
+/// Requests name a session by its number.
+#[test]
+fn of_two_sessions_with_one_number_one_is_dropped() {
+    run(async |bed| {
+        let row = SessionRow { number: 1, lease_ms: 30_000, ..SessionRow::default() }.encode();
+        let keys = [4, 5].map(|byte| session_key(Id128([byte; 16])));
+        for key in &keys {
+            bed.put_row(key.clone(), Some(row.clone())).await;
+        }
+        let diagnosis = bed.diagnose();
+        assert_eq!(diagnosis.findings.counts.keys().copied().collect::<Vec<_>>(), [Kind::BadSessionRow]);
+        assert_eq!(diagnosis.fixes[&Kind::BadSessionRow], [Fix::Drop(keys[1].clone())]);
+    });
+}
+
 /// Regression: a start or a repair that met a session above all numbers stopped the process.
 #[test]
 fn sessions_above_all_numbers_are_dropped() {

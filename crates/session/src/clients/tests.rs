@@ -1,10 +1,9 @@
 use super::*;
 use crate::rows::{all_results, all_sessions};
-use penstock_base::Id128;
 use penstock_kv::MemKv;
 use penstock_sim::World;
 use penstock_wire::Kind;
-use penstock_wire::metadata::{FailedSync, LeaseCall, ReleasedLease};
+use penstock_wire::metadata::{FailedSync, FileRef, LeaseCall, ReleasedLease};
 
 mod model;
 
@@ -28,7 +27,7 @@ fn with_two_clients<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
         let (env, kv) = (world.env(), MemKv::new(1 << 20));
         let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
         for id in [FIRST, SECOND] {
-            clients.begin_session(local(id), &mut WriteSet::new());
+            clients.begin_session(key_of(id), local(id), &mut WriteSet::new());
         }
         test(&Bench { world: world.clone(), env, kv, clients }).await
     });
@@ -168,10 +167,10 @@ fn a_session_that_does_not_exist_gets_nothing() {
             assert!(clients.end_session(session).is_none());
             let ping = PingRequest {
                 start: GENERATION,
-                opens: vec![OpenCount { ino: 7, count: 1 }],
+                opens: vec![OpenCount { ino: 7, count: 1, branch: 0 }],
                 ..Default::default()
             };
-            assert_eq!(clients.reclaim(session, &ping), []);
+            assert_eq!(clients.reclaim(session, &ping).unwrap(), []);
             // The first exchange needs no session.
             let hello = Header { session, ..Header::request(Kind::Hello) };
             assert!(clients.hear(&hello).is_ok() && clients.begin(&hello).unwrap().is_none());
@@ -244,8 +243,8 @@ fn a_repeat_waits_for_the_request_and_gets_its_outcome() {
 fn a_session_of_another_process_survives_a_restart_until_it_ends() {
     with_two_clients(async |bench| {
         let mut writes = WriteSet::new();
-        bench.clients.begin_session(far(5), &mut writes);
-        bench.clients.begin_session(local(6), &mut writes);
+        bench.clients.begin_session(key_of(5), far(5), &mut writes);
+        bench.clients.begin_session(key_of(6), local(6), &mut writes);
         assert_eq!(writes.changes().count(), 1, "a client of this process has no row");
         let request = |session| {
             bench.clients.request(&Header { session, sequence: 3, ..Header::request(Kind::SetAttr) })
@@ -276,10 +275,10 @@ fn a_session_of_another_process_survives_a_restart_until_it_ends() {
 fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
     with_two_clients(async |bench| {
         let mut writes = WriteSet::new();
-        bench.clients.begin_session(far(5), &mut writes);
+        bench.clients.begin_session(key_of(5), far(5), &mut writes);
         bench.kv.commit(writes).await.unwrap();
         let clients = Clients::load(&bench.env, &*bench.kv, GENERATION).await.unwrap();
-        clients.begin_session(local(6), &mut WriteSet::new());
+        clients.begin_session(key_of(6), local(6), &mut WriteSet::new());
         let lock = |change: LockChange| LockRequest {
             ino: 7,
             last: 9,
@@ -289,7 +288,10 @@ fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
         let early = |request: &LockRequest| clients.lock(6, request).unwrap().early;
         assert!(early(&lock(LockChange::Shared)) && !early(&lock(LockChange::Unlock)));
         let ping = |start, opens: &[(u64, u32)], reclaimed| PingRequest {
-            opens: opens.iter().map(|(ino, count)| OpenCount { ino: *ino, count: *count }).collect(),
+            opens: opens
+                .iter()
+                .map(|(ino, count)| OpenCount { ino: *ino, count: *count, branch: 0 })
+                .collect(),
             locks: vec![lock(LockChange::Exclusive)],
             start,
             reclaimed,
@@ -304,7 +306,7 @@ fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
             (GENERATION, &[(8, 0)], true, vec![changed(8, 1, 0)], false),
             (GENERATION, &[], true, vec![], false),
         ] {
-            assert_eq!(clients.reclaim(5, &ping(start, opens, reclaimed)), expected, "{start} {opens:?}");
+            assert_eq!(clients.reclaim(5, &ping(start, opens, reclaimed)), Ok(expected), "{start} {opens:?}");
             assert_eq!(clients.owe_opens(), owes, "{start} {opens:?}");
         }
         assert!(!early(&lock(LockChange::Shared)));
@@ -362,7 +364,9 @@ fn a_lease_is_granted_once_the_others_have_given_theirs_back() {
             assert!(second.borrow().is_none(), "{way}: it still waits");
             let request = match way {
                 "answer" => WatchRequest { answered: vec![call.number], ..request },
-                "release" => WatchRequest { released: vec![ReleasedLease { ino: INO.0, grant }], ..request },
+                "release" => {
+                    WatchRequest { released: vec![ReleasedLease { ino: INO.0, grant, branch: 0 }], ..request }
+                }
                 "leave" => WatchRequest { leaves: true, ..request },
                 _ => {
                     bench.clients.end_session(FIRST).unwrap();
@@ -431,7 +435,7 @@ fn a_released_lock_is_news_for_the_session_that_waits() {
         bench.clients.end_session(FIRST).unwrap();
         bench.pause().await;
         let reply = WatchReply::decode(&watching.take().unwrap().unwrap()[..]).unwrap();
-        assert_eq!(reply.unlocked, [7]);
+        assert_eq!(reply.unlocked, [FileRef { ino: 7, branch: 0 }]);
         assert_eq!(bench.clients.lock(SECOND, &lock(LockChange::Shared)), Ok(LockReply::default()));
     });
 }
@@ -560,7 +564,7 @@ fn a_session_that_leaves_while_it_waits_for_a_lease_joins_again() {
         assert!(matches!(waiting.take(), Some(Ok(_))), "the second session has its lease");
         assert!(clients.are_shared() && clients.is_unsynced_elsewhere(FIRST, INO));
         // A third one comes and goes.
-        clients.begin_session(local(3), &mut WriteSet::new());
+        clients.begin_session(key_of(3), local(3), &mut WriteSet::new());
         clients.end_session(3);
         // The first one gets the lease back, by a revocation of the second.
         let again = bench.start_grant(FIRST);
@@ -599,7 +603,7 @@ fn a_row_of_a_session_without_a_lease_time_keeps_nobody_waiting() {
             writes.put(session_key(key_of(5)), SessionRow { lease_ms, ..far(5) }.encode());
             kv.commit(writes).await.unwrap();
             let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
-            clients.begin_session(local(FIRST), &mut WriteSet::new());
+            clients.begin_session(key_of(FIRST), local(FIRST), &mut WriteSet::new());
             clients.join(FIRST).await.unwrap();
             assert!(!clients.is_in_use(5) && !clients.owe_opens());
         });
@@ -614,7 +618,7 @@ fn a_session_that_owes_no_report_sets_no_lock_by_one() {
         let clients = &bench.clients;
         let lock = exclusive_lock();
         let ping = PingRequest { locks: vec![lock.clone()], start: GENERATION, ..PingRequest::default() };
-        clients.reclaim(SECOND, &ping);
+        clients.reclaim(SECOND, &ping).unwrap();
         assert!(clients.lock(FIRST, &lock).unwrap().conflict.is_none());
     });
 }

@@ -339,7 +339,7 @@ fn news_are_sent_once_and_only_to_their_session() {
         leases.news(session, &request).map(|reply| {
             assert!(!reply.alone);
             let calls: Vec<_> = reply.calls.iter().map(|call| (call.number, call.ino, call.grant)).collect();
-            (calls, reply.unlocked)
+            (calls, reply.unlocked.iter().map(|file| file.ino).collect::<Vec<_>>())
         })
     };
     let call = (number, INO.0, grant);

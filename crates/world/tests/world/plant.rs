@@ -136,7 +136,9 @@ impl Rows {
     /// A row of a session of another process.
     pub async fn put_session(&self, id: u64) {
         let (number, lease) = (id.to_le_bytes(), 30_000_u32.to_le_bytes());
-        let who = [&[2][..], &number, &lease, &1_u32.to_le_bytes(), b"c", &0_u32.to_le_bytes()];
+        let (role, user) = ([1], 0_u32.to_le_bytes());
+        let names = [&1_u32.to_le_bytes()[..], b"c", &0_u32.to_le_bytes()].concat();
+        let who = [&[2][..], &number, &lease, &role, &user, &names];
         self.put(key(0x15, &[7, id]), who.concat()).await;
     }
 
@@ -173,7 +175,7 @@ impl Rows {
             }
             Kind::BadGroupRow => self.cut(key(0x21, &[0]), 10).await,
             Kind::InodeReservationTooLow => {
-                self.patch(key(0x01, &[0]), 81..89, &(root.0 + 1).to_le_bytes()).await;
+                self.patch(key(0x01, &[0]), 97..105, &(root.0 + 1).to_le_bytes()).await;
             }
             Kind::SessionReservationTooLow => {
                 self.put_session(1 << 40).await;
@@ -233,12 +235,12 @@ impl Rows {
             Kind::OrphanInode => self.delete_entry(root, b"victim").await,
             Kind::NamedAndQueued => self.put(removed(victim), vec![1]).await,
             Kind::QueuedWithoutInode => self.put(removed(NOWHERE), vec![1]).await,
-            Kind::WrongInodeData => self.patch(inode(victim), 134..135, &[0]).await,
-            Kind::WrongSize => self.patch(inode(victim), 33..41, &(u64::MAX / 2).to_le_bytes()).await,
-            Kind::WrongLayout => self.patch(inode(victim), 129..133, &7u32.to_le_bytes()).await,
-            Kind::WrongParent => self.patch(inode(dir), 97..105, &5u64.to_le_bytes()).await,
+            Kind::WrongInodeData => self.patch(inode(victim), 138..139, &[0]).await,
+            Kind::WrongSize => self.patch(inode(victim), 37..45, &(u64::MAX / 2).to_le_bytes()).await,
+            Kind::WrongLayout => self.patch(inode(victim), 133..137, &7u32.to_le_bytes()).await,
+            Kind::WrongParent => self.patch(inode(dir), 101..109, &5u64.to_le_bytes()).await,
             Kind::WrongLinkCount => self.patch(inode(victim), 13..17, &9u32.to_le_bytes()).await,
-            Kind::WrongEntryCount => self.patch(inode(dir), 105..113, &77u64.to_le_bytes()).await,
+            Kind::WrongEntryCount => self.patch(inode(dir), 109..117, &77u64.to_le_bytes()).await,
             Kind::EmptyExtent => self.add_extent(victim, 0, 5).await,
             Kind::ExtentBeyondVolume => self.add_extent(victim, 1, 1 << 40).await,
             Kind::DoubleOwnedBlock => {

@@ -1,8 +1,8 @@
 //! Tests of clients in other processes: connections that break, sessions that end, restarts of the service.
 
 use crate::machine::{Machine, Site};
-use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Ino, LocalBoxFuture, crc32c_blocks};
+use penstock_base::env::{random_id, timeout};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Id128, Ino, LocalBoxFuture, crc32c_blocks};
 use penstock_client::{Client, Failure};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
 use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Token};
@@ -13,7 +13,7 @@ use penstock_wire::metadata::{
     HelloRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenCount, PingRequest,
     RenameRequest, SetAttrRequest, XattrRequest,
 };
-use penstock_wire::{Frame, Kind, SLOTS, Service, Transport};
+use penstock_wire::{Frame, Kind, SLOTS, Service, Transport, Version};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
@@ -284,7 +284,7 @@ fn strangers_are_told_why_and_cost_nothing() {
         let greeting = greeting();
         let frame = Frame::request(Kind::Write, vec![1; 100], Vec::new());
         let head = |body: u32, payload: u32| {
-            let mut bytes = frame.header.encode(&frame.body);
+            let mut bytes = frame.header.encode(Version::NEWEST, &frame.body);
             bytes[12..16].copy_from_slice(&body.to_le_bytes());
             bytes[16..20].copy_from_slice(&payload.to_le_bytes());
             bytes
@@ -296,7 +296,7 @@ fn strangers_are_told_why_and_cost_nothing() {
             [&greeting[..], &head(u32::MAX, 0)].concat(),
             [&greeting[..], &head(100, u32::MAX)].concat(),
             // A request without a session, and half of another one.
-            [&greeting[..], &frame.header.encode(&frame.body)[..50]].concat(),
+            [&greeting[..], &frame.header.encode(Version::NEWEST, &frame.body)[..50]].concat(),
             greeting[..20].to_vec(),
         ] {
             let link = way.open().unwrap();
@@ -414,13 +414,13 @@ fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
         let session = session(&machine).await;
         let link = way.open().unwrap();
         let mut stream = greeting();
-        let blocks = ChunkRef { branch: 0, ino, chunk: 0, block: 0, count: 20, truncations: 0 };
+        let blocks = ChunkRef { ino, chunk: 0, block: 0, count: 20, truncations: 0 };
         let body = encode_read(&blocks);
         let len = penstock_wire::HEADER_BYTES + body.len();
         for number in 1..2000 {
             let mut read = Frame::request(Kind::Read, body.clone(), Vec::new());
             (read.header.session, read.header.request) = (session, number);
-            stream.extend(read.header.encode(&read.body));
+            stream.extend(read.header.encode(Version::NEWEST, &read.body));
             stream.extend(read.body);
         }
         let server = way.server.borrow().clone().unwrap();
@@ -444,7 +444,7 @@ fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
 }
 
 async fn session(machine: &Machine) -> u64 {
-    let hello = HelloRequest { oldest_version: 1, newest_version: 1, ..HelloRequest::default() };
+    let hello = HelloRequest::of_mount(random_id(&machine.env));
     let request = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
     let reply = machine.node.serve(request, true).await.into_result().unwrap().0;
     penstock_wire::metadata::HelloReply::decode(&reply[..]).unwrap().session
@@ -587,7 +587,7 @@ fn a_file_that_was_lost_takes_no_more_writes() {
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
         // The request is sent while no server listens, and sent again as soon as one does.
         let block = Buf::copy_from(&[2; BLOCK_BYTES]);
-        let at = ChunkRef { branch: 0, ino, chunk: 0, block: 1, count: 1, truncations: 0 };
+        let at = ChunkRef { ino, chunk: 0, block: 1, count: 1, truncations: 0 };
         let body = encode_write(&at, &crc32c_blocks(&block));
         let mut late = Frame::request(Kind::Write, body, vec![block]);
         late.header.session = client.session();
@@ -794,7 +794,7 @@ fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
     on_machine(95, async |_, machine| {
         let (way, endless, server, remote) = with_endless(&machine).await;
         for block in 0..20 {
-            let chunk = ChunkRef { branch: 0, ino: Ino(5), chunk: 0, block, count: 1, truncations: 0 };
+            let chunk = ChunkRef { ino: Ino(5), chunk: 0, block, count: 1, truncations: 0 };
             let payload = Buf::zeroed(BLOCK_BYTES);
             let mut frame =
                 Frame::request(Kind::Write, encode_write(&chunk, &crc32c_blocks(&payload)), vec![payload]);
@@ -882,7 +882,7 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         let ping = request_of(session, 0, Kind::Ping, Vec::new());
         let start = machine.node.serve(ping, true).await.header.generation;
         for count in [u32::MAX, 1, u32::MAX] {
-            let opens = vec![OpenCount { ino: root, count }];
+            let opens = vec![OpenCount { ino: root, count, branch: 0 }];
             let ping = PingRequest { opens, start, ..PingRequest::default() };
             ask(Kind::Ping, 0, ping.encode_to_vec()).await.unwrap();
         }
@@ -900,11 +900,10 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         ask(Kind::SetXattr, SLOTS + 11, odd.encode_to_vec()).await.unwrap_err();
         // The longest file is 2^62 bytes, in chunks of 1 MiB.
         for (chunk, is_in_a_file) in [((1 << 42) - 1, true), (1 << 42, false), (1 << 50, false)] {
-            let at = ChunkRef { branch: 0, ino: Ino(root), chunk, block: 0, count: 1, truncations: 0 };
+            let at = ChunkRef { ino: Ino(root), chunk, block: 0, count: 1, truncations: 0 };
             assert_eq!(ask(Kind::Read, 0, encode_read(&at)).await.is_ok(), is_in_a_file, "chunk {chunk}");
         }
-        let (client, oldest_version, newest_version) = ("x".repeat(300), 1, 1);
-        let hello = HelloRequest { client, oldest_version, newest_version, ..HelloRequest::default() };
+        let hello = HelloRequest { client: "x".repeat(300), ..HelloRequest::of_mount(Id128([5; 16])) };
         ask(Kind::Hello, 0, hello.encode_to_vec()).await.unwrap_err();
         ask(Kind::End, 0, Vec::new()).await.unwrap();
         machine.audit().await;

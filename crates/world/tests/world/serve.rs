@@ -7,7 +7,7 @@
 use crate::machine::Machine;
 use crate::remote::{Way, make, on_machine, read};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, Ino, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Ino, crc32c_blocks};
 use penstock_client::Client;
 use penstock_fabric::Remote;
 use penstock_sim::World;
@@ -15,7 +15,9 @@ use penstock_wire::data::{
     ChunkRef, SeekRef, SpaceChange, SpaceRef, encode_commit, encode_read, encode_seek, encode_space,
     encode_write,
 };
-use penstock_wire::{Frame, Kind};
+use penstock_wire::metadata::InodeRequest;
+use penstock_wire::{Frame, Header, Kind, Object};
+use prost::Message;
 use std::time::Duration;
 
 /// Number of requests of one seed.
@@ -96,7 +98,6 @@ impl Draw<'_> {
 
     fn chunk(&self) -> ChunkRef {
         ChunkRef {
-            branch: if self.below(4) == 0 { self.number() } else { 0 },
             ino: self.ino(),
             chunk: self.number(),
             block: self.number() as u32,
@@ -117,13 +118,9 @@ impl Draw<'_> {
                 let chunk = ChunkRef { count: crcs.len() as u32, ..self.chunk() };
                 return Frame::request(kind, encode_write(&chunk, &crcs), vec![data]);
             }
-            Kind::Commit => encode_commit(0, self.ino(), self.below(2) == 0),
-            Kind::Seek => {
-                encode_seek(&SeekRef { branch: 0, ino: self.ino(), hole: self.below(2) == 0, from, until })
-            }
-            Kind::Space => {
-                encode_space(&SpaceRef { branch: 0, ino: self.ino(), change, from, until, truncations })
-            }
+            Kind::Commit => encode_commit(self.ino(), self.below(2) == 0),
+            Kind::Seek => encode_seek(&SeekRef { ino: self.ino(), hole: self.below(2) == 0, from, until }),
+            Kind::Space => encode_space(&SpaceRef { ino: self.ino(), change, from, until, truncations }),
             _ => self.message(),
         };
         Frame::request(kind, body, Vec::new())
@@ -150,6 +147,36 @@ async fn is_served(machine: &Machine, number: u64) {
     client.unlink(client.root(), name.as_bytes(), false).await.unwrap();
 }
 
+/// There is one target, and one fileset with one branch, each in its first epoch.
+#[test]
+fn requests_for_what_does_not_exist_are_refused_by_name() {
+    on_machine(7_000_000, async |_, machine| {
+        let session = machine.client.session();
+        let root = InodeRequest { ino: machine.client.root().0 }.encode_to_vec();
+        let asked = async |change: fn(&mut Header)| {
+            let mut frame = Frame::request(Kind::GetAttr, root.clone(), Vec::new());
+            frame.header.session = session;
+            change(&mut frame.header);
+            machine.node.serve(frame, true).await.into_result().map(drop)
+        };
+        assert_eq!(asked(|_| {}).await, Ok(()));
+        type Case = (fn(&mut Header), &'static str);
+        let cases: [Case; 6] = [
+            (|header| header.object = Object::Fileset(7), "there is no fileset 7"),
+            (|header| header.object = Object::FIRST_TARGET, "there is no target 0"),
+            (|header| header.epoch = 3, "fileset 0 has no epoch 3"),
+            (|header| header.branch = 4, "fileset 0 has no branch 4"),
+            (|header| header.tenant = 6, "there is no tenant 6"),
+            (|header| header.user = 5, "the session has agreed on no user 5"),
+        ];
+        for (change, wanted) in cases {
+            let failure = asked(change).await.unwrap_err();
+            assert_eq!(failure.kind, ErrorKind::Invalid, "{failure}");
+            assert_eq!(failure.message, format!("GetAttr: {wanted}"));
+        }
+    });
+}
+
 #[test]
 fn requests_with_any_numbers_stop_nobody() {
     for seed in penstock_sim::seeds(1..9) {
@@ -172,6 +199,12 @@ fn requests_with_any_numbers_stop_nobody() {
                 let mut frame = draw.frame(kind);
                 frame.header.session = if draw.below(20) == 0 { draw.number() } else { other.session() };
                 frame.header.sequence = 0;
+                match draw.below(32) {
+                    0 => frame.header.branch = draw.number(),
+                    1 => frame.header.epoch = draw.number(),
+                    2 => frame.header.user = draw.number() as u32,
+                    _ => {}
+                }
                 let served = machine.node.serve(frame, true);
                 // A request may wait for other clients for as long as their sessions last.
                 let _ = timeout(&machine.env, Duration::from_secs(120), served).await;

@@ -42,7 +42,7 @@ fn model(seed: u64) -> (u64, u64) {
         let steps = 40 + below(120);
         for _ in 0..steps {
             if views.borrow().len() < 2 || (below(40) == 0 && views.borrow().len() < 4) {
-                clients.begin_session(local(next_id), &mut WriteSet::new());
+                clients.begin_session(key_of(next_id), local(next_id), &mut WriteSet::new());
                 views.borrow_mut().insert(next_id, View::default());
                 next_id += 1;
             }
@@ -125,7 +125,7 @@ fn model(seed: u64) -> (u64, u64) {
                 13 => {
                     let taken = views.borrow_mut().get_mut(&session).unwrap().held.remove(&ino);
                     if let Some((_, grant)) = taken {
-                        let released = vec![ReleasedLease { ino: ino.0, grant }];
+                        let released = vec![ReleasedLease { ino: ino.0, grant, branch: 0 }];
                         let request = WatchRequest { generation: GENERATION, released, ..Default::default() };
                         clients.watch(session, &request.encode_to_vec()).await.unwrap();
                     }

@@ -8,6 +8,7 @@ mod direct;
 mod faults;
 mod files;
 mod full;
+mod golden;
 mod lapse;
 mod load;
 mod mischief;

@@ -22,6 +22,19 @@ pub struct Known {
     pub owner: Owner,
 }
 
+/// Gives the state of a file as the sender of a change and the metadata target know it. It is asked when the
+/// change begins, which may be long after it was sent: the owner may have been changed meanwhile.
+pub trait Knows {
+    /// The file as they know it now.
+    fn known(&self) -> Known;
+}
+
+impl Knows for Known {
+    fn known(&self) -> Known {
+        *self
+    }
+}
+
 /// One file.
 #[derive(Debug, Default)]
 pub(crate) struct FileState {
@@ -49,7 +62,8 @@ impl FileState {
 
     /// Begins a change that adds blocks. Rejects it like [`FileState::check`]; else the file has an owner
     /// from here on, as long as it stays in memory. A chunk with changes keeps it there.
-    pub(crate) fn begin(&self, known: Known) -> Result<(), ChunkError> {
+    pub(crate) fn begin(&self, known: &dyn Knows) -> Result<(), ChunkError> {
+        let known = known.known();
         self.check(known.truncations)?;
         self.learn(known.owner);
         Ok(())

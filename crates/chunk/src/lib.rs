@@ -52,7 +52,7 @@ mod writeback;
 
 pub use cache::WantedRow;
 pub use counters::TargetCounts;
-pub use files::{Known, REMOVED};
+pub use files::{Known, Knows, REMOVED};
 pub use free::SpaceUsage;
 pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck};
 pub use rows::{ChunkKey, Extent, FileRow, MapRow, Owner, all_maps, chunks_of_a_file, map_range};

@@ -9,7 +9,7 @@
 
 use crate::ChunkError;
 use crate::cache::Chunk;
-use crate::files::Known;
+use crate::files::Knows;
 use crate::rows::{ChunkKey, Extent};
 use crate::target::Target;
 use penstock_base::num::to_u32;
@@ -28,7 +28,7 @@ impl Target {
         file: FileKey,
         blocks: Range<u64>,
         zero: bool,
-        known: Known,
+        known: impl Knows,
     ) -> Result<(), ChunkError> {
         if self.suffices(file, &blocks).await.is_err() {
             self.commits.make_space().await?;
@@ -38,7 +38,7 @@ impl Target {
         let last = blocks.end.div_ceil(per_chunk);
         for index in blocks.start / per_chunk..last {
             let key = ChunkKey { file, index };
-            self.preallocate_in(key, self.within(key, &blocks), zero, known).await?;
+            self.preallocate_in(key, self.within(key, &blocks), zero, &known).await?;
             if index % STEP_CHUNKS == STEP_CHUNKS - 1 {
                 self.commit(file, true).await?;
             }
@@ -111,7 +111,7 @@ impl Target {
         key: ChunkKey,
         blocks: Range<u32>,
         zero: bool,
-        known: Known,
+        known: &dyn Knows,
     ) -> Result<(), ChunkError> {
         let _lock = self.cache.exclusive(key).await;
         let chunk = self.cache.get(key).await?;

@@ -3,7 +3,7 @@
 //! Owns no sessions: the caller decides who may ask. The uses of a file belong to the metadata target, which
 //! the caller brings as [`FileUses`].
 
-use crate::{ChunkError, ChunkKey, Known, Owner, Target};
+use crate::{ChunkError, ChunkKey, Known, Knows, Owner, Target};
 use penstock_base::{Branch, Buf, ErrorKind, FileKey, Ino, LocalBoxFuture};
 use penstock_wire::data::{
     ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 /// A use of a file: it lasts until it is dropped.
 pub trait FileUse {
-    /// The owner of the file as its metadata target knows it.
+    /// The owner of the file as its metadata target knows it now.
     fn owner(&self) -> Owner;
 }
 
@@ -38,6 +38,18 @@ pub struct Service {
 
 fn failure(error: &ChunkError) -> Failure {
     Failure::new(error.kind(), error)
+}
+
+/// The truncate generation in a request, and the file in use, which names the owner.
+struct Sent<'a> {
+    truncations: u64,
+    of: &'a dyn FileUse,
+}
+
+impl Knows for Sent<'_> {
+    fn known(&self) -> Known {
+        Known { truncations: self.truncations, owner: self.of.owner() }
+    }
 }
 
 /// The file of a request for this inode.
@@ -89,7 +101,7 @@ impl Service {
         // The node asks the metadata target if the file exists.
         let of = uses.change_contents(chunk.ino).await?;
         let data = penstock_base::buf::gather(&request.payload);
-        let known = Known { truncations: chunk.truncations, owner: of.owner() };
+        let known = Sent { truncations: chunk.truncations, of: &*of };
         let write = self.target.write(key(request, &chunk), chunk.block, &data, &crcs, known);
         write.await.map_err(|error| failure(&error))?;
         self.done()
@@ -110,7 +122,7 @@ impl Service {
     async fn space(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
         let SpaceRef { ino, change, from, until, truncations } = decode_space(&request.body)?;
         let of = uses.change_contents(ino).await?;
-        let known = Known { truncations, owner: of.owner() };
+        let known = Sent { truncations, of: &*of };
         let file = file(request, ino);
         let changed = match change {
             SpaceChange::Reserve => self.target.preallocate(file, from..until, false, known).await,

@@ -8,7 +8,7 @@ use crate::cache::{ChunkCache, WantedRow};
 use crate::commit::Commits;
 use crate::counters::TargetCounts;
 use crate::fetch::fetch;
-use crate::files::Known;
+use crate::files::Knows;
 use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged, mark_unmarked};
 use crate::rows::{ChunkKey, FileRow, Owner, all_groups, decode_group, decode_group_key};
@@ -152,16 +152,16 @@ impl Target {
         first: u32,
         data: &Buf,
         crcs: &[u32],
-        known: Known,
+        known: impl Knows,
     ) -> Result<(), ChunkError> {
         self.check_blocks(key, first, crcs.len())?;
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        let is_full = match self.try_write(key, first, data, crcs, known).await {
+        let is_full = match self.try_write(key, first, data, crcs, &known).await {
             Err(ChunkError::NoSpace { .. }) => {
                 self.commits.make_space().await?;
-                self.try_write(key, first, data, crcs, known).await?
+                self.try_write(key, first, data, crcs, &known).await?
             }
             other => other?,
         };
@@ -183,7 +183,7 @@ impl Target {
         first: u32,
         data: &Buf,
         crcs: &[u32],
-        known: Known,
+        known: &dyn Knows,
     ) -> Result<bool, ChunkError> {
         let _lock = self.cache.exclusive(key).await;
         let chunk = self.cache.get(key).await?;

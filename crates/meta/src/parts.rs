@@ -84,6 +84,11 @@ impl Parts {
         self.uses.borrow().contains(ino)
     }
 
+    /// The owner of an inode was changed: uses of it see the new one.
+    pub(crate) fn note_owner(&self, ino: Ino, owner: Owner) {
+        self.uses.borrow_mut().note_owner(ino, owner);
+    }
+
     /// Counts uses of an inode, which keep it from being reaped. ESTALE if it is being deleted.
     pub(crate) fn begin_uses(&self, ino: Ino, times: u64) -> Result<(), MetaError> {
         self.uses.borrow_mut().begin(ino, times).map_err(|IsGoing| Errno::STALE.into())
@@ -212,12 +217,13 @@ impl Drop for Deletion<'_> {
 pub struct InUse<'a> {
     parts: &'a Parts,
     ino: Ino,
+    /// As of when the inode was read.
     owner: Owner,
 }
 
 impl FileUse for InUse<'_> {
     fn owner(&self) -> Owner {
-        self.owner
+        self.parts.uses.borrow().last_owner(self.ino).unwrap_or(self.owner)
     }
 }
 

@@ -152,8 +152,11 @@ impl MetaTarget {
             failed => failed,
         };
         if let Err(error) = begun {
-            // Session numbers follow each other, so somebody may have used this one already.
-            self.forget_session(session);
+            // Its row may be there, and a start would bring it back. Session numbers follow each other, so
+            // somebody may also have used this one already.
+            if let Err(again) = self.end_in_turn(session, turn).await {
+                tracing::warn!(session, %again, "a session that did not begin cannot be ended yet");
+            }
             return Err(error);
         }
         Ok(self.greeted(session, lease_ms))

@@ -6,6 +6,7 @@
 //! - a removed file is in the queue at most once; one is reaped at a time.
 
 use penstock_base::{HashMap, Ino};
+use penstock_chunk::Owner;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -16,8 +17,13 @@ pub(crate) struct Uses(HashMap<Ino, State>);
 /// State of an inode that is not idle.
 #[derive(Debug)]
 enum State {
-    /// It is in use, this many times.
-    Used(u64),
+    /// It is in use.
+    Used {
+        /// The number of uses, at least one.
+        count: u64,
+        /// The owner that a change gave it since it is in use.
+        owner: Option<Owner>,
+    },
     /// It is being deleted, or an attempt at that deleted a part.
     Going { is_partly_gone: bool },
 }
@@ -31,8 +37,8 @@ impl Uses {
     pub(crate) fn begin(&mut self, ino: Ino, times: u64) -> Result<(), IsGoing> {
         match self.0.get_mut(&ino) {
             Some(State::Going { .. }) => return Err(IsGoing),
-            Some(State::Used(count)) => *count += times,
-            None if times > 0 => drop(self.0.insert(ino, State::Used(times))),
+            Some(State::Used { count, .. }) => *count += times,
+            None if times > 0 => drop(self.0.insert(ino, State::Used { count: times, owner: None })),
             None => {}
         }
         Ok(())
@@ -43,7 +49,7 @@ impl Uses {
     /// # Panics
     /// If the inode has fewer uses.
     pub(crate) fn end(&mut self, ino: Ino, times: u64) -> bool {
-        let Some(State::Used(count)) = self.0.get_mut(&ino) else {
+        let Some(State::Used { count, .. }) = self.0.get_mut(&ino) else {
             assert!(times == 0, "more uses of inode {ino} end than began");
             return false;
         };
@@ -58,7 +64,22 @@ impl Uses {
 
     /// True if the inode is in use.
     pub(crate) fn contains(&self, ino: Ino) -> bool {
-        matches!(self.0.get(&ino), Some(State::Used(_)))
+        matches!(self.0.get(&ino), Some(State::Used { .. }))
+    }
+
+    /// The owner of an inode was changed.
+    pub(crate) fn note_owner(&mut self, ino: Ino, owner: Owner) {
+        if let Some(State::Used { owner: last, .. }) = self.0.get_mut(&ino) {
+            *last = Some(owner);
+        }
+    }
+
+    /// The owner that a change gave an inode since it is in use.
+    pub(crate) fn last_owner(&self, ino: Ino) -> Option<Owner> {
+        match self.0.get(&ino) {
+            Some(State::Used { owner, .. }) => *owner,
+            _ => None,
+        }
     }
 
     /// Keeps new uses of an inode away, because it is about to be deleted. Returns false if it is in use.
@@ -188,6 +209,21 @@ mod tests {
         assert!(!uses.end(Ino(8), 0), "nothing ended");
         assert_eq!(uses.begin(Ino(8), 0), Ok(()));
         assert!(!uses.contains(Ino(8)), "no use is no use");
+    }
+
+    #[test]
+    fn a_change_of_the_owner_is_known_until_the_last_use_ends() {
+        let mut uses = Uses::default();
+        let owner = |uid| Owner { uid, ..Owner::default() };
+        uses.note_owner(Ino(7), owner(1));
+        assert_eq!(uses.last_owner(Ino(7)), None, "nobody uses it");
+        uses.begin(Ino(7), 2).unwrap();
+        for uid in [2, 3] {
+            uses.note_owner(Ino(7), owner(uid));
+            assert_eq!(uses.last_owner(Ino(7)), Some(owner(uid)));
+        }
+        assert!(!uses.end(Ino(7), 1) && uses.last_owner(Ino(7)) == Some(owner(3)));
+        assert!(uses.end(Ino(7), 1) && uses.last_owner(Ino(7)).is_none());
     }
 
     #[test]

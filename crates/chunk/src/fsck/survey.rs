@@ -229,14 +229,19 @@ impl Survey {
         }
     }
 
+    /// Reports a row that only counts what other rows say. A later release gives its fields other values only
+    /// with a feature bit, and a store with one does not start here. So this is damage, and it can be counted
+    /// again; but for a key with a branch or a birth, whose files are not known here.
     fn see_bad_count(&mut self, key: &[u8], ino: Option<Ino>, error: &DecodeError) {
         let text = format!("row {}: {error}", hex(key));
         let findings = &mut self.check.findings;
-        if let DecodeError::Unknown { .. } = error {
-            self.opaque = true;
-            return findings.add_hopeless(FindingKind::UnknownRow, ino, text);
+        match error {
+            DecodeError::Unknown { field: "branch" | "birth", .. } => {
+                self.opaque = true;
+                findings.add_hopeless(FindingKind::UnknownRow, ino, text);
+            }
+            _ => findings.add(FindingKind::BadFileRow, ino, text),
         }
-        findings.add(FindingKind::BadFileRow, ino, text);
     }
 
     /// Reports a row that this release does not make.

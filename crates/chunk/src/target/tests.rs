@@ -4,10 +4,12 @@ use crate::tests::{
     Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key, extent, file,
     fills, known, on_a_volume, write,
 };
-use crate::{Behind, ChunkError, Known, WantedRow};
+use crate::{Behind, ChunkError, Known, Knows, WantedRow};
+use penstock_base::rank::scoped;
 use penstock_base::{Birth, Branch, FileKey, FindingKind as Kind, Ino};
 use penstock_kv::{Kv, WriteSet};
 use penstock_sim::seeds;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -236,6 +238,39 @@ fn a_random_life_reads_what_was_written_and_loses_nothing_that_was_committed() {
             assert_eq!(life.target.usage().free_blocks, bench.volume.blocks());
         });
     }
+}
+
+/// Regression: a write took the owner from the metadata target when it arrived. When it went on after a
+/// change of the owner, and nothing of the file was in memory any more, the old owner came back.
+#[test]
+fn a_write_that_waits_counts_its_blocks_to_the_owner_at_its_begin() {
+    struct Sent(Cell<Owner>);
+    impl Knows for &Sent {
+        fn known(&self) -> Known {
+            Known { truncations: 0, owner: self.0.get() }
+        }
+    }
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let (other, sent) = (Owner { uid: 7, ..OWNER }, Sent(Cell::new(OWNER)));
+        let reading = target.cache.shared(chunk_key(2, 0)).await;
+        let (data, crcs) = blocks_of(&[1]);
+        let waiting = scoped(target.write(chunk_key(2, 0), 0, &data, &crcs, &sent));
+        let change = async {
+            target.set_owner(file(2), other, WriteSet::new()).await.unwrap();
+            sent.0.set(other);
+            // Another file needs the room.
+            target.cache.drop_files_from(1);
+            write(&target, chunk_key(3, 0), 0, &[1]).await;
+            drop(reading);
+        };
+        let (written, ()) = futures_util::future::join(waiting, scoped(change)).await;
+        written.unwrap();
+        target.commit_all().await.unwrap();
+        let row = bench.kv.get(FileRow::key(file(2), Birth::FIRST)).await.unwrap().unwrap();
+        assert_eq!(FileRow::decode(&row).unwrap().owner, other);
+        assert_clean(bench, &target).await;
+    });
 }
 
 #[test]

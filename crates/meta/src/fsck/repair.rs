@@ -70,14 +70,15 @@ impl Fsck<'_> {
     async fn repair_rounds(&self) -> Result<Repair, MetaError> {
         let mut repair = Repair::default();
         let mut suspects = BTreeSet::new();
-        // Kinds of which a round left as many findings as before.
+        // Kinds of which a round left as many findings as before, with the same repairs.
         let mut stuck: BTreeSet<Kind> = BTreeSet::new();
-        let mut last: Option<(Kind, u64)> = None;
+        let mut last: Option<(Kind, u64, Vec<Fix>)> = None;
         for round in 1..MOST_ROUNDS {
             self.progress.round(round);
             let diagnosis = self.diagnose().await?;
-            if let Some((kind, count)) = last
+            if let Some((kind, count, fixes)) = last
                 && diagnosis.findings.count(kind) >= count
+                && diagnosis.fixes.get(&kind) == Some(&fixes)
             {
                 stuck.insert(kind);
             }
@@ -92,11 +93,17 @@ impl Fsck<'_> {
                 repair.after = self.summary(&diagnosis).await?;
                 break;
             };
-            last = Some((kind, diagnosis.findings.count(kind)));
+            last = Some((kind, diagnosis.findings.count(kind), fixes.clone()));
             self.progress.phase(kind.word());
-            *repair.mended.entry(kind).or_default() += fixes.len() as u64;
             for fix in fixes {
-                self.fix(fix, &diagnosis).await?;
+                match self.fix(fix, &diagnosis).await {
+                    Ok(()) => *repair.mended.entry(kind).or_default() += 1,
+                    // A row that this release does not read is in the way of this repair, and of no other.
+                    Err(MetaError::Row(error)) => {
+                        tracing::error!(kind = kind.word(), %error, "a repair cannot be made");
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             self.target.volume().flush().await.map_err(ChunkError::from)?;
             self.turn.kv().flush().await?;

@@ -107,7 +107,10 @@ pub(crate) async fn set_attr(
             // Its blocks are counted to the new owner in the same transaction.
             true => {
                 turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
-                    Ok(parts.chunks.set_owner(file, owner, writes).await?)
+                    parts.chunks.set_owner(file, owner, writes).await?;
+                    // At once: a write that waits may find nothing of the file in memory.
+                    parts.note_owner(file.ino, owner);
+                    Ok(())
                 })
                 .await?;
             }
@@ -124,7 +127,9 @@ pub(crate) async fn set_attr(
     assert!(first_block <= until, "the steps stopped behind the new end");
     let known = Known { truncations: inode.truncations, owner };
     turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
-        Ok(parts.chunks.truncate(file, first_block..until, behind, known, writes).await?)
+        parts.chunks.truncate(file, first_block..until, behind, known, writes).await?;
+        parts.note_owner(file.ino, owner);
+        Ok(())
     })
     .await?;
     // The stored reply has the most blocks that may be left, because it was written with them. Now they are

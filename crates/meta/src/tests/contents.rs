@@ -374,6 +374,26 @@ fn there_are_never_more_sessions_than_the_most() {
     });
 }
 
+#[test]
+fn a_use_of_a_file_sees_a_change_of_its_owner() {
+    run(async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        let uses =
+            [bed.meta.change_contents(ino).await.unwrap(), bed.meta.change_contents(ino).await.unwrap()];
+        let uid = |uid| SetAttrRequest { uid: Some(uid), ..Default::default() };
+        let owners = || [uses[0].owner().uid, uses[1].owner().uid];
+        assert_eq!(owners(), [0, 0]);
+        set(bed, ino, uid(5)).await.unwrap();
+        assert_eq!(owners(), [5, 5]);
+        set(bed, ino, SetAttrRequest { size: Some(9), ..uid(6) }).await.unwrap();
+        assert_eq!(owners(), [6, 6]);
+        bed.kv.fail_after(0);
+        set(bed, ino, uid(7)).await.unwrap_err();
+        bed.kv.fail_after(u64::MAX);
+        assert_eq!(owners(), [6, 6], "it was not changed");
+    });
+}
+
 /// A session does not end if its client is heard again before the end has the turn.
 #[test]
 fn a_session_that_was_heard_while_its_end_waited_goes_on() {

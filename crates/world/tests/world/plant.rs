@@ -1,8 +1,8 @@
 //! Plants damage of every kind, by changing rows without the services.
 
 use crate::machine::Machine;
-use penstock_base::{Birth, FileKey, FindingKind as Kind, Ino};
-use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow};
+use penstock_base::{Birth, Branch, FileKey, FindingKind as Kind, Ino};
+use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
 use penstock_kv::{Kv, WriteSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -140,6 +140,23 @@ impl Rows {
         let names = [&1_u32.to_le_bytes()[..], b"c", &0_u32.to_le_bytes()].concat();
         let who = [&[2][..], &number, &lease, &role, &user, &names];
         self.put(key(0x15, &[7, id]), who.concat()).await;
+    }
+
+    /// The inode of a file says an old truncate generation.
+    pub async fn put_old_generation(&self, ino: Ino) {
+        self.patch(inode(ino), 93..101, &1u64.to_le_bytes()).await;
+    }
+
+    /// One byte of a file's row on the target, and one of an account's, say what this release never says.
+    pub async fn put_odd_counts(&self, ino: Ino, owner: Owner) {
+        self.patch(file(ino), 10..11, &[4]).await;
+        self.patch(owner.account(Branch::MAIN), 0..1, &[9]).await;
+    }
+
+    /// The root's row has contents of an unknown kind, and a file has no name.
+    pub async fn put_odd_root(&self, root: Ino) {
+        self.patch(inode(root), 138..139, &[9]).await;
+        self.delete_entry(root, b"victim").await;
     }
 
     /// A map row without extents, of the last chunk that a key can name.

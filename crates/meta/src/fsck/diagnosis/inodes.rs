@@ -142,7 +142,8 @@ impl Diagnosis {
         let Known { truncations: of_inode, owner } = row.known;
         if of_inode < truncations {
             let text = format!("inode {ino} was truncated {of_inode} times, and its maps know {truncations}");
-            let field = Field::Truncations(truncations);
+            // The row may know of later truncations than any map.
+            let field = Field::Truncations(file.map_or(0, |file| file.truncations).max(truncations));
             return self.wrong(Kind::WrongFileRow, ino, text, Fix::Inode(ino, field));
         }
         match file {

@@ -5,7 +5,8 @@ use crate::restarts::lost;
 use penstock_base::{ErrorKind, Ino};
 use penstock_wire::metadata::{
     Attr, AttrReply, BytesReply, EmptyReply, FoundNames, InodeRequest, LinkRequest, MakeRequest, NameRequest,
-    NamesReply, ReadDirReply, ReadDirRequest, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest,
+    NamesReply, ReadDirReply, ReadDirRequest, RenameReply, RenameRequest, SetAttrRequest, StatFsReply,
+    XattrRequest,
 };
 use penstock_wire::{Failure, Kind};
 
@@ -58,19 +59,23 @@ impl Client {
         self.session.newest(mark, self.session.change(Kind::Link, &request).await?).await
     }
 
-    /// Removes a name; with `directory` that of an empty directory.
-    pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<(), Failure> {
+    /// Removes a name; with `directory` that of an empty directory. Returns the attributes of the inode after
+    /// that: without links if it was the last name.
+    pub async fn unlink(&self, dir: Ino, name: &[u8], directory: bool) -> Result<Attr, Failure> {
         let request = NameRequest { dir: dir.0, name: name.to_vec(), directory };
         // The state of the file stays: others may have it open, be opening it or give it a name, or a crash
         // may bring its name back. Then size and data that are not sent yet are still wanted, and so are
         // losses.
-        self.session.change::<AttrReply>(Kind::Unlink, &request).await.map(drop)
+        let reply: AttrReply = self.session.change(Kind::Unlink, &request).await?;
+        reply.attr.ok_or_else(|| Failure::new(ErrorKind::Internal, "reply: no attributes"))
     }
 
     /// Renames a file or directory. Before it replaces an existing name, it makes the data of the file
     /// durable. It fails if writes of the file were lost, because nobody else may have a descriptor that
     /// would report the loss. An fsync of the file reports the loss and permits the rename.
-    pub async fn rename(&self, mut request: RenameRequest) -> Result<(), Failure> {
+    ///
+    /// Returns the attributes of the inode that was replaced, if there was one, after that.
+    pub async fn rename(&self, mut request: RenameRequest) -> Result<Option<Attr>, Failure> {
         for _ in 0..RESTARTS_MOST {
             let start = self.session.restarts().generation();
             let may_be_unsynced = !self.session.files().is_empty() || !self.is_alone();
@@ -91,9 +96,9 @@ impl Client {
             }
             // Only the start that has all the data may rename: after a later restart the data may be lost.
             request.start = start.unwrap_or_default();
-            match self.session.change::<EmptyReply>(Kind::Rename, &request).await {
+            match self.session.change::<RenameReply>(Kind::Rename, &request).await {
                 Err(failure) if failure.kind == ErrorKind::RefreshMap => {}
-                done => return done.map(drop),
+                done => return Ok(done?.replaced),
             }
         }
         Err(lost("a file or a name in a rename"))

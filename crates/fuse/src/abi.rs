@@ -262,6 +262,22 @@ pub(crate) struct MkdirIn {
     pub(crate) umask: u32,
 }
 
+/// An inode and the lookups of it that the kernel has forgotten, in BATCH_FORGET. FORGET has the number
+/// alone.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct ForgetOne {
+    pub(crate) nodeid: u64,
+    pub(crate) nlookup: u64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct BatchForgetIn {
+    pub(crate) count: u32,
+    pub(crate) padding: u32,
+}
+
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Rename2In {

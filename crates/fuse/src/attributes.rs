@@ -8,7 +8,7 @@ use crate::session::Session;
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Env, Ino, LocalBoxFuture};
+use penstock_base::{BLOCK_BYTES, Env, ErrorKind, Ino, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
 use penstock_wire::metadata::{Attr, XattrRequest};
@@ -35,9 +35,21 @@ const NAME_BYTES: u32 = 255;
 const TRUSTED: &[u8] = b"trusted.";
 
 impl Session {
-    /// Returns the attributes for a reply, by whose size the kernel goes from here on.
-    async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Failure> {
+    /// Returns the attributes for a reply. An inode that this mount has removed, and the service has dropped,
+    /// has its last ones.
+    async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Errno> {
         let ino = self.ino(request);
+        self.attr_of(ino).await.or_else(|failure| self.removed(ino, &failure).ok_or(errno(&failure)))
+    }
+
+    /// The last attributes of an inode for which a request failed because it is gone.
+    fn removed(&self, ino: Ino, failure: &Failure) -> Option<Attr> {
+        let is_gone = errno(failure) == Errno::STALE && failure.kind != ErrorKind::Ended;
+        self.nodes.removed(ino).filter(|_| is_gone)
+    }
+
+    /// Returns the attributes by whose size the kernel goes from here on.
+    async fn attr_of(&self, ino: Ino) -> Result<Attr, Failure> {
         let attr = self.without_unseen(ino, async || self.client.get_attr(ino).await).await?;
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
         let by_reply = !self.cache.sizes.is_open_for_writing(ino) && !self.cache.may_ignore_size(ino);
@@ -126,12 +138,12 @@ impl Session {
     }
 
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {
-        let attr = self.attr_for_kernel(request).await.map_err(|failure| errno(&failure))?;
+        let attr = self.attr_for_kernel(request).await?;
         Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
     }
 
     pub(crate) async fn statx(&self, request: &Request) -> Result<Answer, Errno> {
-        let attr = self.attr_for_kernel(request).await.map_err(|failure| errno(&failure))?;
+        let attr = self.attr_for_kernel(request).await?;
         Ok(Answer::of(&extended(self.root, &attr, self.valid())))
     }
 
@@ -156,10 +168,21 @@ impl Session {
             ..SetAttrRequest::default()
         };
         let sizes = valid(fattr::SIZE);
-        let fail = |failure| errno(&failure);
-        // The guard lasts until the reply is sent.
-        let hold = request.hold.insert(self.client.hold_to_set(&change).await.map_err(fail)?);
-        let attr = hold.set_attr(change).await.map_err(fail)?;
+        let ino = self.ino(request);
+        let set = async {
+            // The guard lasts until the reply is sent.
+            let hold = request.hold.insert(self.client.hold_to_set(&change).await?);
+            hold.set_attr(change.clone()).await
+        };
+        let attr = match set.await {
+            Ok(attr) => attr,
+            Err(failure) => {
+                let removed = self.removed(ino, &failure).filter(|_| !sizes).ok_or(errno(&failure))?;
+                let attr = changed(removed, &change);
+                self.nodes.lost_a_name(attr.clone());
+                return Ok(Answer::of(&attributes(self.root, &attr, Duration::ZERO)));
+            }
+        };
         match sizes {
             true => self.cache.sizes.is_cut(Ino(attr.ino), attr.size),
             false => self.cache.is_answered(Ino(attr.ino), attr.size),
@@ -220,14 +243,22 @@ impl Session {
     pub(crate) async fn getxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
         let name = kept(request.name(size_of::<GetxattrIn>(), 0)?)?;
-        let value =
-            self.client.get_xattr(self.ino(request), name).await.map_err(|failure| errno(&failure))?;
-        sized(size, value)
+        let ino = self.ino(request);
+        let value = self.client.get_xattr(ino, name).await.map_err(|failure| {
+            // The kernel looks for access control lists, for example of a directory that a program is in.
+            self.removed(ino, &failure).map_or(errno(&failure), |_| Errno::NODATA)
+        });
+        sized(size, value?)
     }
 
     pub(crate) async fn listxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
-        let names = self.client.list_xattr(self.ino(request)).await.map_err(|failure| errno(&failure))?;
+        let ino = self.ino(request);
+        let names = self
+            .client
+            .list_xattr(ino)
+            .await
+            .or_else(|failure| self.removed(ino, &failure).map(|_| Vec::new()).ok_or(errno(&failure)))?;
         let shown = names.into_iter().filter(|name| is_shown(name, request.header.uid));
         sized(size, shown.flat_map(|name| name.into_iter().chain([0])).collect())
     }
@@ -236,6 +267,17 @@ impl Session {
         let result = self.client.remove_xattr(self.ino(request), kept(request.name(0, 0)?)?).await;
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
+}
+
+/// The attributes of a removed inode after a change of them. Nobody else sees it.
+fn changed(mut attr: Attr, change: &SetAttrRequest) -> Attr {
+    attr.mode = change.mode.map_or(attr.mode, |mode| attr.mode & !0o7777 | mode & 0o7777);
+    attr.uid = change.uid.unwrap_or(attr.uid);
+    attr.gid = change.gid.unwrap_or(attr.gid);
+    attr.atime = change.atime.unwrap_or(attr.atime);
+    attr.mtime = change.mtime.unwrap_or(attr.mtime);
+    attr.ctime = change.ctime.unwrap_or(attr.ctime);
+    attr
 }
 
 /// Checks the files that are due, each [`EVERY`], while the mount lives.

@@ -28,6 +28,7 @@ mod looks;
 mod mount;
 mod mounts;
 mod names;
+mod nodes;
 mod notices;
 mod null;
 mod probe;

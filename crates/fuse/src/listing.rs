@@ -81,6 +81,10 @@ pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<
         if !listing.add(prefix.as_bytes(), ino, found.cookie, found.kind, &found.name) {
             break;
         }
+        // The kernel takes no lookup from `.` and `..`.
+        if prefix.nodeid != 0 && found.cookie > DOT_DOT {
+            session.nodes.looked_up(Ino(found.ino));
+        }
     }
     Ok(Answer::Bytes(listing.bytes))
 }

@@ -1,6 +1,6 @@
-//! Serves requests on names: lookup, create, link, unlink and rename.
+//! Serves requests on names: lookup, create, link, unlink, rename and forget.
 
-use crate::abi::{CreateIn, MkdirIn, MknodIn, Rename2In};
+use crate::abi::{BatchForgetIn, CreateIn, ForgetOne, MkdirIn, MknodIn, Rename2In, op};
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
 use crate::session::Session;
@@ -9,12 +9,13 @@ use penstock_client::{Attr, Failure};
 use penstock_wire::metadata::{MakeRequest, RenameRequest};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 impl Session {
     fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
         let attr = result.map_err(|failure| errno(&failure))?;
         self.cache.is_answered(Ino(attr.ino), attr.size);
+        self.nodes.looked_up(Ino(attr.ino));
         Ok(Answer::of(&entry(self.root, &attr, self.valid())))
     }
 
@@ -69,6 +70,7 @@ impl Session {
         self.capabilities.note_none(look, Ino(attr.ino));
         let mut bytes = entry(self.root, &attr, self.valid()).as_bytes().to_vec();
         let opened = self.opened(Ino(attr.ino), flags, attr.size).await.map_err(|failure| errno(&failure))?;
+        self.nodes.looked_up(Ino(attr.ino));
         bytes.extend_from_slice(opened.as_bytes());
         Ok(Answer::Bytes(bytes))
     }
@@ -81,7 +83,8 @@ impl Session {
 
     pub(crate) async fn unlink(&self, request: &Request, directory: bool) -> Result<Answer, Errno> {
         let result = self.client.unlink(self.ino(request), request.name(0, 0)?, directory).await;
-        result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+        self.nodes.lost_a_name(result.map_err(|failure| errno(&failure))?);
+        Ok(Answer::Done)
     }
 
     pub(crate) async fn rename(&self, request: &Request) -> Result<Answer, Errno> {
@@ -118,6 +121,24 @@ impl Session {
             start: 0,
             found: None,
         };
-        self.client.rename(rename).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+        let replaced = self.client.rename(rename).await.map_err(|failure| errno(&failure))?;
+        replaced.into_iter().for_each(|attr| self.nodes.lost_a_name(attr));
+        Ok(Answer::Done)
+    }
+
+    /// Takes in FORGET and BATCH_FORGET, which have no reply.
+    pub(crate) fn forget(&self, request: &Request) -> Result<Answer, Errno> {
+        if request.header.opcode == op::FORGET {
+            self.nodes.forget(self.ino(request), request.argument()?);
+            return Ok(Answer::Done);
+        }
+        let BatchForgetIn { count, .. } = request.argument()?;
+        let forgotten = request.body.get(size_of::<BatchForgetIn>()..).unwrap_or_default();
+        let each = forgotten.chunks_exact(size_of::<ForgetOne>()).take(count as usize);
+        for bytes in each {
+            let ForgetOne { nodeid, nlookup } = ForgetOne::read_from_bytes(bytes).map_err(|_| Errno::IO)?;
+            self.nodes.forget(self.root.inner(nodeid), nlookup);
+        }
+        Ok(Answer::Done)
     }
 }

@@ -108,7 +108,8 @@ async fn dispatch(session: &Session, request: &mut Request) -> Result<Answer, Er
         op::GETXATTR => session.getxattr(request).await,
         op::LISTXATTR => session.listxattr(request).await,
         op::REMOVEXATTR => session.removexattr(request).await,
-        op::DESTROY | op::FORGET | op::BATCH_FORGET => Ok(Answer::Done),
+        op::FORGET | op::BATCH_FORGET => session.forget(request),
+        op::DESTROY => Ok(Answer::Done),
         // After ENOSYS the kernel does not ask again, and does without or does the work itself.
         _ => Err(Errno::NOSYS),
     }

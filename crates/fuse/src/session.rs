@@ -6,6 +6,7 @@ use crate::cache::Cache;
 use crate::capabilities::Capabilities;
 use crate::device::{Answer, Device, Request};
 use crate::latency::FuseLatency;
+use crate::nodes::Nodes;
 use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
@@ -58,6 +59,7 @@ pub(crate) struct Session {
     pub(crate) setxattr_ext: Cell<bool>,
     pub(crate) device: Rc<Device>,
     pub(crate) cache: Rc<Cache>,
+    pub(crate) nodes: Nodes,
     /// True if files that bypass the page cache may be mapped.
     maps_direct: Cell<bool>,
     last_handle: Cell<u64>,
@@ -92,6 +94,7 @@ impl Session {
             setxattr_ext: Cell::new(false),
             device,
             cache,
+            nodes: Nodes::default(),
             maps_direct: Cell::new(false),
             last_handle: Cell::new(0),
             writers: RefCell::default(),

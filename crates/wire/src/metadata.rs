@@ -215,6 +215,13 @@ pub struct RenameRequest {
     pub found: Option<FoundNames>,
 }
 
+#[derive(Clone, PartialEq, Message)]
+pub struct RenameReply {
+    /// The inode that was replaced, as it is after that.
+    #[prost(message, optional, tag = "1")]
+    pub replaced: Option<Attr>,
+}
+
 /// The inodes of the two names of a rename; 0 for a name that does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct FoundNames {

@@ -262,6 +262,7 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
         &StatFsReply { total_blocks: 5, free_blocks: 4, available_blocks: 3, inodes: 2, free_inodes: 1 },
         "08051004180320022801",
     );
+    golden(&RenameReply { replaced: Some(attr()) }, &format!("0a3b{ATTR}"));
     golden(&EmptyReply {}, "");
 }
 

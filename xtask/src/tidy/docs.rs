@@ -42,7 +42,29 @@ pub(super) fn check(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
         }
     }
     check_crate_order(findings)?;
+    check_named_tests(files, findings)?;
     check_dependencies(files, findings)
+}
+
+/// Checks that the tests exist that the table of fields for later work names.
+fn check_named_tests(files: &[PathBuf], findings: &mut Findings) -> Result<()> {
+    let page = Path::new("docs/format/later.md");
+    let mut code = String::new();
+    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs")) {
+        code.push_str(&workspace::read(file)?);
+    }
+    for (index, line) in workspace::read(page)?.lines().enumerate() {
+        for name in named_tests(line).filter(|name| !code.contains(&format!("fn {name}("))) {
+            findings.add(page, index + 1, format_args!("there is no test `{name}`"));
+        }
+    }
+    Ok(())
+}
+
+/// Code spans in the last column of a table that are names of functions.
+fn named_tests(line: &str) -> impl Iterator<Item = &str> {
+    let column = line.strip_suffix(" |").and_then(|row| row.rsplit_once("| ")).map_or("", |(_, last)| last);
+    column.split('`').skip(1).step_by(2)
 }
 
 /// Line numbers and paths below crates/ in code spans, such as `crates/array/src/lib.rs`.
@@ -228,6 +250,13 @@ mod tests {
         let expected =
             [(1, "a.md"), (1, "b c.png"), (2, "d.md#part"), (6, "f.md"), (8, "g_(1).md"), (8, "h.md")];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn tests_are_named_in_the_last_column() {
+        let names = |line| named_tests(line).collect::<Vec<_>>();
+        assert_eq!(names("| 26 | `row` | 1 | `one_test`, `another` (rows) |"), ["one_test", "another"]);
+        assert!(names("text with `code`").is_empty() && names("| a | the same |").is_empty());
     }
 
     #[test]

@@ -6,9 +6,12 @@ use rustix::fs::{
     fallocate, linkat, open, renameat_with, seek, statvfs, statx,
 };
 use rustix::io::Errno;
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::process::Command;
+use std::time::Duration;
 
 const SMALL: [&str; 2] = ["--drive-size", "256M"];
 const BLOCK: u64 = 4096;
@@ -84,6 +87,46 @@ fn fallocate_reserves_zeroes_and_punches() {
     assert_eq!(fallocate(&file, keep, 0, 1 << 50), Err(Errno::NOSPC));
     drop(file);
     store.down();
+}
+
+/// Regression: a program that had a directory open, or was in it, got ESTALE for it after rmdir. A local file
+/// system answers until the last one leaves it.
+#[test]
+fn a_directory_in_use_outlives_its_name() {
+    let Some(store) = mounted("a_directory_in_use_outlives_its_name") else { return };
+    let at = |name: &str| store.mount.join(name);
+    for name in ["open", "replaced", "other", "cwd"] {
+        std::fs::create_dir(at(name)).unwrap();
+    }
+    let [open, replaced] = ["open", "replaced"].map(|name| File::open(at(name)).unwrap());
+    let before = open.metadata().unwrap();
+    std::fs::remove_dir(at("open")).unwrap();
+    std::fs::rename(at("other"), at("replaced")).unwrap();
+    // Removed inodes are dropped in the background.
+    std::thread::sleep(Duration::from_millis(500));
+    for dir in [&open, &replaced] {
+        let now = dir.metadata().unwrap();
+        assert!(now.is_dir() && now.nlink() == 0, "{now:?}");
+        let inside = format!("/proc/self/fd/{}", dir.as_raw_fd());
+        assert!(std::fs::read_dir(&inside).unwrap().all(|entry| entry.is_err()), "it is empty");
+        let made = File::create(format!("{inside}/new")).unwrap_err();
+        assert_eq!(made.kind(), ErrorKind::NotFound, "{made}");
+        dir.sync_all().unwrap();
+    }
+    assert_eq!(open.metadata().unwrap().ino(), before.ino());
+    open.set_permissions(Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(open.metadata().unwrap().mode() & 0o7777, 0o700);
+    // A program is in a directory that is removed, and a file is held by a descriptor that opens nothing.
+    std::fs::write(at("held"), "7").unwrap();
+    let script = format!(
+        "import os, time\nos.chdir('{0}/cwd')\nheld = os.open('{0}/held', os.O_PATH)\nos.rmdir('{0}/cwd')\n\
+         os.unlink('{0}/held')\ntime.sleep(0.5)\nprint(os.stat('.').st_nlink, os.fstat(held).st_nlink)",
+        store.mount.display()
+    );
+    let python = Command::new("python3").args(["-c", &script]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&python.stdout).trim(), "0 0", "{python:?}");
+    drop((open, replaced));
+    store.down_in_peace();
 }
 
 /// `st_blocks` is the space that a file takes, at once and as `du` sums it up.

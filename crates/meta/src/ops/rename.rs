@@ -13,7 +13,7 @@ use crate::rows::{Entry, entry_key};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{EmptyReply, FoundNames, MakeRequest, RenameRequest};
+use penstock_wire::metadata::{FoundNames, MakeRequest, RenameReply, RenameRequest};
 use prost::Message;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, btree_map};
@@ -74,13 +74,14 @@ pub(crate) async fn rename(
     }
     touched.load(&turn, moved.ino).await?;
     refuse_loop(&turn, touched.get(moved.ino), to_dir).await?;
-    let reply = EmptyReply {}.encode_to_vec();
     let mut writes = WriteSet::new();
     let mut removed = None;
     match (to.entry, to.free) {
         (Some(_), _) if request.no_replace => return Err(Errno::EXIST.into()),
         (None, _) if request.exchange => return Err(Errno::NOENT.into()),
-        (Some((_, other)), _) if other.ino == moved.ino => return Ok(reply),
+        (Some((_, other)), _) if other.ino == moved.ino => {
+            return Ok(RenameReply::default().encode_to_vec());
+        }
         (Some((to_cookie, other)), _) => {
             touched.load(&turn, other.ino).await?;
             if request.exchange {
@@ -113,6 +114,11 @@ pub(crate) async fn rename(
         touched.get(dir).times[2] = now;
     }
     assert!(touched.inodes.len() <= 5, "two directories, the moved inode, another one and a whiteout");
+    let replaced = match removed {
+        Some(ino) => Some(parts.attr(touched.get(ino)).await?),
+        None => None,
+    };
+    let reply = RenameReply { replaced }.encode_to_vec();
     turn.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
     if let Some(ino) = removed {
         parts.reap_if_removed(ino);

@@ -23,7 +23,7 @@ async fn rename(machine: &Machine, from: (Ino, &str), to: (Ino, &str), flags: &s
         whiteout: flags == "whiteout",
         ..RenameRequest::default()
     };
-    machine.client.rename(request).await.map_or_else(|failure| failure.errno, |()| 0)
+    machine.client.rename(request).await.map_or_else(|failure| failure.errno, |_| 0)
 }
 
 const DIR: u32 = 0o040_755;

@@ -544,7 +544,7 @@ async fn rename(machine: &Machine, from: (u64, &str), to: (u64, &str)) -> Result
         new_name: to.1.into(),
         ..RenameRequest::default()
     };
-    machine.client.rename(request).await
+    machine.client.rename(request).await.map(drop)
 }
 
 async fn list_tree(machine: &Machine, root: u64) -> Names {

@@ -526,7 +526,7 @@ fn a_file_that_lost_its_contents_takes_no_other_name() {
                 ..RenameRequest::default()
             };
             let (renamer, request) = (client.clone(), rename.clone());
-            let first = async move { renamer.rename(request).await };
+            let first = async move { renamer.rename(request).await.map(drop) };
             let result;
             (machine, result, _) = restart_during(site, machine, &way, delay, first).await;
             let found = open(&client, &names[0]).await;

@@ -48,7 +48,8 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// The key of a row: a tag, and numbers in big-endian order, by which keys of one tag sort.
 pub fn row_key(tag: u8, words: &[u64]) -> Vec<u8> {
-    let mut key = vec![tag];
+    let mut key = Vec::with_capacity(1 + 8 * words.len());
+    key.push(tag);
     words.iter().for_each(|word| key.extend_from_slice(&word.to_be_bytes()));
     key
 }
@@ -64,16 +65,29 @@ pub fn row_words<const N: usize>(what: &'static str, tag: u8, key: &[u8]) -> Res
     Ok(words)
 }
 
+/// Space for most rows and headers, so that they need one allocation.
+const USUAL_BYTES: usize = 160;
+
 /// Appends little-endian fields to a byte vector.
-#[derive(Default)]
 pub struct Enc {
     bytes: Vec<u8>,
+}
+
+impl Default for Enc {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Enc {
     /// An empty encoder.
     pub fn new() -> Self {
-        Self::default()
+        Self::with_capacity(USUAL_BYTES)
+    }
+
+    /// An empty encoder with space for `len` bytes.
+    pub fn with_capacity(len: usize) -> Self {
+        Self { bytes: Vec::with_capacity(len) }
     }
 
     /// Appends one byte.

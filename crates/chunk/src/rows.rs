@@ -115,7 +115,7 @@ pub fn all_groups() -> (Vec<u8>, Vec<u8>) {
 
 /// Encodes the value of an allocation group's row: one bit per block, set if the block is used.
 pub fn encode_group(words: &[u64]) -> Vec<u8> {
-    let mut enc = Enc::new();
+    let mut enc = Enc::with_capacity(1 + 8 * words.len());
     enc.u8(GROUP_FORMAT);
     words.iter().for_each(|word| {
         enc.u64(*word);

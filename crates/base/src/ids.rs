@@ -159,19 +159,34 @@ impl Branch {
     pub const MAIN: Self = Self(0);
 }
 
-/// Names a file on a storage target: an inode on a branch.
+/// Names a file: an inode on a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FileKey {
+pub struct FileId {
     /// The branch.
     pub branch: Branch,
     /// The inode.
     pub ino: Ino,
 }
 
-impl FileKey {
+impl fmt::Display for FileId {
+    /// The number of the inode, with that of the branch if it is not the file system itself.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.branch {
+            Branch::MAIN => write!(f, "{}", self.ino),
+            branch => write!(f, "{} of branch {branch}", self.ino),
+        }
+    }
+}
+
+impl FileId {
     /// A file of the file system itself.
-    pub fn main(ino: Ino) -> Self {
+    pub const fn main(ino: Ino) -> Self {
         Self { branch: Branch::MAIN, ino }
+    }
+
+    /// The file with these numbers of its branch and of its inode, as in messages and keys.
+    pub const fn of_numbers(branch: u64, ino: u64) -> Self {
+        Self { branch: Branch(branch), ino: Ino(ino) }
     }
 }
 

@@ -21,7 +21,7 @@
 //! outside any scope is not checked. Release builds keep nothing and check nothing.
 
 use crate::locks::{Exclusive, Shared};
-use crate::{FileKey, Ino, KeyedLocks};
+use crate::{FileId, Ino, KeyedLocks};
 use std::cell::RefCell;
 use std::future::Future;
 #[cfg(debug_assertions)]
@@ -217,7 +217,7 @@ impl LockKey for Ino {
     }
 }
 
-impl LockKey for FileKey {
+impl LockKey for FileId {
     fn order(&self) -> u64 {
         self.ino.0
     }

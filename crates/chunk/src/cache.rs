@@ -16,7 +16,7 @@ use crate::ranks;
 use crate::rows::{ChunkKey, Extent, FileRow, MapRow, map_range};
 use penstock_base::locks::{Exclusive, Shared};
 use penstock_base::rank::{LockKey, RankedKey, RankedLocks};
-use penstock_base::{Birth, BoundedSet, Buf, DecodeError, FileKey, HashMap};
+use penstock_base::{Birth, BoundedSet, Buf, DecodeError, FileId, HashMap};
 use penstock_kv::{Kv, for_each_key};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,7 +135,7 @@ impl Changes {
 /// The row of a file that its reader lacks.
 #[derive(Debug)]
 pub struct WantedRow {
-    file: FileKey,
+    file: FileId,
     /// Its key.
     pub key: Vec<u8>,
     /// Files dropped from memory before it is read.
@@ -144,7 +144,7 @@ pub struct WantedRow {
 
 impl WantedRow {
     /// The file.
-    pub(crate) fn file(&self) -> FileKey {
+    pub(crate) fn file(&self) -> FileId {
         self.file
     }
 }
@@ -156,12 +156,12 @@ pub(crate) struct ChunkCache {
     volume_blocks: u64,
     chunks: RefCell<BTreeMap<ChunkKey, Cached>>,
     locks: RankedLocks<ChunkKey>,
-    files: RefCell<HashMap<FileKey, Rc<FileState>>>,
+    files: RefCell<HashMap<FileId, Rc<FileState>>>,
     /// Number of files in memory at which the next eviction of unused ones is tried.
     evict_files_at: Cell<usize>,
     /// Raised whenever states of files are dropped from memory.
     dropped_files: Cell<u64>,
-    complete: BoundedSet<FileKey>,
+    complete: BoundedSet<FileId>,
     /// Chunks with dirty blocks.
     queue: RefCell<BTreeMap<u64, ChunkKey>>,
     order: Cell<u64>,
@@ -215,7 +215,7 @@ impl ChunkCache {
     }
 
     /// Files with changes that are not committed.
-    pub(crate) fn changed_files(&self) -> BTreeSet<FileKey> {
+    pub(crate) fn changed_files(&self) -> BTreeSet<FileId> {
         let chunks = self.chunks.borrow();
         let changed = chunks.iter().filter(|(_, chunk)| chunk.borrow().map().is_changed());
         changed.map(|(key, _)| key.file).collect()
@@ -243,14 +243,14 @@ impl ChunkCache {
     }
 
     /// A file, loaded from its row if it is not in memory.
-    pub(crate) async fn file(&self, file: FileKey) -> Result<Rc<FileState>, ChunkError> {
+    pub(crate) async fn file(&self, file: FileId) -> Result<Rc<FileState>, ChunkError> {
         Ok(self.file_and(file, None).await?.0)
     }
 
     /// A file, and another row of it, which is read at the same time.
     async fn file_and(
         &self,
-        file: FileKey,
+        file: FileId,
         other: Option<Vec<u8>>,
     ) -> Result<(Rc<FileState>, Option<Vec<u8>>), ChunkError> {
         loop {
@@ -287,13 +287,13 @@ impl ChunkCache {
     }
 
     /// Blocks that a file holds, if that is known without its row.
-    pub(crate) fn held(&self, file: FileKey) -> Option<u64> {
+    pub(crate) fn held(&self, file: FileId) -> Option<u64> {
         let held = self.files.borrow().get(&file).map(|state| state.held());
         held.or_else(|| self.complete.contains(&file).then_some(0))
     }
 
     /// Blocks that a file holds, or the row to be read for that.
-    pub(crate) fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+    pub(crate) fn held_or_row(&self, file: FileId) -> Result<u64, WantedRow> {
         self.held(file).ok_or_else(|| WantedRow {
             file,
             key: FileRow::key(file, Birth::FIRST),
@@ -365,12 +365,12 @@ impl ChunkCache {
     }
 
     /// An inode is new: no inode had its number before, and it has no chunk.
-    pub(crate) fn file_made(&self, file: FileKey) {
+    pub(crate) fn file_made(&self, file: FileId) {
         self.complete.insert(file);
     }
 
     /// A file was removed: drops its empty chunks and its state.
-    pub(crate) fn file_removed(&self, file: FileKey) {
+    pub(crate) fn file_removed(&self, file: FileId) {
         self.complete.remove(&file);
         let empty = self.keys_of(file, |chunk| chunk.is_clean() && chunk.map.is_empty());
         empty.iter().for_each(|key| drop(self.chunks.borrow_mut().remove(key)));
@@ -386,7 +386,7 @@ impl ChunkCache {
     }
 
     /// Chunks of a file that are in memory and for which `wanted` holds.
-    pub(crate) fn keys_of(&self, file: FileKey, wanted: impl Fn(&Chunk) -> bool) -> Vec<ChunkKey> {
+    pub(crate) fn keys_of(&self, file: FileId, wanted: impl Fn(&Chunk) -> bool) -> Vec<ChunkKey> {
         let chunks = self.chunks.borrow();
         let all = ChunkKey { file, index: 0 }..=ChunkKey { file, index: u64::MAX };
         chunks.range(all).filter(|(_, chunk)| wanted(&chunk.borrow())).map(|(key, _)| *key).collect()
@@ -396,7 +396,7 @@ impl ChunkCache {
     /// is `u64::MAX`.
     pub(crate) async fn keys_within(
         &self,
-        file: FileKey,
+        file: FileId,
         indices: Range<u64>,
     ) -> Result<BTreeSet<ChunkKey>, ChunkError> {
         let known = self.keys_of(file, |_| true).into_iter();

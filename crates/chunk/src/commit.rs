@@ -21,7 +21,7 @@ use penstock_base::locks::Exclusive;
 #[cfg(test)]
 use penstock_base::rank::RankedGuard;
 use penstock_base::rank::{RankedKey, RankedLocks, RankedMutex, scoped};
-use penstock_base::{Birth, Env, ErrorKind, FileKey, Gate};
+use penstock_base::{Birth, Env, ErrorKind, FileId, Gate};
 use penstock_kv::{Kv, WriteSet};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -46,7 +46,7 @@ pub(crate) struct Commits {
     pub(crate) writeback: Rc<Writeback>,
     pub(crate) accounts: Accounts,
     /// One change of a file's rows runs at a time, so that an older row never overwrites a newer one.
-    files: RankedLocks<FileKey>,
+    files: RankedLocks<FileId>,
     one_at_a_time: RankedMutex<()>,
     /// Shared by syncs that run: each has taken blocks that wait to be free.
     syncing: RwLock<()>,
@@ -94,13 +94,13 @@ impl Commits {
     }
 
     /// Waits for the right to change the rows of a file.
-    pub(crate) async fn lock(&self, file: FileKey) -> RankedKey<Exclusive<FileKey>> {
+    pub(crate) async fn lock(&self, file: FileId) -> RankedKey<Exclusive<FileId>> {
         self.files.exclusive(file).await
     }
 
     /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
     /// caller makes the shared key-value store durable next.
-    pub(crate) async fn commit(&self, file: FileKey, deferred: bool) -> Result<(), ChunkError> {
+    pub(crate) async fn commit(&self, file: FileId, deferred: bool) -> Result<(), ChunkError> {
         for key in self.cache.keys_of(file, |chunk| !chunk.is_clean()) {
             self.writeback.write_chunk(key).await?;
         }
@@ -133,7 +133,7 @@ impl Commits {
         let mut changed = self.cache.changed_files();
         // Changes that another commit has taken count too: it may fail.
         changed.extend(self.files.keys());
-        let changed: Vec<FileKey> = changed.into_iter().collect();
+        let changed: Vec<FileId> = changed.into_iter().collect();
         for some in changed.chunks(FILES_IN_FLIGHT) {
             let commits = some.iter().map(|file| scoped(self.commit_file(*file)));
             result = result.and(join_all(commits).await.into_iter().collect());
@@ -144,7 +144,7 @@ impl Commits {
     }
 
     /// Flushes the volume, then commits those rows of a file that were changed before the flush.
-    async fn commit_file(&self, file: FileKey) -> Result<(), ChunkError> {
+    async fn commit_file(&self, file: FileId) -> Result<(), ChunkError> {
         let _changing = self.gate.change().await;
         let _lock = self.lock(file).await;
         let changed = self.cache.keys_of(file, |chunk| chunk.map().is_changed()).into_iter();
@@ -174,7 +174,7 @@ impl Commits {
     /// transaction. The caller has the lock of the file.
     pub(crate) async fn commit_rows(
         &self,
-        file: FileKey,
+        file: FileId,
         state: &FileState,
         changes: Vec<Changes>,
         mut writes: WriteSet,

@@ -13,7 +13,7 @@ use crate::files::Knows;
 use crate::rows::{ChunkKey, Extent};
 use crate::target::Target;
 use penstock_base::num::to_u32;
-use penstock_base::{Birth, FileKey};
+use penstock_base::{Birth, FileId};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ impl Target {
     /// zeros afterwards as well. Does nothing if free space does not suffice.
     pub async fn preallocate(
         &self,
-        file: FileKey,
+        file: FileId,
         blocks: Range<u64>,
         zero: bool,
         known: impl Knows,
@@ -48,7 +48,7 @@ impl Target {
 
     /// Frees the space of `blocks` of a file, which read as zeros afterwards. The request was sent under the
     /// truncate generation `sent`.
-    pub async fn punch(&self, file: FileKey, blocks: Range<u64>, sent: u64) -> Result<(), ChunkError> {
+    pub async fn punch(&self, file: FileId, blocks: Range<u64>, sent: u64) -> Result<(), ChunkError> {
         let mut next = self.chunk_in(ChunkKey { file, index: 0 }, &blocks).await?;
         let mut punched = 0;
         while let Some(key) = next {
@@ -89,7 +89,7 @@ impl Target {
 
     /// Fails with [`ChunkError::NoSpace`] if free space does not suffice for the blocks of a range that have
     /// none.
-    async fn suffices(&self, file: FileKey, blocks: &Range<u64>) -> Result<(), ChunkError> {
+    async fn suffices(&self, file: FileId, blocks: &Range<u64>) -> Result<(), ChunkError> {
         let mut wanted = blocks.end - blocks.start;
         let mut next = self.chunk_in(ChunkKey { file, index: 0 }, blocks).await?;
         while let Some(key) = next {

@@ -18,7 +18,7 @@ pub use foreign::ForeignKey;
 pub use map::{Extent, Forward, MapRow};
 
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileKey, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileId, Ino, MAX_FILE_BYTES};
 
 /// First byte of a map row's key.
 const MAP: u8 = 0x20;
@@ -42,7 +42,7 @@ const GROUP_FORMAT: u8 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey {
     /// The file.
-    pub file: FileKey,
+    pub file: FileId,
     /// Index of the chunk in the file.
     pub index: u64,
 }
@@ -67,8 +67,8 @@ impl ChunkKey {
     }
 }
 
-fn file_of(branch: u64, ino: u64) -> FileKey {
-    FileKey { branch: Branch(branch), ino: Ino(ino) }
+fn file_of(branch: u64, ino: u64) -> FileId {
+    FileId { branch: Branch(branch), ino: Ino(ino) }
 }
 
 /// Returns the number of chunks in a file of the maximum size.
@@ -77,7 +77,7 @@ pub fn chunks_of_a_file(chunk_blocks: u32) -> u64 {
 }
 
 /// Returns the range of keys of the rows of a file's chunks from `index` on; the second key is excluded.
-pub fn map_range(file: FileKey, index: u64) -> (Vec<u8>, Vec<u8>) {
+pub fn map_range(file: FileId, index: u64) -> (Vec<u8>, Vec<u8>) {
     let row = ChunkKey { file, index }.row(Birth(u64::MAX));
     let until = after_all_with(&row[..17]);
     (row, until)

@@ -7,14 +7,14 @@
 use crate::ChunkError;
 use crate::rows::ChunkKey;
 use crate::target::Target;
-use penstock_base::FileKey;
+use penstock_base::FileId;
 use penstock_base::num::to_u32;
 use std::ops::Range;
 
 impl Target {
     /// Returns the first block of a file within `blocks` that is data, or with `hole` the first that is a
     /// hole. Returns the end of `blocks` if there is none.
-    pub async fn seek(&self, file: FileKey, blocks: Range<u64>, hole: bool) -> Result<u64, ChunkError> {
+    pub async fn seek(&self, file: FileId, blocks: Range<u64>, hole: bool) -> Result<u64, ChunkError> {
         let per_chunk = u64::from(self.config.chunk_blocks);
         let mut at = blocks.start;
         while at < blocks.end {

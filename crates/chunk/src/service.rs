@@ -4,7 +4,7 @@
 //! the caller brings as [`FileUses`].
 
 use crate::{ChunkError, ChunkKey, Known, Knows, Owner, Target};
-use penstock_base::{Branch, Buf, ErrorKind, FileKey, Ino, LocalBoxFuture};
+use penstock_base::{Branch, Buf, ErrorKind, FileId, Ino, LocalBoxFuture};
 use penstock_wire::data::{
     ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
     encode_found, encode_reply,
@@ -53,8 +53,8 @@ impl Knows for Sent<'_> {
 }
 
 /// The file of a request for this inode.
-fn file(request: &Frame, ino: Ino) -> FileKey {
-    FileKey { branch: Branch(request.header.branch), ino }
+fn file(request: &Frame, ino: Ino) -> FileId {
+    FileId { branch: Branch(request.header.branch), ino }
 }
 
 fn key(request: &Frame, chunk: &ChunkRef) -> ChunkKey {

@@ -17,9 +17,7 @@ use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
 use penstock_base::num::to_u32;
 use penstock_base::rank::scoped;
-use penstock_base::{
-    BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileKey, Gate, MAX_FILE_BYTES, Quiet,
-};
+use penstock_base::{BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileId, Gate, MAX_FILE_BYTES, Quiet};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, WriteSet, for_each};
 use std::cell::Cell;
@@ -204,7 +202,7 @@ impl Target {
 
     /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
     /// caller makes the shared key-value store durable next.
-    pub async fn commit(&self, file: FileKey, deferred: bool) -> Result<(), ChunkError> {
+    pub async fn commit(&self, file: FileId, deferred: bool) -> Result<(), ChunkError> {
         self.commits.commit(file, deferred).await?;
         self.committed_files.set(self.committed_files.get() + 1);
         Ok(())
@@ -222,19 +220,19 @@ impl Target {
     }
 
     /// An inode is new: no inode had its number before, and it has no chunk.
-    pub fn file_made(&self, file: FileKey) {
+    pub fn file_made(&self, file: FileId) {
         self.cache.file_made(file);
     }
 
     /// A file was removed, or stays although its removal had begun: forgets its truncate generation and its
     /// empty chunks.
-    pub fn file_removed(&self, file: FileKey) {
+    pub fn file_removed(&self, file: FileId) {
         self.cache.file_removed(file);
     }
 
     /// Blocks that each file holds, committed or not, with those that its dirty blocks will get. A file whose
     /// row cannot be read has none here; a check reports it.
-    pub async fn held_blocks(&self, files: &[FileKey]) -> Result<Vec<u64>, ChunkError> {
+    pub async fn held_blocks(&self, files: &[FileId]) -> Result<Vec<u64>, ChunkError> {
         let mut held: Vec<Option<u64>> = files.iter().map(|file| self.cache.held(*file)).collect();
         let unknown: Vec<usize> = (0..files.len()).filter(|at| held[*at].is_none()).collect();
         let keys = unknown.iter().map(|at| FileRow::key(files[*at], Birth::FIRST)).collect();
@@ -246,7 +244,7 @@ impl Target {
     }
 
     /// Blocks that a file holds as for [`Target::held_blocks`], or the row to be read for that.
-    pub fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+    pub fn held_or_row(&self, file: FileId) -> Result<u64, WantedRow> {
         self.cache.held_or_row(file)
     }
 
@@ -260,7 +258,7 @@ impl Target {
     }
 
     /// Counts a file to another owner, in one transaction with `writes`.
-    pub async fn set_owner(&self, file: FileKey, owner: Owner, writes: WriteSet) -> Result<(), ChunkError> {
+    pub async fn set_owner(&self, file: FileId, owner: Owner, writes: WriteSet) -> Result<(), ChunkError> {
         let _changing = self.gate.change().await;
         let _lock = self.commits.lock(file).await;
         let state = self.cache.file(file).await?;
@@ -308,7 +306,7 @@ impl Target {
 }
 
 /// Decodes the row of a file, if it has one. An error is reported.
-fn read_file_row(file: FileKey, row: Option<Vec<u8>>) -> Result<Option<FileRow>, DecodeError> {
+fn read_file_row(file: FileId, row: Option<Vec<u8>>) -> Result<Option<FileRow>, DecodeError> {
     row.map(|value| FileRow::decode(&value)).transpose().inspect_err(|error| {
         tracing::error!(?file, %error, "the row of a file cannot be read: `penstock fs check`");
     })

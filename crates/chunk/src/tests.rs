@@ -9,7 +9,7 @@ use crate::target::{Target, TargetConfig};
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{
-    BLOCK_BYTES, Birth, Branch, Buf, DriveId, Env, FileKey, Gate, Id128, Ino, Quiet, crc32c_blocks,
+    BLOCK_BYTES, Birth, Branch, Buf, DriveId, Env, FileId, Gate, Id128, Ino, Quiet, crc32c_blocks,
 };
 use penstock_drive::superblock::{self, Superblock};
 use penstock_drive::{DriveHandle, Slice};
@@ -53,8 +53,8 @@ impl Drop for Seed {
     }
 }
 
-pub(crate) fn file(ino: u64) -> FileKey {
-    FileKey::main(Ino(ino))
+pub(crate) fn file(ino: u64) -> FileId {
+    FileId::main(Ino(ino))
 }
 
 pub(crate) fn chunk_key(ino: u64, index: u64) -> ChunkKey {
@@ -157,7 +157,7 @@ impl Bench {
     /// Puts a map row by hand, and counts the blocks of all files again.
     pub(crate) async fn put_map(&self, key: ChunkKey, extents: &[Extent]) {
         self.put_row(key.row(Birth::FIRST), map_row(extents)).await;
-        let mut blocks: BTreeMap<FileKey, u64> = BTreeMap::new();
+        let mut blocks: BTreeMap<FileId, u64> = BTreeMap::new();
         for (key, value) in self.kv.rows() {
             let Ok((chunk, row)) = read_row(&key, &value) else { continue };
             let valid = |extent| u64::from(valid_part(extent, CHUNK, self.volume.blocks()).count);
@@ -233,7 +233,7 @@ pub(crate) async fn assert_clean(bench: &Bench, target: &Target) {
     assert!(check.findings.is_clean(), "{:?}", check.findings.kept);
     let used_blocks = bench.volume.blocks() - target.usage().free_blocks;
     assert_eq!(used_blocks, check.blocks, "every used block belongs to a file");
-    let files: Vec<FileKey> = check.owners.keys().copied().map(FileKey::main).collect();
+    let files: Vec<FileId> = check.owners.keys().copied().map(FileId::main).collect();
     let held: Vec<u64> = check.owners.values().map(|owned| owned.held).collect();
     assert_eq!(target.held_blocks(&files).await.unwrap(), held, "files hold what their maps name");
 }

@@ -8,7 +8,7 @@ use crate::cache::Changes;
 use crate::files::{FileState, Known};
 use crate::rows::ChunkKey;
 use crate::target::Target;
-use penstock_base::FileKey;
+use penstock_base::FileId;
 use penstock_base::num::to_u32;
 use penstock_kv::WriteSet;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ impl Target {
     /// that is being removed. The range ends at the end of a chunk or at `u64::MAX`.
     pub async fn truncate(
         &self,
-        file: FileKey,
+        file: FileId,
         blocks: Range<u64>,
         behind: Behind,
         known: Known,
@@ -63,7 +63,7 @@ impl Target {
     /// Changes the chunks that a file has, or none of them.
     async fn truncate_listed(
         &self,
-        file: FileKey,
+        file: FileId,
         state: &FileState,
         blocks: Range<u64>,
         behind: Behind,
@@ -129,7 +129,7 @@ impl Target {
     /// that no step changes more than `most` existing chunks.
     pub async fn truncate_steps(
         &self,
-        file: FileKey,
+        file: FileId,
         first_block: u64,
         most: usize,
     ) -> Result<Vec<u64>, ChunkError> {

@@ -1,7 +1,7 @@
 //! The chunk store as the name space sees it: few methods, so that tests can put a store in memory in its
 //! place.
 
-use penstock_base::{FileKey, LocalBoxFuture};
+use penstock_base::{FileId, LocalBoxFuture};
 use penstock_chunk::{Behind, ChunkError, Known, Owner, SpaceUsage, Target, WantedRow};
 use penstock_kv::WriteSet;
 use std::ops::Range;
@@ -20,16 +20,16 @@ pub trait ChunkStore {
     fn usage(&self) -> SpaceUsage;
 
     /// A file is new: it has no chunk.
-    fn file_made(&self, file: FileKey);
+    fn file_made(&self, file: FileId);
 
     /// A file was removed, with all its chunks.
-    fn file_removed(&self, file: FileKey);
+    fn file_removed(&self, file: FileId);
 
     /// Blocks that each file holds.
-    fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
+    fn held_blocks(&self, files: Vec<FileId>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
 
     /// Blocks that a file holds, or the row to be read for that.
-    fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow>;
+    fn held_or_row(&self, file: FileId) -> Result<u64, WantedRow>;
 
     /// The blocks of a file whose row was read.
     fn held_by_row(&self, wanted: &WantedRow, row: Option<Vec<u8>>) -> u64;
@@ -37,7 +37,7 @@ pub trait ChunkStore {
     /// Counts a file to another owner, in one transaction with `writes`.
     fn set_owner(
         &self,
-        file: FileKey,
+        file: FileId,
         owner: Owner,
         writes: WriteSet,
     ) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
@@ -47,7 +47,7 @@ pub trait ChunkStore {
     /// the end of a chunk or at `u64::MAX`.
     fn truncate(
         &self,
-        file: FileKey,
+        file: FileId,
         blocks: Range<u64>,
         behind: Behind,
         known: Known,
@@ -58,7 +58,7 @@ pub trait ChunkStore {
     /// step changes more than `most` chunks.
     fn truncate_steps(
         &self,
-        file: FileKey,
+        file: FileId,
         first_block: u64,
         most: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
@@ -80,19 +80,19 @@ impl ChunkStore for Target {
         Target::usage(self)
     }
 
-    fn file_made(&self, file: FileKey) {
+    fn file_made(&self, file: FileId) {
         Target::file_made(self, file);
     }
 
-    fn file_removed(&self, file: FileKey) {
+    fn file_removed(&self, file: FileId) {
         Target::file_removed(self, file);
     }
 
-    fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
+    fn held_blocks(&self, files: Vec<FileId>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
         Box::pin(async move { Target::held_blocks(self, &files).await })
     }
 
-    fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+    fn held_or_row(&self, file: FileId) -> Result<u64, WantedRow> {
         Target::held_or_row(self, file)
     }
 
@@ -102,7 +102,7 @@ impl ChunkStore for Target {
 
     fn set_owner(
         &self,
-        file: FileKey,
+        file: FileId,
         owner: Owner,
         writes: WriteSet,
     ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
@@ -111,7 +111,7 @@ impl ChunkStore for Target {
 
     fn truncate(
         &self,
-        file: FileKey,
+        file: FileId,
         blocks: Range<u64>,
         behind: Behind,
         known: Known,
@@ -122,7 +122,7 @@ impl ChunkStore for Target {
 
     fn truncate_steps(
         &self,
-        file: FileKey,
+        file: FileId,
         first_block: u64,
         most: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {

@@ -5,7 +5,7 @@ use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::names::{Names, Turn};
 use crate::uses::{IsGoing, RemovedFiles, Uses};
-use penstock_base::{Env, FileKey, Ino};
+use penstock_base::{Env, FileId, Ino};
 use penstock_chunk::{FileUse, Owner};
 use penstock_session::{Clients, Request};
 use penstock_wire::metadata::Attr;
@@ -121,28 +121,28 @@ impl Parts {
     /// An inode is gone, or stays although its deletion had begun.
     pub(crate) fn end_deletion(&self, ino: Ino) {
         if self.uses.borrow_mut().end_deletion(ino) {
-            self.chunks.file_removed(FileKey::main(ino));
+            self.chunks.file_removed(FileId::main(ino));
         }
     }
 
     /// Counts one open of an inode by a session; none by a session that has ended. ESTALE if the inode is
     /// being deleted.
     pub(crate) fn open(&self, session: u64, ino: Ino) -> Result<(), MetaError> {
-        if !self.clients.open(session, ino) {
+        if !self.clients.open(session, FileId::main(ino)) {
             // A new file without a name then has no user who would queue it.
             self.reap_if_removed(ino);
             return Ok(());
         }
         let begun = self.begin_uses(ino, 1);
         if begun.is_err() {
-            self.clients.close(session, ino);
+            self.clients.close(session, FileId::main(ino));
         }
         begun
     }
 
     /// Ends one open of an inode by a session. Does nothing if it has none, as after a restart.
     pub(crate) fn close(&self, session: u64, ino: Ino) {
-        if self.clients.close(session, ino) {
+        if self.clients.close(session, FileId::main(ino)) {
             self.end_uses(ino, 1);
         }
     }
@@ -152,7 +152,7 @@ impl Parts {
         if inode.kind() != FileKind::Regular {
             return Ok(inode.attr(0));
         }
-        let blocks = match self.chunks.held_or_row(FileKey::main(inode.ino)) {
+        let blocks = match self.chunks.held_or_row(FileId::main(inode.ino)) {
             Ok(blocks) => blocks,
             Err(wanted) => {
                 let row = self.names.kv().get(wanted.key.clone()).await?;
@@ -164,7 +164,7 @@ impl Parts {
 
     /// The attributes of an inode as it is.
     pub(crate) async fn attr_now(&self, ino: Ino) -> Result<Attr, MetaError> {
-        let blocks = match self.chunks.held_or_row(FileKey::main(ino)) {
+        let blocks = match self.chunks.held_or_row(FileId::main(ino)) {
             Ok(blocks) => blocks,
             Err(wanted) => {
                 let (inode, row) = self.names.inode_and(ino, wanted.key.clone()).await?;

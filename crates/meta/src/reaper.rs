@@ -9,7 +9,7 @@ use crate::STEP_CHUNKS;
 use crate::error::MetaError;
 use crate::parts::Parts;
 use crate::rows::{all_removed, removed_ino, xattr_range};
-use penstock_base::{ErrorKind, FileKey, Ino};
+use penstock_base::{ErrorKind, FileId, Ino};
 use penstock_chunk::{Behind, Known, Owner, REMOVED};
 use penstock_kv::{WriteSet, for_each_key};
 use penstock_wire::Failure;
@@ -89,7 +89,7 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     let known = Known { truncations: REMOVED, owner };
     // A use that exists queues the file again when it ends.
     let Some(deletion) = parts.begin_deletion(ino) else { return Ok(()) };
-    let file = FileKey::main(ino);
+    let file = FileId::main(ino);
     // Steps follow from the chunks that exist: the size does not give their number.
     for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
         let mut writes = WriteSet::new();

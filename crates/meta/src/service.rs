@@ -5,12 +5,13 @@ use crate::names::Turn;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
 use penstock_base::num::to_u32;
-use penstock_base::{Id128, Ino};
+use penstock_base::{FileId, Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
 use penstock_session::{Request, Slot};
 use penstock_wire::metadata::{
-    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, PingRequest, ROLE_MOUNT, TargetPlace,
+    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockRequest, PingRequest, ROLE_MOUNT,
+    TargetPlace,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -64,7 +65,14 @@ impl MetaTarget {
             Kind::SetXattr => ops::set_xattr(parts, who, Message::decode(body)?).await,
             Kind::ListXattr => ops::list_xattr(parts, Message::decode(body)?).await,
             Kind::RemoveXattr => ops::remove_xattr(parts, who, Message::decode(body)?).await,
-            Kind::Lock => Ok(self.parts.clients.lock(who.session, &Message::decode(body)?)?.encode_to_vec()),
+            Kind::Lock => {
+                let lock: LockRequest = Message::decode(body)?;
+                if lock.branch != 0 {
+                    // The header has it; the node has checked that.
+                    return Err(MetaError::Request(format!("a lock of branch {}", lock.branch)));
+                }
+                Ok(self.parts.clients.lock(who.session, &lock)?.encode_to_vec())
+            }
             Kind::StatFs => Ok(ops::stat_fs(parts)),
             Kind::Sync => {
                 self.sync().await?;
@@ -99,7 +107,8 @@ impl MetaTarget {
         self.parts.open(who.session, ino)?;
         match self.parts.attr_now(ino).await {
             Ok(attr) => {
-                let may_be_unsynced = self.parts.clients.is_unsynced_elsewhere(who.session, ino);
+                let may_be_unsynced =
+                    self.parts.clients.is_unsynced_elsewhere(who.session, FileId::main(ino));
                 Ok(AttrReply { attr: Some(attr), may_be_unsynced }.encode_to_vec())
             }
             Err(error) => {
@@ -203,8 +212,8 @@ impl MetaTarget {
 
     /// Ends a session in memory, if there is one of this number.
     fn forget_session(&self, id: u64) {
-        for (ino, count) in self.parts.clients.end_session(id).unwrap_or_default() {
-            self.parts.end_uses(ino, count);
+        for (file, count) in self.parts.clients.end_session(id).unwrap_or_default() {
+            self.parts.end_uses(file.ino, count);
         }
         self.parts.wake_reaper();
     }
@@ -212,11 +221,12 @@ impl MetaTarget {
     /// Takes over the opens and locks that a client reports after a restart.
     fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<(), MetaError> {
         let changes = self.parts.clients.reclaim(session, ping);
-        for (ino, before, now) in changes.map_err(MetaError::Request)? {
+        for (file, before, now) in changes.map_err(MetaError::Request)? {
+            let ino = file.ino;
             if now > before && self.parts.begin_uses(ino, now - before).is_err() {
                 // It is being deleted. The client learns it from its next request.
                 assert_eq!(before, 0, "inode {ino} is open and being deleted");
-                self.parts.clients.forget_opens(session, ino);
+                self.parts.clients.forget_opens(session, file);
             } else if now < before {
                 self.parts.end_uses(ino, before - now);
             }

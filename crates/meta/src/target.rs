@@ -11,7 +11,7 @@ use crate::rows::{FsRow, fs_key, inode_key, owner_of};
 use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
-use penstock_base::{DecodeError, Env, Features, FileKey, Gate, Id128, Ino};
+use penstock_base::{DecodeError, Env, Features, FileId, Gate, Id128, Ino};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_session::Clients;
@@ -172,7 +172,7 @@ async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
     // Only numbers of this fileset.
     let (first, end) = (Ino(reserved + 1), Ino(LAST_INO.0 + 1));
     let inodes = (inode_key(first), inode_key(end));
-    let chunks = (map_range(FileKey::main(first), 0).0, map_range(FileKey::main(end), 0).0);
+    let chunks = (map_range(FileId::main(first), 0).0, map_range(FileId::main(end), 0).0);
     for range in [inodes, chunks] {
         for_each(kv, range, |key, _| {
             if let Ok(ino) = owner_of(key, 3, true) {

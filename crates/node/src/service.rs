@@ -2,7 +2,7 @@
 
 use crate::node::Node;
 use penstock_base::rank::scoped;
-use penstock_base::{ErrorKind, Ino, LocalBoxFuture};
+use penstock_base::{Branch, ErrorKind, Ino, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport, Version};
@@ -105,7 +105,8 @@ impl Node {
     /// Executes the part of a request that waits for other clients, before anything is locked that they may
     /// need. Returns the outcome if that completes the request.
     async fn serve_lease(&self, request: &Frame) -> Option<Outcome> {
-        let Header { kind, session, .. } = request.header;
+        let Header { kind, session, branch, .. } = request.header;
+        let branch = Branch(branch);
         let bytes = |result: Result<Vec<u8>, Failure>| Some(result.map(|body| (body, Vec::new())));
         if kind == Kind::Watch {
             return bytes(self.clients.watch(session, &request.body).await);
@@ -116,9 +117,9 @@ impl Node {
             return Some(Err(failure));
         }
         match kind {
-            Kind::Lease => bytes(self.clients.grant(session, &request.body).await),
-            Kind::GetAttr => self.clients.sync_elsewhere(session, &request.body).await.err().map(Err),
-            Kind::SetAttr => self.clients.may_resize(session, &request.body).await.err().map(Err),
+            Kind::Lease => bytes(self.clients.grant(session, branch, &request.body).await),
+            Kind::GetAttr => self.clients.sync_elsewhere(session, branch, &request.body).await.err().map(Err),
+            Kind::SetAttr => self.clients.may_resize(session, branch, &request.body).await.err().map(Err),
             _ => None,
         }
     }

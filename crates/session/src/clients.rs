@@ -13,11 +13,11 @@ use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
 use penstock_base::num::to_u16;
 use penstock_base::rank::{LockKey, Rank, RankedKey, RankedLocks};
-use penstock_base::{Env, ErrorKind, Id128, Ino};
+use penstock_base::{Branch, Env, ErrorKind, FileId, Id128};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
-    InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, OpenCount, PingRequest,
-    SetAttrRequest, WatchReply, WatchRequest,
+    InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, PingRequest, SetAttrRequest,
+    WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind, SLOTS};
 use prost::Message;
@@ -76,7 +76,7 @@ pub struct Clients {
     leases: RefCell<Leases>,
     locks: RefCell<Locks>,
     /// Owned by the request that is waiting for the inode's next lease.
-    lease_turns: RankedLocks<Ino>,
+    lease_turns: RankedLocks<FileId>,
     /// Notified when a revocation is sent or answered, a lock is released, or a session ends.
     news: Notify,
     /// Owned by the running request of a slot, by session and slot.
@@ -122,12 +122,12 @@ impl Owned<'_> {
 }
 
 /// A change of size that waits, counted until this is dropped.
-struct Resizing<'a>(&'a RefCell<Leases>, Ino, u64);
+struct Resizing<'a>(&'a RefCell<Leases>, FileId, u64);
 
 impl<'a> Resizing<'a> {
-    fn begin(leases: &'a RefCell<Leases>, ino: Ino, session: u64) -> Self {
-        leases.borrow_mut().begin_resize(ino, session);
-        Self(leases, ino, session)
+    fn begin(leases: &'a RefCell<Leases>, file: FileId, session: u64) -> Self {
+        leases.borrow_mut().begin_resize(file, session);
+        Self(leases, file, session)
     }
 }
 
@@ -260,12 +260,12 @@ impl Clients {
 
     /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of
     /// opens; none if there is no such session.
-    pub fn end_session(&self, id: u64) -> Option<BTreeMap<Ino, u64>> {
+    pub fn end_session(&self, id: u64) -> Option<BTreeMap<FileId, u64>> {
         let opens = self.sessions.borrow_mut().remove(id)?;
         self.leases.borrow_mut().leave(id);
         assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
         let changed = self.locks.borrow_mut().end(id);
-        changed.into_iter().for_each(|ino| self.notify_unlocked(ino));
+        changed.into_iter().for_each(|file| self.notify_unlocked(file));
         self.news.notify_waiters();
         Some(opens)
     }
@@ -337,25 +337,25 @@ impl Clients {
     }
 
     /// Counts one open of an inode by a session. Returns false if there is no such session.
-    pub fn open(&self, session: u64, ino: Ino) -> bool {
-        self.sessions.borrow_mut().open(session, ino)
+    pub fn open(&self, session: u64, file: FileId) -> bool {
+        self.sessions.borrow_mut().open(session, file)
     }
 
     /// Ends one open of an inode by a session. Returns false if it has none, as after a restart.
-    pub fn close(&self, session: u64, ino: Ino) -> bool {
-        self.sessions.borrow_mut().close(session, ino)
+    pub fn close(&self, session: u64, file: FileId) -> bool {
+        self.sessions.borrow_mut().close(session, file)
     }
 
     /// Forgets that a session has an inode open: the inode is gone.
-    pub fn forget_opens(&self, session: u64, ino: Ino) {
-        self.sessions.borrow_mut().set_opens(session, ino, 0);
+    pub fn forget_opens(&self, session: u64, file: FileId) {
+        self.sessions.borrow_mut().set_opens(session, file, 0);
     }
 
     /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
     /// been reported to this start of the service: a client reports them in parts, and repeats each part
     /// until it is answered. Returns the inodes with the number of opens before and now. Fails if one is of a
     /// branch that does not exist.
-    pub fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<Vec<(Ino, u64, u64)>, String> {
+    pub fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<Vec<(FileId, u64, u64)>, String> {
         let PingRequest { opens, reclaimed: all, locks, start } = ping;
         let branches = opens.iter().map(|open| open.branch);
         check_branches(branches.chain(locks.iter().map(|lock| lock.branch)))?;
@@ -368,10 +368,10 @@ impl Clients {
         let mut changes = Vec::new();
         let mut sessions = self.sessions.borrow_mut();
         // An inode that is named twice counts once.
-        let opens: BTreeMap<Ino, u64> =
-            opens.iter().map(|OpenCount { ino, count, .. }| (Ino(*ino), u64::from(*count))).collect();
-        for (ino, count) in opens {
-            changes.extend(sessions.set_opens(session, ino, count).map(|before| (ino, before, count)));
+        let opens: BTreeMap<FileId, u64> =
+            opens.iter().map(|open| (FileId::of_numbers(open.branch, open.ino), open.count.into())).collect();
+        for (file, count) in opens {
+            changes.extend(sessions.set_opens(session, file, count).map(|before| (file, before, count)));
         }
         if *all {
             sessions.reported_opens(session);
@@ -441,9 +441,9 @@ impl Clients {
 
     /// Waits until other sessions' unsynced changes of the inode of a request are known here. Must be
     /// called before anything is locked.
-    pub async fn sync_elsewhere(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
-        let ino = Ino(InodeRequest::decode(body).map_err(refused)?.ino);
-        let numbers = self.leases.borrow_mut().call_sync(session, ino);
+    pub async fn sync_elsewhere(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
+        let file = FileId::of_numbers(branch.0, InodeRequest::decode(body).map_err(refused)?.ino);
+        let numbers = self.leases.borrow_mut().call_sync(session, file);
         if numbers.is_empty() {
             return Ok(());
         }
@@ -468,20 +468,20 @@ impl Clients {
     }
 
     /// Grants a lease after all conflicting leases have been given back.
-    pub async fn grant(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
+    pub async fn grant(&self, session: u64, branch: Branch, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let request = LeaseRequest::decode(body).map_err(refused)?;
         if request.first != 0 || request.last != u64::MAX {
             return Err(refused("a lease on a part of a file: this release has leases on whole files only"));
         }
-        let ino = Ino(request.ino);
+        let file = FileId::of_numbers(branch.0, request.ino);
         loop {
             // Another session that owes everything may need this lease for its answer. So the turn is not
             // owned while this waits for it. The session may have left since it asked, and joins again.
             let may_ask = |leases: &mut Leases| leases.may_ask(session).then_some(());
             self.wait_for(session, may_ask).await?;
-            let _turn = self.lease_turns.exclusive(ino).await;
+            let _turn = self.lease_turns.exclusive(file).await;
             let attempt = |leases: &mut Leases| match leases.may_ask(session) {
-                true => leases.try_grant(session, ino, request.exclusive).map(Some),
+                true => leases.try_grant(session, file, request.exclusive).map(Some),
                 false => Some(None),
             };
             if let Some(grant) = self.wait_for(session, attempt).await? {
@@ -492,7 +492,7 @@ impl Clients {
 
     /// Waits until a change of attributes may be made. A change of size waits until no other session caches
     /// the old state. Must be called before anything is locked.
-    pub async fn may_resize(&self, session: u64, body: &[u8]) -> Result<(), Failure> {
+    pub async fn may_resize(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
         if !self.are_shared() {
             return Ok(());
         }
@@ -500,21 +500,21 @@ impl Clients {
         if request.size.is_none() || request.grow {
             return Ok(());
         }
-        let ino = Ino(request.ino);
-        let _waiting = Resizing::begin(&self.leases, ino, session);
+        let file = FileId::of_numbers(branch.0, request.ino);
+        let _waiting = Resizing::begin(&self.leases, file, session);
         // Another change of size that waits for this session's lease can go on.
         self.news.notify_waiters();
         // The session may have left since it asked, and joins again.
         let attempt =
-            |leases: &mut Leases| leases.join(session).then(|| leases.try_resize(session, ino)).flatten();
+            |leases: &mut Leases| leases.join(session).then(|| leases.try_resize(session, file)).flatten();
         let wait = self.wait_for(session, attempt);
         // Bounded, because the client may need the slot to sync changes that another request waits for.
         timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
     }
 
     /// True if another session may have a newer size and time of a file than the service.
-    pub fn is_unsynced_elsewhere(&self, session: u64, ino: Ino) -> bool {
-        self.leases.borrow().is_unsynced_elsewhere(session, ino)
+    pub fn is_unsynced_elsewhere(&self, session: u64, file: FileId) -> bool {
+        self.leases.borrow().is_unsynced_elsewhere(session, file)
     }
 
     /// Takes a client's answers, and waits for news for it.
@@ -531,7 +531,7 @@ impl Clients {
         {
             let mut leases = self.leases.borrow_mut();
             for released in &request.released {
-                leases.drop_held(session, Ino(released.ino), released.grant);
+                leases.drop_held(session, FileId::of_numbers(released.branch, released.ino), released.grant);
             }
             request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
             request.answered.iter().for_each(|number| leases.answered(session, *number));
@@ -565,7 +565,7 @@ impl Clients {
         }
         let (reply, given_up) = self.locks.borrow_mut().change(session, request, false)?;
         if given_up {
-            self.notify_unlocked(Ino(request.ino));
+            self.notify_unlocked(FileId::of_numbers(request.branch, request.ino));
         }
         Ok(reply)
     }
@@ -576,18 +576,18 @@ impl Clients {
         if !matches!(&result, Ok((LockReply { conflict: None, .. }, _))) {
             tracing::error!(
                 session,
-                ino = request.ino,
+                file = request.ino,
                 ?result,
                 "a lock that a client had before the restart cannot be restored"
             );
         }
     }
 
-    fn notify_unlocked(&self, ino: Ino) {
-        let waiting = self.locks.borrow_mut().take_waiting(ino);
+    fn notify_unlocked(&self, file: FileId) {
+        let waiting = self.locks.borrow_mut().take_waiting(file);
         if !waiting.is_empty() {
             let mut leases = self.leases.borrow_mut();
-            waiting.into_iter().for_each(|session| leases.note_unlocked(session, ino));
+            waiting.into_iter().for_each(|session| leases.note_unlocked(session, file));
             self.news.notify_waiters();
         }
     }

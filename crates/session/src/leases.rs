@@ -30,7 +30,7 @@
 mod calls;
 
 use calls::{Call, Calls};
-use penstock_base::{HashMap, Ino};
+use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{FileRef, LeaseCall, WatchReply, WatchRequest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -49,10 +49,10 @@ pub(crate) struct Leases {
     joined: BTreeSet<u64>,
     /// The only session in `joined`, if it knows or may know that it is the only one.
     alone: Option<u64>,
-    held: HashMap<Ino, BTreeMap<u64, Held>>,
+    held: HashMap<FileId, BTreeMap<u64, Held>>,
     calls: Calls,
     /// Inodes that sessions which owe everything have given up alone.
-    given_up: BTreeSet<(u64, Ino)>,
+    given_up: BTreeSet<(u64, FileId)>,
     /// Last number given to a grant or a revocation.
     last: u64,
     /// Sync requests that failed recently, by number, with their errno.
@@ -60,9 +60,9 @@ pub(crate) struct Leases {
     /// The highest number of a failed request that is not remembered any more.
     forgotten: u64,
     /// Inodes on which a session may try again to get a lock.
-    unlocked: BTreeMap<u64, BTreeSet<Ino>>,
+    unlocked: BTreeMap<u64, BTreeSet<FileId>>,
     /// Number of changes of size that wait for the leases of others, by inode and session.
-    resizing: BTreeMap<(Ino, u64), u32>,
+    resizing: BTreeMap<(FileId, u64), u32>,
     /// While the service stops: the sessions that were asked to give up everything.
     closing: Option<BTreeMap<u64, Leaving>>,
 }
@@ -98,32 +98,32 @@ impl Leases {
     }
 
     /// A change of size by a session begins to wait.
-    pub(crate) fn begin_resize(&mut self, ino: Ino, session: u64) {
-        *self.resizing.entry((ino, session)).or_default() += 1;
+    pub(crate) fn begin_resize(&mut self, file: FileId, session: u64) {
+        *self.resizing.entry((file, session)).or_default() += 1;
     }
 
     /// A change of size that waited goes on, or is given up.
-    pub(crate) fn end_resize(&mut self, ino: Ino, session: u64) {
-        let waiting = self.resizing.get_mut(&(ino, session)).expect("it is counted while it waits");
+    pub(crate) fn end_resize(&mut self, file: FileId, session: u64) {
+        let waiting = self.resizing.get_mut(&(file, session)).expect("it is counted while it waits");
         assert!(*waiting > 0, "a change of size ends once");
         *waiting -= 1;
         if *waiting == 0 {
-            self.resizing.remove(&(ino, session));
+            self.resizing.remove(&(file, session));
         }
     }
 
     /// True if another session may have a newer size and time of a file than the service.
-    pub(crate) fn is_unsynced_elsewhere(&self, session: u64, ino: Ino) -> bool {
-        !self.may_be_unsynced_at(session, ino).is_empty()
+    pub(crate) fn is_unsynced_elsewhere(&self, session: u64, file: FileId) -> bool {
+        !self.may_be_unsynced_at(session, file).is_empty()
     }
 
     /// The other sessions that may have a newer size and time of a file than the service, each with a grant:
     /// one with an exclusive lease, and those that owe everything, because they may still own what an earlier
     /// start granted.
-    fn may_be_unsynced_at(&self, session: u64, ino: Ino) -> BTreeMap<u64, u64> {
+    fn may_be_unsynced_at(&self, session: u64, file: FileId) -> BTreeMap<u64, u64> {
         let mut sessions = self.calls.owing();
         sessions.remove(&session);
-        sessions.extend(self.held_by_others(session, ino, |held| held.exclusive));
+        sessions.extend(self.held_by_others(session, file, |held| held.exclusive));
         sessions
     }
 
@@ -140,7 +140,7 @@ impl Leases {
     fn call_everything(&mut self, session: u64) {
         let grant = self.last;
         let number = self.next();
-        self.calls.insert(number, Call { session, ino: None, is_sync: false, grant, sent: false });
+        self.calls.insert(number, Call { session, file: None, is_sync: false, grant, sent: false });
         self.given_up.retain(|(other, _)| *other != session);
     }
 
@@ -270,105 +270,106 @@ impl Leases {
 
     /// Grants a lease and returns its number, or revokes the leases that conflict with it. A session that has
     /// not joined gets none.
-    pub(crate) fn try_grant(&mut self, session: u64, ino: Ino, exclusive: bool) -> Option<u64> {
+    pub(crate) fn try_grant(&mut self, session: u64, file: FileId, exclusive: bool) -> Option<u64> {
         if !self.joined.contains(&session)
             || !self.may_have_leases(session)
             || self.owes_everything(|other| other != session)
-            || self.is_called(session, ino, 0)
+            || self.is_called(session, file, 0)
         {
             return None;
         }
-        let in_the_way = self.held_by_others(session, ino, |held| exclusive || held.exclusive);
+        let in_the_way = self.held_by_others(session, file, |held| exclusive || held.exclusive);
         if in_the_way.is_empty() {
             let grant = self.next();
             assert!(self.alone.is_none_or(|alone| alone == session), "{:?} is alone", self.alone);
             if self.alone != Some(session) {
-                let holders = self.held.entry(ino).or_default();
+                let holders = self.held.entry(file).or_default();
                 holders.insert(session, Held { exclusive, grant });
                 assert!(
                     holders.len() == 1 || holders.values().all(|held| !held.exclusive),
-                    "{holders:?} of inode {ino}"
+                    "{holders:?} of inode {file}"
                 );
             }
             return Some(grant);
         }
-        self.call_back(ino, &in_the_way);
+        self.call_back(file, &in_the_way);
         None
     }
 
     /// Lets a session change a file's size, or revokes the leases of others. Another session's lease is no
     /// obstacle if that session waits here too.
-    pub(crate) fn try_resize(&mut self, session: u64, ino: Ino) -> Option<()> {
-        let own = self.held.get(&ino).and_then(|holders| holders.get(&session));
+    pub(crate) fn try_resize(&mut self, session: u64, file: FileId) -> Option<()> {
+        let own = self.held.get(&file).and_then(|holders| holders.get(&session));
         if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
             return Some(());
         }
         // After a restart other sessions may own any lease. One that waits here too for the same inode is no
         // obstacle. One that waits for another inode may wait for this session: it gives up this inode alone.
         let is_free =
-            |other: u64| self.resizing.contains_key(&(ino, other)) || self.given_up.contains(&(other, ino));
+            |other: u64| self.resizing.contains_key(&(file, other)) || self.given_up.contains(&(other, file));
         let waits = |other: u64| self.resizing.keys().any(|(_, session)| *session == other);
         let mut owing: Vec<(u64, u64)> = self.calls.owing().into_iter().collect();
         owing.retain(|(other, _)| *other != session && !is_free(*other));
         if !owing.is_empty() {
             owing.retain(|(other, _)| waits(*other));
-            self.call_back(ino, &owing);
+            self.call_back(file, &owing);
             return None;
         }
-        let others = self.held_by_others(session, ino, |_| true);
-        self.call_back(ino, &others);
-        others.iter().all(|(other, _)| self.resizing.contains_key(&(ino, *other))).then_some(())
+        let others = self.held_by_others(session, file, |_| true);
+        self.call_back(file, &others);
+        others.iter().all(|(other, _)| self.resizing.contains_key(&(file, *other))).then_some(())
     }
 
     pub(crate) fn held_by_others(
         &self,
         session: u64,
-        ino: Ino,
+        file: FileId,
         which: impl Fn(&Held) -> bool,
     ) -> Vec<(u64, u64)> {
-        let holders = self.held.get(&ino).into_iter().flatten();
+        let holders = self.held.get(&file).into_iter().flatten();
         let others = holders.filter(|(other, held)| **other != session && which(held));
         others.map(|(other, held)| (*other, held.grant)).collect()
     }
 
     /// True if a session has a revocation open that covers this grant or a later one.
-    fn is_called(&self, session: u64, ino: Ino, grant: u64) -> bool {
-        self.calls.about(session, ino).any(|(_, call)| !call.is_sync && call.grant >= grant)
+    fn is_called(&self, session: u64, file: FileId, grant: u64) -> bool {
+        self.calls.about(session, file).any(|(_, call)| !call.is_sync && call.grant >= grant)
     }
 
-    fn call_back(&mut self, ino: Ino, holders: &[(u64, u64)]) {
+    fn call_back(&mut self, file: FileId, holders: &[(u64, u64)]) {
         for (session, grant) in holders.iter().copied() {
-            if !self.is_called(session, ino, grant) {
+            if !self.is_called(session, file, grant) {
                 let number = self.next();
                 self.calls
-                    .insert(number, Call { session, ino: Some(ino), is_sync: false, grant, sent: false });
+                    .insert(number, Call { session, file: Some(file), is_sync: false, grant, sent: false });
             }
         }
     }
 
     /// Asks other sessions that may have unsynced changes of a file to sync them. Returns the numbers of the
     /// requests to wait for.
-    pub(crate) fn call_sync(&mut self, session: u64, ino: Ino) -> Vec<u64> {
-        let others = self.may_be_unsynced_at(session, ino);
-        others.into_iter().map(|(other, grant)| self.call_sync_of(other, ino, grant)).collect()
+    pub(crate) fn call_sync(&mut self, session: u64, file: FileId) -> Vec<u64> {
+        let others = self.may_be_unsynced_at(session, file);
+        others.into_iter().map(|(other, grant)| self.call_sync_of(other, file, grant)).collect()
     }
 
-    fn call_sync_of(&mut self, session: u64, ino: Ino, grant: u64) -> u64 {
+    fn call_sync_of(&mut self, session: u64, file: FileId, grant: u64) -> u64 {
         // A request that has been sent may be answered with an older state of the file, so only one not yet
         // sent is shared.
-        if let Some((number, _)) = self.calls.about(session, ino).find(|(_, call)| call.is_sync && !call.sent)
+        if let Some((number, _)) =
+            self.calls.about(session, file).find(|(_, call)| call.is_sync && !call.sent)
         {
             return number;
         }
         let number = self.next();
-        self.calls.insert(number, Call { session, ino: Some(ino), is_sync: true, grant, sent: false });
+        self.calls.insert(number, Call { session, file: Some(file), is_sync: true, grant, sent: false });
         number
     }
 
     /// A session reports, before its answer, that it could not sync, or could not give up everything.
     pub(crate) fn failed(&mut self, session: u64, number: u64, errno: u32) {
         let Some(call) = self.calls.get(session, number) else { return };
-        match (call.is_sync, call.ino) {
+        match (call.is_sync, call.file) {
             (true, _) => {
                 if self.failed.len() >= MOST_FAILED
                     && let Some((number, _)) = self.failed.pop_front()
@@ -402,12 +403,12 @@ impl Leases {
 
     pub(crate) fn answered(&mut self, session: u64, number: u64) {
         let Some(call) = self.calls.remove(session, number) else { return };
-        match call.ino {
+        match call.file {
             _ if call.is_sync => {}
-            Some(ino) => {
-                self.drop_held(session, ino, call.grant);
+            Some(file) => {
+                self.drop_held(session, file, call.grant);
                 if self.calls.owes_everything(session) {
-                    self.given_up.insert((session, ino));
+                    self.given_up.insert((session, file));
                 }
             }
             None => {
@@ -426,13 +427,13 @@ impl Leases {
         self.note_alone();
     }
 
-    pub(crate) fn drop_held(&mut self, session: u64, ino: Ino, grant: u64) {
-        let Some(holders) = self.held.get_mut(&ino) else { return };
+    pub(crate) fn drop_held(&mut self, session: u64, file: FileId, grant: u64) {
+        let Some(holders) = self.held.get_mut(&file) else { return };
         if holders.get(&session).is_some_and(|held| held.grant <= grant) {
             holders.remove(&session);
         }
         if holders.is_empty() {
-            self.held.remove(&ino);
+            self.held.remove(&file);
         }
     }
 
@@ -442,8 +443,8 @@ impl Leases {
     }
 
     /// Notes that a session may try again to lock byte ranges of an inode.
-    pub(crate) fn note_unlocked(&mut self, session: u64, ino: Ino) {
-        self.unlocked.entry(session).or_default().insert(ino);
+    pub(crate) fn note_unlocked(&mut self, session: u64, file: FileId) {
+        self.unlocked.entry(session).or_default().insert(file);
     }
 
     /// News for a session; none if there are none.
@@ -455,12 +456,13 @@ impl Leases {
             self.call_everything(session);
         }
         let call = |(number, call): (u64, Call)| {
-            let ino = call.ino.map_or(0, |ino| ino.0);
-            LeaseCall { number, ino, is_sync: call.is_sync, grant: call.grant, branch: 0 }
+            let FileId { branch, ino } = call.file.unwrap_or(FileId::of_numbers(0, 0));
+            LeaseCall { number, ino: ino.0, is_sync: call.is_sync, grant: call.grant, branch: branch.0 }
         };
         let calls: Vec<LeaseCall> = self.calls.send(session, request.seen).into_iter().map(call).collect();
         let unlocked = self.unlocked.remove(&session).into_iter().flatten();
-        let unlocked: Vec<FileRef> = unlocked.map(|ino| FileRef { ino: ino.0, branch: 0 }).collect();
+        let unlocked: Vec<FileRef> =
+            unlocked.map(|file| FileRef { ino: file.ino.0, branch: file.branch.0 }).collect();
         let nothing = calls.is_empty() && unlocked.is_empty() && alone == request.alone;
         (!nothing).then_some(WatchReply { alone, calls, unlocked })
     }

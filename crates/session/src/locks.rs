@@ -7,7 +7,7 @@
 //! or have ended, requests for new locks are answered with "ask again".
 
 use penstock_base::range_locks::{RangeLock, RangeLocks};
-use penstock_base::{HashMap, Ino};
+use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{LockChange, LockReply, LockRequest};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -47,7 +47,7 @@ impl FileLocks {
 /// All locks, by inode.
 #[derive(Default)]
 pub(crate) struct Locks {
-    files: HashMap<Ino, FileLocks>,
+    files: HashMap<FileId, FileLocks>,
     /// Number of locks, for each session and user that has some.
     held: HashMap<(u64, u32), usize>,
 }
@@ -95,12 +95,13 @@ impl Locks {
         if request.first > request.last {
             return Err(Errno::INVAL);
         }
-        let mut file = self.files.remove(&Ino(request.ino)).unwrap_or_default();
+        let id = FileId::of_numbers(request.branch, request.ino);
+        let mut file = self.files.remove(&id).unwrap_or_default();
         let before = file.count();
         let result = self.change_in(&mut file, session, request, (change, granted));
         assert!(result.is_ok() || file.count() == before, "a refused change changes nothing");
         if !file.is_idle() {
-            self.files.insert(Ino(request.ino), file);
+            self.files.insert(id, file);
         }
         result
     }
@@ -172,17 +173,17 @@ impl Locks {
     }
 
     /// Takes the sessions that wait for a lock of a file.
-    pub(crate) fn take_waiting(&mut self, ino: Ino) -> BTreeSet<u64> {
-        let Some(file) = self.files.get_mut(&ino) else { return BTreeSet::new() };
+    pub(crate) fn take_waiting(&mut self, id: FileId) -> BTreeSet<u64> {
+        let Some(file) = self.files.get_mut(&id) else { return BTreeSet::new() };
         let waiting = std::mem::take(&mut file.waiting);
         if file.is_idle() {
-            self.files.remove(&ino);
+            self.files.remove(&id);
         }
         waiting
     }
 
     /// Removes all locks of a session that ends. Returns the inodes whose locks changed.
-    pub(crate) fn end(&mut self, session: u64) -> Vec<Ino> {
+    pub(crate) fn end(&mut self, session: u64) -> Vec<FileId> {
         let mut changed = Vec::new();
         let mut held: usize = 0;
         self.held.retain(|(of, _), locks| {
@@ -190,12 +191,12 @@ impl Locks {
             *of != session
         });
         let mut removed = 0;
-        for (ino, file) in &mut self.files {
+        for (id, file) in &mut self.files {
             let before = file.count();
             file.tables.iter_mut().for_each(|table| table.retain(|owner| owner.0 != session));
             file.waiting.remove(&session);
             if before != file.count() {
-                changed.push(*ino);
+                changed.push(*id);
                 removed += before - file.count();
             }
         }

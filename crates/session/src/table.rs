@@ -19,7 +19,7 @@
 
 use crate::rows::{ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key};
 use penstock_base::num::to_u16;
-use penstock_base::{DecodeError, ErrorKind, Id128, Ino};
+use penstock_base::{DecodeError, ErrorKind, FileId, Id128};
 use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
 use penstock_wire::{Failure, SLOTS};
 use rustix::io::Errno;
@@ -58,7 +58,7 @@ struct Session {
     is_barred: bool,
     /// The last request of each slot: its sequence number and its outcome.
     results: BTreeMap<u64, (u64, Outcome)>,
-    opens: BTreeMap<Ino, u64>,
+    opens: BTreeMap<FileId, u64>,
 }
 
 /// A session, as shown to people.
@@ -235,7 +235,7 @@ impl Sessions {
     }
 
     /// A session ends. Returns the inodes that it has open, with the number of opens of each.
-    pub(crate) fn remove(&mut self, id: u64) -> Option<BTreeMap<Ino, u64>> {
+    pub(crate) fn remove(&mut self, id: u64) -> Option<BTreeMap<FileId, u64>> {
         let session = self.live.remove(&id)?;
         assert_eq!(self.names.remove(&session.key), Some(id), "session {id} has a name");
         Some(session.opens)
@@ -292,35 +292,35 @@ impl Sessions {
 
     /// Sets the number of times that a session has an inode open. Returns the number before; none if there is
     /// no such session.
-    pub(crate) fn set_opens(&mut self, id: u64, ino: Ino, count: u64) -> Option<u64> {
+    pub(crate) fn set_opens(&mut self, id: u64, file: FileId, count: u64) -> Option<u64> {
         let opens = &mut self.live.get_mut(&id)?.opens;
         let before = match count {
-            0 => opens.remove(&ino),
-            _ => opens.insert(ino, count),
+            0 => opens.remove(&file),
+            _ => opens.insert(file, count),
         };
         Some(before.unwrap_or(0))
     }
 
     /// Counts one open of an inode by a session. Returns false if there is no such session.
-    pub(crate) fn open(&mut self, id: u64, ino: Ino) -> bool {
+    pub(crate) fn open(&mut self, id: u64, file: FileId) -> bool {
         let Some(session) = self.live.get_mut(&id) else { return false };
-        *session.opens.entry(ino).or_default() += 1;
+        *session.opens.entry(file).or_default() += 1;
         true
     }
 
     /// Ends one open of an inode by a session. Returns false if it has none, as after a restart.
-    pub(crate) fn close(&mut self, id: u64, ino: Ino) -> bool {
+    pub(crate) fn close(&mut self, id: u64, file: FileId) -> bool {
         let opens = self.live.get_mut(&id).map(|session| &mut session.opens);
         let Some((opens, count)) = opens.and_then(|opens| {
-            let count = opens.get(&ino).copied()?;
+            let count = opens.get(&file).copied()?;
             Some((opens, count))
         }) else {
             return false;
         };
-        assert!(count > 0, "session {id} counts no open of inode {ino}");
+        assert!(count > 0, "session {id} counts no open of inode {file}");
         match count {
-            1 => opens.remove(&ino),
-            _ => opens.insert(ino, count - 1),
+            1 => opens.remove(&file),
+            _ => opens.insert(file, count - 1),
         };
         true
     }

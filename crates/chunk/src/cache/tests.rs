@@ -166,7 +166,7 @@ fn a_removed_file_keeps_only_chunks_that_are_not_empty_or_not_committed() {
     let left: Vec<u64> = cache.keys_of(file(2), |_| true).iter().map(|key| key.index).collect();
     assert_eq!(left, [0, 2, 3]);
     assert!(cache.peek(chunk_key(3, 1)).is_some(), "it is another file's");
-    let changed: Vec<FileKey> = cache.changed_files().into_iter().collect();
+    let changed: Vec<FileId> = cache.changed_files().into_iter().collect();
     assert_eq!(changed, [file(2)]);
 }
 

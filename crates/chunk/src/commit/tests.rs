@@ -115,7 +115,7 @@ type Change = (&'static str, fn(Rc<Target>) -> penstock_base::LocalBoxFuture<'st
 
 #[test]
 fn a_commit_that_failed_is_completed_by_the_next_one() {
-    const KEY: ChunkKey = ChunkKey { file: FileKey { branch: penstock_base::Branch(0), ino: INO }, index: 0 };
+    const KEY: ChunkKey = ChunkKey { file: FileId { branch: penstock_base::Branch(0), ino: INO }, index: 0 };
     const INO: penstock_base::Ino = penstock_base::Ino(7);
     let changes: [Change; 7] = [
         ("new blocks", |target| Box::pin(async move { write(&target, KEY, 12, &[5; 2]).await })),

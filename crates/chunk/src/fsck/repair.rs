@@ -16,7 +16,7 @@ use crate::rows::{
     encode_group, group_key, map_range,
 };
 use penstock_base::num::to_u32;
-use penstock_base::{Birth, Branch, DecodeError, FileKey, Ino};
+use penstock_base::{Birth, Branch, DecodeError, FileId, Ino};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart, for_each};
 use std::collections::{BTreeMap, BTreeSet};
@@ -123,14 +123,14 @@ impl Fsck<'_> {
             let (count, birth) = (to_u32(*count), Birth::FIRST);
             let extents = vec![Extent { first: 0, count, block: *block, preallocated: false, birth }];
             let row = MapRow { truncations: 0, extents }.encode(birth);
-            (ChunkKey { file: FileKey::main(ino), index }.row(birth), row)
+            (ChunkKey { file: FileId::main(ino), index }.row(birth), row)
         };
         (0..).zip(runs).map(row).collect()
     }
 
     /// Returns up to `most` map rows of an inode, from chunk `index` on.
     pub async fn rows_of(&self, ino: Ino, index: u64, most: usize) -> Result<Vec<Row>, ChunkError> {
-        let (from, until) = map_range(FileKey::main(ino), index);
+        let (from, until) = map_range(FileId::main(ino), index);
         Ok(self.kv.scan(from, until, most).await?)
     }
 
@@ -306,7 +306,7 @@ impl Fsck<'_> {
         };
         let right: BTreeMap<Ino, FileRow> = owners.iter().chain(emptied).filter_map(row_of).collect();
         let of_file =
-            |(ino, row): (&Ino, &FileRow)| (FileRow::key(FileKey::main(*ino), Birth::FIRST), row.encode());
+            |(ino, row): (&Ino, &FileRow)| (FileRow::key(FileId::main(*ino), Birth::FIRST), row.encode());
         let accounts = accounts_of(right.values().copied());
         let of_owner =
             |(owner, blocks): (&Owner, &u64)| (owner.account(Branch::MAIN), encode_account(*blocks));

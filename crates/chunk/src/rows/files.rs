@@ -5,7 +5,7 @@
 
 use super::{ACCOUNT, FILE, file_of};
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{Birth, Branch, Dec, DecodeError, Enc, FileKey};
+use penstock_base::{Birth, Branch, Dec, DecodeError, Enc, FileId};
 
 const FORMAT: u8 = 1;
 const ACCOUNT_FORMAT: u8 = 1;
@@ -38,7 +38,7 @@ pub struct FileRow {
 
 impl FileRow {
     /// The key of the row of a file.
-    pub fn key(file: FileKey, birth: Birth) -> Vec<u8> {
+    pub fn key(file: FileId, birth: Birth) -> Vec<u8> {
         row_key(FILE, &[file.branch.0, file.ino.0, birth.suffix()])
     }
 
@@ -72,7 +72,7 @@ impl FileRow {
 }
 
 /// Decodes the key of a file's row.
-pub fn decode_file_key(key: &[u8]) -> Result<(FileKey, Birth), DecodeError> {
+pub fn decode_file_key(key: &[u8]) -> Result<(FileId, Birth), DecodeError> {
     let [branch, ino, birth] = row_words("file row key", FILE, key)?;
     Ok((file_of(branch, ino), Birth::of_suffix(birth)))
 }

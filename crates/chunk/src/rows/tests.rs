@@ -7,7 +7,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn rows_come_back() {
-    let key = ChunkKey { file: FileKey { branch: Branch(1), ino: Ino(2) }, index: 3 };
+    let key = ChunkKey { file: FileId { branch: Branch(1), ino: Ino(2) }, index: 3 };
     assert_eq!(ChunkKey::decode(&key.row(Birth(4))), Ok((key, Birth(4))));
     let extents = [extent(0, 2, 9), Extent { preallocated: true, ..extent(5, 1, 77) }];
     assert_eq!(decode(&map_row(&extents)).as_deref(), Ok(&extents[..]));
@@ -69,7 +69,7 @@ fn counters_are_as_in_the_first_release() {
 #[test]
 fn rows_of_files_and_accounts_are_as_in_the_first_release() {
     let owner = Owner { uid: 1000, gid: 100, project: 7 };
-    let file = FileKey::main(Ino((1 << 40) | 7));
+    let file = FileId::main(Ino((1 << 40) | 7));
     let (zero, first) = ("0000000000000000", "fffffffffffffffe");
     let key = FileRow::key(file, Birth::FIRST);
     assert_eq!(hex(&key), format!("22{zero}0000010000000007{first}"));
@@ -114,7 +114,7 @@ fn decode(value: &[u8]) -> Result<Vec<Extent>, DecodeError> {
 
 #[test]
 fn keys_and_rows_are_as_in_the_first_release() {
-    let key = ChunkKey { file: FileKey::main(Ino((1 << 40) | 7)), index: 3 };
+    let key = ChunkKey { file: FileId::main(Ino((1 << 40) | 7)), index: 3 };
     let (zero, first) = ("0000000000000000", "fffffffffffffffe");
     assert_eq!(hex(&key.row(Birth::FIRST)), format!("20{zero}00000100000000070000000000000003{first}"));
     assert_eq!(hex(&group_key(0x0102)), "210000000000000102");
@@ -157,14 +157,14 @@ fn extents_without_an_end_are_refused() {
 /// overflowed for the last.
 #[test]
 fn the_last_inode_has_a_range_of_chunks() {
-    let last = ChunkKey { file: FileKey::main(Ino(u64::MAX)), index: u64::MAX };
+    let last = ChunkKey { file: FileId::main(Ino(u64::MAX)), index: u64::MAX };
     let (from, until) = map_range(last.file, 7);
     assert!(from < last.row(Birth(u64::MAX)) && last.row(Birth(u64::MAX)) < until);
     assert!(
-        until <= ChunkKey { file: FileKey { branch: Branch(1), ino: Ino(0) }, index: 0 }.row(Birth::FIRST)
+        until <= ChunkKey { file: FileId { branch: Branch(1), ino: Ino(0) }, index: 0 }.row(Birth::FIRST)
     );
-    let (_, until) = map_range(FileKey::main(Ino(6)), 0);
-    assert!(until <= ChunkKey { file: FileKey::main(Ino(7)), index: 0 }.row(Birth::FIRST));
+    let (_, until) = map_range(FileId::main(Ino(6)), 0);
+    assert!(until <= ChunkKey { file: FileId::main(Ino(7)), index: 0 }.row(Birth::FIRST));
     assert_eq!(decode_group_key(&[&[MAP], &group_key(1)[1..]].concat()), None);
 }
 
@@ -226,7 +226,7 @@ fn keys_of_other_rows_are_refused() {
 #[test]
 fn a_range_has_the_rows_of_its_file_from_its_chunk_on() {
     for (ino, index) in [(2, 0), (2, 7), (255, 1), (u64::MAX, 0), (2, u64::MAX)] {
-        let (from, until) = map_range(FileKey::main(Ino(ino)), index);
+        let (from, until) = map_range(FileId::main(Ino(ino)), index);
         let (first, end) = all_maps();
         assert!(first <= from && from < until && until <= end, "{ino} from {index} on");
         for (other, at, birth) in [(ino, index, 0), (ino, index, 9), (ino, u64::MAX, u64::MAX)] {

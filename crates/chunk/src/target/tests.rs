@@ -6,7 +6,7 @@ use crate::tests::{
 };
 use crate::{Behind, ChunkError, Known, Knows, WantedRow};
 use penstock_base::rank::scoped;
-use penstock_base::{Birth, Branch, FileKey, FindingKind as Kind, Ino};
+use penstock_base::{Birth, Branch, FileId, FindingKind as Kind, Ino};
 use penstock_kv::{Kv, WriteSet};
 use penstock_sim::seeds;
 use std::cell::Cell;
@@ -462,7 +462,7 @@ fn rows_of_files_and_accounts_agree_after_every_crash() {
 }
 
 /// One random change of a file.
-async fn change(target: &Target, of: FileKey, named: &mut Named, random: &mut Random) {
+async fn change(target: &Target, of: FileId, named: &mut Named, random: &mut Random) {
     let known = Known { truncations: named.truncations, owner: named.owner };
     let key = ChunkKey { file: of, index: random.below(3) };
     let from = random.below(u64::from(CHUNK) - 4) as u32;

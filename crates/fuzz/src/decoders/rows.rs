@@ -2,7 +2,7 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::{Birth, Branch, Dec, DecodeError, Features, FileKey, Id128, Ino};
+use penstock_base::{Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::rows::{ForeignKey, Forward};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
@@ -243,10 +243,10 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
     name: "chunk-keys",
     most_bytes: 64,
     seeds: || {
-        let key = ChunkKey { file: FileKey::main(Ino((1 << 40) | 7)), index: 3 };
+        let key = ChunkKey { file: FileId::main(Ino((1 << 40) | 7)), index: 3 };
         vec![
             key.row(Birth::FIRST),
-            ChunkKey { file: FileKey::main(Ino(u64::MAX)), ..key }.row(Birth(1)),
+            ChunkKey { file: FileId::main(Ino(u64::MAX)), ..key }.row(Birth(1)),
             chunk::group_key(12),
             FileRow::key(key.file, Birth(3)),
             OWNER.account(Branch(4)),

@@ -16,7 +16,7 @@ use crate::error::MetaError;
 use crate::inode::{DIRECTORY, Data, FileKind, Inode};
 use crate::rows::removed_key;
 use crate::{LINK_MAX, ROOT};
-use penstock_base::{BLOCK_BYTES, FileKey, FindingKind as Kind, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, FileId, FindingKind as Kind, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, ChunkKey, MapRow, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,7 +231,7 @@ impl Fsck<'_> {
                 end = end.max(index.saturating_add(1));
                 // The new file was never truncated.
                 let row = MapRow { truncations: 0, ..MapRow::decode(&value, birth)? };
-                let moved = ChunkKey { file: FileKey { ino: to, ..chunk.file }, index };
+                let moved = ChunkKey { file: FileId { ino: to, ..chunk.file }, index };
                 writes.put(moved.row(birth), row.encode(birth)).delete(key);
             }
             assert!(end > 0, "chunks were moved");

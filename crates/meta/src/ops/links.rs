@@ -7,7 +7,7 @@ use crate::names::entry_row;
 use crate::parts::Parts;
 use crate::rows::{entry_key, removed_key};
 use crate::{LINK_MAX, PATH_MAX};
-use penstock_base::{FileKey, Ino};
+use penstock_base::{FileId, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
 use penstock_wire::metadata::{LinkRequest, MakeRequest, NameRequest};
@@ -89,7 +89,7 @@ pub(super) fn new_inode(
         layout,
         data: Data::None,
     };
-    parts.chunks.file_made(FileKey::main(inode.ino));
+    parts.chunks.file_made(FileId::main(inode.ino));
     if dir.mode & SET_GROUP_ID != 0 {
         inode.gid = dir.gid;
     }

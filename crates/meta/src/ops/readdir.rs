@@ -4,7 +4,7 @@ use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode};
 use crate::parts::Parts;
 use crate::rows::{Entry, decode_entry_key, entry_range, inode_key};
-use penstock_base::{FileKey, Ino};
+use penstock_base::{FileId, Ino};
 use penstock_wire::metadata::{BytesReply, DirEntry, InodeRequest, ReadDirReply, ReadDirRequest};
 use prost::Message;
 use rustix::io::Errno;
@@ -41,7 +41,7 @@ async fn add_attributes(parts: &Parts, entries: &mut [DirEntry]) -> Result<(), M
     let decode = |(ino, row): (u64, Option<Vec<u8>>)| parts.names.decode_inode(Ino(ino), &row?).ok();
     let inodes: Vec<Option<Inode>> = entries.iter().map(|entry| entry.ino).zip(rows).map(decode).collect();
     let is_file = |inode: &&Inode| inode.kind() == FileKind::Regular;
-    let files = inodes.iter().flatten().filter(is_file).map(|inode| FileKey::main(inode.ino)).collect();
+    let files = inodes.iter().flatten().filter(is_file).map(|inode| FileId::main(inode.ino)).collect();
     let mut held = parts.chunks.held_blocks(files).await?.into_iter();
     for (entry, inode) in entries.iter_mut().zip(&inodes) {
         let blocks = if inode.as_ref().filter(is_file).is_some() { held.next() } else { None };

@@ -5,7 +5,7 @@ use crate::STEP_CHUNKS;
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::parts::Parts;
-use penstock_base::{BLOCK_BYTES, FileKey, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, FileId, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError, Known};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
@@ -100,7 +100,7 @@ pub(crate) async fn set_attr(
         inode.size = if request.grow { size.max(inode.size) } else { size };
     }
     let mut attr = parts.attr(&inode).await?;
-    let (file, owner) = (FileKey::main(inode.ino), inode.owner());
+    let (file, owner) = (FileId::main(inode.ino), inode.owner());
     let Some((size, behind)) = truncated_to else {
         let reply = encode_attr(attr);
         match inode.kind() == FileKind::Regular && owner != owner_before {
@@ -158,7 +158,7 @@ async fn clear_behind(
     let behind = Behind::of(size, before.size);
     let first_block = size.min(before.size).div_ceil(block);
     let mut cleared: Option<Cleared> = None;
-    for stop in parts.chunks.truncate_steps(FileKey::main(ino), first_block, STEP_CHUNKS).await? {
+    for stop in parts.chunks.truncate_steps(FileId::main(ino), first_block, STEP_CHUNKS).await? {
         let turn = parts.turn(who).await?;
         let mut inode = turn.inode(ino).await?;
         if inode.nlink == 0 && !parts.is_used(ino) {
@@ -176,7 +176,7 @@ async fn clear_behind(
             inode.size = inode.size.min(stop.saturating_mul(block));
         }
         assert!(stop > first_block, "a step stops behind the new end");
-        let (file, truncations, size) = (FileKey::main(ino), inode.truncations, inode.size);
+        let (file, truncations, size) = (FileId::main(ino), inode.truncations, inode.size);
         let known = Known { truncations, owner: inode.owner() };
         // Only the transaction of the request itself records its result.
         turn.commit_by(Request::default(), WriteSet::new(), vec![inode], &[], async |writes| {

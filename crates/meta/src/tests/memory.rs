@@ -1,7 +1,7 @@
 //! A chunk store in memory: each chunk is a row with the numbers of its written blocks.
 
 use crate::ChunkStore;
-use penstock_base::{Birth, DecodeError, FileKey, Ino, LocalBoxFuture};
+use penstock_base::{Birth, DecodeError, FileId, Ino, LocalBoxFuture};
 use penstock_chunk::{
     Behind, ChunkError, ChunkKey, FileRow, Known, Owned, Owner, REMOVED, SpaceUsage, TargetCheck, WantedRow,
     all_maps, map_range,
@@ -49,7 +49,7 @@ impl MemChunks {
 
     /// Writes a block of a file.
     pub(super) async fn write(&self, ino: Ino, block: u64) {
-        let file = FileKey::main(ino);
+        let file = FileId::main(ino);
         let per = u64::from(CHUNK_BLOCKS);
         let key = ChunkKey { file, index: block / per };
         let rows = self.rows(map_range(file, key.index));
@@ -63,7 +63,7 @@ impl MemChunks {
 
     /// The written blocks of a file.
     pub(super) fn blocks(&self, ino: Ino) -> Vec<u64> {
-        let rows = self.rows(map_range(FileKey::main(ino), 0));
+        let rows = self.rows(map_range(FileId::main(ino), 0));
         let at = |(key, blocks): (ChunkKey, BTreeSet<u32>)| {
             blocks.into_iter().map(move |block| key.index * u64::from(CHUNK_BLOCKS) + u64::from(block))
         };
@@ -108,20 +108,20 @@ impl ChunkStore for MemChunks {
         SpaceUsage { total_blocks: 1000, free_blocks: 600, headroom_blocks: 100 }
     }
 
-    fn file_made(&self, file: FileKey) {
+    fn file_made(&self, file: FileId) {
         self.made.borrow_mut().insert(file.ino);
     }
 
-    fn file_removed(&self, file: FileKey) {
+    fn file_removed(&self, file: FileId) {
         self.made.borrow_mut().remove(&file.ino);
     }
 
-    fn held_blocks(&self, files: Vec<FileKey>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
+    fn held_blocks(&self, files: Vec<FileId>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
         let held = files.into_iter().map(|file| self.blocks(file.ino).len() as u64).collect();
         Box::pin(async move { Ok(held) })
     }
 
-    fn held_or_row(&self, file: FileKey) -> Result<u64, WantedRow> {
+    fn held_or_row(&self, file: FileId) -> Result<u64, WantedRow> {
         Ok(self.blocks(file.ino).len() as u64)
     }
 
@@ -131,7 +131,7 @@ impl ChunkStore for MemChunks {
 
     fn set_owner(
         &self,
-        file: FileKey,
+        file: FileId,
         owner: Owner,
         writes: WriteSet,
     ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
@@ -144,7 +144,7 @@ impl ChunkStore for MemChunks {
 
     fn truncate(
         &self,
-        file: FileKey,
+        file: FileId,
         blocks: Range<u64>,
         _behind: Behind,
         known: Known,
@@ -169,7 +169,7 @@ impl ChunkStore for MemChunks {
 
     fn truncate_steps(
         &self,
-        file: FileKey,
+        file: FileId,
         first_block: u64,
         most: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {

@@ -3,14 +3,18 @@ use crate::rows::{all_results, all_sessions};
 use penstock_kv::MemKv;
 use penstock_sim::World;
 use penstock_wire::Kind;
-use penstock_wire::metadata::{FailedSync, FileRef, LeaseCall, ReleasedLease};
+use penstock_wire::metadata::{FailedSync, FileRef, LeaseCall, OpenCount, ReleasedLease};
+
+fn id(ino: u64) -> FileId {
+    FileId::of_numbers(0, ino)
+}
 
 mod model;
 
 const GENERATION: u64 = 4;
 const FIRST: u64 = 1;
 const SECOND: u64 = 2;
-const INO: Ino = Ino(7);
+const INO: FileId = FileId::of_numbers(0, 7);
 
 /// A node with its clients.
 struct Bench {
@@ -75,8 +79,8 @@ impl Bench {
     }
 
     async fn grant(&self, session: u64, exclusive: bool) -> Result<u64, Failure> {
-        let request = LeaseRequest { ino: INO.0, exclusive, first: 0, last: u64::MAX };
-        let reply = self.clients.grant(session, &request.encode_to_vec()).await?;
+        let request = LeaseRequest { ino: INO.ino.0, exclusive, first: 0, last: u64::MAX };
+        let reply = self.clients.grant(session, Branch::MAIN, &request.encode_to_vec()).await?;
         Ok(LeaseReply::decode(&reply[..]).unwrap().grant)
     }
 
@@ -102,7 +106,7 @@ impl Bench {
 /// A request of the exclusive lock on the first ten bytes.
 fn exclusive_lock() -> LockRequest {
     let change = LockChange::Exclusive.into();
-    LockRequest { ino: INO.0, change, last: 9, owner: 1, ..LockRequest::default() }
+    LockRequest { ino: INO.ino.0, change, last: 9, owner: 1, ..LockRequest::default() }
 }
 
 fn who(session: u64, sequence: u64) -> Request {
@@ -258,11 +262,11 @@ fn a_session_of_another_process_survives_a_restart_until_it_ends() {
         let later = Clients::load(&bench.env, &*bench.kv, GENERATION + 1).await.unwrap();
         assert_eq!((later.count(), later.is_in_use(5), later.owe_opens()), (1, true, true));
         assert!(matches!(later.slot(who(5, 3)).await, Ok(Slot::Done(Ok(body))) if body == b"three"));
-        assert!(later.open(5, INO) && later.open(5, INO) && later.open(5, Ino(8)));
+        assert!(later.open(5, INO) && later.open(5, INO) && later.open(5, id(8)));
         let writes = later.bar_session(5).unwrap();
         assert!(!later.is_live(5) && later.is_in_use(5), "others must not have its locks yet");
         let opens = later.end_session(5).unwrap();
-        assert_eq!(opens, BTreeMap::from([(INO, 2), (Ino(8), 1)]));
+        assert_eq!(opens, BTreeMap::from([(INO, 2), (id(8), 1)]));
         bench.kv.commit(writes).await.unwrap();
         for (from, until) in [all_sessions(), all_results()] {
             assert_eq!(bench.kv.keys(from, until, 9).await.unwrap(), [[0u8; 0]; 0]);
@@ -298,7 +302,7 @@ fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
         };
         // Columns: the start to which the client reports, its opens, true if these are all; the changes, and
         // true if the client owes more.
-        let changed = |ino, before, now| (Ino(ino), before, now);
+        let changed = |ino, before, now| (id(ino), before, now);
         for (start, opens, reclaimed, expected, owes) in [
             (GENERATION - 1, &[(7, 2)][..], true, vec![], true),
             (GENERATION, &[(7, 2), (8, 1)], false, vec![changed(7, 0, 2), changed(8, 0, 1)], true),
@@ -325,13 +329,13 @@ fn bodies_that_make_no_sense_are_refused() {
         let part = |first, last| LeaseRequest { ino: 7, exclusive: true, first, last }.encode_to_vec();
         let garbage = || vec![0xff; 5];
         for (what, result) in [
-            ("a lease", clients.grant(FIRST, &garbage()).await.map(drop)),
-            ("a lease on a part", clients.grant(FIRST, &part(1, u64::MAX)).await.map(drop)),
-            ("a lease up to a byte", clients.grant(FIRST, &part(0, 4096)).await.map(drop)),
-            ("an empty lease", clients.grant(FIRST, &[]).await.map(drop)),
+            ("a lease", clients.grant(FIRST, Branch::MAIN, &garbage()).await.map(drop)),
+            ("a lease on a part", clients.grant(FIRST, Branch::MAIN, &part(1, u64::MAX)).await.map(drop)),
+            ("a lease up to a byte", clients.grant(FIRST, Branch::MAIN, &part(0, 4096)).await.map(drop)),
+            ("an empty lease", clients.grant(FIRST, Branch::MAIN, &[]).await.map(drop)),
             ("a watch", clients.watch(FIRST, &garbage()).await.map(drop)),
-            ("a sync", clients.sync_elsewhere(FIRST, &garbage()).await),
-            ("a change of size", clients.may_resize(FIRST, &garbage()).await),
+            ("a sync", clients.sync_elsewhere(FIRST, Branch::MAIN, &garbage()).await),
+            ("a change of size", clients.may_resize(FIRST, Branch::MAIN, &garbage()).await),
         ] {
             assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid, "{what}");
         }
@@ -355,7 +359,7 @@ fn a_lease_is_granted_once_the_others_have_given_theirs_back() {
             assert!(bench.clients.is_unsynced_elsewhere(SECOND, INO));
             let calls = bench.calls(FIRST).await;
             let [call] = &calls[..] else { panic!("{way}: one revocation, not {calls:?}") };
-            assert_eq!((call.ino, call.grant, call.is_sync), (INO.0, grant, false), "{way}");
+            assert_eq!((call.ino, call.grant, call.is_sync), (INO.ino.0, grant, false), "{way}");
             let request = WatchRequest { generation: GENERATION, ..WatchRequest::default() };
             // Numbers of another start mean nothing.
             let other = WatchRequest { generation: 9, answered: vec![call.number], ..request.clone() };
@@ -364,9 +368,10 @@ fn a_lease_is_granted_once_the_others_have_given_theirs_back() {
             assert!(second.borrow().is_none(), "{way}: it still waits");
             let request = match way {
                 "answer" => WatchRequest { answered: vec![call.number], ..request },
-                "release" => {
-                    WatchRequest { released: vec![ReleasedLease { ino: INO.0, grant, branch: 0 }], ..request }
-                }
+                "release" => WatchRequest {
+                    released: vec![ReleasedLease { ino: INO.ino.0, grant, branch: 0 }],
+                    ..request
+                },
                 "leave" => WatchRequest { leaves: true, ..request },
                 _ => {
                     bench.clients.end_session(FIRST).unwrap();
@@ -448,13 +453,13 @@ fn a_sync_elsewhere_ends_with_the_result_of_the_other_client() {
     {
         with_two_clients(async |bench| {
             bench.join_both().await;
-            let body = InodeRequest { ino: INO.0 }.encode_to_vec();
-            bench.clients.sync_elsewhere(SECOND, &body).await.unwrap();
+            let body = InodeRequest { ino: INO.ino.0 }.encode_to_vec();
+            bench.clients.sync_elsewhere(SECOND, Branch::MAIN, &body).await.unwrap();
             bench.grant(FIRST, true).await.unwrap();
-            bench.clients.sync_elsewhere(FIRST, &body).await.unwrap();
+            bench.clients.sync_elsewhere(FIRST, Branch::MAIN, &body).await.unwrap();
             let syncing = bench.start({
                 let clients = bench.clients.clone();
-                async move { clients.sync_elsewhere(SECOND, &body).await }
+                async move { clients.sync_elsewhere(SECOND, Branch::MAIN, &body).await }
             });
             bench.pause().await;
             let calls = bench.calls(FIRST).await;
@@ -477,20 +482,20 @@ fn a_sync_elsewhere_ends_with_the_result_of_the_other_client() {
 fn a_change_of_size_waits_briefly_for_other_sessions() {
     with_two_clients(async |bench| {
         let body =
-            |size, grow| SetAttrRequest { ino: INO.0, size, grow, ..Default::default() }.encode_to_vec();
-        bench.clients.may_resize(FIRST, &body(Some(0), false)).await.unwrap();
+            |size, grow| SetAttrRequest { ino: INO.ino.0, size, grow, ..Default::default() }.encode_to_vec();
+        bench.clients.may_resize(FIRST, Branch::MAIN, &body(Some(0), false)).await.unwrap();
         bench.join_both().await;
         bench.grant(SECOND, true).await.unwrap();
         // Columns: size, growth, and true if the request must be sent again.
         for (size, grow, again) in [(None, false, false), (Some(9), true, false), (Some(9), false, true)] {
             let asked = bench.env.now();
-            let result = bench.clients.may_resize(FIRST, &body(size, grow)).await;
+            let result = bench.clients.may_resize(FIRST, Branch::MAIN, &body(size, grow)).await;
             assert_eq!(result.err().is_some_and(|failure| failure.is_ask_again()), again, "{size:?} {grow}");
             assert_eq!(bench.env.now() - asked, if again { SLOT_WAIT } else { Duration::ZERO }, "{size:?}");
         }
         assert!(bench.clients.leases.borrow().is_unsynced_elsewhere(FIRST, INO));
         bench.answer_all(SECOND).await;
-        bench.clients.may_resize(FIRST, &body(Some(9), false)).await.unwrap();
+        bench.clients.may_resize(FIRST, Branch::MAIN, &body(Some(9), false)).await.unwrap();
     });
 }
 
@@ -707,7 +712,7 @@ fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
         let clients = &bench.clients;
         let sync = |ino: u64| {
             let (clients, body) = (clients.clone(), InodeRequest { ino }.encode_to_vec());
-            bench.start(async move { clients.sync_elsewhere(SECOND, &body).await })
+            bench.start(async move { clients.sync_elsewhere(SECOND, Branch::MAIN, &body).await })
         };
         clients.join(SECOND).await.unwrap();
         // The third one cannot sync any file, as on a full store. It answers each request at once.

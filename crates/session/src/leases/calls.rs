@@ -4,7 +4,7 @@
 //! After a restart every client may ask every other one to sync files, so the calls are found by session and
 //! by file without a look at all of them.
 
-use penstock_base::Ino;
+use penstock_base::FileId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -13,7 +13,7 @@ use std::ops::Bound;
 pub(super) struct Call {
     pub(super) session: u64,
     /// The inode; none for a revocation of everything.
-    pub(super) ino: Option<Ino>,
+    pub(super) file: Option<FileId>,
     pub(super) is_sync: bool,
     pub(super) grant: u64,
     pub(super) sent: bool,
@@ -25,8 +25,8 @@ pub(super) struct Calls {
     all: BTreeMap<u64, Call>,
     /// Session and number of each.
     by_session: BTreeSet<(u64, u64)>,
-    /// Inode, session and number of each.
-    by_file: BTreeSet<(Option<Ino>, u64, u64)>,
+    /// FileIdde, session and number of each.
+    by_file: BTreeSet<(Option<FileId>, u64, u64)>,
 }
 
 impl Calls {
@@ -35,7 +35,7 @@ impl Calls {
         assert!(self.all.last_key_value().is_none_or(|(last, _)| *last < number), "numbers rise");
         self.all.insert(number, call);
         self.by_session.insert((call.session, number));
-        self.by_file.insert((call.ino, call.session, number));
+        self.by_file.insert((call.file, call.session, number));
     }
 
     /// Returns a call to this session.
@@ -57,7 +57,7 @@ impl Calls {
         self.get(session, number)?;
         let call = self.all.remove(&number)?;
         assert!(self.by_session.remove(&(session, number)), "every call is listed by session");
-        assert!(self.by_file.remove(&(call.ino, session, number)), "every call is listed by file");
+        assert!(self.by_file.remove(&(call.file, session, number)), "every call is listed by file");
         Some(call)
     }
 
@@ -72,8 +72,12 @@ impl Calls {
         self.by_session.range(range).map(|(_, number)| *number)
     }
 
-    fn about_file(&self, session: u64, ino: Option<Ino>) -> impl DoubleEndedIterator<Item = (u64, &Call)> {
-        let numbers = self.by_file.range((ino, session, 0)..=(ino, session, u64::MAX));
+    fn about_file(
+        &self,
+        session: u64,
+        file: Option<FileId>,
+    ) -> impl DoubleEndedIterator<Item = (u64, &Call)> {
+        let numbers = self.by_file.range((file, session, 0)..=(file, session, u64::MAX));
         numbers.map(|(_, _, number)| (*number, &self.all[number]))
     }
 
@@ -90,8 +94,8 @@ impl Calls {
     }
 
     /// Calls to a session about one inode, the newest first.
-    pub(super) fn about(&self, session: u64, ino: Ino) -> impl Iterator<Item = (u64, &Call)> {
-        self.about_file(session, Some(ino)).rev()
+    pub(super) fn about(&self, session: u64, file: FileId) -> impl Iterator<Item = (u64, &Call)> {
+        self.about_file(session, Some(file)).rev()
     }
 
     /// Returns the calls to a session after a number, which count as sent.

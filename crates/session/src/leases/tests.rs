@@ -1,11 +1,15 @@
 use super::*;
 use penstock_sim::seeds;
 
+fn id(ino: u64) -> FileId {
+    FileId::of_numbers(0, ino)
+}
+
 const FIRST: u64 = 1;
 const SECOND: u64 = 2;
 
 fn calls_of(leases: &Leases, session: u64) -> Vec<u64> {
-    let calls = leases.calls.iter().filter(|(_, call)| call.session == session && call.ino.is_none());
+    let calls = leases.calls.iter().filter(|(_, call)| call.session == session && call.file.is_none());
     calls.map(|(number, _)| *number).collect()
 }
 
@@ -23,16 +27,16 @@ fn a_stop_waits_for_the_answers_to_all_calls() {
         leases.answered(SECOND, number);
     }
     assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
-    leases.try_grant(FIRST, Ino(7), true).expect("it may need one to answer");
+    leases.try_grant(FIRST, id(7), true).expect("it may need one to answer");
     leases.answered(FIRST, for_another);
     assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Called));
     leases.answered(FIRST, for_the_stop);
     assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::CalledAgain));
-    assert_eq!(leases.try_grant(FIRST, Ino(8), true), None);
+    assert_eq!(leases.try_grant(FIRST, id(8), true), None);
     let [last] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
     leases.answered(FIRST, last);
     assert_eq!(leases.leaving(FIRST).copied(), Some(Leaving::Done));
-    assert_eq!(leases.try_grant(FIRST, Ino(9), true), None);
+    assert_eq!(leases.try_grant(FIRST, id(9), true), None);
 }
 
 #[test]
@@ -86,7 +90,7 @@ impl Stop {
         match step {
             Step::Grant => {
                 self.inodes += 1;
-                let granted = self.leases.try_grant(FIRST, Ino(self.inodes), true).is_some();
+                let granted = self.leases.try_grant(FIRST, id(self.inodes), true).is_some();
                 self.keeps |= granted;
                 granted
             }
@@ -157,7 +161,7 @@ fn a_stop_is_done_with_a_client_that_keeps_nothing_in_every_order() {
         if stop.leases.leaving(FIRST).copied() == Some(Leaving::Done) {
             done += 1;
             assert!(!stop.keeps, "{order:?}");
-            assert_eq!(stop.leases.try_grant(FIRST, Ino(0), true), None, "{order:?}");
+            assert_eq!(stop.leases.try_grant(FIRST, id(0), true), None, "{order:?}");
         }
         // The client goes on until it has received and answered everything.
         while stop.take(Step::Hear) || stop.take(Step::AnswerArrives) {}
@@ -180,14 +184,14 @@ fn two_sessions() -> Leases {
 }
 
 /// The revocations of leases on an inode, as session and number.
-fn revocations(leases: &Leases, ino: Ino) -> Vec<(u64, u64)> {
-    let calls = leases.calls.iter().filter(|(_, call)| call.ino == Some(ino) && !call.is_sync);
+fn revocations(leases: &Leases, ino: FileId) -> Vec<(u64, u64)> {
+    let calls = leases.calls.iter().filter(|(_, call)| call.file == Some(ino) && !call.is_sync);
     calls.map(|(number, call)| (call.session, *number)).collect()
 }
 
 #[test]
 fn exclusive_leases_exclude_all_others_and_shared_ones_do_not() {
-    const INO: Ino = Ino(7);
+    const INO: FileId = FileId::of_numbers(0, 7);
     // Columns: the lease of the first session, the session and the kind of lease that it wants, and true if
     // that is granted.
     for (held, session, exclusive, granted) in [
@@ -205,7 +209,7 @@ fn exclusive_leases_exclude_all_others_and_shared_ones_do_not() {
         let first = held.map(|exclusive| leases.try_grant(FIRST, INO, exclusive).unwrap());
         let found = leases.try_grant(session, INO, exclusive);
         assert_eq!(found.is_some(), granted, "{what}");
-        assert!(leases.try_grant(session, Ino(8), true).is_some(), "{what}: another inode");
+        assert!(leases.try_grant(session, id(8), true).is_some(), "{what}: another inode");
         if granted {
             assert!(found > first, "{what}: numbers rise");
             assert_eq!(revocations(&leases, INO), [], "{what}");
@@ -225,7 +229,7 @@ fn exclusive_leases_exclude_all_others_and_shared_ones_do_not() {
 
 #[test]
 fn a_release_counts_only_for_the_grant_that_it_names() {
-    const INO: Ino = Ino(7);
+    const INO: FileId = FileId::of_numbers(0, 7);
     let mut leases = two_sessions();
     let old = leases.try_grant(FIRST, INO, true).unwrap();
     let new = leases.try_grant(FIRST, INO, true).unwrap();
@@ -239,7 +243,7 @@ fn a_release_counts_only_for_the_grant_that_it_names() {
 
 #[test]
 fn a_change_of_size_waits_for_others_unless_they_wait_too() {
-    const INO: Ino = Ino(7);
+    const INO: FileId = FileId::of_numbers(0, 7);
     // Columns: the leases of both sessions, true if the second one waits to change the size, and true if the
     // first one may change it.
     for (first, second, waits, expected) in [
@@ -275,7 +279,7 @@ fn a_change_of_size_waits_for_others_unless_they_wait_too() {
 
 #[test]
 fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
-    const INO: Ino = Ino(7);
+    const INO: FileId = FileId::of_numbers(0, 7);
     let mut leases = two_sessions();
     assert_eq!(leases.call_sync(SECOND, INO), [], "nobody has a lease");
     leases.try_grant(FIRST, INO, false).unwrap();
@@ -308,7 +312,7 @@ fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
 /// Regression: after a restart nobody was asked, although every session may own any lease.
 #[test]
 fn a_sync_is_asked_of_all_that_owe_everything() {
-    const INO: Ino = Ino(7);
+    const INO: FileId = FileId::of_numbers(0, 7);
     let mut leases = Leases::restored([FIRST, SECOND, 3].into_iter());
     assert!(leases.is_unsynced_elsewhere(SECOND, INO));
     let numbers = leases.call_sync(SECOND, INO);
@@ -327,13 +331,13 @@ fn a_sync_is_asked_of_all_that_owe_everything() {
 
 #[test]
 fn news_are_sent_once_and_only_to_their_session() {
-    const INO: Ino = Ino(7);
+    const INO: FileId = FileId::of_numbers(0, 7);
     let mut leases = two_sessions();
     let grant = leases.try_grant(FIRST, INO, true).unwrap();
     assert_eq!(leases.try_grant(SECOND, INO, true), None);
     let [(FIRST, number)] = revocations(&leases, INO)[..] else { panic!("one revocation") };
-    leases.note_unlocked(FIRST, Ino(9));
-    leases.note_unlocked(FIRST, Ino(8));
+    leases.note_unlocked(FIRST, id(9));
+    leases.note_unlocked(FIRST, id(8));
     let ask = |leases: &mut Leases, session, seen| {
         let request = WatchRequest { seen, wait: true, ..WatchRequest::default() };
         leases.news(session, &request).map(|reply| {
@@ -342,7 +346,7 @@ fn news_are_sent_once_and_only_to_their_session() {
             (calls, reply.unlocked.iter().map(|file| file.ino).collect::<Vec<_>>())
         })
     };
-    let call = (number, INO.0, grant);
+    let call = (number, INO.ino.0, grant);
     // Columns: session, last number seen, and the revocations and inodes with released locks in the reply.
     for (session, seen, expected) in [
         (SECOND, 0, None),
@@ -373,7 +377,7 @@ fn after_a_restart_several_sessions_give_up_everything_and_one_does_not() {
         for session in 1..=sessions {
             assert!(leases.has_joined(session) && leases.join(session), "it still owns what it had");
             let others_owe = sessions > 1;
-            assert_eq!(leases.try_grant(session, Ino(7), true).is_none(), others_owe, "{sessions} sessions");
+            assert_eq!(leases.try_grant(session, id(7), true).is_none(), others_owe, "{sessions} sessions");
         }
         assert_eq!(leases.join(9), sessions == 0, "{sessions} sessions");
         for session in 1..=sessions {
@@ -381,7 +385,7 @@ fn after_a_restart_several_sessions_give_up_everything_and_one_does_not() {
                 leases.answered(session, number);
             }
         }
-        assert!(leases.join(9) && leases.try_grant(9, Ino(7), true).is_some(), "{sessions} sessions");
+        assert!(leases.join(9) && leases.try_grant(9, id(7), true).is_some(), "{sessions} sessions");
         assert_eq!(leases.are_shared(), sessions > 0);
     }
 }
@@ -392,24 +396,24 @@ struct Client {
     joined: bool,
     alone: bool,
     /// By inode, its lease: exclusive or not, and the grant.
-    leases: BTreeMap<Ino, (bool, u64)>,
+    leases: BTreeMap<FileId, (bool, u64)>,
     seen: u64,
     /// The newest grant that was revoked, by inode, and of all inodes.
-    revoked: BTreeMap<Ino, u64>,
+    revoked: BTreeMap<FileId, u64>,
     revoked_all: u64,
     answers: Vec<u64>,
     /// Grants on their way to it.
-    late: Vec<(Ino, bool, u64)>,
+    late: Vec<(FileId, bool, u64)>,
 }
 
 impl Client {
     /// True if no grant on an inode is on its way.
-    fn is_synced(&self, ino: Ino) -> bool {
+    fn is_synced(&self, ino: FileId) -> bool {
         self.late.iter().all(|(late, ..)| *late != ino)
     }
 
     /// A client has one request for a lease on an inode at a time, and none for less than it has.
-    fn may_ask(&self, ino: Ino, exclusive: bool) -> bool {
+    fn may_ask(&self, ino: FileId, exclusive: bool) -> bool {
         let covered = self.leases.get(&ino).is_some_and(|(has, _)| *has || !exclusive);
         self.joined && !self.alone && self.is_synced(ino) && !covered
     }
@@ -443,9 +447,9 @@ impl Model {
                 client.revoked_all = client.revoked_all.max(call.grant);
                 client.leases.retain(|_, (_, grant)| *grant > call.grant);
             } else {
-                let newest = client.revoked.entry(Ino(call.ino)).or_default();
+                let newest = client.revoked.entry(id(call.ino)).or_default();
                 *newest = call.grant.max(*newest);
-                client.leases.retain(|ino, (_, grant)| *ino != Ino(call.ino) || *grant > call.grant);
+                client.leases.retain(|ino, (_, grant)| *ino != id(call.ino) || *grant > call.grant);
             }
         }
         client.alone = reply.alone;
@@ -473,7 +477,7 @@ impl Model {
 
     fn step(&mut self) {
         let session = 1 + self.below(SESSIONS);
-        let ino = Ino(5 + self.below(2));
+        let ino = id(5 + self.below(2));
         match self.below(16) {
             0..=2 => {
                 let joined = self.leases.join(session);
@@ -546,9 +550,9 @@ fn clients_never_believe_in_leases_that_exclude_each_other() {
             model.leases.join(session);
             model.drain();
             assert!(model.leases.join(session), "seed {seed}: session {session} joins");
-            let granted = model.leases.try_grant(session, Ino(5), true).or_else(|| {
+            let granted = model.leases.try_grant(session, id(5), true).or_else(|| {
                 model.drain();
-                model.leases.try_grant(session, Ino(5), true)
+                model.leases.try_grant(session, id(5), true)
             });
             assert!(granted.is_some(), "seed {seed}: session {session} gets a lease");
         }
@@ -567,8 +571,8 @@ fn a_session_is_alone_once_it_has_answered_everything() {
     leases.answered(FIRST, number);
     assert_eq!(leases.to_tell().1, Some(FIRST));
     // It needs no lease, and its next request of one leaves none behind.
-    let grant = leases.try_grant(FIRST, Ino(7), true).unwrap();
-    assert!(leases.try_grant(FIRST, Ino(8), true).unwrap() > grant, "numbers rise");
+    let grant = leases.try_grant(FIRST, id(7), true).unwrap();
+    assert!(leases.try_grant(FIRST, id(8), true).unwrap() > grant, "numbers rise");
     assert!(leases.held.is_empty() && !leases.are_shared());
     leases.close();
     assert_eq!(leases.to_tell().1, None, "it must give up everything when the service stops");
@@ -578,7 +582,7 @@ fn a_session_is_alone_once_it_has_answered_everything() {
 #[test]
 fn a_session_that_has_left_gets_no_lease() {
     let mut leases = Leases::default();
-    let ino = Ino(7);
+    let ino = id(7);
     assert!(leases.join(FIRST));
     assert!(!leases.join(SECOND));
     for call in calls_of(&leases, FIRST) {
@@ -604,7 +608,7 @@ fn a_session_that_ends_owes_nothing_any_more() {
     leases.leave(FIRST);
     assert!(leases.join(SECOND));
     assert_eq!(leases.to_tell().1, Some(SECOND), "it is alone");
-    assert!(leases.try_grant(SECOND, Ino(7), true).is_some());
+    assert!(leases.try_grant(SECOND, id(7), true).is_some());
 }
 
 #[test]
@@ -618,14 +622,14 @@ fn a_session_that_is_left_during_a_stop_is_not_alone() {
     }
     leases.leave(SECOND);
     assert_eq!(leases.to_tell().1, None);
-    assert_eq!(leases.try_grant(FIRST, Ino(7), true), None, "it has given up everything");
+    assert_eq!(leases.try_grant(FIRST, id(7), true), None, "it has given up everything");
 }
 
 #[test]
 fn a_session_that_left_hears_nothing_from_before() {
     let mut leases = Leases::default();
     leases.join(FIRST);
-    leases.note_unlocked(FIRST, Ino(7));
+    leases.note_unlocked(FIRST, id(7));
     leases.leave(FIRST);
     leases.join(FIRST);
     let news = leases.news(FIRST, &WatchRequest { alone: true, ..WatchRequest::default() });

@@ -1,6 +1,10 @@
 use super::*;
 use penstock_sim::seeds;
 
+fn id(ino: u64) -> FileId {
+    FileId::of_numbers(0, ino)
+}
+
 fn request(owner: u64, change: LockChange) -> LockRequest {
     LockRequest { ino: 9, owner, last: 99, change: change.into(), wait: true, ..LockRequest::default() }
 }
@@ -16,10 +20,10 @@ fn sessions_are_told_apart_and_told_of_each_other() {
     // Locks of flock and of fcntl do not conflict.
     let flock = LockRequest { flock: true, ..request(5, LockChange::Exclusive) };
     assert_eq!(set(&mut locks, 2, &flock).conflict, None);
-    assert!(locks.files[&Ino(9)].waiting.contains(&2));
-    assert_eq!(locks.end(1), [Ino(9)]);
+    assert!(locks.files[&id(9)].waiting.contains(&2));
+    assert_eq!(locks.end(1), [id(9)]);
     assert_eq!(set(&mut locks, 2, &request(5, LockChange::Shared)).conflict, None);
-    assert_eq!(locks.end(2), [Ino(9)]);
+    assert_eq!(locks.end(2), [id(9)]);
     assert!(locks.files.is_empty() && locks.held.is_empty());
     let backwards = LockRequest { first: 100, ..request(1, LockChange::Shared) };
     assert_eq!(locks.change(1, &backwards, false), Err(Errno::INVAL));
@@ -49,7 +53,7 @@ fn giving_up_parts_of_a_lock_is_bounded_by_user() {
     // The whole lock can still be released.
     let all = LockRequest { change: LockChange::Unlock.into(), ..whole };
     assert!(locks.change(1, &all, false).is_ok());
-    assert_eq!(locks.files[&Ino(9)].tables[0].len(), 2);
+    assert_eq!(locks.files[&id(9)].tables[0].len(), 2);
     assert_eq!(locks.held.get(&(1, 1000)), None);
 }
 
@@ -65,7 +69,7 @@ fn a_user_takes_no_locks_from_others() {
     }
     let more = byte(files, 1000, 0, LockChange::Shared);
     assert_eq!(locks.change(1, &more, false), Err(Errno::NOLCK));
-    assert!(!locks.files.contains_key(&Ino(files)), "what is refused leaves nothing");
+    assert!(!locks.files.contains_key(&id(files)), "what is refused leaves nothing");
     for uid in [0, 1001] {
         assert!(locks.change(1, &byte(files, uid, 0, LockChange::Shared), false).is_ok());
     }
@@ -90,8 +94,8 @@ fn a_request_that_makes_no_sense_changes_nothing() {
         for granted in [false, true] {
             assert_eq!(locks.change(1, &request, granted), Err(Errno::INVAL), "{what}");
         }
-        assert_eq!((locks.files.len(), locks.files[&Ino(9)].count()), (1, 1), "{what}");
-        assert!(locks.files[&Ino(9)].waiting.is_empty(), "{what}");
+        assert_eq!((locks.files.len(), locks.files[&id(9)].count()), (1, 1), "{what}");
+        assert!(locks.files[&id(9)].waiting.is_empty(), "{what}");
     }
 }
 
@@ -118,8 +122,8 @@ fn a_conflict_names_the_lock_that_is_in_the_way() {
             assert_eq!((conflict.first, conflict.last, conflict.owner), (10, 19, 5));
         }
     }
-    assert!(locks.files[&Ino(9)].waiting.is_empty(), "a test waits for nothing");
-    assert_eq!(locks.files[&Ino(9)].count(), 1, "a test sets nothing");
+    assert!(locks.files[&id(9)].waiting.is_empty(), "a test waits for nothing");
+    assert_eq!(locks.files[&id(9)].count(), 1, "a test sets nothing");
 }
 
 #[test]
@@ -134,17 +138,17 @@ fn only_sessions_that_may_wait_are_told_of_a_release() {
     assert_eq!(locks.end(4), [], "it had no lock");
     let shared = request(5, LockChange::Shared);
     assert!(set(&mut locks, 1, &shared).1, "a shared lock in place of an exclusive one releases something");
-    assert_eq!(locks.take_waiting(Ino(9)), BTreeSet::from([2]));
-    assert_eq!(locks.take_waiting(Ino(9)), BTreeSet::new(), "it is told once");
-    assert_eq!(locks.take_waiting(Ino(10)), BTreeSet::new());
+    assert_eq!(locks.take_waiting(id(9)), BTreeSet::from([2]));
+    assert_eq!(locks.take_waiting(id(9)), BTreeSet::new(), "it is told once");
+    assert_eq!(locks.take_waiting(id(10)), BTreeSet::new());
     assert!(set(&mut locks, 1, &request(5, LockChange::Unlock)).1);
     assert!(locks.files.is_empty(), "a file without locks is forgotten");
     // A session that waits keeps the file in memory until it is told or ends.
     set(&mut locks, 1, &request(5, LockChange::Exclusive));
     set(&mut locks, 2, &request(5, LockChange::Shared));
-    assert_eq!(locks.end(1), [Ino(9)]);
+    assert_eq!(locks.end(1), [id(9)]);
     assert_eq!(locks.files.len(), 1);
-    assert_eq!(locks.take_waiting(Ino(9)), BTreeSet::from([2]));
+    assert_eq!(locks.take_waiting(id(9)), BTreeSet::from([2]));
     assert!(locks.files.is_empty());
 }
 
@@ -183,7 +187,7 @@ fn locks_are_as_a_plain_list_of_bytes() {
                     let mine = model.iter().filter(|((of, _, by, _), _)| (of, by) == (ino, &session));
                     mine.into_iter().any(|(_, bytes)| bytes.iter().any(Option::is_some))
                 };
-                let expected: Vec<Ino> = (1..3).filter(had).map(Ino).collect();
+                let expected: Vec<FileId> = (1..3).filter(had).map(id).collect();
                 assert_eq!(changed, expected, "{what}");
                 model.retain(|(_, _, of, _), _| *of != session);
             } else {
@@ -227,7 +231,7 @@ fn assert_same(locks: &Locks, model: &Model, what: &str) {
             for lock in table.iter() {
                 let (session, owner) = lock.owner;
                 *counts.entry((session, lock.uid)).or_default() += 1;
-                let bytes = found.entry((ino.0, flock, session, owner)).or_default();
+                let bytes = found.entry((ino.ino.0, flock, session, owner)).or_default();
                 for byte in lock.first..=lock.last {
                     let before = bytes[byte as usize].replace((lock.exclusive, lock.uid));
                     assert_eq!(before, None, "{what}: one lock of an owner on a byte");

@@ -3,6 +3,10 @@ use crate::rows::session_key;
 use futures_util::FutureExt;
 use penstock_kv::MemKv;
 
+fn id(ino: u64) -> FileId {
+    FileId::of_numbers(0, ino)
+}
+
 fn table() -> Sessions {
     let mut sessions = Sessions::default();
     sessions.insert(key_of(7), row(7), Duration::ZERO);
@@ -61,14 +65,14 @@ fn a_session_is_silent_only_while_nothing_of_it_is_executed() {
 #[test]
 fn opens_are_counted_by_session_and_reported_in_parts() {
     let mut sessions = table();
-    let ino = Ino(3);
+    let ino = id(3);
     assert!(sessions.open(7, ino) && sessions.open(7, ino) && !sessions.open(8, ino));
     assert_eq!(sessions.set_opens(7, ino, 5), Some(2));
     assert!(sessions.close(7, ino));
     assert_eq!(sessions.set_opens(7, ino, 1), Some(4));
     assert!(sessions.close(7, ino) && !sessions.close(7, ino));
-    sessions.open(7, Ino(4));
-    assert_eq!(sessions.remove(7), Some(BTreeMap::from([(Ino(4), 1)])));
+    sessions.open(7, id(4));
+    assert_eq!(sessions.remove(7), Some(BTreeMap::from([(id(4), 1)])));
     assert_eq!(sessions.remove(7), None);
 }
 
@@ -205,8 +209,8 @@ fn people_see_clients_with_their_lease_and_their_silence() {
     let (mut sessions, _) = load(&[session_row(7)]);
     let local = SessionRow { client: "here".into(), ..row(8) };
     sessions.insert(key_of(8), local, Duration::from_secs(103));
-    sessions.open(8, Ino(3));
-    sessions.open(8, Ino(3));
+    sessions.open(8, id(3));
+    sessions.open(8, id(3));
     sessions.set_mount(9, "/nobody");
     let infos = sessions.infos(Duration::from_secs(105));
     let [far, here] = &infos[..] else { panic!("two sessions") };

@@ -1,7 +1,7 @@
 //! Plants damage of every kind, by changing rows without the services.
 
 use crate::machine::Machine;
-use penstock_base::{Birth, Branch, FileKey, FindingKind as Kind, Ino};
+use penstock_base::{Birth, Branch, FileId, FindingKind as Kind, Ino};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
 use penstock_kv::{Kv, WriteSet};
 use std::ops::Range;
@@ -37,11 +37,11 @@ fn removed(ino: Ino) -> Vec<u8> {
 }
 
 fn file(ino: Ino) -> Vec<u8> {
-    FileRow::key(FileKey::main(ino), Birth::FIRST)
+    FileRow::key(FileId::main(ino), Birth::FIRST)
 }
 
 fn map(ino: Ino, index: u64) -> Vec<u8> {
-    ChunkKey { file: FileKey::main(ino), index }.row(Birth::FIRST)
+    ChunkKey { file: FileId::main(ino), index }.row(Birth::FIRST)
 }
 
 fn entry_value(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {

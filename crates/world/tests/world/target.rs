@@ -7,7 +7,7 @@
 
 use crate::machine::Site;
 use penstock_array::{Array, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, Env, FileKey, Gate, Ino, LocalBoxFuture, crc32c, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, Env, FileId, Gate, Ino, LocalBoxFuture, crc32c, crc32c_blocks};
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Known, Owner, Target, TargetConfig};
 use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
 use penstock_sim::World;
@@ -116,7 +116,7 @@ impl Kv for Unreliable {
 
 /// A file and what its blocks must contain: each block one number over and over, zero where nothing is.
 struct File {
-    key: FileKey,
+    key: FileId,
     generation: u64,
     owner: Owner,
     blocks: Vec<u64>,
@@ -286,7 +286,7 @@ impl Life<'_> {
             let result = match self.world.below(3) {
                 0 => self.target.commit_all().await,
                 1 => self.target.sync().await,
-                _ => self.target.commit(FileKey::main(Ino(100 + self.world.below(FILES))), true).await,
+                _ => self.target.commit(FileId::main(Ino(100 + self.world.below(FILES))), true).await,
             };
             self.count("commit beside", &result);
         }
@@ -319,12 +319,12 @@ async fn live(
             let usage = target.usage();
             let ballast = usage.free_blocks - usage.headroom_blocks - 1500 - seed % 4 * 600;
             let file = |n| File {
-                key: FileKey::main(Ino(100 + n)),
+                key: FileId::main(Ino(100 + n)),
                 generation: 0,
                 owner: Owner::default(),
                 blocks: vec![0; all as usize],
             };
-            let ballast_file = FileKey::main(Ino(99));
+            let ballast_file = FileId::main(Ino(99));
             target.preallocate(ballast_file, 0..ballast, false, file(0).known()).await.unwrap();
             files = (0..FILES).map(file).collect();
             files.iter().take(2).for_each(|file| target.file_made(file.key));

@@ -345,7 +345,7 @@ fn files_are_counted_by_their_maps_and_their_inodes() {
         bench.put_marks(&[8..12, 40..42, 44..45, 60..61]).await;
         let row = |blocks, truncations| FileRow { truncations, blocks, owner: OWNER };
         for (ino, wrong) in [(2, row(9, 0)), (5, row(3, 0)), (6, row(0, 8)), (8, row(0, 4))] {
-            bench.put_row(FileRow::key(FileKey::main(Ino(ino)), Birth::FIRST), wrong.encode()).await;
+            bench.put_row(FileRow::key(FileId::main(Ino(ino)), Birth::FIRST), wrong.encode()).await;
         }
         let target = bench.target().await;
         let other = Owner { uid: 7, ..OWNER };

@@ -5,7 +5,7 @@ use super::*;
 /// One client of the model.
 #[derive(Default)]
 struct View {
-    held: BTreeMap<Ino, (bool, u64)>,
+    held: BTreeMap<FileId, (bool, u64)>,
 }
 
 /// Session, kind and outcome of a request.
@@ -48,7 +48,7 @@ fn model(seed: u64) -> (u64, u64) {
             }
             let ids: Vec<u64> = views.borrow().keys().copied().collect();
             let session = ids[below(ids.len() as u64) as usize];
-            let ino = Ino(7 + below(2));
+            let ino = id(7 + below(2));
             match below(16) {
                 0..=3 => {
                     let (clients, views, exclusive) = (clients.clone(), views.clone(), below(2) == 0);
@@ -56,8 +56,8 @@ fn model(seed: u64) -> (u64, u64) {
                         if clients.join(session).await.is_err() {
                             return false;
                         }
-                        let request = LeaseRequest { ino: ino.0, exclusive, first: 0, last: u64::MAX };
-                        let Ok(reply) = clients.grant(session, &request.encode_to_vec()).await else {
+                        let request = LeaseRequest { ino: ino.ino.0, exclusive, first: 0, last: u64::MAX };
+                        let Ok(reply) = clients.grant(session, Branch::MAIN, &request.encode_to_vec()).await else {
                             return false;
                         };
                         let grant = LeaseReply::decode(&reply[..]).unwrap().grant;
@@ -85,12 +85,12 @@ fn model(seed: u64) -> (u64, u64) {
                 5 | 6 => {
                     let (clients, env) = (clients.clone(), env.clone());
                     let task = async move {
-                        let request = SetAttrRequest { ino: ino.0, size: Some(5), ..Default::default() };
+                        let request = SetAttrRequest { ino: ino.ino.0, size: Some(5), ..Default::default() };
                         for _ in 0..1000 {
                             if clients.join(session).await.is_err() {
                                 return false;
                             }
-                            match clients.may_resize(session, &request.encode_to_vec()).await {
+                            match clients.may_resize(session, Branch::MAIN, &request.encode_to_vec()).await {
                                 Ok(()) => return true,
                                 Err(failure) if failure.kind == ErrorKind::Ended => return false,
                                 Err(_) => env.sleep(Duration::from_millis(1)).await,
@@ -102,8 +102,8 @@ fn model(seed: u64) -> (u64, u64) {
                 }
                 7 => {
                     let clients = clients.clone();
-                    let body = InodeRequest { ino: ino.0 }.encode_to_vec();
-                    let task = async move { clients.sync_elsewhere(session, &body).await.is_ok() };
+                    let body = InodeRequest { ino: ino.ino.0 }.encode_to_vec();
+                    let task = async move { clients.sync_elsewhere(session, Branch::MAIN, &body).await.is_ok() };
                     waiters.push((session, "sync", bench.start(task)));
                 }
                 8..=10 => {
@@ -125,7 +125,7 @@ fn model(seed: u64) -> (u64, u64) {
                 13 => {
                     let taken = views.borrow_mut().get_mut(&session).unwrap().held.remove(&ino);
                     if let Some((_, grant)) = taken {
-                        let released = vec![ReleasedLease { ino: ino.0, grant, branch: 0 }];
+                        let released = vec![ReleasedLease { ino: ino.ino.0, grant, branch: 0 }];
                         let request = WatchRequest { generation: GENERATION, released, ..Default::default() };
                         clients.watch(session, &request.encode_to_vec()).await.unwrap();
                     }
@@ -176,7 +176,7 @@ async fn answer(bench: &Bench, views: &Views, session: u64, call: &LeaseCall, fa
     if !call.is_sync {
         let mut views = views.borrow_mut();
         let held = &mut views.get_mut(&session).unwrap().held;
-        held.retain(|ino, (_, grant)| (call.ino != 0 && call.ino != ino.0) || *grant > call.grant);
+        held.retain(|ino, (_, grant)| (call.ino != 0 && call.ino != ino.ino.0) || *grant > call.grant);
     }
     let failed = if fails { vec![FailedSync { number: call.number, errno: 5 }] } else { Vec::new() };
     let request =

@@ -5,7 +5,7 @@ use crate::names::Turn;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
 use penstock_base::num::to_u32;
-use penstock_base::{FileId, Id128, Ino};
+use penstock_base::{Branch, FileId, Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
 use penstock_session::{Request, Slot};
@@ -27,15 +27,28 @@ impl MetaTarget {
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let who = self.parts.clients.request(header)?;
         if who.sequence == 0 {
+            self.wait_for_others(header, body).await?;
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
         match self.parts.clients.slot(who).await? {
             Slot::Done(outcome) => outcome,
             Slot::Execute(slot) => {
+                // In the slot: a repeat of a request that was carried out must get its outcome, and not be
+                // asked to be sent again, which the client does in another slot.
+                self.wait_for_others(header, body).await?;
                 let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
                 slot.keep(&outcome);
                 outcome
             }
+        }
+    }
+
+    /// Waits, not for long, until other clients have given up what a change of size concerns. Nothing is kept
+    /// if that fails: the client asks again.
+    async fn wait_for_others(&self, header: &Header, body: &[u8]) -> Result<(), Failure> {
+        match header.kind {
+            Kind::SetAttr => self.parts.clients.may_resize(header.session, Branch(header.branch), body).await,
+            _ => Ok(()),
         }
     }
 

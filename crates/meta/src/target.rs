@@ -7,7 +7,7 @@ use crate::inode::{Data, Inode, Layout};
 use crate::names::{INO_RUN, Names};
 use crate::parts::{InUse, Parts};
 use crate::reaper;
-use crate::rows::{FsRow, fs_key, inode_key, owner_of};
+use crate::rows::{FsRow, all_inodes, fs_key, inode_key, owner_of};
 use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
@@ -51,6 +51,11 @@ impl MetaTarget {
         let row = kv.get(fs_key()).await?;
         let fs = match row {
             Some(row) => FsRow::decode(&row)?,
+            None if !kv.keys(all_inodes().0, all_inodes().1, 1).await?.is_empty() => {
+                // A new file system would take the place of the root directory.
+                let why = "it is missing, and there are inodes";
+                return Err(DecodeError::Bad { what: "file system row", why }.into());
+            }
             None => make_fs(env, &*kv, name, chunks.chunk_blocks()).await?,
         };
         // Only now: rows of a format that this release does not know stay as they are.

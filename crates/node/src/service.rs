@@ -119,7 +119,6 @@ impl Node {
         match kind {
             Kind::Lease => bytes(self.clients.grant(session, branch, &request.body).await),
             Kind::GetAttr => self.clients.sync_elsewhere(session, branch, &request.body).await.err().map(Err),
-            Kind::SetAttr => self.clients.may_resize(session, branch, &request.body).await.err().map(Err),
             _ => None,
         }
     }

@@ -3,14 +3,14 @@
 use super::bed::{Bed, errno, run};
 use super::memory::CHUNK_BLOCKS;
 use crate::service::MOST_SESSIONS;
-use crate::{MetaError, ROOT, STEP_CHUNKS, ops};
+use crate::{ChunkStore, MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::env::random_id;
-use penstock_base::{BLOCK_BYTES, ErrorKind, Id128, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, Branch, ErrorKind, Id128, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
 use penstock_wire::metadata::{
-    AttrReply, HelloReply, HelloRequest, InodeRequest, LockChange, LockRequest, OpenCount, PingRequest,
-    ReadDirReply, ReadDirRequest, SetAttrRequest, StatFsReply, Time,
+    AttrReply, HelloReply, HelloRequest, InodeRequest, LeaseRequest, LockChange, LockRequest, OpenCount,
+    PingRequest, ReadDirReply, ReadDirRequest, SetAttrRequest, StatFsReply, Time, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -306,6 +306,39 @@ fn what_a_silent_session_held_is_free_only_when_no_crash_brings_it_back() {
         assert!(clients.lock(bed.who.session, &lock).unwrap().conflict.is_none());
         bed.crash().await;
         assert!(!bed.meta.clients().is_in_use(session));
+    });
+}
+
+/// Regression: a repeat of a truncation that was carried out waited for another client like a new one. It was
+/// answered with "ask again", and the client sent it once more as another request: what had been written
+/// meanwhile was cut off.
+#[test]
+fn a_repeated_truncation_gets_its_outcome_whatever_others_have() {
+    run(async |bed| {
+        let (ino, clients) = (bed.add("f").await.unwrap(), bed.meta.clients().clone());
+        let [own, other] = [remote_session(bed).await, remote_session(bed).await];
+        let cut = SetAttrRequest { ino: ino.0, ..size(5) }.encode_to_vec();
+        let header = Header { session: own, sequence: 64, ..Header::request(Kind::SetAttr) };
+        clients.join(own).await.unwrap();
+        let first = bed.meta.serve(&header, &cut).await.unwrap();
+        // Another client comes, this one gives up what it has without leases, and the other one gets a lease.
+        let (env, joining) = (bed.world.env(), clients.clone());
+        env.spawn("join", Box::pin(async move { joining.join(other).await.unwrap() }));
+        env.sleep(Duration::from_millis(10)).await;
+        let watch =
+            WatchRequest { wait: true, generation: bed.chunks.generation(), ..WatchRequest::default() };
+        let called = clients.watch(own, &watch.encode_to_vec()).await.unwrap();
+        let calls = WatchReply::decode(&called[..]).unwrap().calls;
+        let answered = calls.iter().map(|call| call.number).collect();
+        let answer = WatchRequest { wait: false, answered, ..watch };
+        clients.watch(own, &answer.encode_to_vec()).await.unwrap();
+        env.sleep(Duration::from_millis(10)).await;
+        let lease = LeaseRequest { ino: ino.0, exclusive: true, first: 0, last: u64::MAX };
+        clients.grant(other, Branch::MAIN, &lease.encode_to_vec()).await.unwrap();
+        assert_eq!(bed.meta.serve(&header, &cut).await.unwrap(), first, "it was carried out");
+        let later = Header { sequence: 65, ..header };
+        assert!(bed.meta.serve(&later, &cut).await.unwrap_err().is_ask_again(), "a new one waits");
+        assert_eq!(bed.inode(ino).await.unwrap().truncations, 1);
     });
 }
 

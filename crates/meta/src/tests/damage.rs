@@ -5,13 +5,14 @@ use crate::fsck::diagnosis::{Field, Fix};
 use crate::rows::{
     Entry, FsRow, bare_value, encode_xattr, entry_key, fs_key, inode_key, removed_key, xattr_key,
 };
-use crate::{Data, Inode, LAST_INO, MetaError, ROOT, XATTR_MAX, ops};
-use penstock_base::{FindingKind as Kind, Id128, Ino, MAX_FILE_BYTES};
+use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
+use penstock_base::{FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
 use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
 use penstock_wire::metadata::{ReadDirReply, ReadDirRequest, SetAttrRequest};
 use prost::Message;
 use rustix::io::Errno;
+use std::rc::Rc;
 
 /// The inodes and rows that a case may damage: the tree `d/ d/e/ d/f g l`.
 struct Rows {
@@ -384,6 +385,21 @@ fn numbers_at_their_end_stop_nothing() {
         restart_with(bed, |row| row.reserved_ino = LAST_INO.0).await;
         assert_eq!(errno(bed.add("f").await), Some(Errno::NOSPC));
         bed.check("the last inode");
+    });
+}
+
+/// Regression: a start that did not find the row of the file system made another one over the root directory.
+#[test]
+fn a_lost_row_of_the_file_system_makes_no_other_one() {
+    run(async |bed| {
+        bed.add("f").await.unwrap();
+        bed.put_row(fs_key(), None).await;
+        bed.meta.stop();
+        let gate = Rc::new(Gate::default());
+        let env = bed.world.env();
+        let opened = MetaTarget::open(&env, bed.kv.clone(), bed.chunks.clone(), gate, "test").await;
+        let error = opened.err().expect("the root would be lost").to_string();
+        assert!(error.contains("it is missing"), "{error}");
     });
 }
 

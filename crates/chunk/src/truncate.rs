@@ -140,8 +140,8 @@ impl Target {
         }
         let per_chunk = u64::from(self.config.chunk_blocks);
         let keys = self.cache.keys_within(file, first_block / per_chunk..u64::MAX).await?;
-        // The first chunk is left to the end, also if nothing stands before it: a file that holds no block any
-        // more would lose its row while its inode is there.
+        // The first chunk is left to the end, also if nothing stands before it: a file that holds no
+        // block any more would lose its row while its inode is there.
         let first = keys.first().copied();
         let stops = keys.iter().rev().skip(most - 1).step_by(most).filter(|key| Some(**key) > first);
         // A damaged row may name a chunk that no file has. The step before includes it.

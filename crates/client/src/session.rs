@@ -16,7 +16,7 @@ use crate::sent::{Covered, SentChanges};
 use crate::slots::Slots;
 use penstock_base::env::random_id;
 use penstock_base::{Buf, Env, ErrorKind, Histogram, Ino, KeyedLocks};
-use penstock_wire::metadata::{HelloReply, HelloRequest, TargetPlace, Time};
+use penstock_wire::metadata::{HelloReply, HelloRequest, Reply, Time};
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
 use std::cell::Cell;
@@ -122,7 +122,6 @@ impl Session {
         let hello = HelloRequest { client, mount, ..HelloRequest::of_mount(random_id(env)) };
         let sent = env.now();
         let reply: HelloReply = session.ask(Kind::Hello, &hello).await?;
-        check_places(&reply)?;
         session.number.set(reply.session);
         let lease = (reply.lease_ms > 0).then(|| Duration::from_millis(reply.lease_ms.into()));
         if let Some(lease) = lease {
@@ -212,22 +211,14 @@ impl Session {
     }
 
     /// Sends a request that may be repeated without harm.
-    pub(crate) async fn ask<R: Message + Default>(
-        &self,
-        kind: Kind,
-        body: &impl Message,
-    ) -> Result<R, Failure> {
+    pub(crate) async fn ask<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
         let (body, _) = self.exchange(kind, 0, body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
     }
 
     /// Sends a request that makes a change and must be executed once: it has a slot in the session. The
     /// change is durable after the next `Sync` request.
-    pub(crate) async fn change<R: Message + Default>(
-        &self,
-        kind: Kind,
-        body: &impl Message,
-    ) -> Result<R, Failure> {
+    pub(crate) async fn change<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
         let reply = self.once(kind, body).await?;
         self.sent.names();
         Ok(reply)
@@ -235,7 +226,7 @@ impl Session {
 
     /// Sends a change of an inode's attributes. If a restart loses the change, every fsync of the file
     /// reports that, provided that its state is known here.
-    pub(crate) async fn change_inode<R: Message + Default>(
+    pub(crate) async fn change_inode<R: Reply>(
         &self,
         kind: Kind,
         ino: Ino,
@@ -247,11 +238,7 @@ impl Session {
     }
 
     /// Sends a request that must be executed once, for state in memory only that need not become durable.
-    pub(crate) async fn once<R: Message + Default>(
-        &self,
-        kind: Kind,
-        body: &impl Message,
-    ) -> Result<R, Failure> {
+    pub(crate) async fn once<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
         loop {
             let slot = self.slots.take().await?;
             let done = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
@@ -266,11 +253,7 @@ impl Session {
 
     /// Sends the size and time of a file that is being synced, in a reserved slot. Other clients may wait for
     /// this sync while all other requests of this client wait for them.
-    pub(crate) async fn sync_once<R: Message + Default>(
-        &self,
-        kind: Kind,
-        body: &impl Message,
-    ) -> Result<R, Failure> {
+    pub(crate) async fn sync_once<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
         let slot = self.slots.take_reserved().await?;
         let (body, _) = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
@@ -402,21 +385,16 @@ impl Session {
     }
 }
 
-/// Fails if the file system has a branch or a target that this release does not reach.
-fn check_places(reply: &HelloReply) -> Result<(), Failure> {
-    if reply.branch != 0 || reply.targets != [TargetPlace::default()] {
-        let (branch, count) = (reply.branch, reply.targets.len());
-        let why = format!("branch {branch} on {count} targets: this release knows one target, which answers");
-        return Err(Failure::new(ErrorKind::Invalid, why));
-    }
-    Ok(())
-}
-
 /// True for a request whose answer has no information about files.
 fn is_about_the_session(kind: Kind) -> bool {
     matches!(kind, Kind::Hello | Kind::Ping | Kind::Watch | Kind::End)
 }
 
-fn decode<R: Message + Default>(body: &[u8]) -> Result<R, Failure> {
-    R::decode(body).map_err(|error| Failure::new(ErrorKind::Internal, format!("reply: {error}")))
+fn decode<R: Reply>(body: &[u8]) -> Result<R, Failure> {
+    let failed = |why: String| Failure::new(ErrorKind::Internal, format!("reply: {why}"));
+    let reply = R::decode(body).map_err(|error| failed(error.to_string()))?;
+    match reply.unknown() {
+        None => Ok(reply),
+        Some(what) => Err(failed(format!("{what}, which this release does not know"))),
+    }
 }

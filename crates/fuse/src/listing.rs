@@ -104,6 +104,7 @@ async fn list_plus(session: &Session, dir: Ino, offset: u64) -> Result<Vec<Liste
         kind: DIRECTORY,
         cookie,
         attr: None,
+        branch: 0,
     };
     let dots = [dot(DOT, dir.0, "."), dot(DOT_DOT, found.parent, "..")];
     let dots = dots.into_iter().filter(|dot| offset < dot.cookie);

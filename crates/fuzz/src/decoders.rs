@@ -11,7 +11,7 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 44] = [
+pub const DECODERS: [Decoder; 45] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
@@ -31,6 +31,7 @@ pub const DECODERS: [Decoder; 44] = [
     rows::ACCOUNT,
     rows::GROUP,
     rows::CHUNK_KEYS,
+    rows::STORE,
     rows::FILE_SYSTEM,
     rows::INODE,
     rows::ENTRY,

@@ -75,6 +75,14 @@ impl Record {
         (HEAD_BYTES as u64 + lengths + self.changes.bytes()).div_ceil(BLOCK_BYTES as u64)
     }
 
+    /// Incarnation and number of a record of a later release at the start of `bytes`, and what is unknown.
+    fn decode_unknown(bytes: &[u8]) -> Option<(Id128, u64, DecodeError)> {
+        let error = Self::decode(bytes).err().filter(|error| matches!(error, DecodeError::Unknown { .. }))?;
+        // As far as it was decoded before the format.
+        let mut dec = Dec::new("journal record", bytes.get(CRC_AT + 8..)?);
+        Some((dec.id().ok()?, dec.u64().ok()?, error))
+    }
+
     /// Reads the record at the start of `bytes`, which may be longer.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("journal record", bytes);
@@ -161,26 +169,10 @@ impl Journal {
         Self { file, incarnation, sequence: Cell::new(0), next_block: Cell::new(0), live: RefCell::default() }
     }
 
-    /// The changes of all records after `mark`, in order.
+    /// The changes of all records after `mark`, in order. Fails if one of them is of a later release.
     pub(crate) async fn replay(file: &VolumeFile, mark: Mark) -> Result<WriteSet, KvError> {
         let ring = file.read_journal().await.map_err(failed)?;
-        let mut changes = WriteSet::new();
-        let (mut sequence, mut next_block) = (mark.sequence, mark.next_block);
-        let at = |block: u64, sequence: u64| {
-            let bytes = ring.get(usize::try_from(block).ok()?.checked_mul(BLOCK_BYTES)?..)?;
-            // Bytes that are no record, or an older one, end the journal: no flush reported a later record as
-            // durable.
-            let record = Record::decode(bytes).ok()?;
-            (record.incarnation == mark.incarnation && record.sequence == sequence).then_some(record)
-        };
-        while let Some((block, record)) =
-            [next_block, 0].into_iter().find_map(|block| Some((block, at(block, sequence + 1)?)))
-        {
-            sequence += 1;
-            next_block = block + record.blocks();
-            changes.append(record.changes);
-        }
-        Ok(changes)
+        changes_after(&ring, mark).map_err(|error| KvError::Engine(error.to_string()))
     }
 
     /// A mark that makes void all records made until now.
@@ -247,6 +239,35 @@ fn failed(error: ArrayError) -> KvError {
     KvError::Engine(format!("journal: {error}"))
 }
 
+/// The changes of all records of a ring after `mark`, in order. Fails if the next one is of a later
+/// release: it was acknowledged, and would be lost.
+fn changes_after(ring: &[u8], mark: Mark) -> Result<WriteSet, DecodeError> {
+    let mut changes = WriteSet::new();
+    let (mut sequence, mut next_block) = (mark.sequence, mark.next_block);
+    let place = |block: u64| ring.get(usize::try_from(block).ok()?.checked_mul(BLOCK_BYTES)?..);
+    let at = |block: u64, sequence: u64| {
+        // Bytes that are no record, or an older one, end the journal: no flush reported a later record as
+        // durable.
+        let record = Record::decode(place(block)?).ok()?;
+        (record.incarnation == mark.incarnation && record.sequence == sequence).then_some(record)
+    };
+    while let Some((block, record)) =
+        [next_block, 0].into_iter().find_map(|block| Some((block, at(block, sequence + 1)?)))
+    {
+        sequence += 1;
+        next_block = block + record.blocks();
+        changes.append(record.changes);
+    }
+    for (incarnation, number, error) in
+        [next_block, 0].into_iter().filter_map(place).filter_map(Record::decode_unknown)
+    {
+        if (incarnation, number) == (mark.incarnation, sequence + 1) {
+            return Err(error);
+        }
+    }
+    Ok(changes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,6 +303,34 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(Record::decode(&bytes).is_err(), "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    /// Regression: a record of a later release passed for the end of the journal, and what it had was lost.
+    #[test]
+    fn a_record_of_a_later_release_refuses_the_journal() {
+        let of = |sequence, format: u32| {
+            let mut bytes = Record { sequence, ..record() }.encode();
+            bytes[12..16].copy_from_slice(&format.to_le_bytes());
+            let crc = crc32c(&bytes[12..]);
+            bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+            bytes.resize(BLOCK_BYTES, 0);
+            bytes
+        };
+        let mark = Mark { incarnation: Id128([7; 16]), sequence: 8, next_block: 0 };
+        for (records, wanted) in [
+            (vec![of(9, 1), of(10, 1)], Ok(4)),
+            (vec![of(9, 1), of(10, 2)], Err(())),
+            (vec![of(9, 2)], Err(())),
+            // Left by an earlier incarnation, or by an earlier round of the ring.
+            (vec![of(9, 1), of(7, 2)], Ok(2)),
+        ] {
+            let ring = records.concat();
+            match (changes_after(&ring, mark), wanted) {
+                (Ok(changes), Ok(count)) => assert_eq!(changes.changes().count(), count),
+                (Err(error), Err(())) => assert!(error.to_string().contains("format is 2"), "{error}"),
+                (found, wanted) => panic!("{found:?} is not {wanted:?}"),
+            }
         }
     }
 }

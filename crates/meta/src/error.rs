@@ -1,7 +1,7 @@
 //! Errors of operations on the name space, and their mapping to error replies.
 
-use penstock_base::ErrorKind;
 use penstock_base::num::to_u16;
+use penstock_base::{ArrayId, ErrorKind, PoolId};
 use penstock_chunk::ChunkError;
 use penstock_kv::KvError;
 use penstock_wire::Failure;
@@ -22,6 +22,16 @@ pub enum MetaError {
     /// A row cannot be decoded.
     #[error(transparent)]
     Row(#[from] penstock_base::DecodeError),
+    /// The rows are those of another data array.
+    #[error("the rows name blocks of array {data} in pool {pool}, and the data is that of array {wanted}")]
+    Foreign {
+        /// The pool that the rows belong to.
+        pool: PoolId,
+        /// The array that the rows belong to.
+        data: ArrayId,
+        /// The array that was opened with them.
+        wanted: ArrayId,
+    },
     /// The request relies on something from before the last start of the service.
     #[error("the service was started again")]
     Restarted,
@@ -51,7 +61,7 @@ impl From<MetaError> for Failure {
             MetaError::Posix(errno) => (ErrorKind::Invalid, Some(*errno)),
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),
-            MetaError::Row(_) => (ErrorKind::Corrupt, None),
+            MetaError::Row(_) | MetaError::Foreign { .. } => (ErrorKind::Corrupt, None),
             MetaError::Restarted | MetaError::Renamed => (ErrorKind::RefreshMap, None),
             MetaError::Request(_) => (ErrorKind::Invalid, None),
         };

@@ -201,6 +201,8 @@ impl Inode {
             truncations,
             chunk_blocks,
             blocks,
+            branch: 0,
+            layout: None,
         }
     }
 

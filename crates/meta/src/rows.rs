@@ -11,9 +11,10 @@ pub mod reserved;
 
 use crate::NAME_MAX;
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{Birth, Dec, DecodeError, Enc, Features, Id128, Ino};
+use penstock_base::{ArrayId, Birth, Dec, DecodeError, Enc, Features, Id128, Ino, PoolId};
 use penstock_kv::Range;
 
+const STORE: u8 = 0x00;
 const FS: u8 = 0x01;
 const INODE: u8 = 0x10;
 const ENTRY: u8 = 0x11;
@@ -26,6 +27,11 @@ const XATTR_FORMAT: u8 = 1;
 const ENTRY_FORMAT: u8 = 2;
 /// The end of the keys of this release.
 const FIRST: u64 = Birth::FIRST.suffix();
+
+/// Key of the row of the key-value store itself.
+pub fn store_key() -> Vec<u8> {
+    row_key(STORE, &[])
+}
 
 /// Key of the file system's own row: of the first fileset, the only one today.
 pub fn fs_key() -> Vec<u8> {
@@ -112,7 +118,7 @@ pub(crate) fn all_xattrs() -> Range {
 pub(crate) fn unknown_keys() -> [Range; 5] {
     let end = vec![0xff; 64];
     [
-        (vec![], fs_key()),
+        ([&store_key()[..], &[0]].concat(), fs_key()),
         ([&fs_key()[..], &[0]].concat(), vec![INODE]),
         (penstock_session::rows::all_sessions().1, vec![0x20]),
         (vec![penstock_chunk::rows::END], end.clone()),
@@ -185,6 +191,53 @@ pub fn removed_ino(key: &[u8]) -> Option<Ino> {
     row_words("removed file", REMOVED, key).ok().map(|[_, ino]| Ino(ino))
 }
 
+const STORE_FORMAT: u8 = 1;
+
+/// The arrays that a key-value store and its target lie on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Home {
+    /// The pool.
+    pub pool: PoolId,
+    /// The data array of the stack, with the blocks that rows name.
+    pub data: ArrayId,
+}
+
+/// The row of a key-value store: whose rows it has, and what a release must know to change them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreRow {
+    /// Features of all rows of the store.
+    pub features: Features,
+    /// The arrays that it belongs to.
+    pub home: Home,
+}
+
+impl StoreRow {
+    /// Encodes the row's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut enc = Enc::new();
+        enc.u8(STORE_FORMAT);
+        self.features.encode(&mut enc);
+        // Number of the stack, and of the target in the store: there is one.
+        enc.id(self.home.pool.0).id(self.home.data.0).u16(0).u32(0);
+        enc.finish()
+    }
+
+    /// Decodes the row's value.
+    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
+        let mut dec = Dec::new("row of the store", value);
+        let format = dec.u8()?;
+        dec.check_format(format, STORE_FORMAT)?;
+        let features = Features::decode(&mut dec)?;
+        features.check(&dec)?;
+        let home = Home { pool: PoolId(dec.id()?), data: ArrayId(dec.id()?) };
+        let (stack, target) = (dec.u16()?, dec.u32()?);
+        dec.check_known("stack", stack, 0)?;
+        dec.check_known("target", target, 0)?;
+        dec.end()?;
+        Ok(Self { features, home })
+    }
+}
+
 const FS_FORMAT: u8 = 2;
 /// The family of the first fileset.
 const FAMILY: u32 = 1;
@@ -192,8 +245,6 @@ const FAMILY: u32 = 1;
 /// The file system's own row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsRow {
-    /// Features of all rows of the store.
-    pub features: Features,
     /// Identifier of the file system.
     pub id: Id128,
     /// Name of the file system.
@@ -223,7 +274,6 @@ impl FsRow {
         assert!((self.reserved_ino | self.last_session) >> 63 == 0, "numbers can be read");
         let mut enc = Enc::new();
         enc.u8(FS_FORMAT);
-        self.features.encode(&mut enc);
         // The metadata target and its epoch: there is one.
         enc.u32(FAMILY).u32(0).u64(0);
         enc.u64(Birth::FIRST.0).u64(LAST_QUEUED);
@@ -237,8 +287,6 @@ impl FsRow {
         let mut dec = Dec::new("file system row", value);
         let format = dec.u8()?;
         dec.check_format(format, FS_FORMAT)?;
-        let features = Features::decode(&mut dec)?;
-        features.check(&dec)?;
         let (family, target, epoch) = (dec.u32()?, dec.u32()?, dec.u64()?);
         dec.check_known("family", family, FAMILY)?;
         dec.check_known("metadata target", target, 0)?;
@@ -253,7 +301,7 @@ impl FsRow {
         if chunk_blocks == 0 {
             return Err(dec.bad("chunks without blocks"));
         }
-        Ok(Self { features, id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks })
+        Ok(Self { id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks })
     }
 }
 

@@ -149,6 +149,9 @@ impl MetaTarget {
         if !request.fileset.is_empty() {
             return Err(MetaError::Request(format!("there is no fileset {:?}", request.fileset)));
         }
+        if request.lane != 0 {
+            return Err(MetaError::Request(format!("lane {}: a session has one connection", request.lane)));
+        }
         if request.client.len() > NAME_BYTES || request.mount.len() > PATH_BYTES {
             return Err(MetaError::Request("the name of a client or of its mount is too long".into()));
         }
@@ -186,9 +189,11 @@ impl MetaTarget {
 
     /// The reply to a client that has this session.
     fn greeted(&self, session: u64, lease_ms: u32) -> Vec<u8> {
+        assert!(session > 0, "0 is the number of no session");
         let chunk_blocks = self.parts.names.fs().chunk_blocks;
         let targets = vec![TargetPlace::default()];
-        HelloReply { session, root: ROOT.0, branch: 0, chunk_blocks, lease_ms, targets }.encode_to_vec()
+        HelloReply { session, root: ROOT.0, branch: 0, chunk_blocks, lease_ms, targets, fileset: 0 }
+            .encode_to_vec()
     }
 
     /// Ends a session: its rows are deleted, and then its opens, leases and locks end. If the rows cannot be

@@ -7,7 +7,7 @@ use crate::inode::{Data, Inode, Layout};
 use crate::names::{INO_RUN, Names};
 use crate::parts::{InUse, Parts};
 use crate::reaper;
-use crate::rows::{FsRow, all_inodes, fs_key, inode_key, owner_of};
+use crate::rows::{FsRow, Home, StoreRow, fs_key, inode_key, owner_of, store_key};
 use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
@@ -39,24 +39,24 @@ pub struct MetaTarget {
 }
 
 impl MetaTarget {
-    /// Opens the name space in `kv`, which `chunks` shares. An empty store gets an empty file system called
-    /// `name`.
+    /// Opens the name space in `kv`, which `chunks` shares and which belongs to these arrays. An empty store
+    /// gets an empty file system called `name`.
     pub async fn open(
         env: &Env,
         kv: Rc<dyn Kv>,
         chunks: Rc<dyn ChunkStore>,
         gate: Rc<Gate>,
-        name: &str,
+        (name, home): (&str, Home),
     ) -> Result<Rc<Self>, MetaError> {
-        let row = kv.get(fs_key()).await?;
-        let fs = match row {
-            Some(row) => FsRow::decode(&row)?,
-            None if !kv.keys(all_inodes().0, all_inodes().1, 1).await?.is_empty() => {
-                // A new file system would take the place of the root directory.
-                let why = "it is missing, and there are inodes";
-                return Err(DecodeError::Bad { what: "file system row", why }.into());
+        let fs = match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
+            (Some(store), Some(fs)) => {
+                keep_store(&*kv, &StoreRow::decode(&store)?, home).await?;
+                FsRow::decode(&fs)?
             }
-            None => make_fs(env, &*kv, name, chunks.chunk_blocks()).await?,
+            (None, None) if !has_rows(&*kv).await? => {
+                make_fs(env, &*kv, name, home, chunks.chunk_blocks()).await?
+            }
+            _ => return Err(LACKING.into()),
         };
         // Only now: rows of a format that this release does not know stay as they are.
         let clients = Clients::load(env, &*kv, chunks.generation()).await?;
@@ -65,14 +65,10 @@ impl MetaTarget {
         // Damage: a reservation outside the fileset, or chunks of another size than the target has. Files
         // would be mapped wrongly.
         let sound = FsRow {
-            features: fs.features.maintained(),
             reserved_ino: if is_reserved { fs.reserved_ino } else { last_ino },
             chunk_blocks: chunks.chunk_blocks(),
             ..fs.clone()
         };
-        if sound.features != fs.features {
-            tracing::warn!(features = ?fs.features, "features that this release does not maintain are dropped");
-        }
         if sound != fs {
             tracing::error!(?fs, ?sound, "the row of the file system is damaged and is corrected");
             let mut writes = WriteSet::new();
@@ -87,17 +83,14 @@ impl MetaTarget {
         Ok(Rc::new(Self { parts, progress: Progress::default() }))
     }
 
-    /// Fails if the store has features that forbid this release to change it. Nothing else may be opened on
-    /// it before.
-    pub async fn check_features(kv: &dyn Kv) -> Result<(), MetaError> {
-        if let Some(row) = kv.get(fs_key()).await? {
-            FsRow::decode(&row)?;
-        } else if kv.get(fs_key()[..1].to_vec()).await?.is_some() {
-            return Err(
-                DecodeError::Bad { what: "file system row", why: "it is of an unreleased format" }.into()
-            );
+    /// Fails if the store has features that forbid this release to change it, or rows of something else.
+    /// Nothing else may be opened on it before.
+    pub async fn check_store(kv: &dyn Kv, home: Home) -> Result<(), MetaError> {
+        match kv.get(store_key()).await? {
+            Some(row) => check_home(&StoreRow::decode(&row)?, home),
+            None if has_rows(kv).await? => Err(LACKING.into()),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The sessions of this file system.
@@ -197,10 +190,50 @@ async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
     Ok(highest)
 }
 
-async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Result<FsRow, MetaError> {
+/// A store with rows and without the first ones. A new file system would take the place of the root
+/// directory.
+const LACKING: DecodeError = DecodeError::Bad {
+    what: "row of the store",
+    why: "it is missing, or that of the file system, and others are there",
+};
+
+/// True if a store has a row.
+async fn has_rows(kv: &dyn Kv) -> Result<bool, MetaError> {
+    Ok(!kv.keys(Vec::new(), vec![0xff; 16], 1).await?.is_empty())
+}
+
+/// Fails if the rows of a store are of other arrays: their blocks are there.
+fn check_home(store: &StoreRow, home: Home) -> Result<(), MetaError> {
+    let (Home { pool, data }, wanted) = (store.home, home);
+    match store.home == home {
+        true => Ok(()),
+        false => Err(MetaError::Foreign { pool, data, wanted: wanted.data }),
+    }
+}
+
+/// Checks the row of a store, and drops the features from it that this release does not maintain.
+async fn keep_store(kv: &dyn Kv, store: &StoreRow, home: Home) -> Result<(), MetaError> {
+    check_home(store, home)?;
+    let features = store.features.maintained();
+    if features == store.features {
+        return Ok(());
+    }
+    tracing::warn!(features = ?store.features, "features that this release does not maintain are dropped");
+    let mut writes = WriteSet::new();
+    writes.put(store_key(), StoreRow { features, ..store.clone() }.encode()).reclaims();
+    Ok(kv.commit_durable(writes).await?)
+}
+
+async fn make_fs(
+    env: &Env,
+    kv: &dyn Kv,
+    name: &str,
+    home: Home,
+    chunk_blocks: u32,
+) -> Result<FsRow, MetaError> {
     let now = env.wall_ns();
+    let store = StoreRow { features: Features::default(), home };
     let fs = FsRow {
-        features: Features::default(),
         id: random_id(env),
         name: name.to_owned(),
         created_ns: now,
@@ -225,6 +258,7 @@ async fn make_fs(env: &Env, kv: &dyn Kv, name: &str, chunk_blocks: u32) -> Resul
         data: Data::None,
     };
     let mut writes = WriteSet::new();
+    writes.put(store_key(), store.encode());
     writes.put(fs_key(), fs.encode()).put(inode_key(ROOT), root.encode());
     kv.commit(writes).await?;
     kv.flush().await?;

@@ -69,7 +69,8 @@ impl Uses {
 
     /// The owner of an inode was changed.
     pub(crate) fn note_owner(&mut self, ino: Ino, owner: Owner) {
-        if let Some(State::Used { owner: last, .. }) = self.0.get_mut(&ino) {
+        if let Some(State::Used { count, owner: last }) = self.0.get_mut(&ino) {
+            assert!(*count > 0, "inode {ino} is in use");
             *last = Some(owner);
         }
     }

@@ -17,12 +17,13 @@ use penstock_array::format::descriptor::{Descriptor, Role};
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, Volume, read_label};
 use penstock_base::env::timeout;
-use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, Gate, StoreId};
+use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, Gate, PoolId, StoreId};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
 use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
 use penstock_meta::MetaTarget;
+use penstock_meta::rows::Home;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -268,6 +269,7 @@ impl Start {
         };
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
+        check_pool(&candidates, &descriptors)?;
         let problems: Vec<String> =
             candidates.iter().filter_map(Candidate::problem).map(str::to_owned).collect();
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
@@ -302,9 +304,10 @@ impl Start {
         let volume = Volume::whole(&data);
         let config = TargetConfig::for_volume(&volume, env.random());
         // Nothing is changed for a later release.
-        MetaTarget::check_features(&*shared).await?;
+        let home = Home { pool: data.pool(), data: data.id() };
+        MetaTarget::check_store(&*shared, home).await?;
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
-        let meta = MetaTarget::open(env, shared, target.clone(), gate, "main").await?;
+        let meta = MetaTarget::open(env, shared, target.clone(), gate, ("main", home)).await?;
         let drives = DriveSet::new(env, backing, store, &arrays, &events, drives);
         let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
         let node = Node::new(env, Stack { drives, kv, target, meta, events, scrubs });
@@ -312,6 +315,35 @@ impl Start {
         env.spawn("session leases", Box::pin(leases::run(node.clone())));
         Ok(node)
     }
+}
+
+/// Fails if the drives have arrays of several pools, or several of one role: this release would join the data
+/// of one with the rows of another.
+fn check_pool(
+    candidates: &[Candidate],
+    descriptors: &BTreeMap<ArrayId, Descriptor>,
+) -> Result<(), StartError> {
+    let pools: BTreeSet<PoolId> = descriptors.values().map(|array| array.pool).collect();
+    let of_role = |role| descriptors.values().filter(|array| array.role == role).count();
+    let (data, metadata) = (of_role(Role::Data), of_role(Role::Metadata));
+    if data > 1 || metadata > 1 || pools.len() > 1 {
+        return Err(StartError::Refused(format!(
+            "the drives have {data} data arrays and {metadata} metadata arrays of {} pools; this release opens \
+             stores with one of each, in one pool",
+            pools.len()
+        )));
+    }
+    let members: BTreeSet<DriveId> =
+        descriptors.values().flat_map(|array| array.members.iter().map(|member| member.drive)).collect();
+    for Candidate { path, found, .. } in candidates {
+        let Ok(FoundDrive { superblock: Superblock { drive, pool, .. }, .. }) = found else { continue };
+        if members.contains(drive) && !pools.contains(pool) {
+            return Err(StartError::Refused(format!(
+                "{path} is a drive of pool {pool}, and its arrays are of another one"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Makes a handle for every drive that some array names: online if it was found, missing if not. Of two
@@ -497,6 +529,31 @@ mod tests {
 
     /// Regression: a copy was taken for newer than the drive whose label could not be read, and which of two
     /// equal copies was used depended on the order of their paths.
+    /// Regression: the first data array was joined with the first metadata array, whatever pools they were of.
+    #[test]
+    fn arrays_of_several_pools_or_stacks_are_refused() {
+        let (pool, other) = (PoolId::default(), PoolId(Id128([7; 16])));
+        let drive = |path| candidate(path, 1, 1);
+        for (arrays, drives, why) in [
+            (vec![(5, Role::Data, pool), (6, Role::Metadata, pool)], vec![drive("a")], None),
+            (vec![(5, Role::Data, pool), (6, Role::Metadata, other)], vec![], Some("2 pools")),
+            (vec![(5, Role::Data, pool), (6, Role::Data, pool)], vec![], Some("2 data arrays")),
+            (vec![(5, Role::Metadata, pool), (6, Role::Metadata, pool)], vec![], Some("2 metadata arrays")),
+            (vec![(5, Role::Data, other)], vec![drive("a")], Some("a is a drive of pool")),
+            (vec![], vec![drive("a")], None),
+        ] {
+            let arrays = arrays.into_iter().map(|(id, role, pool)| {
+                let array = ArrayId(Id128([id; 16]));
+                (array, Descriptor { array, role, pool, ..descriptor(1) })
+            });
+            let checked = check_pool(&drives, &arrays.collect());
+            assert_eq!(checked.is_err(), why.is_some(), "{why:?}");
+            if let (Err(error), Some(why)) = (checked, why) {
+                assert!(error.to_string().contains(why), "{error}");
+            }
+        }
+    }
+
     #[test]
     fn of_two_copies_the_newer_one_is_used_if_that_is_known() {
         let (old, new) = (found(candidate("old", 0, 5)), found(candidate("new", 0, 7)));

@@ -9,7 +9,7 @@
 //! knows.
 
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Dec, DecodeError, Enc, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, Birth, Dec, DecodeError, Enc, Ino, MAX_FILE_BYTES};
 
 /// Blocks of the longest file. A chunk has at least one block, so no chunk index is greater.
 const MOST_BLOCKS: u64 = MAX_FILE_BYTES / BLOCK_BYTES as u64;
@@ -46,6 +46,14 @@ impl ChunkRef {
     }
 }
 
+/// The sequence of the fileset: the birth of what is written. No snapshot has raised it.
+const SEQUENCE: u64 = Birth::FIRST.0;
+
+fn take_sequence(dec: &mut Dec<'_>) -> Result<(), DecodeError> {
+    let sequence = dec.u64()?;
+    dec.check_known("sequence", sequence, SEQUENCE)
+}
+
 /// Puts the file of a request, without a grant and a project.
 fn put_file(enc: &mut Enc, ino: Ino) {
     enc.u64(ino.0).u64(0).raw(&[0; 16]).u32(0).u32(0);
@@ -80,6 +88,7 @@ pub fn decode_read(body: &[u8]) -> Result<ChunkRef, DecodeError> {
 pub fn encode_write(chunk: &ChunkRef, crcs: &[u32]) -> Vec<u8> {
     let mut enc = Enc::new();
     chunk.put(&mut enc);
+    enc.u64(SEQUENCE);
     put_crcs(&mut enc, crcs);
     enc.finish()
 }
@@ -88,6 +97,7 @@ pub fn encode_write(chunk: &ChunkRef, crcs: &[u32]) -> Vec<u8> {
 pub fn decode_write(body: &[u8]) -> Result<(ChunkRef, Vec<u32>), DecodeError> {
     let mut dec = Dec::new("write request", body);
     let chunk = ChunkRef::take(&mut dec)?;
+    take_sequence(&mut dec)?;
     let crcs = take_crcs(&mut dec)?;
     match crcs.len() == chunk.count as usize {
         true => Ok((chunk, crcs)),
@@ -100,7 +110,7 @@ pub fn decode_write(body: &[u8]) -> Result<(ChunkRef, Vec<u32>), DecodeError> {
 /// today there is one, and no snapshot raises the sequence.
 pub fn encode_reply(generation: u64, crcs: &[u32]) -> Vec<u8> {
     let mut enc = Enc::new();
-    enc.u32(1).u32(0).u64(generation).u64(0);
+    enc.u32(1).u32(0).u64(generation).u64(SEQUENCE);
     put_crcs(&mut enc, crcs);
     enc.finish()
 }
@@ -111,8 +121,8 @@ pub fn decode_reply(body: &[u8]) -> Result<(u64, Vec<u32>), DecodeError> {
     let (targets, target) = (dec.u32()?, dec.u32()?);
     dec.check_known("number of targets", targets, 1)?;
     dec.check_known("target", target, 0)?;
-    let (generation, sequence) = (dec.u64()?, dec.u64()?);
-    dec.check_known("sequence", sequence, 0)?;
+    let generation = dec.u64()?;
+    take_sequence(&mut dec)?;
     Ok((generation, take_crcs(&mut dec)?))
 }
 
@@ -219,6 +229,7 @@ pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
     let mut enc = Enc::new();
     put_file(&mut enc, space.ino);
     enc.u32(space.change as u32).u32(0).u64(space.from).u64(space.until).u64(space.truncations);
+    enc.u64(SEQUENCE);
     enc.finish()
 }
 
@@ -229,6 +240,7 @@ pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     let change = dec.u32()?;
     dec.zeros("padding of a change", 4)?;
     let (from, until, truncations) = (dec.u64()?, dec.u64()?, dec.u64()?);
+    take_sequence(&mut dec)?;
     let change = match change {
         0 => SpaceChange::Reserve,
         1 => SpaceChange::Zero,

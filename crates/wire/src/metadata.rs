@@ -44,6 +44,23 @@ impl Time {
     }
 }
 
+/// The targets over which a file is spread, as its inode says.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct FileLayout {
+    #[prost(uint32, tag = "1")]
+    pub pool: u32,
+    #[prost(uint32, tag = "2")]
+    pub map_version: u32,
+    #[prost(uint32, tag = "3")]
+    pub first: u32,
+    #[prost(uint32, tag = "4")]
+    pub count: u32,
+    #[prost(uint32, tag = "5")]
+    pub turn: u32,
+    #[prost(uint32, tag = "6")]
+    pub replicas: u32,
+}
+
 /// Attributes of an inode.
 #[derive(Clone, PartialEq, Message)]
 pub struct Attr {
@@ -79,6 +96,12 @@ pub struct Attr {
     /// Blocks of 4 KiB that its contents hold.
     #[prost(uint64, tag = "14")]
     pub blocks: u64,
+    /// The branch; 0 is the file system itself.
+    #[prost(uint64, tag = "15")]
+    pub branch: u64,
+    /// The targets with the data; none for the first target alone.
+    #[prost(message, optional, tag = "16")]
+    pub layout: Option<FileLayout>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -259,6 +282,9 @@ pub struct DirEntry {
     pub cookie: u64,
     #[prost(message, optional, tag = "5")]
     pub attr: Option<Attr>,
+    /// The branch of the inode.
+    #[prost(uint64, tag = "6")]
+    pub branch: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -267,9 +293,11 @@ pub struct ReadDirReply {
     pub entries: Vec<DirEntry>,
     #[prost(bool, tag = "2")]
     pub end: bool,
-    /// The parent directory.
+    /// The parent directory, and its branch.
     #[prost(uint64, tag = "3")]
     pub parent: u64,
+    #[prost(uint64, tag = "4")]
+    pub parent_branch: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -335,6 +363,9 @@ pub struct HelloRequest {
     /// The fileset that is asked for; empty for the file system itself.
     #[prost(string, tag = "5")]
     pub fileset: String,
+    /// One of several connections of the session; 0 is the only one.
+    #[prost(uint32, tag = "6")]
+    pub lane: u32,
 }
 
 impl HelloRequest {
@@ -366,6 +397,9 @@ pub struct HelloReply {
     /// The targets that may have data of the file system.
     #[prost(message, repeated, tag = "6")]
     pub targets: Vec<TargetPlace>,
+    /// The number of the fileset, which requests address.
+    #[prost(uint64, tag = "7")]
+    pub fileset: u64,
 }
 
 /// A target, and where a client reaches it.
@@ -578,3 +612,69 @@ pub struct LockReply {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct EmptyReply {}
+
+/// A reply, as a client takes it.
+pub trait Reply: Message + Default {
+    /// The part of the reply that a client of this release does not know, and must not ignore.
+    fn unknown(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+impl Attr {
+    fn unknown(&self) -> Option<&'static str> {
+        match (self.branch, &self.layout) {
+            (0, None) => None,
+            (0, Some(_)) => Some("a file on other targets"),
+            _ => Some("an inode of another branch"),
+        }
+    }
+}
+
+impl Reply for AttrReply {
+    fn unknown(&self) -> Option<&'static str> {
+        self.attr.as_ref()?.unknown()
+    }
+}
+
+impl Reply for RenameReply {
+    fn unknown(&self) -> Option<&'static str> {
+        self.replaced.as_ref()?.unknown()
+    }
+}
+
+impl Reply for ReadDirReply {
+    fn unknown(&self) -> Option<&'static str> {
+        let elsewhere = self.parent_branch != 0 || self.entries.iter().any(|entry| entry.branch != 0);
+        let attributes =
+            || self.entries.iter().filter_map(|entry| entry.attr.as_ref()).find_map(Attr::unknown);
+        if elsewhere { Some("an entry of another branch") } else { attributes() }
+    }
+}
+
+impl Reply for HelloReply {
+    fn unknown(&self) -> Option<&'static str> {
+        let knows = (self.branch, self.fileset) == (0, 0) && self.targets == [TargetPlace::default()];
+        (!knows).then_some("a file system on other targets, or a part of one")
+    }
+}
+
+impl Reply for WatchReply {
+    fn unknown(&self) -> Option<&'static str> {
+        let calls = self.calls.iter().map(|call| call.branch);
+        let mut branches = calls.chain(self.unlocked.iter().map(|file| file.branch));
+        branches.any(|branch| branch != 0).then_some("a file of another branch")
+    }
+}
+
+impl Reply for LockReply {
+    fn unknown(&self) -> Option<&'static str> {
+        self.conflict.as_ref().filter(|lock| lock.branch != 0).map(|_| "a lock of another branch")
+    }
+}
+
+impl Reply for EmptyReply {}
+impl Reply for BytesReply {}
+impl Reply for NamesReply {}
+impl Reply for StatFsReply {}
+impl Reply for LeaseReply {}

@@ -78,13 +78,13 @@ fn bodies_of_the_data_path_are_as_in_the_first_release() {
     assert_eq!(hex(&encode_read(&chunk)), head);
     assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
     let write = encode_write(&chunk, &[0x0102_0304, 9]);
-    assert_eq!(hex(&write), head + "020000000403020109000000");
+    assert_eq!(hex(&write), head + "0100000000000000" + "020000000403020109000000");
     assert_eq!(decode_write(&write), Ok((chunk, vec![0x0102_0304, 9])));
     let commit = encode_commit(chunk.ino, true);
     assert_eq!(hex(&commit), format!("{file}0100000000000000"));
     assert_eq!(decode_commit(&commit), Ok((chunk.ino, true)));
     let reply = encode_reply(5, &[1, 2]);
-    let of_target = "01000000 00000000 0500000000000000 0000000000000000".replace(' ', "");
+    let of_target = "01000000 00000000 0500000000000000 0100000000000000".replace(' ', "");
     assert_eq!(hex(&reply), format!("{of_target}020000000100000002000000"));
     assert_eq!(decode_reply(&reply), Ok((5, vec![1, 2])));
 }
@@ -114,6 +114,8 @@ fn attr() -> Attr {
         truncations: 6,
         chunk_blocks: 256,
         blocks: 300,
+        branch: 0,
+        layout: None,
     }
 }
 
@@ -231,6 +233,12 @@ fn what_came_to_requests_later_keeps_its_numbers() {
     golden(&RenameRequest { found, ..RenameRequest::default() }, "5a020807");
     golden(&MakeRequest { umask: 0o22, ..MakeRequest::default() }, "5012");
     golden(&XattrRequest { kill_set_group_id: true, ..XattrRequest::default() }, "3001");
+    golden(&HelloRequest { lane: 9, ..HelloRequest::default() }, "3009");
+    golden(&HelloReply { fileset: 9, ..HelloReply::default() }, "3809");
+    golden(&DirEntry { branch: 9, ..DirEntry::default() }, "3009");
+    golden(&ReadDirReply { parent_branch: 9, ..ReadDirReply::default() }, "2009");
+    let layout = FileLayout { pool: 1, map_version: 2, first: 3, count: 4, turn: 5, replicas: 6 };
+    golden(&layout, "080110021803200428053006");
     golden(&OpenCount { branch: 9, ..OpenCount::default() }, "1809");
     golden(&LeaseCall { branch: 9, ..LeaseCall::default() }, "2809");
     golden(&ReleasedLease { branch: 9, ..ReleasedLease::default() }, "1809");
@@ -245,16 +253,31 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
     let address = "10.0.0.1:31".to_owned();
     let targets = vec![TargetPlace { target: 5, addresses: vec![address] }, TargetPlace::default()];
     golden(
-        &HelloReply { session: 2, root: (1 << 40) | 1, branch: 9, chunk_blocks: 256, lease_ms: 300, targets },
+        &HelloReply {
+            session: 2,
+            root: (1 << 40) | 1,
+            branch: 9,
+            chunk_blocks: 256,
+            lease_ms: 300,
+            targets,
+            fileset: 0,
+        },
         "0802108180808080201809208002 28ac02 320f0805120b31302e302e302e313a3331 3200"
             .replace(' ', "")
             .as_str(),
     );
-    let entry =
-        DirEntry { name: b"name".to_vec(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr()) };
+    let entry = DirEntry {
+        name: b"name".to_vec(),
+        ino: 7,
+        kind: 0o100_000,
+        cookie: u64::MAX,
+        attr: Some(attr()),
+        branch: 0,
+    };
     let entry_bytes = format!("0a046e616d6510071880800220ffffffffffffffffff012a3b{ATTR}");
     golden(&entry, &entry_bytes);
-    let listing = ReadDirReply { entries: vec![entry, DirEntry::default()], end: true, parent: 1 };
+    let listing =
+        ReadDirReply { entries: vec![entry, DirEntry::default()], end: true, parent: 1, parent_branch: 0 };
     golden(&listing, &format!("0a54{entry_bytes}0a0010011801"));
     golden(&BytesReply { bytes: vec![0xff, 0] }, "0a02ff00");
     golden(&NamesReply { names: vec![b"a".to_vec(), Vec::new()] }, "0a01610a00");
@@ -274,4 +297,42 @@ fn a_chunk_beyond_the_largest_file_is_refused() {
     assert_eq!(decode_read(&encode_read(&chunk)), Ok(chunk));
     let beyond = ChunkRef { chunk: u64::MAX, ..chunk };
     assert!(decode_read(&encode_read(&beyond)).unwrap_err().to_string().contains("largest file"));
+}
+
+/// A later service may name other branches and targets: that is refused, not taken for something here.
+#[test]
+fn replies_about_what_this_release_does_not_know_are_refused() {
+    let elsewhere = || Some(Attr { branch: 9, ..attr() });
+    let spread = Some(Attr { layout: Some(FileLayout::default()), ..attr() });
+    let entry = || DirEntry { attr: Some(attr()), ..DirEntry::default() };
+    let call = || LeaseCall { branch: 9, ..LeaseCall::default() };
+    let hello = || HelloReply { targets: vec![TargetPlace::default()], ..HelloReply::default() };
+    let unknown = [
+        AttrReply { attr: elsewhere(), may_be_unsynced: false }.unknown(),
+        AttrReply { attr: spread, may_be_unsynced: false }.unknown(),
+        RenameReply { replaced: elsewhere() }.unknown(),
+        ReadDirReply { parent_branch: 9, ..ReadDirReply::default() }.unknown(),
+        ReadDirReply { entries: vec![DirEntry { branch: 9, ..entry() }], ..ReadDirReply::default() }
+            .unknown(),
+        ReadDirReply { entries: vec![DirEntry { attr: elsewhere(), ..entry() }], ..ReadDirReply::default() }
+            .unknown(),
+        WatchReply { calls: vec![call()], ..WatchReply::default() }.unknown(),
+        WatchReply { unlocked: vec![FileRef { ino: 7, branch: 9 }], ..WatchReply::default() }.unknown(),
+        LockReply { conflict: Some(LockRequest { branch: 9, ..LockRequest::default() }), early: false }
+            .unknown(),
+        HelloReply { branch: 9, ..hello() }.unknown(),
+        HelloReply { fileset: 9, ..hello() }.unknown(),
+        HelloReply::default().unknown(),
+    ];
+    assert!(unknown.iter().all(Option::is_some), "{unknown:?}");
+    let known = [
+        AttrReply { attr: Some(attr()), may_be_unsynced: true }.unknown(),
+        RenameReply { replaced: None }.unknown(),
+        ReadDirReply { entries: vec![entry()], ..ReadDirReply::default() }.unknown(),
+        WatchReply { calls: vec![LeaseCall::default()], ..WatchReply::default() }.unknown(),
+        LockReply { conflict: Some(LockRequest::default()), early: false }.unknown(),
+        hello().unknown(),
+        EmptyReply {}.unknown(),
+    ];
+    assert_eq!(known, [None; 7]);
 }

@@ -56,8 +56,14 @@ fn check(bytes: &[u8]) -> Result<Verdict, String> {
 fn seeds() -> Vec<Vec<u8>> {
     let attr = Attr { ino: 7, mode: 0o100_644, size: 1 << 40, atime: Time::from_ns(-1), ..Attr::default() };
     let (name, value) = (b"name".to_vec(), vec![0xff; 20]);
-    let entry =
-        DirEntry { name: name.clone(), ino: 7, kind: 0o100_000, cookie: u64::MAX, attr: Some(attr.clone()) };
+    let entry = DirEntry {
+        name: name.clone(),
+        ino: 7,
+        kind: 0o100_000,
+        cookie: u64::MAX,
+        attr: Some(attr.clone()),
+        branch: 1,
+    };
     let lock =
         LockRequest { ino: 7, owner: u64::MAX, last: u64::MAX, change: 2, pid: 5, ..Default::default() };
     let targets = vec![TargetPlace { target: 3, addresses: vec!["10.0.0.1:7000".into()] }];
@@ -66,8 +72,16 @@ fn seeds() -> Vec<Vec<u8>> {
     let bodies = [
         HelloRequest { client: "host".into(), mount: "/m".into(), ..HelloRequest::of_mount(Id128([7; 16])) }
             .encode_to_vec(),
-        HelloReply { session: 2, root: 1 << 40, branch: 0, chunk_blocks: 256, lease_ms: 30_000, targets }
-            .encode_to_vec(),
+        HelloReply {
+            session: 2,
+            root: 1 << 40,
+            branch: 0,
+            chunk_blocks: 256,
+            lease_ms: 30_000,
+            targets,
+            fileset: 0,
+        }
+        .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
         AttrReply { attr: Some(attr.clone()), may_be_unsynced: true }.encode_to_vec(),
@@ -80,7 +94,8 @@ fn seeds() -> Vec<Vec<u8>> {
             .encode_to_vec(),
         ReadDirRequest { dir: 1, after: 2, limit: u32::MAX, attributes: true }.encode_to_vec(),
         entry.encode_to_vec(),
-        ReadDirReply { entries: vec![entry.clone(), entry], end: true, parent: 1 }.encode_to_vec(),
+        ReadDirReply { entries: vec![entry.clone(), entry], end: true, parent: 1, parent_branch: 2 }
+            .encode_to_vec(),
         XattrRequest { ino: 7, name: name.clone(), value: value.clone(), create: true, ..Default::default() }
             .encode_to_vec(),
         BytesReply { bytes: value }.encode_to_vec(),

@@ -2,7 +2,7 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
-use penstock_base::{Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino};
+use penstock_base::{ArrayId, Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino, PoolId};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::rows::{ForeignKey, Forward};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
@@ -107,13 +107,14 @@ pub(super) const RESERVED: Decoder = Decoder {
                 1,
                 reserved::Fileset {
                     id: Id128([3; 16]),
-                    is_going: false,
+                    state: reserved::FilesetState::Live,
+                    revision: 3,
                     target: 0,
                     epoch: 4,
                     created_ns: -1,
                     branch: Branch(5),
                     root: Ino((2 << 40) | 1),
-                    parent: Some((0, Ino((1 << 40) | 1))),
+                    parent: Some((0, Branch(0), Ino((1 << 40) | 1))),
                     families: vec![2, 9],
                     name: "home".into(),
                 },
@@ -124,6 +125,7 @@ pub(super) const RESERVED: Decoder = Decoder {
                     fileset: 1,
                     kind: reserved::BranchKind::Snapshot,
                     state: reserved::BranchState::Whole,
+                    revision: 3,
                     epoch: 4,
                     parent: Branch(5),
                     sequence: 3,
@@ -292,7 +294,6 @@ pub(super) const FILE_SYSTEM: Decoder = Decoder {
     most_bytes: 512,
     seeds: || {
         let row = |name: &str| meta::FsRow {
-            features: Features { compatible: 8, ..Features::default() },
             id: Id128([3; 16]),
             name: name.into(),
             created_ns: -1,
@@ -305,6 +306,19 @@ pub(super) const FILE_SYSTEM: Decoder = Decoder {
     },
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, meta::FsRow::decode, meta::FsRow::encode),
+};
+
+/// `store-row`: the row of the key-value store.
+pub(super) const STORE: Decoder = Decoder {
+    name: "store-row",
+    most_bytes: 128,
+    seeds: || {
+        let home = meta::Home { pool: PoolId(Id128([7; 16])), data: ArrayId(Id128([8; 16])) };
+        let features = Features { compatible: 8, ..Features::default() };
+        [Features::default(), features].map(|features| meta::StoreRow { features, home }.encode()).to_vec()
+    },
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, meta::StoreRow::decode, meta::StoreRow::encode),
 };
 
 /// `inode-row`: an accepted one gives attributes, and its chunks have at least one block.

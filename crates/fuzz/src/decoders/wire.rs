@@ -78,12 +78,12 @@ pub(super) const WRITE: Decoder = Decoder {
     },
     // Sets the count of checksums to the number of blocks, at most as many as fit in the input.
     seal: |bytes| {
-        let most = bytes.len().saturating_sub(68) as u32 / 4;
+        let most = bytes.len().saturating_sub(76) as u32 / 4;
         if let Some(field) = bytes.get(52..56) {
             let blocks = u32::from_le_bytes([field[0], field[1], field[2], field[3]]).min(most);
             let count = blocks.to_le_bytes();
             bytes[52..56].copy_from_slice(&count);
-            if let Some(field) = bytes.get_mut(64..68) {
+            if let Some(field) = bytes.get_mut(72..76) {
                 field.copy_from_slice(&count);
             }
         }

@@ -59,6 +59,7 @@ short! {
     account_row = "account-row",
     group_row = "group-row",
     chunk_keys = "chunk-keys",
+    store_row = "store-row",
     fs_row = "fs-row",
     inode_row = "inode-row",
     entry_row = "entry-row",

@@ -23,14 +23,15 @@ pub(crate) async fn read_dir(parts: &Parts, request: ReadDirRequest) -> Result<V
     for (key, value) in &rows {
         let (_, cookie) = decode_entry_key(key)?;
         let Entry { ino, kind, name } = Entry::decode(value)?;
-        entries.push(DirEntry { name, ino: ino.0, kind, cookie, attr: None });
+        entries.push(DirEntry { name, ino: ino.0, kind, cookie, attr: None, branch: 0 });
     }
     assert!(entries.len() <= limit, "a reply has at most {limit} entries");
     assert!(entries.is_sorted_by(|one, other| one.cookie < other.cookie), "entries are in order of cookies");
     if request.attributes {
         add_attributes(parts, &mut entries).await?;
     }
-    Ok(ReadDirReply { end: rows.len() < limit, entries, parent: dir.parent.0 }.encode_to_vec())
+    Ok(ReadDirReply { end: rows.len() < limit, entries, parent: dir.parent.0, parent_branch: 0 }
+        .encode_to_vec())
 }
 
 async fn add_attributes(parts: &Parts, entries: &mut [DirEntry]) -> Result<(), MetaError> {

@@ -1,9 +1,10 @@
 //! Rows that several filesets, targets, snapshots and quotas will need. This release makes none: it decodes
 //! them, so that a check names what a later release wrote, and changes none. Format: docs/format/kv.md.
 //!
-//! The registry (filesets, branches, map versions) is the same in every stack's store; of two rows with one
-//! key the one with the greater epoch counts. The other rows are in the store of the fileset's metadata
-//! target only.
+//! The registry (filesets, branches, map versions) is the same in every stack's store; of two rows with
+//! one key the one with the greater epoch counts, and of one epoch the one with the greater revision. A
+//! clone is a fileset of its own, of the family of its parent, whose main branch is a branch of kind
+//! clone. The other rows are in the store of the fileset's metadata target only.
 
 use super::{ENTRY, ENTRY_FORMAT, decode_entry_key, entry_key};
 use crate::inode::DIRECTORY;
@@ -53,8 +54,11 @@ pub enum Reserved {
 pub struct Fileset {
     /// Identifier of the file system.
     pub id: Id128,
-    /// True while the fileset is being deleted.
-    pub is_going: bool,
+    /// State of the fileset.
+    pub state: FilesetState,
+    /// Raised with every change of the row: of two rows of one epoch the one with the greater revision
+    /// counts.
+    pub revision: u64,
     /// Its metadata target.
     pub target: u32,
     /// The epoch of that target: rows with a greater one count.
@@ -65,12 +69,25 @@ pub struct Fileset {
     pub branch: Branch,
     /// Its root directory.
     pub root: Ino,
-    /// The fileset and the directory with its junction; none while it is not linked.
-    pub parent: Option<(u64, Ino)>,
+    /// The fileset, the branch and the directory with its junction; none while it is not linked. A junction
+    /// that a snapshot or a clone inherits is another one.
+    pub parent: Option<(u64, Branch, Ino)>,
     /// The families of its inode numbers, at least one.
     pub families: Vec<u32>,
     /// Its name.
     pub name: String,
+}
+
+/// State of a fileset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FilesetState {
+    /// It exists.
+    Live = 0,
+    /// It is being deleted.
+    Going = 1,
+    /// It is gone. The row stays, so that a stack that was away does not bring it back.
+    Gone = 2,
 }
 
 /// Nature of a branch.
@@ -97,6 +114,8 @@ pub enum BranchState {
     Provisional = 2,
     /// It is being deleted.
     Going = 3,
+    /// It is gone, like a [`FilesetState::Gone`] fileset. Its children may still need what it had.
+    Gone = 4,
 }
 
 /// A row of the registry of branches.
@@ -108,6 +127,8 @@ pub struct Lineage {
     pub kind: BranchKind,
     /// State of the branch.
     pub state: BranchState,
+    /// Raised with every change of the row, as in a [`Fileset`].
+    pub revision: u64,
     /// The epoch of its metadata target: rows with a greater one count.
     pub epoch: u64,
     /// The branch from which it was made; the branch itself for a main one.
@@ -410,10 +431,16 @@ fn take_bool(dec: &mut Dec<'_>, field: &'static str) -> Result<bool, DecodeError
 
 impl Fileset {
     fn put(&self, enc: &mut Enc) {
-        enc.u8(self.is_going.into()).id(self.id).u32(self.target).u64(self.epoch).i64(self.created_ns);
+        enc.u8(self.state as u8)
+            .u64(self.revision)
+            .id(self.id)
+            .u32(self.target)
+            .u64(self.epoch)
+            .i64(self.created_ns);
         enc.u64(self.branch.0).u64(self.root.0);
-        let (parent, dir) = self.parent.unwrap_or_default();
-        enc.u8(self.parent.is_some().into()).u64(parent).u64(dir.0);
+        let (parent, branch, dir) = self.parent.unwrap_or_default();
+        enc.u8(self.parent.is_some().into()).u64(parent).u64(branch.0).u64(dir.0);
+        assert!(self.families.is_sorted_by(|one, next| one < next), "families ascend: {:?}", self.families);
         enc.u32(to_u32(self.families.len()));
         self.families.iter().for_each(|family| {
             enc.u32(*family);
@@ -422,12 +449,18 @@ impl Fileset {
     }
 
     fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
-        let is_going = take_bool(dec, "state")?;
+        let state = match dec.u8()? {
+            0 => FilesetState::Live,
+            1 => FilesetState::Going,
+            2 => FilesetState::Gone,
+            other => return Err(dec.unknown("state of a fileset", other.into())),
+        };
+        let revision = dec.counter()?;
         let (id, target, epoch) = (dec.id()?, dec.u32()?, dec.counter()?);
         let (created_ns, branch, root) = (dec.i64()?, Branch(dec.u64()?), Ino(dec.u64()?));
         let is_linked = take_bool(dec, "link")?;
-        let parent = (dec.u64()?, Ino(dec.u64()?));
-        if !is_linked && parent != (0, Ino(0)) {
+        let parent = (dec.u64()?, Branch(dec.u64()?), Ino(dec.u64()?));
+        if !is_linked && parent != Default::default() {
             return Err(dec.bad("a parent of a fileset that is not linked"));
         }
         let families = take_ascending(dec)?;
@@ -436,7 +469,7 @@ impl Fileset {
         }
         let parent = is_linked.then_some(parent);
         let name = dec.text()?;
-        Ok(Self { id, is_going, target, epoch, created_ns, branch, root, parent, families, name })
+        Ok(Self { id, state, revision, target, epoch, created_ns, branch, root, parent, families, name })
     }
 }
 
@@ -459,7 +492,7 @@ fn take_ascending(dec: &mut Dec<'_>) -> Result<Vec<u32>, DecodeError> {
 
 impl Lineage {
     fn put(&self, enc: &mut Enc) {
-        enc.u64(self.fileset).u8(self.kind as u8).u8(self.state as u8).u64(self.epoch);
+        enc.u64(self.fileset).u8(self.kind as u8).u8(self.state as u8).u64(self.revision).u64(self.epoch);
         enc.u64(self.parent.0).u64(self.sequence).id(self.group).i64(self.created_ns);
         enc.u32(self.uid).u32(to_u32(self.labels.len()));
         self.labels.iter().for_each(|(name, value)| {
@@ -481,9 +514,10 @@ impl Lineage {
             1 => BranchState::Taking,
             2 => BranchState::Provisional,
             3 => BranchState::Going,
+            4 => BranchState::Gone,
             other => return Err(dec.unknown("state of a branch", other.into())),
         };
-        let epoch = dec.counter()?;
+        let (revision, epoch) = (dec.counter()?, dec.counter()?);
         let (parent, sequence, group) = (Branch(dec.u64()?), dec.counter()?, dec.id()?);
         if (kind == BranchKind::Main) != (parent == branch) {
             return Err(dec.bad("a parent that this kind of branch does not have"));
@@ -500,7 +534,20 @@ impl Lineage {
             labels.push((dec.text()?, dec.text()?));
         }
         let name = dec.text()?;
-        Ok(Self { fileset, kind, state, epoch, parent, sequence, group, created_ns, uid, labels, name })
+        Ok(Self {
+            fileset,
+            kind,
+            state,
+            revision,
+            epoch,
+            parent,
+            sequence,
+            group,
+            created_ns,
+            uid,
+            labels,
+            name,
+        })
     }
 }
 
@@ -521,6 +568,7 @@ impl Queued {
                 enc.u8(3);
             }
         }
+        assert!(self.targets.is_sorted_by(|one, next| one < next), "targets ascend: {:?}", self.targets);
         enc.u32(to_u32(self.targets.len()));
         self.targets.iter().for_each(|target| {
             enc.u32(*target);

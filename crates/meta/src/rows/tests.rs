@@ -13,6 +13,7 @@ fn keys_are_as_in_the_first_release() {
     let (zero, dir, first) = ("0000000000000000", "0000010000000007", "fffffffffffffffe");
     let ino = Ino((1 << 40) | 7);
     for (key, wanted) in [
+        (store_key(), "00".into()),
         (fs_key(), format!("01{zero}")),
         (inode_key(ino), format!("10{zero}{dir}{first}")),
         (entry_key(ino, 0x0102_0304), format!("11{zero}{dir}0000000001020304{first}")),
@@ -29,7 +30,6 @@ fn keys_are_as_in_the_first_release() {
 #[test]
 fn rows_are_as_in_the_first_release() {
     let fs = FsRow {
-        features: Features::default(),
         id: Id128([3; 16]),
         name: "main".into(),
         created_ns: -2,
@@ -41,33 +41,49 @@ fn rows_are_as_in_the_first_release() {
     let (id, secret) = ("03".repeat(16), "04".repeat(16));
     let rest = "0110000000010000 0600000000000000 00010000 04000000 6d61696e".replace(' ', "");
     let numbers = format!("{}0100000000000000{}", "00".repeat(12), "00".repeat(8));
-    let head = format!("02{}01000000{numbers}", "00".repeat(24));
+    let head = format!("0201000000{numbers}");
     assert_eq!(hex(&fs.encode()), format!("{head}{id}feffffffffffffff{secret}{rest}"));
     assert_eq!(FsRow::decode(&fs.encode()).as_ref(), Ok(&fs));
     for (at, field) in [
         (0, "format"),
-        (9, "feature bits"),
-        (17, "feature bits"),
-        (25, "family"),
-        (29, "metadata target"),
-        (33, "epoch"),
-        (41, "sequence"),
-        (49, "last queued work"),
+        (1, "family"),
+        (5, "metadata target"),
+        (9, "epoch"),
+        (17, "sequence"),
+        (25, "last queued work"),
     ] {
         let mut later = fs.encode();
         later[at] += 1;
         let error = FsRow::decode(&later).unwrap_err().to_string();
         assert!(error.contains(field) && error.contains("does not know"), "byte {at}: {error}");
     }
-    let mut compatible = fs.encode();
-    compatible[1] = 4;
-    assert_eq!(FsRow::decode(&compatible).map(|row| row.features.compatible), Ok(4));
 
     let entry = Entry { ino: Ino((1 << 40) | 7), kind: 0o100_000, name: b"name".to_vec() };
     assert_eq!(hex(&entry.encode()), "0200 0700000000010000 00800000 04000000 6e616d65".replace(' ', ""));
     assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
 
     assert_eq!(bare_value(), [1]);
+}
+
+#[test]
+fn the_row_of_the_store_is_as_in_the_first_release() {
+    let home = Home { pool: PoolId(Id128([7; 16])), data: ArrayId(Id128([8; 16])) };
+    let store = StoreRow { features: Features { compatible: 4, ..Features::default() }, home };
+    let row = store.encode();
+    let ids = format!("{}{}", "07".repeat(16), "08".repeat(16));
+    assert_eq!(hex(&row), format!("010400000000000000{}{ids}000000000000", "00".repeat(16)));
+    assert_eq!(StoreRow::decode(&row), Ok(store));
+    for len in 0..row.len() {
+        assert!(StoreRow::decode(&row[..len]).is_err(), "the first {len} bytes");
+    }
+    for (at, field) in
+        [(0, "format"), (9, "feature bits"), (17, "feature bits"), (57, "stack"), (59, "target")]
+    {
+        let mut later = row.clone();
+        later[at] += 1;
+        let error = StoreRow::decode(&later).unwrap_err().to_string();
+        assert!(error.contains(field) && error.contains("does not know"), "byte {at}: {error}");
+    }
 }
 
 fn inode(data: Data) -> Inode {

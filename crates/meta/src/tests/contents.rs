@@ -375,6 +375,7 @@ fn what_a_hello_may_not_ask_for_is_refused_by_name() {
             (HelloRequest { name: vec![7; 17], ..good.clone() }, "16 random bytes"),
             (HelloRequest { role: 0, ..good.clone() }, "role 0"),
             (HelloRequest { role: 2, ..good.clone() }, "role 2"),
+            (HelloRequest { lane: 1, ..good.clone() }, "lane 1"),
             (HelloRequest { fileset: "home".into(), ..good.clone() }, "no fileset \"home\""),
             (HelloRequest { client: "x".repeat(257), ..good }, "too long"),
         ] {

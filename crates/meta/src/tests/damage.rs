@@ -3,10 +3,11 @@
 use super::bed::{Bed, errno, run};
 use crate::fsck::diagnosis::{Field, Fix};
 use crate::rows::{
-    Entry, FsRow, bare_value, encode_xattr, entry_key, fs_key, inode_key, removed_key, xattr_key,
+    Entry, FsRow, Home, bare_value, encode_xattr, entry_key, fs_key, inode_key, removed_key, store_key,
+    xattr_key,
 };
 use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
-use penstock_base::{FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
+use penstock_base::{ArrayId, FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
 use penstock_kv::Kv;
 use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
 use penstock_wire::metadata::{ReadDirReply, ReadDirRequest, SetAttrRequest};
@@ -389,18 +390,30 @@ fn numbers_at_their_end_stop_nothing() {
 }
 
 /// Regression: a start that did not find the row of the file system made another one over the root directory.
+/// And rows of another array pass for nobody's.
 #[test]
-fn a_lost_row_of_the_file_system_makes_no_other_one() {
-    run(async |bed| {
-        bed.add("f").await.unwrap();
-        bed.put_row(fs_key(), None).await;
-        bed.meta.stop();
-        let gate = Rc::new(Gate::default());
-        let env = bed.world.env();
-        let opened = MetaTarget::open(&env, bed.kv.clone(), bed.chunks.clone(), gate, "test").await;
-        let error = opened.err().expect("the root would be lost").to_string();
-        assert!(error.contains("it is missing"), "{error}");
-    });
+fn a_store_of_other_arrays_or_without_its_first_rows_is_not_opened() {
+    let elsewhere = Home { data: ArrayId(Id128([9; 16])), ..Home::default() };
+    for (lost, home, why) in [
+        (Some(fs_key()), Home::default(), "it is missing"),
+        (Some(store_key()), Home::default(), "it is missing"),
+        (None, elsewhere, "the data is that of array 0909"),
+    ] {
+        run(async |bed| {
+            bed.add("f").await.unwrap();
+            if let Some(lost) = &lost {
+                bed.put_row(lost.clone(), None).await;
+            }
+            bed.meta.stop();
+            let (env, gate) = (bed.world.env(), Rc::new(Gate::default()));
+            let opened =
+                MetaTarget::open(&env, bed.kv.clone(), bed.chunks.clone(), gate, ("test", home)).await;
+            let error = opened.err().expect("rows would be lost").to_string();
+            assert!(error.contains(why), "{error}");
+            let checked = MetaTarget::check_store(&*bed.kv, home).await;
+            assert_eq!(checked.is_err(), lost != Some(fs_key()), "before anything else is opened");
+        });
+    }
 }
 
 /// Requests name a session by its number.

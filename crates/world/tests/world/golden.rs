@@ -36,7 +36,7 @@ use std::path::PathBuf;
 const STORES: [(&str, bool); 2] = [("at-rest", false), ("cut", true)];
 
 /// First bytes of the keys of all rows.
-const KINDS: [u8; 11] = [0x01, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x20, 0x21, 0x22, 0x23];
+const KINDS: [u8; 12] = [0x00, 0x01, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x20, 0x21, 0x22, 0x23];
 
 fn file(name: &str, ending: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/world/golden/{name}.{ending}"))

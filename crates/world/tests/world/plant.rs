@@ -192,7 +192,7 @@ impl Rows {
             }
             Kind::BadGroupRow => self.cut(key(0x21, &[0]), 10).await,
             Kind::InodeReservationTooLow => {
-                self.patch(key(0x01, &[0]), 97..105, &(root.0 + 1).to_le_bytes()).await;
+                self.patch(key(0x01, &[0]), 73..81, &(root.0 + 1).to_le_bytes()).await;
             }
             Kind::SessionReservationTooLow => {
                 self.put_session(1 << 40).await;
@@ -291,14 +291,14 @@ impl Rows {
         true
     }
 
-    /// Sets a feature bit in the row of the file system: in the set that begins at byte `at`.
+    /// Sets a feature bit in the row of the store: in the set that begins at byte `at`.
     pub async fn put_feature(&self, at: usize) {
-        self.patch(key(0x01, &[0]), at..at + 1, &[4]).await;
+        self.patch(vec![0x00], at..at + 1, &[4]).await;
     }
 
-    /// The feature bits in the row of the file system.
+    /// The feature bits in the row of the store.
     pub async fn features(&self) -> Vec<u8> {
-        self.get(key(0x01, &[0])).await[1..25].to_vec()
+        self.get(vec![0x00]).await[1..25].to_vec()
     }
 
     pub async fn flush(&self) {

@@ -12,13 +12,14 @@ fn limit(soft: Option<u64>) -> Limit {
 fn rows() -> Vec<(Reserved, String, String)> {
     let fileset = Fileset {
         id: Id128([3; 16]),
-        is_going: false,
+        state: FilesetState::Live,
+        revision: 6,
         target: 2,
         epoch: 5,
         created_ns: -2,
         branch: Branch(8),
         root: INO,
-        parent: Some((0, Ino(6))),
+        parent: Some((0, Branch(7), Ino(6))),
         families: vec![9, 10],
         name: "home".into(),
     };
@@ -26,6 +27,7 @@ fn rows() -> Vec<(Reserved, String, String)> {
         fileset: 4,
         kind: BranchKind::Snapshot,
         state: BranchState::Provisional,
+        revision: 6,
         epoch: 5,
         parent: Branch(8),
         sequence: 6,
@@ -49,15 +51,15 @@ fn rows() -> Vec<(Reserved, String, String)> {
             Reserved::Fileset(4, fileset),
             format!("02{}", word(4)),
             format!(
-                "0100{ids} 02000000 0500000000000000 feffffffffffffff 0800000000000000 {ino} \
-                 01 0000000000000000 0600000000000000 02000000 09000000 0a000000 04000000 686f6d65"
+                "0100 0600000000000000 {ids} 02000000 0500000000000000 feffffffffffffff \
+                 0800000000000000 {ino} 01 0000000000000000 0700000000000000 0600000000000000 02000000 09000000 0a000000 04000000 686f6d65"
             ),
         ),
         (
             Reserved::Branch(Branch(11), lineage),
             format!("03{}", word(11)),
             format!(
-                "01 0400000000000000 01 02 0500000000000000 {head} {groups} 0100000000000000 e8030000 \
+                "01 0400000000000000 01 02 0600000000000000 0500000000000000 {head} {groups} 0100000000000000 e8030000 \
                  01000000 02000000 6279 02000000 6d65 06000000 6d6f6e646179"
             ),
         ),
@@ -154,17 +156,17 @@ fn values_that_cannot_be_right_are_refused() {
     let rows = rows();
     // Row, byte of its value, and another one.
     for (row, at, byte) in [
-        (0, 1, 2),      // a state
-        (0, 29, 0x80),  // an epoch above 2^63
-        (0, 54, 2),     // linked or not
-        (0, 54, 0),     // not linked, with a parent
-        (0, 71, 0),     // no family
-        (0, 75, 0),     // family 0
-        (0, 78, 1),     // a family above 24 bits
-        (0, 75, 10),    // families that do not ascend
+        (0, 1, 3),      // a state
+        (0, 37, 0x80),  // an epoch above 2^63
+        (0, 62, 2),     // linked or not
+        (0, 62, 0),     // not linked, with a parent
+        (0, 87, 0),     // no family
+        (0, 91, 0),     // family 0
+        (0, 94, 1),     // a family above 24 bits
+        (0, 91, 10),    // families that do not ascend
         (1, 9, 3),      // a kind
         (1, 9, 0),      // a main branch with a parent
-        (1, 10, 4),     // a state
+        (1, 10, 5),     // a state
         (2, 1, 0),      // no target
         (2, 1, 3),      // more targets than bytes
         (3, 1, 0),      // no number

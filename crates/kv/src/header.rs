@@ -43,6 +43,7 @@ impl VolumeHeader {
         let crc = dec.u32()?;
         let (format, len, longest) = (dec.u32()?, dec.u64()?, dec.u64()?);
         let journal_blocks = dec.counter()?;
+        dec.zeros("field behind the header", dec.left())?;
         if crc32c(&block[COVERED]) != crc {
             return Err(dec.bad("checksum"));
         }

@@ -529,7 +529,8 @@ mod tests {
 
     /// Regression: a copy was taken for newer than the drive whose label could not be read, and which of two
     /// equal copies was used depended on the order of their paths.
-    /// Regression: the first data array was joined with the first metadata array, whatever pools they were of.
+    /// Regression: the first data array was joined with the first metadata array, whatever pools they were
+    /// of.
     #[test]
     fn arrays_of_several_pools_or_stacks_are_refused() {
         let (pool, other) = (PoolId::default(), PoolId(Id128([7; 16])));

@@ -12,28 +12,46 @@ const EARLY: Duration = Duration::from_millis(50);
 /// A request that waits for a lock is repeated after this, in case the client is not notified of a release.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// The answer to one request for a lock.
+enum Answer {
+    /// The service does not know all locks yet.
+    Early,
+    /// Another lock is in the way.
+    Conflict(LockRequest),
+    /// It is set, released, or could be set.
+    Done,
+}
+
 impl Client {
     /// Sets, tests or releases a lock. Returns the lock that conflicts, or `None`.
     pub async fn lock(&self, request: &LockRequest) -> Result<Option<LockRequest>, Failure> {
-        let (locks, unlocks) = (self.session.locks(), request.change() == LockChange::Unlock);
         loop {
-            let changing = locks.change().await;
-            let before = if unlocks { locks.give_up(request) } else { Vec::new() };
-            let reply: Result<LockReply, Failure> = self.session.once(Kind::Lock, request).await;
-            if reply.is_err() {
-                // The service kept the locks, because it lacks space for the remaining parts.
-                before.iter().for_each(|lock| locks.note(lock));
+            match self.try_lock(request).await? {
+                Answer::Early => self.session.env().sleep(EARLY).await,
+                Answer::Conflict(lock) => return Ok(Some(lock)),
+                Answer::Done => return Ok(None),
             }
-            let reply = reply?;
-            if reply.early {
-                drop(changing);
-                self.session.env().sleep(EARLY).await;
-                continue;
+        }
+    }
+
+    async fn try_lock(&self, request: &LockRequest) -> Result<Answer, Failure> {
+        let (locks, unlocks) = (self.session.locks(), request.change() == LockChange::Unlock);
+        let _changing = locks.change().await;
+        let before = if unlocks { locks.give_up(request) } else { Vec::new() };
+        let reply: Result<LockReply, Failure> = self.session.once(Kind::Lock, request).await;
+        if reply.is_err() {
+            // The service kept the locks, because it lacks space for the remaining parts.
+            before.iter().for_each(|lock| locks.note(lock));
+        }
+        match reply? {
+            LockReply { early: true, .. } => Ok(Answer::Early),
+            LockReply { conflict: Some(lock), .. } => Ok(Answer::Conflict(lock)),
+            LockReply { conflict: None, .. } => {
+                if !request.test && !unlocks {
+                    locks.note(request);
+                }
+                Ok(Answer::Done)
             }
-            if reply.conflict.is_none() && !request.test && !unlocks {
-                locks.note(request);
-            }
-            return Ok(reply.conflict);
         }
     }
 
@@ -46,7 +64,8 @@ impl Client {
         request.wait = true;
         let locks = self.session.locks();
         let news = locks.news_of(Ino(request.ino));
-        let mut first = true;
+        let (mut first, mut again);
+        first = true;
         loop {
             let told = news.told();
             {
@@ -60,14 +79,16 @@ impl Client {
                     },
                 };
                 first = false;
-                if self.lock(&request).await?.is_none() {
-                    return Ok(true);
-                }
+                again = match self.try_lock(&request).await? {
+                    Answer::Done => return Ok(true),
+                    Answer::Conflict(_) => ASK_AGAIN,
+                    Answer::Early => EARLY,
+                };
             }
             tokio::select! {
                 biased;
                 () = told => {}
-                () = self.session.env().sleep(ASK_AGAIN) => {}
+                () = self.session.env().sleep(again) => {}
                 () = interrupted.notified() => return Ok(false),
             }
         }

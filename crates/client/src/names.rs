@@ -67,7 +67,9 @@ impl Client {
         // may bring its name back. Then size and data that are not sent yet are still wanted, and so are
         // losses.
         let reply: AttrReply = self.session.change(Kind::Unlink, &request).await?;
-        reply.attr.ok_or_else(|| Failure::new(ErrorKind::Internal, "reply: no attributes"))
+        let mut attr = reply.attr.ok_or_else(|| Failure::new(ErrorKind::Internal, "reply: no attributes"))?;
+        self.session.files().with(Ino(attr.ino), |state| state.overlay(&mut attr));
+        Ok(attr)
     }
 
     /// Renames a file or directory. Before it replaces an existing name, it makes the data of the file
@@ -98,7 +100,13 @@ impl Client {
             request.start = start.unwrap_or_default();
             match self.session.change::<RenameReply>(Kind::Rename, &request).await {
                 Err(failure) if failure.kind == ErrorKind::RefreshMap => {}
-                done => return Ok(done?.replaced),
+                done => {
+                    let mut replaced = done?.replaced;
+                    if let Some(attr) = &mut replaced {
+                        self.session.files().with(Ino(attr.ino), |state| state.overlay(attr));
+                    }
+                    return Ok(replaced);
+                }
             }
         }
         Err(lost("a file or a name in a rename"))

@@ -11,7 +11,7 @@ use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Env, ErrorKind, Ino, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
-use penstock_wire::metadata::{Attr, XattrRequest};
+use penstock_wire::metadata::{Attr, Time, XattrRequest};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::convert::Infallible;
@@ -39,13 +39,28 @@ impl Session {
     /// has its last ones.
     async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Errno> {
         let ino = self.ino(request);
-        self.attr_of(ino).await.or_else(|failure| self.removed(ino, &failure).ok_or(errno(&failure)))
+        match self.attr_of(ino).await {
+            Ok(attr) => {
+                self.nodes.note(&attr);
+                Ok(attr)
+            }
+            Err(failure) => self.removed(ino, &failure).ok_or_else(|| errno(&failure)),
+        }
+    }
+
+    /// The last descriptor of an inode may be closed now: if it has no name, its state then is kept.
+    pub(crate) async fn note_at_close(&self, ino: Ino) {
+        if self.nodes.removed(ino).is_some()
+            && let Ok(attr) = self.client.get_attr(ino).await
+        {
+            self.nodes.note(&attr);
+        }
     }
 
     /// The last attributes of an inode for which a request failed because it is gone.
     fn removed(&self, ino: Ino, failure: &Failure) -> Option<Attr> {
-        let is_gone = errno(failure) == Errno::STALE && failure.kind != ErrorKind::Ended;
-        self.nodes.removed(ino).filter(|_| is_gone)
+        let stale = i32::from(failure.errno) == Errno::STALE.raw_os_error();
+        self.nodes.removed(ino).filter(|_| stale && failure.kind != ErrorKind::Ended)
     }
 
     /// Returns the attributes by whose size the kernel goes from here on.
@@ -177,12 +192,13 @@ impl Session {
         let attr = match set.await {
             Ok(attr) => attr,
             Err(failure) => {
-                let removed = self.removed(ino, &failure).filter(|_| !sizes).ok_or(errno(&failure))?;
-                let attr = changed(removed, &change);
-                self.nodes.lost_a_name(attr.clone());
+                let removed = self.removed(ino, &failure).filter(|_| !sizes);
+                let attr = changed(removed.ok_or_else(|| errno(&failure))?, &change, self.client.now());
+                self.nodes.note(&attr);
                 return Ok(Answer::of(&attributes(self.root, &attr, Duration::ZERO)));
             }
         };
+        self.nodes.note(&attr);
         match sizes {
             true => self.cache.sizes.is_cut(Ino(attr.ino), attr.size),
             false => self.cache.is_answered(Ino(attr.ino), attr.size),
@@ -245,8 +261,12 @@ impl Session {
         let name = kept(request.name(size_of::<GetxattrIn>(), 0)?)?;
         let ino = self.ino(request);
         let value = self.client.get_xattr(ino, name).await.map_err(|failure| {
-            // The kernel looks for access control lists, for example of a directory that a program is in.
-            self.removed(ino, &failure).map_or(errno(&failure), |_| Errno::NODATA)
+            // The kernel looks for these itself, for example of a directory that a program is in.
+            let of_the_kernel = is_acl(name) || name == CAPABILITY;
+            match self.removed(ino, &failure).filter(|_| of_the_kernel) {
+                Some(_) => Errno::NODATA,
+                None => errno(&failure),
+            }
         });
         sized(size, value?)
     }
@@ -254,11 +274,7 @@ impl Session {
     pub(crate) async fn listxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
         let ino = self.ino(request);
-        let names = self
-            .client
-            .list_xattr(ino)
-            .await
-            .or_else(|failure| self.removed(ino, &failure).map(|_| Vec::new()).ok_or(errno(&failure)))?;
+        let names = self.client.list_xattr(ino).await.map_err(|failure| errno(&failure))?;
         let shown = names.into_iter().filter(|name| is_shown(name, request.header.uid));
         sized(size, shown.flat_map(|name| name.into_iter().chain([0])).collect())
     }
@@ -270,13 +286,13 @@ impl Session {
 }
 
 /// The attributes of a removed inode after a change of them. Nobody else sees it.
-fn changed(mut attr: Attr, change: &SetAttrRequest) -> Attr {
+fn changed(mut attr: Attr, change: &SetAttrRequest, now: Time) -> Attr {
     attr.mode = change.mode.map_or(attr.mode, |mode| attr.mode & !0o7777 | mode & 0o7777);
     attr.uid = change.uid.unwrap_or(attr.uid);
     attr.gid = change.gid.unwrap_or(attr.gid);
     attr.atime = change.atime.unwrap_or(attr.atime);
     attr.mtime = change.mtime.unwrap_or(attr.mtime);
-    attr.ctime = change.ctime.unwrap_or(attr.ctime);
+    attr.ctime = change.ctime.unwrap_or(now);
     attr
 }
 
@@ -297,12 +313,16 @@ pub(crate) async fn look_at_sizes(session: Rc<Session>, env: Env) -> Infallible 
 fn kept(name: &[u8]) -> Result<&[u8], Errno> {
     let of_a_class =
         [&b"user."[..], TRUSTED, b"security."].iter().find_map(|class| name.strip_prefix(*class));
-    let acl = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name);
     match of_a_class {
         Some([]) => Err(Errno::INVAL),
-        None if !acl => Err(Errno::OPNOTSUPP),
+        None if !is_acl(name) => Err(Errno::OPNOTSUPP),
         _ => Ok(name),
     }
+}
+
+/// True for the name of an access control list.
+fn is_acl(name: &[u8]) -> bool {
+    [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name)
 }
 
 /// True if a user's listing contains the name. The kernel does not check who gets a listing.

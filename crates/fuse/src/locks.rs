@@ -126,6 +126,7 @@ pub(crate) async fn release(session: &Session, request: &Request) -> Result<Answ
         unlock_at_end(session, ino, lock_owner, true).await;
     }
     session.forget_handle(fh, ino);
+    session.note_at_close(ino).await;
     session.client.release(ino).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
 }
 

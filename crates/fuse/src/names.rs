@@ -16,6 +16,7 @@ impl Session {
         let attr = result.map_err(|failure| errno(&failure))?;
         self.cache.is_answered(Ino(attr.ino), attr.size);
         self.nodes.looked_up(Ino(attr.ino));
+        self.nodes.note(&attr);
         Ok(Answer::of(&entry(self.root, &attr, self.valid())))
     }
 
@@ -71,6 +72,7 @@ impl Session {
         let mut bytes = entry(self.root, &attr, self.valid()).as_bytes().to_vec();
         let opened = self.opened(Ino(attr.ino), flags, attr.size).await.map_err(|failure| errno(&failure))?;
         self.nodes.looked_up(Ino(attr.ino));
+        self.nodes.note(&attr);
         bytes.extend_from_slice(opened.as_bytes());
         Ok(Answer::Bytes(bytes))
     }
@@ -83,7 +85,7 @@ impl Session {
 
     pub(crate) async fn unlink(&self, request: &Request, directory: bool) -> Result<Answer, Errno> {
         let result = self.client.unlink(self.ino(request), request.name(0, 0)?, directory).await;
-        self.nodes.lost_a_name(result.map_err(|failure| errno(&failure))?);
+        self.nodes.note(&result.map_err(|failure| errno(&failure))?);
         Ok(Answer::Done)
     }
 
@@ -122,7 +124,7 @@ impl Session {
             found: None,
         };
         let replaced = self.client.rename(rename).await.map_err(|failure| errno(&failure))?;
-        replaced.into_iter().for_each(|attr| self.nodes.lost_a_name(attr));
+        replaced.iter().for_each(|attr| self.nodes.note(attr));
         Ok(Answer::Done)
     }
 

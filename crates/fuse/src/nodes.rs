@@ -48,13 +48,15 @@ impl Nodes {
         }
     }
 
-    /// An inode has lost a name; these are its attributes after that. Keeps them if it was the last name.
-    pub(crate) fn lost_a_name(&self, attr: Attr) {
-        if attr.nlink > 0 {
-            return;
-        }
-        if let Some(node) = self.0.borrow_mut().get_mut(&Ino(attr.ino)) {
-            node.removed = Some(Box::new(attr));
+    /// Takes in attributes that the service or a program has given an inode. Keeps them while it has no name.
+    pub(crate) fn note(&self, attr: &Attr) {
+        let mut nodes = self.0.borrow_mut();
+        if let Some(node) = nodes.get_mut(&Ino(attr.ino)) {
+            match attr.nlink {
+                0 => node.removed = Some(Box::new(attr.clone())),
+                // A crash may bring a name back.
+                _ => node.removed = None,
+            }
         }
     }
 
@@ -99,12 +101,16 @@ mod tests {
     #[test]
     fn the_attributes_of_a_removed_inode_are_kept_while_the_kernel_knows_it() {
         let nodes = Nodes::default();
-        nodes.lost_a_name(attr(7, 0));
+        nodes.note(&attr(7, 0));
         assert_eq!(nodes.removed(Ino(7)), None, "the kernel does not know it");
         nodes.looked_up(Ino(7));
-        nodes.lost_a_name(attr(7, 1));
+        nodes.note(&attr(7, 1));
         assert_eq!(nodes.removed(Ino(7)), None, "it has another name");
-        nodes.lost_a_name(attr(7, 0));
+        nodes.note(&attr(7, 0));
+        nodes.note(&attr(7, 1));
+        assert_eq!(nodes.removed(Ino(7)), None, "it has a name again");
+        nodes.note(&Attr { mode: 0o040_500, ..attr(7, 0) });
+        nodes.note(&attr(7, 0));
         assert_eq!(nodes.removed(Ino(7)), Some(attr(7, 0)));
         nodes.looked_up(Ino(7));
         nodes.forget(Ino(7), 1);

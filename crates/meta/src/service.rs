@@ -157,7 +157,9 @@ impl MetaTarget {
         }
         let turn = self.parts.names.turn().await;
         // The reply to an earlier Hello was lost.
-        if let Some((session, lease_ms)) = self.parts.clients.named(name)? {
+        if let Some((session, lease_ms)) = self.parts.clients.greeted_again(name, remote)? {
+            // Removed files may have waited for a report of this session.
+            self.parts.wake_reaper();
             return Ok(self.greeted(session, lease_ms));
         }
         if remote && self.parts.clients.count() >= MOST_SESSIONS {

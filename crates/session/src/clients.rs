@@ -216,15 +216,19 @@ impl Clients {
         Ok(Request { session, key, sequence: header.sequence })
     }
 
-    /// The number and the lease time in milliseconds of the session of this name, if it has one already.
-    /// ESTALE if it has ended.
-    pub fn named(&self, key: Id128) -> Result<Option<(u64, u32)>, Errno> {
-        let sessions = self.sessions.borrow();
+    /// A client says Hello again under the name of its session: it has not had the reply, so it has nothing
+    /// open, and nothing to report after a restart. Returns number and lease time in milliseconds; none if
+    /// there is no session of this name. ESTALE if it has ended, EPERM if it is that of another client.
+    pub fn greeted_again(&self, key: Id128, remote: bool) -> Result<Option<(u64, u32)>, Errno> {
+        let mut sessions = self.sessions.borrow_mut();
         let Some(number) = sessions.named(key) else { return Ok(None) };
-        match sessions.is_live(number) {
-            true => Ok(Some((number, sessions.lease_ms(number)))),
-            false => Err(Errno::STALE),
+        let lease_ms = sessions.lease_ms(number);
+        if (lease_ms > 0) != remote {
+            return Err(Errno::PERM);
         }
+        sessions.hear(number, self.env.now()).map_err(|_| Errno::STALE)?;
+        sessions.reported_opens(number);
+        Ok(Some((number, lease_ms)))
     }
 
     /// Starts a session under this name. For a client of another process `writes` gets the row that lets the

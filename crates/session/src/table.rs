@@ -122,7 +122,7 @@ impl Sessions {
             if let (Ok(name), Ok(who)) = (decode_session_key(key), SessionRow::decode(value)) {
                 match sessions.contains(who.number) {
                     // Of two sessions with one number the first goes on. A check reports the other row.
-                    true => tracing::error!(session = who.number, %name, "the row of a session is damaged"),
+                    true => tracing::error!(session = who.number, "the row of a session is damaged"),
                     false => sessions.insert(name, who, now),
                 }
             }

@@ -120,11 +120,13 @@ fn a_directory_in_use_outlives_its_name() {
     std::fs::write(at("held"), "7").unwrap();
     let script = format!(
         "import os, time\nos.chdir('{0}/cwd')\nheld = os.open('{0}/held', os.O_PATH)\nos.rmdir('{0}/cwd')\n\
-         os.unlink('{0}/held')\ntime.sleep(0.5)\nprint(os.stat('.').st_nlink, os.fstat(held).st_nlink)",
+         file = os.open('{0}/held', os.O_RDWR)\nos.unlink('{0}/held')\nos.write(file, bytes(10000))\n\
+         os.fchmod(file, 0o600)\nos.close(file)\ntime.sleep(0.5)\nheld = os.fstat(held)\n\
+         print(os.stat('.').st_nlink, held.st_nlink, oct(held.st_mode), held.st_size)",
         store.mount.display()
     );
     let python = Command::new("python3").args(["-c", &script]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&python.stdout).trim(), "0 0", "{python:?}");
+    assert_eq!(String::from_utf8_lossy(&python.stdout).trim(), "0 0 0o100600 10000", "{python:?}");
     drop((open, replaced));
     store.down_in_peace();
 }

@@ -365,6 +365,42 @@ fn a_repeated_hello_begins_no_second_session() {
     });
 }
 
+/// Regression: a session whose Hello was repeated over a restart owed a report of its opens for ever, which
+/// its client knew nothing of: nobody got a lock, and no removed file was dropped.
+#[test]
+fn a_hello_repeated_over_a_restart_owes_nothing() {
+    run(async |bed| {
+        let request = hello(bed);
+        bed.meta.hello(&request, true).await.unwrap();
+        bed.crash().await;
+        let ino = bed.add("f").await.unwrap();
+        bed.remove("f").await.unwrap();
+        assert!(bed.meta.clients().owe_opens(), "a client may have it open");
+        let again = bed.meta.hello(&request, true).await.unwrap();
+        assert!(!bed.meta.clients().owe_opens());
+        let session = HelloReply::decode(&again[..]).unwrap().session;
+        let lock = LockRequest { ino: ino.0, last: 9, change: 2, owner: 1, ..LockRequest::default() };
+        assert!(!bed.meta.clients().lock(session, &lock).unwrap().early);
+        bed.world.env().sleep(Duration::from_secs(5)).await;
+        assert!(bed.inode(ino).await.is_err(), "it is dropped");
+        let failure = bed.meta.hello(&request, false).await.unwrap_err();
+        assert_eq!(failure.errno, 1, "a client of this process has another name: {failure}");
+    });
+}
+
+/// Regression: a session whose Hello was repeated after its lease time was handed out and then ended.
+#[test]
+fn a_repeated_hello_is_a_sign_of_life() {
+    run(async |bed| {
+        let request = hello(bed);
+        bed.meta.hello(&request, true).await.unwrap();
+        bed.world.env().sleep(Duration::from_secs(31)).await;
+        let reply = bed.meta.hello(&request, true).await.unwrap();
+        let session = HelloReply::decode(&reply[..]).unwrap().session;
+        assert!(!bed.meta.end_if_silent(session).await.unwrap());
+    });
+}
+
 #[test]
 fn what_a_hello_may_not_ask_for_is_refused_by_name() {
     run(async |bed| {

@@ -134,8 +134,10 @@ impl Target {
         most: usize,
     ) -> Result<Vec<u64>, ChunkError> {
         assert!(most > 0, "a step changes a chunk");
-        // Each chunk holds a block at least, so most files need no look at their rows.
-        if self.cache.file(file).await?.held() <= most as u64 {
+        // Each row names a block at least, unless the chunk was changed since, so most files need no look at
+        // their rows.
+        let changed = self.cache.keys_of(file, |chunk| chunk.map().is_changed()).len() as u64;
+        if self.cache.file(file).await?.held() + changed <= most as u64 {
             return Ok(Vec::new());
         }
         let per_chunk = u64::from(self.config.chunk_blocks);

@@ -83,12 +83,17 @@ impl MetaTarget {
         Ok(Rc::new(Self { parts, progress: Progress::default() }))
     }
 
-    /// Fails if the store has features that forbid this release to change it, or rows of something else.
+    /// Fails if the store has features that forbid this release to change it, or rows of something else, or
+    /// none although `has_data` says that the data array was written: what no row names would be discarded.
     /// Nothing else may be opened on it before.
-    pub async fn check_store(kv: &dyn Kv, home: Home) -> Result<(), MetaError> {
+    pub async fn check_store(kv: &dyn Kv, home: Home, has_data: impl Fn() -> bool) -> Result<(), MetaError> {
         match kv.get(store_key()).await? {
             Some(row) => check_home(&StoreRow::decode(&row)?, home),
             None if has_rows(kv).await? => Err(LACKING.into()),
+            None if has_data() => {
+                let why = "it is missing, and the data array has data";
+                Err(DecodeError::Bad { what: "row of the store", why }.into())
+            }
             None => Ok(()),
         }
     }

@@ -305,7 +305,9 @@ impl Start {
         let config = TargetConfig::for_volume(&volume, env.random());
         // Nothing is changed for a later release.
         let home = Home { pool: data.pool(), data: data.id() };
-        MetaTarget::check_store(&*shared, home).await?;
+        let stripes = volume.blocks() / volume.stripe_blocks();
+        let has_data = || (0..stripes).any(|stripe| !volume.is_unwritten(stripe));
+        MetaTarget::check_store(&*shared, home, has_data).await?;
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
         let meta = MetaTarget::open(env, shared, target.clone(), gate, ("main", home)).await?;
         let drives = DriveSet::new(env, backing, store, &arrays, &events, drives);

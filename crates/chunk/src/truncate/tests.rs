@@ -59,6 +59,10 @@ fn steps_stop_at_chunks_that_exist_and_never_change_more_than_asked() {
         }
         assert_eq!(target.truncate_steps(file(5), 0, 1).await.unwrap(), [5 * chunk]);
         assert_eq!(target.truncate_steps(file(5), 0, 2).await.unwrap(), []);
+        // Regression: chunks that were punched hold nothing, and their rows are still to be deleted.
+        target.commit_all().await.unwrap();
+        target.punch(file(5), 0..6 * chunk, 0).await.unwrap();
+        assert_eq!(target.truncate_steps(file(5), 0, 1).await.unwrap(), [5 * chunk]);
     });
 }
 

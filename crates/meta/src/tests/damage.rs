@@ -8,7 +8,7 @@ use crate::rows::{
 };
 use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
 use penstock_base::{ArrayId, FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
-use penstock_kv::Kv;
+use penstock_kv::{Kv, MemKv};
 use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
 use penstock_wire::metadata::{ReadDirReply, ReadDirRequest, SetAttrRequest};
 use prost::Message;
@@ -410,10 +410,18 @@ fn a_store_of_other_arrays_or_without_its_first_rows_is_not_opened() {
                 MetaTarget::open(&env, bed.kv.clone(), bed.chunks.clone(), gate, ("test", home)).await;
             let error = opened.err().expect("rows would be lost").to_string();
             assert!(error.contains(why), "{error}");
-            let checked = MetaTarget::check_store(&*bed.kv, home).await;
+            let checked = MetaTarget::check_store(&*bed.kv, home, || true).await;
             assert_eq!(checked.is_err(), lost != Some(fs_key()), "before anything else is opened");
         });
     }
+    run(async |bed| {
+        let empty = MemKv::new(1 << 20);
+        for has_data in [false, true] {
+            let checked = MetaTarget::check_store(&*empty, Home::default(), || has_data).await;
+            assert_eq!(checked.is_err(), has_data, "what no row names would be discarded");
+        }
+        bed.check("nothing happened");
+    });
 }
 
 /// Requests name a session by its number.

@@ -18,7 +18,7 @@ pub use foreign::ForeignKey;
 pub use map::{Extent, Forward, MapRow};
 
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileId, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, Birth, Dec, DecodeError, Enc, FileId, MAX_FILE_BYTES};
 
 /// First byte of a map row's key.
 const MAP: u8 = 0x20;
@@ -63,12 +63,8 @@ impl ChunkKey {
     /// Decodes a row's key into the chunk and its birth.
     pub fn decode(key: &[u8]) -> Result<(Self, Birth), DecodeError> {
         let [branch, ino, index, birth] = row_words("map row key", MAP, key)?;
-        Ok((Self { file: file_of(branch, ino), index }, Birth::of_suffix(birth)))
+        Ok((Self { file: FileId::of_numbers(branch, ino), index }, Birth::of_suffix(birth)))
     }
-}
-
-fn file_of(branch: u64, ino: u64) -> FileId {
-    FileId { branch: Branch(branch), ino: Ino(ino) }
 }
 
 /// Returns the number of chunks in a file of the maximum size.

@@ -64,11 +64,10 @@ impl Client {
         request.wait = true;
         let locks = self.session.locks();
         let news = locks.news_of(Ino(request.ino));
-        let (mut first, mut again);
-        first = true;
+        let mut first = true;
         loop {
             let told = news.told();
-            {
+            let again = {
                 let turn = locks.turn();
                 let _turn = match first {
                     true => None,
@@ -79,12 +78,12 @@ impl Client {
                     },
                 };
                 first = false;
-                again = match self.try_lock(&request).await? {
+                match self.try_lock(&request).await? {
                     Answer::Done => return Ok(true),
                     Answer::Conflict(_) => ASK_AGAIN,
                     Answer::Early => EARLY,
-                };
-            }
+                }
+            };
             tokio::select! {
                 biased;
                 () = told => {}

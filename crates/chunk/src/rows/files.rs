@@ -3,7 +3,7 @@
 //! A file has a row exactly while it holds blocks or was truncated. The row of an account has the blocks of
 //! all files of one owner, and changes in the transaction of the files' rows.
 
-use super::{ACCOUNT, FILE, file_of};
+use super::{ACCOUNT, FILE};
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::{Birth, Branch, Dec, DecodeError, Enc, FileId};
 
@@ -74,7 +74,7 @@ impl FileRow {
 /// Decodes the key of a file's row.
 pub fn decode_file_key(key: &[u8]) -> Result<(FileId, Birth), DecodeError> {
     let [branch, ino, birth] = row_words("file row key", FILE, key)?;
-    Ok((file_of(branch, ino), Birth::of_suffix(birth)))
+    Ok((FileId::of_numbers(branch, ino), Birth::of_suffix(birth)))
 }
 
 /// Range of the keys of all files; the second key is excluded.

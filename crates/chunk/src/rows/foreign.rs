@@ -1,9 +1,9 @@
 //! Keys of chunks that this target keeps for another one, whose map row has a [`super::Forward`] in their
 //! place. This release makes none. Their values are map rows.
 
-use super::{ChunkKey, FOREIGN, file_of};
+use super::{ChunkKey, FOREIGN};
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{Birth, DecodeError};
+use penstock_base::{Birth, DecodeError, FileId};
 
 /// A chunk that this target keeps for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl ForeignKey {
         let what = "key of another target's chunk";
         let [home, branch, ino, index, birth, number] = row_words(what, FOREIGN, key)?;
         let home = u32::try_from(home).map_err(|_| DecodeError::Bad { what, why: "a target above 2^32" })?;
-        let chunk = ChunkKey { file: file_of(branch, ino), index };
+        let chunk = ChunkKey { file: FileId::of_numbers(branch, ino), index };
         Ok(Self { home, chunk, birth: Birth::of_suffix(birth), number })
     }
 }

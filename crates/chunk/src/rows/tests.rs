@@ -1,5 +1,6 @@
 use super::*;
 use crate::tests::{chunk_key, extent, map_row};
+use penstock_base::{Branch, Ino};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
